@@ -1,0 +1,101 @@
+"""Settings: frozen dataclasses, validated when created."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from omnidraft.errors import ConfigError
+
+MODES = ("exact", "intersection", "paper")
+VERIFICATIONS = ("block", "token")
+NGRAM_SEEDS = ("empty", "vocabulary")
+EVICTIONS = ("lfu", "lru")
+MAX_DRAFT_LEN = 64
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """What is done to the target's logits before a token is drawn; temperature 0 is greedy."""
+
+    temperature: float = 0.0
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        _number("temperature", self.temperature, low=0.0, fix="use 0 for greedy decoding")
+        _integer("top_k", self.top_k, low=0, fix="use 0 to switch it off")
+        _number("top_p", self.top_p, low=0.0, high=1.0, low_open=True, fix="use 1 to switch it off")
+        _number("min_p", self.min_p, low=0.0, high=1.0, fix="use 0 to switch it off")
+        _number("repetition_penalty", self.repetition_penalty, low=0.0, low_open=True, fix="use 1 to switch it off")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drafting:
+    """How proposals are made and verified; `draft_len` 0 is plain decoding through the same loop."""
+
+    draft_len: int = 4
+    mode: str = "exact"
+    verification: str = "block"
+    drafter_temperature: float | None = None  # None: the target's
+    ngram_seed: str = "vocabulary"
+    ngram_bound: int | None = None  # None: unbounded
+    ngram_eviction: str = "lfu"
+
+    def __post_init__(self) -> None:
+        _integer("draft_len", self.draft_len, low=0, high=MAX_DRAFT_LEN, fix="use 0 for plain decoding")
+        _choice("mode", self.mode, MODES)
+        _choice("verification", self.verification, VERIFICATIONS)
+        if self.drafter_temperature is not None:
+            _number("drafter_temperature", self.drafter_temperature, low=0.0, fix="leave it out to follow the target")
+        _choice("ngram_seed", self.ngram_seed, NGRAM_SEEDS)
+        if self.ngram_bound is not None:
+            _integer("ngram_bound", self.ngram_bound, low=1, fix="leave it out for no bound")
+        _choice("ngram_eviction", self.ngram_eviction, EVICTIONS)
+
+
+def build(cls: type[T], **keywords: Any) -> T:
+    """Create the settings class `cls`; raises ConfigError on a keyword it does not have."""
+    known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+    for name in keywords:
+        if name not in known:
+            raise ConfigError(f"unknown option {name!r}: {suggestion(name, known)}")
+    return cls(**keywords)
+
+
+def suggestion(name: str, known: Collection[str]) -> str:
+    """The fix for a mistyped name: the nearest known one, or all of them."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(sorted(known))}"
+
+
+def _number(
+    name: str, value: object, *, low: float, high: float = math.inf, low_open: bool = False, fix: str = ""
+) -> None:
+    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not good or not (low <= value <= high) or (low_open and value == low):  # type: ignore[operator]
+        allowed = f"{'above' if low_open else 'at least'} {low:g}" + (f", at most {high:g}" if high < math.inf else "")
+        raise ConfigError(f"{name} is {value!r}; it must be a finite number {allowed}: {fix}")
+
+
+def _integer(name: str, value: object, *, low: int, high: int | None = None, fix: str = "") -> None:
+    good = isinstance(value, int) and not isinstance(value, bool)
+    if not good or value < low or (high is not None and value > high):  # type: ignore[operator]
+        allowed = f"at least {low}" + (f", at most {high}" if high is not None else "")
+        raise ConfigError(f"{name} is {value!r}; it must be an integer {allowed}: {fix}")
+
+
+def _choice(name: str, value: object, allowed: Collection[str]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name} is {value!r}; use one of {', '.join(sorted(allowed))}")

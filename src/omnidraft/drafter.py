@@ -1,0 +1,89 @@
+"""The drafter at work: keeps its cache in step with the committed text and draws draft tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from omnidraft.models import LanguageModel
+from omnidraft.sampling import Draw, Probs, tempered
+
+
+class Drafter:
+    """A language model that proposes continuations of a text written in its own tokens."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.model = model
+        self._text: list[int] = []  # the committed text
+        self._base = 0  # where the model's window begins in it
+        self._cached: list[int] = []  # the tokens in the model's cache, from `_base` on
+        self._agreed = 0  # how many of them are known to be committed text
+
+    def start(self, tokens: Sequence[int]) -> None:
+        """Begin a new text with an empty cache, whatever became of the last one."""
+        self._text, self._cached = list(tokens), []
+        self._base = self._agreed = 0
+        self.model.crop(0)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Add committed tokens."""
+        self._text += tokens
+
+    def draft(
+        self,
+        length: int,
+        temperature: float,
+        draw: Draw,
+        read: Callable[[int], bool],
+        allowed: npt.NDArray[np.bool_] | None = None,
+    ) -> tuple[list[int], list[Probs]]:
+        """Draw up to `length` tokens: the tokens, and for each the (V_q,) vector it was drawn from.
+
+        Each token is handed to `read`, which says whether another one could be used.  With `allowed` (V_q,) the rest is masked out before drawing.
+        """
+        tokens: list[int] = []
+        vectors: list[Probs] = []
+        if length == 0 or not self._text:
+            return tokens, vectors
+        logits = self._catch_up(room=length)
+        while True:
+            q = _allow(tempered(logits, temperature), allowed)
+            token = draw(q) if temperature > 0 else int(q.argmax())
+            tokens.append(token)
+            vectors.append(q)
+            if not read(token) or len(tokens) == length:
+                return tokens, vectors
+            logits = self.model.forward([token], 1)[-1]
+            self._cached.append(token)
+
+    def _catch_up(self, room: int) -> torch.Tensor:
+        """Bring the cache up to the committed text; logits (V_q,) of what follows it."""
+        if len(self._text) - self._base + room > self.model.context:
+            # keys cannot be dropped from the front (their positions would no longer be true): the last half
+            # of the window is read again
+            self._base = max(0, len(self._text) - self.model.context // 2)
+            self._cached, self._agreed = [], 0
+        text = self._text
+        agreed, end = self._agreed, min(len(self._cached), len(text) - self._base - 1)
+        while agreed < end and self._cached[agreed] == text[self._base + agreed]:
+            agreed += 1
+        agreed = min(agreed, end)  # at least one token is read, for its logits
+        if agreed < self.model.length:
+            self.model.crop(agreed)
+        logits = self.model.forward(text[self._base + agreed :], 1)[-1]
+        del self._cached[agreed:]
+        self._cached += text[self._base + agreed :]
+        self._agreed = len(self._cached)
+        return logits
+
+
+def _allow(q: Probs, allowed: npt.NDArray[np.bool_] | None) -> Probs:
+    """q masked and renormalised: the vector that is drawn from is the vector that is recorded."""
+    if allowed is None:
+        return q
+    masked = np.where(allowed, q, 0.0)
+    total = masked.sum()
+    return masked / total if total > 0 else allowed / allowed.sum()

@@ -1,0 +1,247 @@
+"""The decoding loop, on token ids: draft, verify, commit; one frozen record per round.
+
+A round costs one forward pass of the target: the last token of the round before rides along with the proposals.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from omnidraft.config import Drafting, Sampling
+from omnidraft.context import Translator
+from omnidraft.drafter import Drafter
+from omnidraft.errors import ConfigError, PromptError
+from omnidraft.models import LanguageModel
+from omnidraft.ngrams import NgramCache
+from omnidraft.paper import DirectMap, Proposal, merge, verify_paper
+from omnidraft.sampling import Draw, Probs, TargetLaw, target_processors
+from omnidraft.verify import STOP, Outcome, Walk, verify_block, verify_greedy, verify_token
+
+Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """What one round did; times in seconds."""
+
+    emitted: tuple[int, ...]  # target tokens, cut at the end of the text and at the length asked for
+    draft: tuple[int, ...]  # draft tokens
+    proposals: tuple[int, ...]  # target tokens put to the target
+    accepted: int  # of the proposals
+    symbols: int  # of the walk
+    symbols_accepted: int
+    ngrams_proposed: int
+    ngrams_accepted: int
+    false_merges: int  # the walk merged on where the target's token ended, or ended where it went on
+    draft_s: float
+    verify_s: float  # the target's forward pass
+    translate_s: float  # everything else: segmentation, acceptance, n-gram cache, context
+    finish: str | None  # "eos", "length" or "context" on the last round
+
+
+@dataclass(slots=True)
+class _Draft:
+    """The draft of one round as it is put to the target."""
+
+    tokens: list[int] = field(default_factory=list)
+    vectors: list[Probs] = field(default_factory=list)
+    proposals: list[int] = field(default_factory=list)
+    walk: Walk | None = None  # modes exact and intersection
+    merged: list[Proposal] = field(default_factory=list)  # mode paper
+    ended: bool = False  # the last proposal ends the text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """A drafter made ready for one target: how texts are carried over, and which n-grams are active."""
+
+    drafter: Drafter
+    translator: Translator
+    cache: NgramCache
+
+
+class Engine:
+    """Decodes with a target model, and with a drafter where there is one.
+
+    `eos` are the target's token ids that end a text.  Without a `pair`, or with `draft_len` 0, the same loop is
+    plain decoding.
+    """
+
+    def __init__(
+        self, target: LanguageModel, eos: Sequence[int], pair: Pair | None = None, drafting: Drafting | None = None
+    ) -> None:
+        self.target = target
+        self.eos = frozenset(eos)
+        self.pair = pair
+        self.drafting = drafting or Drafting(draft_len=0)
+        if pair is None and self.drafting.draft_len > 0:
+            raise ConfigError(f"draft_len is {self.drafting.draft_len} without a drafter: give one, or use draft_len=0")
+        direct = self.drafting.mode in ("intersection", "paper")
+        self._direct = DirectMap(pair.cache) if pair and direct else None
+        # a drafter token may stand for several target tokens; a draft must fit the context whatever is drawn
+        self._reach = 0
+        if pair is not None:
+            longest = int((pair.cache.table.long_offsets[1:] - pair.cache.table.long_offsets[:-1]).max(initial=1))
+            self._reach = self.drafting.draft_len * max(1, longest)
+
+    def rounds(
+        self,
+        prompt: Sequence[int],
+        max_new_tokens: int,
+        sampling: Sampling,
+        draw: Draw,
+        processors: Sequence[Processor] = (),
+    ) -> Iterator[Round]:
+        """Decode up to `max_new_tokens` after a prompt of target tokens, a record at a time.
+
+        `processors` are applied to the logits after those that `sampling` asks for.  They may keep state: with
+        any given, symbols are settled one by one, so that each sees only ids that stay.
+        Raises PromptError for an empty or over-long prompt, NumericsError for unusable logits.
+        """
+        if not prompt:
+            raise PromptError("the prompt is empty: give at least one token")
+        if len(prompt) > self.target.context:
+            raise PromptError(
+                f"the prompt has {len(prompt)} tokens; the target's context holds {self.target.context}: shorten it"
+            )
+        laws = [*target_processors(sampling), *processors]
+        verification = "token" if processors else self.drafting.verification
+        ids = list(prompt)
+        end = len(ids) + max_new_tokens
+        self.target.crop(0)
+        if self.pair is not None:
+            self.pair.drafter.start(self.pair.translator.prompt(ids))
+        while max_new_tokens > 0:
+            record = self._round(ids, end, sampling, laws, verification, draw)
+            ids += record.emitted
+            yield record
+            if record.finish is not None:
+                return
+
+    # ------------------------------------------------------------ one round
+
+    def _round(
+        self,
+        ids: list[int],
+        end: int,
+        sampling: Sampling,
+        processors: Sequence[Processor],
+        verification: str,
+        draw: Draw,
+    ) -> Round:
+        began = time.perf_counter()
+        draft = self._propose(self._draft_len(ids, end), sampling, draw)
+        drafted = time.perf_counter()
+
+        # one target forward: the ids it has not seen yet, and the proposals (nothing follows an end of text)
+        proposals = draft.proposals
+        fed = proposals[:-1] if draft.ended else proposals
+        logits = self.target.forward(ids[self.target.length :] + fed, keep=len(fed) + 1)
+        verified = time.perf_counter()
+
+        law = TargetLaw(logits, ids, fed, processors)
+        outcome = self._verify(draft, law, sampling, verification, draw)
+        self.target.crop(len(ids) + min(outcome.accepted, len(fed)))
+        emitted, finish = self._cut(outcome.emitted, len(ids), end)
+        false_merge = self._commit(draft, outcome, emitted)
+        done = time.perf_counter()
+        return Round(
+            emitted=emitted,
+            draft=tuple(draft.tokens),
+            proposals=tuple(proposals),
+            accepted=outcome.accepted,
+            symbols=len(draft.walk.symbols) if draft.walk else len(proposals),
+            symbols_accepted=outcome.symbols_accepted,
+            ngrams_proposed=self._ngrams(proposals),
+            ngrams_accepted=self._ngrams(proposals[: outcome.accepted]),
+            false_merges=int(false_merge is not None),
+            draft_s=drafted - began,
+            verify_s=verified - drafted,
+            translate_s=done - verified,
+            finish=finish,
+        )
+
+    def _draft_len(self, ids: Sequence[int], end: int) -> int:
+        """How many tokens to draft: no more than could be emitted, none where the context may run out."""
+        if self.pair is None or len(ids) + self._reach > self.target.context:
+            return 0
+        return min(self.drafting.draft_len, end - len(ids) - 1, self.pair.drafter.model.context // 2)
+
+    def _propose(self, length: int, sampling: Sampling, draw: Draw) -> _Draft:
+        if self.pair is None or length <= 0:
+            return _Draft()
+        cache, drafter = self.pair.cache, self.pair.drafter
+        own = self.drafting.drafter_temperature
+        temperature = sampling.temperature if own is None else own
+        if self.drafting.mode == "paper" and self._direct is not None:
+            direct = self._direct
+            tokens, vectors = drafter.draft(
+                length, temperature, draw, lambda d: int(direct.target[d]) not in self.eos, direct.mapped
+            )
+            merged = merge(tokens, cache, direct)
+            proposals = [proposal.token for proposal in merged]
+            return _Draft(tokens, vectors, proposals, None, merged, proposals[-1] in self.eos)
+        walk = Walk(cache, self.eos)
+        allowed = self._direct.mapped if self._direct else None
+        tokens, vectors = drafter.draft(length, temperature, draw, walk.read, allowed)
+        walk.finish()
+        return _Draft(tokens, vectors, walk.tokens, walk, [], walk.ended)
+
+    def _verify(self, draft: _Draft, law: TargetLaw, sampling: Sampling, verification: str, draw: Draw) -> Outcome:
+        if sampling.greedy:
+            if draft.walk is not None:
+                return verify_greedy(draft.walk, law.best)
+            accepted = 0
+            while accepted < len(draft.proposals) and draft.proposals[accepted] == law.best(accepted):
+                accepted += 1
+            whole = draft.ended and accepted == len(draft.proposals)
+            emitted = draft.proposals[:accepted] + ([] if whole else [law.best(accepted)])
+            return Outcome(tuple(emitted), accepted, accepted, None)
+        if draft.walk is not None:
+            block = verification == "block" and self.drafting.mode == "exact"
+            return (verify_block if block else verify_token)(draft.walk, draft.vectors, law.probs, draw)
+        if draft.merged and self._direct is not None:
+            emitted_, accepted = verify_paper(
+                draft.merged, draft.tokens, draft.vectors, self._direct, law.probs, draw, self.eos
+            )
+            return Outcome(emitted_, accepted, accepted, None)
+        return Outcome((draw(law.probs(0)),), 0, 0, None)
+
+    def _cut(self, emitted: Sequence[int], length: int, end: int) -> tuple[tuple[int, ...], str | None]:
+        """What counts of the emitted tokens, and why decoding ends here if it does."""
+        kept = list(emitted[: end - length])
+        for position, token in enumerate(kept):
+            if token in self.eos:
+                return tuple(kept[: position + 1]), "eos"
+        if length + len(kept) >= end:
+            return tuple(kept), "length"
+        return tuple(kept), "context" if length + len(kept) > self.target.context else None
+
+    def _commit(self, draft: _Draft, outcome: Outcome, emitted: Sequence[int]) -> int | None:
+        """Carry the emitted tokens to the drafter's context and the n-gram cache; the merge that failed, if one did."""
+        if self.pair is None:
+            return None
+        self.pair.drafter.extend(self.pair.translator.tokens(emitted))
+        false_merge = _false_merge(draft, outcome)
+        self.pair.cache.observe(emitted, false_merge)
+        return false_merge
+
+    def _ngrams(self, tokens: Sequence[int]) -> int:
+        if self.pair is None:
+            return 0
+        table = self.pair.cache.table
+        return sum(len(table.spelling(token)) > 1 for token in tokens)
+
+
+def _false_merge(draft: _Draft, outcome: Outcome) -> int | None:
+    """The proposal whose merge was wrong: it went on where the target's token ended, or ended where it went on."""
+    symbol, walk = outcome.refused, draft.walk
+    if symbol is None or walk is None or symbol.node == 0 or symbol.index >= len(walk.tokens):
+        return None
+    ended_early = symbol.symbol == STOP
+    went_on = outcome.emitted[-1] == walk.cache.token_at(symbol.node)
+    return walk.tokens[symbol.index] if ended_early or went_on else None

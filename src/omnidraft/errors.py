@@ -1,0 +1,35 @@
+"""Every error OmniDraft raises on purpose; one line each, with the value, what is allowed and the fix.
+
+    OmniDraftError
+    ├── InputError (also a ValueError)   what the caller passed is not usable
+    │   ├── ConfigError                  an option's value or name
+    │   ├── PromptError                  an empty or over-long prompt
+    │   └── ModelError                   a model, tokenizer or pair that cannot be used
+    └── NumericsError                    a model returned NaN or infinite logits
+"""
+
+from __future__ import annotations
+
+
+class OmniDraftError(Exception):
+    """Root of the errors this package raises on purpose."""
+
+
+class InputError(OmniDraftError, ValueError):
+    """Something the caller passed is not usable; the command line exits with code 2."""
+
+
+class ConfigError(InputError):
+    """An option has a value or a name that is not allowed."""
+
+
+class PromptError(InputError):
+    """The prompt is empty or does not fit the context."""
+
+
+class ModelError(InputError):
+    """A model, a tokenizer or a pair of them cannot be used, or cannot be read."""
+
+
+class NumericsError(OmniDraftError):
+    """A model returned logits from which no token can be drawn."""

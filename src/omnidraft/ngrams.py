@@ -1,0 +1,248 @@
+"""The n-gram cache: which spellings of more than one drafter token are active, and what each has earned."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from omnidraft.errors import ModelError
+from omnidraft.spelling import ROOT, SpellingTable
+
+FORMAT = 1
+Ints = npt.NDArray[np.int32]
+FALSE_MERGES_BEFORE_OFF = 4  # a merge is judged by its record only once it has failed this often
+
+
+class NgramCache:
+    """The active set over a spelling table: the trie that a walk and its verification see.
+
+    A target token whose spelling has one drafter token is always active; an n-gram is active or not.  A node is
+    *live* while an active token lies at or below it.  Inactive tokens, and those that own no spelling, lie
+    `outside` the trie: symbols of their own at the root, never proposed.
+
+    `seed="vocabulary"` starts with every n-gram active, `seed="empty"` with none; an n-gram becomes active when
+    the target emits it.  With a `bound`, the most used stay active (`"lfu"`) or the most recently used (`"lru"`).
+    `frozen` never changes: with seed "empty" that is the plain vocabulary intersection.
+    """
+
+    def __init__(
+        self,
+        table: SpellingTable,
+        *,
+        seed: str = "vocabulary",
+        bound: int | None = None,
+        eviction: str = "lfu",
+        frozen: bool = False,
+    ) -> None:
+        self.table = table
+        self.seed = seed
+        self.bound = bound
+        self.eviction = eviction
+        self.frozen = frozen
+        lengths = np.diff(table.offsets)
+        self._ngram = (table.node >= 0) & (lengths > 1)
+        self.hits: Ints = np.zeros(table.target_size, np.int32)
+        self.false_merges: Ints = np.zeros(table.target_size, np.int32)
+        self.last_use: Ints = np.zeros(table.target_size, np.int32)
+        self._clock = 0
+        active = (table.node >= 0) & ((lengths == 1) | (seed == "vocabulary"))
+        if bound is not None and seed == "vocabulary":
+            active[np.flatnonzero(self._ngram)[bound:]] = False  # low ids were merged first: the frequent ones
+        self._set_active(active)
+
+    # ------------------------------------------------------------ what a walk asks
+
+    def child(self, node: int, draft: int) -> int:
+        """The active child of `node` under a drafter token, or -1."""
+        table = self.table
+        if node == ROOT:
+            child = int(table.root[draft])
+        else:
+            low, high = int(table.first[node]), int(table.first[node + 1])
+            child = low + int(np.searchsorted(table.symbol[low:high], draft))
+            if child >= high or table.symbol[child] != draft:
+                return -1
+        return child if child >= 0 and self._live[child] > 0 else -1
+
+    def children(self, node: int) -> Ints:
+        """The active children of `node`, sorted by symbol."""
+        nodes = np.arange(self.table.first[node], self.table.first[node + 1], dtype=np.int32)
+        return nodes[self._live[nodes] > 0] if self._partial else nodes
+
+    def token_at(self, node: int) -> int:
+        """The active target token whose spelling ends at `node`, or -1."""
+        token = int(self.table.ends[node])
+        return token if token >= 0 and self.active[token] else -1
+
+    def leaf(self, node: int) -> bool:
+        """Whether `node` has no active child, so that the token that ends there is complete."""
+        return int(self._live[node]) == (self.token_at(node) >= 0)
+
+    def long(self, draft: int) -> Ints:
+        """The target tokens t₁ t₂ … that a drafter token without root child proposes; empty if there are none."""
+        table = self.table
+        tokens: Ints = table.long_flat[table.long_offsets[draft] : table.long_offsets[draft + 1]]
+        return tokens if self._proposes[draft] >= 0 else tokens[:0]
+
+    # ------------------------------------------------------------ masses
+
+    def tokens(self, node: int) -> Ints:
+        """The target tokens of a node's interval in spelling order, inactive ones left out."""
+        low, high = int(self.table.lo[node]), int(self.table.hi[node])
+        tokens: Ints = self.table.order[low:high]
+        return tokens[self.active[tokens]] if self._partial else tokens
+
+    def mass(self, p: npt.NDArray[np.float64], node: int) -> float:
+        """Mass of p (V_p,) under a node: the sum over its interval."""
+        return float(p[self.tokens(node)].sum())
+
+    def child_masses(self, p: npt.NDArray[np.float64], node: int, children: Ints) -> npt.NDArray[np.float64]:
+        """Masses of p under each of a node's `children`, by one cumulative sum in float64."""
+        low, high = int(self.table.lo[node]), int(self.table.hi[node])
+        tokens = self.table.order[low:high]
+        weights = p[tokens]
+        if self._partial:
+            weights = weights * self.active[tokens]
+        cumulative = np.concatenate([[0.0], np.cumsum(weights)])
+        masses: npt.NDArray[np.float64] = cumulative[self.table.hi[children] - low]
+        return masses - cumulative[self.table.lo[children] - low]
+
+    def root_proposals(self, q: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Q of every root child: q (V_q,) summed over all drafter tokens that propose it. (children + 1,), by node."""
+        size = int(self.table.first[1])  # root children are the nodes 1 … size-1
+        proposing = self._proposes >= 0
+        return np.bincount(self._proposes[proposing], weights=q[proposing], minlength=size)
+
+    def proposers(self, node: int) -> Ints:
+        """The drafter tokens that propose a root child."""
+        long = self._long_proposes.get(node)
+        own = int(self.table.symbol[node])
+        return np.array([own] if long is None else [own, *long], np.int32)
+
+    # ------------------------------------------------------------ learning from rounds
+
+    def observe(self, emitted: Iterable[int], false_merge: int | None = None) -> None:
+        """Count what a round showed: the tokens that the target emitted, and a merge it refused."""
+        if self.frozen:
+            return
+        self._clock += 1
+        changed = False
+        for token in emitted:
+            if self._ngram[token]:
+                self.hits[token] += 1
+                self.last_use[token] = self._clock
+                if not self.active[token] and self._pays(token):
+                    self._switch(token, on=True)
+                    changed = True
+        if false_merge is not None and self._ngram[false_merge]:
+            self.false_merges[false_merge] += 1
+            if self.active[false_merge] and not self._pays(false_merge):
+                self._switch(false_merge, on=False)
+                changed = True
+        if changed:
+            self._evict()
+            self._refresh()
+
+    def _pays(self, token: int) -> bool:
+        failures = int(self.false_merges[token])
+        return failures < FALSE_MERGES_BEFORE_OFF or int(self.hits[token]) >= failures
+
+    def _switch(self, token: int, *, on: bool) -> None:
+        self.active[token] = on
+        node = ROOT
+        self._live[node] += 1 if on else -1
+        for draft in self.table.spelling(token):
+            low, high = int(self.table.first[node]), int(self.table.first[node + 1])
+            node = low + int(np.searchsorted(self.table.symbol[low:high], draft))
+            self._live[node] += 1 if on else -1
+
+    def _evict(self) -> None:
+        if self.bound is None:
+            return
+        active = np.flatnonzero(self.active & self._ngram)
+        excess = len(active) - self.bound
+        if excess > 0:
+            first, second = (self.hits, self.last_use) if self.eviction == "lfu" else (self.last_use, self.hits)
+            worst = np.lexsort((-active, second[active], first[active]))[:excess]
+            for token in active[worst]:
+                self._switch(int(token), on=False)
+
+    # ------------------------------------------------------------ derived state
+
+    def _set_active(self, active: npt.NDArray[np.bool_]) -> None:
+        table = self.table
+        self.active = active
+        counts = np.concatenate([[0], np.cumsum(active[table.order], dtype=np.int64)])
+        self._live = (counts[table.hi] - counts[table.lo]).astype(np.int32)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Recompute what depends on the whole active set: O(V) array work, only when the set changes."""
+        table = self.table
+        self._partial = int(self._live[ROOT]) < len(table.order)
+        self.outside: Ints = np.flatnonzero(~self.active).astype(np.int32)
+        self._proposes = np.where((table.root >= 0) & (self._live[table.root] > 0), table.root, -1).astype(np.int32)
+        self._long_proposes: dict[int, list[int]] = {}
+        for draft in np.flatnonzero(np.diff(table.long_offsets)):
+            tokens = table.long_flat[table.long_offsets[draft] : table.long_offsets[draft + 1]]
+            if self.active[tokens].all():
+                node = int(table.root[table.spelling(int(tokens[0]))[0]])
+                self._proposes[draft] = node
+                self._long_proposes.setdefault(node, []).append(int(draft))
+
+    @property
+    def size(self) -> int:
+        """Number of active n-grams; never above the bound."""
+        return int(np.count_nonzero(self.active & self._ngram))
+
+    # ------------------------------------------------------------ save and load
+
+    def save(self, path: Path) -> None:
+        """Write the records of all n-grams that have any, and the active set, to one file."""
+        seeded = np.zeros_like(self.active) if self.seed == "empty" else self._ngram
+        keep = self._ngram & ((self.hits > 0) | (self.false_merges > 0) | (self.active != seeded))
+        token = np.flatnonzero(keep).astype(np.int32)
+        temporary = path.with_name(path.name + ".tmp")
+        with open(temporary, "wb") as file:
+            np.savez(
+                file,
+                format=np.int32(FORMAT),
+                fingerprint=np.array(self.table.fingerprint),
+                seed=np.array(self.seed),
+                clock=np.int32(self._clock),
+                token=token,
+                active=self.active[token],
+                hits=self.hits[token],
+                false_merges=self.false_merges[token],
+                last_use=self.last_use[token],
+            )
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+
+    def load(self, path: Path) -> None:
+        """Take over the records of `path`; raises ModelError if it is unreadable or of another tokenizer pair."""
+        try:
+            with np.load(path, allow_pickle=False) as data:
+                arrays = {name: data[name] for name in data.files}
+            if int(arrays["format"]) != FORMAT or str(arrays["fingerprint"]) != self.table.fingerprint:
+                raise ModelError(f"n-gram cache {path} belongs to another tokenizer pair or format; remove or rename it")
+            token = arrays["token"]
+            active = (self.table.node >= 0) & (~self._ngram | (str(arrays["seed"]) == "vocabulary"))
+            active[token] = arrays["active"]
+            self.hits[token] = arrays["hits"]
+            self.false_merges[token] = arrays["false_merges"]
+            self.last_use[token] = arrays["last_use"]
+            self._clock = int(arrays["clock"])
+        except (OSError, KeyError, ValueError, IndexError, zipfile.BadZipFile) as error:
+            if isinstance(error, ModelError):
+                raise
+            raise ModelError(f"n-gram cache {path} cannot be read ({error}); remove or rename it") from error
+        self._set_active(active)
+        self._evict()
+        self._refresh()

@@ -1,0 +1,336 @@
+"""Exact verification of a draft in another vocabulary: segmentation, acceptance, residual.  Pure array code.
+
+A target token is read as its spelling followed by STOP.  `Walk` turns draft tokens into *symbols*, one or two a
+draft token; each symbol has a law Q under the drafter and a law P under the target, both over the options of one
+trie node.  Block verification accepts or rejects the symbols of a round jointly (Sun et al. 2024, Algorithm 2, a
+symbol standing for a token); token verification settles them one by one (Leviathan et al. 2023).  Both leave the
+emitted tokens with exactly the target's law.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from omnidraft.ngrams import NgramCache
+from omnidraft.sampling import Draw, Probs
+from omnidraft.spelling import ROOT
+
+STOP = -1  # as a symbol: the target token ends at this node
+DEAD = -2  # as a symbol: something the target cannot do here (P = 0)
+
+Law = Callable[[int], Probs]
+"""p after the first i proposals, (V_p,) float64 summing to 1; asked lazily and in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """One step of a walk: what was proposed at a node, and how it was drawn."""
+
+    node: int
+    symbol: int  # a drafter token, STOP or DEAD
+    child: int  # the node it leads to; -1 for STOP and DEAD
+    index: int  # target tokens completed before it
+    position: int  # the draft token it was read from; -1: certain, Q = 1
+    after: int = -1  # at the root: the node whose implied STOP revealed this draft token
+
+
+@dataclass(slots=True)
+class Walk:
+    """The segmentation of a draft into target tokens, symbol by symbol.
+
+    How a draft token is read depends on the draft up to it and on the active set, never on later draft tokens.
+    `open` turns False where no later draft token could be used: after a dead symbol or an end of text.
+    """
+
+    cache: NgramCache
+    eos: Collection[int]
+    node: int = ROOT
+    symbols: list[Symbol] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)  # the proposals
+    drafted: int = 0
+    open: bool = True
+    dead: bool = False
+    ended: bool = False  # the last proposal ends the text
+
+    def push(self, draft: int) -> None:
+        """Read the next draft token."""
+        if not self.open:
+            raise ValueError("the walk has ended: no draft token can follow")
+        position, after = self.drafted, -1
+        self.drafted += 1
+        if self.node != ROOT:
+            child = self.cache.child(self.node, draft)
+            if child >= 0:
+                self._step(draft, child, position)
+                return
+            after = self.node
+            if not self._stop(position) or not self.open:
+                return
+        child = self.cache.child(ROOT, draft)
+        if child >= 0:
+            self._step(draft, child, position, after)
+            return
+        long = self.cache.long(draft)
+        if len(long):
+            self._force(long, position, after)
+        else:
+            self._add(Symbol(ROOT, DEAD, -1, len(self.tokens), position, after))
+            self.open, self.dead = False, True
+
+    def read(self, draft: int) -> bool:
+        """`push`, and whether another draft token could be used."""
+        self.push(draft)
+        return self.open
+
+    def finish(self) -> None:
+        """End the draft: the token that ends at the present node, if any, is put to the target as well."""
+        if self.node != ROOT and self.open and self.cache.token_at(self.node) >= 0:
+            self._stop(position=-1)
+        self.open = False
+
+    def _add(self, symbol: Symbol) -> None:
+        self.symbols.append(symbol)
+
+    def _step(self, symbol: int, child: int, position: int, after: int = -1) -> None:
+        self._add(Symbol(self.node, symbol, child, len(self.tokens), position, after))
+        self.node = child
+        if self.cache.leaf(child):
+            self._complete(self.cache.token_at(child))
+
+    def _stop(self, position: int) -> bool:
+        """Propose that the token ends at the present node; False where none does."""
+        token = self.cache.token_at(self.node)
+        self._add(Symbol(self.node, STOP if token >= 0 else DEAD, -1, len(self.tokens), position))
+        if token < 0:
+            self.open, self.dead = False, True
+            return False
+        self._complete(token)
+        return True
+
+    def _complete(self, token: int) -> None:
+        self.tokens.append(token)
+        self.node = ROOT
+        if token in self.eos:
+            self.open, self.ended = False, True
+
+    def _force(self, tokens: Sequence[int], position: int, after: int) -> None:
+        """A draft token that stands for whole target tokens: its first symbol is drawn, the rest is certain."""
+        for token in tokens:
+            for symbol in self.cache.table.spelling(int(token)).tolist():
+                child = self.cache.child(self.node, symbol)
+                self._step(symbol, child, position, after)
+                position = after = -1
+            if self.node != ROOT:
+                self._stop(position=-1)
+            if not self.open:
+                return
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What verification made of a walk."""
+
+    emitted: tuple[int, ...]  # accepted proposals, then a correction, completion or bonus token
+    accepted: int  # proposals accepted
+    symbols_accepted: int
+    refused: Symbol | None  # the first symbol not accepted
+
+
+# ---------------------------------------------------------------- the two laws of a symbol
+
+
+def _drafter_root(cache: NgramCache, q: Probs, after: int) -> Probs:
+    """q (V_q,), or after an implied STOP at node `after`: everything but its active children, renormalised."""
+    if after < 0:
+        return q
+    rest = q.copy()
+    rest[cache.table.symbol[cache.children(after)]] = 0.0
+    total = rest.sum()
+    return rest / total if total > 0 else rest
+
+
+def drafter_probability(cache: NgramCache, symbol: Symbol, qs: Sequence[Probs]) -> float:
+    """Q of a symbol, from the recorded vectors that the draft tokens were drawn from."""
+    if symbol.position < 0:
+        return 1.0
+    q = qs[symbol.position]
+    if symbol.node == ROOT:
+        q = _drafter_root(cache, q, symbol.after)
+        return float(q[cache.proposers(symbol.child)].sum()) if symbol.child >= 0 else 1.0
+    if symbol.child >= 0:
+        return float(q[symbol.symbol])
+    return max(0.0, 1.0 - float(q[cache.table.symbol[cache.children(symbol.node)]].sum()))
+
+
+def target_probability(cache: NgramCache, symbol: Symbol, p: Probs) -> float:
+    """P of a symbol: the mass of p under it, over the mass of p under its node."""
+    if symbol.symbol == DEAD:
+        return 0.0
+    above = 1.0 if symbol.node == ROOT else cache.mass(p, symbol.node)
+    below = cache.mass(p, symbol.child) if symbol.child >= 0 else float(p[cache.token_at(symbol.node)])
+    return below / above if above > 0 else 0.0
+
+
+# ---------------------------------------------------------------- residual
+
+
+@dataclass(frozen=True, slots=True)
+class _Residual:
+    """norm(max(0, a·P − Q)) over the options of a node: its active children, then tokens that stand alone."""
+
+    children: Probs  # nodes
+    alone: Probs  # target tokens: the one that ends here, or at the root those outside the trie
+    weights: Probs  # (children + alone,)
+
+    @property
+    def total(self) -> float:
+        return float(self.weights.sum())
+
+
+def _residual(cache: NgramCache, symbol: Symbol, qs: Sequence[Probs], p: Probs, weight: float) -> _Residual:
+    node = symbol.node
+    children = cache.children(node)
+    masses = cache.child_masses(p, node, children)
+    if node == ROOT:
+        alone = cache.outside
+    else:
+        token = cache.token_at(node)
+        alone = np.array([token] if token >= 0 else [], np.int32)
+    big_p = np.concatenate([masses, p[alone]])
+    total = big_p.sum()
+    if total > 0:
+        big_p = big_p / total
+    big_q = np.zeros_like(big_p)
+    if symbol.position < 0:
+        big_q[:-1 if symbol.symbol == STOP else None] = 0.0
+        if symbol.symbol == STOP:
+            big_q[-1] = 1.0
+        else:
+            big_q[np.searchsorted(children, symbol.child)] = 1.0
+    elif node == ROOT:
+        by_node = cache.root_proposals(_drafter_root(cache, qs[symbol.position], symbol.after))
+        big_q[: len(children)] = by_node[children]
+    else:
+        q = qs[symbol.position][cache.table.symbol[children]]
+        big_q[: len(children)] = q
+        if len(alone):
+            big_q[-1] = max(0.0, 1.0 - q.sum())
+    excess = np.maximum(0.0, weight * big_p - big_q)
+    if weight >= 1 and not excess.sum() > 0:  # only rounding leads here: P and Q are equal
+        excess = big_p
+    return _Residual(children, alone, excess)
+
+
+def _inside(cache: NgramCache, p: Probs, node: int, draw: Draw) -> int:
+    """A token of p inside a node's interval; at the root, of the whole p."""
+    if node == ROOT:
+        return draw(p)
+    tokens = cache.tokens(node)
+    return int(tokens[draw(p[tokens])])
+
+
+def _correct(cache: NgramCache, residual: _Residual, p: Probs, draw: Draw) -> int:
+    option = draw(residual.weights)
+    if option < len(residual.children):
+        return _inside(cache, p, int(residual.children[option]), draw)
+    return int(residual.alone[option - len(residual.children)])
+
+
+# ---------------------------------------------------------------- verification
+
+
+def _all_accepted(walk: Walk, law: Law, draw: Draw) -> Outcome:
+    accepted = len(walk.tokens)
+    emitted = list(walk.tokens)
+    if not walk.ended:
+        emitted.append(_inside(walk.cache, law(accepted), walk.node, draw))
+    return Outcome(tuple(emitted), accepted, len(walk.symbols), None)
+
+
+def _rejected(walk: Walk, position: int, token: int) -> Outcome:
+    symbol = walk.symbols[position]
+    return Outcome((*walk.tokens[: symbol.index], token), symbol.index, position, symbol)
+
+
+def verify_token(walk: Walk, qs: Sequence[Probs], law: Law, draw: Draw) -> Outcome:
+    """Settle the symbols of a finished walk one by one: accept with min(1, P/Q), else draw from the residual.
+
+    `qs` holds for each draft token the (V_q,) vector it was drawn from.  The law of a prefix is asked only once the
+    prefix has been accepted, so that stateful processors see what plain decoding would show them.
+    """
+    cache = walk.cache
+    for position, symbol in enumerate(walk.symbols):
+        p = law(symbol.index)
+        big_p, big_q = target_probability(cache, symbol, p), drafter_probability(cache, symbol, qs)
+        accept = min(1.0, big_p / big_q) if big_q > 0 else float(big_p > 0)
+        if accept < 1 and draw(np.array([accept, 1 - accept])) == 1:
+            return _rejected(walk, position, _correct(cache, _residual(cache, symbol, qs, p, 1.0), p, draw))
+    return _all_accepted(walk, law, draw)
+
+
+def verify_block(walk: Walk, qs: Sequence[Probs], law: Law, draw: Draw) -> Outcome:
+    """Accept or reject the symbols of a finished walk jointly; never fewer tokens than one by one.
+
+    With a₀ = 1 and aᵢ₊₁ = min(1, aᵢ·Pᵢ/Qᵢ), the whole draft is accepted with probability aₙ; failing that, going
+    back from its end, symbol i is where the draft is cut with probability hᵢ = m/(m + 1 − aᵢ), m being the mass of
+    max(0, aᵢ·Pᵢ − Qᵢ), and the correction is drawn from that residual.
+    """
+    cache, symbols = walk.cache, walk.symbols
+    ratios = [1.0]
+    for symbol in symbols:
+        if ratios[-1] == 0:
+            break
+        big_p = target_probability(cache, symbol, law(symbol.index))
+        big_q = drafter_probability(cache, symbol, qs)
+        ratio = ratios[-1] * big_p / big_q if big_q > 0 else float(big_p > 0)
+        ratios.append(1.0 if ratio > 1 - 1e-12 else ratio)
+    accept = ratios[-1] if len(ratios) == len(symbols) + 1 else 0.0
+    if accept == 1 or (accept > 0 and draw(np.array([accept, 1 - accept])) == 0):
+        return _all_accepted(walk, law, draw)
+    for position in reversed(range(min(len(ratios), len(symbols)))):
+        ratio = ratios[position]
+        if ratio == 0:
+            continue
+        symbol = symbols[position]
+        p = law(symbol.index)
+        residual = _residual(cache, symbol, qs, p, ratio)
+        cut = 1.0 if ratio == 1 else residual.total / (residual.total + 1 - ratio)
+        if cut == 1 or (cut > 0 and draw(np.array([cut, 1 - cut])) == 0):
+            return _rejected(walk, position, _correct(cache, residual, p, draw))
+    raise AssertionError("the first symbol has ratio 1, so the draft is cut there at the latest")
+
+
+def verify_greedy(walk: Walk, best: Callable[[int], int]) -> Outcome:
+    """The same with a one-hot p: proposals are accepted while they are the target's own greedy tokens.
+
+    `best(i)` is the greedy token after i proposals, asked lazily and in order.
+    """
+    accepted = 0
+    while accepted < len(walk.tokens):
+        token = best(accepted)
+        if token != walk.tokens[accepted]:
+            return _rejected(walk, _first_refused(walk, accepted, token), token)
+        accepted += 1
+    if walk.ended:
+        return Outcome(tuple(walk.tokens), accepted, len(walk.symbols), None)
+    token = best(accepted)
+    refused = _first_refused(walk, accepted, token)
+    if refused < len(walk.symbols):
+        return _rejected(walk, refused, token)
+    return Outcome((*walk.tokens, token), accepted, refused, None)
+
+
+def _first_refused(walk: Walk, index: int, token: int) -> int:
+    """Position of the first symbol of target token `index` that is not on the way to `token`."""
+    for position, symbol in enumerate(walk.symbols):
+        if symbol.index < index:
+            continue
+        if symbol.child >= 0 and token in walk.cache.tokens(symbol.child):
+            continue
+        if symbol.symbol == STOP and token == walk.cache.token_at(symbol.node):
+            continue
+        return position
+    return len(walk.symbols)
