@@ -23,7 +23,7 @@ PACKAGE = "omnidraft"
 FLOORS = (  # lowest first; "omnidraft" is the package's own __init__, the face it shows to users
     ("errors", "config"),
     ("sampling", "losses", "metrics"),
-    ("vocab", "spelling", "ngrams", "verify", "paper", "teacher"),
+    ("vocab", "spelling", "ngrams", "walk", "verify", "paper", "teacher"),
     ("models", "context", "drafter", "stopping"),
     ("engine", "trainer", "profiles"),
     ("text", "api", "hf", "zoo", PACKAGE),

@@ -33,7 +33,7 @@ class Translator:
         self.special = special_map(target, drafter)
 
     def prompt(self, ids: Sequence[int]) -> list[int]:
-        """Drafter tokens of a whole prompt, the drafter's first token in front; tokenized as text, not token by token."""
+        """Drafter tokens of a whole prompt, tokenized as text, with the drafter's own first token in front."""
         result = [] if self._drafter.bos is None else [self._drafter.bos]
         run = bytearray()
         for token in ids:

@@ -42,7 +42,8 @@ class Drafter:
     ) -> tuple[list[int], list[Probs]]:
         """Draw up to `length` tokens: the tokens, and for each the (V_q,) vector it was drawn from.
 
-        Each token is handed to `read`, which says whether another one could be used.  With `allowed` (V_q,) the rest is masked out before drawing.
+        Each token is handed to `read`, which says whether another one could be used.  With `allowed` (V_q,) the
+        rest is masked out before drawing.
         """
         tokens: list[int] = []
         vectors: list[Probs] = []
@@ -86,4 +87,5 @@ def _allow(q: Probs, allowed: npt.NDArray[np.bool_] | None) -> Probs:
         return q
     masked = np.where(allowed, q, 0.0)
     total = masked.sum()
-    return masked / total if total > 0 else allowed / allowed.sum()
+    result: Probs = masked / total if total > 0 else allowed / allowed.sum()
+    return result

@@ -19,7 +19,8 @@ from omnidraft.models import LanguageModel
 from omnidraft.ngrams import NgramCache
 from omnidraft.paper import DirectMap, Proposal, merge, verify_paper
 from omnidraft.sampling import Draw, Probs, TargetLaw, target_processors
-from omnidraft.verify import STOP, Outcome, Walk, verify_block, verify_greedy, verify_token
+from omnidraft.verify import Outcome, verify_block, verify_greedy, verify_token
+from omnidraft.walk import STOP, Walk
 
 Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

@@ -1,11 +1,11 @@
 """Every error OmniDraft raises on purpose; one line each, with the value, what is allowed and the fix.
 
-    OmniDraftError
-    ├── InputError (also a ValueError)   what the caller passed is not usable
-    │   ├── ConfigError                  an option's value or name
-    │   ├── PromptError                  an empty or over-long prompt
-    │   └── ModelError                   a model, tokenizer or pair that cannot be used
-    └── NumericsError                    a model returned NaN or infinite logits
+OmniDraftError
+├── InputError (also a ValueError)   what the caller passed is not usable
+│   ├── ConfigError                  an option's value or name
+│   ├── PromptError                  an empty or over-long prompt
+│   └── ModelError                   a model, tokenizer or pair that cannot be used
+└── NumericsError                    a model returned NaN or infinite logits
 """
 
 from __future__ import annotations

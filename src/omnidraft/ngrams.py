@@ -109,14 +109,16 @@ class NgramCache:
         if self._partial:
             weights = weights * self.active[tokens]
         cumulative = np.concatenate([[0.0], np.cumsum(weights)])
-        masses: npt.NDArray[np.float64] = cumulative[self.table.hi[children] - low]
-        return masses - cumulative[self.table.lo[children] - low]
+        masses: npt.NDArray[np.float64]
+        masses = cumulative[self.table.hi[children] - low] - cumulative[self.table.lo[children] - low]
+        return masses
 
     def root_proposals(self, q: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Q of every root child: q (V_q,) summed over all drafter tokens that propose it. (children + 1,), by node."""
         size = int(self.table.first[1])  # root children are the nodes 1 … size-1
         proposing = self._proposes >= 0
-        return np.bincount(self._proposes[proposing], weights=q[proposing], minlength=size)
+        masses = np.bincount(self._proposes[proposing], weights=q[proposing], minlength=size)
+        return masses.astype(np.float64, copy=False)
 
     def proposers(self, node: int) -> Ints:
         """The drafter tokens that propose a root child."""
@@ -208,7 +210,7 @@ class NgramCache:
         keep = self._ngram & ((self.hits > 0) | (self.false_merges > 0) | (self.active != seeded))
         token = np.flatnonzero(keep).astype(np.int32)
         temporary = path.with_name(path.name + ".tmp")
-        with open(temporary, "wb") as file:
+        with temporary.open("wb") as file:
             np.savez(
                 file,
                 format=np.int32(FORMAT),
@@ -231,7 +233,9 @@ class NgramCache:
             with np.load(path, allow_pickle=False) as data:
                 arrays = {name: data[name] for name in data.files}
             if int(arrays["format"]) != FORMAT or str(arrays["fingerprint"]) != self.table.fingerprint:
-                raise ModelError(f"n-gram cache {path} belongs to another tokenizer pair or format; remove or rename it")
+                raise ModelError(
+                    f"n-gram cache {path} belongs to another tokenizer pair or format; remove or rename it"
+                )
             token = arrays["token"]
             active = (self.table.node >= 0) & (~self._ngram | (str(arrays["seed"]) == "vocabulary"))
             active[token] = arrays["active"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,7 +73,7 @@ def verify_paper(
     direct: DirectMap,
     law: Law,
     draw: Draw,
-    eos: Sequence[int],
+    eos: Collection[int],
 ) -> tuple[tuple[int, ...], int]:
     """Accept with min(1, p/q'), else draw from norm(max(0, p − q')); the emitted tokens and how many were accepted."""
     emitted: list[int] = []

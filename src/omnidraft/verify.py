@@ -1,132 +1,25 @@
-"""Exact verification of a draft in another vocabulary: segmentation, acceptance, residual.  Pure array code.
+"""Exact verification of a draft in another vocabulary: acceptance and residual.  Pure array code.
 
-A target token is read as its spelling followed by STOP.  `Walk` turns draft tokens into *symbols*, one or two a
-draft token; each symbol has a law Q under the drafter and a law P under the target, both over the options of one
-trie node.  Block verification accepts or rejects the symbols of a round jointly (Sun et al. 2024, Algorithm 2, a
+Each symbol of a walk has a law Q under the drafter and a law P under the target, both over the options of one trie
+node.  Block verification accepts or rejects the symbols of a round jointly (Sun et al. 2024, Algorithm 2, a
 symbol standing for a token); token verification settles them one by one (Leviathan et al. 2023).  Both leave the
 emitted tokens with exactly the target's law.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from omnidraft.ngrams import NgramCache
+from omnidraft.ngrams import Ints, NgramCache
 from omnidraft.sampling import Draw, Probs
 from omnidraft.spelling import ROOT
-
-STOP = -1  # as a symbol: the target token ends at this node
-DEAD = -2  # as a symbol: something the target cannot do here (P = 0)
+from omnidraft.walk import DEAD, STOP, Symbol, Walk
 
 Law = Callable[[int], Probs]
 """p after the first i proposals, (V_p,) float64 summing to 1; asked lazily and in order."""
-
-
-@dataclass(frozen=True, slots=True)
-class Symbol:
-    """One step of a walk: what was proposed at a node, and how it was drawn."""
-
-    node: int
-    symbol: int  # a drafter token, STOP or DEAD
-    child: int  # the node it leads to; -1 for STOP and DEAD
-    index: int  # target tokens completed before it
-    position: int  # the draft token it was read from; -1: certain, Q = 1
-    after: int = -1  # at the root: the node whose implied STOP revealed this draft token
-
-
-@dataclass(slots=True)
-class Walk:
-    """The segmentation of a draft into target tokens, symbol by symbol.
-
-    How a draft token is read depends on the draft up to it and on the active set, never on later draft tokens.
-    `open` turns False where no later draft token could be used: after a dead symbol or an end of text.
-    """
-
-    cache: NgramCache
-    eos: Collection[int]
-    node: int = ROOT
-    symbols: list[Symbol] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)  # the proposals
-    drafted: int = 0
-    open: bool = True
-    dead: bool = False
-    ended: bool = False  # the last proposal ends the text
-
-    def push(self, draft: int) -> None:
-        """Read the next draft token."""
-        if not self.open:
-            raise ValueError("the walk has ended: no draft token can follow")
-        position, after = self.drafted, -1
-        self.drafted += 1
-        if self.node != ROOT:
-            child = self.cache.child(self.node, draft)
-            if child >= 0:
-                self._step(draft, child, position)
-                return
-            after = self.node
-            if not self._stop(position) or not self.open:
-                return
-        child = self.cache.child(ROOT, draft)
-        if child >= 0:
-            self._step(draft, child, position, after)
-            return
-        long = self.cache.long(draft)
-        if len(long):
-            self._force(long, position, after)
-        else:
-            self._add(Symbol(ROOT, DEAD, -1, len(self.tokens), position, after))
-            self.open, self.dead = False, True
-
-    def read(self, draft: int) -> bool:
-        """`push`, and whether another draft token could be used."""
-        self.push(draft)
-        return self.open
-
-    def finish(self) -> None:
-        """End the draft: the token that ends at the present node, if any, is put to the target as well."""
-        if self.node != ROOT and self.open and self.cache.token_at(self.node) >= 0:
-            self._stop(position=-1)
-        self.open = False
-
-    def _add(self, symbol: Symbol) -> None:
-        self.symbols.append(symbol)
-
-    def _step(self, symbol: int, child: int, position: int, after: int = -1) -> None:
-        self._add(Symbol(self.node, symbol, child, len(self.tokens), position, after))
-        self.node = child
-        if self.cache.leaf(child):
-            self._complete(self.cache.token_at(child))
-
-    def _stop(self, position: int) -> bool:
-        """Propose that the token ends at the present node; False where none does."""
-        token = self.cache.token_at(self.node)
-        self._add(Symbol(self.node, STOP if token >= 0 else DEAD, -1, len(self.tokens), position))
-        if token < 0:
-            self.open, self.dead = False, True
-            return False
-        self._complete(token)
-        return True
-
-    def _complete(self, token: int) -> None:
-        self.tokens.append(token)
-        self.node = ROOT
-        if token in self.eos:
-            self.open, self.ended = False, True
-
-    def _force(self, tokens: Sequence[int], position: int, after: int) -> None:
-        """A draft token that stands for whole target tokens: its first symbol is drawn, the rest is certain."""
-        for token in tokens:
-            for symbol in self.cache.table.spelling(int(token)).tolist():
-                child = self.cache.child(self.node, symbol)
-                self._step(symbol, child, position, after)
-                position = after = -1
-            if self.node != ROOT:
-                self._stop(position=-1)
-            if not self.open:
-                return
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +74,8 @@ def target_probability(cache: NgramCache, symbol: Symbol, p: Probs) -> float:
 class _Residual:
     """norm(max(0, a·P − Q)) over the options of a node: its active children, then tokens that stand alone."""
 
-    children: Probs  # nodes
-    alone: Probs  # target tokens: the one that ends here, or at the root those outside the trie
+    children: Ints  # nodes
+    alone: Ints  # target tokens: the one that ends here, or at the root those outside the trie
     weights: Probs  # (children + alone,)
 
     @property
@@ -205,11 +98,7 @@ def _residual(cache: NgramCache, symbol: Symbol, qs: Sequence[Probs], p: Probs, 
         big_p = big_p / total
     big_q = np.zeros_like(big_p)
     if symbol.position < 0:
-        big_q[:-1 if symbol.symbol == STOP else None] = 0.0
-        if symbol.symbol == STOP:
-            big_q[-1] = 1.0
-        else:
-            big_q[np.searchsorted(children, symbol.child)] = 1.0
+        big_q[-1 if symbol.symbol == STOP else np.searchsorted(children, symbol.child)] = 1.0
     elif node == ROOT:
         by_node = cache.root_proposals(_drafter_root(cache, qs[symbol.position], symbol.after))
         big_q[: len(children)] = by_node[children]

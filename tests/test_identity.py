@@ -1,0 +1,212 @@
+"""Greedy decoding in fp32 is token-identical to `transformers` alone, whatever the drafter proposes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from language_models import Constant, Scripted
+from pairs import Language, engine, generate, language, random_model, tokens
+from shared_data import shared
+
+from omnidraft.config import Sampling
+from omnidraft.engine import Engine, Round
+from omnidraft.models import TransformersModel, load_model
+from omnidraft.sampling import GeneratorDraw
+from omnidraft.zoo import path as zoo_path
+
+TEXT = "Question: A baker has 3 trays with 12 rolls each and sells 20 of them. How many rolls are left?\nAnswer:"
+NAMES = ("llama2", "llama3", "qwen2")
+SIZES = {"llama2": 32_000, "llama3": 128_256, "qwen2": 152_064}
+
+
+def real(name: str) -> Language:
+    return language(shared("tokenizers") / name, SIZES[name])
+
+
+def run(engine_: Engine, prompt: list[int], count: int, seed: int = 0, **sampling: float) -> list[Round]:
+    draw = GeneratorDraw(torch.Generator().manual_seed(seed))
+    return list(engine_.rounds(prompt, count, Sampling(**sampling), draw))  # type: ignore[arg-type]
+
+
+def scripted(target: Language, drafter: Language, prompt: list[int], text: list[int], wrong: int) -> Scripted:
+    """A drafter that knows what the target will say, but for every `wrong`-th token."""
+    engine_ = engine(Constant(target.vocab.size, 0), target, Constant(drafter.vocab.size, 0), drafter)
+    assert engine_.pair is not None
+    translator = engine_.pair.translator
+    return Scripted(drafter.vocab.size, translator.prompt(prompt) + translator.tokens(text), wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter_name", NAMES)
+@pytest.mark.parametrize("target_name", NAMES)
+def test_real_tokenizers(target_name: str, drafter_name: str) -> None:
+    target_language, drafter_language = real(target_name), real(drafter_name)
+    target = random_model("qwen2" if target_name == "qwen2" else "llama", SIZES[target_name], seed=1)
+    prompt = target_language.tokenizer(TEXT)["input_ids"]
+    expected = generate(target, prompt, 48)
+    assert len(set(expected)) > 24, "the target's text must be worth comparing"
+    size = drafter_language.vocab.size
+    drafters = {
+        "knowing": scripted(target_language, drafter_language, prompt, expected, wrong=0),
+        "half knowing": scripted(target_language, drafter_language, prompt, expected, wrong=5),
+        "constant": Constant(size, 300),
+        "end of text": Constant(size, drafter_language.vocab.eos[0]),
+        "random": random_model("llama", size, seed=2, layers=1),
+    }
+    for name, drafter in drafters.items():
+        for mode in ("exact", "intersection", "paper"):
+            for k in (1, 4, 7):
+                rounds = run(engine(target, target_language, drafter, drafter_language, draft_len=k, mode=mode), prompt, 48)
+                assert tokens(rounds) == expected, (name, mode, k)
+                assert rounds[-1].finish == "length"
+                if name == "knowing" and mode == "exact":
+                    # spellings that write the committed text are all accepted: only rounds' ends cost a token
+                    assert sum(r.accepted for r in rounds) >= 0.75 * sum(len(r.proposals) for r in rounds)
+                if name == "constant":
+                    assert sum(r.accepted for r in rounds) <= 2
+
+
+@pytest.mark.slow
+def test_sampled_drafter_under_a_greedy_target() -> None:
+    target_language, drafter_language = real("llama3"), real("llama2")
+    target = random_model("llama", SIZES["llama3"], seed=3)
+    prompt = target_language.tokenizer(TEXT)["input_ids"]
+    expected = generate(target, prompt, 40)
+    drafter = scripted(target_language, drafter_language, prompt, expected, wrong=4)
+    for seed in range(3):
+        for temperature in (0.5, 4.0):
+            engine_ = engine(
+                target, target_language, drafter, drafter_language, draft_len=5, drafter_temperature=temperature
+            )
+            assert tokens(run(engine_, prompt, 40, seed)) == expected
+
+
+@pytest.fixture(scope="module")
+def zoo() -> dict[str, tuple[TransformersModel, Language]]:
+    """The embedded models, and the stories model where it is at hand, in fp32."""
+    folders: dict[str, Path] = {name: zoo_path(name) for name in ("drafter", "target-a")}
+    folders["stories"] = shared("models") / "stories260K"
+    models = {name: load_model(folder, dtype="float32").lm for name, folder in folders.items()}
+    return {name: (lm, language(folders[name], lm.vocab_size)) for name, lm in models.items()}
+
+
+PROMPTS = {
+    "drafter": "def mean(values):\n",
+    "target-a": TEXT,
+    "stories": "Once upon a time",
+}
+
+
+@pytest.mark.parametrize("drafter_name", ("drafter", "stories", "target-a"))
+@pytest.mark.parametrize("target_name", ("target-a", "stories", "drafter"))
+def test_trained_models(
+    zoo: dict[str, tuple[TransformersModel, Language]], target_name: str, drafter_name: str
+) -> None:
+    target, target_language = zoo[target_name]
+    drafter, drafter_language = zoo[drafter_name]
+    if drafter_name == target_name:  # two caches, so two models
+        drafter = TransformersModel(target.model)
+    prompt = target_language.tokenizer(PROMPTS[target_name])["input_ids"]
+    eos = target_language.vocab.eos
+    expected = generate(target, prompt, 64, eos)
+    for mode, k in (("exact", 1), ("exact", 4), ("exact", 8), ("intersection", 4), ("paper", 4)):
+        rounds = run(engine(target, target_language, drafter, drafter_language, draft_len=k, mode=mode), prompt, 64)
+        assert tokens(rounds) == expected, (mode, k)
+        if mode == "exact":
+            assert sum(r.accepted for r in rounds) > 0, "a comparison without an accepted token shows nothing"
+    if drafter_name == target_name:
+        rounds = run(engine(target, target_language, drafter, drafter_language, draft_len=4), prompt, 64)
+        # the same model proposes what it would say; only partial tokens at a draft's end may be refused
+        assert sum(r.accepted for r in rounds) / sum(len(r.proposals) for r in rounds) > 0.95
+
+
+def test_repetition_penalty(zoo: dict[str, tuple[TransformersModel, Language]]) -> None:
+    (target, target_language), (drafter, drafter_language) = zoo["target-a"], zoo["drafter"]
+    prompt = target_language.tokenizer(TEXT)["input_ids"]
+    plain = generate(target, prompt, 64, target_language.vocab.eos)
+    expected = generate(target, prompt, 64, target_language.vocab.eos, repetition_penalty=1.3)
+    assert expected != plain
+    engine_ = engine(target, target_language, drafter, drafter_language, draft_len=4)
+    assert tokens(run(engine_, prompt, 64, repetition_penalty=1.3)) == expected
+
+
+def test_plain_decoding_through_the_same_loop(zoo: dict[str, tuple[TransformersModel, Language]]) -> None:
+    target, target_language = zoo["target-a"]
+    prompt = target_language.tokenizer(TEXT)["input_ids"]
+    rounds = run(Engine(target, target_language.vocab.eos), prompt, 50)
+    assert tokens(rounds) == generate(target, prompt, 50, target_language.vocab.eos)
+    assert all(len(record.emitted) == 1 for record in rounds)
+
+
+def test_the_drafter_slides_its_window(zoo: dict[str, tuple[TransformersModel, Language]]) -> None:
+    (target, target_language), (drafter, drafter_language) = zoo["target-a"], zoo["drafter"]
+    prompt = target_language.tokenizer(TEXT)["input_ids"]
+    expected = generate(target, prompt, 120, target_language.vocab.eos)
+    narrow = TransformersModel(drafter.model)
+    narrow.context = 24
+    rounds = run(engine(target, target_language, narrow, drafter_language, draft_len=4), prompt, 120)
+    assert tokens(rounds) == expected
+    late = rounds[len(rounds) // 2 :]
+    assert sum(r.accepted for r in late) > 0, "the drafter must still be of use after its window moved"
+
+
+def test_the_target_s_context_ends_the_text(zoo: dict[str, tuple[TransformersModel, Language]]) -> None:
+    (target, target_language), (drafter, drafter_language) = zoo["target-a"], zoo["drafter"]
+    prompt = target_language.tokenizer(TEXT)["input_ids"]
+    short = TransformersModel(target.model)
+    short.context = len(prompt) + 20
+    rounds = run(engine(short, target_language, drafter, drafter_language, draft_len=4), prompt, 200)
+    assert rounds[-1].finish == "context"
+    assert len(tokens(rounds)) == 21  # the last one needs no place in the cache
+    assert tokens(rounds) == generate(target, prompt, 21, target_language.vocab.eos)
+
+
+@pytest.mark.parametrize("k", (1, 3, 8))
+def test_an_end_of_text_anywhere_in_a_round(zoo: dict[str, tuple[TransformersModel, Language]], k: int) -> None:
+    (target, target_language), (_, drafter_language) = zoo["target-a"], zoo["drafter"]
+    prompt = target_language.tokenizer(TEXT)["input_ids"]
+    text = generate(target, prompt, 24)
+    for length in range(1, 14):  # the target is made to stop at every position
+        eos = text[length]
+        if eos in text[:length]:
+            continue
+        stops = Language(target_language.tokenizer, _with_eos(target_language, eos), target_language.speller)
+        drafter = scripted(stops, drafter_language, prompt, text, wrong=0)
+        rounds = run(engine(target, stops, drafter, drafter_language, draft_len=k), prompt, 24)
+        assert tokens(rounds) == text[: length + 1]
+        assert rounds[-1].finish == "eos"
+
+
+def _with_eos(language_: Language, eos: int):  # type: ignore[no-untyped-def]
+    from dataclasses import replace
+
+    return replace(language_.vocab, eos=(eos,), fingerprint=f"{language_.vocab.fingerprint} {eos}")
+
+
+@pytest.mark.parametrize("count", (1, 2, 3, 5, 9))
+def test_never_more_tokens_than_asked_for(zoo: dict[str, tuple[TransformersModel, Language]], count: int) -> None:
+    (target, target_language), (_, drafter_language) = zoo["target-a"], zoo["drafter"]
+    prompt = target_language.tokenizer(TEXT)["input_ids"]
+    text = generate(target, prompt, 24)
+    drafter = scripted(target_language, drafter_language, prompt, text, wrong=0)
+    rounds = run(engine(target, target_language, drafter, drafter_language, draft_len=6), prompt, count)
+    assert tokens(rounds) == text[:count]
+    assert rounds[-1].finish == "length"
+
+
+def test_bfloat16_differs_only_at_ties(zoo: dict[str, tuple[TransformersModel, Language]]) -> None:
+    """In bf16 logits depend on the batch shape; tokens may differ only where the top two logits are close."""
+    margin = 0.25  # bf16 has 8 bits: a logit near 16 is known to 1/16, and two of them are compared after 16 layers
+    (_, target_language), (drafter, drafter_language) = zoo["target-a"], zoo["drafter"]
+    target = load_model(zoo_path("target-a"), dtype="bfloat16").lm
+    prompt = target_language.tokenizer(TEXT)["input_ids"]
+    expected = generate(target, prompt, 96, target_language.vocab.eos)
+    got = tokens(run(engine(target, target_language, drafter, drafter_language, draft_len=4), prompt, 96))
+    if got != expected:
+        first = int(np.argmin([a == b for a, b in zip(got, expected, strict=False)]))
+        target.crop(0)
+        top = target.forward(prompt + expected[:first], 1)[-1].topk(2).values
+        assert float(top[0] - top[1]) < margin

@@ -1,0 +1,197 @@
+"""The sampled law on real tokenizers and trained models: chi-squared tests on joint blocks of tokens.
+
+With N samples in bins of expected probability π, the statistic's noncentrality under a law at total variation δ is at
+least N·(2δ)², so that each test states the distance it would find with probability 0.95.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from language_models import Bigram, Remembering
+from pairs import Language, engine, language
+from scipy import stats
+from shared_data import shared
+
+from omnidraft import verify
+from omnidraft.config import Sampling
+from omnidraft.engine import Engine
+from omnidraft.models import LanguageModel, load_model
+from omnidraft.sampling import GeneratorDraw, softmax, target_processors
+from omnidraft.zoo import path as zoo_path
+
+TESTS = 16  # for the correction: no more χ² tests than this are made here
+ALPHA = 1e-4 / TESTS
+EXPECTED = 8.0  # smallest expected count of a bin of its own
+Law = dict[tuple[int, ...], float]
+
+
+def joint_law(model: LanguageModel, prompt: list[int], eos: tuple[int, ...], sampling: Sampling, floor: float) -> Law:
+    """Probabilities of the first two tokens, those of at least `floor`."""
+    processors = target_processors(sampling)
+
+    def next_law(ids: list[int]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        model.crop(0)
+        return softmax(processors(torch.tensor([ids]), model.forward(ids, 1).float())[0])
+
+    law: Law = {}
+    first = next_law(prompt)
+    for a in np.flatnonzero(first >= floor).tolist():
+        if a in eos:
+            law[a,] = float(first[a])
+            continue
+        second = next_law([*prompt, a])
+        for b in np.flatnonzero(first[a] * second >= floor).tolist():
+            law[a, b] = float(first[a] * second[b])
+    return law
+
+
+def sample(engine_: Engine, prompt: list[int], count: int, sampling: Sampling, seed: int) -> Counter[tuple[int, ...]]:
+    """First two tokens of `count` texts, each over as many rounds as that takes."""
+    draw = GeneratorDraw(torch.Generator().manual_seed(seed))
+    found: Counter[tuple[int, ...]] = Counter()
+    for _ in range(count):
+        tokens: list[int] = []
+        for record in engine_.rounds(prompt, 40, sampling, draw):
+            tokens += record.emitted
+            if len(tokens) >= 2:
+                break
+        found[tuple(tokens[:2])] += 1
+    return found
+
+
+def p_value(found: Counter[tuple[int, ...]], law: Law, count: int) -> tuple[float, float]:
+    """The χ² p-value, and the total variation that would have been found with probability 0.95."""
+    bins = [key for key, p in law.items() if p * count >= EXPECTED]
+    expected = np.array([law[key] * count for key in bins])
+    expected = np.append(expected, count - expected.sum())
+    observed = np.array([found[key] for key in bins], float)
+    observed = np.append(observed, count - observed.sum())
+    if expected[-1] < EXPECTED:  # too small a rest to be a bin: it goes to the largest
+        rest, expected, observed_rest, observed = expected[-1], expected[:-1], observed[-1], observed[:-1]
+        expected[expected.argmax()] += rest
+        observed[expected.argmax()] += observed_rest
+    degrees = len(expected) - 1
+    assert degrees >= 5, "too few bins to mean anything"
+    limit = stats.chi2.isf(ALPHA, degrees)
+    needed = next(x for x in np.arange(1, 4000) if stats.ncx2.sf(limit, degrees, x) > 0.95)
+    statistic = float(((observed - expected) ** 2 / expected).sum())
+    return float(stats.chi2.sf(statistic, degrees)), float(np.sqrt(needed / count) / 2)
+
+
+# ---------------------------------------------------------------- the two worlds
+
+
+class World:
+    def __init__(
+        self, target: LanguageModel, target_language: Language, drafter: LanguageModel, drafter_language: Language
+    ) -> None:
+        self.target, self.target_language = Remembering(target), target_language
+        self.drafter, self.drafter_language = Remembering(drafter), drafter_language
+
+    def check(self, text: str, count: int, sampling: Sampling, seed: int = 0, **drafting: object) -> tuple[float, float]:
+        prompt = self.target_language.tokenizer(text)["input_ids"]
+        law = joint_law(self.target, prompt, self.target_language.vocab.eos, sampling, EXPECTED / count)
+        engine_ = engine(
+            self.target, self.target_language, self.drafter, self.drafter_language, frozen=True, **drafting
+        )
+        return p_value(sample(engine_, prompt, count, sampling, seed), law, count)
+
+
+@pytest.fixture(scope="module")
+def trained() -> World:
+    """The embedded drafter and target."""
+    target, drafter = (load_model(zoo_path(name), dtype="float32").lm for name in ("target-a", "drafter"))
+    return World(
+        target,
+        language(zoo_path("target-a"), target.vocab_size),
+        drafter,
+        language(zoo_path("drafter"), drafter.vocab_size),
+    )
+
+
+@pytest.fixture(scope="module", params=["llama3", "qwen2"])
+def counted(request: pytest.FixtureRequest) -> World:
+    """Bigram models of GSM8K answers over real tokenizers: a Llama-2 drafter for a Llama-3 or Qwen2 target."""
+    lines = (shared("data") / "gsm8k" / "train.jsonl").read_text(encoding="utf-8").splitlines()[:3000]
+    texts = [json.loads(line)["answer"] for line in lines]
+    languages = [language(shared("tokenizers") / name) for name in (request.param, "llama2")]
+    models = [
+        Bigram(each.vocab.size, each.tokenizer(texts, add_special_tokens=False)["input_ids"], blur=0.1)
+        for each in languages
+    ]
+    return World(models[0], languages[0], models[1], languages[1])
+
+
+ANSWER = "Question: Tom has 12 apples and gives away 5.\nHow many are left?\nAnswer: Tom"
+SAMPLING = Sampling(temperature=1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verification", ["block", "token"])
+def test_trained_models(trained: World, verification: str) -> None:
+    p, detectable = trained.check(ANSWER, 12_000, SAMPLING, draft_len=4, verification=verification)
+    assert detectable < 0.05
+    assert p > ALPHA
+
+
+@pytest.mark.slow
+def test_processors_of_the_target(trained: World) -> None:
+    sampling = Sampling(temperature=0.8, top_k=40, top_p=0.95, min_p=0.01, repetition_penalty=1.1)
+    p, detectable = trained.check(ANSWER, 8_000, sampling, draft_len=4)
+    assert detectable < 0.06
+    assert p > ALPHA
+
+
+@pytest.mark.slow
+def test_real_tokenizers(counted: World) -> None:
+    p, detectable = counted.check("She sold 48/", 4_000, SAMPLING, draft_len=4)
+    assert detectable < 0.08
+    assert p > ALPHA
+
+
+@pytest.mark.slow
+def test_intersection_mode(trained: World) -> None:
+    p, _ = trained.check(ANSWER, 8_000, SAMPLING, draft_len=4, mode="intersection")
+    assert p > ALPHA
+
+
+# ---------------------------------------------------------------- planted faults, which must be found
+
+
+@pytest.fixture
+def colder_record(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Drafts from one temperature, records another: q is not what the token was drawn from."""
+
+    class Colder(GeneratorDraw):
+        def __call__(self, weights: np.ndarray[tuple[int], np.dtype[np.float64]]) -> int:
+            return super().__call__(weights**1.5 if len(weights) == 4096 else weights)
+
+    monkeypatch.setattr("test_statistical_law.GeneratorDraw", Colder)
+    yield
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("colder_record")
+def test_a_colder_draw_than_recorded_is_found(trained: World) -> None:
+    p, _ = trained.check(ANSWER, 12_000, SAMPLING, draft_len=4)
+    assert p < ALPHA
+
+
+@pytest.mark.slow
+def test_a_root_law_not_renormalised_is_found(trained: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "_drafter_root", lambda cache, q, after: q)
+    p, _ = trained.check(ANSWER, 12_000, SAMPLING, draft_len=4, verification="token")
+    assert p < ALPHA
+
+
+@pytest.mark.slow
+def test_a_correction_from_the_whole_law_is_found(trained: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "_correct", lambda cache, residual, p, draw: draw(p))
+    p, _ = trained.check(ANSWER, 12_000, SAMPLING, draft_len=4, verification="token")
+    assert p < ALPHA
