@@ -86,7 +86,9 @@ def random_model(kind: str, vocab_size: int, seed: int, layers: int = 2, context
     return TransformersModel(model)
 
 
-def generate(model: TransformersModel, prompt: list[int], count: int, eos: tuple[int, ...] = (), **options: Any) -> list[int]:
+def generate(
+    model: TransformersModel, prompt: list[int], count: int, eos: tuple[int, ...] = (), **options: Any
+) -> list[int]:
     """What `transformers` alone continues a prompt with, greedily."""
     ids = torch.tensor([prompt])
     output = model.model.generate(

@@ -59,7 +59,9 @@ def test_real_tokenizers(target_name: str, drafter_name: str) -> None:
     for name, drafter in drafters.items():
         for mode in ("exact", "intersection", "paper"):
             for k in (1, 4, 7):
-                rounds = run(engine(target, target_language, drafter, drafter_language, draft_len=k, mode=mode), prompt, 48)
+                rounds = run(
+                    engine(target, target_language, drafter, drafter_language, draft_len=k, mode=mode), prompt, 48
+                )
                 assert tokens(rounds) == expected, (name, mode, k)
                 assert rounds[-1].finish == "length"
                 if name == "knowing" and mode == "exact":

@@ -94,7 +94,9 @@ class World:
         self.target, self.target_language = Remembering(target), target_language
         self.drafter, self.drafter_language = Remembering(drafter), drafter_language
 
-    def check(self, text: str, count: int, sampling: Sampling, seed: int = 0, **drafting: object) -> tuple[float, float]:
+    def check(
+        self, text: str, count: int, sampling: Sampling, seed: int = 0, **drafting: object
+    ) -> tuple[float, float]:
         prompt = self.target_language.tokenizer(text)["input_ids"]
         law = joint_law(self.target, prompt, self.target_language.vocab.eos, sampling, EXPECTED / count)
         engine_ = engine(

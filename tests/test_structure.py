@@ -26,9 +26,9 @@ FLOORS = (  # lowest first; "omnidraft" is the package's own __init__, the face 
     ("vocab", "spelling", "ngrams", "walk", "verify", "paper", "teacher"),
     ("models", "context", "drafter", "stopping"),
     ("engine", "trainer", "profiles"),
-    ("text", "api", "hf", "zoo", PACKAGE),
+    ("text", "zoo", "api", "hf", PACKAGE),
     ("bench", "demo", "server"),
-    ("cli",),
+    ("cli", "__main__"),
 )
 # A module may import from lower floors and from those listed before it on its own: one order says both.
 ORDER = [name for floor in FLOORS for name in floor]

@@ -1,32 +1,32 @@
-"""Table models small enough to enumerate, and the enumeration of what an engine does on them.
+"""Table models small enough to enumerate: worlds of a drafter of 2-4 tokens and a target of 4-7.
 
-A world has a drafter of 2-4 tokens and a target of 4-7, both with laws that depend on the whole history.  The laws
-of rounds are enumerated through the engine itself: its one source of randomness, the `Draw`, is replaced by a driver
-that takes every choice in turn.
+Both have laws that depend on the whole history.  `enumeration` takes every choice that an engine makes on them.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import numpy as np
 import torch
 
-from omnidraft.config import Drafting, Sampling
+from omnidraft.config import Drafting
 from omnidraft.context import Translator
 from omnidraft.drafter import Drafter
-from omnidraft.engine import Engine, Pair, Round
+from omnidraft.engine import Engine, Pair
 from omnidraft.ngrams import NgramCache
 from omnidraft.sampling import Probs
 from omnidraft.spelling import SpellingTable, build_table
 from omnidraft.vocab import Vocab
 
-R = TypeVar("R")
-Law = dict[tuple[int, ...], float]
 PROMPT = 0  # worlds start from this target token
+Ids = tuple[int, ...]
+
+
+def seeded(*key: object) -> np.random.Generator:
+    return np.random.default_rng(zlib.crc32(repr(key).encode()))
 
 
 class TableModel:
@@ -37,14 +37,15 @@ class TableModel:
         self.context = 1000
         self._seed, self._zero, self._sharp = seed, zero, sharp
         self._ids: list[int] = []
-        self._known: dict[tuple[int, ...], torch.Tensor] = {}
+        self._rows: dict[Ids, torch.Tensor] = {}
 
     @property
     def length(self) -> int:
         return len(self._ids)
 
     @property
-    def ids(self) -> tuple[int, ...]:
+    def ids(self) -> Ids:
+        """What the cache holds."""
         return tuple(self._ids)
 
     def crop(self, length: int) -> None:
@@ -54,36 +55,37 @@ class TableModel:
         assert len(ids) >= keep >= 1
         self._ids += ids
         end = len(self._ids)
+        assert end <= self.context, "more tokens than the context holds"
         return torch.stack([self.row(tuple(self._ids[: end - keep + i + 1])) for i in range(keep)])
 
-    def law(self, ids: tuple[int, ...]) -> Probs:
-        probs: Probs = torch.softmax(self.row(ids), dim=-1).numpy()
-        return probs
-
-    def row(self, ids: tuple[int, ...]) -> torch.Tensor:
-        if ids not in self._known:
-            rng = np.random.default_rng(zlib.crc32(repr((self._seed, ids)).encode()))
-            law = rng.dirichlet([self._sharp] * self.vocab_size)
-            kept = law * (rng.random(self.vocab_size) >= self._zero)
-            law = kept if kept.sum() > 0 else law
+    def row(self, ids: Ids) -> torch.Tensor:
+        if ids not in self._rows:
             with np.errstate(divide="ignore"):
-                self._known[ids] = torch.from_numpy(np.log(law / law.sum()))
-        return self._known[ids]
+                self._rows[ids] = torch.from_numpy(np.log(self.law(ids)))
+        return self._rows[ids]
+
+    def law(self, ids: Ids) -> Probs:
+        rng = seeded(self._seed, ids)
+        law = rng.dirichlet([self._sharp] * self.vocab_size)
+        kept = law * (rng.random(self.vocab_size) >= self._zero)
+        law = kept if kept.sum() > 0 else law
+        result: Probs = law / law.sum()
+        return result
 
 
 class LetterSpeller:
-    """Spells bytes letter by letter, with the drafter tokens of one byte."""
+    """Spells bytes letter by letter, or as told."""
 
-    def __init__(self, tokens: dict[bytes, tuple[int, ...]]) -> None:
+    def __init__(self, tokens: dict[bytes, Ids]) -> None:
         self._tokens = tokens
 
-    def spell(self, data: bytes) -> tuple[int, ...] | None:
+    def spell(self, data: bytes) -> Ids | None:
         if data in self._tokens:
             return self._tokens[data]
         letters = [self._tokens.get(data[i : i + 1]) for i in range(len(data))]
         return None if None in letters else tuple(t for letter in letters if letter for t in letter)
 
-    def spell_many(self, texts: Sequence[bytes]) -> list[tuple[int, ...] | None]:
+    def spell_many(self, texts: Sequence[bytes]) -> list[Ids | None]:
         return [self.spell(text) for text in texts]
 
 
@@ -95,22 +97,26 @@ class Shape:
     target: tuple[bytes | None, ...]
     drafter_eos: int | None = None
     target_eos: int | None = None
-    long: dict[bytes, tuple[int, ...]] = field(default_factory=dict)  # what over-long drafter tokens stand for
+    long: dict[bytes, Ids] = field(default_factory=dict)  # what over-long drafter tokens stand for
 
 
 SHAPES = {
-    # nested a / ab / aba; bba, whose inner node bb ends no token; a token without bytes; a duplicate of ab;
-    # an end-of-text pair; a drafter token that nothing starts with
+    # nested a / ab; bba, whose inner node bb ends no token; a token without bytes; a duplicate of ab; an
+    # end-of-text pair; a drafter token that nothing starts with
     "full": Shape((b"a", b"b", None, b"z"), (b"a", b"b", b"ab", b"bba", None, None, b"ab"), 2, 4),
     "nested": Shape((b"a", b"b", None), (b"a", b"ab", b"aba", b"abab", b"b", None), 2, 5),
     # no token "a": the node at depth one ends nothing
     "inner": Shape((b"a", b"b", None), (b"ab", b"aab", b"b", b"ba", None), 2, 4),
+    # a node where a token ends and two ways go on
+    "wide": Shape((b"a", b"b", None), (b"a", b"aa", b"ab", b"b", b"aba", None), 2, 5),
     "tiny": Shape((b"a", b"b"), (b"a", b"b", b"ab", b"ba")),
+    # a text ends with a token of two letters, which is also the beginning of another
+    "written end": Shape((b"a", b"b"), (b"a", b"b", b"ab", b"aba"), target_eos=2),
     # two target ids per spelling, and padding: an id past the tokenizer's end
     "duplicate": Shape((b"a", b"b"), (b"a", b"b", b"ab", b"ab", b"a", None)),
     # drafter tokens longer than any target token
     "long": Shape((b"a", b"b", b"aab", b"abb"), (b"a", b"b", b"ab", b"ba"), long={b"aab": (0, 2), b"abb": (2, 1)}),
-    # the same, and a token that both starts no spelling and competes for a root symbol with an n-gram's first
+    # the same where the first token that they stand for can go on, and their last ends the text of a node
     "long nested": Shape(
         (b"a", b"b", b"bab", b"aba"), (b"a", b"ab", b"b", b"bb"), long={b"bab": (2, 1), b"aba": (1, 0)}
     ),
@@ -119,16 +125,14 @@ SHAPES = {
 
 def make_vocab(tokens: tuple[bytes | None, ...], eos: int | None, name: str) -> Vocab:
     special = {i: f"<{i}>" for i, data in enumerate(tokens) if data is None}
-    return Vocab(
-        tokens=tokens, size=len(tokens), bos=None, eos=() if eos is None else (eos,), special=special, fingerprint=name
-    )
+    ends = () if eos is None else (eos,)
+    return Vocab(tokens=tokens, size=len(tokens), bos=None, eos=ends, special=special, fingerprint=name)
 
 
 @dataclass
 class World:
     """A drafter, a target and their table."""
 
-    shape: Shape
     target: TableModel
     drafter: TableModel
     vocab: Vocab
@@ -137,122 +141,105 @@ class World:
     speller: LetterSpeller
 
     def engine(self, cache: NgramCache | None = None, **drafting: object) -> Engine:
+        """An engine whose n-grams, unless a cache is given, are those that its mode starts from and keeps."""
         settings = Drafting(**drafting)  # type: ignore[arg-type]
         translator = Translator(self.table, self.vocab, self.drafter_vocab, self.speller)  # type: ignore[arg-type]
-        cache = cache or NgramCache(self.table)
+        if cache is None:
+            seed = "empty" if settings.mode == "intersection" else settings.ngram_seed
+            cache = NgramCache(self.table, seed=seed, frozen=True)
         pair = Pair(drafter=Drafter(self.drafter), translator=translator, cache=cache)
         return Engine(self.target, self.vocab.eos, pair, settings)
 
 
-def make_world(name: str, seed: int, zero: float = 0.0) -> World:
-    shape = SHAPES[name]
+def make_world(name: str, seed: int = 0, zero: float = 0.0, shape: Shape | None = None) -> World:
+    """`zero`: the share of the tokens that each law gives no chance at all."""
+    shape = shape or SHAPES[name]
     target = make_vocab(shape.target, shape.target_eos, f"target {name}")
     drafter = make_vocab(shape.drafter, shape.drafter_eos, f"drafter {name}")
-    letters = {data: (i,) for i, data in enumerate(shape.drafter) if data is not None and len(data) == 1}
+    letters: dict[bytes, Ids] = {data: (i,) for i, data in enumerate(shape.drafter) if data and len(data) == 1}
     speller = LetterSpeller(letters)
     table = build_table(drafter, target, speller, LetterSpeller(shape.long))  # type: ignore[arg-type]
     models = (
         TableModel(len(shape.target), ("p", name, seed), zero),
         TableModel(len(shape.drafter), ("q", name, seed), zero),
     )
-    return World(shape, *models, target, drafter, table, speller)
+    return World(*models, target, drafter, table, speller)
 
 
-def random_cache(world: World, seed: int) -> NgramCache:
-    """A frozen cache with a random half of the n-grams active."""
-    rng = np.random.default_rng(seed)
-    cache = NgramCache(world.table, seed="vocabulary", frozen=True)
-    ngrams = np.diff(world.table.offsets) > 1
-    cache._set_active(cache.active & (~ngrams | (rng.random(len(ngrams)) < 0.5)))
+ACTIVE = ("all", "none", "random")
+
+
+def frozen_cache(world: World, active: str, seed: int = 0) -> NgramCache:
+    """A cache that stays as it is, with all n-grams active, none, or some but not all where there are two."""
+    cache = NgramCache(world.table, seed="empty" if active == "none" else "vocabulary", frozen=True)
+    if active == "random":
+        ngrams = np.flatnonzero(np.diff(world.table.offsets) > 1)
+        rng = np.random.default_rng(seed)
+        chosen = rng.permutation(ngrams)[: rng.integers(1, max(2, len(ngrams)))]
+        kept = cache.active.copy()
+        kept[chosen] = False
+        cache._set_active(kept)
     return cache
 
 
-# ---------------------------------------------------------------- enumeration
+# ---------------------------------------------------------------- a drafter that knows something
 
 
-def enumerate_draws(run: Callable[[Callable[[Probs], int]], R]) -> Iterator[tuple[float, R]]:
-    """Call `run` once for every sequence of choices it can make; yields the probability and result of each."""
-    path: list[list[tuple[int, float]]] = []  # for each choice, the options still to take; the last one is current
-    while True:
-        position, probability = 0, 1.0
+class Canonical(TableModel):
+    """A target that seldom begins a token with what would have continued the last one, as tokenizers have it."""
 
-        def draw(weights: Probs) -> int:
-            nonlocal position, probability
-            if position == len(path):
-                assert weights.min() >= 0
-                total = weights.sum()
-                path.append([(int(i), float(weights[i] / total)) for i in np.flatnonzero(weights)])
-            option, chance = path[position][-1]
-            position += 1
-            probability *= chance
-            return option
+    table: SpellingTable
+    split = 0.02
 
-        result = run(draw)
-        yield probability, result
-        while path and len(path[-1]) == 1:
-            path.pop()
-        if not path:
-            return
-        path[-1].pop()
+    def law(self, ids: Ids) -> Probs:
+        law = super().law(ids) + 1e-6
+        node = int(self.table.node[ids[-1]])
+        if node >= 0:
+            goes_on = self.table.symbol[self.table.first[node] : self.table.first[node + 1]]
+            for token in range(self.vocab_size):
+                spelling = self.table.spelling(token)
+                if len(spelling) and spelling[0] in goes_on:
+                    law[token] *= self.split
+        result: Probs = law / law.sum()
+        return result
 
 
-def round_law(
-    engine: Engine, context: tuple[int, ...], sampling: Sampling, seen: Callable[[Round], None] | None = None
-) -> Law:
-    """The law of the tokens that one round emits after `context`."""
-    law: Law = {}
+class Follower(TableModel):
+    """A drafter with the law of the target's own text, over all ways to read it, and noise."""
 
-    def run(draw: Callable[[Probs], int]) -> Round:
-        return next(engine.rounds([PROMPT, *context], 100, sampling, draw))
+    target: TableModel
+    table: SpellingTable
+    noise = 1.0
 
-    for probability, record in enumerate_draws(run):
-        law[record.emitted] = law.get(record.emitted, 0.0) + probability
-        if seen is not None:
-            seen(record)
-    return law
+    def law(self, ids: Ids) -> Probs:
+        weights = np.zeros(self.vocab_size)
+        start = self._spelling(PROMPT)
+        assert ids[: len(start)] == start
+        # whole tokens, the rest of the text, their probability
+        readings: list[tuple[Ids, Ids, float]] = [((PROMPT,), ids[len(start) :], 1.0)]
+        while readings:
+            tokens, rest, weight = readings.pop()
+            for token, p in enumerate(self.target.law(tokens)):
+                spelling = self._spelling(token)
+                if spelling and spelling == rest[: len(spelling)]:
+                    readings.append(((*tokens, token), rest[len(spelling) :], weight * p))
+                elif spelling[: len(rest)] == rest and spelling != rest:
+                    weights[spelling[len(rest)]] += weight * p
+        weights = weights / max(weights.sum(), 1e-300) + 1e-4
+        weights *= np.exp(self.noise * seeded(self._seed, "noise", ids).normal(size=self.vocab_size))
+        result: Probs = weights / weights.sum()
+        return result
 
-
-def first_tokens(round_of: Callable[[tuple[int, ...]], Law], count: int, eos: Sequence[int]) -> Law:
-    """The joint law of the first `count` tokens, over as many rounds as that takes."""
-    result: Law = {}
-    todo: Law = {(): 1.0}
-    while todo:
-        context, mass = todo.popitem()
-        for emitted, probability in round_of(context).items():
-            tokens = context + emitted
-            end = len(tokens) >= count or tokens[-1] in eos
-            into, key = (result, tokens[:count]) if end else (todo, tokens)
-            into[key] = into.get(key, 0.0) + mass * probability
-    return result
-
-
-def plain_law(world: World, sampling: Sampling) -> Callable[[tuple[int, ...]], Law]:
-    """The target's own next-token law."""
-
-    def next_token(context: tuple[int, ...]) -> Law:
-        row = world.target.row((PROMPT, *context))
-        if sampling.greedy:
-            return {(int(row.argmax()),): 1.0}
-        probs = torch.softmax(row / sampling.temperature, dim=-1).tolist()
-        return {(token,): p for token, p in enumerate(probs) if p > 0}
-
-    return next_token
+    def _spelling(self, token: int) -> Ids:
+        return tuple(self.table.spelling(token).tolist())
 
 
-def distance(a: Law, b: Law) -> float:
-    """Total variation."""
-    return 0.5 * sum(abs(a.get(key, 0.0) - b.get(key, 0.0)) for key in a.keys() | b.keys())
-
-
-def deviation(
-    world: World,
-    engine: Engine,
-    count: int,
-    sampling: Sampling | None = None,
-    seen: Callable[[Round], None] | None = None,
-) -> float:
-    """Total variation between the engine's and the target's joint law of the first `count` tokens."""
-    sampling = sampling or Sampling(temperature=1.0)
-    ours = first_tokens(lambda c: round_law(engine, c, sampling, seen), count, world.vocab.eos)
-    assert abs(sum(ours.values()) - 1) < 1e-9
-    return distance(ours, first_tokens(plain_law(world, sampling), count, world.vocab.eos))
+def correlated_world(name: str, seed: int = 0) -> World:
+    """A world whose drafter follows its target, more or less."""
+    world = make_world(name, seed)
+    target = Canonical(world.vocab.size, ("p", name, seed), sharp=0.3)
+    drafter = Follower(world.drafter_vocab.size, ("q", name, seed))
+    target.table = drafter.table = world.table
+    drafter.target = target
+    world.target, world.drafter = target, drafter
+    return world

@@ -5,8 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from dataclasses import dataclass
 
 from omnidraft.errors import ConfigError
 
@@ -15,8 +14,6 @@ VERIFICATIONS = ("block", "token")
 NGRAM_SEEDS = ("empty", "vocabulary")
 EVICTIONS = ("lfu", "lru")
 MAX_DRAFT_LEN = 64
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,15 +60,6 @@ class Drafting:
         if self.ngram_bound is not None:
             _integer("ngram_bound", self.ngram_bound, low=1, fix="leave it out for no bound")
         _choice("ngram_eviction", self.ngram_eviction, EVICTIONS)
-
-
-def build(cls: type[T], **keywords: Any) -> T:
-    """Create the settings class `cls`; raises ConfigError on a keyword it does not have."""
-    known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
-    for name in keywords:
-        if name not in known:
-            raise ConfigError(f"unknown option {name!r}: {suggestion(name, known)}")
-    return cls(**keywords)
 
 
 def suggestion(name: str, known: Collection[str]) -> str:

@@ -46,6 +46,10 @@ class NgramCache:
         self.frozen = frozen
         lengths = np.diff(table.offsets)
         self._ngram = (table.node >= 0) & (lengths > 1)
+        # drafter tokens that stand for whole target tokens, and the root child where the first of these begins
+        self._long = np.flatnonzero(np.diff(table.long_offsets)).astype(np.int32)
+        begins = table.long_flat[table.long_offsets[self._long]]
+        self._long_root = table.root[table.flat[table.offsets[begins]]]
         self.hits: Ints = np.zeros(table.target_size, np.int32)
         self.false_merges: Ints = np.zeros(table.target_size, np.int32)
         self.last_use: Ints = np.zeros(table.target_size, np.int32)
@@ -116,15 +120,13 @@ class NgramCache:
     def root_proposals(self, q: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Q of every root child: q (V_q,) summed over all drafter tokens that propose it. (children + 1,), by node."""
         size = int(self.table.first[1])  # root children are the nodes 1 … size-1
-        proposing = self._proposes >= 0
-        masses = np.bincount(self._proposes[proposing], weights=q[proposing], minlength=size)
+        masses = np.bincount(self._proposes[self._proposing], weights=q[self._proposing], minlength=size)
         return masses.astype(np.float64, copy=False)
 
     def proposers(self, node: int) -> Ints:
         """The drafter tokens that propose a root child."""
-        long = self._long_proposes.get(node)
-        own = int(self.table.symbol[node])
-        return np.array([own] if long is None else [own, *long], np.int32)
+        low, high = np.searchsorted(self._long_nodes, [node, node + 1])
+        return np.append(self.table.symbol[node], self._long_tokens[low:high])
 
     # ------------------------------------------------------------ learning from rounds
 
@@ -189,13 +191,14 @@ class NgramCache:
         self._partial = int(self._live[ROOT]) < len(table.order)
         self.outside: Ints = np.flatnonzero(~self.active).astype(np.int32)
         self._proposes = np.where((table.root >= 0) & (self._live[table.root] > 0), table.root, -1).astype(np.int32)
-        self._long_proposes: dict[int, list[int]] = {}
-        for draft in np.flatnonzero(np.diff(table.long_offsets)):
-            tokens = table.long_flat[table.long_offsets[draft] : table.long_offsets[draft + 1]]
-            if self.active[tokens].all():
-                node = int(table.root[table.spelling(int(tokens[0]))[0]])
-                self._proposes[draft] = node
-                self._long_proposes.setdefault(node, []).append(int(draft))
+        # a drafter token that stands for several target tokens needs all of them in the trie
+        active = self.active[table.long_flat]
+        usable = np.logical_and.reduceat(active, table.long_offsets[self._long]) if len(self._long) else active
+        nodes, tokens = self._long_root[usable], self._long[usable]
+        self._proposes[tokens] = nodes
+        by_node = np.argsort(nodes, kind="stable")
+        self._long_nodes, self._long_tokens = nodes[by_node], tokens[by_node]
+        self._proposing = np.flatnonzero(self._proposes >= 0)
 
     @property
     def size(self) -> int:

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -31,7 +31,7 @@ class SpellingTable:
 
     All arrays are int32 and read-only; T is the target's size, D the drafter's, M the number of spellings, N the number
     of trie nodes.  Nodes are numbered breadth-first from ROOT; the children of a node are contiguous and sorted by
-    symbol.  A target token *owns* its spelling unless a lower id has the same bytes.
+    symbol.  Of the target tokens with one spelling, one *owns* it: the one that the target's own rules write.
     """
 
     fingerprint: str
@@ -70,9 +70,7 @@ def build_table(drafter: Vocab, target: Vocab, speller: Speller, target_speller:
     if drafter.eos and target.eos and drafter.tokens[drafter.eos[0]] is None and target.tokens[target.eos[0]] is None:
         spellings[target.eos[0]] = (drafter.eos[0],)
     offsets, flat = _ragged(spellings)
-    # Read backwards, the lowest id of equal spellings is the one that stays.
-    owner = {spelling: t for t, spelling in reversed(list(enumerate(spellings))) if spelling}
-    owners = np.array(sorted(owner.values()), np.int64)
+    owners = _owners(spellings, target.tokens, target_speller)
     trie, node = _grow(owners, offsets, flat, drafter.size)
     symbol, lo, first = trie["symbol"], trie["lo"], trie["first"]
     ends = np.full(len(symbol), -1, np.int64)
@@ -147,6 +145,20 @@ def _spell_all(tokens: Iterable[bytes | None], speller: Speller) -> list[tuple[i
     distinct = [data for data in dict.fromkeys(tokens) if data is not None]
     known = dict(zip(distinct, speller.spell_many(distinct), strict=True))
     return [() if data is None else known[data] or () for data in tokens]
+
+
+def _owners(spellings: list[tuple[int, ...]], tokens: Sequence[bytes | None], target_speller: Speller) -> Longs:
+    """Of the target tokens with one spelling, the one that the target's own rules write, else the lowest id.
+
+    SentencePiece has every ASCII letter twice, as a byte with a low id and as the token that texts are made of.
+    """
+    owner: dict[tuple[int, ...], int] = {}
+    again = [t for t, spelling in enumerate(spellings) if spelling and owner.setdefault(spelling, t) != t]
+    written = target_speller.spell_many([tokens[t] or b"" for t in again])
+    for t, ids in zip(again, written, strict=True):
+        if ids and len(ids) == 1 and spellings[ids[0]] == spellings[t]:
+            owner[spellings[t]] = ids[0]
+    return np.array(sorted(owner.values()), np.int64)
 
 
 def _ragged(rows: list[tuple[int, ...]]) -> tuple[Longs, Longs]:

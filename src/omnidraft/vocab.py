@@ -86,24 +86,31 @@ class Speller:
     """Writes bytes in one tokenizer's tokens, by its own pre-tokenizer and merge rules.
 
     No normalizer, no dummy prefix space and no BOS token; special tokens are never parsed from the bytes, so "</s>" is
-    literal text.  Maximal valid UTF-8 runs are merged as text, other bytes go through byte tokens.  Whatever is
-    returned has been checked: the bytes of its tokens, concatenated, are the bytes given (design §3).
+    literal text.  Maximal valid UTF-8 runs are merged as text, other bytes go through byte tokens; bytes that break off
+    inside a character and are exactly one token's become that token.  Whatever is returned has been checked: the bytes
+    of its tokens, concatenated, are the bytes given (design §3).
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, vocab: Vocab) -> None:
         """Prepare to spell in `tokenizer`'s tokens; `vocab` is what `read_vocab` returned for it."""
         backend = _backend(tokenizer)
         decoder = _read_decoder(backend)
-        model = _without_dropout(backend.model)
+        model = backend.model
+        if getattr(model, "dropout", None):  # merges drawn at random; the tokenizer itself keeps them
+            model = _assemble(model=_state(model) | {"dropout": None}).model
         self._tokens = vocab.tokens
         self._decoder = decoder
         self._text = Tokenizer(model)
         if backend.pre_tokenizer is not None:
-            self._text.pre_tokenizer = _without_prefix(backend.pre_tokenizer)
+            state = _without_prefix(_state(backend.pre_tokenizer))
+            self._text.pre_tokenizer = _assemble(pre_tokenizer=state).pre_tokenizer
         self._added = self._add_literal_tokens(backend)
         self._aliases = Tokenizer(model)
         ids = [backend.token_to_id(f"<0x{byte:02X}>") if decoder.byte_tokens else None for byte in range(256)]
-        self._byte_ids = {bytes([byte]): i for byte, i in enumerate(ids) if i is not None}
+        self._byte_ids = {byte: i for byte, i in enumerate(ids) if i is not None}
+        # Merges of text cannot reach a token that breaks off inside a character, as in half of a curly quote.
+        fragments = enumerate(vocab.tokens)
+        self._fragments = {data: i for i, data in fragments if data is not None and not _is_text(data)}
         # Bytes that are no UTF-8 decode to lone surrogates; a literal space marker would be read back as a space.
         self._not_text = re.compile(f"([\udc80-\udcff{re.escape(decoder.space)}]+)")
 
@@ -113,30 +120,33 @@ class Speller:
 
     def spell_many(self, texts: Sequence[bytes]) -> list[tuple[int, ...] | None]:
         """Return the tokens that write each text; None where no tokens can, () for no bytes."""
-        parts = [self._not_text.split(data.decode("utf-8", "surrogateescape")) for data in texts]
-        runs = iter(self._spell_runs([part for split in parts for part in split[::2] if part]))
+        parts = [self._split(data) for data in texts]
+        runs = iter(self._spell_runs([run for split in parts for run in split[::2] if run]))
         spellings: list[tuple[int, ...] | None] = []
         for split in parts:
-            ids: list[int] = []
-            complete = True
-            for place, part in enumerate(split):
-                if part:
-                    piece = self._spell_bytes(part) if place % 2 else next(runs)
-                    complete = complete and piece is not None
-                    ids += piece or ()
-            spellings.append(tuple(ids) if complete else None)
+            pieces = [self._spell_bytes(part) if place % 2 else next(runs) for place, part in enumerate(split) if part]
+            known = [piece for piece in pieces if piece is not None]
+            spellings.append(tuple(itertools.chain.from_iterable(known)) if len(known) == len(pieces) else None)
         return spellings
 
-    def _spell_runs(self, runs: list[str]) -> list[list[int] | None]:
+    def _split(self, data: bytes) -> list[str]:
+        """Split into text (even places) and other bytes (odd places), the latter as lone surrogates where not UTF-8."""
+        text = data.decode("utf-8", "surrogateescape")
+        return ["", text] if data in self._fragments else self._not_text.split(text)
+
+    def _spell_runs(self, runs: list[str]) -> list[tuple[int, ...] | None]:
         space = self._decoder.space
         inputs = [run.replace(" ", space) for run in runs] if space else runs
-        found = [encoding.ids for encoding in self._text.encode_batch_fast(inputs, add_special_tokens=False)]
+        found: list[tuple[int, ...]] = []
+        for start in range(0, len(inputs), _BATCH):
+            batch = self._text.encode_batch_fast(inputs[start : start + _BATCH], add_special_tokens=False)
+            found += [tuple(encoding.ids) for encoding in batch]
         if self._added:
-            found = [[self._added.get(i, i) for i in ids] for ids in found]
+            found = [tuple([self._added.get(i, i) for i in ids]) for ids in found]
         pairs = zip(found, runs, strict=True)
         return [ids if self._write(ids) == run.encode() else self._halve(run) for ids, run in pairs]
 
-    def _halve(self, run: str) -> list[int] | None:
+    def _halve(self, run: str) -> tuple[int, ...] | None:
         """Narrow a run that its tokens do not write down to the characters at fault; those become byte tokens."""
         if len(run) == 1:
             return self._spell_bytes(run)
@@ -144,14 +154,16 @@ class Speller:
         left, right = self._spell_runs([run[:middle], run[middle:]])
         return None if left is None or right is None else left + right
 
-    def _spell_bytes(self, part: str) -> list[int] | None:
+    def _spell_bytes(self, part: str) -> tuple[int, ...] | None:
         data = part.encode("utf-8", "surrogateescape")
+        if data in self._fragments:
+            return (self._fragments[data],)
         if self._decoder.byte_level:
-            ids = self._aliases.encode("".join(_ALIASES[byte] for byte in data), add_special_tokens=False).ids
-            return ids if self._write(ids) == data else None
-        found = [self._byte_ids.get(data[i : i + 1]) for i in range(len(data))]
-        known = [i for i in found if i is not None]
-        return known if len(known) == len(found) and self._write(known) == data else None
+            aliases = "".join(_ALIASES[byte] for byte in data)
+            ids = tuple(self._aliases.encode(aliases, add_special_tokens=False).ids)
+        else:
+            ids = tuple([self._byte_ids[byte] for byte in data if byte in self._byte_ids])
+        return ids if self._write(ids) == data else None
 
     def _write(self, ids: Sequence[int]) -> bytes | None:
         pieces = [piece for i in ids if (piece := self._tokens[i]) is not None]
@@ -187,6 +199,14 @@ class _Decoder:
         if self.byte_tokens and (match := _BYTE_TOKEN.fullmatch(word)):
             return bytes.fromhex(match[1])
         return (word.replace(self.space, " ") if self.space else word).encode()
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
@@ -225,24 +245,14 @@ def _read_decoder(backend: Tokenizer) -> _Decoder:
     return _Decoder(**found)
 
 
-def _without_prefix(pre_tokenizer: PreTokenizer) -> PreTokenizer | None:
-    """Copy a pre-tokenizer, without the space that some put before a text."""
-    state = _state(pre_tokenizer)
+def _without_prefix(state: dict[str, Any]) -> dict[str, Any]:
+    """Take from a pre-tokenizer the space that some put before a text."""
     for step in _steps(state, "pretokenizers"):
         if "prepend_scheme" in step:
             step["prepend_scheme"] = "never"
         if "add_prefix_space" in step:
             step["add_prefix_space"] = False
-    copy: PreTokenizer | None = _assemble(pre_tokenizer=state).pre_tokenizer
-    return copy
-
-
-def _without_dropout(model: Model) -> Model:
-    """Return the model itself, or a copy where its merges are drawn at random."""
-    if not getattr(model, "dropout", None):
-        return model
-    copy: Model = _assemble(model=_state(model) | {"dropout": None}).model
-    return copy
+    return state
 
 
 def _assemble(**parts: dict[str, Any]) -> Tokenizer:
@@ -282,6 +292,7 @@ def _byte_aliases() -> tuple[str, ...]:
 
 
 _SUPPORTED = "use a model with a byte-level or SentencePiece tokenizer"
+_BATCH = 1024  # encodings alive at once: Python's garbage collector walks them all, again and again
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 _ALIASES = _byte_aliases()
 # Characters below 256 that are no alias must not pass for Latin-1.

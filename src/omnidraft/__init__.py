@@ -1,0 +1,47 @@
+"""OmniDraft: one small drafter makes any causal language model faster and never changes what it says.
+
+    import omnidraft
+
+    model = omnidraft.load(target="zoo:target-a", drafter="zoo:drafter")
+    print(model.generate("Question: What is 2 plus 3? Answer:").text)
+
+Everything that needs PyTorch is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from omnidraft.errors import ConfigError, InputError, ModelError, NumericsError, OmniDraftError, PromptError
+
+if TYPE_CHECKING:
+    from omnidraft.api import Generation, OmniDraft, Stream, load
+
+__all__ = [
+    "ConfigError",
+    "Generation",
+    "InputError",
+    "ModelError",
+    "NumericsError",
+    "OmniDraft",
+    "OmniDraftError",
+    "PromptError",
+    "Stream",
+    "__version__",
+    "load",
+]
+__version__ = "0.1.0.dev0"
+
+_LATE = ("Generation", "OmniDraft", "Stream", "load")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATE:
+        from omnidraft import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATE})

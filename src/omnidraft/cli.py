@@ -1,0 +1,253 @@
+"""The command line: `omnidraft generate` and `omnidraft demo`.
+
+Answers go to stdout and everything else to stderr.  Exit codes: 0, 1 (something failed), 2 (bad input), 130 (Ctrl-C),
+141 (the reader of stdout is gone).
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import omnidraft
+from omnidraft import zoo
+from omnidraft.config import EVICTIONS, MAX_DRAFT_LEN, MODES, NGRAM_SEEDS, VERIFICATIONS, Drafting, Sampling, suggestion
+from omnidraft.errors import ConfigError, InputError, NumericsError, OmniDraftError, PromptError
+
+if TYPE_CHECKING:
+    from omnidraft.api import Generation, OmniDraft
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+NO_READER = 141  # 128 + SIGPIPE
+
+HELP = {
+    "temperature": "0 is greedy decoding",
+    "top_k": "keep only so many of the likeliest tokens; 0: all",
+    "top_p": "keep the likeliest tokens of this total probability; above 0, at most 1",
+    "min_p": "keep tokens at least so likely, relative to the likeliest",
+    "repetition_penalty": "above 1 makes tokens that have occurred less likely",
+    "draft_len": f"draft tokens a round, at most {MAX_DRAFT_LEN}; 0 is plain decoding",
+    "mode": f"how proposals are made and verified: {', '.join(MODES)}",
+    "verification": f"of a sampled draft: {', '.join(VERIFICATIONS)}",
+    "drafter_temperature": "the drafter's own temperature (default: the target's)",
+    "ngram_seed": f"n-grams that are active at first: {', '.join(NGRAM_SEEDS)}",
+    "ngram_bound": "n-grams that are active at a time at most (default: no bound)",
+    "ngram_eviction": f"which n-grams go when there are too many: {', '.join(EVICTIONS)}",
+}
+# the parameters of the Python interface that are no settings: default and help
+LOAD = {
+    "dtype": ("auto", "auto, float32, bfloat16 or float16, for both models"),
+    "device": ("auto", "auto, cpu, cuda, cuda:N or mps, for both models"),
+}
+GENERATE = {
+    "max_new_tokens": (256, "tokens of the answer at most"),
+    "seed": (0, "decides every draw"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without the character must not end the answer
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # libraries' advice to programmers
+            code = _run(sys.argv[1:] if arguments is None else arguments)
+        sys.stdout.flush()
+    except OmniDraftError as error:
+        _say(f"error: {error}")
+        # a model that returns NaN is as bad an input as one that cannot be read
+        return 2 if isinstance(error, InputError | NumericsError) else 1
+    except KeyboardInterrupt:
+        _say("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # the interpreter flushes stdout once more on its way out
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NO_READER
+    return code
+
+
+def _run(arguments: Sequence[str]) -> int:
+    try:
+        options, unknown = _parser().parse_known_args(arguments)
+    except SystemExit:  # after --help or --version
+        return 0
+    if unknown:
+        known = [_flag(name) for name in (*HELP, *LOAD, *GENERATE, "target", "drafter", "json")]
+        fix = suggestion(unknown[0], known) if unknown[0].startswith("-") else "put quotation marks around the prompt"
+        raise ConfigError(f"unknown argument {unknown[0]!r}: {fix}")
+    _quiet_libraries()
+    if options.command == "demo":
+        from omnidraft.demo import main as demo
+
+        return demo(as_json=options.json)
+    return _generate(options)
+
+
+def _quiet_libraries() -> None:
+    """Leave stderr to our own lines: no reports of retries, and progress bars only for someone who watches."""
+    from transformers.utils import logging as reports
+
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    if not sys.stderr.isatty():
+        reports.disable_progress_bar()
+
+
+# ---------------------------------------------------------------- generate
+
+
+def _generate(options: argparse.Namespace) -> int:
+    given = vars(options)
+    sampling, drafting = (
+        {f.name: given[f.name] for f in fields(cls) if f.name in given} for cls in (Sampling, Drafting)
+    )
+    # what is wrong with the options or the prompt is said before seconds are spent on loading
+    Sampling(**sampling)
+    Drafting(**drafting)
+    prompt = _prompt(options.prompt)
+    from omnidraft.api import load
+
+    loading = {name: given[name] for name in LOAD if name in given}
+    model = load(options.target, options.drafter, warn=_say, **loading, **drafting)
+    for role, m in _models(model).items():
+        _say(f"{role} {m['name']} in {m['dtype']} on {m['device']} ({m['dtype_reason']})")
+    stream = model.stream(prompt, **{name: given[name] for name in GENERATE if name in given}, **sampling)
+    code = 0
+    try:
+        for piece in stream:
+            if not options.json:
+                print(piece, end="", flush=True)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    finally:
+        if not options.json:
+            print()
+    if options.json:
+        print(_as_json(model, stream.result))
+    _say(_summary(stream.result))
+    return code
+
+
+def _prompt(argument: str) -> str:
+    """The prompt as given, or all of stdin for `-`, without its last line end."""
+    if argument != "-":
+        text = argument
+    else:
+        try:
+            text = sys.stdin.buffer.read().decode()
+        except UnicodeDecodeError as error:
+            raise PromptError(f"the prompt on stdin is no UTF-8 ({error}): convert it") from error
+        text = text.removesuffix("\n").removesuffix("\r")
+    if not text:
+        raise PromptError("the prompt is empty: give some text, or - to read it from stdin")
+    return text
+
+
+def _models(model: OmniDraft) -> dict[str, dict[str, str]]:
+    loaded = {"target": model.target, "drafter": model.drafter}
+    return {
+        role: {
+            "name": m.name,
+            "dtype": str(m.lm.dtype).removeprefix("torch."),
+            "dtype_reason": m.dtype_reason,
+            "device": str(m.lm.device),
+        }
+        for role, m in loaded.items()
+        if m is not None
+    }
+
+
+def _as_json(model: OmniDraft, result: Generation) -> str:
+    return json.dumps(
+        {
+            "text": result.text,
+            "token_ids": result.token_ids,
+            "finish_reason": result.finish_reason,
+            "stats": result.stats.as_dict(),
+            **_models(model),
+        }
+    )
+
+
+def _summary(result: Generation) -> str:
+    stats = result.stats
+    return (
+        f"{stats.tokens} tokens in {stats.seconds:.2f} s, prompt included ({stats.tokens_per_s:.1f} a second); "
+        f"block efficiency {stats.block_efficiency:.2f}, acceptance rate {stats.acceptance_rate:.2f}; "
+        f"ended by {result.finish_reason}"
+    )
+
+
+def _say(message: str) -> None:
+    print(f"omnidraft: {message}".replace("\n", " "), file=sys.stderr, flush=True)
+
+
+# ---------------------------------------------------------------- arguments
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}: see {self.prog} --help")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="omnidraft", description="Faster answers of any causal language model, unchanged.")
+    parser.add_argument("--version", action="version", version=f"omnidraft {omnidraft.__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    generate = commands.add_parser("generate", help="continue a prompt", allow_abbrev=False)
+    embedded = {role: ", ".join(zoo.PREFIX + name for name in zoo.names(role)) for role in ("target", "drafter")}
+    generate.add_argument("prompt", metavar="PROMPT", help="the text to continue; - reads it from stdin")
+    generate.add_argument(
+        "--target", required=True, metavar="MODEL", help=f"a folder, a hub id, or one that ships: {embedded['target']}"
+    )
+    generate.add_argument("--drafter", metavar="MODEL", help=f"likewise ({embedded['drafter']}); default: none")
+    generate.add_argument("--json", action="store_true", help="print one JSON object with text, token ids and stats")
+    _add(generate, "models", LOAD)
+    _add(generate, "drafting", _settings(Drafting))
+    _add(generate, "sampling", {**GENERATE, **_settings(Sampling)})
+
+    demo = commands.add_parser("demo", help="see the models that ship at work", allow_abbrev=False)
+    demo.add_argument("--json", action="store_true", help="print the figures as JSON, on the last line of stdout")
+    return parser
+
+
+def _settings(cls: type[Sampling | Drafting]) -> dict[str, tuple[Any, str]]:
+    return {f.name: (f.default, HELP[f.name]) for f in fields(cls)}
+
+
+def _add(parser: argparse.ArgumentParser, title: str, options: dict[str, tuple[Any, str]]) -> None:
+    """Flags that are absent from the result where they are not given, so that defaults have one home."""
+    group = parser.add_argument_group(title)
+    for name, (default, text) in options.items():
+        numeric = not isinstance(default, str)
+        group.add_argument(
+            _flag(name),
+            type=_number if numeric else str,
+            metavar="N" if numeric else "NAME",
+            default=argparse.SUPPRESS,
+            help=text if default is None else f"{text} (default: {default})",
+        )
+
+
+def _number(text: str) -> int | float | str:
+    """A number where it is one; the settings themselves refuse anything else, and say what is allowed."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,299 @@
+"""Language models behind one small interface, read from a folder or from the Hugging Face hub.
+
+LanguageModel      what the engine and the drafter ask of a model: append, read logits, crop
+TransformersModel  a `transformers` causal model on a KV cache that can be cropped at any point
+load_model         folder or hub id -> LoadedModel: the model, its tokenizer, and why it has its dtype
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from omnidraft.errors import ConfigError, InputError, ModelError, NumericsError, PromptError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+CHUNK = 512  # ids read in one go: bounds the memory that the attention over a long prompt takes
+NO_LIMIT = 2**63 - 1  # context of a model without a largest position
+BF16_PARAMETERS = 100_000_000  # below this, a token took as long in bfloat16 as in float32 on a CPU with AMX
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}  # layers that cache one entry a token
+SUPPORTED = "a decoder-only causal model whose layers are all full, sliding or chunked attention"
+HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+
+
+class LanguageModel(Protocol):
+    """A causal language model with a KV cache that holds one text."""
+
+    vocab_size: int  # rows of the logits, padded ids included
+    context: int  # most tokens the cache can hold
+
+    @property
+    def length(self) -> int:
+        """Tokens now in the cache."""
+
+    def forward(self, ids: Sequence[int], keep: int) -> torch.Tensor:
+        """Append `ids` to the cache and return the logits of the last `keep` of them, (keep, vocab_size) float32."""
+
+    def crop(self, length: int) -> None:
+        """Keep the first `length` tokens of the cache, 0 <= length <= self.length."""
+
+
+class TransformersModel:
+    """A `transformers` causal language model, batch 1.
+
+    Raises ModelError for a model whose state cannot be rolled back to an earlier token.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        from transformers import DynamicCache
+
+        _refuse_unsupported(model)
+        config = model.config.get_text_config(decoder=True)
+        self.model = model.eval()
+        self.name = model.name_or_path or type(model).__name__
+        self.device, self.dtype = model.device, model.dtype
+        self.vocab_size: int = getattr(model.get_output_embeddings(), "out_features", config.vocab_size)
+        self.context = _context(config)
+        self.eos = _eos(model)  # ids that end a text
+        self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
+        # Made without a config, so that layers with a sliding window keep every key as well: what a window has
+        # dropped, no crop could bring back.  The window itself is in the attention mask.
+        self._new_cache = DynamicCache
+        self._cache = DynamicCache()
+        self._length = 0
+
+    @property
+    def length(self) -> int:
+        """Tokens now in the cache."""
+        return self._length
+
+    @torch.inference_mode()
+    def forward(self, ids: Sequence[int], keep: int) -> torch.Tensor:
+        """Append `ids` to the cache and return the logits of the last `keep` of them.
+
+        Returns (keep, vocab_size) float32 on the model's device, an inference tensor: clone it before autograd or
+        in-place work.  Raises PromptError for ids outside the vocabulary or beyond the context, InputError for a
+        `keep` outside 0..len(ids), both before anything is read; NumericsError for logits that are NaN or +inf, or
+        -inf throughout a row.  After NumericsError, or any interruption, the cache is empty.
+        """
+        self._check(ids, keep)
+        try:
+            logits = self._read(ids, keep)
+            # the largest entry of a row is NaN or infinite if any is NaN or +inf, or if all are -inf
+            if not all(map(math.isfinite, logits.amax(-1).tolist())):
+                raise NumericsError(
+                    f"model {self.name!r} returned NaN or infinite logits in {self.dtype}, finite ones are needed: "
+                    "load it with dtype='float32', or check its weights"
+                )
+        except BaseException:
+            # a pass that stops half-way leaves layers of unequal length behind, which no crop can repair
+            self.crop(0)
+            raise
+        return logits
+
+    def crop(self, length: int) -> None:
+        """Keep the first `length` tokens of the cache; raises InputError unless 0 <= length <= self.length."""
+        if not 0 <= length <= self._length:
+            raise InputError(f"cannot crop a cache of {self._length} tokens to {length}: use 0..{self._length}")
+        if length == 0:
+            self._cache = self._new_cache()
+        elif length < self._length:
+            self._cache.crop(length - self._length)  # negative: so many tokens less
+        self._length = length
+
+    def _check(self, ids: Sequence[int], keep: int) -> None:
+        if not 0 <= keep <= len(ids):
+            raise InputError(f"cannot return logits of {keep} positions out of {len(ids)}: use 0..{len(ids)}")
+        if self._length + len(ids) > self.context:
+            raise PromptError(
+                f"{self._length} + {len(ids)} tokens do not fit model {self.name!r}, which holds {self.context}: "
+                "shorten the prompt or generate fewer tokens"
+            )
+        if ids and (min(ids) < 0 or max(ids) >= self.vocab_size):
+            # checked here because on a GPU it is a crash that only a new process recovers from
+            wrong = next(i for i in ids if not 0 <= i < self.vocab_size)
+            allowed = f"0..{self.vocab_size - 1}, the vocabulary of model {self.name!r}"
+            raise PromptError(f"token id {wrong} is not in {allowed}: use the tokenizer that belongs to it")
+
+    def _read(self, ids: Sequence[int], keep: int) -> torch.Tensor:
+        """The model over `ids` in chunks; logits (keep, vocab_size) float32."""
+        kept = []
+        for start in range(0, len(ids), CHUNK):
+            chunk = ids[start : start + CHUNK]
+            inputs = torch.tensor([chunk], device=self.device)  # (1, T)
+            rows = len(chunk) - max(0, len(ids) - keep - start)  # of the chunk's positions, how many are asked for
+            select = {"logits_to_keep": max(rows, 1)} if self._selects else {}  # 0 would mean all
+            output = self.model(inputs, past_key_values=self._cache, use_cache=True, **select)
+            self._length += len(chunk)
+            if self._cache.get_seq_length() != self._length:
+                raise ModelError(f"model {self.name!r} does not use the KV cache it is given: use {SUPPORTED}")
+            if rows > 0:
+                kept.append(output.logits[0, -rows:].float())
+        if not kept:
+            return torch.empty(0, self.vocab_size, device=self.device)
+        return kept[0] if len(kept) == 1 else torch.cat(kept)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A language model with the tokenizer it came with."""
+
+    lm: TransformersModel
+    tokenizer: PreTrainedTokenizerBase
+    name: str  # hub id, or the folder's own name
+    dtype_reason: str  # why the weights have the dtype they have, one phrase
+
+
+def load_model(name: str | Path, dtype: str = "auto", device: str = "auto") -> LoadedModel:
+    """Load a causal language model and its tokenizer from a folder or by its hub id.
+
+    A folder is read without any network access, and code that comes with a model is never run.  `dtype` is auto or a
+    key of DTYPES; `device` is auto, cpu, cuda, cuda:N or mps.  Raises ConfigError for these two, ModelError for
+    everything that is wrong with the model.
+    """
+    if dtype != "auto" and dtype not in DTYPES:
+        raise ConfigError(f"dtype {dtype!r} is not known: use auto, {', '.join(DTYPES)}")
+    place = _device(device)
+    source, local = _source(name)
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    options: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False}
+    with _reading("config.json", source, local):
+        config = AutoConfig.from_pretrained(source, **options)
+    # before a class is chosen: of some encoder-decoders the decoder alone would be loaded
+    if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        kind = "an encoder-decoder" if config.is_encoder_decoder else "no causal language model"
+        raise ModelError(f"model {source!r} of type {config.model_type!r} is {kind}: use {SUPPORTED}")
+    auto: Any = AutoModelForCausalLM
+    with _reading("config.json", source, local), torch.device("meta"):
+        skeleton = auto.from_config(config)  # no storage: to look at before gigabytes of weights are read
+    _refuse_unsupported(skeleton)
+    chosen, reason = DTYPES.get(dtype), "asked for"
+    if chosen is None:
+        chosen, reason = _choose_dtype(place, config.dtype, skeleton.num_parameters())
+    with _reading("tokenizer", source, local):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, **options)
+    if not tokenizer.is_fast:
+        raise ModelError(f"model {source!r} has no fast tokenizer, which is needed: add its tokenizer.json")
+    with _reading("weights", source, local):
+        options |= {"dtype": chosen, "ignore_mismatched_sizes": True, "output_loading_info": True}
+        model, report = auto.from_pretrained(source, **options)
+        model = model.to(place)
+    # what the files lack is filled with random numbers, which must not pass for a model
+    lacking = sorted(report["missing_keys"]) + sorted(entry[0] for entry in report["mismatched_keys"])
+    if lacking:
+        raise ModelError(
+            f"the weights of model {source!r} do not fit its config.json: {len(lacking)} tensors are missing or of "
+            f"another shape, first {lacking[0]!r}: get the complete files"
+        )
+    return LoadedModel(TransformersModel(model), tokenizer, Path(source).resolve().name if local else source, reason)
+
+
+def _refuse_unsupported(model: PreTrainedModel) -> None:
+    """Raise ModelError unless what `model` keeps of a text is one entry a token and layer, blind to later tokens."""
+    config = model.config
+    kinds = set(getattr(config.get_text_config(decoder=True), "layer_types", None) or ()) - ATTENTION
+    blind = all(getattr(module, "is_causal", True) for module in model.modules())
+    if config.is_encoder_decoder:
+        found = "an encoder"
+    elif kinds:
+        found = f"layers of kind {', '.join(sorted(kinds))}, whose state cannot be rolled back"
+    elif getattr(model, "_is_stateful", False) or "past_key_values" not in inspect.signature(model.forward).parameters:
+        found = "a state other than a KV cache, which cannot be rolled back"
+    elif not blind and not getattr(config, "is_decoder", True):  # an image tower may look both ways
+        found = "attention to later tokens"
+    else:
+        return
+    raise ModelError(f"model {model.name_or_path!r} ({type(model).__name__}) has {found}: use {SUPPORTED}")
+
+
+@contextmanager
+def _reading(part: str, source: str, local: bool) -> Iterator[None]:
+    """Turn whatever goes wrong inside into one line, and hold back the reports printed on the way."""
+    from transformers.utils import logging
+
+    fix = "check the folder's files" if local else "check the name and the connection, or give a folder that exists"
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    except Exception as error:  # damaged files raise anything, KeyError and ZeroDivisionError included
+        reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
+        raise ModelError(f"cannot read the {part} of model {source!r} ({reason}): {fix}") from error
+    finally:
+        logging.set_verbosity(level)
+
+
+def _source(name: str | Path) -> tuple[str, bool]:
+    """What to load from, and whether it is a folder."""
+    folder = Path(name).expanduser()
+    if str(name) and folder.is_dir():  # an empty name would be the working directory
+        return str(folder), True
+    if isinstance(name, Path) or folder.exists() or not HUB_ID.fullmatch(name):
+        kind = "a file" if folder.is_file() else "no folder that exists"
+        raise ModelError(f"model {str(name)!r} is {kind}: give a folder with a config.json or a hub id, owner/name")
+    return name, False
+
+
+def _device(asked: str) -> torch.device:
+    if asked == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    match = re.fullmatch(r"(cpu|cuda|mps)(?::(\d+))?", asked)
+    if match is None or int(match[2] or 0) >= there[match[1]]:
+        names = [kind for kind, count in there.items() if count]
+        raise ConfigError(f"device {asked!r} is not here: use auto or {', '.join(names)}")
+    return torch.device(asked)
+
+
+def _choose_dtype(device: torch.device, stored: torch.dtype | None, parameters: int) -> tuple[torch.dtype, str]:
+    """The dtype for `auto` and the reason; `stored` is the checkpoint's own."""
+    small = parameters < BF16_PARAMETERS
+    gpu = device.type == "cuda"
+    if gpu and (stored == torch.float16 or (small and stored in {torch.float32, None})):
+        return stored or torch.float32, "as stored"
+    if not _has_bfloat16(device):
+        return torch.float32, f"this {device.type} does not compute in bfloat16"
+    if small and not gpu:
+        return torch.float32, f"bfloat16 is no faster below {BF16_PARAMETERS // 10**6}M parameters"
+    return torch.bfloat16, f"this {device.type} computes in it, and half the bytes are read"
+
+
+def _has_bfloat16(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    # older versions of PyTorch do not tell what a CPU can do
+    able: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)() if device.type == "cpu" else {}
+    return bool(able.get("amx_bf16") or able.get("avx512_bf16"))
+
+
+def _context(config: PreTrainedConfig) -> int:
+    """Most positions at which the logits do not depend on how the text was split into passes."""
+    names = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
+    sizes = [getattr(config, name, None) for name in names]
+    rope = getattr(config, "rope_parameters", None) or {}
+    for part in (rope, *rope.values()):  # one set for all layers, or one for each kind of layer
+        # beyond this length longrope turns every key of a pass by another angle, but none of those in the cache
+        if isinstance(part, dict) and part.get("rope_type") == "longrope":
+            sizes += [part.get("original_max_position_embeddings")]
+    return min((int(size) for size in sizes if size), default=NO_LIMIT)
+
+
+def _eos(model: PreTrainedModel) -> tuple[int, ...]:
+    """Ids that end a text: the generation config's, else the model config's."""
+    sources = (model.generation_config, model.config, model.config.get_text_config(decoder=True))
+    eos = next((ids for source in sources if (ids := getattr(source, "eos_token_id", None)) is not None), ())
+    return tuple(eos) if isinstance(eos, list | tuple) else (eos,)

@@ -1,0 +1,53 @@
+"""Two small random models of different tokenizers, in folders as users have them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, processors
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from small_tokenizers import byte_level, sentencepiece, wrap
+
+CONTEXT = 4096
+
+
+def save_model(folder: Path, tokenizer: Tokenizer, seed: int) -> Path:
+    """A two-layer model whose greedy text does not settle into one token: its head is scaled up."""
+    bos = tokenizer.token_to_id("<s>")
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", bos)])
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True,
+        initializer_range=0.2,
+        bos_token_id=bos,
+        eos_token_id=tokenizer.token_to_id("</s>"),
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    wrap(tokenizer).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("models") / "target", byte_level(), seed=1)
+
+
+@pytest.fixture(scope="session")
+def drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("models") / "drafter", sentencepiece(), seed=2)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty OMNIDRAFT_HOME."""
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
