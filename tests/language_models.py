@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
@@ -77,7 +78,7 @@ class Constant(_Base):
         self._logits = torch.zeros(vocab_size)
         self._logits[token] = 20.0
 
-    def row(self, ids: tuple[int, ...]) -> torch.Tensor:
+    def row(self, ids: tuple[int, ...]) -> torch.Tensor:  # noqa: ARG002 (it looks at nothing)
         return self._logits
 
 
@@ -94,7 +95,7 @@ class Bigram(_Base):
         self._blur = blur
         for sequence in sequences:
             self._all.update(sequence)
-            for before, after in zip(sequence, sequence[1:], strict=False):
+            for before, after in itertools.pairwise(sequence):
                 self._pairs[before][after] += 1
         self._rows: dict[int, torch.Tensor] = {}
 

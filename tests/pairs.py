@@ -8,8 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, Qwen2Config
-from transformers import Qwen2ForCausalLM
+from transformers import (
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerBase,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from omnidraft.config import Drafting
 from omnidraft.context import Translator
@@ -69,7 +75,7 @@ def engine(
 def random_model(kind: str, vocab_size: int, seed: int, layers: int = 2, context: int = 512) -> TransformersModel:
     """A tiny random model whose greedy text does not settle into one token: its head is scaled up."""
     torch.manual_seed(seed)
-    shape = {
+    shape: dict[str, Any] = {
         "vocab_size": vocab_size,
         "hidden_size": 32,
         "intermediate_size": 48,

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from language_models import Constant, Scripted
-from pairs import Language, engine, generate, language, random_model, tokens
-from shared_data import shared
 
+from language_models import Constant, Scripted
 from omnidraft.config import Sampling
 from omnidraft.engine import Engine, Round
-from omnidraft.models import TransformersModel, load_model
+from omnidraft.models import LanguageModel, TransformersModel, load_model
 from omnidraft.sampling import GeneratorDraw
+from omnidraft.vocab import Vocab
 from omnidraft.zoo import path as zoo_path
+from pairs import Language, engine, generate, language, random_model, tokens
+from shared_data import shared
 
 TEXT = "Question: A baker has 3 trays with 12 rolls each and sells 20 of them. How many rolls are left?\nAnswer:"
 NAMES = ("llama2", "llama3", "qwen2")
@@ -49,7 +51,7 @@ def test_real_tokenizers(target_name: str, drafter_name: str) -> None:
     expected = generate(target, prompt, 48)
     assert len(set(expected)) > 24, "the target's text must be worth comparing"
     size = drafter_language.vocab.size
-    drafters = {
+    drafters: dict[str, LanguageModel] = {
         "knowing": scripted(target_language, drafter_language, prompt, expected, wrong=0),
         "half knowing": scripted(target_language, drafter_language, prompt, expected, wrong=5),
         "constant": Constant(size, 300),
@@ -102,8 +104,8 @@ PROMPTS = {
 }
 
 
-@pytest.mark.parametrize("drafter_name", ("drafter", "stories", "target-a"))
-@pytest.mark.parametrize("target_name", ("target-a", "stories", "drafter"))
+@pytest.mark.parametrize("drafter_name", ["drafter", "stories", "target-a"])
+@pytest.mark.parametrize("target_name", ["target-a", "stories", "drafter"])
 def test_trained_models(
     zoo: dict[str, tuple[TransformersModel, Language]], target_name: str, drafter_name: str
 ) -> None:
@@ -166,7 +168,7 @@ def test_the_target_s_context_ends_the_text(zoo: dict[str, tuple[TransformersMod
     assert tokens(rounds) == generate(target, prompt, 21, target_language.vocab.eos)
 
 
-@pytest.mark.parametrize("k", (1, 3, 8))
+@pytest.mark.parametrize("k", [1, 3, 8])
 def test_an_end_of_text_anywhere_in_a_round(zoo: dict[str, tuple[TransformersModel, Language]], k: int) -> None:
     (target, target_language), (_, drafter_language) = zoo["target-a"], zoo["drafter"]
     prompt = target_language.tokenizer(TEXT)["input_ids"]
@@ -182,13 +184,11 @@ def test_an_end_of_text_anywhere_in_a_round(zoo: dict[str, tuple[TransformersMod
         assert rounds[-1].finish == "eos"
 
 
-def _with_eos(language_: Language, eos: int):  # type: ignore[no-untyped-def]
-    from dataclasses import replace
-
+def _with_eos(language_: Language, eos: int) -> Vocab:
     return replace(language_.vocab, eos=(eos,), fingerprint=f"{language_.vocab.fingerprint} {eos}")
 
 
-@pytest.mark.parametrize("count", (1, 2, 3, 5, 9))
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 9])
 def test_never_more_tokens_than_asked_for(zoo: dict[str, tuple[TransformersModel, Language]], count: int) -> None:
     (target, target_language), (_, drafter_language) = zoo["target-a"], zoo["drafter"]
     prompt = target_language.tokenizer(TEXT)["input_ids"]

@@ -273,3 +273,16 @@ def test_the_figures_of_the_design(name: str, matches: int, tokens: int, nodes: 
 def test_special_tokens_are_no_byte_matches(name: str, matches: int) -> None:
     # Qwen2 has the ordinary tokens "<unk>", "<s>" and "</s>", which write text; those of Llama 2 write nothing.
     assert byte_matches(real("llama2")[0], real(name)[0]) == matches
+
+
+def test_of_equal_spellings_the_one_that_texts_are_made_of_is_the_owner() -> None:
+    """SentencePiece has every letter as a byte as well, with a lower id; the target never writes that one."""
+    tokenizer = real_tokenizer("llama2")
+    vocab = read_vocab(tokenizer)
+    speller = Speller(tokenizer, vocab)
+    table = build_table(vocab, vocab, speller, speller)
+    byte, letter = (int(tokenizer.get_vocab()[token]) for token in ("<0x41>", "A"))
+    assert byte < letter
+    assert table.spelling(byte).tolist() == table.spelling(letter).tolist() == [letter]
+    assert table.node[letter] >= 0
+    assert table.node[byte] == -1

@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
-from language_models import Bigram, Remembering
-from pairs import Language, engine, language
 from scipy import stats
-from shared_data import shared
 
+from language_models import Bigram, Remembering
 from omnidraft import verify
 from omnidraft.config import Sampling
 from omnidraft.engine import Engine
 from omnidraft.models import LanguageModel, load_model
 from omnidraft.sampling import GeneratorDraw, softmax, target_processors
 from omnidraft.zoo import path as zoo_path
+from pairs import Language, engine, language
+from shared_data import shared
 
 TESTS = 16  # for the correction: no more χ² tests than this are made here
 ALPHA = 1e-4 / TESTS
@@ -37,7 +36,8 @@ def joint_law(model: LanguageModel, prompt: list[int], eos: tuple[int, ...], sam
 
     def next_law(ids: list[int]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         model.crop(0)
-        return softmax(processors(torch.tensor([ids]), model.forward(ids, 1).float())[0])
+        scores = processors(torch.tensor([ids]), model.forward(ids, 1).float())  # type: ignore[arg-type]
+        return softmax(scores[0])
 
     law: Law = {}
     first = next_law(prompt)
@@ -167,7 +167,7 @@ def test_intersection_mode(trained: World) -> None:
 
 
 @pytest.fixture
-def colder_record(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _colder_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts from one temperature, records another: q is not what the token was drawn from."""
 
     class Colder(GeneratorDraw):
@@ -175,11 +175,10 @@ def colder_record(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             return super().__call__(weights**1.5 if len(weights) == 4096 else weights)
 
     monkeypatch.setattr("test_statistical_law.GeneratorDraw", Colder)
-    yield
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("colder_record")
+@pytest.mark.usefixtures("_colder_record")
 def test_a_colder_draw_than_recorded_is_found(trained: World) -> None:
     p, _ = trained.check(ANSWER, 12_000, SAMPLING, draft_len=4)
     assert p < ALPHA
@@ -187,13 +186,13 @@ def test_a_colder_draw_than_recorded_is_found(trained: World) -> None:
 
 @pytest.mark.slow
 def test_a_root_law_not_renormalised_is_found(trained: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify, "_drafter_root", lambda cache, q, after: q)
+    monkeypatch.setattr(verify, "_drafter_root", lambda _cache, q, _after: q)
     p, _ = trained.check(ANSWER, 12_000, SAMPLING, draft_len=4, verification="token")
     assert p < ALPHA
 
 
 @pytest.mark.slow
 def test_a_correction_from_the_whole_law_is_found(trained: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify, "_correct", lambda cache, residual, p, draw: draw(p))
+    monkeypatch.setattr(verify, "_correct", lambda _cache, _residual, p, draw: draw(p))
     p, _ = trained.check(ANSWER, 12_000, SAMPLING, draft_len=4, verification="token")
     assert p < ALPHA

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
-from shared_data import shared
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from omnidraft import zoo
 from omnidraft.errors import ModelError
+from shared_data import shared
 
 SOURCE = Path(zoo.__file__).parents[1]
 FIRST_HALF_MB = 45
@@ -24,7 +24,8 @@ def rows(count: int) -> list[dict[str, str]]:
 
 
 def test_names() -> None:
-    assert zoo.names("drafter") and zoo.names("target")
+    assert zoo.names("drafter")
+    assert zoo.names("target")
     assert set(zoo.names()) == {*zoo.names("drafter"), *zoo.names("target")}
     with pytest.raises(ModelError, match="use one of"):
         zoo.path("nothing")
@@ -43,7 +44,7 @@ def test_weights_are_bfloat16_and_small() -> None:
         weights = zoo.path(name) / "model.safetensors"
         size += sum(file.stat().st_size for file in zoo.path(name).iterdir())
         with safe_open(weights, "pt") as file:
-            assert {file.get_slice(key).get_dtype() for key in file.keys()} == {"BF16"}
+            assert {file.get_slice(key).get_dtype() for key in file.keys()}  # noqa: SIM118 == {"BF16"}
     assert size <= FIRST_HALF_MB * 2**20
 
 

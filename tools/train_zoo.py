@@ -58,7 +58,7 @@ class Recipe:
 
 RECIPES = {
     "drafter": Recipe("sentencepiece", 4096, 2, 256, 640, {"code": 0.9, "gsm8k": 0.1}, tokens=16_000_000),
-    "target-a": Recipe("bytelevel", 8192, 16, 256, 640, {"gsm8k": 0.74, "mbpp": 0.08, "code": 0.18}, tokens=7_800_000),
+    "target-a": Recipe("bytelevel", 8192, 16, 256, 640, {"gsm8k": 0.74, "mbpp": 0.08, "code": 0.18}, tokens=6_300_000),
 }
 
 
