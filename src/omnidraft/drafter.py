@@ -52,7 +52,7 @@ class Drafter:
         logits = self._catch_up(room=length)
         while True:
             q = _allow(tempered(logits, temperature), allowed)
-            token = draw(q) if temperature > 0 else int(q.argmax())
+            token = int(q.argmax()) if q.max() == 1 else draw(q)  # as `q` says, which a mask may have changed
             tokens.append(token)
             vectors.append(q)
             if not read(token) or len(tokens) == length:

@@ -170,6 +170,8 @@ class Engine:
         """How many tokens to draft: no more than could be emitted, none where the context may run out."""
         if self.pair is None or len(ids) + self._reach > self.target.context:
             return 0
+        if self._direct is not None and not self._direct.mapped.any():
+            return 0
         return min(self.drafting.draft_len, end - len(ids) - 1, self.pair.drafter.model.context // 2)
 
     def _propose(self, length: int, sampling: Sampling, draw: Draw) -> _Draft:
@@ -185,7 +187,7 @@ class Engine:
             )
             merged = merge(tokens, cache, direct)
             proposals = [proposal.token for proposal in merged]
-            return _Draft(tokens, vectors, proposals, None, merged, proposals[-1] in self.eos)
+            return _Draft(tokens, vectors, proposals, None, merged, bool(proposals) and proposals[-1] in self.eos)
         walk = Walk(cache, self.eos)
         allowed = self._direct.mapped if self._direct else None
         tokens, vectors = drafter.draft(length, temperature, draw, walk.read, allowed)

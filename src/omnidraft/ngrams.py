@@ -233,7 +233,7 @@ class NgramCache:
     def load(self, path: Path) -> None:
         """Take over the records of `path`; raises ModelError if it is unreadable or of another tokenizer pair."""
         try:
-            with np.load(path, allow_pickle=False) as data:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as data:  # numpy leaves a bad file open
                 arrays = {name: data[name] for name in data.files}
             if int(arrays["format"]) != FORMAT or str(arrays["fingerprint"]) != self.table.fingerprint:
                 raise ModelError(
@@ -242,14 +242,17 @@ class NgramCache:
             token = arrays["token"]
             active = (self.table.node >= 0) & (~self._ngram | (str(arrays["seed"]) == "vocabulary"))
             active[token] = arrays["active"]
-            self.hits[token] = arrays["hits"]
-            self.false_merges[token] = arrays["false_merges"]
-            self.last_use[token] = arrays["last_use"]
-            self._clock = int(arrays["clock"])
-        except (OSError, KeyError, ValueError, IndexError, zipfile.BadZipFile) as error:
-            if isinstance(error, ModelError):
-                raise
+            hits, false_merges, last_use = (np.zeros(self.table.target_size, np.int32) for _ in range(3))
+            hits[token] = arrays["hits"]
+            false_merges[token] = arrays["false_merges"]
+            last_use[token] = arrays["last_use"]
+            clock = int(arrays["clock"])
+        except ModelError:
+            raise
+        # what `zipfile` and `numpy` raise for a damaged archive; RuntimeError: a flag that asks for a password
+        except (OSError, EOFError, LookupError, TypeError, ValueError, RuntimeError, zipfile.BadZipFile) as error:
             raise ModelError(f"n-gram cache {path} cannot be read ({error}); remove or rename it") from error
+        self.hits, self.false_merges, self.last_use, self._clock = hits, false_merges, last_use, clock
         self._set_active(active)
         self._evict()
         self._refresh()
