@@ -12,6 +12,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from small_tokenizers import byte_level, sentencepiece, wrap
 
 CONTEXT = 4096
+# the models here are too small for a second thread to help, and idle threads of several test processes get in each
+# other's way
+torch.set_num_threads(1)
 
 
 def save_model(folder: Path, tokenizer: Tokenizer, seed: int) -> Path:

@@ -1,4 +1,4 @@
-"""Language models for tests: remembering, scripted, and counted from text."""
+"""Language models for tests: scripted, constant, and counted from text."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 import torch
-
-from omnidraft.models import LanguageModel
 
 
 class _Base:
@@ -35,21 +33,6 @@ class _Base:
 
     def row(self, ids: tuple[int, ...]) -> torch.Tensor:
         raise NotImplementedError
-
-
-class Remembering(_Base):
-    """Another model, each of whose rows is computed once: for many samples after one prompt."""
-
-    def __init__(self, model: LanguageModel) -> None:
-        super().__init__(model.vocab_size, model.context)
-        self._model = model
-        self._rows: dict[tuple[int, ...], torch.Tensor] = {}
-
-    def row(self, ids: tuple[int, ...]) -> torch.Tensor:
-        if ids not in self._rows:
-            self._model.crop(0)
-            self._rows[ids] = self._model.forward(list(ids), 1)[-1].clone()
-        return self._rows[ids]
 
 
 class Scripted(_Base):

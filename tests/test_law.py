@@ -38,13 +38,12 @@ LONG = ("long", "long nested")  # four drafter tokens that never end a draft: th
 # Modes and temperatures that claim exactness.  `intersection` with n-grams active is masked drafting.
 VARIANTS: dict[str, tuple[dict[str, object], Sampling]] = {
     "masked": ({"mode": "intersection"}, SAMPLED),
+    "masked, greedy drafter": ({"mode": "intersection", "drafter_temperature": 0.0}, SAMPLED),
     "cooler drafter": ({"drafter_temperature": 0.5}, SAMPLED),
     "greedy drafter": ({"drafter_temperature": 0.0}, SAMPLED),
     "hotter target": ({"drafter_temperature": 1.0}, Sampling(temperature=1.7)),
     "top-k": ({}, Sampling(temperature=1.0, top_k=2)),
-    "top-p": ({}, Sampling(temperature=0.8, top_p=0.7)),
-    "min-p": ({}, Sampling(temperature=1.0, min_p=0.2)),
-    "all filters": ({}, Sampling(temperature=1.3, top_k=4, top_p=0.9, min_p=0.05)),
+    "top-p and min-p": ({}, Sampling(temperature=0.8, top_k=5, top_p=0.8, min_p=0.15)),
     "greedy target": ({"drafter_temperature": 1.0}, Sampling()),
     "greedy target and drafter": ({}, Sampling()),
     "masked, greedy target": ({"mode": "intersection", "drafter_temperature": 1.0}, Sampling()),
@@ -115,20 +114,22 @@ def assert_exact_in_a_random_world(data: st.DataObject, most: int) -> None:
     cache.frozen = True
     drafting: dict[str, object] = {
         "draft_len": data.draw(st.integers(1, most)),
+        "mode": data.draw(st.sampled_from(["exact", "exact", "intersection"])),
         "verification": data.draw(st.sampled_from(VERIFICATIONS)),
-        "drafter_temperature": data.draw(st.sampled_from([None, 0.5])),
+        "drafter_temperature": data.draw(st.sampled_from([None, 0.0, 0.5, 2.0])),
     }
-    assert deviation(world, world.engine(cache, **drafting), 2) < EXACT
+    sampling = data.draw(st.sampled_from([SAMPLED, Sampling(temperature=0.7, top_k=3), Sampling()]))
+    assert deviation(world, world.engine(cache, **drafting), 2, sampling) < EXACT
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_random_vocabularies(data: st.DataObject) -> None:
     assert_exact_in_a_random_world(data, most=2)
 
 
 @pytest.mark.slow
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(st.data())
 def test_many_random_vocabularies(data: st.DataObject) -> None:
     assert_exact_in_a_random_world(data, most=3)
@@ -153,7 +154,7 @@ def test_a_draft_may_end_after_any_prefix(shape: str, monkeypatch: pytest.Monkey
     assert lengths == {1, 2, 3}
 
 
-class CallsCounted:
+class Rolling:
     """A processor with a law that depends on all the ids, and a record of what it was shown."""
 
     def __init__(self) -> None:
@@ -161,17 +162,16 @@ class CallsCounted:
 
     def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         self.seen.append(tuple(ids[0].tolist()))
-        counts = torch.bincount(ids[0], minlength=scores.shape[-1])
-        return scores - counts * (1 + ids[0, -1])
+        return torch.roll(scores, 1 + int(ids.sum()), dims=-1)
 
 
-@pytest.mark.parametrize("penalty", [1.0, 1.8])
+@pytest.mark.parametrize(("temperature", "penalty"), [(1.0, 1.0), (1.0, 1.8), (0.0, 1.0)])
 @pytest.mark.parametrize("shape", ["full", "long nested", "duplicate"])
-def test_processors_see_what_plain_decoding_would_show_them(shape: str, penalty: float) -> None:
+def test_processors_see_what_plain_decoding_would_show_them(shape: str, temperature: float, penalty: float) -> None:
     world = make_world(shape, 3)
-    engine = world.engine(draft_len=2)
-    sampling = Sampling(temperature=1.0, repetition_penalty=penalty)
-    processor = CallsCounted()
+    engine = world.engine(draft_len=2, drafter_temperature=1.0)
+    sampling = Sampling(temperature=temperature, repetition_penalty=penalty)
+    processor = Rolling()
 
     def round_of(context: Ids) -> Law:
         def seen(_: float, record: Round) -> None:
@@ -183,7 +183,7 @@ def test_processors_see_what_plain_decoding_would_show_them(shape: str, penalty:
         return round_law(engine, context, sampling, [processor], seen)
 
     ours = first_tokens(round_of, 2, world.vocab.eos)
-    target = first_tokens(plain_law(world, sampling, CallsCounted()), 2, world.vocab.eos)
+    target = first_tokens(plain_law(world, sampling, Rolling()), 2, world.vocab.eos)
     assert distance(ours, target) < EXACT
     assert distance(ours, first_tokens(plain_law(world, sampling), 2, world.vocab.eos)) > 0.1
 
@@ -191,7 +191,7 @@ def test_processors_see_what_plain_decoding_would_show_them(shape: str, penalty:
 # ---------------------------------------------------------------- whole runs
 
 
-@pytest.mark.parametrize("k", [1, 4])
+@pytest.mark.parametrize("k", [1, 3])
 @pytest.mark.parametrize("shape", ["nested", "tiny", "long nested"])
 def test_a_run_of_three_tokens_has_the_targets_law(shape: str, k: int) -> None:
     """Rounds that go on from one another and grow shorter towards the end: all paths of whole runs."""

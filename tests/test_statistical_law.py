@@ -14,12 +14,14 @@ import pytest
 import torch
 from scipy import stats
 
-from language_models import Bigram, Remembering
+from language_models import Bigram
 from omnidraft import verify
 from omnidraft.config import Sampling
 from omnidraft.engine import Engine
+from omnidraft.lean import lean
 from omnidraft.models import LanguageModel, load_model
 from omnidraft.sampling import GeneratorDraw, softmax, target_processors
+from omnidraft.zoo import names as zoo_names
 from omnidraft.zoo import path as zoo_path
 from pairs import Language, engine, language
 from shared_data import shared
@@ -91,8 +93,8 @@ class World:
     def __init__(
         self, target: LanguageModel, target_language: Language, drafter: LanguageModel, drafter_language: Language
     ) -> None:
-        self.target, self.target_language = Remembering(target), target_language
-        self.drafter, self.drafter_language = Remembering(drafter), drafter_language
+        self.target, self.target_language = target, target_language
+        self.drafter, self.drafter_language = drafter, drafter_language
 
     def check(
         self, text: str, count: int, sampling: Sampling, seed: int = 0, **drafting: object
@@ -105,16 +107,27 @@ class World:
         return p_value(sample(engine_, prompt, count, sampling, seed), law, count)
 
 
+def small_pair(target_name: str, drafter_name: str) -> World:
+    folders = {"stories": shared("models") / "stories260K", "python": zoo_path(zoo_names("drafter")[0])}
+    models = {name: load_model(folders[name], dtype="float32").lm for name in (target_name, drafter_name)}
+    languages = {name: language(folders[name], lm.vocab_size) for name, lm in models.items()}
+    steps = {name: lean(lm) for name, lm in models.items()}
+    target, drafter = steps[target_name], steps[drafter_name]
+    assert target is not None
+    assert drafter is not None
+    return World(target, languages[target_name], drafter, languages[drafter_name])
+
+
 @pytest.fixture(scope="module")
-def trained() -> World:
-    """The embedded drafter and target."""
-    target, drafter = (load_model(zoo_path(name), dtype="float32").lm for name in ("target-a", "drafter"))
-    return World(
-        target,
-        language(zoo_path("target-a"), target.vocab_size),
-        drafter,
-        language(zoo_path("drafter"), drafter.vocab_size),
-    )
+def merging() -> World:
+    """Trained models: the target's vocabulary is eight times the drafter's, so that most of its tokens are n-grams."""
+    return small_pair("python", "stories")
+
+
+@pytest.fixture(scope="module")
+def splitting() -> World:
+    """The same the other way round: most drafter tokens stand for several target tokens."""
+    return small_pair("stories", "python")
 
 
 @pytest.fixture(scope="module", params=["llama3", "qwen2"])
@@ -130,36 +143,45 @@ def counted(request: pytest.FixtureRequest) -> World:
     return World(models[0], languages[0], models[1], languages[1])
 
 
-ANSWER = "Question: Tom has 12 apples and gives away 5.\nHow many are left?\nAnswer: Tom"
+STORY = "Once upon a time there was a"
 SAMPLING = Sampling(temperature=1.0)
+COUNT = 2_500
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verification", ["block", "token"])
-def test_trained_models(trained: World, verification: str) -> None:
-    p, detectable = trained.check(ANSWER, 12_000, SAMPLING, draft_len=4, verification=verification)
-    assert detectable < 0.05
+def test_merging(merging: World, verification: str) -> None:
+    p, detectable = merging.check(STORY, COUNT, SAMPLING, draft_len=4, verification=verification)
+    assert detectable < 0.12
     assert p > ALPHA
 
 
 @pytest.mark.slow
-def test_processors_of_the_target(trained: World) -> None:
+@pytest.mark.parametrize("verification", ["block", "token"])
+def test_splitting(splitting: World, verification: str) -> None:
+    p, detectable = splitting.check(STORY, COUNT, SAMPLING, draft_len=3, verification=verification)
+    assert detectable < 0.12
+    assert p > ALPHA
+
+
+@pytest.mark.slow
+def test_processors_of_the_target(merging: World) -> None:
     sampling = Sampling(temperature=0.8, top_k=40, top_p=0.95, min_p=0.01, repetition_penalty=1.1)
-    p, detectable = trained.check(ANSWER, 8_000, sampling, draft_len=4)
-    assert detectable < 0.06
+    p, detectable = merging.check(STORY, COUNT, sampling, draft_len=4)
+    assert detectable < 0.12
+    assert p > ALPHA
+
+
+@pytest.mark.slow
+def test_intersection_mode(splitting: World) -> None:
+    p, _ = splitting.check(STORY, COUNT, SAMPLING, draft_len=3, mode="intersection")
     assert p > ALPHA
 
 
 @pytest.mark.slow
 def test_real_tokenizers(counted: World) -> None:
-    p, detectable = counted.check("She sold 48/", 4_000, SAMPLING, draft_len=4)
-    assert detectable < 0.08
-    assert p > ALPHA
-
-
-@pytest.mark.slow
-def test_intersection_mode(trained: World) -> None:
-    p, _ = trained.check(ANSWER, 8_000, SAMPLING, draft_len=4, mode="intersection")
+    p, detectable = counted.check("She sold 48/", 1_000, SAMPLING, draft_len=3)
+    assert detectable < 0.2
     assert p > ALPHA
 
 
@@ -172,27 +194,20 @@ def _colder_record(monkeypatch: pytest.MonkeyPatch) -> None:
 
     class Colder(GeneratorDraw):
         def __call__(self, weights: np.ndarray[tuple[int], np.dtype[np.float64]]) -> int:
-            return super().__call__(weights**1.5 if len(weights) == 4096 else weights)
+            return super().__call__(weights**1.5 if len(weights) == 512 else weights)
 
     monkeypatch.setattr("test_statistical_law.GeneratorDraw", Colder)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_colder_record")
-def test_a_colder_draw_than_recorded_is_found(trained: World) -> None:
-    p, _ = trained.check(ANSWER, 12_000, SAMPLING, draft_len=4)
+def test_a_colder_draw_than_recorded_is_found(merging: World) -> None:
+    p, _ = merging.check(STORY, COUNT, SAMPLING, draft_len=4)
     assert p < ALPHA
 
 
 @pytest.mark.slow
-def test_a_root_law_not_renormalised_is_found(trained: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify, "_drafter_root", lambda _cache, q, _after: q)
-    p, _ = trained.check(ANSWER, 12_000, SAMPLING, draft_len=4, verification="token")
-    assert p < ALPHA
-
-
-@pytest.mark.slow
-def test_a_correction_from_the_whole_law_is_found(trained: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_correction_from_the_whole_law_is_found(merging: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify, "_correct", lambda _cache, _residual, p, draw: draw(p))
-    p, _ = trained.check(ANSWER, 12_000, SAMPLING, draft_len=4, verification="token")
+    p, _ = merging.check(STORY, COUNT, SAMPLING, draft_len=4, verification="token")
     assert p < ALPHA

@@ -18,6 +18,7 @@ from omnidraft.context import Translator
 from omnidraft.drafter import Drafter
 from omnidraft.engine import Engine, Pair, Round
 from omnidraft.errors import ConfigError, OmniDraftError, PromptError
+from omnidraft.lean import lean
 from omnidraft.metrics import Stats
 from omnidraft.models import LoadedModel, load_model
 from omnidraft.ngrams import NgramCache
@@ -214,7 +215,9 @@ def make_pair(
         warn(f"spelling tables are not stored: {error}")
     table = load_table(own, vocab, speller, Speller(target.tokenizer, vocab), folder, warn)
     translator = Translator(table, vocab, own, speller)
-    return Pair(drafter=Drafter(drafter.lm), translator=translator, cache=make_cache(table, drafting))
+    return Pair(
+        drafter=Drafter(lean(drafter.lm) or drafter.lm), translator=translator, cache=make_cache(table, drafting)
+    )
 
 
 def make_cache(table: SpellingTable, drafting: Drafting) -> NgramCache:

@@ -1,0 +1,134 @@
+"""A Llama forward pass without the framework around it: for small drafters, dispatch is most of a step.
+
+The weights are those of the `transformers` model; what is left out is everything that a drafter's step does not use.
+Exactness does not rest on it: q is whatever vector the draft tokens were drawn from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
+
+from omnidraft.errors import InputError
+from omnidraft.models import NO_LIMIT, TransformersModel
+
+if TYPE_CHECKING:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One layer's weights, those that read the same input stacked, and its keys and values."""
+
+    before_attention: torch.Tensor
+    qkv: torch.Tensor
+    out: torch.Tensor
+    before_mlp: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    keys: torch.Tensor  # (key heads, context, head size)
+    values: torch.Tensor
+
+
+class LeanLlama:
+    """A `LanguageModel` over the weights of a Llama model, in fp32 on a CPU, with a cache of fixed size."""
+
+    def __init__(self, source: TransformersModel) -> None:
+        model: LlamaForCausalLM = source.model
+        config: LlamaConfig = model.config
+        self.vocab_size = source.vocab_size
+        self.context = source.context
+        self.length = 0
+        self._heads: int = config.num_attention_heads
+        self._key_heads: int = config.num_key_value_heads or self._heads
+        self._size: int = config.head_dim or config.hidden_size // self._heads
+        self._epsilon = config.rms_norm_eps
+        weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+        self._embedding = weights["model.embed_tokens.weight"]
+        self._head = weights.get("lm_head.weight", self._embedding)
+        self._norm = weights["model.norm.weight"]
+        self._layers = [self._layer(weights, f"model.layers.{i}.") for i in range(config.num_hidden_layers)]
+        # rotary positions as one complex product a head: (context, 1, head size / 2)
+        angles = torch.outer(torch.arange(self.context, dtype=torch.float32), model.model.rotary_emb.inv_freq)
+        self._turns = torch.polar(torch.ones_like(angles), angles)[:, None]
+
+    def _layer(self, weights: dict[str, torch.Tensor], name: str) -> _Layer:
+        q, k, v = (weights[f"{name}self_attn.{part}_proj.weight"] for part in "qkv")
+        gate, up = (weights[f"{name}mlp.{part}_proj.weight"] for part in ("gate", "up"))
+        cache = torch.zeros(2, self._key_heads, self.context, self._size)
+        return _Layer(
+            before_attention=weights[f"{name}input_layernorm.weight"],
+            qkv=torch.cat([self._paired(q), self._paired(k), v]),
+            out=weights[f"{name}self_attn.o_proj.weight"],
+            before_mlp=weights[f"{name}post_attention_layernorm.weight"],
+            gate_up=torch.cat([gate, up]),
+            down=weights[f"{name}mlp.down_proj.weight"],
+            keys=cache[0],
+            values=cache[1],
+        )
+
+    def _paired(self, weight: torch.Tensor) -> torch.Tensor:
+        """Rows reordered so that the two halves that rotary positions turn together lie side by side."""
+        halves = weight.view(-1, 2, self._size // 2, weight.shape[1])
+        return halves.transpose(1, 2).reshape(weight.shape)
+
+    @torch.inference_mode()
+    def forward(self, ids: Sequence[int], keep: int) -> torch.Tensor:
+        """Append `ids` to the cache and return the logits of the last `keep` of them, (keep, vocab_size) float32."""
+        start, end = self.length, self.length + len(ids)
+        if not 0 <= keep <= len(ids) or end > self.context:
+            raise InputError(f"{start} + {len(ids)} tokens, {keep} kept: the cache holds {self.context}")
+        x = self._embedding[torch.tensor(ids)]  # (T, hidden)
+        mask = None
+        if len(ids) > 1:
+            mask = torch.ones(len(ids), end, dtype=torch.bool).tril_(start)
+        for layer in self._layers:
+            x = x + self._attend(layer, rms_norm(x, x.shape[-1:], layer.before_attention, self._epsilon), start, mask)
+            gate, up = linear(rms_norm(x, x.shape[-1:], layer.before_mlp, self._epsilon), layer.gate_up).chunk(2, -1)
+            x = x + linear(silu(gate) * up, layer.down)
+        self.length = end
+        return linear(rms_norm(x[len(ids) - keep :], x.shape[-1:], self._norm, self._epsilon), self._head)
+
+    def _attend(self, layer: _Layer, x: torch.Tensor, start: int, mask: torch.Tensor | None) -> torch.Tensor:
+        count, turned = len(x), self._heads + self._key_heads
+        qkv = linear(x, layer.qkv).view(count, turned + self._key_heads, self._size)
+        pairs = torch.view_as_complex(qkv[:, :turned].unflatten(-1, (-1, 2)))
+        qk = torch.view_as_real(pairs * self._turns[start : start + count]).flatten(-2).transpose(0, 1)
+        end = start + count
+        layer.keys[:, start:end] = qk[self._heads :]
+        layer.values[:, start:end] = qkv[:, turned:].transpose(0, 1)
+        seen = scaled_dot_product_attention(
+            qk[None, : self._heads],
+            layer.keys[None, :, :end],
+            layer.values[None, :, :end],
+            attn_mask=mask,
+            enable_gqa=self._heads != self._key_heads,
+        )
+        return linear(seen[0].transpose(0, 1).reshape(count, -1), layer.out)
+
+    def crop(self, length: int) -> None:
+        """Keep the first `length` tokens of the cache; raises InputError unless 0 <= length <= self.length."""
+        if not 0 <= length <= self.length:
+            raise InputError(f"cannot crop a cache of {self.length} tokens to {length}: use 0..{self.length}")
+        self.length = length
+
+
+def lean(source: TransformersModel) -> LeanLlama | None:
+    """A lean copy of `source`, or None where it is not a plain Llama in fp32 on a CPU."""
+    from transformers import LlamaForCausalLM
+
+    config = source.model.config
+    plain = (
+        type(source.model) is LlamaForCausalLM
+        and source.dtype == torch.float32
+        and source.device.type == "cpu"
+        and source.context < NO_LIMIT
+        and not (config.attention_bias or config.mlp_bias)
+        and config.hidden_act == "silu"
+        and config.rope_parameters["rope_type"] == "default"
+    )
+    return LeanLlama(source) if plain else None

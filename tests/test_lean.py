@@ -1,0 +1,85 @@
+"""The lean Llama step gives the logits of `transformers`, and is offered only where it would."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from omnidraft import zoo
+from omnidraft.errors import InputError
+from omnidraft.lean import LeanLlama, lean
+from omnidraft.models import TransformersModel, load_model
+
+
+def tiny(key_heads: int = 4, tie: bool = True, **changes: Any) -> TransformersModel:
+    torch.manual_seed(key_heads)
+    config = LlamaConfig(
+        **{
+            "vocab_size": 60,
+            "hidden_size": 32,
+            "intermediate_size": 40,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": key_heads,
+            "max_position_embeddings": 64,
+            "tie_word_embeddings": tie,
+            "initializer_range": 0.3,
+        }
+        | changes
+    )
+    return TransformersModel(LlamaForCausalLM(config))
+
+
+def both(source: TransformersModel) -> tuple[TransformersModel, LeanLlama]:
+    fast = lean(source)
+    assert fast is not None
+    return source, fast
+
+
+@pytest.mark.parametrize("key_heads", [4, 2, 1])
+@pytest.mark.parametrize("tie", [True, False])
+def test_logits_through_chunks_and_crops(key_heads: int, tie: bool) -> None:
+    slow, fast = both(tiny(key_heads, tie))
+    ids = torch.randint(0, 60, (40,), generator=torch.Generator().manual_seed(0)).tolist()
+    for part in (ids[:17], ids[17:18], ids[18:23], ids[23:24]):
+        assert torch.allclose(slow.forward(part, len(part)), fast.forward(part, len(part)), atol=2e-5)
+    for model in (slow, fast):
+        model.crop(9)
+    for part in (ids[30:31], ids[31:40]):  # what was cropped must leave no trace
+        assert torch.allclose(slow.forward(part, 1), fast.forward(part, 1), atol=2e-5)
+    assert slow.length == fast.length == 19
+
+
+def test_a_wrong_token_shows() -> None:
+    _, fast = both(tiny())
+    right = fast.forward([1, 2, 3], 1).clone()
+    fast.crop(0)
+    assert not torch.allclose(fast.forward([1, 4, 3], 1), right, atol=1e-2)
+
+
+def test_the_shipped_drafter() -> None:
+    slow, fast = both(load_model(zoo.path(zoo.names("drafter")[0]), dtype="float32").lm)
+    ids = list(range(300, 340))
+    assert torch.allclose(slow.forward(ids, 40), fast.forward(ids, 40), atol=2e-4)
+
+
+def test_what_it_cannot_do_is_left_to_transformers() -> None:
+    assert lean(tiny(attention_bias=True)) is None
+    assert lean(tiny(mlp_bias=True)) is None
+    assert lean(tiny(hidden_act="gelu")) is None
+    assert lean(tiny(rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0})) is None
+    assert lean(TransformersModel(tiny().model.to(torch.bfloat16))) is None
+    shape = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1}
+    config = Qwen2Config(**shape, num_attention_heads=4, num_key_value_heads=4)  # type: ignore[arg-type]
+    assert lean(TransformersModel(Qwen2ForCausalLM(config))) is None
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    _, fast = both(tiny())
+    with pytest.raises(InputError, match="holds 64"):
+        fast.forward([1] * 65, 1)
+    with pytest.raises(InputError, match=r"0\.\.0"):
+        fast.crop(1)
