@@ -16,10 +16,10 @@ demo: $(STAMP)
 	$(BIN)/omnidraft demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 unit: $(STAMP)
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest -n 2 -m 'not slow'
 
 check: $(STAMP)
 	$(BIN)/ruff format --check

@@ -14,6 +14,7 @@ VERIFICATIONS = ("block", "token")
 NGRAM_SEEDS = ("empty", "vocabulary")
 EVICTIONS = ("lfu", "lru")
 MAX_DRAFT_LEN = 64
+COLDEST = 1e-4  # logits divided by less may overflow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,7 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        _number("temperature", self.temperature, low=0.0, fix="use 0 for greedy decoding")
+        _temperature("temperature", self.temperature, fix="use 0 for greedy decoding")
         _integer("top_k", self.top_k, low=0, fix="use 0 to switch it off")
         _number("top_p", self.top_p, low=0.0, high=1.0, low_open=True, fix="use 1 to switch it off")
         _number("min_p", self.min_p, low=0.0, high=1.0, fix="use 0 to switch it off")
@@ -55,7 +56,7 @@ class Drafting:
         _choice("mode", self.mode, MODES)
         _choice("verification", self.verification, VERIFICATIONS)
         if self.drafter_temperature is not None:
-            _number("drafter_temperature", self.drafter_temperature, low=0.0, fix="leave it out to follow the target")
+            _temperature("drafter_temperature", self.drafter_temperature, fix="leave it out to follow the target")
         _choice("ngram_seed", self.ngram_seed, NGRAM_SEEDS)
         if self.ngram_bound is not None:
             _integer("ngram_bound", self.ngram_bound, low=1, fix="leave it out for no bound")
@@ -66,6 +67,12 @@ def suggestion(name: str, known: Collection[str]) -> str:
     """The fix for a mistyped name: the nearest known one, or all of them."""
     near = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(sorted(known))}"
+
+
+def _temperature(name: str, value: object, fix: str) -> None:
+    _number(name, value, low=0.0, fix=fix)
+    if 0 < value < COLDEST:  # type: ignore[operator]
+        raise ConfigError(f"{name} is {value!r}; it must be 0 or at least {COLDEST:g}: {fix}")
 
 
 def _number(

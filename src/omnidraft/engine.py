@@ -187,6 +187,8 @@ class Engine:
             )
             merged = merge(tokens, cache, direct)
             proposals = [proposal.token for proposal in merged]
+            end = next((i + 1 for i, token in enumerate(proposals) if token in self.eos), len(proposals))
+            merged, proposals = merged[:end], proposals[:end]
             return _Draft(tokens, vectors, proposals, None, merged, bool(proposals) and proposals[-1] in self.eos)
         walk = Walk(cache, self.eos)
         allowed = self._direct.mapped if self._direct else None
