@@ -209,5 +209,5 @@ def test_a_colder_draw_than_recorded_is_found(merging: World) -> None:
 @pytest.mark.slow
 def test_a_correction_from_the_whole_law_is_found(merging: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify, "_correct", lambda _cache, _residual, p, draw: draw(p))
-    p, _ = merging.check(STORY, COUNT, SAMPLING, draft_len=4, verification="token")
+    p, _ = merging.check(STORY, 2 * COUNT, SAMPLING, draft_len=4, verification="token")
     assert p < ALPHA
