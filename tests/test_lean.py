@@ -8,8 +8,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+import omnidraft
 from omnidraft import zoo
-from omnidraft.errors import InputError
+from omnidraft.errors import InputError, NumericsError
 from omnidraft.lean import LeanLlama, lean
 from omnidraft.models import TransformersModel, load_model
 
@@ -83,3 +84,18 @@ def test_what_does_not_fit_is_refused() -> None:
         fast.forward([1] * 65, 1)
     with pytest.raises(InputError, match=r"0\.\.0"):
         fast.crop(1)
+
+
+def test_a_cache_too_large_to_hold_at_once_is_left_to_transformers() -> None:
+    assert lean(tiny(max_position_embeddings=2**20)) is None
+
+
+def test_a_drafter_that_returns_nan_is_noticed() -> None:
+    target, drafter = (zoo.path(zoo.names(role)[0]) for role in ("target", "drafter"))
+    model = omnidraft.load(target=target, drafter=drafter, dtype="float32")
+    assert model.engine.pair is not None
+    steps = model.engine.pair.drafter.model
+    assert isinstance(steps, LeanLlama)
+    steps._norm = torch.full_like(steps._norm, float("nan"))
+    with pytest.raises(NumericsError):
+        model.generate("def mean(values):", max_new_tokens=12, temperature=1.0)

@@ -125,6 +125,7 @@ class OmniDraft:
         if type(seed) is not int or not 0 <= seed <= LARGEST_SEED:
             raise ConfigError(f"seed is {seed!r}; it must be an integer from 0 to {LARGEST_SEED}: choose any of them")
         ids = self.encode(prompt)
+        self.engine.check(ids)
         draw = GeneratorDraw(torch.Generator().manual_seed(seed))
         self._texts += 1
         rounds = self._unless_overtaken(self._texts, self.engine.rounds(ids, max_new_tokens, settings, draw))

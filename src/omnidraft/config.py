@@ -15,6 +15,7 @@ NGRAM_SEEDS = ("empty", "vocabulary")
 EVICTIONS = ("lfu", "lru")
 MAX_DRAFT_LEN = 64
 COLDEST = 1e-4  # logits divided by less may overflow
+LARGEST = 1e30  # so do scores multiplied by more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,7 @@ class Sampling:
         _integer("top_k", self.top_k, low=0, fix="use 0 to switch it off")
         _number("top_p", self.top_p, low=0.0, high=1.0, low_open=True, fix="use 1 to switch it off")
         _number("min_p", self.min_p, low=0.0, high=1.0, fix="use 0 to switch it off")
-        _number("repetition_penalty", self.repetition_penalty, low=0.0, low_open=True, fix="use 1 to switch it off")
+        _number("repetition_penalty", self.repetition_penalty, low=COLDEST, fix="use 1 to switch it off")
 
     @property
     def greedy(self) -> bool:
@@ -78,7 +79,7 @@ def _temperature(name: str, value: object, fix: str) -> None:
 def _number(
     name: str, value: object, *, low: float, high: float = math.inf, low_open: bool = False, fix: str = ""
 ) -> None:
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    good = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
     if not good or not (low <= value <= high) or (low_open and value == low):  # type: ignore[operator]
         allowed = f"{'above' if low_open else 'at least'} {low:g}" + (f", at most {high:g}" if high < math.inf else "")
         raise ConfigError(f"{name} is {value!r}; it must be a finite number {allowed}: {fix}")

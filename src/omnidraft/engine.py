@@ -84,10 +84,10 @@ class Engine:
         direct = self.drafting.mode in ("intersection", "paper")
         self._direct = DirectMap(pair.cache) if pair and direct else None
         # a drafter token may stand for several target tokens; a draft must fit the context whatever is drawn
-        self._reach = 0
+        self._longest = 1
         if pair is not None:
-            longest = int((pair.cache.table.long_offsets[1:] - pair.cache.table.long_offsets[:-1]).max(initial=1))
-            self._reach = self.drafting.draft_len * max(1, longest)
+            offsets = pair.cache.table.long_offsets
+            self._longest = int((offsets[1:] - offsets[:-1]).max(initial=1))
 
     def rounds(
         self,
@@ -103,12 +103,7 @@ class Engine:
         any given, symbols are settled one by one, so that each sees only ids that stay.
         Raises PromptError for an empty or over-long prompt, NumericsError for unusable logits.
         """
-        if not prompt:
-            raise PromptError("the prompt is empty: give at least one token")
-        if len(prompt) > self.target.context:
-            raise PromptError(
-                f"the prompt has {len(prompt)} tokens; the target's context holds {self.target.context}: shorten it"
-            )
+        self.check(prompt)
         laws = [*target_processors(sampling), *processors]
         verification = "token" if processors else self.drafting.verification
         ids = list(prompt)
@@ -122,6 +117,15 @@ class Engine:
             yield record
             if record.finish is not None:
                 return
+
+    def check(self, prompt: Sequence[int]) -> None:
+        """Raise PromptError for a prompt that is empty or longer than the target's context."""
+        if not prompt:
+            raise PromptError("the prompt is empty: give at least one token")
+        if len(prompt) > self.target.context:
+            raise PromptError(
+                f"the prompt has {len(prompt)} tokens; the target's context holds {self.target.context}: shorten it"
+            )
 
     # ------------------------------------------------------------ one round
 
@@ -168,11 +172,12 @@ class Engine:
 
     def _draft_len(self, ids: Sequence[int], end: int) -> int:
         """How many tokens to draft: no more than could be emitted, none where the context may run out."""
-        if self.pair is None or len(ids) + self._reach > self.target.context:
+        if self.pair is None:
             return 0
         if self._direct is not None and not self._direct.mapped.any():
             return 0
-        return min(self.drafting.draft_len, end - len(ids) - 1, self.pair.drafter.model.context // 2)
+        length = min(self.drafting.draft_len, end - len(ids) - 1, self.pair.drafter.model.context // 2)
+        return length if len(ids) + length * self._longest <= self.target.context else 0
 
     def _propose(self, length: int, sampling: Sampling, draw: Draw) -> _Draft:
         if self.pair is None or length <= 0:

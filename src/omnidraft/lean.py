@@ -1,7 +1,7 @@
 """A Llama forward pass without the framework around it: for small drafters, dispatch is most of a step.
 
 The weights are those of the `transformers` model; what is left out is everything that a drafter's step does not use.
-Exactness does not rest on it: q is whatever vector the draft tokens were drawn from.
+Exactness does not rest on it: q is whatever (finite) vector the draft tokens were drawn from.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from omnidraft.models import NO_LIMIT, TransformersModel
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig, LlamaForCausalLM
+
+
+LARGEST_CACHE = 2**28  # bytes; keys and values are held for the whole context from the start
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,12 @@ class LeanLlama:
         self.length = length
 
 
+def _cache_bytes(config: LlamaConfig, context: int) -> int:
+    heads = config.num_key_value_heads or config.num_attention_heads
+    size = config.head_dim or config.hidden_size // config.num_attention_heads
+    return 2 * 4 * config.num_hidden_layers * heads * size * context
+
+
 def lean(source: TransformersModel) -> LeanLlama | None:
     """A lean copy of `source`, or None where it is not a plain Llama in fp32 on a CPU."""
     from transformers import LlamaForCausalLM
@@ -127,6 +136,7 @@ def lean(source: TransformersModel) -> LeanLlama | None:
         and source.dtype == torch.float32
         and source.device.type == "cpu"
         and source.context < NO_LIMIT
+        and _cache_bytes(config, source.context) <= LARGEST_CACHE
         and not (config.attention_bias or config.mlp_bias)
         and config.hidden_act == "silu"
         and config.rope_parameters["rope_type"] == "default"

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from omnidraft.config import Sampling
+from omnidraft.errors import NumericsError
 
 if TYPE_CHECKING:
     from transformers import LogitsProcessorList
@@ -36,7 +37,12 @@ class GeneratorDraw:
 def softmax(scores: torch.Tensor) -> Probs:
     """Probabilities of one row of logits or scores: (V,) of any float dtype to (V,) float64 that sums to 1."""
     probs = torch.softmax(_wide(scores), dim=-1).cpu().numpy().astype(np.float64)
-    result: Probs = probs / probs.sum()
+    total = probs.sum()
+    if not np.isfinite(total):
+        raise NumericsError(
+            "logits or processed scores are NaN or infinite, finite ones are needed: check the model and its processors"
+        )
+    result: Probs = probs / total
     return result
 
 
@@ -118,4 +124,7 @@ class TargetLaw:
         """The greedy token after the first `index` proposals; ties go to the lowest id, as in transformers."""
         if self._best is not None:
             return int(self._best[index])
-        return int(self._scores(index).argmax())
+        best, token = self._scores(index).max(dim=-1)
+        if not bool(torch.isfinite(best)):
+            raise NumericsError("processed scores are NaN or infinite, finite ones are needed: check the processors")
+        return int(token)
