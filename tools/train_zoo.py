@@ -1,4 +1,4 @@
-"""Train the embedded models (the zoo): their tokenizers, a drafter and a target, from plain text.
+"""Train the embedded models (the zoo): their tokenizers, a drafter and two targets, from plain text.
 
     python tools/train_zoo.py tokenizer drafter  --gsm8k DIR --mbpp DIR --out OUT
     python tools/train_zoo.py train     drafter  --gsm8k DIR --mbpp DIR --out OUT
@@ -27,14 +27,26 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 KEPT_OUT = 1_000  # last lines of GSM8K train.jsonl: the stream of user prompts for online learning
 MBPP_TRAIN = range(601, 975)  # MBPP's own training split; 11-510 are its test tasks
 ROW = 512  # tokens a training row
-GPT_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+PADDED = 32  # rows of the chat target's logits that no token has, as in models whose vocabulary is rounded up
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] | trim }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
 
@@ -42,7 +54,7 @@ GPT_SPLIT = (
 class Recipe:
     """How one zoo model is made: shape, share of each kind of text, and training length."""
 
-    tokenizer: str  # "sentencepiece" or "bytelevel"
+    tokenizer: str  # "sentencepiece", "bytelevel" or "chat"
     vocab: int
     layers: int
     hidden: int
@@ -53,32 +65,48 @@ class Recipe:
     lr: float = 2e-3
     warmup: int = 200
     seed: int = 0
+    kv_heads: int = 4  # of 4 with hidden size 256
     optimizer: str = "muon"  # at equal time ahead of AdamW here: 4.43 against 4.67 after five minutes
 
 
 RECIPES = {
     "drafter": Recipe("sentencepiece", 4096, 2, 256, 640, {"code": 0.9, "gsm8k": 0.1}, tokens=16_000_000),
     "target-a": Recipe("bytelevel", 8192, 16, 256, 640, {"gsm8k": 0.74, "mbpp": 0.08, "code": 0.18}, tokens=6_300_000),
+    "target-b": Recipe(
+        "chat", 6144, 16, 256, 640, {"gsm8k": 0.74, "mbpp": 0.08, "code": 0.18}, tokens=5_000_000, kv_heads=2
+    ),
 }
 
 
 # ---------------------------------------------------------------- text
 
 
-def gsm8k_document(row: dict[str, str]) -> str:
-    return f"Question: {row['question']}\nAnswer: {row['answer']}"
+@dataclass(frozen=True)
+class Document:
+    """A prompt and its answer, or a plain text with an empty prompt."""
+
+    prompt: str
+    answer: str
+
+    @property
+    def text(self) -> str:
+        return self.prompt + self.answer
 
 
-def mbpp_document(row: dict[str, Any]) -> str:
+def gsm8k_document(row: dict[str, str]) -> Document:
+    return Document(f"Question: {row['question']}\nAnswer:", f" {row['answer']}")
+
+
+def mbpp_document(row: dict[str, Any]) -> Document:
     code = row["code"].replace("\r\n", "\n").replace("\t", "    ")
-    return f"Task: {row['text']}\n{row['test_list'][0]}\nSolution:\n{code}"
+    return Document(f"Task: {row['text']}\n{row['test_list'][0]}\nSolution:\n", code)
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
 
 
-def code_chunks(folder: Path, characters: int = 1_500) -> list[str]:
+def code_chunks(folder: Path, characters: int = 1_500) -> list[Document]:
     """Python files below `folder`, cut at line ends into pieces of about `characters`."""
     chunks = []
     for path in sorted(folder.rglob("*.py")):
@@ -91,12 +119,12 @@ def code_chunks(folder: Path, characters: int = 1_500) -> list[str]:
             piece.append(line)
             size += len(line)
             if size >= characters:
-                chunks.append("".join(piece))
+                chunks.append(Document("", "".join(piece)))
                 piece, size = [], 0
     return chunks
 
 
-def corpora(gsm8k: Path, mbpp: Path, code: Path) -> dict[str, list[str]]:
+def corpora(gsm8k: Path, mbpp: Path, code: Path) -> dict[str, list[Document]]:
     """Training documents by kind, and under `held-out` GSM8K questions that no zoo model sees."""
     train = read_jsonl(gsm8k / "train.jsonl")
     return {
@@ -110,7 +138,7 @@ def corpora(gsm8k: Path, mbpp: Path, code: Path) -> dict[str, list[str]]:
 # ---------------------------------------------------------------- tokenizers
 
 
-def sentencepiece_style(texts: dict[str, list[str]], recipe: Recipe) -> PreTrainedTokenizerFast:
+def sentencepiece_style(texts: dict[str, list[Document]], recipe: Recipe) -> PreTrainedTokenizerFast:
     """A BPE over `▁`-marked words with byte fallback; every digit and every line end stands alone."""
     words = r"▁*[\p{L}_]+|\p{N}|▁+(?=▁[^▁])|▁?[^\s▁\p{L}\p{N}]+|▁+"
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
@@ -119,7 +147,8 @@ def sentencepiece_style(texts: dict[str, list[str]], recipe: Recipe) -> PreTrain
     special = ["<unk>", "<s>", "</s>"]
     fallback = [f"<0x{i:02X}>" for i in range(256)]
     share = {k: max(1, round(20 * v)) for k, v in recipe.mix.items()}
-    lines = (line for kind, n in share.items() for text in texts[kind][:: max(1, 20 // n)] for line in text.split("\n"))
+    chosen = (document.text for kind, n in share.items() for document in texts[kind][:: max(1, 20 // n)])
+    lines = (line for text in chosen for line in text.split("\n"))
     trainer = trainers.BpeTrainer(
         vocab_size=recipe.vocab - len(fallback), special_tokens=special, limit_alphabet=100, show_progress=False
     )
@@ -137,24 +166,31 @@ def sentencepiece_style(texts: dict[str, list[str]], recipe: Recipe) -> PreTrain
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
 
 
-def byte_level(texts: dict[str, list[str]], recipe: Recipe) -> PreTrainedTokenizerFast:
-    """A byte-level BPE whose numbers are groups of up to three digits."""
+def byte_level(texts: dict[str, list[Document]], recipe: Recipe) -> PreTrainedTokenizerFast:
+    """A byte-level BPE: numbers in groups of up to three digits, or, with a chat template, as single digits."""
+    chat = recipe.tokenizer == "chat"
     tokenizer = Tokenizer(models.BPE())
+    digits = r"\p{N}" if chat else r"\p{N}{1,3}"
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(GPT_SPLIT), "isolated"),
+            pre_tokenizers.Split(Regex(SPLIT.replace("DIGITS", digits)), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    special = ["<|begin_of_text|>", "<|end_of_text|>"]
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"] if chat else ["<|begin_of_text|>", "<|end_of_text|>"]
     trainer = trainers.BpeTrainer(
-        vocab_size=recipe.vocab - len(special),
+        vocab_size=recipe.vocab - len(special) - (PADDED if chat else 0),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator((t for kind in ("gsm8k", "mbpp", "code") for t in texts[kind]), trainer)
+    tokenizer.train_from_iterator((d.text for kind in ("gsm8k", "mbpp", "code") for d in texts[kind]), trainer)
     tokenizer.add_special_tokens([AddedToken(s, special=True, normalized=False) for s in special])
+    if chat:
+        tokenizer.normalizer = normalizers.NFC()
+        return PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer, pad_token=special[0], eos_token=special[2], chat_template=CHAT
+        )
     bos = tokenizer.token_to_id(special[0])
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{special[0]} $A", special_tokens=[(special[0], bos)]
@@ -165,9 +201,25 @@ def byte_level(texts: dict[str, list[str]], recipe: Recipe) -> PreTrainedTokeniz
 # ---------------------------------------------------------------- training
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> list[npt.NDArray[np.int32]]:
-    eos = tokenizer.eos_token_id
-    return [np.array([*ids, eos], np.int32) for ids in tokenizer(texts)["input_ids"]]
+def prompt_ids(tokenizer: PreTrainedTokenizerFast, document: Document) -> list[int]:
+    """What comes before the answer; a chat where the tokenizer has a template."""
+    if tokenizer.chat_template is None or not document.prompt:
+        return list(tokenizer(document.prompt)["input_ids"])
+    message = {"role": "user", "content": document.prompt}
+    return list(tokenizer.apply_chat_template([message], add_generation_prompt=True, return_dict=False))
+
+
+def encode_one(tokenizer: PreTrainedTokenizerFast, document: Document) -> list[int]:
+    """The whole document with its end token."""
+    if tokenizer.chat_template is None:
+        return [*tokenizer(document.text)["input_ids"], tokenizer.eos_token_id]
+    end = tokenizer.eos_token_id if document.prompt else tokenizer.pad_token_id  # end of a turn, or of a text
+    answer = tokenizer(document.answer.lstrip(" ") if document.prompt else document.answer)["input_ids"]
+    return [*prompt_ids(tokenizer, document), *answer, end]
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, documents: list[Document]) -> list[npt.NDArray[np.int32]]:
+    return [np.array(encode_one(tokenizer, document), np.int32) for document in documents]
 
 
 def batch(documents: dict[str, list[npt.NDArray[np.int32]]], recipe: Recipe, step: int) -> torch.Tensor:
@@ -184,12 +236,12 @@ def batch(documents: dict[str, list[npt.NDArray[np.int32]]], recipe: Recipe, ste
     return torch.from_numpy(np.stack(rows)).long()
 
 
-def answer_loss(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, documents: list[str]) -> float:
+def answer_loss(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, documents: list[Document]) -> float:
     """Mean negative log-likelihood per answer token (end token included), in nats, given the question."""
     total, count = 0.0, 0
-    for text in documents:
-        ids = torch.tensor([[*tokenizer(text)["input_ids"], tokenizer.eos_token_id]])
-        start = len(tokenizer(text[: text.index("\nAnswer:") + len("\nAnswer:")])["input_ids"])
+    for document in documents:
+        ids = torch.tensor([encode_one(tokenizer, document)])
+        start = len(prompt_ids(tokenizer, document))
         with torch.no_grad():
             logits = model(input_ids=ids[:, :-1]).logits.float()
         losses = torch.nn.functional.cross_entropy(logits[0, start - 1 :], ids[0, start:], reduction="sum")
@@ -197,22 +249,22 @@ def answer_loss(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, docu
     return total / count
 
 
-def build(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+def build(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
     torch.manual_seed(recipe.seed)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=recipe.vocab,
-            hidden_size=recipe.hidden,
-            intermediate_size=recipe.intermediate,
-            num_hidden_layers=recipe.layers,
-            num_attention_heads=recipe.hidden // 64,
-            num_key_value_heads=recipe.hidden // 64,
-            max_position_embeddings=1024,
-            tie_word_embeddings=True,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-        )
-    )
+    chat = recipe.tokenizer == "chat"
+    shape: dict[str, Any] = {
+        "vocab_size": recipe.vocab,
+        "hidden_size": recipe.hidden,
+        "intermediate_size": recipe.intermediate,
+        "num_hidden_layers": recipe.layers,
+        "num_attention_heads": recipe.hidden // 64,
+        "num_key_value_heads": recipe.kv_heads,
+        "max_position_embeddings": 1024,
+        "tie_word_embeddings": True,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": [tokenizer.eos_token_id, tokenizer.pad_token_id] if chat else tokenizer.eos_token_id,
+    }
+    return Qwen2ForCausalLM(Qwen2Config(**shape)) if chat else LlamaForCausalLM(LlamaConfig(**shape))
 
 
 def optimizers(model: torch.nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
@@ -233,7 +285,7 @@ def schedule(recipe: Recipe, step: int, steps: int) -> float:
     return min((step + 1) / recipe.warmup, max(0.0, (steps - step) / max(1, steps - recipe.warmup)))
 
 
-def train(name: str, recipe: Recipe, texts: dict[str, list[str]], out: Path, compiled: bool) -> None:
+def train(name: str, recipe: Recipe, texts: dict[str, list[Document]], out: Path, compiled: bool) -> None:
     tokenizer = PreTrainedTokenizerFast.from_pretrained(out / name)
     documents = {kind: encode(tokenizer, texts[kind]) for kind in recipe.mix}
     print({kind: f"{sum(map(len, d)):,} tokens" for kind, d in documents.items()}, file=sys.stderr)
@@ -289,20 +341,20 @@ def train(name: str, recipe: Recipe, texts: dict[str, list[str]], out: Path, com
             model.train()
 
 
-def ends(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, rows: list[dict[str, str]]) -> float:
-    """Share of greedy answers to `rows` that end by themselves within 256 tokens."""
+def ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, documents: list[Document]) -> float:
+    """Share of greedy answers that end by themselves within 256 tokens."""
     done = 0
-    for row in rows:
-        ids = torch.tensor([tokenizer(f"Question: {row['question']}\nAnswer:")["input_ids"]])
-        out = model.generate(  # type: ignore[misc]
+    for document in documents:
+        ids = torch.tensor([prompt_ids(tokenizer, document)])
+        out = model.generate(  # type: ignore[operator]
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=256,
             do_sample=False,
             pad_token_id=tokenizer.eos_token_id,
         )
-        done += int(out[0, -1] == tokenizer.eos_token_id)
-    return done / len(rows)
+        done += int(out[0, -1] in (tokenizer.eos_token_id, tokenizer.pad_token_id))
+    return done / len(documents)
 
 
 def export(name: str, recipe: Recipe, gsm8k: Path, out: Path, into: Path) -> None:
@@ -315,11 +367,11 @@ def export(name: str, recipe: Recipe, gsm8k: Path, out: Path, into: Path) -> Non
     model.save_pretrained(into / name)
     tokenizer.save_pretrained(into / name)
     model = model.float()  # the figures are those of the rounded weights
-    test = read_jsonl(gsm8k / "test.jsonl")
+    test = [gsm8k_document(row) for row in read_jsonl(gsm8k / "test.jsonl")[:200]]
     record = {
         "parameters": sum(p.numel() for p in model.parameters()),
         "tokens": state["step"] * recipe.rows * ROW,
-        "loss_gsm8k_test_answers": round(answer_loss(model, tokenizer, [gsm8k_document(r) for r in test[:200]]), 4),
+        "loss_gsm8k_test_answers": round(answer_loss(model, tokenizer, test), 4),
         "greedy_answers_that_end": ends(model, tokenizer, test[:60]),
         "mix": recipe.mix,
     }
@@ -351,7 +403,8 @@ def main() -> None:
         return
     texts = corpora(args.gsm8k, args.mbpp, args.code)
     print(
-        {kind: f"{len(t):,} documents, {sum(map(len, t)):,} characters" for kind, t in texts.items()}, file=sys.stderr
+        {k: f"{len(t):,} documents, {sum(len(d.text) for d in t):,} characters" for k, t in texts.items()},
+        file=sys.stderr,
     )
     if args.what == "tokenizer":
         make = sentencepiece_style if recipe.tokenizer == "sentencepiece" else byte_level

@@ -156,6 +156,16 @@ class OmniDraft:
                 )
         return ids
 
+    def encode_message(self, message: str) -> list[int]:
+        """A user's message as token ids of the target: in its chat template where it has one, else as it stands."""
+        tokenizer = self.target.tokenizer
+        if not getattr(tokenizer, "chat_template", None):
+            return self.encode(message)
+        chat = [{"role": "user", "content": message}]
+        # as text first: the template writes the first token itself
+        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
     def text_after(self, prompt: Iterable[int]) -> TextStream:
         """The text of the tokens that follow these."""
         return TextStream(
