@@ -168,7 +168,8 @@ FAULTS = {
     "leaf of the active trie taken as finished": Fault(
         (  # inactive n-grams stay in the intervals, where the leaf's token hides them
             Rewrite(NgramCache.tokens, "tokens[self.active[tokens]] if self._partial else tokens", "tokens"),
-            Rewrite(NgramCache.child_masses, "weights * self.active[tokens]", "weights"),
+            Rewrite(NgramCache.mass, "weights @ self._counts[low:high] if self._partial else", ""),
+            Rewrite(NgramCache.child_masses, "weights *= self._counts[low:high]", "pass"),
             Rewrite(NgramCache._refresh, "np.flatnonzero(~self.active)", "np.flatnonzero(self.table.node < 0)"),
         ),
         active="random",

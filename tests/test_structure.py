@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = "omnidraft"
 FLOORS = (  # lowest first; "omnidraft" is the package's own __init__, the face it shows to users
     ("errors", "config"),
-    ("sampling", "losses", "metrics"),
+    ("truncation", "sampling", "losses", "metrics"),
     ("vocab", "spelling", "ngrams", "walk", "verify", "paper", "teacher"),
     ("models", "lean", "context", "drafter", "stopping"),
     ("engine", "trainer", "profiles"),

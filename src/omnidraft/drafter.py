@@ -51,8 +51,8 @@ class Drafter:
             return tokens, vectors
         logits = self._catch_up(room=length)
         while True:
-            q = _allow(tempered(logits, temperature), allowed)
-            token = int(q.argmax()) if q.max() == 1 else draw(q)  # as `q` says, which a mask may have changed
+            q = tempered(logits if allowed is None else _only(logits, allowed), temperature)
+            token = int(q.argmax()) if temperature == 0 else draw(q)
             tokens.append(token)
             vectors.append(q)
             if not read(token) or len(tokens) == length:
@@ -81,11 +81,7 @@ class Drafter:
         return logits
 
 
-def _allow(q: Probs, allowed: npt.NDArray[np.bool_] | None) -> Probs:
-    """q masked and renormalised: the vector that is drawn from is the vector that is recorded."""
-    if allowed is None:
-        return q
-    masked = np.where(allowed, q, 0.0)
-    total = masked.sum()
-    result: Probs = masked / total if total > 0 else allowed / allowed.sum()
-    return result
+def _only(logits: torch.Tensor, allowed: npt.NDArray[np.bool_]) -> torch.Tensor:
+    """Logits (V_q,) without the tokens that are not allowed: what is drawn from them is what is recorded."""
+    # a bound that any temperature leaves finite, for a drafter that gives no probability to any of them
+    return logits.clamp(min=-1e30).masked_fill(~torch.from_numpy(allowed).to(logits.device), -torch.inf)

@@ -45,6 +45,7 @@ class NgramCache:
         self.eviction = eviction
         self.frozen = frozen
         lengths = np.diff(table.offsets)
+        self._order = table.order.astype(np.intp)  # numpy gathers twice as fast by its own integers
         self._ngram = (table.node >= 0) & (lengths > 1)
         # drafter tokens that stand for whole target tokens, and the root child where the first of these begins
         self._long = np.flatnonzero(np.diff(table.long_offsets)).astype(np.int32)
@@ -103,18 +104,20 @@ class NgramCache:
 
     def mass(self, p: npt.NDArray[np.float64], node: int) -> float:
         """Mass of p (V_p,) under a node: the sum over its interval."""
-        return float(p[self.tokens(node)].sum())
+        low, high = int(self.table.lo[node]), int(self.table.hi[node])
+        weights = p.take(self._order[low:high])
+        return float(weights @ self._counts[low:high] if self._partial else weights.sum())
 
     def child_masses(self, p: npt.NDArray[np.float64], node: int, children: Ints) -> npt.NDArray[np.float64]:
-        """Masses of p under each of a node's `children`, by one cumulative sum in float64."""
-        low, high = int(self.table.lo[node]), int(self.table.hi[node])
-        tokens = self.table.order[low:high]
-        weights = p[tokens]
+        """Masses of p under each of a node's active `children`, summed in float64 in one pass."""
+        if not len(children):
+            return np.empty(0)
+        low, high = int(self.table.lo[children[0]]), int(self.table.hi[node])
+        weights = p.take(self._order[low:high])
         if self._partial:
-            weights = weights * self.active[tokens]
-        cumulative = np.concatenate([[0.0], np.cumsum(weights)])
-        masses: npt.NDArray[np.float64]
-        masses = cumulative[self.table.hi[children] - low] - cumulative[self.table.lo[children] - low]
+            weights *= self._counts[low:high]
+        # what lies between one child and the next hangs from children without an active token, and weighs nothing
+        masses: npt.NDArray[np.float64] = np.add.reduceat(weights, self.table.lo[children] - low)
         return masses
 
     def root_proposals(self, q: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -189,6 +192,7 @@ class NgramCache:
         """Recompute what depends on the whole active set: O(V) array work, only when the set changes."""
         table = self.table
         self._partial = int(self._live[ROOT]) < len(table.order)
+        self._counts = self.active[self._order].astype(np.float64)  # 1 for an active token, in spelling order
         self.outside: Ints = np.flatnonzero(~self.active).astype(np.int32)
         self._proposes = np.where((table.root >= 0) & (self._live[table.root] > 0), table.root, -1).astype(np.int32)
         # a drafter token that stands for several target tokens needs all of them in the trie
