@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from language_models import Constant, Scripted
+from omnidraft import int8
 from omnidraft.config import Sampling
 from omnidraft.engine import Engine, Round
+from omnidraft.lean import lean
 from omnidraft.models import LanguageModel, TransformersModel, load_model
 from omnidraft.sampling import GeneratorDraw
 from omnidraft.vocab import Vocab
@@ -145,6 +147,28 @@ def test_trained_models(
         rounds = run(engine(target, target_language, drafter, drafter_language, draft_len=4), prompt, 64)
         # the same model proposes what it would say; only partial tokens at a draft's end may be refused
         assert sum(r.accepted for r in rounds) / sum(len(r.proposals) for r in rounds) > 0.95
+
+
+@pytest.mark.parametrize("smallest", [0, 2**62], ids=["8 bits", "32 bits"])
+def test_fast_drafter_steps(
+    zoo: dict[str, tuple[TransformersModel, Language]], smallest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every matrix of the drafter in 8 bits, or none; a greedy target is not touched by how its drafter computes."""
+    monkeypatch.setattr(int8, "SMALLEST", smallest)
+    (target, target_language), (source, drafter_language) = zoo["target-a"], zoo["drafter"]
+    drafter = lean(source)
+    assert drafter is not None
+    prompt = target_language.tokenizer(TEXT)["input_ids"]
+    expected = generate(target, prompt, 64, target_language.vocab.eos)
+    accepted = 0
+    for k, temperature in ((1, 0.0), (4, 0.0), (8, 1.0)):
+        engine_ = engine(
+            target, target_language, drafter, drafter_language, draft_len=k, drafter_temperature=temperature
+        )
+        rounds = run(engine_, prompt, 64)
+        assert tokens(rounds) == expected
+        accepted += sum(r.accepted for r in rounds)
+    assert accepted > 0
 
 
 def test_repetition_penalty(zoo: dict[str, tuple[TransformersModel, Language]]) -> None:

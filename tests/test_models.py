@@ -19,9 +19,10 @@ import transformers
 from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from omnidraft import models
+from omnidraft import devices, kv, models
+from omnidraft.devices import BF16_PARAMETERS
 from omnidraft.errors import ConfigError, InputError, ModelError, NumericsError, OmniDraftError, PromptError
-from omnidraft.models import BF16_PARAMETERS, NO_LIMIT, TransformersModel, load_model
+from omnidraft.models import NO_LIMIT, TransformersModel, load_model
 from small_tokenizers import sentencepiece, wrap
 
 transformers_logging.disable_progress_bar()
@@ -124,6 +125,29 @@ def test_a_cache_that_drops_what_leaves_the_window_cannot_be_cropped() -> None:
     lm.forward(TEXT, 1)
     with pytest.raises(RuntimeError, match="sliding window"):
         lm.crop(30)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_keys_are_written_where_there_is_room(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many tokens as make the buffers grow several times give the logits of one pass, bit for bit those of a cache
+    that copies.
+    """
+    monkeypatch.setattr(kv, "ROOM", 3)
+    model = build(kind)
+    lm, copying = TransformersModel(model), TransformersModel(model)
+    copying._cache = DynamicCache()
+    for start in range(0, len(TEXT), 2):
+        ids = TEXT[start : start + 2]
+        assert torch.equal(lm.forward(ids, len(ids)), copying.forward(ids, len(ids)))
+        if start == 20:
+            for each in (lm, copying):
+                each.forward([3, 1, 4], 1)
+                each.crop(22)
+    cache: Any = lm._cache
+    keys = [layer.keys.untyped_storage().data_ptr() for layer in cache.layers]
+    lm.crop(len(TEXT) - 2)
+    lm.forward(TEXT[-2:], 1)
+    assert keys == [layer.keys.untyped_storage().data_ptr() for layer in cache.layers]  # nothing was copied
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -353,7 +377,7 @@ def test_the_dtype_that_auto_stands_for(
     able = {"avx512_bf16": False, "amx_bf16": native}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able, raising=False)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_options: native)
-    chosen, why = models._choose_dtype(device, stored, parameters)
+    chosen, why = devices.choose_dtype(device, stored, parameters)
     assert chosen == dtype
     assert reason in why
 
@@ -423,7 +447,7 @@ def test_a_model_is_judged_before_its_weights_are_read_and_put_where_asked(
     monkeypatch.setattr(models, "_refuse_unsupported", lambda model: judged.append(model.device.type))
     load_model(folder)
     assert judged == ["meta", "cpu"]
-    monkeypatch.setattr(models, "_device", lambda _asked: torch.device("meta"))  # stands for a device of its own
+    monkeypatch.setattr(models, "choose_device", lambda _asked: torch.device("meta"))  # stands for a device of its own
     assert load_model(folder).lm.device.type == "meta"
 
 

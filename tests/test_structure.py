@@ -24,7 +24,7 @@ FLOORS = (  # lowest first; "omnidraft" is the package's own __init__, the face 
     ("errors", "config"),
     ("truncation", "sampling", "losses", "metrics"),
     ("vocab", "spelling", "ngrams", "walk", "verify", "paper", "teacher"),
-    ("models", "lean", "context", "drafter", "stopping"),
+    ("devices", "kv", "models", "int8", "lean", "context", "drafter", "stopping"),
     ("engine", "trainer", "profiles"),
     ("text", "zoo", "api", "hf", PACKAGE),
     ("bench", "demo", "server"),

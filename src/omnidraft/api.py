@@ -226,9 +226,8 @@ def make_pair(
         warn(f"spelling tables are not stored: {error}")
     table = load_table(own, vocab, speller, Speller(target.tokenizer, vocab), folder, warn)
     translator = Translator(table, vocab, own, speller)
-    return Pair(
-        drafter=Drafter(lean(drafter.lm) or drafter.lm), translator=translator, cache=make_cache(table, drafting)
-    )
+    step = lean(drafter.lm) if drafting.drafter_step == "auto" else None
+    return Pair(drafter=Drafter(step or drafter.lm), translator=translator, cache=make_cache(table, drafting))
 
 
 def make_cache(table: SpellingTable, drafting: Drafting) -> NgramCache:

@@ -13,6 +13,7 @@ MODES = ("exact", "intersection", "paper")
 VERIFICATIONS = ("block", "token")
 NGRAM_SEEDS = ("empty", "vocabulary")
 EVICTIONS = ("lfu", "lru")
+DRAFTER_STEPS = ("auto", "transformers")
 MAX_DRAFT_LEN = 64
 COLDEST = 1e-4  # logits divided by less may overflow
 LARGEST = 1e30  # so do scores multiplied by more
@@ -51,6 +52,7 @@ class Drafting:
     ngram_seed: str = "vocabulary"
     ngram_bound: int | None = None  # None: unbounded
     ngram_eviction: str = "lfu"
+    drafter_step: str = "auto"  # a lean one of our own where there is one, or that of transformers
 
     def __post_init__(self) -> None:
         _integer("draft_len", self.draft_len, low=0, high=MAX_DRAFT_LEN, fix="use 0 for plain decoding")
@@ -62,6 +64,7 @@ class Drafting:
         if self.ngram_bound is not None:
             _integer("ngram_bound", self.ngram_bound, low=1, fix="leave it out for no bound")
         _choice("ngram_eviction", self.ngram_eviction, EVICTIONS)
+        _choice("drafter_step", self.drafter_step, DRAFTER_STEPS)
 
 
 def suggestion(name: str, known: Collection[str]) -> str:

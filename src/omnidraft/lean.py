@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
 from omnidraft.errors import InputError
+from omnidraft.int8 import Linear, available, fastest
 from omnidraft.models import NO_LIMIT, TransformersModel
 
 if TYPE_CHECKING:
@@ -28,17 +29,20 @@ class _Layer:
     """One layer's weights, those that read the same input stacked, and its keys and values."""
 
     before_attention: torch.Tensor
-    qkv: torch.Tensor
-    out: torch.Tensor
+    qkv: Linear
+    out: Linear
     before_mlp: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    gate_up: Linear
+    down: Linear
     keys: torch.Tensor  # (key heads, context, head size)
     values: torch.Tensor
 
 
 class LeanLlama:
-    """A `LanguageModel` over the weights of a Llama model, in fp32 on a CPU, with a cache of fixed size."""
+    """A `LanguageModel` over the weights of a Llama model on a CPU, with a cache of fixed size.
+
+    It computes in fp32; large matrices are kept in 8 bits where the machine can.
+    """
 
     def __init__(self, source: TransformersModel) -> None:
         model: LlamaForCausalLM = source.model
@@ -52,8 +56,8 @@ class LeanLlama:
         self._epsilon = config.rms_norm_eps
         weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
         self._embedding = weights["model.embed_tokens.weight"]
-        self._head = weights.get("lm_head.weight", self._embedding)
-        self._norm = weights["model.norm.weight"]
+        self._head = fastest(weights.get("lm_head.weight", self._embedding))
+        self._norm = weights["model.norm.weight"].float()
         self._layers = [self._layer(weights, f"model.layers.{i}.") for i in range(config.num_hidden_layers)]
         # rotary positions as one complex product a head: (context, 1, head size / 2)
         angles = torch.outer(torch.arange(self.context, dtype=torch.float32), model.model.rotary_emb.inv_freq)
@@ -64,12 +68,12 @@ class LeanLlama:
         gate, up = (weights[f"{name}mlp.{part}_proj.weight"] for part in ("gate", "up"))
         cache = torch.zeros(2, self._key_heads, self.context, self._size)
         return _Layer(
-            before_attention=weights[f"{name}input_layernorm.weight"],
-            qkv=torch.cat([self._paired(q), self._paired(k), v]),
-            out=weights[f"{name}self_attn.o_proj.weight"],
-            before_mlp=weights[f"{name}post_attention_layernorm.weight"],
-            gate_up=torch.cat([gate, up]),
-            down=weights[f"{name}mlp.down_proj.weight"],
+            before_attention=weights[f"{name}input_layernorm.weight"].float(),
+            qkv=fastest(torch.cat([self._paired(q), self._paired(k), v])),
+            out=fastest(weights[f"{name}self_attn.o_proj.weight"]),
+            before_mlp=weights[f"{name}post_attention_layernorm.weight"].float(),
+            gate_up=fastest(torch.cat([gate, up])),
+            down=fastest(weights[f"{name}mlp.down_proj.weight"]),
             keys=cache[0],
             values=cache[1],
         )
@@ -85,20 +89,20 @@ class LeanLlama:
         start, end = self.length, self.length + len(ids)
         if not 0 <= keep <= len(ids) or end > self.context:
             raise InputError(f"{start} + {len(ids)} tokens, {keep} kept: the cache holds {self.context}")
-        x = self._embedding[torch.tensor(ids)]  # (T, hidden)
+        x = self._embedding[torch.tensor(ids)].float()  # (T, hidden)
         mask = None
         if len(ids) > 1:
             mask = torch.ones(len(ids), end, dtype=torch.bool).tril_(start)
         for layer in self._layers:
             x = x + self._attend(layer, rms_norm(x, x.shape[-1:], layer.before_attention, self._epsilon), start, mask)
-            gate, up = linear(rms_norm(x, x.shape[-1:], layer.before_mlp, self._epsilon), layer.gate_up).chunk(2, -1)
-            x = x + linear(silu(gate) * up, layer.down)
+            gate, up = layer.gate_up(rms_norm(x, x.shape[-1:], layer.before_mlp, self._epsilon)).chunk(2, -1)
+            x = x + layer.down(silu(gate) * up)
         self.length = end
-        return linear(rms_norm(x[len(ids) - keep :], x.shape[-1:], self._norm, self._epsilon), self._head)
+        return self._head(rms_norm(x[len(ids) - keep :], x.shape[-1:], self._norm, self._epsilon))
 
     def _attend(self, layer: _Layer, x: torch.Tensor, start: int, mask: torch.Tensor | None) -> torch.Tensor:
         count, turned = len(x), self._heads + self._key_heads
-        qkv = linear(x, layer.qkv).view(count, turned + self._key_heads, self._size)
+        qkv = layer.qkv(x).view(count, turned + self._key_heads, self._size)
         pairs = torch.view_as_complex(qkv[:, :turned].unflatten(-1, (-1, 2)))
         qk = torch.view_as_real(pairs * self._turns[start : start + count]).flatten(-2).transpose(0, 1)
         end = start + count
@@ -111,7 +115,7 @@ class LeanLlama:
             attn_mask=mask,
             enable_gqa=self._heads != self._key_heads,
         )
-        return linear(seen[0].transpose(0, 1).reshape(count, -1), layer.out)
+        return layer.out(seen[0].transpose(0, 1).reshape(count, -1))
 
     def crop(self, length: int) -> None:
         """Keep the first `length` tokens of the cache; raises InputError unless 0 <= length <= self.length."""
@@ -127,13 +131,13 @@ def _cache_bytes(config: LlamaConfig, context: int) -> int:
 
 
 def lean(source: TransformersModel) -> LeanLlama | None:
-    """A lean copy of `source`, or None where it is not a plain Llama in fp32 on a CPU."""
+    """A lean copy of `source`, or None where it is no plain Llama on a CPU."""
     from transformers import LlamaForCausalLM
 
     config = source.model.config
     plain = (
         type(source.model) is LlamaForCausalLM
-        and source.dtype == torch.float32
+        and (source.dtype == torch.float32 or available())  # 32 bits a weight are worse than 16 where 8 cannot be had
         and source.device.type == "cpu"
         and source.context < NO_LIMIT
         and _cache_bytes(config, source.context) <= LARGEST_CACHE

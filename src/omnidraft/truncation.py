@@ -6,11 +6,15 @@ where the kept ones begin.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import torch
 
 Row = npt.NDArray[np.float32]
+Processor = Callable[[Any, torch.Tensor], torch.Tensor]
 
 LARGEST_SETS = (256, 4096, 32768)  # how many of the likeliest tokens are tried as those that hold top-p
 MARGIN = 1e-5  # closer than this to the edge, the rounding of `transformers` decides
@@ -23,12 +27,12 @@ class TopK:
         from transformers import TopKLogitsWarper
 
         self._k = k
-        self._sorting = TopKLogitsWarper(top_k=k)
+        self._sorting: Processor = TopKLogitsWarper(top_k=k)
 
     def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Scores (1, V), the others -inf."""
         if scores.device.type != "cpu" or len(scores) != 1:
-            return self._sorting(ids, scores)  # type: ignore[arg-type]
+            return self._sorting(ids, scores)
         return _from(scores, kth_largest(scores[0].numpy(), self._k))
 
 
@@ -39,14 +43,16 @@ class TopP:
         from transformers import TopPLogitsWarper
 
         self._p = p
-        self._sorting = TopPLogitsWarper(top_p=p)
+        self._sorting: Processor = TopPLogitsWarper(top_p=p)
 
     def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Scores (1, V), the others -inf."""
         edge = None
         if scores.device.type == "cpu" and len(scores) == 1:
             edge = smallest_kept(scores[0].numpy(), self._p)
-        return self._sorting(ids, scores) if edge is None else _from(scores, edge)  # type: ignore[arg-type]
+        if edge is None:
+            return self._sorting(ids, scores)
+        return _from(scores, edge)
 
 
 def _from(scores: torch.Tensor, edge: float) -> torch.Tensor:

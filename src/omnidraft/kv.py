@@ -1,0 +1,54 @@
+"""A KV cache that writes new keys and values where it has room for them, instead of copying all it holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+ROOM = 256  # tokens that are made room for at least
+
+
+class GrowingLayer(DynamicLayer):
+    """Keys and values of one layer, (1, key heads, T, head size) each, as views of buffers that have room to spare.
+
+    What was cropped is written over by what comes next.
+    """
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append T' keys and values, and return all of them."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self._buffers = (key_states[..., :0, :], value_states[..., :0, :])
+            self.keys, self.values = self._buffers
+        start = self.get_seq_length()
+        end = start + key_states.shape[-2]
+        if end > self._buffers[0].shape[-2]:
+            keys, values = self._buffers
+            self._buffers = (_enlarged(keys, start, end), _enlarged(values, start, end))
+        for buffer, new in zip(self._buffers, (key_states, value_states), strict=True):
+            buffer[..., start:end, :] = new
+        keys, values = (buffer[..., :end, :] for buffer in self._buffers)
+        self.keys, self.values = keys, values
+        return keys, values
+
+
+def _enlarged(old: torch.Tensor, length: int, needed: int) -> torch.Tensor:
+    new = old.new_empty(*old.shape[:-2], needed + max(ROOM, needed // 4), old.shape[-1])
+    new[..., :length, :] = old[..., :length, :]
+    return new
+
+
+def new_cache() -> DynamicCache:
+    """An empty cache whose every layer keeps all keys.
+
+    Made without a config, so that layers with a sliding window keep every key as well: what a window has dropped, no
+    crop could bring back.  The window itself is in the attention mask.
+    """
+    cache = DynamicCache()
+    cache.layer_class_to_replicate = GrowingLayer
+    return cache
