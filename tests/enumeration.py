@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from omnidraft.config import Sampling
-from omnidraft.engine import Engine, Processor, Round
+from omnidraft.engine import Engine, Round
 from omnidraft.ngrams import NgramCache
-from omnidraft.sampling import Draw, Probs
+from omnidraft.sampling import Draw, Probs, Processor
 from worlds import PROMPT, Ids, World, frozen_cache, make_world
 
 R = TypeVar("R")

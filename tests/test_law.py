@@ -26,6 +26,7 @@ from enumeration import (
     round_law,
     run_law,
 )
+from omnidraft import verify
 from omnidraft.config import Sampling
 from omnidraft.engine import Round
 from omnidraft.sampling import Draw
@@ -67,6 +68,17 @@ def test_the_first_tokens_have_the_targets_law(shape: str, active: str, verifica
     assert_exact(
         Case(shape, seed, zero, active, count, {"draft_len": k, "verification": verification})
         for k, count, seed, zero in ((0, 3, 0, 0.0), (1, 3, 0, 0.0), (2, 2, 1, 0.35))
+    )
+
+
+@pytest.mark.parametrize("active", ACTIVE)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_residuals_that_are_skipped(shape: str, active: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under large vocabularies, where a position is often passed without its residual."""
+    monkeypatch.setattr(verify, "LARGE", 0)
+    assert_exact(
+        Case(shape, seed, zero, active, 2, {"draft_len": k, "verification": "block"})
+        for k, seed, zero in ((1, 0, 0.0), (2, 1, 0.35))
     )
 
 

@@ -237,6 +237,17 @@ FAULTS = {
         (Rewrite(verify.verify_block, "residual.total / (residual.total + 1 - ratio)", "float(residual.total > 0)"),),
         ways=BLOCK,
     ),
+    "block: a residual skipped at no cost": Fault(
+        (
+            Rewrite(
+                verify.verify_block,
+                "lazy = ratio < 1 and int(cache.table.hi[symbol.node] - cache.table.lo[symbol.node]) >= LARGE\n"
+                "        if lazy and draw",
+                "lazy = False\n        if ratio < 1 and draw",
+            ),
+        ),
+        ways=BLOCK,
+    ),
     "block: residual of the whole P": Fault(
         (Rewrite(verify.verify_block, "_residual(cache, symbol, qs, p, ratio)", "_residual(cache, symbol, qs, p, 1)"),),
         ways=BLOCK,

@@ -1,79 +1,134 @@
-"""Top-k and top-p keep exactly what the processors of transformers keep."""
+"""The truncated law is that of the processors of transformers, and is made without them."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
-from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from omnidraft import truncation
-from omnidraft.truncation import TopK, TopP, kth_largest, smallest_kept
+from omnidraft.config import Sampling
+from omnidraft.sampling import Processing, TargetLaw, softmax, target_processors
+from omnidraft.truncation import Truncation, kth_largest
 
-IDS = torch.zeros(1, 1, dtype=torch.long)
+CUTS = (
+    (1, 1.0, 0),
+    (50, 1.0, 0),
+    (0, 0.5, 0),
+    (0, 0.95, 0),
+    (0, 1.0, 0.05),
+    (40, 0.9, 0),
+    (40, 0.9, 0.1),
+    (0, 0.9, 0.2),
+)
+SETTINGS = [
+    Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    for temperature, (top_k, top_p, min_p) in itertools.product((0.3, 1.0, 1.7), CUTS)
+]
 
 
 def rows() -> Iterator[torch.Tensor]:
-    """Scores (1, V): flat and peaked, small and large, with ties, with -inf, all equal."""
+    """Logits (V,): flat and peaked, few and many, with ties, with -inf, all equal."""
     generator = torch.Generator().manual_seed(0)
-    for size in (1, 2, 7, 500, 5_000, 60_000):
+    for size in (2, 7, 500, 5_000, 60_000):
         for scale in (0.01, 1.0, 4.0, 12.0):
-            row = torch.randn(1, size, generator=generator) * scale
+            row = torch.randn(size, generator=generator) * scale
             yield row
+            yield row.double()
             yield row.round()
             yield torch.where(row > 0, row, -torch.inf) if bool((row > 0).any()) else row
-        yield torch.zeros(1, size)
+        yield torch.zeros(size)
 
 
-@pytest.mark.parametrize("k", [1, 2, 50, 1000])
-def test_top_k_is_that_of_transformers(k: int) -> None:
+def by_transformers(row: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    scores = row[None]
+    for processor in target_processors(sampling):
+        scores = processor(torch.zeros(1, 1, dtype=torch.long), scores)
+    return torch.from_numpy(softmax(scores[0]))
+
+
+def compare(sampling: Sampling) -> tuple[int, int]:
+    """Rows whose law was made here, and rows left to transformers."""
+    cut = Truncation(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+    made = left = 0
     for row in rows():
-        assert torch.equal(TopK(k)(IDS, row), TopKLogitsWarper(top_k=k)(IDS, row))
+        law = cut.law(row.numpy())
+        if law is None:
+            left += 1
+            continue
+        made += 1
+        wanted = by_transformers(row, sampling)
+        assert np.array_equal(law > 1e-30, wanted.numpy() > 1e-30)  # float32 has nothing below
+        assert np.allclose(law, wanted, atol=1e-6)
+        assert law.sum() == pytest.approx(1)
+    return made, left
 
 
-@pytest.mark.parametrize("p", [1e-6, 0.1, 0.5, 0.9, 0.99, 0.99999])
-def test_top_p_is_that_of_transformers(p: float) -> None:
-    for row in rows():
-        assert torch.equal(TopP(p)(IDS, row), TopPLogitsWarper(top_p=p)(IDS, row))
-
-
-def test_real_rows_are_not_sorted() -> None:
-    """The short way is taken where it matters, or the test above compares transformers with itself."""
-    generator = torch.Generator().manual_seed(1)
-    found = 0
-    for _ in range(20):
-        row = torch.randn(60_000, generator=generator).numpy() * 4
-        found += smallest_kept(row, 0.9) is not None
-    assert found >= 15
+@pytest.mark.parametrize("sampling", SETTINGS, ids=str)
+def test_the_law_is_that_of_transformers(sampling: Sampling) -> None:
+    made, left = compare(sampling)
+    assert made > left
 
 
 def test_a_wrong_edge_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(truncation, "kth_largest", lambda row, k: kth_largest(row, k + 1))
     with pytest.raises(AssertionError):
-        test_top_k_is_that_of_transformers(50)
+        compare(Sampling(temperature=1.0, top_k=50))
     monkeypatch.undo()
-    monkeypatch.setattr(truncation, "smallest_kept", lambda row, p: smallest_kept(row, p * 0.99))
+    true = truncation._keep_top_p
+    monkeypatch.setattr(truncation, "_keep_top_p", lambda scores, weights, whole, p: true(scores, weights, whole, p**2))
     with pytest.raises(AssertionError):
-        test_top_p_is_that_of_transformers(0.9)
+        compare(Sampling(temperature=1.0, top_p=0.9))
 
 
 def test_close_calls_are_left_to_transformers() -> None:
     row = np.log(np.array([0.5, 0.25, 0.125, 0.125], np.float32))
-    assert smallest_kept(row, 0.6) == pytest.approx(np.log(0.25))
-    assert smallest_kept(row, 0.75) is None  # the edge lies between two tokens
-    assert smallest_kept(row, 0.8) is None  # and here between two equal ones
+
+    def kept(top_p: float, min_p: float = 0.0) -> int | None:
+        law = Truncation(1.0, 0, top_p, min_p).law(row)
+        return None if law is None else int((law > 0).sum())
+
+    assert kept(0.6) == 2
+    assert kept(0.75) is None  # the edge lies between two tokens
+    assert kept(0.8) is None  # and here between two equal ones
+    assert kept(1.0, 0.4) == 2
+    assert kept(1.0, 0.5) is None
 
 
-def test_nan_is_passed_on() -> None:
-    row = torch.randn(1, 100)
-    row[0, 3] = torch.nan
-    for processor in (TopK(5), TopP(0.9)):
-        assert bool(processor(IDS, row).isnan().any())
+def test_unusable_rows_are_left_to_transformers() -> None:
+    for value in (torch.nan, torch.inf):
+        row = torch.randn(100)
+        row[3] = value
+        assert Truncation(1.0, 5, 0.9, 0.0).law(row.numpy()) is None
 
 
-def test_several_rows_take_the_common_way() -> None:
-    row = torch.randn(3, 50)
-    assert torch.equal(TopK(5)(IDS, row), TopKLogitsWarper(top_k=5)(IDS, row))
-    assert torch.equal(TopP(0.5)(IDS, row), TopPLogitsWarper(top_p=0.5)(IDS, row))
+@pytest.mark.parametrize(
+    "sampling", [SETTINGS[1], SETTINGS[3], Sampling(temperature=0.7, top_k=5, repetition_penalty=1.5)]
+)
+def test_the_engine_s_law_takes_the_short_way(sampling: Sampling, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the penalties come before it; with any other processor, all of them are called."""
+    logits = torch.randn(2, 3_000, generator=torch.Generator().manual_seed(2)) * 4
+    scores = logits[1:]
+    for processor in target_processors(sampling):
+        scores = processor(torch.tensor([[5, 6, 7]]), scores)
+    calls: list[str] = []
+    law = Truncation.law
+
+    def counted(self: Truncation, row: truncation.Row) -> truncation.Probs | None:
+        calls.append("short")
+        return law(self, row)
+
+    monkeypatch.setattr(Truncation, "law", counted)
+    for more in ([], [lambda _ids, given: given]):
+        found = TargetLaw(logits, [5, 6], [7], Processing.of(sampling, more)).probs(1)
+        assert np.allclose(found, softmax(scores[0]), atol=1e-6)
+        assert len(calls) == 1
+
+
+def test_what_is_never_cut_off() -> None:
+    assert Processing.of(Sampling()).truncation is None
+    assert Processing.of(Sampling(temperature=0.5)).truncation is None
+    assert Processing.of(Sampling(temperature=0.0, top_k=4)).truncation is None

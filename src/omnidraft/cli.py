@@ -1,4 +1,4 @@
-"""The command line: `omnidraft generate` and `omnidraft demo`.
+"""The command line: `omnidraft generate`, `omnidraft demo` and `omnidraft bench`.
 
 Answers go to stdout and everything else to stderr.  Exit codes: 0, 1 (something failed), 2 (bad input), 130 (Ctrl-C),
 141 (the reader of stdout is gone).
@@ -41,6 +41,7 @@ HELP = {
     "ngram_seed": f"n-grams that are active at first: {', '.join(NGRAM_SEEDS)}",
     "ngram_bound": "n-grams that are active at a time at most (default: no bound)",
     "ngram_eviction": f"which n-grams go when there are too many: {', '.join(EVICTIONS)}",
+    "drafter_step": "auto (a lean step in 8 bits where there is one), or that of transformers",
 }
 # the parameters of the Python interface that are no settings: default and help
 LOAD = {
@@ -77,6 +78,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
+    if arguments[:1] == ["bench"]:
+        from omnidraft.bench.command import main as bench
+
+        return bench(arguments[1:], _Parser)
     try:
         options, unknown = _parser().parse_known_args(arguments)
     except SystemExit:  # after --help or --version
@@ -218,6 +223,9 @@ def _parser() -> argparse.ArgumentParser:
 
     demo = commands.add_parser("demo", help="see the models that ship at work", allow_abbrev=False)
     demo.add_argument("--json", action="store_true", help="print the figures as JSON, on the last line of stdout")
+
+    # for the list of commands only: what follows it is read elsewhere
+    commands.add_parser("bench", help="compare ways of decoding, or report on comparisons", add_help=False)
     return parser
 
 

@@ -6,10 +6,8 @@ A round costs one forward pass of the target: the last token of the round before
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-
-import torch
 
 from omnidraft.config import Drafting, Sampling
 from omnidraft.context import Translator
@@ -18,11 +16,9 @@ from omnidraft.errors import ConfigError, PromptError
 from omnidraft.models import LanguageModel
 from omnidraft.ngrams import NgramCache
 from omnidraft.paper import DirectMap, Proposal, merge, verify_paper
-from omnidraft.sampling import Draw, Probs, TargetLaw, target_processors
+from omnidraft.sampling import Draw, Probs, Processing, Processor, TargetLaw
 from omnidraft.verify import Outcome, verify_block, verify_greedy, verify_token
 from omnidraft.walk import STOP, Walk
-
-Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +100,7 @@ class Engine:
         Raises PromptError for an empty or over-long prompt, NumericsError for unusable logits.
         """
         self.check(prompt)
-        laws = [*target_processors(sampling), *processors]
+        processing = Processing.of(sampling, processors)
         verification = "token" if processors else self.drafting.verification
         ids = list(prompt)
         end = len(ids) + max_new_tokens
@@ -112,7 +108,7 @@ class Engine:
         if self.pair is not None:
             self.pair.drafter.start(self.pair.translator.prompt(ids))
         while max_new_tokens > 0:
-            record = self._round(ids, end, sampling, laws, verification, draw)
+            record = self._round(ids, end, sampling, processing, verification, draw)
             ids += record.emitted
             yield record
             if record.finish is not None:
@@ -134,7 +130,7 @@ class Engine:
         ids: list[int],
         end: int,
         sampling: Sampling,
-        processors: Sequence[Processor],
+        processing: Processing,
         verification: str,
         draw: Draw,
     ) -> Round:
@@ -148,7 +144,7 @@ class Engine:
         logits = self.target.forward(ids[self.target.length :] + fed, keep=len(fed) + 1)
         verified = time.perf_counter()
 
-        law = TargetLaw(logits, ids, fed, processors)
+        law = TargetLaw(logits, ids, fed, processing)
         outcome = self._verify(draft, law, sampling, verification, draw)
         self.target.crop(len(ids) + min(outcome.accepted, len(fed)))
         emitted, finish = self._cut(outcome.emitted, len(ids), end)

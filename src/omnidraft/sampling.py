@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 
 from omnidraft.config import Sampling
 from omnidraft.errors import NumericsError
-from omnidraft.truncation import TopK, TopP
+from omnidraft.truncation import Truncation
 
 if TYPE_CHECKING:
     from transformers import LogitsProcessorList
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 Probs = npt.NDArray[np.float64]
 Draw = Callable[[Probs], int]
 """Draws an index with probability proportional to non-negative weights, at least one of them positive."""
+Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 BLOCK = 512  # weights summed as one before an index is drawn from many
 
 
@@ -88,6 +90,8 @@ def target_processors(sampling: Sampling) -> LogitsProcessorList:
         MinPLogitsWarper,
         RepetitionPenaltyLogitsProcessor,
         TemperatureLogitsWarper,
+        TopKLogitsWarper,
+        TopPLogitsWarper,
     )
 
     chosen: list[Any] = []
@@ -97,12 +101,30 @@ def target_processors(sampling: Sampling) -> LogitsProcessorList:
         if sampling.temperature != 1:
             chosen.append(TemperatureLogitsWarper(float(sampling.temperature)))
         if sampling.top_k > 0:
-            chosen.append(TopK(sampling.top_k))
+            chosen.append(TopKLogitsWarper(top_k=sampling.top_k))
         if sampling.top_p < 1:
-            chosen.append(TopP(float(sampling.top_p)))
+            chosen.append(TopPLogitsWarper(top_p=float(sampling.top_p)))
         if sampling.min_p > 0:
             chosen.append(MinPLogitsWarper(min_p=sampling.min_p))
     return LogitsProcessorList(chosen)
+
+
+@dataclass(frozen=True)
+class Processing:
+    """How the target's logits become probabilities: by all the processors, or by the penalties and the truncation."""
+
+    processors: Sequence[Processor]
+    penalties: Sequence[Processor] = ()
+    truncation: Truncation | None = None
+
+    @classmethod
+    def of(cls, sampling: Sampling, more: Sequence[Processor] = ()) -> Processing:
+        """That of these settings, and of `more` processors after them."""
+        processors = [*target_processors(sampling), *more]
+        cut = Truncation(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+        if sampling.greedy or more or not cut.needed:
+            return cls(processors)
+        return cls(processors, processors[: int(sampling.repetition_penalty != 1)], cut)
 
 
 class TargetLaw:
@@ -117,34 +139,41 @@ class TargetLaw:
         logits: torch.Tensor,
         committed: Sequence[int],
         proposals: Sequence[int],
-        processors: Sequence[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]],
+        processing: Processing,
     ) -> None:
         self._logits = logits
-        self._processors = processors
+        self._processing = processing
+        self._cut = processing.truncation if logits.device.type == "cpu" else None
         self._length = len(committed)
-        self._best = None if processors else largest(logits)
-        self._ids = torch.tensor([[*committed, *proposals]], device=logits.device) if processors else None
+        self._best: list[int] | None = None
+        self._ids = torch.tensor([[*committed, *proposals]], device=logits.device) if processing.processors else None
         self._probs: dict[int, Probs] = {}
 
-    def _scores(self, index: int) -> torch.Tensor:
+    def _scores(self, index: int, processors: Sequence[Processor]) -> torch.Tensor:
         scores = _wide(self._logits[index : index + 1])
-        if self._ids is not None:
+        if self._ids is not None and processors:
             ids = self._ids[:, : self._length + index]
-            for processor in self._processors:
+            for processor in processors:
                 scores = processor(ids, scores)
         return scores[0]
 
     def probs(self, index: int) -> Probs:
         """p after the first `index` proposals: (V,) float64, sums to 1."""
         if index not in self._probs:
-            self._probs[index] = softmax(self._scores(index))
+            probs = None
+            if self._cut is not None:
+                probs = self._cut.law(self._scores(index, self._processing.penalties).numpy())
+            if probs is None:
+                probs = softmax(self._scores(index, self._processing.processors))
+            self._probs[index] = probs
         return self._probs[index]
 
     def best(self, index: int) -> int:
         """The greedy token after the first `index` proposals; ties go to the lowest id, as in transformers."""
-        if self._best is not None:
+        if not self._processing.processors:
+            self._best = self._best or largest(self._logits)
             return self._best[index]
-        scores = self._scores(index)
+        scores = self._scores(index, self._processing.processors)
         token = largest(scores[None])[0]
         if not bool(torch.isfinite(scores[token])):
             raise NumericsError("processed scores are NaN or infinite, finite ones are needed: check the processors")

@@ -1,66 +1,87 @@
-"""Top-k and top-p without sorting a whole vocabulary: what they keep is what the processors of `transformers` keep.
+"""Temperature, top-k, top-p and min-p on a row of logits, without sorting or copying a whole vocabulary.
 
-Sorting 152,000 scores takes longer than everything else that is done to a row, and all that is needed is the score
-where the kept ones begin.
+What is kept is what the processors of `transformers` keep, in their order; where their rounding could decide
+otherwise, they are left to decide.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-Row = npt.NDArray[np.float32]
-Processor = Callable[[Any, torch.Tensor], torch.Tensor]
+Row = npt.NDArray[np.floating[Any]]
+Probs = npt.NDArray[np.float64]
 
 LARGEST_SETS = (256, 4096, 32768)  # how many of the likeliest tokens are tried as those that hold top-p
-MARGIN = 1e-5  # closer than this to the edge, the rounding of `transformers` decides
+MARGIN = 1e-5  # of probability or relative score: closer than this to an edge, rounding decides
 
 
-class TopK:
-    """A logits processor that keeps the k largest scores, and those equal to the smallest of them."""
+@dataclass(frozen=True)
+class Truncation:
+    """The tokens that sampling is restricted to; 0, 1 and 0 switch the three off.  Not for greedy decoding."""
 
-    def __init__(self, k: int) -> None:
-        from transformers import TopKLogitsWarper
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
 
-        self._k = k
-        self._sorting: Processor = TopKLogitsWarper(top_k=k)
+    @property
+    def needed(self) -> bool:
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
-    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Scores (1, V), the others -inf."""
-        if scores.device.type != "cpu" or len(scores) != 1:
-            return self._sorting(ids, scores)
-        return _from(scores, kth_largest(scores[0].numpy(), self._k))
+    def law(self, row: Row) -> Probs | None:
+        """Probabilities (V,) of a row of finite logits (V,); None where rounding decides what is kept."""
+        chosen = self._likeliest(row)
+        if chosen is None:
+            return None
+        scores = row[chosen] / row.dtype.type(self.temperature)
+        weights = np.exp(scores - scores.max(), dtype=np.float64)
+        if self.top_k > 0:
+            edge = kth_largest(scores, self.top_k)
+            weights[scores < edge] = 0.0
+        if self.top_p < 1:
+            whole = weights.sum() if self.top_k > 0 else self._total(row)
+            if not _keep_top_p(scores, weights, whole, self.top_p):
+                return None
+        if self.min_p > 0:
+            relative = weights / weights.max()
+            if (np.abs(relative / self.min_p - 1) < MARGIN).any():
+                return None
+            weights[relative < self.min_p] = 0.0
+        probs = np.zeros(len(row))
+        probs[chosen] = weights / weights.sum()
+        return probs
 
+    def _likeliest(self, row: Row) -> npt.NDArray[np.intp] | None:
+        """Ids, in ascending order, of tokens among which all the kept ones are."""
+        highest = row.max()
+        if not np.isfinite(highest):
+            return None
+        if self.top_k > 0:
+            edge = kth_largest(row, self.top_k)
+            # tokens that only the division by the temperature makes equal to the k-th are kept as well
+            return np.flatnonzero(row >= edge - MARGIN * max(1.0, abs(edge)))
+        if self.top_p < 1:
+            needed = (self.top_p + 2 * MARGIN) * self._total(row)
+            for size in LARGEST_SETS:
+                chosen = np.flatnonzero(row >= kth_largest(row, size))
+                if np.exp((row[chosen] - highest) / self.temperature, dtype=np.float64).sum() > needed:
+                    return chosen
+            return None
+        return np.flatnonzero(row >= highest + self.temperature * math.log(self.min_p) - 1.0)
 
-class TopP:
-    """A logits processor that keeps the likeliest tokens of total probability p."""
-
-    def __init__(self, p: float) -> None:
-        from transformers import TopPLogitsWarper
-
-        self._p = p
-        self._sorting: Processor = TopPLogitsWarper(top_p=p)
-
-    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Scores (1, V), the others -inf."""
-        edge = None
-        if scores.device.type == "cpu" and len(scores) == 1:
-            edge = smallest_kept(scores[0].numpy(), self._p)
-        if edge is None:
-            return self._sorting(ids, scores)
-        return _from(scores, edge)
-
-
-def _from(scores: torch.Tensor, edge: float) -> torch.Tensor:
-    return scores.masked_fill(scores < edge, -torch.inf)
+    def _total(self, row: Row) -> float:
+        """The mass of all tokens, in that of the likeliest."""
+        scaled = (row - row.max()) / row.dtype.type(self.temperature)
+        return float(np.exp(scaled, out=scaled).sum(dtype=np.float64))
 
 
 def kth_largest(row: Row, k: int) -> float:
-    """The k-th largest of a row of scores (V,), the smallest where there are fewer; NaN if one is among them."""
+    """The k-th largest of a row of scores (V,), the smallest where there are fewer."""
     if k >= len(row):
         return float(row.min())
     # Each of k groups whose maximum reaches the k-th largest maximum has an entry at least so large: the k largest
@@ -68,30 +89,18 @@ def kth_largest(row: Row, k: int) -> float:
     groups = min(len(row), max(8 * k, 1024))
     rows = len(row) // groups
     highest = row[: rows * groups].reshape(rows, groups).max(axis=0)
-    if np.isnan(highest).any():
-        return float("nan")
     largest = row[row >= np.partition(highest, -k)[-k]]
     return float(np.partition(largest, -k)[-k])
 
 
-def smallest_kept(row: Row, p: float) -> float | None:
-    """The smallest score that top-p keeps of a row (V,); None where rounding decides, or none is finite."""
-    probs = np.exp(row - row.max(), dtype=np.float64)
-    total = probs.sum()
-    if not np.isfinite(total):
-        return None
-    for size in LARGEST_SETS:
-        chosen = row[row >= kth_largest(row, size)]
-        mass = np.exp(chosen - row.max(), dtype=np.float64).sum() / total
-        if mass > p + MARGIN:
-            break
-    else:
-        return None
-    scores = np.sort(chosen)
-    weights = np.exp(scores - row.max(), dtype=np.float64) / total
-    below = 1 - mass + np.cumsum(weights)  # probability of a token and all less likely ones
-    first = int(np.searchsorted(below, 1 - p, side="right"))  # the first that is kept
-    first = min(first, len(scores) - 1)
-    nearest = np.abs(below[max(0, first - 1) : first + 1] - (1 - p)).min()
-    tied = first > 0 and scores[first - 1] == scores[first]
-    return None if nearest < MARGIN or tied else float(scores[first])
+def _keep_top_p(scores: Row, weights: Probs, whole: float, p: float) -> bool:
+    """Set to 0 the weights (n,) that top-p drops, `whole` being all tokens' sum; False where rounding decides."""
+    order = np.argsort(scores, kind="stable")
+    below = 1 - (weights.sum() - np.cumsum(weights[order])) / whole  # of a token and all less likely ones
+    first = min(int(np.searchsorted(below, 1 - p, side="right")), len(order) - 1)  # the first that is kept
+    near = np.abs(below[max(0, first - 1) : first + 1] - (1 - p)).min() < MARGIN
+    tied = first > 0 and scores[order[first - 1]] == scores[order[first]] and weights[order[first]] > 0
+    if near or tied:
+        return False
+    weights[order[:first]] = 0.0
+    return True

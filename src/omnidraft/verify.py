@@ -18,6 +18,7 @@ from omnidraft.sampling import Draw, Probs
 from omnidraft.spelling import ROOT
 from omnidraft.walk import DEAD, STOP, Symbol, Walk
 
+LARGE = 1024  # target tokens below a node from which on a residual is worth avoiding
 Law = Callable[[int], Probs]
 """p after the first i proposals, (V_p,) float64 summing to 1; asked lazily and in order."""
 
@@ -184,9 +185,15 @@ def verify_block(walk: Walk, qs: Sequence[Probs], law: Law, draw: Draw) -> Outco
         if ratio == 0:
             continue
         symbol = symbols[position]
+        # m is at most aᵢ, and so is hᵢ: with probability 1 − aᵢ nothing is cut here, and no residual is needed
+        lazy = ratio < 1 and int(cache.table.hi[symbol.node] - cache.table.lo[symbol.node]) >= LARGE
+        if lazy and draw(np.array([ratio, 1 - ratio])) == 1:
+            continue
         p = law(symbol.index)
         residual = _residual(cache, symbol, qs, p, ratio)
         cut = 1.0 if ratio == 1 else residual.total / (residual.total + 1 - ratio)
+        if lazy:
+            cut = min(1.0, cut / ratio)
         if cut == 1 or (cut > 0 and draw(np.array([cut, 1 - cut])) == 0):
             return _rejected(walk, position, _correct(cache, residual, p, draw))
     raise AssertionError("the first symbol has ratio 1, so the draft is cut there at the latest")

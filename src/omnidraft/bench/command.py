@@ -1,0 +1,278 @@
+"""`omnidraft bench`: its commands, and what they print.
+
+What people read goes to stderr, but for the Markdown table; the last line of stdout is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from rich.console import Console
+
+from omnidraft.bench import prompts, records, report
+from omnidraft.bench.records import BASELINE, METHODS
+from omnidraft.config import Drafting, Sampling
+from omnidraft.errors import ConfigError, InputError, PromptError
+
+if TYPE_CHECKING:
+    from omnidraft.api import OmniDraft
+    from omnidraft.bench.compare import Question
+
+QUICK = {"count": 6, "max_new_tokens": 48}
+QUICK_S = 150.0  # for the timed part of a quick run: fewer repeats where the machine is slow
+LARGEST = 2**31  # of any number on the command line
+Parser = Callable[..., argparse.ArgumentParser]
+
+
+def main(arguments: Sequence[str], parser: Parser) -> int:
+    """Run `omnidraft bench` with these arguments; 1 where a token differs that must not.
+
+    `parser` makes the parsers, so that mistakes are reported as everywhere else.  Raises InputError and its kinds.
+    """
+    bench = parser(prog="omnidraft bench", description="Compare ways of decoding, every figure beside its baseline.")
+    commands = bench.add_subparsers(metavar="COMMAND", required=True)
+    _compare_parser(commands)
+    _report_parser(commands)
+    try:
+        options, unknown = bench.parse_known_args(arguments)
+    except SystemExit:  # after --help
+        return 0
+    if unknown:
+        options.parser.error(f"unknown argument {unknown[0]!r}")
+    options.arguments = ["bench", *arguments]
+    code: int = options.run(options, Console(stderr=True, highlight=False, markup=False, soft_wrap=True))
+    return code
+
+
+def _compare_parser(commands: Any) -> None:
+    compare = commands.add_parser("compare", help="run the methods against the clock", allow_abbrev=False)
+    compare.set_defaults(run=_compare, parser=compare)
+    compare.add_argument("--target", required=True, metavar="MODEL", help="a folder, a hub id or zoo:NAME")
+    compare.add_argument("--drafter", required=True, metavar="MODEL", help="likewise")
+    known = ", ".join(prompts.TASKS)
+    compare.add_argument(
+        "--task",
+        required=True,
+        action="append",
+        help=f"{known}, or a JSONL file with `prompt` in each line; repeatable",
+    )
+    compare.add_argument("--data", type=Path, metavar="DIR", help="the folder of the tasks (default: the hub)")
+    compare.add_argument("--count", type=int, metavar="N", help="the first N prompts of each task (default: all)")
+    compare.add_argument(
+        "--methods",
+        default=",".join(METHODS),
+        metavar="A,B",
+        help=f"of {', '.join(METHODS)} (default: all); {BASELINE} is always among them",
+    )
+    compare.add_argument("--max-new-tokens", type=int, metavar="N", help="of each answer (default: 64)")
+    compare.add_argument("--repeats", type=int, default=3, metavar="N", help="turns of every method (default: 3)")
+    compare.add_argument("--draft-len", type=int, default=4, metavar="N", help="draft tokens a round (default: 4)")
+    compare.add_argument("--dtype", default="float32", metavar="NAME", help="of both models (default: float32)")
+    compare.add_argument("--device", default="auto", metavar="NAME", help="for both models (default: auto)")
+    compare.add_argument("--threads", type=int, metavar="N", help="threads of PyTorch (default: its own choice)")
+    compare.add_argument("--seed", type=int, default=0, metavar="N", help="decides every draw (default: 0)")
+    compare.add_argument("--temperature", type=float, default=0.0, metavar="N", help="0 is greedy (default: 0)")
+    compare.add_argument("--out", type=Path, metavar="DIR", help="write results, Markdown and figure (default: none)")
+    quick = f"{QUICK['count']} prompts a task and {QUICK['max_new_tokens']} tokens"
+    compare.add_argument(
+        "--quick", action="store_true", help=f"{quick} where not given, and fewer repeats on a slow machine"
+    )
+    compare.add_argument("--json", action="store_true", help="print no Markdown, only the JSON line")
+
+
+def _report_parser(commands: Any) -> None:
+    parser = commands.add_parser("report", help="merge result files and print their tables", allow_abbrev=False)
+    parser.set_defaults(run=_report, parser=parser)
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="written by `bench compare --out`")
+    parser.add_argument("--out", type=Path, metavar="STEM", help="write STEM.md and STEM.png")
+    parser.add_argument("--json", action="store_true", help="print no Markdown, only the JSON line")
+
+
+# ---------------------------------------------------------------- compare
+
+
+def _compare(options: argparse.Namespace, console: Console) -> int:
+    defaults = QUICK if options.quick else {"count": None, "max_new_tokens": 64}
+    for name, value in defaults.items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    methods = _checked(options)
+    texts = {prompts.name_of(task): prompts.read(task, options.data, options.count) for task in options.task}
+    if len(texts) < len(options.task) or report.ALL in texts:
+        names = ", ".join(prompts.name_of(task) for task in options.task)
+        raise ConfigError(f"the tasks are called {names}: give each once, and files by names other than {report.ALL!r}")
+    import torch
+
+    from omnidraft.bench.methods import quiet_libraries
+
+    before = torch.get_num_threads()
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    try:
+        with quiet_libraries():
+            return _measured(options, methods, texts, console)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _checked(options: argparse.Namespace) -> list[str]:
+    """Refuse what is wrong with the options before seconds are spent on loading; the methods, in their order."""
+    Drafting(draft_len=options.draft_len)
+    Sampling(temperature=options.temperature)
+    for name, least in (("count", 1), ("max_new_tokens", 1), ("repeats", 1), ("threads", 1), ("seed", 0)):
+        value = getattr(options, name)
+        if value is not None and not least <= value < LARGEST:
+            raise ConfigError(f"{name} is {value}; it must be an integer from {least} to {LARGEST - 1}: give another")
+    asked = [name.strip() for name in options.methods.split(",")]
+    for name in asked:
+        if name not in METHODS:
+            raise ConfigError(f"method {name!r} does not exist: use some of {', '.join(METHODS)}")
+    return [name for name in METHODS if name in asked or name == BASELINE]
+
+
+def _measured(
+    options: argparse.Namespace, names: Sequence[str], texts: dict[str, list[prompts.Prompt]], console: Console
+) -> int:
+    from omnidraft.api import load
+    from omnidraft.bench import compare, methods
+
+    model = load(
+        options.target,
+        options.drafter,
+        dtype=options.dtype,
+        device=options.device,
+        warn=console.print,
+        draft_len=options.draft_len,
+    )
+    sampling = Sampling(temperature=options.temperature)
+    made, left_out = methods.make(names, model, options.draft_len, sampling, options.seed)
+    limit = min(m.lm.context for m in (model.target, model.drafter) if m is not None)
+    questions = _questions(model, texts, options.max_new_tokens, console)
+    setting = _setting(options, model, texts, questions)
+    name = re.sub(r"[^\w.-]+", "-", model.target.name)
+    stem = options.out and options.out / f"compare-{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    with _opened(stem) as file:
+        writer = records.Writer(setting, file)
+        for name, reason in left_out.items():
+            console.print(f"{name} is left out, {reason}")
+            writer.drop(name, reason)
+        with compare.progress(console, "timing", options.repeats * len(questions)) as step:
+            budget_s = QUICK_S if options.quick else math.inf
+            compare.race(made, questions, options.max_new_tokens, options.repeats, writer, step, budget_s)
+        with compare.progress(console, "counting passes", len(made) * len(texts)) as step:
+            compare.count(made, questions, options.max_new_tokens, limit, writer, step)
+        writer.end()
+    rows = report.rows([writer.results])
+    _publish({"this run": writer.results}, rows, stem, console, as_json=options.json)
+    wrong = [f"{row['method']} on {row['task']}" for row in rows if row["identical"] is False]
+    if wrong:
+        console.print(f"THE TOKENS DIFFER from those of {BASELINE}: {', '.join(wrong)}", style="bold red")
+    return 1 if wrong and setting["dtype"] == "float32" else 0
+
+
+@contextmanager
+def _opened(stem: Path | None) -> Iterator[TextIO | None]:
+    """The result file; None where none is asked for."""
+    if stem is None:
+        yield None
+        return
+    with _writing(stem):
+        file = stem.with_name(stem.name + ".jsonl").open("w", encoding="utf-8")
+    with file:
+        yield file
+
+
+@contextmanager
+def _writing(stem: Path) -> Iterator[None]:
+    """Make the folder of files named after `stem`, and say what to do where they cannot be written."""
+    try:
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise InputError(f"cannot write {stem} ({error}): give --out another place") from error
+
+
+def _questions(
+    model: OmniDraft, texts: dict[str, list[prompts.Prompt]], new_tokens: int, console: Console
+) -> list[Question]:
+    """The prompts that leave room for an answer, as token ids."""
+    from omnidraft.bench.compare import Question
+
+    questions: list[Question] = []
+    room = model.target.lm.context - new_tokens
+    for task, its in texts.items():
+        fitting = [ids for prompt in its if len(ids := model.encode_message(prompt.text)) <= room]
+        if not fitting:
+            raise PromptError(f"no prompt of {task} fits {room} tokens, what an answer leaves: use --max-new-tokens")
+        if len(fitting) < len(its):
+            console.print(f"{task}: {len(its) - len(fitting)} prompts of more than {room} tokens are left out")
+        questions += [Question(task, number, ids) for number, ids in enumerate(fitting)]
+    return questions
+
+
+def _setting(
+    options: argparse.Namespace,
+    model: OmniDraft,
+    texts: dict[str, list[prompts.Prompt]],
+    questions: Sequence[Question],
+) -> dict[str, Any]:
+    from omnidraft.bench import setting
+
+    kept = Counter(question.task for question in questions)
+    names = ("dtype", "seed", "temperature", "max_new_tokens", "draft_len", "repeats")
+    return {
+        "target": model.target.name,
+        "drafter": model.drafter and model.drafter.name,
+        **{name: getattr(options, name) for name in names},
+        "dtype": str(model.target.lm.dtype).removeprefix("torch."),
+        **setting.machine(model.target.lm.device),
+        "command": setting.command(options.arguments),
+        "tasks": {
+            task: {"prompts": kept[task], "left_out": len(its) - kept[task], "hash": prompts.digest(its)}
+            for task, its in texts.items()
+        },
+    }
+
+
+# ---------------------------------------------------------------- report
+
+
+def _report(options: argparse.Namespace, console: Console) -> int:
+    names = [path.name for path in options.files]  # without their folders, where that tells them apart
+    results = {path.name if names.count(path.name) == 1 else str(path): records.read(path) for path in options.files}
+    for difference in report.differences(results):
+        console.print(f"warning: {difference}", style="yellow")
+    _publish(results, report.rows(list(results.values())), options.out, console, as_json=options.json)
+    return 0
+
+
+def _publish(
+    results: dict[str, records.Results],
+    rows: Sequence[report.Row],
+    stem: Path | None,
+    console: Console,
+    *,
+    as_json: bool,
+) -> None:
+    """Print rows, and write STEM.md and STEM.png where there is a stem."""
+    text = report.markdown(results, rows)
+    if stem is not None:
+        from omnidraft.bench.figure import draw
+
+        with _writing(stem):
+            stem.with_name(stem.name + ".md").write_text(text, encoding="utf-8")
+            drawn = draw(rows, stem.with_name(stem.name + ".png"))
+        if not drawn:
+            console.print("no figure is drawn, which takes matplotlib: pip install 'omnidraft[bench]'")
+    if not as_json:
+        print(text)
+    print(json.dumps({"rows": rows}))

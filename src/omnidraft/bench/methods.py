@@ -1,0 +1,181 @@
+"""The ways of decoding that are compared: `transformers` alone, its own drafting, and ours."""
+
+from __future__ import annotations
+
+import copy
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from omnidraft.api import OmniDraft, make_cache
+from omnidraft.bench.records import BASELINE
+from omnidraft.config import Drafting, Sampling
+from omnidraft.engine import Engine, Round
+from omnidraft.errors import ConfigError, OmniDraftError
+from omnidraft.models import LanguageModel, TransformersModel
+from omnidraft.sampling import GeneratorDraw
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+GREEDY_ONLY = ("uad", "lookup")
+LOOKUP_TOKENS = 10  # prompt_lookup_num_tokens, as the documentation of `transformers` has it
+
+
+class UnavailableError(OmniDraftError):
+    """A way of decoding does not work with these models."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The tokens that follow a prompt, at most as many as asked for; `rounds` where our own loop made them."""
+
+    tokens: list[int]
+    rounds: list[Round] | None = None
+
+
+class Method(Protocol):
+    """A way of decoding."""
+
+    name: str
+    must_be_identical: bool  # to the tokens of `generate`
+    target: Any  # what runs the target's passes: a torch module, or a LanguageModel
+    drafter: Any  # likewise; None without one
+
+    def begin(self, repeat: int) -> None:
+        """Forget whatever was learned; `repeat` decides the draws."""
+
+    def run(self, ids: list[int], new_tokens: int) -> Answer:
+        """Continue a prompt; raises UnavailableError where these models cannot."""
+
+
+class Transformers:
+    """`generate` of `transformers`: alone, with its prompt lookup, or with a drafter."""
+
+    def __init__(
+        self, name: str, model: OmniDraft, sampling: Sampling, seed: int = 0, drafter: PreTrainedModel | None = None
+    ) -> None:
+        self.name = name
+        self.must_be_identical = sampling.greedy
+        self.target = model.target.lm.model
+        self.drafter = drafter
+        self._eos = sorted(model.engine.eos)
+        self._seed, self._draws = seed, 0
+        # all that a model's generation config may ask for beside, and our own loop is not asked for
+        self._options: dict[str, Any] = {"do_sample": not sampling.greedy, "repetition_penalty": 1.0, "num_beams": 1}
+        if not sampling.greedy:
+            self._options |= {"temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
+        if name == "lookup":
+            self._options["prompt_lookup_num_tokens"] = LOOKUP_TOKENS
+        if drafter is not None and model.drafter is not None:
+            self._options |= {
+                "assistant_model": drafter,
+                "tokenizer": model.target.tokenizer,
+                "assistant_tokenizer": model.drafter.tokenizer,
+            }
+
+    def begin(self, repeat: int) -> None:
+        self._draws = self._seed + repeat
+
+    def run(self, ids: list[int], new_tokens: int) -> Answer:
+        if not self._options["do_sample"]:
+            return Answer(self._generate(ids, new_tokens))
+        with torch.random.fork_rng():  # `generate` takes no generator of its own
+            torch.manual_seed(self._draws)
+            tokens = self._generate(ids, new_tokens)
+            self._draws = int(torch.randint(2**62, ()))
+        return Answer(tokens)
+
+    def _generate(self, ids: list[int], new_tokens: int) -> list[int]:
+        inputs = torch.tensor([ids], device=self.target.device)
+        try:
+            output = self.target.generate(
+                inputs,
+                attention_mask=torch.ones_like(inputs),
+                max_new_tokens=new_tokens,
+                eos_token_id=self._eos or None,
+                pad_token_id=0,
+                **self._options,
+            )
+        except Exception as error:
+            if self.name == BASELINE:
+                raise
+            # whatever it is, it says that transformers cannot do this with these models
+            reason = textwrap.shorten(f"{type(error).__name__}: {error}", 160, placeholder=" ...")
+            raise UnavailableError(reason) from error
+        tokens: list[int] = output[0, len(ids) :].tolist()
+        return tokens
+
+
+class Ours:
+    """Our loop over the loaded models, with an n-gram cache that every repeat begins afresh."""
+
+    def __init__(self, name: str, model: OmniDraft, drafting: Drafting, sampling: Sampling, seed: int = 0) -> None:
+        self.name = name
+        self.must_be_identical = sampling.greedy
+        self._source, self._drafting, self._sampling, self._seed = model.engine, drafting, sampling, seed
+        pair = model.engine.pair if drafting.draft_len else None
+        self._pair = pair
+        self.target = _runner(model.engine.target)
+        self.drafter = _runner(pair.drafter.model) if pair else None
+        self.begin(0)
+
+    def begin(self, repeat: int) -> None:
+        pair = self._pair and replace(self._pair, cache=make_cache(self._pair.cache.table, self._drafting))
+        self._engine = Engine(self._source.target, sorted(self._source.eos), pair, self._drafting)
+        self._draw = GeneratorDraw(torch.Generator().manual_seed(self._seed + repeat))
+
+    def run(self, ids: list[int], new_tokens: int) -> Answer:
+        rounds = list(self._engine.rounds(ids, new_tokens, self._sampling, self._draw))
+        return Answer([token for record in rounds for token in record.emitted], rounds)
+
+
+def make(
+    names: Sequence[str], model: OmniDraft, draft_len: int, sampling: Sampling, seed: int = 0
+) -> tuple[list[Method], dict[str, str]]:
+    """The methods of these names, and for those that are left out the reason.
+
+    To be called before the models are used: the drafter that `transformers` gets is a copy of the untouched one, as
+    its own drafting may change it for good.
+    """
+    made: list[Method] = []
+    left_out = {}
+    for name in names:
+        if name in GREEDY_ONLY and not sampling.greedy:
+            left_out[name] = "greedy only: transformers' sampling of drafts does not follow the target's law"
+        elif name == "plain":
+            made.append(Ours(name, model, Drafting(draft_len=0), sampling, seed))
+        elif name in (BASELINE, "lookup"):
+            made.append(Transformers(name, model, sampling, seed))
+        elif name == "uad":
+            if model.drafter is None:
+                raise ConfigError("method 'uad' needs a drafter: give one")
+            made.append(Transformers(name, model, sampling, seed, copy.deepcopy(model.drafter.lm.model)))
+        else:
+            made.append(Ours(name, model, Drafting(draft_len=draft_len, mode=name), sampling, seed))
+    return made, left_out
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """No advice and no progress bars of `transformers` inside."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _runner(model: LanguageModel) -> Any:
+    """What does the work of a pass: the module of `transformers` where there is one."""
+    return model.model if isinstance(model, TransformersModel) else model

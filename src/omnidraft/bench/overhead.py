@@ -1,0 +1,177 @@
+"""What a round costs beside its forward passes, as ratios with bounds."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from omnidraft.bench import memory
+from omnidraft.bench.passes import Bare
+from omnidraft.bench.scripted import Shape
+from omnidraft.bench.turns import ACCEPTANCE, Models
+from omnidraft.config import Sampling
+from omnidraft.engine import Engine
+from omnidraft.models import LanguageModel
+from omnidraft.sampling import GeneratorDraw
+
+TARGET = Shape(layers=9, hidden=1024, intermediate=2816, heads=16, tied=True)  # 271M with a vocabulary of 152k
+DRAFTER = Shape(layers=2, hidden=768, intermediate=3072, heads=12, tied=False)  # that of Llama-68M
+SHORT, LONG = 512, 4096  # contexts whose costs are compared
+PROBES = 15
+SAMPLINGS = {
+    "greedy": (Sampling(), 0.05),
+    "temperature 1": (Sampling(temperature=1.0), 0.10),
+    "top-k 50": (Sampling(temperature=0.8, top_k=50), 0.10),
+    "top-p 0.9": (Sampling(temperature=0.8, top_p=0.9), 0.10),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """One thing that is measured, with the bound it is held to."""
+
+    name: str
+    value: float
+    bound: float
+    at_least: bool  # else at most
+    detail: str
+
+    @property
+    def passed(self) -> bool:
+        return self.value >= self.bound if self.at_least else self.value <= self.bound
+
+    def as_dict(self) -> dict[str, Any]:
+        """The ratio with its verdict, for JSON."""
+        return asdict(self) | {"pass": self.passed}
+
+
+class Overhead:
+    """The measurements; `turns` are taken of each, and the median counts."""
+
+    def __init__(self, models: Models, turns: int, short: int = SHORT, long: int = LONG) -> None:
+        self.models, self.turns, self.short, self.long = models, turns, short, long
+
+    def ratios(self) -> Iterator[Ratio]:
+        """All of them, one after the other."""
+        yield from self.memory()  # first: before anything else has grown
+        for name, (sampling, bound) in SAMPLINGS.items():
+            yield self.beside(name, sampling, bound)
+        yield self.against_transformers("greedy (UAD)", Sampling())
+        yield self.against_transformers("temperature 1 (TLI)", Sampling(temperature=1.0))
+        yield self.drafter_step()
+        yield self.plain()
+        yield self.bound()
+        yield self.growth()
+
+    def beside(self, name: str, sampling: Sampling, bound: float) -> Ratio:
+        """What is not forward passes, as a share of a round."""
+        turns = [self.models.rounds(self.short, sampling) for _ in range(self.turns)]
+        share = statistics.median(1 - turn.passes_s / turn.wall_s for turn in turns)
+        beside, whole = (
+            1e3 * statistics.median(values)
+            for values in ([t.beside_s for t in turns], [t.wall_s / t.rounds for t in turns])
+        )
+        detail = f"{beside:.2f} of {whole:.1f} ms; {turns[0].accepted:.2f} of the symbols accepted"
+        name = f"share of a round that is no forward pass, {name}"
+        return Ratio(name=name, value=share, bound=bound, at_least=False, detail=detail)
+
+    def against_transformers(self, name: str, sampling: Sampling) -> Ratio:
+        """The same seconds a round, beside those of `transformers`; the drafter knows nothing in either."""
+        ours, theirs = [], []
+        for _ in range(self.turns):
+            ours.append(self.models.rounds(self.short, sampling, knowing=False, after_prompt=False).beside_s)
+            theirs.append(self.models.assisted(self.short, sampling).beside_s)
+        mine, other = statistics.median(ours), statistics.median(theirs)
+        detail = f"{1e3 * mine:.2f} against {1e3 * other:.2f} ms a round"
+        name = f"what transformers takes beside forward passes, in ours, {name}"
+        return Ratio(name=name, value=other / mine, bound=3.0, at_least=True, detail=detail)
+
+    def drafter_step(self) -> Ratio:
+        """A pass of one token through the drafter, by `transformers` in fp32 and as it is used here."""
+        plain = Bare(self.models.source.model)
+        for model in (plain, self.models.step):
+            model.crop(0)
+            model.forward([1] * 128, 1)
+
+        def once(model: Bare | LanguageModel) -> Callable[[], None]:
+            def step() -> None:
+                model.forward([1], 1)
+                model.crop(128)
+
+            return step
+
+        slow, fast = _medians([once(plain), once(self.models.step)])
+        detail = f"{1e3 * slow:.2f} against {1e3 * fast:.2f} ms; {type(self.models.step).__name__}"
+        name = "drafter step of transformers in fp32, in ours"
+        return Ratio(name=name, value=slow / fast, bound=3.0, at_least=True, detail=detail)
+
+    def plain(self) -> Ratio:
+        """Plain decoding through the loop of this package, beside `generate`; the prompt's pass included."""
+        engine = Engine(self.models.target, ())
+
+        def ours() -> None:
+            draw = GeneratorDraw(torch.Generator())
+            list(engine.rounds(self.models.ids[: self.short], self.models.tokens, Sampling(), draw))
+
+        theirs, mine = _medians([lambda: self.models.generate(self.short, Sampling(), {}), ours], self.turns)
+        detail = f"{self.models.tokens / mine:.1f} against {self.models.tokens / theirs:.1f} tokens/s"
+        return Ratio(name="draft_len 0 against generate", value=theirs / mine, bound=1.0, at_least=True, detail=detail)
+
+    def bound(self) -> Ratio:
+        """Throughput at the scripted acceptance, in that of the same forward passes with nothing between them."""
+        shares, speeds = [], []
+        for _ in range(self.turns):
+            turn = self.models.rounds(self.short, Sampling())
+            shares.append(self.models.replay(turn.passes) / turn.wall_s)
+            speeds.append(turn.tokens / turn.wall_s)
+        detail = f"{statistics.median(speeds):.1f} tokens/s"
+        name = f"throughput at acceptance {ACCEPTANCE}, of what the passes alone allow"
+        return Ratio(name=name, value=statistics.median(shares), bound=0.95, at_least=True, detail=detail)
+
+    def growth(self) -> Ratio:
+        """How a token's cost grows with the text, beside how a step of the target alone in `transformers` grows."""
+        plain = []
+        for start in (self.short, self.long):
+            model = Bare(self.models.target.model)
+            for chunk in range(0, start, 512):
+                model.forward(self.models.ids[chunk : min(chunk + 512, start)], 1)
+            plain.append(_medians([lambda model=model: model.forward([1], 1)])[0])  # type: ignore[misc]
+        ours = []
+        for start in (self.short, self.long):
+            turns = [self.models.rounds(start, Sampling(), knowing=False) for _ in range(min(2, self.turns))]
+            ours.append(statistics.median(turn.wall_s / turn.tokens for turn in turns))
+        mine, alone = ours[1] / ours[0], plain[1] / plain[0]
+        detail = f"{mine:.2f} against {alone:.2f} times the cost at {self.short} tokens"
+        name = f"growth of a token's cost to {self.long} tokens, in that of the target alone"
+        return Ratio(name=name, value=mine / alone, bound=1.0, at_least=False, detail=detail)
+
+    def memory(self) -> Iterator[Ratio]:
+        """Bytes at the peak of loading a table and answering, without weights and without keys and values."""
+        if self.models.unused is None:
+            return
+        self.models.rounds(self.short, Sampling(temperature=1.0))
+        peak = memory.peak()
+        if peak is not None:
+            held = self.models.cache_bytes(self.short + self.models.tokens)
+            mb = (peak - self.models.unused - held) / 2**20
+            detail = (
+                f"a vocabulary of {self.models.target.vocab_size}, {self.short + self.models.tokens} tokens of text"
+            )
+            yield Ratio(name="MB beside weights and cache", value=mb, bound=150.0, at_least=False, detail=detail)
+
+
+def _medians(actions: Sequence[Callable[[], object]], laps: int = PROBES) -> list[float]:
+    """Median seconds of each action; they take turns, and the first lap does not count."""
+    taken: list[list[float]] = [[] for _ in actions]
+    for lap in range(laps + 1):
+        for action, times in zip(actions, taken, strict=True):
+            began = time.perf_counter()
+            action()
+            if lap:
+                times.append(time.perf_counter() - began)
+    return [statistics.median(times) for times in taken]

@@ -1,0 +1,143 @@
+"""Tasks and their prompts: GSM8K, MBPP, HumanEval, or a JSONL file of one's own."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import importlib
+import itertools
+import json
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omnidraft.errors import ConfigError, InputError, PromptError
+
+MBPP_TEST = range(11, 511)  # task ids of MBPP's test split
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt, as text, and the task it belongs to."""
+
+    task: str
+    text: str
+
+
+@dataclass(frozen=True)
+class _Task:
+    hub: tuple[str, ...]  # the data set, and its configuration where it has several
+    files: tuple[str, ...]  # where it lies below a folder of data, first choice first
+    write: Callable[[dict[str, Any]], str | None]  # a row as a prompt; None: not part of the test set
+
+
+def _gsm8k(row: dict[str, Any]) -> str:
+    return f"Question: {row['question']}\nAnswer:"
+
+
+def _mbpp(row: dict[str, Any]) -> str | None:
+    return f"Task: {row['text']}\n{row['test_list'][0]}\nSolution:\n" if row["task_id"] in MBPP_TEST else None
+
+
+def _prompt(row: dict[str, Any]) -> str:
+    if not isinstance(row["prompt"], str):
+        raise TypeError
+    return row["prompt"]
+
+
+TASKS = {
+    "gsm8k": _Task(("openai/gsm8k", "main"), ("gsm8k/test.jsonl", "test.jsonl"), _gsm8k),
+    "mbpp": _Task(("google-research-datasets/mbpp",), ("mbpp/mbpp.jsonl", "mbpp.jsonl"), _mbpp),
+    "humaneval": _Task(
+        ("openai/openai_humaneval",),
+        tuple(f"{folder}HumanEval.jsonl{end}" for folder in ("humaneval/", "") for end in (".gz", "")),
+        _prompt,
+    ),
+}
+
+
+def name_of(task: str) -> str:
+    """The name that a task goes by: its own, or its file's without folder and endings."""
+    return task if task in TASKS else Path(task).name.split(".")[0]
+
+
+def read(task: str, data: Path | None = None, count: int | None = None) -> list[Prompt]:
+    """The first `count` prompts of a task, or all of them.
+
+    `task` is a key of TASKS, looked for below the folder `data` or, without one, on the Hugging Face hub; anything
+    else is the path of a JSONL file, gzipped or not, with a `prompt` in each line.  Raises ConfigError where the hub
+    cannot be asked, InputError for a file that cannot be read, PromptError for a line without what it should hold.
+    """
+    known = TASKS.get(task)
+    if known is None:
+        rows, write = _lines(_file(Path(task).expanduser(), task)), TASKS["humaneval"].write
+    elif data is not None:
+        rows, write = _lines(_below(data, known.files)), known.write
+    else:
+        rows, write = _hub(task, known.hub), known.write
+    texts = _texts(rows, write)
+    prompts = [Prompt(name_of(task), text) for text in itertools.islice(texts, count)]
+    if not prompts:
+        raise PromptError(f"task {task!r} has no prompts: give a file with at least one")
+    return prompts
+
+
+def digest(prompts: Sequence[Prompt]) -> str:
+    """Short SHA-256 of the texts: the same for the same prompts in the same order."""
+    texts = json.dumps([prompt.text for prompt in prompts])
+    return hashlib.sha256(texts.encode()).hexdigest()[:12]
+
+
+def _texts(rows: Iterator[tuple[str, Any]], write: Callable[[dict[str, Any]], str | None]) -> Iterator[str]:
+    for place, row in rows:
+        try:
+            text = write(row)
+        except (KeyError, IndexError, TypeError) as error:
+            raise PromptError(f"{place} lacks what a prompt is made of ({error!r}): check the file") from error
+        if text is not None:
+            yield text
+
+
+def _file(path: Path, task: str) -> Path:
+    if not path.is_file():
+        raise InputError(f"task {task!r} is no file and none of {', '.join(TASKS)}: give one of these, or a JSONL file")
+    return path
+
+
+def _below(data: Path, files: Sequence[str]) -> Path:
+    for name in files:
+        if (path := data.expanduser() / name).is_file():
+            return path
+    raise InputError(f"{data} holds none of {', '.join(files)}: give --data the folder that does")
+
+
+def _lines(path: Path) -> Iterator[tuple[str, Any]]:
+    """The rows of a JSONL file, each with its place."""
+    number = 0
+    try:
+        opener = gzip.open if path.suffix == ".gz" else open
+        with opener(path, "rt", encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield f"{path}, line {number},", json.loads(line)
+    except json.JSONDecodeError as error:
+        raise PromptError(f"{path}, line {number}, is no JSON ({error.msg}): check the file") from error
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path} ({error}): check the file") from error
+
+
+def _hub(task: str, source: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    try:
+        datasets: Any = importlib.import_module("datasets")
+    except ImportError as error:
+        fix = "pip install 'omnidraft[bench]', or give --data the folder it lies in"
+        raise ConfigError(f"task {task!r} is on the hub, which takes the datasets library: {fix}") from error
+    try:
+        rows = datasets.load_dataset(*source, split="test")
+    except Exception as error:  # the connection, the hub's answers, damaged files: anything
+        fix = "check the connection, or give --data the folder it lies in"
+        raise InputError(f"cannot get task {task!r} from the hub ({type(error).__name__}): {fix}") from error
+    for number, row in enumerate(rows, 1):
+        yield f"{source[0]}, row {number},", row

@@ -1,0 +1,261 @@
+"""Results -> rows -> Markdown and a figure.  A row is a method on a task of a target, or on all its tasks."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from omnidraft.bench.records import BASELINE, METHODS, Counts, Passes, Results, Run
+from omnidraft.errors import InputError
+
+ALL = "all"  # the row over all tasks
+SAME = (  # of a setting: where these differ, figures cannot be compared
+    *(
+        "dtype",
+        "threads",
+        "device",
+        "cpu",
+        "cores",
+        "platform",
+        "python",
+        "torch",
+        "transformers",
+        "omnidraft",
+        "commit",
+    ),
+    *("drafter", "max_new_tokens", "draft_len", "temperature", "repeats", "seed"),
+)
+Row = dict[str, Any]
+
+
+# ---------------------------------------------------------------- rows
+
+
+def rows(results: Sequence[Results]) -> list[Row]:
+    """A row for each target, task and method, and for each target and method one over "all" its tasks.
+
+    A figure that a method has no measure for is None.  Raises InputError for a task of a target that occurs twice.
+    """
+    targets: dict[str, list[Results]] = defaultdict(list)
+    for result in results:
+        targets[result.setting["target"]].append(result)
+    made = []
+    for target, theirs in targets.items():
+        tasks = [task for result in theirs for task in result.setting["tasks"]]
+        for task in tasks:
+            if tasks.count(task) > 1:
+                raise InputError(f"task {task!r} of target {target!r} is in two result files: leave one of them out")
+        for task in [*tasks, ALL]:
+            for method in METHODS:
+                row = _row(theirs, method, {task} if task != ALL else set(tasks))
+                if row is not None:
+                    made.append({"target": target, "task": task, "method": method, **row})
+    return made
+
+
+def _row(results: Sequence[Results], method: str, tasks: set[str]) -> Row | None:
+    runs = [run for result in results for run in result.runs if run.task in tasks and run.method == method]
+    reasons = [result.unavailable[method] for result in results if method in result.unavailable]
+    if reasons:
+        return dict.fromkeys(_figures([], [], [], [])) | {"unavailable": reasons[0]}
+    if not runs:
+        return None
+    # beside the same prompts of the baseline, from the same files
+    base = [run for result in results for run in result.runs if run.task in tasks and run.method == BASELINE]
+    passes, base_passes = (
+        [one for result in results for one in result.passes if one.task in tasks and one.method == name]
+        for name in (method, BASELINE)
+    )
+    return _figures(runs, base, passes, base_passes) | {"unavailable": None}
+
+
+def _figures(runs: Sequence[Run], base: Sequence[Run], passes: Sequence[Passes], base_passes: Sequence[Passes]) -> Row:
+    prompts, repeats = _grouped(runs, lambda run: (run.task, run.prompt)), _grouped(runs, lambda run: run.repeat)
+    speeds = [statistics.median(run.tokens / run.seconds for run in its) for its in prompts.values()]
+    by_repeat = [_speed(its) for its in repeats.values()]
+    different = {prompt for prompt, its in prompts.items() if any(run.identical is False for run in its)}
+    sampled = any(run.identical is None for run in runs)
+    seconds, base_seconds = _seconds(runs), _seconds(base)
+    if sampled and _tokens(base):  # such answers differ in length
+        base_seconds *= _tokens(runs) / _tokens(base)
+    counted = _counted(runs, passes)
+    ceiling = _ratio(_tokens(passes), sum(one.target_s + one.drafter_s for one in passes))
+    low, middle, high = _quartiles(speeds)
+    return {
+        "tokens_per_s": middle,
+        "tokens_per_s_q1": low,
+        "tokens_per_s_q3": high,
+        "tokens_per_s_total": _ratio(_tokens(runs), seconds),
+        "deviation": statistics.stdev(by_repeat) / statistics.mean(by_repeat) if len(by_repeat) > 1 else None,
+        "speedup": _ratio(base_seconds, seconds),
+        "speedup_medusa": _medusa(counted, _counted(base, base_passes), passes, base_passes),
+        **_drafting([run.counts for run in runs if run.counts], _tokens(runs), seconds, passes),
+        "identical": None if sampled else not different,
+        "different": None if sampled else len(different),
+        "ceiling": ceiling,
+        "share_of_ceiling": _ratio(_speed(counted), ceiling),
+        "prompts": len(prompts),
+        "repeats": len(repeats),
+        "tokens": _tokens(runs),
+    }
+
+
+def _drafting(counts: Sequence[Counts], tokens: int, seconds: float, passes: Sequence[Passes]) -> Row:
+    """What became of the drafts: from the records of our own rounds, else from the passes of the target."""
+
+    def total(name: str) -> float:
+        return float(sum(getattr(its, name) for its in counts))
+
+    if counts:
+        return {
+            "block_efficiency": _ratio(tokens, total("rounds")),
+            "acceptance_rate": _ratio(total("symbols_accepted"), total("symbols")),
+            "draft_len": _ratio(total("drafted"), total("rounds")),
+            **{f"{part}_share": _ratio(total(f"{part}_s"), seconds) for part in ("draft", "verify", "translate")},
+        }
+    made, tokens = sum(one.target_passes for one in passes), _tokens(passes)
+    # every pass but the first is also fed the token that the one before it ended with
+    drafted = sum(one.fed - one.prompt_tokens - (one.target_passes - one.prompts) for one in passes)
+    accepted = _ratio(tokens - made, drafted)
+    return {
+        "block_efficiency": _ratio(tokens, made),
+        "acceptance_rate": None if accepted is None else min(max(accepted, 0.0), 1.0),
+        "draft_len": _ratio(max(drafted, 0), made),
+        **dict.fromkeys(("draft_share", "verify_share", "translate_share")),
+    }
+
+
+def _medusa(
+    runs: Sequence[Run], base: Sequence[Run], passes: Sequence[Passes], base_passes: Sequence[Passes]
+) -> float | None:
+    """Block efficiency over overhead, the seconds a pass of the target takes relative to the baseline's."""
+    made, base_made = (sum(one.target_passes for one in its) for its in (passes, base_passes))
+    efficiency, base_efficiency = _ratio(_tokens(passes), made), _ratio(_tokens(base_passes), base_made)
+    pass_s, base_s = _ratio(_seconds(runs), made), _ratio(_seconds(base), base_made)
+    if not (efficiency and base_efficiency and pass_s and base_s):
+        return None
+    return efficiency / (pass_s / base_s)
+
+
+def _counted(runs: Sequence[Run], passes: Sequence[Passes]) -> list[Run]:
+    """The timed runs of the prompts whose passes were counted."""
+    first = {one.task: one.prompts for one in passes}
+    return [run for run in runs if run.prompt < first.get(run.task, 0)]
+
+
+def _grouped(runs: Iterable[Run], key: Callable[[Run], Any]) -> dict[Any, list[Run]]:
+    groups: dict[Any, list[Run]] = defaultdict(list)
+    for run in runs:
+        groups[key(run)].append(run)
+    return groups
+
+
+def _tokens(records: Sequence[Run] | Sequence[Passes]) -> int:
+    return sum(record.tokens for record in records)
+
+
+def _seconds(runs: Sequence[Run]) -> float:
+    return sum(run.seconds for run in runs)
+
+
+def _speed(runs: Sequence[Run]) -> float:
+    return _ratio(_tokens(runs), _seconds(runs)) or 0.0
+
+
+def _ratio(part: float, whole: float | None) -> float | None:
+    return part / whole if whole else None
+
+
+def _quartiles(values: Sequence[float]) -> tuple[float | None, ...]:
+    if len(values) < 2:
+        return tuple(values) * 3 or (None,) * 3
+    return tuple(statistics.quantiles(values, n=4, method="inclusive"))
+
+
+def differences(results: Mapping[str, Results]) -> list[str]:
+    """What differs between the settings of result files, by name, a line each."""
+    found = []
+    for key in SAME:
+        values = {name: result.setting.get(key) for name, result in results.items()}
+        if len(set(map(str, values.values()))) > 1:
+            found.append(f"{key} differs: " + ", ".join(f"{value} in {name}" for name, value in values.items()))
+    hashes: dict[str, set[str]] = defaultdict(set)
+    for result in results.values():
+        for task, its in result.setting["tasks"].items():
+            hashes[task].add(its["hash"])
+    return found + [f"the prompts of task {task} differ" for task, its in hashes.items() if len(its) > 1]
+
+
+# ---------------------------------------------------------------- Markdown
+
+
+def markdown(results: Mapping[str, Results], made: Sequence[Row]) -> str:
+    """The settings, by name of their file, then a table for each target and task."""
+    settings = {name: _flat(result.setting) for name, result in results.items()}
+    keys = dict.fromkeys(key for setting in settings.values() for key in setting)
+    lines = [_line("setting", *settings), _line("---", *("---" for _ in settings))]
+    lines += [_line(key, *(str(setting.get(key, "–")) for setting in settings.values())) for key in keys]
+    lines += [f"\nWarning: {difference}." for difference in differences(results)]
+    places = dict.fromkeys((row["target"], row["task"]) for row in made)
+    for target, task in places:
+        if task == ALL and sum(other == target for other, _ in places) == 2:  # it would say the same twice
+            continue
+        its = [row for row in made if (row["target"], row["task"]) == (target, task)]
+        first = next((row for row in its if row["prompts"]), None)
+        if first is not None:
+            lines += [f"\n### {target}, {task}: {first['prompts']} prompts, {first['repeats']} repeats\n"]
+        lines += _table(its)
+    return "\n".join(lines) + "\n"
+
+
+def _flat(setting: Mapping[str, Any]) -> dict[str, str]:
+    flat = {key: str(value) for key, value in setting.items() if key != "tasks" and value is not None}
+    for task, its in setting["tasks"].items():
+        flat[f"task {task}"] = f"{its['prompts']} prompts ({its['left_out']} left out), hash {its['hash']}"
+    return flat
+
+
+def _table(its: Sequence[Row]) -> list[str]:
+    columns: dict[str, Callable[[Row], str]] = {
+        "method": lambda row: row["method"],
+        "tokens/s (quartiles)": lambda row: "{} ({}–{})".format(
+            *(down(row[key], 1) for key in ("tokens_per_s", "tokens_per_s_q1", "tokens_per_s_q3"))
+        ),
+        "± repeats": lambda row: "–" if row["deviation"] is None else f"{math.ceil(100 * row['deviation'])} %",
+        "speedup": lambda row: down(row["speedup"], 2),
+        "block efficiency": lambda row: down(row["block_efficiency"], 2),
+        "acceptance rate": lambda row: down(row["acceptance_rate"], 2),
+        "drafted a round": lambda row: down(row["draft_len"], 1),
+        "draft / verify / translate": lambda row: " / ".join(
+            percent(row[f"{part}_share"]) for part in ("draft", "verify", "translate")
+        ),
+        "ceiling": lambda row: down(row["ceiling"], 1),
+        "of it": lambda row: percent(row["share_of_ceiling"]),
+        "identical": lambda row: {None: "sampled", True: "yes", False: f"NO, {row['different']} differ"}[
+            row["identical"]
+        ],
+    }
+    lines = [_line(*columns), _line(*("---" if name == "method" else "---:" for name in columns))]
+    for row in its:
+        if row["unavailable"]:
+            lines.append(_line(row["method"], f"unavailable: {row['unavailable']}", *[""] * (len(columns) - 2)))
+        else:
+            lines.append(_line(*(cell(row) for cell in columns.values())))
+    return lines
+
+
+def _line(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def down(value: float | None, digits: int) -> str:
+    """A figure where more is better, never rounded up."""
+    return "–" if value is None else f"{math.floor(value * 10**digits) / 10**digits:.{digits}f}"
+
+
+def percent(value: float | None) -> str:
+    """A share of one, never rounded up."""
+    return "–" if value is None else down(100 * value, 0) + " %"

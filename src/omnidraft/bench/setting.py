@@ -1,0 +1,76 @@
+"""The setting of a run: all that a figure depends on beside the code that is measured."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import omnidraft
+
+CPUINFO = Path("/proc/cpuinfo")
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """The hardware, and what runs on it."""
+    libraries = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(Path(omnidraft.__file__)),
+        "omnidraft": omnidraft.__version__,
+        **libraries,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
+    }
+
+
+def command(arguments: Sequence[str]) -> str:
+    """The command line, without the folders of this machine."""
+    return shlex.join(["omnidraft", *map(relative, arguments)])
+
+
+def relative(argument: str) -> str:
+    """An argument whose value, where it is an absolute path, is only the path's last part."""
+    flag, equals, value = argument.partition("=") if argument.startswith("-") else ("", "", argument)
+    path = Path(value).expanduser() if value.startswith("~") else Path(value)
+    return flag + equals + (path.name if path.is_absolute() else value)
+
+
+def commit(file: Path) -> str | None:
+    """The commit that a file of a checkout is at, with a mark where the checkout differs from it; None outside."""
+    git = shutil.which("git")
+    if git is None:
+        return None
+
+    def ask(*arguments: str) -> str | None:
+        done = subprocess.run(  # noqa: S603  fixed arguments
+            [git, *arguments], cwd=file.parent, capture_output=True, text=True, check=False
+        )
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    if ask("ls-files", "--error-unmatch", file.name) is None:  # an installed copy may lie in another's checkout
+        return None
+    head = ask("rev-parse", "--short=12", "HEAD")
+    return head and head + ("+dirty" if ask("status", "--porcelain") else "")
+
+
+def _cpu() -> str:
+    try:
+        lines = CPUINFO.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())

@@ -1,0 +1,188 @@
+"""Turns of decoding with random models over real vocabularies, whose acceptance is scripted."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import inspect
+import random
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from omnidraft.api import make_cache, make_pair
+from omnidraft.bench import memory
+from omnidraft.bench.scripted import Pass, Say, Shape, Watch, watching
+from omnidraft.config import Drafting, Sampling
+from omnidraft.devices import choose_dtype
+from omnidraft.drafter import Drafter
+from omnidraft.engine import Engine
+from omnidraft.kv import ROOM
+from omnidraft.lean import lean
+from omnidraft.models import LanguageModel, LoadedModel, TransformersModel
+from omnidraft.sampling import GeneratorDraw
+from omnidraft.vocab import read_vocab
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+DRAFTER_CONTEXT = 2048
+ACCEPTANCE = 0.7  # of a scripted draft token
+CERTAIN = 1e6  # odds of what a scripted target says
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One run of rounds: seconds without those of the scripts, and those of the forward passes alone."""
+
+    tokens: int
+    wall_s: float
+    passes_s: float
+    rounds: int
+    passes: Sequence[Pass]
+    accepted: float = 0.0  # of the symbols
+
+    @property
+    def beside_s(self) -> float:
+        """Seconds a round that are not forward passes."""
+        return (self.wall_s - self.passes_s) / self.rounds
+
+
+class Models:
+    """Two random models with the tokenizers of real ones, which decode `tokens` tokens a turn."""
+
+    def __init__(
+        self,
+        target_tokenizer: PreTrainedTokenizerBase,
+        drafter_tokenizer: PreTrainedTokenizerBase,
+        *,
+        target: Shape,
+        drafter: Shape,
+        context: int,
+        draft_len: int,
+        tokens: int,
+    ) -> None:
+        self.tokens, self.drafting = tokens, Drafting(draft_len=draft_len)
+        self.tokenizers = {"tokenizer": target_tokenizer, "assistant_tokenizer": drafter_tokenizer}
+        size = -(-len(target_tokenizer) // 128) * 128  # padded, as the logits of large vocabularies are
+        # what `load` would choose for a checkpoint in bf16
+        dtype, _ = choose_dtype(torch.device("cpu"), torch.bfloat16, target.parameters(size))
+        self.target = TransformersModel(target.build(size, context, dtype))
+        self.source = TransformersModel(drafter.build(len(drafter_tokenizer), DRAFTER_CONTEXT, torch.float32))
+        self.step: LanguageModel = lean(self.source) or self.source
+        source: str = inspect.getsource(argparse) + inspect.getsource(random)
+        self.ids: list[int] = target_tokenizer(source)["input_ids"]
+        self.unused = memory.begin()
+        vocab = read_vocab(target_tokenizer, size, ())
+        large, small = (
+            LoadedModel(model, tokenizer, "random", "")
+            for model, tokenizer in ((self.target, target_tokenizer), (self.source, drafter_tokenizer))
+        )
+        settings = replace(self.drafting, drafter_step="transformers")  # the lean copy is there already
+        pair = make_pair(large, vocab, small, settings, lambda _: None)
+        self.pair = replace(pair, drafter=Drafter(self.step))
+
+    def rounds(self, start: int, sampling: Sampling, *, knowing: bool = True, after_prompt: bool = True) -> Turn:
+        """Decode after the first `start` ids of the text, which the target goes on to say.
+
+        A `knowing` drafter says it as well, at a rate of ACCEPTANCE.  `after_prompt`: without the first round.
+        """
+        pair = replace(self.pair, cache=make_cache(self.pair.cache.table, self.drafting))
+        engine = Engine(self.target, (), pair, self.drafting)
+        draw = GeneratorDraw(torch.Generator().manual_seed(0))
+        watch, records = Watch(), []
+        with ExitStack() as stack:
+            stack.enter_context(watching(watch, self.target.model, self._target_says))
+            stack.enter_context(watching(watch, self.step, self._drafter_says(start, sampling) if knowing else None))
+            began = time.perf_counter()
+            for record in engine.rounds(self.ids[:start], self.tokens, sampling, draw):
+                if after_prompt:
+                    after_prompt, began = False, time.perf_counter()
+                    watch.passes_s, watch.script_s, watch.passes = 0.0, 0.0, []
+                    continue
+                records.append(record)
+            wall = time.perf_counter() - began - watch.script_s
+        return Turn(
+            tokens=sum(len(record.emitted) for record in records),
+            wall_s=wall,
+            passes_s=watch.passes_s,
+            rounds=len(records),
+            passes=watch.passes,
+            accepted=sum(r.symbols_accepted for r in records) / max(1, sum(r.symbols for r in records)),
+        )
+
+    def _target_says(self, position: int) -> tuple[int, float]:
+        return self.ids[position], CERTAIN
+
+    def _drafter_says(self, start: int, sampling: Sampling) -> Say:
+        """The spellings of what the target says: each right at a rate, or given that probability where sampled."""
+        translator = self.pair.translator
+        drafts = translator.prompt(self.ids[:start]) + translator.tokens(self.ids[start : start + 2 * self.tokens])
+        chance = random.Random(0)  # noqa: S311  the same in every run
+        right = [chance.random() < ACCEPTANCE for _ in drafts]
+
+        def say(position: int) -> tuple[int, float] | None:
+            if position >= len(drafts):
+                return None
+            if not sampling.greedy:
+                return drafts[position], ACCEPTANCE / (1 - ACCEPTANCE)
+            return drafts[position] if right[position] else drafts[0], CERTAIN
+
+        return say
+
+    def assisted(self, start: int, sampling: Sampling) -> Turn:
+        """The same by the cross-tokenizer decoding of `transformers`, its drafter a copy in fp32."""
+        copied = copy.deepcopy(self.source.model)
+        own = copied.generation_config
+        own.num_assistant_tokens, own.num_assistant_tokens_schedule = self.drafting.draft_len, "constant"
+        own.assistant_confidence_threshold = 0.0
+        options = {"assistant_model": copied, **self.tokenizers}
+        turns = []
+        for _ in range(2):  # the first sets up what later calls find ready
+            watch = Watch()
+            with watching(watch, self.target.model, self._target_says), watching(watch, copied):
+                wall = self.generate(start, sampling, options) - watch.script_s
+            passes = [one for one in watch.passes if one.runner is self.target.model]
+            turns.append(Turn(self.tokens, wall, watch.passes_s, len(passes), passes))
+        return turns[-1]
+
+    def generate(self, start: int, sampling: Sampling, options: Mapping[str, Any]) -> float:
+        """Seconds that `generate` of transformers takes after the first `start` ids."""
+        ids = torch.tensor([self.ids[:start]])
+        drawn = {} if sampling.greedy else {"temperature": sampling.temperature, "top_k": 0}
+        model: Any = self.target.model
+        torch.manual_seed(0)
+        began = time.perf_counter()
+        model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=self.tokens, do_sample=not sampling.greedy,
+            pad_token_id=0, **drawn, **options,
+        )  # fmt: skip
+        return time.perf_counter() - began
+
+    def replay(self, passes: Sequence[Pass]) -> float:
+        """Seconds of the same passes again, in the same order and at the same contexts, with nothing between them."""
+        models: dict[int, LanguageModel] = {id(self.target.model): self.target, id(self.step): self.step}
+        for first in {id(one.runner): one for one in reversed(passes)}.values():
+            model = models[id(first.runner)]
+            model.crop(0)
+            model.forward([1] * first.before, 1)
+        began = time.perf_counter()
+        for one in passes:
+            model = models[id(one.runner)]
+            model.crop(one.before)
+            model.forward([1] * one.fed, one.kept)
+        return time.perf_counter() - began
+
+    def cache_bytes(self, tokens: int) -> int:
+        """What the keys and values of so many tokens take, in both models, with the room that is made for more."""
+        return sum(
+            2 * config.num_hidden_layers * config.hidden_size * (tokens + room) * size
+            for config, size, room in (
+                (self.target.model.config, self.target.dtype.itemsize, tokens // 4 + ROOM),
+                (self.source.model.config, torch.float32.itemsize, 0),
+            )
+        )

@@ -1,0 +1,166 @@
+"""The parts of the comparison: the order of turns, what is forgotten between them, progress, the setting."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from omnidraft.api import load
+from omnidraft.bench import compare, methods, setting
+from omnidraft.bench.methods import Answer, Method, Ours, UnavailableError
+from omnidraft.bench.passes import counting
+from omnidraft.bench.records import Writer
+from omnidraft.config import Drafting, Sampling
+
+pytestmark = pytest.mark.usefixtures("home")
+Captured = pytest.CaptureFixture[str]
+COUNT = 8
+
+
+class Scripted:
+    """A method that answers with the prompt, and notes when it is asked what."""
+
+    target = drafter = None
+    must_be_identical = True
+
+    def __init__(self, name: str, log: list[Any], fails_at: int | None = None, adds: int = 0) -> None:
+        self.name, self.log, self.fails_at, self.adds = name, log, fails_at, adds
+
+    def begin(self, repeat: int) -> None:
+        self.log.append(("begin", self.name, repeat))
+
+    def run(self, ids: list[int], new_tokens: int) -> Answer:
+        self.log.append((self.name, ids[0]))
+        if ids[0] == self.fails_at:
+            raise UnavailableError("why")
+        return Answer([ids[0] + self.adds] * new_tokens)
+
+
+def raced(*made: Method, repeats: int, questions: int) -> Writer:
+    writer, asked = Writer({}), [compare.Question("t", number, [number]) for number in range(questions)]
+    steps: list[None] = []
+    compare.race(list(made), asked, 2, repeats, writer, lambda: steps.append(None))
+    assert len(steps) == repeats * questions
+    return writer
+
+
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_every_method_has_every_place_alike(count: int) -> None:
+    log: list[Any] = []
+    names = [f"m{number}" for number in range(count)]
+    raced(*(Scripted(name, log) for name in names), repeats=2, questions=count)
+    asked = [entry[0] for entry in log if len(entry) == 2][count:]  # the first ones warm up
+    turns = [asked[start : start + count] for start in range(0, len(asked), count)]
+    assert len(turns) == 2 * count
+    for place in range(count):
+        at_place = [turn[place] for turn in turns]
+        assert {name: at_place.count(name) for name in names} == dict.fromkeys(names, 2)
+    # a prompt meets another order in each repeat
+    assert count == 1 or turns[0] != turns[count]
+
+
+def test_whoever_comes_first_is_measured_by_the_baseline() -> None:
+    writer = raced(Scripted("a", []), Scripted("b", [], adds=1), repeats=2, questions=2)
+    assert {(run.method, run.identical) for run in writer.results.runs} == {("a", True), ("b", False)}
+
+
+def test_each_repeat_begins_afresh_and_warming_up_is_not_recorded() -> None:
+    log: list[Any] = []
+    writer = raced(Scripted("a", log), Scripted("b", log), repeats=2, questions=2)
+    assert [entry for entry in log if entry[0] == "begin"] == [
+        ("begin", name, repeat) for repeat in (0, 0, 1) for name in ("a", "b")
+    ]
+    assert log[:4] == [("begin", "a", 0), ("a", 0), ("begin", "b", 0), ("b", 0)]
+    runs = writer.results.runs
+    assert len(runs) == 8
+    assert {(run.tokens, run.identical) for run in runs} == {(2, True)}
+
+
+def test_no_repeat_is_begun_that_would_end_after_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([0.0, 40.0, 80.0, 120.0])  # of the start and of each repeat but the first
+    monkeypatch.setattr("omnidraft.bench.compare.time.monotonic", lambda: next(now))
+    writer = Writer({})
+    made: list[Method] = [Scripted("a", [])]
+    compare.race(made, [compare.Question("t", 0, [0])], 2, 9, writer, lambda: None, budget_s=120.0)
+    assert [run.repeat for run in writer.results.runs] == [0, 1, 2]
+
+
+def test_a_method_that_fails_late_is_dropped_for_good() -> None:
+    log: list[Any] = []
+    writer = raced(Scripted("a", log), Scripted("b", log, fails_at=1), repeats=2, questions=3)
+    assert writer.results.unavailable == {"b": "why"}
+    assert [entry for entry in log if entry[0] == "b"] == [("b", 0), ("b", 0), ("b", 1)]
+    assert sum(run.method == "a" for run in writer.results.runs) == 6
+
+
+def test_an_ngram_cache_lives_for_a_repeat(target: Path, drafter: Path) -> None:
+    model = load(target, drafter, dtype="float32")
+    ours = Ours("exact", model, Drafting(ngram_seed="empty"), Sampling())
+    caches = [model.engine.pair and model.engine.pair.cache]
+    for repeat in range(2):
+        ours.begin(repeat)
+        before = ours._engine.pair
+        ours.run(model.encode("hello world"), COUNT)
+        assert ours._engine.pair is before
+        caches.append(before and before.cache)
+    assert len({id(cache) for cache in caches}) == 3
+
+
+def test_the_drafter_of_transformers_is_a_copy(target: Path, drafter: Path) -> None:
+    model = load(target, drafter, dtype="float32")
+    (uad,), _ = methods.make(["uad"], model, 4, Sampling())
+    assert model.drafter
+    with methods.quiet_libraries(), counting(model.drafter.lm.model) as untouched, counting(uad.drafter) as made:
+        uad.run(model.encode("hello world"), COUNT)
+    assert (untouched, made != []) == ([], True)
+
+
+def test_progress_without_a_terminal_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    now = iter([0.0, 5.0, 16.0, 20.0, 40.0])
+    monkeypatch.setattr("omnidraft.bench.compare.time.monotonic", lambda: next(now))
+    with compare.progress(Console(stderr=True), "timing", 8) as step:
+        for _ in range(4):
+            step()
+    assert capsys.readouterr().err.splitlines() == [
+        "timing: 2 of 8, about 48 s left",
+        "timing: 4 of 8, about 40 s left",
+    ]
+
+
+# ---------------------------------------------------------------- the setting
+
+
+def test_the_command_line_names_no_folder_of_this_machine(tmp_path: Path) -> None:
+    arguments = ["bench", "compare", "--out", str(tmp_path / "made"), f"--data={tmp_path}", "--target", "zoo:a", "a/b"]
+    line = setting.command(arguments)
+    assert str(tmp_path) not in line
+    assert shlex.split(line) == [
+        *("omnidraft", "bench", "compare", "--out", "made", f"--data={tmp_path.name}", "--target", "zoo:a", "a/b")
+    ]
+
+
+def test_the_commit_is_that_of_a_checkout(tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+        done = subprocess.run(
+            [shutil.which("git") or "", *who, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    file = tmp_path / "module.py"
+    file.touch()
+    assert setting.commit(file) is None
+    git("init")
+    git("commit", "--allow-empty", "-m", "none of it")
+    assert setting.commit(file) is None, "an installed copy in the folder of some checkout"
+    git("add", ".")
+    git("commit", "-m", "one")
+    assert setting.commit(file) == git("rev-parse", "--short=12", "HEAD")
+    file.write_text("1")
+    assert setting.commit(file) == git("rev-parse", "--short=12", "HEAD") + "+dirty"
