@@ -38,7 +38,7 @@ DRAFT_LEN = 2  # the fastest of 1, 2 and 4 on two threads: the drafter has hardl
 BUDGET_S = 60.0  # for the runs against the clock: fewer repeats where the machine is slow
 ACCEPTED, OWN = "green", "bold yellow"
 PROBES = 15  # forward passes whose median is a step's cost
-# Written for this demonstration, in the two forms that the embedded targets know.
+# Written for this demonstration, in the two forms that the embedded targets know; as a chat where they have a template.
 QUESTIONS = (
     "Nora picks 14 baskets of plums with 9 plums in each. She gives 37 plums away. How many plums does she have left?",
     "A bus has 23 passengers. At one stop 8 people get off and twice as many get on. How many passengers has it now?",
@@ -105,7 +105,7 @@ def run(
     for name, folder in targets.items():
         console.print(f"{name}: loading", style="dim")
         model = load(folder, drafter, dtype="float32", draft_len=DRAFT_LEN, warn=console.print)
-        bench = _Bench(model, [model.encode(prompt) for prompt in prompts], new_tokens)
+        bench = _Bench(model, [model.encode_message(prompt) for prompt in prompts], new_tokens)
         results.append(bench.result(name, console, repeats, BUDGET_S / len(targets)))
     return results
 

@@ -42,6 +42,10 @@ class Ratio:
     detail: str
 
     @property
+    def sign(self) -> str:
+        return "≥" if self.at_least else "≤"
+
+    @property
     def passed(self) -> bool:
         return self.value >= self.bound if self.at_least else self.value <= self.bound
 

@@ -130,19 +130,20 @@ class Models:
                 return None
             if not sampling.greedy:
                 return drafts[position], ACCEPTANCE / (1 - ACCEPTANCE)
-            return drafts[position] if right[position] else drafts[0], CERTAIN
+            # a wrong one is another that occurs in the text, or it would end the draft
+            return drafts[position] if right[position] else drafts[position // 2], CERTAIN
 
         return say
 
     def assisted(self, start: int, sampling: Sampling) -> Turn:
         """The same by the cross-tokenizer decoding of `transformers`, its drafter a copy in fp32."""
-        copied = copy.deepcopy(self.source.model)
-        own = copied.generation_config
-        own.num_assistant_tokens, own.num_assistant_tokens_schedule = self.drafting.draft_len, "constant"
-        own.assistant_confidence_threshold = 0.0
-        options = {"assistant_model": copied, **self.tokenizers}
         turns = []
-        for _ in range(2):  # the first sets up what later calls find ready
+        for _ in range(2):  # the first sets up what later calls find ready; sampling changes a copy for good
+            copied = copy.deepcopy(self.source.model)
+            own = copied.generation_config
+            own.num_assistant_tokens, own.num_assistant_tokens_schedule = self.drafting.draft_len, "constant"
+            own.assistant_confidence_threshold = 0.0
+            options = {"assistant_model": copied, **self.tokenizers}
             watch = Watch()
             with watching(watch, self.target.model, self._target_says), watching(watch, copied):
                 wall = self.generate(start, sampling, options) - watch.script_s

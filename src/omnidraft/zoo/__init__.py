@@ -7,7 +7,7 @@ from pathlib import Path
 from omnidraft.errors import ModelError
 
 PREFIX = "zoo:"
-_ROLES = {"drafter": "drafter", "target-a": "target"}
+_ROLES = {"drafter": "drafter", "target-a": "target", "target-b": "target"}
 _FOLDER = Path(__file__).parent / "models"
 
 
