@@ -166,7 +166,7 @@ def load_model(name: str | Path, dtype: str = "auto", device: str = "auto") -> L
         raise ConfigError(f"dtype {dtype!r} is not known: use auto, {', '.join(DTYPES)}")
     place = choose_device(device)
     source, local = _source(name)
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 
     options: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False}
     with _reading("config.json", source, local):
@@ -182,10 +182,7 @@ def load_model(name: str | Path, dtype: str = "auto", device: str = "auto") -> L
     chosen, reason = DTYPES.get(dtype), "asked for"
     if chosen is None:
         chosen, reason = choose_dtype(place, config.dtype, skeleton.num_parameters())
-    with _reading("tokenizer", source, local):
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, **options)
-    if not tokenizer.is_fast:
-        raise ModelError(f"model {source!r} has no fast tokenizer, which is needed: add its tokenizer.json")
+    tokenizer = _tokenizer(source, local)
     with _reading("weights", source, local):
         options |= {"dtype": chosen, "ignore_mismatched_sizes": True, "output_loading_info": True}
         model, report = auto.from_pretrained(source, **options)
@@ -198,6 +195,23 @@ def load_model(name: str | Path, dtype: str = "auto", device: str = "auto") -> L
             f"another shape, first {lacking[0]!r}: get the complete files"
         )
     return LoadedModel(TransformersModel(model), tokenizer, Path(source).resolve().name if local else source, reason)
+
+
+def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a folder or a hub id, no model needed; raises ModelError."""
+    return _tokenizer(*_source(name))
+
+
+def _tokenizer(source: str, local: bool) -> PreTrainedTokenizerBase:
+    from transformers import AutoTokenizer
+
+    with _reading("tokenizer", source, local):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            source, local_files_only=local, trust_remote_code=False
+        )
+    if not tokenizer.is_fast:
+        raise ModelError(f"model {source!r} has no fast tokenizer, which is needed: add its tokenizer.json")
+    return tokenizer
 
 
 def _refuse_unsupported(model: PreTrainedModel) -> None:

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
 
+from omnidraft.bench import options as options_of
 from omnidraft.bench import prompts, records, report
+from omnidraft.bench.options import QUICK
 from omnidraft.bench.records import BASELINE, METHODS
 from omnidraft.config import Drafting, Sampling
 from omnidraft.errors import ConfigError, InputError, PromptError
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from omnidraft.api import OmniDraft
     from omnidraft.bench.compare import Question
 
-QUICK = {"count": 6, "max_new_tokens": 48}
 QUICK_S = 150.0  # for the timed part of a quick run: fewer repeats where the machine is slow
 LARGEST = 2**31  # of any number on the command line
 Parser = Callable[..., argparse.ArgumentParser]
@@ -40,8 +41,9 @@ def main(arguments: Sequence[str], parser: Parser) -> int:
     """
     bench = parser(prog="omnidraft bench", description="Compare ways of decoding, every figure beside its baseline.")
     commands = bench.add_subparsers(metavar="COMMAND", required=True)
-    _compare_parser(commands)
-    _report_parser(commands)
+    options_of.add_compare(commands, _compare)
+    options_of.add_report(commands, _report)
+    options_of.add_overhead(commands, _overhead)
     try:
         options, unknown = bench.parse_known_args(arguments)
     except SystemExit:  # after --help
@@ -53,48 +55,12 @@ def main(arguments: Sequence[str], parser: Parser) -> int:
     return code
 
 
-def _compare_parser(commands: Any) -> None:
-    compare = commands.add_parser("compare", help="run the methods against the clock", allow_abbrev=False)
-    compare.set_defaults(run=_compare, parser=compare)
-    compare.add_argument("--target", required=True, metavar="MODEL", help="a folder, a hub id or zoo:NAME")
-    compare.add_argument("--drafter", required=True, metavar="MODEL", help="likewise")
-    known = ", ".join(prompts.TASKS)
-    compare.add_argument(
-        "--task",
-        required=True,
-        action="append",
-        help=f"{known}, or a JSONL file with `prompt` in each line; repeatable",
-    )
-    compare.add_argument("--data", type=Path, metavar="DIR", help="the folder of the tasks (default: the hub)")
-    compare.add_argument("--count", type=int, metavar="N", help="the first N prompts of each task (default: all)")
-    compare.add_argument(
-        "--methods",
-        default=",".join(METHODS),
-        metavar="A,B",
-        help=f"of {', '.join(METHODS)} (default: all); {BASELINE} is always among them",
-    )
-    compare.add_argument("--max-new-tokens", type=int, metavar="N", help="of each answer (default: 64)")
-    compare.add_argument("--repeats", type=int, default=3, metavar="N", help="turns of every method (default: 3)")
-    compare.add_argument("--draft-len", type=int, default=4, metavar="N", help="draft tokens a round (default: 4)")
-    compare.add_argument("--dtype", default="float32", metavar="NAME", help="of both models (default: float32)")
-    compare.add_argument("--device", default="auto", metavar="NAME", help="for both models (default: auto)")
-    compare.add_argument("--threads", type=int, metavar="N", help="threads of PyTorch (default: its own choice)")
-    compare.add_argument("--seed", type=int, default=0, metavar="N", help="decides every draw (default: 0)")
-    compare.add_argument("--temperature", type=float, default=0.0, metavar="N", help="0 is greedy (default: 0)")
-    compare.add_argument("--out", type=Path, metavar="DIR", help="write results, Markdown and figure (default: none)")
-    quick = f"{QUICK['count']} prompts a task and {QUICK['max_new_tokens']} tokens"
-    compare.add_argument(
-        "--quick", action="store_true", help=f"{quick} where not given, and fewer repeats on a slow machine"
-    )
-    compare.add_argument("--json", action="store_true", help="print no Markdown, only the JSON line")
+def _overhead(options: argparse.Namespace, console: Console) -> int:
+    Drafting(draft_len=options.draft_len)
+    _check(options, {"threads": 1, "draft_len": 1})
+    from omnidraft.bench.overhead import main as measure
 
-
-def _report_parser(commands: Any) -> None:
-    parser = commands.add_parser("report", help="merge result files and print their tables", allow_abbrev=False)
-    parser.set_defaults(run=_report, parser=parser)
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="written by `bench compare --out`")
-    parser.add_argument("--out", type=Path, metavar="STEM", help="write STEM.md and STEM.png")
-    parser.add_argument("--json", action="store_true", help="print no Markdown, only the JSON line")
+    return measure(options, console)
 
 
 # ---------------------------------------------------------------- compare
@@ -128,15 +94,19 @@ def _checked(options: argparse.Namespace) -> list[str]:
     """Refuse what is wrong with the options before seconds are spent on loading; the methods, in their order."""
     Drafting(draft_len=options.draft_len)
     Sampling(temperature=options.temperature)
-    for name, least in (("count", 1), ("max_new_tokens", 1), ("repeats", 1), ("threads", 1), ("seed", 0)):
-        value = getattr(options, name)
-        if value is not None and not least <= value < LARGEST:
-            raise ConfigError(f"{name} is {value}; it must be an integer from {least} to {LARGEST - 1}: give another")
+    _check(options, {"count": 1, "max_new_tokens": 1, "repeats": 1, "threads": 1, "seed": 0})
     asked = [name.strip() for name in options.methods.split(",")]
     for name in asked:
         if name not in METHODS:
             raise ConfigError(f"method {name!r} does not exist: use some of {', '.join(METHODS)}")
     return [name for name in METHODS if name in asked or name == BASELINE]
+
+
+def _check(options: argparse.Namespace, smallest: dict[str, int]) -> None:
+    for name, least in smallest.items():
+        value = getattr(options, name)
+        if value is not None and not least <= value < LARGEST:
+            raise ConfigError(f"{name} is {value}; it must be an integer from {least} to {LARGEST - 1}: give another")
 
 
 def _measured(

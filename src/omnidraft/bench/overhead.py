@@ -2,33 +2,84 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from rich.console import Console
 
-from omnidraft.bench import memory
+from omnidraft import zoo
+from omnidraft.bench import memory, setting
 from omnidraft.bench.passes import Bare
 from omnidraft.bench.scripted import Shape
 from omnidraft.bench.turns import ACCEPTANCE, Models
 from omnidraft.config import Sampling
 from omnidraft.engine import Engine
-from omnidraft.models import LanguageModel
+from omnidraft.models import LanguageModel, load_tokenizer
 from omnidraft.sampling import GeneratorDraw
 
 TARGET = Shape(layers=9, hidden=1024, intermediate=2816, heads=16, tied=True)  # 271M with a vocabulary of 152k
 DRAFTER = Shape(layers=2, hidden=768, intermediate=3072, heads=12, tied=False)  # that of Llama-68M
 SHORT, LONG = 512, 4096  # contexts whose costs are compared
 PROBES = 15
+QUICK, FULL = (40, 3), (128, 5)  # tokens a turn, turns
 SAMPLINGS = {
     "greedy": (Sampling(), 0.05),
     "temperature 1": (Sampling(temperature=1.0), 0.10),
     "top-k 50": (Sampling(temperature=0.8, top_k=50), 0.10),
     "top-p 0.9": (Sampling(temperature=0.8, top_p=0.9), 0.10),
 }
+
+
+def main(options: argparse.Namespace, console: Console) -> int:
+    """Measure, and print the ratios with their verdicts; 0 whatever these are."""
+    from omnidraft.bench.methods import quiet_libraries
+
+    names = options.target_tokenizer, options.drafter_tokenizer
+    before = torch.get_num_threads()
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    try:
+        with quiet_libraries():
+            console.print("two random models are made")
+            tokens, turns = QUICK if options.quick else FULL
+            models = Models(
+                *(load_tokenizer(zoo.resolve(name)) for name in names), target=TARGET, drafter=DRAFTER,
+                context=LONG + 1024, draft_len=options.draft_len, tokens=tokens,
+            )  # fmt: skip
+            found = []
+            for ratio in Overhead(models, turns).ratios():
+                found.append(ratio)
+                console.print(f"{ratio.verdict:5} {ratio.name}: {ratio.value:.3f} {ratio.sign} {ratio.bound:g}")
+        about = {
+            "target": f"{TARGET.parameters(models.target.vocab_size) / 1e6:.0f}M, {models.target.dtype}",
+            "drafter": f"{DRAFTER.parameters(models.source.vocab_size) / 1e6:.0f}M, {models.source.dtype}",
+            **setting.machine(models.target.device),
+            "command": setting.command(options.arguments),
+        }
+    finally:
+        torch.set_num_threads(before)
+    result = {"ratios": [ratio.as_dict() for ratio in found], "setting": about}
+    text = markdown(found, about)
+    if options.out is not None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.with_name(options.out.name + ".json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+        options.out.with_name(options.out.name + ".md").write_text(text, "utf-8")
+    print(json.dumps(result) if options.json else text)
+    return 0
+
+
+def markdown(ratios: Sequence[Ratio], about: Mapping[str, Any]) -> str:
+    """The setting, and a table of the ratios."""
+    lines = [f"- {name}: {value}" for name, value in about.items()]
+    lines += ["", "| what | measured | bound | | |", "| --- | ---: | ---: | --- | --- |"]
+    lines += [f"| {r.name} | {r.value:.3f} | {r.sign} {r.bound:g} | {r.verdict} | {r.detail} |" for r in ratios]
+    return "\n".join(["# Overhead", "", *lines, ""])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +91,10 @@ class Ratio:
     bound: float
     at_least: bool  # else at most
     detail: str
+
+    @property
+    def verdict(self) -> str:
+        return "pass" if self.passed else "MISS"
 
     @property
     def sign(self) -> str:

@@ -28,7 +28,7 @@ from omnidraft.sampling import GeneratorDraw
 from omnidraft.vocab import read_vocab
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 DRAFTER_CONTEXT = 2048
 ACCEPTANCE = 0.7  # of a scripted draft token
@@ -85,6 +85,7 @@ class Models:
         settings = replace(self.drafting, drafter_step="transformers")  # the lean copy is there already
         pair = make_pair(large, vocab, small, settings, lambda _: None)
         self.pair = replace(pair, drafter=Drafter(self.step))
+        self._copies: dict[bool, PreTrainedModel] = {}
 
     def rounds(self, start: int, sampling: Sampling, *, knowing: bool = True, after_prompt: bool = True) -> Turn:
         """Decode after the first `start` ids of the text, which the target goes on to say.
@@ -138,12 +139,13 @@ class Models:
     def assisted(self, start: int, sampling: Sampling) -> Turn:
         """The same by the cross-tokenizer decoding of `transformers`, its drafter a copy in fp32."""
         turns = []
-        for _ in range(2):  # the first sets up what later calls find ready; sampling changes a copy for good
-            copied = copy.deepcopy(self.source.model)
-            own = copied.generation_config
-            own.num_assistant_tokens, own.num_assistant_tokens_schedule = self.drafting.draft_len, "constant"
-            own.assistant_confidence_threshold = 0.0
-            options = {"assistant_model": copied, **self.tokenizers}
+        # one copy for sampling, which it changes for good, as later calls expect it; one for the rest
+        copied = self._copies.setdefault(sampling.greedy, copy.deepcopy(self.source.model))
+        own = copied.generation_config
+        own.num_assistant_tokens, own.num_assistant_tokens_schedule = self.drafting.draft_len, "constant"
+        own.assistant_confidence_threshold = 0.0
+        options = {"assistant_model": copied, **self.tokenizers}
+        for _ in range(2):  # the first sets up what the second finds ready
             watch = Watch()
             with watching(watch, self.target.model, self._target_says), watching(watch, copied):
                 wall = self.generate(start, sampling, options) - watch.script_s

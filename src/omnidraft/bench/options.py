@@ -1,0 +1,76 @@
+"""The options of `omnidraft bench`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from omnidraft.bench import prompts
+from omnidraft.bench.records import BASELINE, METHODS
+
+QUICK = {"count": 6, "max_new_tokens": 48}
+Run = Callable[[argparse.Namespace, Console], int]
+
+
+def add_compare(commands: Any, run: Run) -> None:
+    """Those of `bench compare`, which `run` takes."""
+    compare = commands.add_parser("compare", help="run the methods against the clock", allow_abbrev=False)
+    compare.set_defaults(run=run, parser=compare)
+    compare.add_argument("--target", required=True, metavar="MODEL", help="a folder, a hub id or zoo:NAME")
+    compare.add_argument("--drafter", required=True, metavar="MODEL", help="likewise")
+    known = ", ".join(prompts.TASKS)
+    compare.add_argument(
+        "--task",
+        required=True,
+        action="append",
+        help=f"{known}, or a JSONL file with `prompt` in each line; repeatable",
+    )
+    compare.add_argument("--data", type=Path, metavar="DIR", help="the folder of the tasks (default: the hub)")
+    compare.add_argument("--count", type=int, metavar="N", help="the first N prompts of each task (default: all)")
+    compare.add_argument(
+        "--methods",
+        default=",".join(METHODS),
+        metavar="A,B",
+        help=f"of {', '.join(METHODS)} (default: all); {BASELINE} is always among them",
+    )
+    compare.add_argument("--max-new-tokens", type=int, metavar="N", help="of each answer (default: 64)")
+    compare.add_argument("--repeats", type=int, default=3, metavar="N", help="turns of every method (default: 3)")
+    compare.add_argument("--draft-len", type=int, default=4, metavar="N", help="draft tokens a round (default: 4)")
+    compare.add_argument("--dtype", default="float32", metavar="NAME", help="of both models (default: float32)")
+    compare.add_argument("--device", default="auto", metavar="NAME", help="for both models (default: auto)")
+    compare.add_argument("--threads", type=int, metavar="N", help="threads of PyTorch (default: its own choice)")
+    compare.add_argument("--seed", type=int, default=0, metavar="N", help="decides every draw (default: 0)")
+    compare.add_argument("--temperature", type=float, default=0.0, metavar="N", help="0 is greedy (default: 0)")
+    compare.add_argument("--out", type=Path, metavar="DIR", help="write results, Markdown and figure (default: none)")
+    quick = f"{QUICK['count']} prompts a task and {QUICK['max_new_tokens']} tokens"
+    compare.add_argument(
+        "--quick", action="store_true", help=f"{quick} where not given, and fewer repeats on a slow machine"
+    )
+    compare.add_argument("--json", action="store_true", help="print no Markdown, only the JSON line")
+
+
+def add_report(commands: Any, run: Run) -> None:
+    """Those of `bench report`."""
+    parser = commands.add_parser("report", help="merge result files and print their tables", allow_abbrev=False)
+    parser.set_defaults(run=run, parser=parser)
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="written by `bench compare --out`")
+    parser.add_argument("--out", type=Path, metavar="STEM", help="write STEM.md and STEM.png")
+    parser.add_argument("--json", action="store_true", help="print no Markdown, only the JSON line")
+
+
+def add_overhead(commands: Any, run: Run) -> None:
+    """Those of `bench overhead`."""
+    overhead = commands.add_parser("overhead", help="what a round costs beside its passes", allow_abbrev=False)
+    overhead.set_defaults(run=run, parser=overhead)
+    tokenizer = "its vocabulary: a folder, a hub id or zoo:NAME (default: %(default)s)"
+    overhead.add_argument("--target-tokenizer", default="Qwen/Qwen2-7B", metavar="MODEL", help=tokenizer)
+    overhead.add_argument("--drafter-tokenizer", default="JackFram/llama-68m", metavar="MODEL", help=tokenizer)
+    overhead.add_argument("--draft-len", type=int, default=4, metavar="N", help="draft tokens a round (default: 4)")
+    overhead.add_argument("--threads", type=int, metavar="N", help="threads of PyTorch (default: its own choice)")
+    overhead.add_argument("--quick", action="store_true", help="fewer tokens and turns")
+    overhead.add_argument("--out", type=Path, metavar="STEM", help="write STEM.json and STEM.md")
+    overhead.add_argument("--json", action="store_true", help="print one JSON line instead of Markdown")
