@@ -71,14 +71,18 @@ def test_the_first_tokens_have_the_targets_law(shape: str, active: str, verifica
     )
 
 
-@pytest.mark.parametrize("active", ACTIVE)
+@pytest.mark.parametrize("looks", [0, 1, 2])
+@pytest.mark.parametrize("verification", VERIFICATIONS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_residuals_that_are_skipped(shape: str, active: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As under large vocabularies, where a position is often passed without its residual."""
+def test_the_ways_of_large_vocabularies(
+    shape: str, verification: str, looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a position is often passed without its residual, and a correction looked for before it is computed."""
     monkeypatch.setattr(verify, "LARGE", 0)
+    monkeypatch.setattr(verify, "LOOKS", looks)
     assert_exact(
-        Case(shape, seed, zero, active, 2, {"draft_len": k, "verification": "block"})
-        for k, seed, zero in ((1, 0, 0.0), (2, 1, 0.35))
+        Case(shape, seed, zero, active, 2, {"draft_len": k, "verification": verification})
+        for active, k, seed, zero in (("all", 1, 0, 0.0), ("random", 1 if looks == 2 else 2, 1, 0.35))
     )
 
 

@@ -136,6 +136,16 @@ def with_the_end_in_sight(true: Callable[..., Any], engine: Engine, *arguments: 
 # ---------------------------------------------------------------- the list
 
 
+LOOKED_FOR = """len(p) >= LARGE:
+        for _ in range(LOOKS):
+            token = draw(p)
+            child = cache.root_child(token)
+            if child < 0:
+                return token
+            other = replace(symbol, symbol=int(cache.table.symbol[child]), child=child)
+            big_p, big_q = target_probability(cache, other, p), drafter_probability(cache, other, qs)"""
+
+
 @dataclass(frozen=True)
 class Fault:
     """What is planted, and the worlds in which it could show."""
@@ -168,8 +178,8 @@ FAULTS = {
     "leaf of the active trie taken as finished": Fault(
         (  # inactive n-grams stay in the intervals, where the leaf's token hides them
             Rewrite(NgramCache.tokens, "tokens[self.active[tokens]] if self._partial else tokens", "tokens"),
-            Rewrite(NgramCache.mass, "weights @ self._counts[low:high] if self._partial else", ""),
-            Rewrite(NgramCache.child_masses, "weights *= self._counts[low:high]", "pass"),
+            Rewrite(NgramCache.mass, "weights[self._active_in_order[low:high]]", "weights"),
+            Rewrite(NgramCache.child_masses, "weights *= self._active_in_order[low:high]", "pass"),
             Rewrite(NgramCache._refresh, "np.flatnonzero(~self.active)", "np.flatnonzero(self.table.node < 0)"),
         ),
         active="random",
@@ -186,7 +196,7 @@ FAULTS = {
             ),
             Rewrite(
                 verify._residual,
-                "max(0.0, 1.0 - q.sum())",
+                "max(0.0, 1.0 - q.sum(dtype=np.float64))",
                 "drafter_probability(cache, Symbol(node, STOP, -1, symbol.index, symbol.position), qs)",
             ),
         ),
@@ -199,7 +209,9 @@ FAULTS = {
     "over-long drafter token with Q = q(D)": Fault(
         (
             Replace(Walk.push, known_by_its_name),
-            Rewrite(verify.drafter_probability, "q[cache.proposers(symbol.child)].sum()", "q[symbol.symbol]"),
+            Rewrite(
+                verify.drafter_probability, "q[cache.proposers(symbol.child)].sum(dtype=np.float64)", "q[symbol.symbol]"
+            ),
         ),
         ("long", "long nested"),
     ),
@@ -241,12 +253,27 @@ FAULTS = {
         (
             Rewrite(
                 verify.verify_block,
-                "lazy = ratio < 1 and int(cache.table.hi[symbol.node] - cache.table.lo[symbol.node]) >= LARGE\n"
+                "lazy = int(cache.table.hi[symbol.node] - cache.table.lo[symbol.node]) >= LARGE\n"
                 "        if lazy and draw",
-                "lazy = False\n        if ratio < 1 and draw",
+                "lazy = False\n        if draw",
             ),
         ),
         ways=BLOCK,
+    ),
+    "a correction found without regard to Q": Fault(
+        (Rewrite(verify._corrected, "len(p) >= LARGE:", "len(p):\n        return draw(p)"),),
+    ),
+    "a correction found by the q of one proposer": Fault(
+        (
+            Rewrite(
+                verify._corrected,
+                LOOKED_FOR,
+                LOOKED_FOR.replace("len(p) >= LARGE", "len(p)").replace(
+                    "drafter_probability(cache, other, qs)", "float(qs[symbol.position][other.symbol])"
+                ),
+            ),
+        ),
+        ("inner", "tiny", "written end"),
     ),
     "block: residual of the whole P": Fault(
         (Rewrite(verify.verify_block, "_residual(cache, symbol, qs, p, ratio)", "_residual(cache, symbol, qs, p, 1)"),),

@@ -20,7 +20,7 @@ from omnidraft.config import Sampling
 from omnidraft.engine import Engine
 from omnidraft.lean import lean
 from omnidraft.models import LanguageModel, load_model
-from omnidraft.sampling import GeneratorDraw, softmax, target_processors
+from omnidraft.sampling import GeneratorDraw, Probs, softmax, target_processors
 from omnidraft.zoo import names as zoo_names
 from omnidraft.zoo import path as zoo_path
 from pairs import Language, engine, language
@@ -36,7 +36,7 @@ def joint_law(model: LanguageModel, prompt: list[int], eos: tuple[int, ...], sam
     """Probabilities of the first two tokens, those of at least `floor`."""
     processors = target_processors(sampling)
 
-    def next_law(ids: list[int]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    def next_law(ids: list[int]) -> Probs:
         model.crop(0)
         scores = processors(torch.tensor([ids]), model.forward(ids, 1).float())  # type: ignore[arg-type]
         return softmax(scores[0])
@@ -197,7 +197,7 @@ def _colder_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts from one temperature, records another: q is not what the token was drawn from."""
 
     class Colder(GeneratorDraw):
-        def __call__(self, weights: np.ndarray[tuple[int], np.dtype[np.float64]]) -> int:
+        def __call__(self, weights: Probs) -> int:
             return super().__call__(weights**1.5 if len(weights) == 512 else weights)
 
     monkeypatch.setattr("test_statistical_law.GeneratorDraw", Colder)

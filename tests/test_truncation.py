@@ -11,6 +11,7 @@ import torch
 
 from omnidraft import truncation
 from omnidraft.config import Sampling
+from omnidraft.errors import NumericsError
 from omnidraft.sampling import Processing, TargetLaw, softmax, target_processors
 from omnidraft.truncation import Truncation, kth_largest
 
@@ -129,6 +130,18 @@ def test_the_engine_s_law_takes_the_short_way(sampling: Sampling, monkeypatch: p
 
 
 def test_what_is_never_cut_off() -> None:
-    assert Processing.of(Sampling()).truncation is None
-    assert Processing.of(Sampling(temperature=0.5)).truncation is None
-    assert Processing.of(Sampling(temperature=0.0, top_k=4)).truncation is None
+    assert Processing.of(Sampling()).warping is None
+    assert Processing.of(Sampling(temperature=0.0, top_k=4)).warping is None
+    warping = Processing.of(Sampling(temperature=0.5)).warping
+    assert warping is not None
+    assert not warping.cuts
+
+
+def test_temperature_alone_takes_all_rows_at_once() -> None:
+    logits = torch.randn(3, 500, generator=torch.Generator().manual_seed(3))
+    law = TargetLaw(logits, [1], [2, 3], Processing.of(Sampling(temperature=0.5)))
+    assert [np.allclose(law.probs(i), softmax(logits[i] / 0.5), atol=1e-7) for i in range(3)] == [True] * 3
+    assert law.probs(0).base is law.probs(2).base
+    logits[1, 7] = torch.nan
+    with pytest.raises(NumericsError):
+        TargetLaw(logits, [1], [2, 3], Processing.of(Sampling(temperature=0.5))).probs(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache, partial
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch.nn.functional import linear
 
@@ -32,15 +33,31 @@ class Int8Linear:
         self._centers = torch.zeros(len(weight), dtype=torch.int64)
 
     def __call__(self, x: torch.Tensor, /) -> torch.Tensor:
-        low, high = torch.aminmax(x)
-        scale = max(-low.item(), high.item(), 1e-20) / 127
-        rounded = (x / scale).round_().add_(CENTER).to(torch.uint8)
+        rounded, scale = (_rounded_row if len(x) == 1 else _rounded)(x)
         nothing: list[Any] = []
         result: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
             rounded, scale, CENTER, self._packed, self._scales, self._centers, None, 1.0, 0, torch.float32, "none",
             nothing, "",
         )  # fmt: skip
         return result
+
+
+def _rounded(x: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """x (T, in) as unsigned integers around CENTER, and what one of them stands for."""
+    low, high = torch.aminmax(x)
+    scale = max(-low.item(), high.item(), 1e-20) / 127
+    return (x / scale).round_().add_(CENTER).to(torch.uint8), scale
+
+
+def _rounded_row(x: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """The same of one row, where numpy's calls take a quarter of the time of torch's."""
+    row = x.numpy()
+    scale = max(float(row.max()), -float(row.min()), 1e-20) / 127
+    scaled = row / np.float32(scale)
+    np.rint(scaled, out=scaled)
+    scaled += CENTER
+    with np.errstate(invalid="ignore"):  # NaN becomes some integer, and its scale makes it NaN again
+        return torch.from_numpy(scaled.astype(np.uint8)), scale
 
 
 @cache

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from omnidraft.errors import ModelError
+from omnidraft.sampling import Probs
 from omnidraft.spelling import ROOT, SpellingTable
 
 FORMAT = 1
@@ -102,29 +103,37 @@ class NgramCache:
         tokens: Ints = self.table.order[low:high]
         return tokens[self.active[tokens]] if self._partial else tokens
 
-    def mass(self, p: npt.NDArray[np.float64], node: int) -> float:
+    def mass(self, p: Probs, node: int) -> float:
         """Mass of p (V_p,) under a node: the sum over its interval."""
         low, high = int(self.table.lo[node]), int(self.table.hi[node])
         weights = p.take(self._order[low:high])
-        return float(weights @ self._counts[low:high] if self._partial else weights.sum())
+        if self._partial:
+            weights = weights[self._active_in_order[low:high]]
+        return float(weights.sum(dtype=np.float64))
 
-    def child_masses(self, p: npt.NDArray[np.float64], node: int, children: Ints) -> npt.NDArray[np.float64]:
+    def child_masses(self, p: Probs, node: int, children: Ints) -> npt.NDArray[np.float64]:
         """Masses of p under each of a node's active `children`, summed in float64 in one pass."""
         if not len(children):
             return np.empty(0)
         low, high = int(self.table.lo[children[0]]), int(self.table.hi[node])
         weights = p.take(self._order[low:high])
         if self._partial:
-            weights *= self._counts[low:high]
+            weights *= self._active_in_order[low:high]
         # what lies between one child and the next hangs from children without an active token, and weighs nothing
-        masses: npt.NDArray[np.float64] = np.add.reduceat(weights, self.table.lo[children] - low)
+        masses: npt.NDArray[np.float64] = np.add.reduceat(weights, self.table.lo[children] - low, dtype=np.float64)
         return masses
 
-    def root_proposals(self, q: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def root_proposals(self, q: Probs) -> npt.NDArray[np.float64]:
         """Q of every root child: q (V_q,) summed over all drafter tokens that propose it. (children + 1,), by node."""
         size = int(self.table.first[1])  # root children are the nodes 1 … size-1
         masses = np.bincount(self._proposes[self._proposing], weights=q[self._proposing], minlength=size)
         return masses.astype(np.float64, copy=False)
+
+    def root_child(self, token: int) -> int:
+        """The root child that an active target token lies under, or -1 for one outside the trie."""
+        if not self.active[token]:
+            return -1
+        return int(self.table.root[self.table.flat[self.table.offsets[token]]])
 
     def proposers(self, node: int) -> Ints:
         """The drafter tokens that propose a root child."""
@@ -192,7 +201,7 @@ class NgramCache:
         """Recompute what depends on the whole active set: O(V) array work, only when the set changes."""
         table = self.table
         self._partial = int(self._live[ROOT]) < len(table.order)
-        self._counts = self.active[self._order].astype(np.float64)  # 1 for an active token, in spelling order
+        self._active_in_order = self.active[self._order]
         self.outside: Ints = np.flatnonzero(~self.active).astype(np.int32)
         self._proposes = np.where((table.root >= 0) & (self._live[table.root] > 0), table.root, -1).astype(np.int32)
         # a drafter token that stands for several target tokens needs all of them in the trie

@@ -17,10 +17,12 @@ from omnidraft.truncation import Truncation
 if TYPE_CHECKING:
     from transformers import LogitsProcessorList
 
-Probs = npt.NDArray[np.float64]
+Probs = npt.NDArray[np.floating[Any]]
+"""Probabilities or weights in the precision they come in; sums over them are taken in float64."""
 Draw = Callable[[Probs], int]
 """Draws an index with probability proportional to non-negative weights, at least one of them positive."""
 Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+UNUSABLE = "logits or processed scores are NaN or infinite, finite ones are needed: check the model and its processors"
 BLOCK = 512  # weights summed as one before an index is drawn from many
 
 
@@ -35,7 +37,7 @@ class GeneratorDraw:
         first = 0
         if len(weights) > 2 * BLOCK:  # first the block, then the index within it: no running sum over a vocabulary
             starts = np.arange(0, len(weights), BLOCK)
-            block, u = _pick(np.add.reduceat(weights, starts), u)
+            block, u = _pick(np.add.reduceat(weights, starts, dtype=np.float64), u)
             first = block * BLOCK
             weights = weights[first : first + BLOCK]
         return first + _pick(weights, u)[0]
@@ -43,7 +45,7 @@ class GeneratorDraw:
 
 def _pick(weights: Probs, u: float) -> tuple[int, float]:
     """The index that u in [0, 1) falls on, and where in it, from 0 to 1."""
-    cumulative = np.cumsum(weights)
+    cumulative = np.cumsum(weights, dtype=np.float64)
     u *= float(cumulative[-1])
     index = int(np.searchsorted(cumulative, u, side="right"))
     if index == len(weights):  # u rounded up to the total: the last index of positive weight was meant
@@ -52,14 +54,10 @@ def _pick(weights: Probs, u: float) -> tuple[int, float]:
 
 
 def softmax(scores: torch.Tensor) -> Probs:
-    """Probabilities of one row of logits or scores: (V,) of any float dtype to (V,) float64 that sums to 1."""
-    probs: Probs = torch.softmax(_wide(scores), dim=-1).cpu().numpy().astype(np.float64)
-    total = probs.sum()
-    if not np.isfinite(total):
-        raise NumericsError(
-            "logits or processed scores are NaN or infinite, finite ones are needed: check the model and its processors"
-        )
-    probs /= total
+    """Probabilities of logits or scores, (..., V) in float32 or float64; raises NumericsError where they are NaN."""
+    probs: Probs = torch.softmax(_wide(scores), dim=-1).cpu().numpy()
+    if np.isnan(probs[..., 0]).any():  # then all of the row is
+        raise NumericsError(UNUSABLE)
     return probs
 
 
@@ -111,20 +109,20 @@ def target_processors(sampling: Sampling) -> LogitsProcessorList:
 
 @dataclass(frozen=True)
 class Processing:
-    """How the target's logits become probabilities: by all the processors, or by the penalties and the truncation."""
+    """How the target's logits become probabilities: by all the processors, or by the penalties and what they do."""
 
     processors: Sequence[Processor]
     penalties: Sequence[Processor] = ()
-    truncation: Truncation | None = None
+    warping: Truncation | None = None  # temperature, top-k, top-p and min-p, where nothing comes after them
 
     @classmethod
     def of(cls, sampling: Sampling, more: Sequence[Processor] = ()) -> Processing:
         """That of these settings, and of `more` processors after them."""
         processors = [*target_processors(sampling), *more]
-        cut = Truncation(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
-        if sampling.greedy or more or not cut.needed:
+        if sampling.greedy or more:
             return cls(processors)
-        return cls(processors, processors[: int(sampling.repetition_penalty != 1)], cut)
+        warping = Truncation(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+        return cls(processors, processors[: int(sampling.repetition_penalty != 1)], warping)
 
 
 class TargetLaw:
@@ -143,7 +141,7 @@ class TargetLaw:
     ) -> None:
         self._logits = logits
         self._processing = processing
-        self._cut = processing.truncation if logits.device.type == "cpu" else None
+        self._rows: Probs | None = None
         self._length = len(committed)
         self._best: list[int] | None = None
         self._ids = torch.tensor([[*committed, *proposals]], device=logits.device) if processing.processors else None
@@ -158,15 +156,23 @@ class TargetLaw:
         return scores[0]
 
     def probs(self, index: int) -> Probs:
-        """p after the first `index` proposals: (V,) float64, sums to 1."""
+        """p after the first `index` proposals: (V,), sums to 1 up to the rounding of the logits' precision."""
         if index not in self._probs:
-            probs = None
-            if self._cut is not None:
-                probs = self._cut.law(self._scores(index, self._processing.penalties).numpy())
-            if probs is None:
-                probs = softmax(self._scores(index, self._processing.processors))
-            self._probs[index] = probs
+            self._probs[index] = self._law(index)
         return self._probs[index]
+
+    def _law(self, index: int) -> Probs:
+        penalties, warping = self._processing.penalties, self._processing.warping
+        if warping is not None and not (warping.cuts or penalties):
+            if self._rows is None:  # nothing depends on the ids: all rows at once
+                self._rows = softmax(_wide(self._logits) / warping.temperature)
+            row: Probs = self._rows[index]
+            return row
+        if warping is not None and warping.cuts and self._logits.device.type == "cpu":
+            law = warping.law(self._scores(index, penalties).numpy())
+            if law is not None:
+                return law
+        return softmax(self._scores(index, self._processing.processors))
 
     def best(self, index: int) -> int:
         """The greedy token after the first `index` proposals; ties go to the lowest id, as in transformers."""

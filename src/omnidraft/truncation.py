@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 Row = npt.NDArray[np.floating[Any]]
-Probs = npt.NDArray[np.float64]
+Probs = npt.NDArray[np.floating[Any]]
 
 LARGEST_SETS = (256, 4096, 32768)  # how many of the likeliest tokens are tried as those that hold top-p
 MARGIN = 1e-5  # of probability or relative score: closer than this to an edge, rounding decides
@@ -30,12 +30,19 @@ class Truncation:
     min_p: float
 
     @property
-    def needed(self) -> bool:
+    def cuts(self) -> bool:
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
     def law(self, row: Row) -> Probs | None:
         """Probabilities (V,) of a row of finite logits (V,); None where rounding decides what is kept."""
-        chosen = self._likeliest(row)
+        highest = row.max()
+        if not np.isfinite(highest):
+            return None
+        whole = 0.0
+        if self.top_p < 1 and self.top_k == 0:  # the mass of all tokens, in that of the likeliest
+            scaled = (row - highest) / row.dtype.type(self.temperature)
+            whole = float(np.exp(scaled, out=scaled).sum(dtype=np.float64))
+        chosen = self._likeliest(row, float(highest), whole)
         if chosen is None:
             return None
         scores = row[chosen] / row.dtype.type(self.temperature)
@@ -43,10 +50,8 @@ class Truncation:
         if self.top_k > 0:
             edge = kth_largest(scores, self.top_k)
             weights[scores < edge] = 0.0
-        if self.top_p < 1:
-            whole = weights.sum() if self.top_k > 0 else self._total(row)
-            if not _keep_top_p(scores, weights, whole, self.top_p):
-                return None
+        if self.top_p < 1 and not _keep_top_p(scores, weights, whole or weights.sum(), self.top_p):
+            return None
         if self.min_p > 0:
             relative = weights / weights.max()
             if (np.abs(relative / self.min_p - 1) < MARGIN).any():
@@ -56,28 +61,20 @@ class Truncation:
         probs[chosen] = weights / weights.sum()
         return probs
 
-    def _likeliest(self, row: Row) -> npt.NDArray[np.intp] | None:
+    def _likeliest(self, row: Row, highest: float, whole: float) -> npt.NDArray[np.intp] | None:
         """Ids, in ascending order, of tokens among which all the kept ones are."""
-        highest = row.max()
-        if not np.isfinite(highest):
-            return None
         if self.top_k > 0:
             edge = kth_largest(row, self.top_k)
             # tokens that only the division by the temperature makes equal to the k-th are kept as well
             return np.flatnonzero(row >= edge - MARGIN * max(1.0, abs(edge)))
         if self.top_p < 1:
-            needed = (self.top_p + 2 * MARGIN) * self._total(row)
             for size in LARGEST_SETS:
                 chosen = np.flatnonzero(row >= kth_largest(row, size))
-                if np.exp((row[chosen] - highest) / self.temperature, dtype=np.float64).sum() > needed:
+                mass = np.exp((row[chosen] - highest) / self.temperature, dtype=np.float64).sum()
+                if mass > (self.top_p + 2 * MARGIN) * whole:
                     return chosen
             return None
         return np.flatnonzero(row >= highest + self.temperature * math.log(self.min_p) - 1.0)
-
-    def _total(self, row: Row) -> float:
-        """The mass of all tokens, in that of the likeliest."""
-        scaled = (row - row.max()) / row.dtype.type(self.temperature)
-        return float(np.exp(scaled, out=scaled).sum(dtype=np.float64))
 
 
 def kth_largest(row: Row, k: int) -> float:

@@ -9,7 +9,7 @@ emitted tokens with exactly the target's law.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,7 +18,8 @@ from omnidraft.sampling import Draw, Probs
 from omnidraft.spelling import ROOT
 from omnidraft.walk import DEAD, STOP, Symbol, Walk
 
-LARGE = 1024  # target tokens below a node from which on a residual is worth avoiding
+LOOKS = 3  # at most, for a correction
+LARGE = 32  # target tokens below a node from which on a residual is worth avoiding
 Law = Callable[[int], Probs]
 """p after the first i proposals, (V_p,) float64 summing to 1; asked lazily and in order."""
 
@@ -42,7 +43,7 @@ def _drafter_root(cache: NgramCache, q: Probs, after: int) -> Probs:
         return q
     rest = q.copy()
     rest[cache.table.symbol[cache.children(after)]] = 0.0
-    total = rest.sum()
+    total = rest.sum(dtype=np.float64)
     return rest / total if total > 0 else rest
 
 
@@ -53,10 +54,10 @@ def drafter_probability(cache: NgramCache, symbol: Symbol, qs: Sequence[Probs]) 
     q = qs[symbol.position]
     if symbol.node == ROOT:
         q = _drafter_root(cache, q, symbol.after)
-        return float(q[cache.proposers(symbol.child)].sum()) if symbol.child >= 0 else 1.0
+        return float(q[cache.proposers(symbol.child)].sum(dtype=np.float64)) if symbol.child >= 0 else 1.0
     if symbol.child >= 0:
         return float(q[symbol.symbol])
-    return max(0.0, 1.0 - float(q[cache.table.symbol[cache.children(symbol.node)]].sum()))
+    return max(0.0, 1.0 - float(q[cache.table.symbol[cache.children(symbol.node)]].sum(dtype=np.float64)))
 
 
 def target_probability(cache: NgramCache, symbol: Symbol, p: Probs) -> float:
@@ -107,7 +108,7 @@ def _residual(cache: NgramCache, symbol: Symbol, qs: Sequence[Probs], p: Probs, 
         q = qs[symbol.position][cache.table.symbol[children]]
         big_q[: len(children)] = q
         if len(alone):
-            big_q[-1] = max(0.0, 1.0 - q.sum())
+            big_q[-1] = max(0.0, 1.0 - q.sum(dtype=np.float64))
     excess = np.maximum(0.0, weight * big_p - big_q)
     if weight >= 1 and not excess.sum() > 0:  # only rounding leads here: P and Q are equal
         excess = big_p
@@ -127,6 +128,26 @@ def _correct(cache: NgramCache, residual: _Residual, p: Probs, draw: Draw) -> in
     if option < len(residual.children):
         return _inside(cache, p, int(residual.children[option]), draw)
     return int(residual.alone[option - len(residual.children)])
+
+
+def _corrected(cache: NgramCache, symbol: Symbol, qs: Sequence[Probs], p: Probs, draw: Draw) -> int:
+    """A token of norm(max(0, P − Q)) at a refused symbol's node.
+
+    Under a large node it is looked for first: a token of p whose symbol is kept with probability max(0, 1 − Q/P) has
+    that law, and one look is all it takes on average over accepted and refused symbols.
+    """
+    if symbol.node == ROOT and symbol.position >= 0 and len(p) >= LARGE:
+        for _ in range(LOOKS):
+            token = draw(p)
+            child = cache.root_child(token)
+            if child < 0:
+                return token
+            other = replace(symbol, symbol=int(cache.table.symbol[child]), child=child)
+            big_p, big_q = target_probability(cache, other, p), drafter_probability(cache, other, qs)
+            keep = max(0.0, 1 - big_q / big_p) if big_p > 0 else 0.0
+            if keep == 1 or (keep > 0 and draw(np.array([keep, 1 - keep])) == 0):
+                return token
+    return _correct(cache, _residual(cache, symbol, qs, p, 1.0), p, draw)
 
 
 # ---------------------------------------------------------------- verification
@@ -157,7 +178,7 @@ def verify_token(walk: Walk, qs: Sequence[Probs], law: Law, draw: Draw) -> Outco
         big_p, big_q = target_probability(cache, symbol, p), drafter_probability(cache, symbol, qs)
         accept = min(1.0, big_p / big_q) if big_q > 0 else float(big_p > 0)
         if accept < 1 and draw(np.array([accept, 1 - accept])) == 1:
-            return _rejected(walk, position, _correct(cache, _residual(cache, symbol, qs, p, 1.0), p, draw))
+            return _rejected(walk, position, _corrected(cache, symbol, qs, p, draw))
     return _all_accepted(walk, law, draw)
 
 
@@ -185,13 +206,15 @@ def verify_block(walk: Walk, qs: Sequence[Probs], law: Law, draw: Draw) -> Outco
         if ratio == 0:
             continue
         symbol = symbols[position]
+        if ratio == 1:
+            return _rejected(walk, position, _corrected(cache, symbol, qs, law(symbol.index), draw))
         # m is at most aᵢ, and so is hᵢ: with probability 1 − aᵢ nothing is cut here, and no residual is needed
-        lazy = ratio < 1 and int(cache.table.hi[symbol.node] - cache.table.lo[symbol.node]) >= LARGE
+        lazy = int(cache.table.hi[symbol.node] - cache.table.lo[symbol.node]) >= LARGE
         if lazy and draw(np.array([ratio, 1 - ratio])) == 1:
             continue
         p = law(symbol.index)
         residual = _residual(cache, symbol, qs, p, ratio)
-        cut = 1.0 if ratio == 1 else residual.total / (residual.total + 1 - ratio)
+        cut = residual.total / (residual.total + 1 - ratio)
         if lazy:
             cut = min(1.0, cut / ratio)
         if cut == 1 or (cut > 0 and draw(np.array([cut, 1 - cut])) == 0):
