@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 from pathlib import Path
 
 import pytest
 
+from omnidraft.bench import command as bench
 from omnidraft.cli import main
 
 ROOT = Path(__file__).parents[1]
@@ -35,6 +37,23 @@ def test_shell(capsys: pytest.CaptureFixture[str]) -> None:
         assert capsys.readouterr().out.strip()
 
 
+def test_long_commands_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes minutes is not run, but its options are read."""
+    commands = [line for block in blocks("console") for line in block.splitlines() if line.startswith("$ omnidraft ")]
+    assert len(commands) == 2
+    read: list[str] = []
+
+    def note(options: argparse.Namespace, _console: object) -> int:
+        read.append(options.arguments[1])
+        return 0
+
+    for name in ("_compare", "_overhead"):
+        monkeypatch.setattr(bench, name, note)
+    for line in commands:
+        assert main(shlex.split(line, comments=True)[2:]) == 0
+    assert read == ["compare", "overhead"]
+
+
 def test_make_targets_exist() -> None:
     named = {line.split()[1] for block in blocks("sh") for line in block.splitlines() if line.startswith("make ")}
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -43,7 +62,15 @@ def test_make_targets_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/how-it-works.md", "CONTRIBUTING.md", "src/omnidraft/zoo/README.md"]
+    "page",
+    [
+        "README.md",
+        "docs/how-it-works.md",
+        "docs/performance.md",
+        "docs/benchmarks.md",
+        "CONTRIBUTING.md",
+        "src/omnidraft/zoo/README.md",
+    ],
 )
 def test_links_lead_somewhere(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")

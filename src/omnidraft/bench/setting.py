@@ -43,10 +43,10 @@ def command(arguments: Sequence[str]) -> str:
 
 
 def relative(argument: str) -> str:
-    """An argument whose value, where it is an absolute path, is only the path's last part."""
+    """An argument whose value, where it is a path to somewhere else, is only the path's last part."""
     flag, equals, value = argument.partition("=") if argument.startswith("-") else ("", "", argument)
     path = Path(value).expanduser() if value.startswith("~") else Path(value)
-    return flag + equals + (path.name if path.is_absolute() else value)
+    return flag + equals + (path.name if path.is_absolute() or ".." in path.parts else value)
 
 
 def commit(file: Path) -> str | None:
