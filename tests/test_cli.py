@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import io
 import json
@@ -10,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -254,7 +256,7 @@ def test_ctrl_c_keeps_the_text_so_far(target: Path, drafter: Path, home: Path) -
         begun = process.stdout.read(40)
         process.send_signal(signal.SIGINT)
         rest, err = process.communicate(timeout=60)
-    assert process.returncode == cli.INTERRUPTED
+    assert process.returncode == cli.INTERRUPTED, err
     assert (begun + rest).endswith(b"\n")
     assert b"ended by interrupted" in err
     assert b"Traceback" not in err
@@ -263,6 +265,19 @@ def test_ctrl_c_keeps_the_text_so_far(target: Path, drafter: Path, home: Path) -
     while len(text) < len(shown):
         text += next(answer)
     assert text.startswith(shown)
+
+
+def test_a_lost_ctrl_c_is_noticed_at_the_next_piece() -> None:
+    """What is raised inside a finalizer is reported and dropped by Python."""
+    before = signal.getsignal(signal.SIGINT)
+    with cli._interruptible() as check:
+        check()
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        with pytest.raises(KeyboardInterrupt):
+            check()
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_ctrl_c_with_json_is_still_one_object(target: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:

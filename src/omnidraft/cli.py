@@ -11,9 +11,12 @@ import io
 import json
 import logging
 import os
+import signal
 import sys
+import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -128,9 +131,11 @@ def _generate(options: argparse.Namespace) -> int:
     stream = model.stream(prompt, **{name: given[name] for name in GENERATE if name in given}, **sampling)
     code = 0
     try:
-        for piece in stream:
-            if not options.json:
-                print(piece, end="", flush=True)
+        with _interruptible() as check:
+            for piece in stream:
+                check()
+                if not options.json:
+                    print(piece, end="", flush=True)
     except KeyboardInterrupt:
         code = INTERRUPTED
     finally:
@@ -140,6 +145,30 @@ def _generate(options: argparse.Namespace) -> int:
         print(_as_json(model, stream.result))
     _say(_summary(stream.result))
     return code
+
+
+@contextmanager
+def _interruptible() -> Iterator[Callable[[], None]]:
+    """Ctrl-C as ever, and a check for one that was lost: Python drops what is raised while it clears an object away."""
+    came = False
+
+    def note(*_: object) -> None:
+        nonlocal came
+        came = True
+        raise KeyboardInterrupt
+
+    def check() -> None:
+        if came:
+            raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():  # signals go to the main thread
+        yield check
+        return
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield check
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _prompt(argument: str) -> str:

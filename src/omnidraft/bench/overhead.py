@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from transformers import DynamicCache
 
 from omnidraft import zoo
 from omnidraft.bench import memory, setting
@@ -155,7 +156,11 @@ class Overhead:
 
         As many in a row as a draft has, each after a pass of the target, which leaves the caches to its own weights.
         """
-        plain, steps, target = Bare(self.models.source.model), self.models.drafting.draft_len, self.models.target
+        plain, steps, target = (
+            Bare(self.models.source.model, DynamicCache),
+            self.models.drafting.draft_len,
+            self.models.target,
+        )
         for model in (plain, self.models.step, target):
             model.crop(0)
             model.forward([1] * 128, 1)
@@ -201,7 +206,7 @@ class Overhead:
         """How a token's cost grows with the text, beside how a step of the target alone in `transformers` grows."""
         plain = []
         for start in (self.short, self.long):
-            model = Bare(self.models.target.model)
+            model = Bare(self.models.target.model, DynamicCache)
             for chunk in range(0, start, 512):
                 model.forward(self.models.ids[chunk : min(chunk + 512, start)], 1)
             plain.append(_medians([lambda model=model: model.forward([1], 1)])[0])  # type: ignore[misc]

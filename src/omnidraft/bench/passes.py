@@ -10,15 +10,17 @@ import inspect
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from omnidraft.kv import new_cache
+
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import DynamicCache, PreTrainedModel
 
     from omnidraft.models import LanguageModel
 
@@ -106,10 +108,10 @@ def covering(sizes: Sequence[int]) -> list[int]:
 
 
 class Bare:
-    """A `transformers` model with a cache and nothing around it."""
+    """A `transformers` model with a cache and nothing around it; by default the cache that costs least."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
+    def __init__(self, model: PreTrainedModel, make_cache: Callable[[], DynamicCache] = new_cache) -> None:
+        self._model, self._make_cache = model, make_cache
         self.length = 0
         self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.crop(0)
@@ -123,10 +125,8 @@ class Bare:
         self.length += len(ids)
 
     def crop(self, length: int) -> None:
-        from omnidraft.kv import new_cache  # the cheapest there is: the ceiling must be one
-
         if length == 0:
-            self._cache = new_cache()
+            self._cache = self._make_cache()
         elif length < self.length:
             self._cache.crop(length - self.length)  # negative: so many tokens less
         self.length = length
