@@ -1,0 +1,170 @@
+"""Time the parts that docs/performance.md speaks of, one at a time; what is compared takes turns in one run.
+
+    python tools/measure_parts.py bookkeeping TARGET_TOKENIZER DRAFTER_TOKENIZER TEXT_FILE
+    python tools/measure_parts.py step
+    python tools/measure_parts.py cache
+
+`bookkeeping`: a round over prepared logits, no forward passes; PYTHONPATH=OTHER/src measures another checkout.
+`step`: one token through the drafter by `transformers`, lean, and lean in 8 bits.
+`cache`: one token and five at several contexts, on the cache of `transformers` and on ours.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from transformers import AutoTokenizer, DynamicCache, LlamaConfig, LlamaForCausalLM
+
+from omnidraft import api
+from omnidraft.config import Drafting, Sampling
+from omnidraft.engine import Engine
+from omnidraft.models import LoadedModel, TransformersModel
+from omnidraft.sampling import GeneratorDraw
+from omnidraft.vocab import read_vocab
+
+TOKENS, PROMPT = 300, 100
+SAMPLINGS = (
+    Sampling(),
+    Sampling(temperature=1.0),
+    Sampling(temperature=0.8, top_k=50),
+    Sampling(temperature=0.8, top_p=0.9),
+)
+
+
+class Prepared:
+    """A LanguageModel whose logits are there already, but for the token that it is to say next."""
+
+    eos: tuple[int, ...] = ()
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size, self.context, self.length, self.seconds = vocab_size, 4096, 0, 0.0
+        self.rows = torch.randn(16, vocab_size, generator=torch.Generator().manual_seed(0)) * 2
+        self.say: Callable[[int], tuple[int, float]] = lambda _: (0, 0.5)
+
+    def crop(self, length: int) -> None:
+        self.length = length
+
+    def forward(self, ids: Sequence[int], keep: int) -> torch.Tensor:
+        began = time.perf_counter()
+        logits = self.rows[:keep].clone()
+        self.length += len(ids)
+        for row in range(keep):
+            token, probability = self.say(self.length - keep + row + 1)
+            logits[row, token] = logits[row].logsumexp(0) + math.log(probability / (1 - probability))
+        self.seconds += time.perf_counter() - began
+        return logits
+
+
+def bookkeeping(target_name: str, drafter_name: str, text: Path) -> None:
+    tokenizers = [AutoTokenizer.from_pretrained(name) for name in (target_name, drafter_name)]
+    target, drafter = (Prepared(-(-len(tokenizer) // 128) * 128) for tokenizer in tokenizers)
+    large, small = (
+        LoadedModel(model, tokenizer, "prepared", "")  # type: ignore[arg-type]
+        for model, tokenizer in zip((target, drafter), tokenizers, strict=True)
+    )
+    with patch.object(api, "lean", lambda _: None):
+        pair = api.make_pair(large, read_vocab(tokenizers[0], target.vocab_size, ()), small, Drafting(), print)
+    script = tokenizers[0](text.read_text(encoding="utf-8"))["input_ids"]
+    drafts = pair.translator.prompt(script[:PROMPT]) + pair.translator.tokens(script[PROMPT:])
+    chance = random.Random(0)  # noqa: S311  the same in every run
+    right = [chance.random() < 0.7 for _ in drafts]
+    target.say = lambda position: (script[position], 1 - 1e-6)
+    engine = Engine(target, (), pair, Drafting(draft_len=4))
+    for sampling in SAMPLINGS:
+        greedy = sampling.greedy
+        drafter.say = lambda i, greedy=greedy: (  # type: ignore[misc]
+            (drafts[i] if right[i] else drafts[i // 2], 0.99999) if greedy else (drafts[i], 0.7)
+        )
+        taken, count = [], 0
+        for _ in range(4):
+            target.seconds = drafter.seconds = 0.0
+            began = time.perf_counter()
+            rounds = list(engine.rounds(script[:PROMPT], TOKENS, sampling, GeneratorDraw(torch.Generator())))
+            count = len(rounds)
+            taken.append((time.perf_counter() - began - target.seconds - drafter.seconds) / count)
+        print(sampling, f"{1e3 * statistics.median(taken[1:]):.2f} ms a round, {count} rounds")
+
+
+def llama(**shape: int) -> Any:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**shape)).eval()  # type: ignore[arg-type]
+
+
+def turns(actions: Mapping[str, Callable[[], object]], laps: int = 40) -> str:
+    """Median milliseconds of each action."""
+    taken: dict[str, list[float]] = {name: [] for name in actions}
+    for _ in range(laps):
+        for name, action in actions.items():
+            began = time.perf_counter()
+            action()
+            taken[name].append(1e3 * (time.perf_counter() - began))
+    return ", ".join(f"{name} {statistics.median(times):.2f} ms" for name, times in taken.items())
+
+
+def step() -> None:
+    from omnidraft import int8, zoo
+    from omnidraft.lean import lean
+    from omnidraft.models import load_model
+
+    shape = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 2, "num_attention_heads": 12}
+    sources = {
+        "shape of Llama-68M": TransformersModel(llama(vocab_size=32000, max_position_embeddings=2048, **shape)),
+        "embedded drafter": load_model(zoo.path(zoo.names("drafter")[0]), dtype="float32").lm,
+    }
+    for name, source in sources.items():
+        with patch.object(int8, "SMALLEST", 2**62):
+            plain = lean(source)
+        models: dict[str, Any] = {"transformers": source, "lean": plain, "lean in 8 bits": lean(source)}
+        for model in models.values():
+            model.forward(list(range(3, 131)), 1)
+
+        def once(model: Any) -> Callable[[], None]:
+            def act() -> None:
+                model.forward([5], 1)
+                model.crop(128)
+
+            return act
+
+        print(f"{name}: {turns({kind: once(model) for kind, model in models.items()})}")
+
+
+@torch.inference_mode()
+def cache() -> None:
+    from omnidraft.kv import new_cache
+
+    shape = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 9, "num_attention_heads": 16}
+    model = llama(vocab_size=1000, max_position_embeddings=8192, **shape).to(torch.bfloat16)
+    for context in (512, 4096):
+        ids = torch.randint(0, 1000, (1, context), generator=torch.Generator().manual_seed(0))
+        caches = {"transformers": DynamicCache(), "ours": new_cache()}
+        for held in caches.values():
+            for start in range(0, context, 512):
+                model(ids[:, start : start + 512], past_key_values=held, use_cache=True, logits_to_keep=1)
+
+        def once(held: DynamicCache, count: int, ids: torch.Tensor = ids) -> Callable[[], None]:
+            def act() -> None:
+                model(ids[:, :count], past_key_values=held, use_cache=True)
+                held.crop(-count)
+
+            return act
+
+        for count in (1, 5):
+            actions = {name: once(held, count) for name, held in caches.items()}
+            print(f"{count} tokens after {context}: {turns(actions, 15)}")
+
+
+if __name__ == "__main__":
+    torch.set_grad_enabled(False)
+    if sys.argv[1] == "bookkeeping":
+        bookkeeping(sys.argv[2], sys.argv[3], Path(sys.argv[4]))
+    else:
+        {"step": step, "cache": cache}[sys.argv[1]]()
