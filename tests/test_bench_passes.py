@@ -83,7 +83,7 @@ class Scripted:
 def test_costs_are_medians_at_a_context_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
     model: Any = Scripted()
     monkeypatch.setattr("omnidraft.bench.passes.time.perf_counter", lambda: model.now)
-    monkeypatch.setattr("omnidraft.bench.passes.PROBES", 1)
+    monkeypatch.setattr("omnidraft.bench.passes.LAPS", 1)
     made = [Pass(20, 0), Pass(1, 20), Pass(2, 30), Pass(1, 40)]
     (costs,) = measure([(model, made)], limit=100)
     assert dict(costs.step) == pytest.approx({1: 4.0, 2: 5.0})

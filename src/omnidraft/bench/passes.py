@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
     Runner = PreTrainedModel | LanguageModel  # what does the work of a pass
 
-PROBES = 15  # whose median is the cost of a pass
+LAPS = 5  # turns of a probe
+TIMED = 3  # passes of a turn; the median over all turns is the cost
+WARMING = 5  # passes before them: so many after another text was read, passes still get cheaper
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 
@@ -147,11 +149,9 @@ def measure(made: Sequence[tuple[Runner, Sequence[Pass]]], limit: int) -> list[C
             room = limit - (contexts[-1] if step else 0)
             sizes = covering([one.tokens for one in passes if (one.context > 0) == step])
             taken |= {(number, step, min(size, room)): [] for size in sizes}
-    for lap in range(PROBES + 1):
+    for _ in range(LAPS):
         for (number, step, size), times in taken.items():
-            seconds = _probe(models[number], size, contexts[number] if step else 0, size if step else 1)
-            if lap:  # the first lap finds nothing ready
-                times.append(seconds)
+            times.extend(_probe(models[number], size, contexts[number] if step else 0, step=step))
     points = {key: statistics.median(times) for key, times in taken.items()}
 
     def of(number: int, *, step: bool) -> list[tuple[int, float]]:
@@ -160,16 +160,17 @@ def measure(made: Sequence[tuple[Runner, Sequence[Pass]]], limit: int) -> list[C
     return [Costs(of(number, step=True), of(number, step=False)) for number in range(len(made))]
 
 
-def _probe(model: Bare | LanguageModel, size: int, context: int, keep: int) -> float:
-    """Seconds of one pass of `size` tokens after `context` others, the second of two: a text is read in a row."""
+def _probe(model: Bare | LanguageModel, size: int, context: int, *, step: bool) -> list[float]:
+    """Seconds of passes of `size` tokens after `context` others: in a row, as the steps of a text are."""
     if model.length != context:
         model.crop(0)
         if context:
             model.forward([0] * context, 1)
-    took = 0.0
-    for _ in range(2):
+    warming = WARMING if step else 1  # a prompt comes after another text
+    seconds = []
+    for _ in range(warming + TIMED):
         began = time.perf_counter()
-        model.forward([0] * size, keep)
-        took = time.perf_counter() - began
+        model.forward([0] * size, size if step else 1)
+        seconds.append(time.perf_counter() - began)
         model.crop(context)
-    return took
+    return seconds[warming:]
