@@ -17,7 +17,7 @@ CONTEXT = 4096
 torch.set_num_threads(1)
 
 
-def save_model(folder: Path, tokenizer: Tokenizer, seed: int) -> Path:
+def save_model(folder: Path, tokenizer: Tokenizer, seed: int, context: int = CONTEXT) -> Path:
     """A two-layer model whose greedy text does not settle into one token: its head is scaled up."""
     bos = tokenizer.token_to_id("<s>")
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", bos)])
@@ -28,7 +28,7 @@ def save_model(folder: Path, tokenizer: Tokenizer, seed: int) -> Path:
         intermediate_size=48,
         num_hidden_layers=2,
         num_attention_heads=4,
-        max_position_embeddings=CONTEXT,
+        max_position_embeddings=context,
         tie_word_embeddings=True,
         initializer_range=0.2,
         bos_token_id=bos,

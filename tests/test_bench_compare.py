@@ -93,6 +93,46 @@ def test_every_method_has_a_full_row(command: list[str], task: Path, tmp_path: P
     assert json.loads(capsys.readouterr().out)["rows"] == all_rows
 
 
+def test_a_run_that_was_cut_off_goes_on(command: list[str], tmp_path: Path, capsys: Captured) -> None:
+    command += ["--methods", "plain,exact"]
+    assert cli.main([*command, "--out", str(tmp_path / "whole")]) == 0
+    (whole,) = (tmp_path / "whole").glob("*.jsonl")
+    lines = whole.read_text().splitlines(keepends=True)
+    cut = tmp_path / "cut.jsonl"
+    cut.write_text("".join(lines[: 1 + 9 + 4]))  # the first of two repeats, and some of the second
+    capsys.readouterr()
+    assert cli.main([*command, "--resume", str(cut), "--out", str(tmp_path / "more")]) == 0
+    out, _ = capsys.readouterr()
+    (resumed,) = (tmp_path / "more").glob("*.jsonl")
+    first, second = read(whole), read(resumed)
+    assert second.runs[:9] == first.runs[:9]
+    assert second.runs[9:] != first.runs[9:]
+    assert len(second.runs) == 18
+    assert [one.target_passes for one in second.passes] == [one.target_passes for one in first.passes]
+    assert second.setting["resumed"]["date"] == first.setting["date"]
+    assert "| resumed | date " in out
+    for more, message in (
+        (["--max-new-tokens", "5"], "was made with another max_new_tokens (8, not 5)"),
+        (["--methods", "plain"], "holds exact, generate, plain, not generate, plain"),
+        (["--count", "1"], "was made with another tasks"),
+    ):
+        assert cli.main([*command, "--resume", str(cut), *more]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_drafter_with_a_short_context(command: list[str], task: Path, tmp_path: Path, capsys: Captured) -> None:
+    """Prompts longer than it holds are read in part by it, and in whole by the target: each is priced by its own."""
+    from conftest import save_model
+    from small_tokenizers import sentencepiece
+
+    small = save_model(tmp_path / "small", sentencepiece(), seed=5, context=64)
+    task.write_text(json.dumps({"prompt": "def the hello world " * 40}) + "\n")
+    asked = [*command, "--methods", "exact"]
+    asked[asked.index("--drafter") + 1] = str(small)
+    assert cli.main(asked) == 0
+    assert rows(capsys.readouterr().out)["exact"]["ceiling"] > 0
+
+
 def test_the_threads_are_as_many_as_asked_for_and_then_as_before(
     command: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,9 +187,8 @@ def test_sampling_leaves_out_what_does_not_follow_the_law(command: list[str], ca
     assert out.count("\n") == 1
     made = rows(out)
     assert list(made) == list(METHODS)
-    for name in ("uad", "lookup"):
-        assert made[name]["unavailable"].startswith("greedy only")
-        assert f"{name} is left out, greedy only" in err
+    assert made["uad"]["unavailable"].startswith("greedy only")
+    assert "uad is left out, greedy only" in err
     assert {row["identical"] for row in made.values()} == {None}
     assert made["exact"]["speedup"] > 0
 
@@ -174,6 +213,14 @@ def test_prompts_without_room_for_an_answer_are_left_out(
     assert "no prompt of own fits" in capsys.readouterr().err
 
 
+def test_a_report_needs_a_name(command: list[str], tmp_path: Path, capsys: Captured) -> None:
+    assert cli.main([*command, "--methods", "generate", "--count", "1", "--out", str(tmp_path / "made")]) == 0
+    (path,) = (tmp_path / "made").glob("*.jsonl")
+    capsys.readouterr()
+    assert cli.main(["bench", "report", str(path), "--out", "."]) == 2
+    assert "give --out a name too" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -183,6 +230,8 @@ def test_prompts_without_room_for_an_answer_are_left_out(
         (["--temperature", "-1"], "temperature is -1"),
         (["--count", "x"], "argument --count: invalid int value: 'x': see omnidraft bench compare --help"),
         (["--repeat", "3"], "unknown argument '--repeat': see omnidraft bench compare --help"),
+        (["--task", "~nobody-here/a.jsonl"], "cannot expand ~nobody-here/a.jsonl"),
+        (["--resume", "gone.jsonl"], "cannot read result file gone.jsonl"),
         (["--task", "nothing"], "task 'nothing' is no file and none of gsm8k"),
         (["--task", "elsewhere/own.jsonl"], "the tasks are called own, own: give each once"),
     ],

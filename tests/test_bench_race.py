@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 import shutil
 import subprocess
@@ -45,7 +46,8 @@ class Scripted:
 def raced(*made: Method, repeats: int, questions: int) -> Writer:
     writer, asked = Writer({}), [compare.Question("t", number, [number]) for number in range(questions)]
     steps: list[None] = []
-    compare.race(list(made), asked, 2, repeats, writer, lambda: steps.append(None))
+    plan = compare.Plan(new_tokens=2, repeats=repeats)
+    compare.race(list(made), asked, plan, writer, lambda: steps.append(None))
     assert len(steps) == repeats * questions
     return writer
 
@@ -61,8 +63,10 @@ def test_every_method_has_every_place_alike(count: int) -> None:
     for place in range(count):
         at_place = [turn[place] for turn in turns]
         assert {name: at_place.count(name) for name in names} == dict.fromkeys(names, 2)
-    # a prompt meets another order in each repeat
+    # a prompt meets another order in each repeat, and who follows whom changes
     assert count == 1 or turns[0] != turns[count]
+    followers = {(a, b) for turn in turns for a, b in itertools.pairwise(turn)}
+    assert count < 5 or len(followers) > count
 
 
 def test_whoever_comes_first_is_measured_by_the_baseline() -> None:
@@ -87,7 +91,8 @@ def test_no_repeat_is_begun_that_would_end_after_the_budget(monkeypatch: pytest.
     monkeypatch.setattr("omnidraft.bench.compare.time.monotonic", lambda: next(now))
     writer = Writer({})
     made: list[Method] = [Scripted("a", [])]
-    compare.race(made, [compare.Question("t", 0, [0])], 2, 9, writer, lambda: None, budget_s=120.0)
+    plan = compare.Plan(new_tokens=2, repeats=9, budget_s=120.0)
+    compare.race(made, [compare.Question("t", 0, [0])], plan, writer, lambda: None)
     assert [run.repeat for run in writer.results.runs] == [0, 1, 2]
 
 

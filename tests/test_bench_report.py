@@ -14,7 +14,7 @@ import pytest
 from omnidraft import cli
 from omnidraft.bench import report
 from omnidraft.bench.figure import draw
-from omnidraft.bench.records import FORMAT, Counts, Passes, Results, Run, Writer, read
+from omnidraft.bench.records import FORMAT, Counts, Passes, Results, Run, Writer, read, unfinished
 from omnidraft.errors import InputError
 
 Captured = pytest.CaptureFixture[str]
@@ -42,7 +42,7 @@ def run(method: str, prompt: int, repeat: int, tokens: int, seconds: float, **mo
 
 
 def passes(method: str, made: int, fed: int, target_s: float, drafter_s: float, **more: Any) -> Passes:
-    record: dict[str, Any] = {"task": "math", "prompts": 1, "tokens": 10, "prompt_tokens": 7, **more}
+    record: dict[str, Any] = {"task": "math", "prompts": 2, "tokens": 30, "prompt_tokens": 14, **more}
     return Passes(method=method, target_passes=made, fed=fed, target_s=target_s, drafter_s=drafter_s, **record)
 
 
@@ -55,10 +55,10 @@ def results(task: str = "math", **more: Any) -> Results:
             for method, its in seconds.items():
                 counts = COUNTS if method == "exact" else None
                 made.runs.append(run(method, prompt, repeat, tokens, its, task=task, counts=counts))
-    # a prompt of 7 tokens and 10 answered: 10 passes alone; 4 passes and 18 proposed tokens with lookup
-    made.passes.append(passes("generate", 10, 16, 0.8, 0.0, task=task))
-    made.passes.append(passes("lookup", 4, 7 + 3 + 18, 1.0, 0.0, task=task))
-    made.passes.append(passes("exact", 5, 30, 0.2, 0.05, task=task))
+    # two prompts of 7 tokens, 30 answered: 30 passes alone; 12 passes and 54 proposed tokens with lookup
+    made.passes.append(passes("generate", 30, 14 + 28, 2.4, 0.0, task=task))
+    made.passes.append(passes("lookup", 12, 14 + 10 + 54, 3.0, 0.0, task=task))
+    made.passes.append(passes("exact", 15, 90, 0.6, 0.15, task=task))
     return made
 
 
@@ -118,9 +118,9 @@ def test_acceptance_comes_from_rounds_or_from_passes() -> None:
     assert exact["draft_share"] == pytest.approx(4 * 0.25 / 2.5)
     assert exact["verify_share"] == pytest.approx(4 * 0.5 / 2.5)
     assert exact["translate_share"] == pytest.approx(4 * 0.05 / 2.5)
-    assert lookup["block_efficiency"] == 10 / 4
-    assert lookup["acceptance_rate"] == pytest.approx((10 - 4) / 18)
-    assert lookup["draft_len"] == 18 / 4
+    assert lookup["block_efficiency"] == 30 / 12
+    assert lookup["acceptance_rate"] == pytest.approx((30 - 12) / 54)
+    assert lookup["draft_len"] == 54 / 12
     assert lookup["draft_share"] is None
     assert (alone["block_efficiency"], alone["acceptance_rate"], alone["draft_len"]) == (1, None, 0)
 
@@ -128,22 +128,49 @@ def test_acceptance_comes_from_rounds_or_from_passes() -> None:
 def test_the_ceiling_is_what_the_passes_cost() -> None:
     rows = rows_of(results())
     exact, alone = rows["big math exact"], rows["big math generate"]
-    assert exact["ceiling"] == pytest.approx(10 / 0.25)
-    # only prompt 0 was counted: 10 tokens in 1/2 and in 1/3 of a second
-    assert exact["share_of_ceiling"] == pytest.approx(20 / (1 / 2 + 1 / 3) / 40)
+    assert exact["ceiling"] == pytest.approx(30 / 0.75)
+    assert exact["share_of_ceiling"] == pytest.approx(60 / 2.5 / 40)
     assert alone["share_of_ceiling"] == pytest.approx(10 / 12.5)
 
 
 def test_acceleration_over_overhead() -> None:
     made = results()
-    made.runs[:] = [replace(one, seconds=9.0) if one.prompt == 1 else one for one in made.runs]  # not counted
     exact = rows_of(made)["big math exact"]
-    # 2 tokens a pass; a pass takes 1/10 s alone, and with drafts (1/2 + 1/3) / (2 repeats of 5)
-    assert exact["speedup_medusa"] == pytest.approx(2 / ((5 / 6 / 10) / (2 / 20)))
-    assert exact["speedup"] != pytest.approx(exact["speedup_medusa"])
+    # 2 tokens a pass; a pass takes 1/10 s alone, and with drafts 2.5 s / (2 repeats of 15)
+    assert exact["speedup_medusa"] == pytest.approx(2 / ((2.5 / 30) / (6 / 60)))
+    assert exact["speedup_medusa"] == pytest.approx(exact["speedup"])
     made.passes.clear()
     row = rows_of(made)["big math exact"]
     assert row["speedup_medusa"] is row["ceiling"] is row["share_of_ceiling"] is None
+
+
+def test_a_method_is_compared_with_the_baseline_of_its_own_tasks() -> None:
+    """Over all tasks a method that only some files have must not be credited with the others' seconds."""
+    math, code = results(), results("code")
+    code.runs[:] = [one for one in code.runs if one.method != "lookup"]
+    rows = rows_of([math, code])
+    assert rows["big all lookup"]["speedup"] == rows["big math lookup"]["speedup"] == pytest.approx(0.8)
+    assert rows["big all lookup"]["speedup_medusa"] == pytest.approx(rows["big math lookup"]["speedup_medusa"])
+    assert rows["big all exact"]["speedup"] == pytest.approx(6 / 2.5)
+
+
+def test_a_method_that_failed_on_one_task_keeps_the_others() -> None:
+    math, code = results(), results("code")
+    code.runs[:] = [one for one in code.runs if one.method != "lookup"]
+    code.unavailable["lookup"] = "why"
+    rows = rows_of([math, code])
+    assert rows["big math lookup"]["speedup"] == pytest.approx(0.8)
+    assert rows["big code lookup"]["unavailable"] == rows["big all lookup"]["unavailable"] == "why"
+
+
+def test_only_repeats_that_all_tasks_have_are_added_up() -> None:
+    math, code = results(), results("code")
+    code.runs[:] = [one for one in code.runs if one.repeat == 0]
+    rows = rows_of([math, code])
+    assert rows["big all generate"]["repeats"] == 1
+    assert rows["big all generate"]["deviation"] is None
+    assert rows["big math generate"]["repeats"] == 2
+    assert any("repeats made differ" in line for line in report.differences({"a": math, "b": code}))
 
 
 def test_prompts_with_other_tokens_are_counted_once() -> None:
@@ -196,12 +223,14 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         ("half a line", "a broken line"),
         ("a run", "11 of 12 runs"),
         ("half the first line", "a broken line"),
+        ("the passes", "0 of 3 passes"),
     ],
 )
 def test_a_truncated_file_is_refused_by_name(tmp_path: Path, capsys: Captured, cut: str, why: str) -> None:
     path = write(tmp_path / "torn.jsonl", results())
     lines = path.read_text().splitlines(keepends=True)
     left = {"end": lines[:-1], "half a line": [*lines[:4], lines[4][:30]], "a run": lines[:2] + lines[3:]}
+    left["the passes"] = [line for line in lines if '"kind": "passes"' not in line]
     path.write_text("".join(left.get(cut, [lines[0][:60]])))
     assert cli.main(["bench", "report", str(path)]) == 2
     out, err = capsys.readouterr()
@@ -209,6 +238,32 @@ def test_a_truncated_file_is_refused_by_name(tmp_path: Path, capsys: Captured, c
     assert "torn.jsonl is truncated, it has " + why in err
     assert "run the comparison again" in err
     assert err.count("\n") == 1
+
+
+def test_runs_that_are_not_one_of_each_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "odd.jsonl", results())
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:2], lines[1], *lines[3:]]))
+    with pytest.raises(InputError, match="not every method has every prompt once a repeat"):
+        read(path)
+    path.write_text("".join(lines).replace(FORMAT, FORMAT + "0"))
+    with pytest.raises(InputError, match="is of format"):
+        read(path)
+    path.write_text("".join(lines).replace('"seconds": 1.0', '"seconds": 0'))
+    with pytest.raises(InputError, match="damaged"):
+        read(path)
+
+
+@pytest.mark.parametrize("left", range(5, 17))
+def test_of_a_file_that_was_cut_off_whole_repeats_are_kept(tmp_path: Path, left: int) -> None:
+    """The file has a first line, 6 runs in each of 2 repeats, 3 lines of passes and an end."""
+    path = write(tmp_path / "cut.jsonl", results())
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:left]) + lines[min(left, 16)][:9])
+    found = unfinished(path)
+    assert found.setting == results().setting
+    assert len(found.runs) == 6 * min(2, (left - 1) // 6)
+    assert {one.repeat for one in found.runs} == set(range((min(left, 13) - 1) // 6))
 
 
 @pytest.mark.parametrize("text", ["", "hello\n", '{"kind": "setting"}\n', "[1]\n"])

@@ -18,7 +18,7 @@ from omnidraft.context import Translator
 from omnidraft.drafter import Drafter
 from omnidraft.engine import Engine, Pair, Round
 from omnidraft.errors import ConfigError, OmniDraftError, PromptError
-from omnidraft.lean import lean
+from omnidraft.lean import LeanLlama, lean, obstacle
 from omnidraft.metrics import Stats
 from omnidraft.models import LoadedModel, load_model
 from omnidraft.ngrams import NgramCache
@@ -102,6 +102,16 @@ class OmniDraft:
             and vocab.tokens[token : token + 1] == (bytes([byte]),)
         )
 
+    @property
+    def drafter_step(self) -> str | None:
+        """How the drafter makes its steps, a phrase; None without one."""
+        if self.drafter is None or self.engine.pair is None:
+            return None
+        step = self.engine.pair.drafter.model
+        if isinstance(step, LeanLlama):
+            return f"lean, weights of {step.weights}"
+        return f"transformers, as {obstacle(self.drafter.lm) or 'asked for'}"
+
     def generate(
         self, prompt: str | Sequence[int], *, max_new_tokens: int = 256, seed: int = 0, **sampling: Any
     ) -> Generation:
@@ -134,14 +144,7 @@ class OmniDraft:
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
         """The prompt as token ids of the target, its first token included; raises PromptError where it is unusable."""
         if isinstance(prompt, str):
-            if not prompt:
-                raise PromptError("the prompt is empty: give some text")
-            try:
-                prompt.encode()
-            except UnicodeEncodeError as error:
-                where = f"character {error.start} is {prompt[error.start]!r}"
-                raise PromptError(f"the prompt is no valid Unicode ({where}): give text in UTF-8") from error
-            return list(self.target.tokenizer(prompt)["input_ids"])
+            return list(self.target.tokenizer(_usable(prompt))["input_ids"])
         try:
             if isinstance(prompt, bytes | bytearray):
                 raise TypeError
@@ -161,7 +164,7 @@ class OmniDraft:
         tokenizer = self.target.tokenizer
         if not getattr(tokenizer, "chat_template", None):
             return self.encode(message)
-        chat = [{"role": "user", "content": message}]
+        chat = [{"role": "user", "content": _usable(message)}]
         # as text first: the template writes the first token itself
         text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -246,6 +249,18 @@ def _settings(cls: type[Settings], keywords: dict[str, Any], own: Sequence[str] 
             fix = f"give it to {homes[name]}" if name in homes else suggestion(name, known)
             raise ConfigError(f"unknown option {name!r}: {fix}")
     return cls(**keywords)
+
+
+def _usable(prompt: str) -> str:
+    """The prompt, which tokenizers can read; raises PromptError where they cannot."""
+    if not prompt:
+        raise PromptError("the prompt is empty: give some text")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        where = f"character {error.start} is {prompt[error.start]!r}"
+        raise PromptError(f"the prompt is no valid Unicode ({where}): give text in UTF-8") from error
+    return prompt
 
 
 def _text_of_one(model: LoadedModel, token: int) -> str:

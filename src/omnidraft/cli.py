@@ -127,7 +127,8 @@ def _generate(options: argparse.Namespace) -> int:
     loading = {name: given[name] for name in LOAD if name in given}
     model = load(options.target, options.drafter, warn=_say, **loading, **drafting)
     for role, m in _models(model).items():
-        _say(f"{role} {m['name']} in {m['dtype']} on {m['device']} ({m['dtype_reason']})")
+        step = f"; steps: {m['step']}" if m["step"] else ""
+        _say(f"{role} {m['name']} in {m['dtype']} on {m['device']} ({m['dtype_reason']}){step}")
     stream = model.stream(prompt, **{name: given[name] for name in GENERATE if name in given}, **sampling)
     code = 0
     try:
@@ -186,7 +187,7 @@ def _prompt(argument: str) -> str:
     return text
 
 
-def _models(model: OmniDraft) -> dict[str, dict[str, str]]:
+def _models(model: OmniDraft) -> dict[str, dict[str, str | None]]:
     loaded = {"target": model.target, "drafter": model.drafter}
     return {
         role: {
@@ -194,6 +195,7 @@ def _models(model: OmniDraft) -> dict[str, dict[str, str]]:
             "dtype": str(m.lm.dtype).removeprefix("torch."),
             "dtype_reason": m.dtype_reason,
             "device": str(m.lm.device),
+            "step": model.drafter_step if role == "drafter" else None,
         }
         for role, m in loaded.items()
         if m is not None

@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
 from omnidraft.errors import InputError
-from omnidraft.int8 import Linear, available, fastest
+from omnidraft.int8 import Int8Linear, Linear, available, fastest
 from omnidraft.models import NO_LIMIT, TransformersModel
 
 if TYPE_CHECKING:
@@ -78,6 +78,13 @@ class LeanLlama:
             values=cache[1],
         )
 
+    @property
+    def weights(self) -> str:
+        """What its matrices are kept in."""
+        linears = [self._head, *(part for one in self._layers for part in (one.qkv, one.out, one.gate_up, one.down))]
+        rounded = sum(isinstance(part, Int8Linear) for part in linears)
+        return f"8 bits in {rounded} of {len(linears)} matrices, else 32" if rounded else "32 bits"
+
     def _paired(self, weight: torch.Tensor) -> torch.Tensor:
         """Rows reordered so that the two halves that rotary positions turn together lie side by side."""
         halves = weight.view(-1, 2, self._size // 2, weight.shape[1])
@@ -131,18 +138,26 @@ def _cache_bytes(config: LlamaConfig, context: int) -> int:
 
 
 def lean(source: TransformersModel) -> LeanLlama | None:
-    """A lean copy of `source`, or None where it is no plain Llama on a CPU."""
+    """A lean copy of `source`, or None where there is an `obstacle`."""
+    return None if obstacle(source) else LeanLlama(source)
+
+
+def obstacle(source: TransformersModel) -> str | None:
+    """Why there is no lean step for a model, a phrase; None where there is one."""
     from transformers import LlamaForCausalLM
 
     config = source.model.config
+    if type(source.model) is not LlamaForCausalLM:
+        return f"{type(source.model).__name__} is no Llama"
+    if source.device.type != "cpu":
+        return f"it is on {source.device.type}"
+    if source.dtype != torch.float32 and not available():
+        return "this machine has no products of 8 bits, and 32 bits a weight are worse than 16"
+    if source.context >= NO_LIMIT or _cache_bytes(config, source.context) > LARGEST_CACHE:
+        return "its context is too long to make room for at the start"
     plain = (
-        type(source.model) is LlamaForCausalLM
-        and (source.dtype == torch.float32 or available())  # 32 bits a weight are worse than 16 where 8 cannot be had
-        and source.device.type == "cpu"
-        and source.context < NO_LIMIT
-        and _cache_bytes(config, source.context) <= LARGEST_CACHE
-        and not (config.attention_bias or config.mlp_bias)
+        not (config.attention_bias or config.mlp_bias)
         and config.hidden_act == "silu"
         and config.rope_parameters["rope_type"] == "default"
     )
-    return LeanLlama(source) if plain else None
+    return None if plain else "it is no plain Llama"

@@ -125,21 +125,29 @@ def _measured(
     )
     sampling = Sampling(temperature=options.temperature)
     made, left_out = methods.make(names, model, options.draft_len, sampling, options.seed)
-    limit = min(m.lm.context for m in (model.target, model.drafter) if m is not None)
     questions = _questions(model, texts, options.max_new_tokens, console)
     setting = _setting(options, model, texts, questions)
     name = re.sub(r"[^\w.-]+", "-", model.target.name)
     stem = options.out and options.out / f"compare-{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    before = _resumed(options.resume, setting, [method.name for method in made])
     with _opened(stem) as file:
         writer = records.Writer(setting, file)
         for name, reason in left_out.items():
             console.print(f"{name} is left out, {reason}")
             writer.drop(name, reason)
-        with compare.progress(console, "timing", options.repeats * len(questions)) as step:
-            budget_s = QUICK_S if options.quick else math.inf
-            compare.race(made, questions, options.max_new_tokens, options.repeats, writer, step, budget_s)
-        with compare.progress(console, "counting passes", len(made) * len(texts)) as step:
-            compare.count(made, questions, options.max_new_tokens, limit, writer, step)
+        first = 0
+        for run in before:
+            writer.add(run)
+            first = run.repeat + 1
+        with compare.progress(console, "timing", (options.repeats - first) * len(questions)) as step:
+            plan = compare.Plan(
+                new_tokens=options.max_new_tokens,
+                repeats=options.repeats,
+                contexts=(model.target.lm.context, model.drafter.lm.context if model.drafter else 1),
+                first=first,
+                budget_s=QUICK_S if options.quick else math.inf,
+            )
+            compare.race(made, questions, plan, writer, step)
         writer.end()
     rows = report.rows([writer.results])
     _publish({"this run": writer.results}, rows, stem, console, as_json=options.json)
@@ -147,6 +155,26 @@ def _measured(
     if wrong:
         console.print(f"THE TOKENS DIFFER from those of {BASELINE}: {', '.join(wrong)}", style="bold red")
     return 1 if wrong and setting["dtype"] == "float32" else 0
+
+
+def _resumed(path: Path | None, setting: dict[str, Any], methods: Sequence[str]) -> Sequence[records.Run]:
+    """The runs of the repeats that a result file holds, which are not made again; notes in the setting where from.
+
+    Raises ConfigError where they were made in another setting.
+    """
+    if path is None:
+        return []
+    found = records.unfinished(path)
+    ran = sorted({run.method for run in found.runs})
+    same = [key for key in report.SAME if key not in ("commit", "repeats")]
+    for key in ("target", *same, "tasks"):
+        if found.setting.get(key) != setting[key]:
+            was, now = found.setting.get(key), setting[key]
+            raise ConfigError(f"{path} was made with another {key} ({was}, not {now}): give the same, or begin anew")
+    if ran and ran != sorted(methods):
+        raise ConfigError(f"{path} holds {', '.join(ran)}, not {', '.join(methods)}: give the same --methods")
+    setting["resumed"] = {name: found.setting.get(name) for name in ("date", "commit", "command")}
+    return [run for run in found.runs if run.repeat < setting["repeats"] - 1]  # passes are counted in another one
 
 
 @contextmanager
@@ -164,6 +192,8 @@ def _opened(stem: Path | None) -> Iterator[TextIO | None]:
 @contextmanager
 def _writing(stem: Path) -> Iterator[None]:
     """Make the folder of files named after `stem`, and say what to do where they cannot be written."""
+    if not stem.name:
+        raise InputError(f"cannot write files named after {str(stem)!r}: give --out a name too, such as results/mine")
     try:
         stem.parent.mkdir(parents=True, exist_ok=True)
         yield
@@ -202,6 +232,7 @@ def _setting(
     return {
         "target": model.target.name,
         "drafter": model.drafter and model.drafter.name,
+        "drafter_step": model.drafter_step,
         **{name: getattr(options, name) for name in names},
         "dtype": str(model.target.lm.dtype).removeprefix("torch."),
         **setting.machine(model.target.lm.device),

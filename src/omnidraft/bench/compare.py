@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import gc
 import math
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from omnidraft.bench.methods import Answer, Method, UnavailableError
-from omnidraft.bench.passes import Pass, counting, measure
+from omnidraft.bench.passes import Pass, Prober, counting
 from omnidraft.bench.records import Counts, Passes, Run, Writer
 from omnidraft.metrics import Stats
 
 if TYPE_CHECKING:
     from omnidraft.bench.passes import Runner
 
-COUNTED = 12  # prompts whose passes are counted, of all tasks alike
 EVERY_S = 15.0  # between lines of progress where there is no terminal
 
 
@@ -34,41 +34,56 @@ class Question:
     ids: list[int]
 
 
-def rotated(methods: Sequence[Method], turn: int) -> list[Method]:
-    """The order of one turn: over as many turns as there are methods, each has had every place."""
-    first = turn % len(methods) if methods else 0
-    return [*methods[first:], *methods[:first]]
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How the race is run; no repeat but the first is begun that would end after `budget_s` seconds."""
+
+    new_tokens: int
+    repeats: int
+    contexts: tuple[int, int] = (1, 1)  # most tokens that target and drafter hold
+    first: int = 0  # the repeat to begin with
+    budget_s: float = math.inf
+
+
+def ordered(methods: Sequence[Any], turn: int) -> list[Any]:
+    """The order of one turn: over as many turns as there are methods, each has had every place.
+
+    Who follows whom changes with each such cycle, as one may leave caches behind that suit another.
+    """
+    if not methods:
+        return []
+    cycle, first = divmod(turn, len(methods))
+    order = list(methods)
+    random.Random(cycle).shuffle(order)  # noqa: S311  the same in every run
+    return order[first:] + order[:first]
 
 
 def race(
-    methods: list[Method],
-    questions: Sequence[Question],
-    new_tokens: int,
-    repeats: int,
-    writer: Writer,
-    step: Callable[[], None],
-    budget_s: float = math.inf,
+    methods: list[Method], questions: Sequence[Question], plan: Plan, writer: Writer, step: Callable[[], None]
 ) -> None:
-    """Time every method on every prompt, `repeats` times over; `step` is called after each turn.
+    """Time every method on every prompt, again and again, and price its passes; `step` is called after each turn.
 
-    A method that does not work with these models is taken out of `methods`.  No repeat but the first is begun that
-    would end after `budget_s` seconds.
+    A method that does not work with these models is taken out of `methods`.  Passes are counted in the first repeat,
+    and what they cost is probed after each, so that all of the race has its part in it.
     """
     expected: dict[tuple[str, int], list[int]] = {}
-    for method in rotated(methods, 0):
+    ledger = _Ledger(plan.contexts)
+    for method in list(methods):
         method.begin(0)
-        _try(methods, method, questions[0], new_tokens, writer)  # warms up, and is dropped
+        _try(methods, method, questions[0], plan.new_tokens, writer)  # warms up, and is dropped
     start = time.monotonic()
-    for repeat in range(repeats):
-        if repeat and (time.monotonic() - start) * (repeat + 1) / repeat > budget_s:
+    for repeat in range(plan.first, plan.repeats):
+        done = repeat - plan.first
+        if done and (time.monotonic() - start) * (done + 1) / done > plan.budget_s:
             break
         for method in methods:
             method.begin(repeat)
         for place, question in enumerate(questions):
             answers: dict[Method, tuple[Answer, float]] = {}
             with _undisturbed():
-                for method in rotated(methods, repeat + place):
-                    timed = _try(methods, method, question, new_tokens, writer)
+                for method in ordered(methods, repeat * len(questions) + place):
+                    with ledger.counting(method, question) if repeat == plan.first else nullcontext():
+                        timed = _try(methods, method, question, plan.new_tokens, writer)
                     if timed is not None:
                         answers[method] = timed
             for method, (answer, seconds) in answers.items():
@@ -77,62 +92,77 @@ def race(
                 identical = answer.tokens == expected[key] if method.must_be_identical else None
                 writer.add(_run(repeat, question, method.name, answer, seconds, identical))
             step()
+        with _undisturbed():
+            ledger.probe()
+    for passes in ledger.passes(writer.results.runs, plan.first):
+        writer.add(passes)
 
 
-def count(
-    methods: Sequence[Method],
-    questions: Sequence[Question],
-    new_tokens: int,
-    limit: int,
-    writer: Writer,
-    step: Callable[[], None],
-) -> None:
-    """Count the passes of every method on the first prompts of each task, and measure what they cost."""
-    tasks = list(dict.fromkeys(question.task for question in questions))
-    counted = [question for question in questions if question.number < max(1, COUNTED // len(tasks))]
-    turns: list[_Turn] = []
-    for method in methods:
-        method.begin(0)
-        for task in tasks:
-            mine = [question for question in counted if question.task == task]
-            with counting(method.target) as target, counting(method.drafter) as drafter:
-                tokens = sum(len(method.run(question.ids, new_tokens).tokens) for question in mine)
-            turns.append(_Turn(task, method, len(mine), tokens, sum(len(q.ids) for q in mine), target, drafter))
-            step()
-    runners: dict[int, tuple[Runner, list[Pass]]] = {}
-    for turn in turns:
-        for runner, passes in ((turn.method.target, turn.target), (turn.method.drafter, turn.drafter)):
-            if runner is not None:
-                runners.setdefault(id(runner), (runner, []))[1].extend(passes)
-    costs = dict(zip(runners, measure(list(runners.values()), limit), strict=True))
-    for turn in turns:
-        drafter_s = costs[id(turn.method.drafter)].total(turn.drafter) if turn.method.drafter is not None else 0.0
-        writer.add(
-            Passes(
-                task=turn.task,
-                method=turn.method.name,
-                prompts=turn.prompts,
-                tokens=turn.tokens,
-                prompt_tokens=turn.prompt_tokens,
-                target_passes=len(turn.target),
-                fed=sum(one.tokens for one in turn.target),
-                target_s=costs[id(turn.method.target)].total(turn.target),
-                drafter_s=drafter_s,
-            )
-        )
+@dataclass
+class _Entry:
+    """The passes of a method over the prompts of a task."""
 
-
-@dataclass(frozen=True)
-class _Turn:
-    """The passes of a method over some prompts of a task."""
-
-    task: str
     method: Method
-    prompts: int
-    tokens: int
-    prompt_tokens: int
-    target: list[Pass]
-    drafter: list[Pass]
+    prompts: int = 0
+    prompt_tokens: int = 0
+    target: list[Pass] = field(default_factory=list)
+    drafter: list[Pass] = field(default_factory=list)
+
+
+class _Ledger:
+    """All passes of one repeat, and what they cost."""
+
+    def __init__(self, contexts: tuple[int, int]) -> None:
+        self._contexts = contexts
+        self._entries: dict[tuple[str, str], _Entry] = {}
+        self._prober: Prober | None = None
+        self._runners: list[int] = []
+
+    @contextmanager
+    def counting(self, method: Method, question: Question) -> Iterator[None]:
+        """Count the passes that a method makes inside for a prompt."""
+        entry = self._entries.setdefault((question.task, method.name), _Entry(method))
+        with counting(method.target) as target, counting(method.drafter) as drafter:
+            yield
+        entry.prompts += 1
+        entry.prompt_tokens += len(question.ids)
+        entry.target += target
+        entry.drafter += drafter
+
+    def probe(self) -> None:
+        """Measure what passes like these cost now."""
+        if self._prober is None:
+            runners: dict[int, tuple[Runner, list[Pass], int]] = {}
+            for entry in self._entries.values():
+                made = (entry.method.target, entry.target), (entry.method.drafter, entry.drafter)
+                for (runner, passes), context in zip(made, self._contexts, strict=True):
+                    if runner is not None:
+                        runners.setdefault(id(runner), (runner, [], context))[1].extend(passes)
+            self._runners = list(runners)
+            self._prober = Prober(list(runners.values()))
+        self._prober.lap()
+
+    def passes(self, runs: Sequence[Run], repeat: int) -> Iterator[Passes]:
+        """The records of what was counted, beside the runs of that repeat."""
+        if self._prober is None:
+            return
+        costs = dict(zip(self._runners, self._prober.costs(), strict=True))
+        for (task, name), entry in self._entries.items():
+            its = [run for run in runs if (run.task, run.method, run.repeat) == (task, name, repeat)]
+            if len(its) < entry.prompts or entry.method.target is None:  # it failed on one of them
+                continue
+            drafter = entry.method.drafter
+            yield Passes(
+                task=task,
+                method=name,
+                prompts=entry.prompts,
+                tokens=sum(run.tokens for run in its),
+                prompt_tokens=entry.prompt_tokens,
+                target_passes=len(entry.target),
+                fed=sum(one.tokens for one in entry.target),
+                target_s=costs[id(entry.method.target)].total(entry.target),
+                drafter_s=costs[id(drafter)].total(entry.drafter) if drafter is not None else 0.0,
+            )
 
 
 def _try(

@@ -22,7 +22,7 @@ from omnidraft.sampling import GeneratorDraw
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-GREEDY_ONLY = ("uad", "lookup")
+GREEDY_ONLY = ("uad",)
 LOOKUP_TOKENS = 10  # prompt_lookup_num_tokens, as the documentation of `transformers` has it
 
 

@@ -46,6 +46,9 @@ def add_compare(commands: Any, run: Run) -> None:
     compare.add_argument("--seed", type=int, default=0, metavar="N", help="decides every draw (default: 0)")
     compare.add_argument("--temperature", type=float, default=0.0, metavar="N", help="0 is greedy (default: 0)")
     compare.add_argument("--out", type=Path, metavar="DIR", help="write results, Markdown and figure (default: none)")
+    compare.add_argument(
+        "--resume", type=Path, metavar="FILE", help="go on from a result file that was cut off: keep its whole repeats"
+    )
     quick = f"{QUICK['count']} prompts a task and {QUICK['max_new_tokens']} tokens"
     compare.add_argument(
         "--quick", action="store_true", help=f"{quick} where not given, and fewer repeats on a slow machine"

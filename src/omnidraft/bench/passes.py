@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     Runner = PreTrainedModel | LanguageModel  # what does the work of a pass
 
-LAPS = 5  # turns of a probe
+LAPS = 2  # turns of all probes at a time
 TIMED = 3  # passes of a turn; the median over all turns is the cost
 WARMING = 5  # passes before them: so many after another text was read, passes still get cheaper
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
@@ -34,10 +34,16 @@ SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8
 
 @dataclass(frozen=True)
 class Pass:
-    """One forward pass: tokens fed, and tokens that were in the cache before."""
+    """One forward pass: tokens fed, tokens in the cache before, and whether only the last logits were kept."""
 
     tokens: int
     context: int
+    last: bool = True
+
+    @property
+    def kind(self) -> tuple[bool, bool]:
+        """What its cost depends on beside its tokens: whether it begins a text, and what it keeps of it."""
+        return self.context == 0, self.last or self.tokens == 1
 
 
 @contextmanager
@@ -58,7 +64,7 @@ def counting(runner: Runner | None) -> Iterator[list[Pass]]:
         forward = runner.forward
 
         def counted(ids: Sequence[int], keep: int) -> torch.Tensor:
-            passes.append(Pass(len(ids), runner.length))
+            passes.append(Pass(len(ids), runner.length, keep <= 1))
             return forward(ids, keep)
 
         setattr(runner, "forward", counted)  # noqa: B010  shadows the class's own until it is deleted
@@ -71,25 +77,20 @@ def counting(runner: Runner | None) -> Iterator[list[Pass]]:
 def _seen(ids: tuple[torch.Tensor, ...], named: Mapping[str, Any]) -> Pass:
     cache = named.get("past_key_values")
     fed = ids[0] if ids else named["input_ids"]  # (1, T)
-    return Pass(fed.shape[1], cache.get_seq_length() if cache is not None else 0)
+    # what `transformers` keeps where it is not told: all
+    return Pass(fed.shape[1], cache.get_seq_length() if cache is not None else 0, named.get("logits_to_keep", 0) == 1)
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of a pass by the tokens it is fed: (tokens, seconds) in ascending order, linear in between.
+    """Seconds of a pass by its kind and the tokens it is fed: (tokens, seconds) in ascending order, linear between."""
 
-    `step` are passes in the middle of a text, all logits kept; `prompt` those that begin one, only the last kept.
-    """
-
-    step: Sequence[tuple[int, float]] = ()
-    prompt: Sequence[tuple[int, float]] = ()
+    points: Mapping[tuple[bool, bool], Sequence[tuple[int, float]]]
 
     def total(self, passes: Sequence[Pass]) -> float:
         """Seconds that all these passes take."""
-        counts = Counter((made.tokens, made.context > 0) for made in passes)
-        return sum(
-            count * between(self.step if inside else self.prompt, tokens) for (tokens, inside), count in counts.items()
-        )
+        counts = Counter((made.kind, made.tokens) for made in passes)
+        return sum(count * between(self.points[kind], tokens) for (kind, tokens), count in counts.items())
 
 
 def between(points: Sequence[tuple[int, float]], size: int) -> float:
@@ -134,43 +135,59 @@ class Bare:
         self.length = length
 
 
-def measure(made: Sequence[tuple[Runner, Sequence[Pass]]], limit: int) -> list[Costs]:
-    """What the passes of each runner cost: medians of probes that take turns, at a context in the middle of theirs.
+@dataclass(frozen=True)
+class _Probe:
+    """A pass whose cost is measured."""
 
-    `limit` is the most tokens that every cache holds; longer passes are priced from shorter ones.
+    model: int
+    kind: tuple[bool, bool]
+    size: int
+    context: int
+
+
+class Prober:
+    """Measures what passes of some runners cost, at a context in the middle of theirs.
+
+    With each runner come its passes, and the most tokens that its cache holds.
     """
-    models = [Bare(runner) if isinstance(runner, torch.nn.Module) else runner for runner, _ in made]
-    taken: dict[tuple[int, bool, int], list[float]] = {}
-    contexts = []
-    for number, (_, passes) in enumerate(made):
-        inside = [one.context for one in passes if one.context]
-        contexts.append(int(statistics.median(inside)) if inside else 0)
-        for step in (True, False):
-            room = limit - (contexts[-1] if step else 0)
-            sizes = covering([one.tokens for one in passes if (one.context > 0) == step])
-            taken |= {(number, step, min(size, room)): [] for size in sizes}
-    for _ in range(LAPS):
-        for (number, step, size), times in taken.items():
-            times.extend(_probe(models[number], size, contexts[number] if step else 0, step=step))
-    points = {key: statistics.median(times) for key, times in taken.items()}
 
-    def of(number: int, *, step: bool) -> list[tuple[int, float]]:
-        return sorted((size, s) for (n, kind, size), s in points.items() if (n, kind) == (number, step))
+    def __init__(self, made: Sequence[tuple[Runner, Sequence[Pass], int]]) -> None:
+        self._models = [Bare(runner) if isinstance(runner, torch.nn.Module) else runner for runner, _, _ in made]
+        self._taken: dict[_Probe, list[float]] = {}
+        for number, (_, passes, limit) in enumerate(made):
+            for kind in dict.fromkeys(one.kind for one in passes):
+                its = [one for one in passes if one.kind == kind]
+                largest = max(one.tokens for one in its)
+                context = min(int(statistics.median(one.context for one in its)), limit - largest)
+                for size in covering([one.tokens for one in its]):
+                    self._taken[_Probe(number, kind, min(size, limit - context), context)] = []
 
-    return [Costs(of(number, step=True), of(number, step=False)) for number in range(len(made))]
+    def lap(self) -> None:
+        """Take every probe once more, one after the other."""
+        for _ in range(LAPS):
+            for probe, times in self._taken.items():
+                times.extend(_timed(self._models[probe.model], probe))
+
+    def costs(self) -> list[Costs]:
+        """For each runner the medians over all laps."""
+        points: list[dict[tuple[bool, bool], list[tuple[int, float]]]] = [{} for _ in self._models]
+        for probe, times in sorted(self._taken.items(), key=lambda item: item[0].size):
+            points[probe.model].setdefault(probe.kind, []).append((probe.size, statistics.median(times)))
+        return [Costs(its) for its in points]
 
 
-def _probe(model: Bare | LanguageModel, size: int, context: int, *, step: bool) -> list[float]:
-    """Seconds of passes of `size` tokens after `context` others: in a row, as the steps of a text are."""
-    if model.length != context:
+def _timed(model: Bare | LanguageModel, probe: _Probe) -> list[float]:
+    """Seconds of such passes in a row, as the steps of a text are."""
+    begins, last = probe.kind
+    if model.length != probe.context:
         model.crop(0)
-        if context:
-            model.forward([0] * context, 1)
-    warming = WARMING if step else 1  # a prompt comes after another text
+        if probe.context:
+            model.forward([0] * probe.context, 1)
+    warming = 1 if begins else WARMING  # a prompt comes after another text
     seconds = []
     for _ in range(warming + TIMED):
         began = time.perf_counter()
-        model.forward([0] * size, size if step else 1)
+        model.forward([0] * probe.size, 1 if last else probe.size)
         seconds.append(time.perf_counter() - began)
-        model.crop(context)
+        model.crop(probe.context)
     return seconds[warming:]

@@ -72,7 +72,7 @@ def read(task: str, data: Path | None = None, count: int | None = None) -> list[
     """
     known = TASKS.get(task)
     if known is None:
-        rows, write = _lines(_file(Path(task).expanduser(), task)), TASKS["humaneval"].write
+        rows, write = _lines(_file(_expanded(Path(task)), task)), TASKS["humaneval"].write
     elif data is not None:
         rows, write = _lines(_below(data, known.files)), known.write
     else:
@@ -100,6 +100,13 @@ def _texts(rows: Iterator[tuple[str, Any]], write: Callable[[dict[str, Any]], st
             yield text
 
 
+def _expanded(path: Path) -> Path:
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise InputError(f"cannot expand {path} ({error}): give the whole path") from error
+
+
 def _file(path: Path, task: str) -> Path:
     if not path.is_file():
         raise InputError(f"task {task!r} is no file and none of {', '.join(TASKS)}: give one of these, or a JSONL file")
@@ -108,7 +115,7 @@ def _file(path: Path, task: str) -> Path:
 
 def _below(data: Path, files: Sequence[str]) -> Path:
     for name in files:
-        if (path := data.expanduser() / name).is_file():
+        if (path := _expanded(data) / name).is_file():
             return path
     raise InputError(f"{data} holds none of {', '.join(files)}: give --data the folder that does")
 
@@ -124,7 +131,7 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
                     yield f"{path}, line {number},", json.loads(line)
     except json.JSONDecodeError as error:
         raise PromptError(f"{path}, line {number}, is no JSON ({error.msg}): check the file") from error
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+    except (OSError, EOFError, RecursionError, zlib.error, UnicodeDecodeError) as error:
         raise InputError(f"cannot read {path} ({error}): check the file") from error
 
 

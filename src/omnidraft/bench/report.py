@@ -57,14 +57,24 @@ def rows(results: Sequence[Results]) -> list[Row]:
 
 
 def _row(results: Sequence[Results], method: str, tasks: set[str]) -> Row | None:
-    runs = [run for result in results for run in result.runs if run.task in tasks and run.method == method]
+    results = [result for result in results if not tasks.isdisjoint(result.setting["tasks"])]
     reasons = [result.unavailable[method] for result in results if method in result.unavailable]
     if reasons:
         return dict.fromkeys(_figures([], [], [], [])) | {"unavailable": reasons[0]}
+    # beside the same prompts and repeats of the baseline, from the files that have the method at all
+    results = [result for result in results if any(run.method == method for run in result.runs)]
+    least = min((1 + max(run.repeat for run in result.runs) for result in results), default=0)
+    runs, base = (
+        [
+            run
+            for result in results
+            for run in result.runs
+            if run.task in tasks and run.method == name and run.repeat < least
+        ]
+        for name in (method, BASELINE)
+    )
     if not runs:
         return None
-    # beside the same prompts of the baseline, from the same files
-    base = [run for result in results for run in result.runs if run.task in tasks and run.method == BASELINE]
     passes, base_passes = (
         [one for result in results for one in result.passes if one.task in tasks and one.method == name]
         for name in (method, BASELINE)
@@ -81,7 +91,6 @@ def _figures(runs: Sequence[Run], base: Sequence[Run], passes: Sequence[Passes],
     seconds, base_seconds = _seconds(runs), _seconds(base)
     if sampled and _tokens(base):  # such answers differ in length
         base_seconds *= _tokens(runs) / _tokens(base)
-    counted = _counted(runs, passes)
     ceiling = _ratio(_tokens(passes), sum(one.target_s + one.drafter_s for one in passes))
     low, middle, high = _quartiles(speeds)
     return {
@@ -91,12 +100,12 @@ def _figures(runs: Sequence[Run], base: Sequence[Run], passes: Sequence[Passes],
         "tokens_per_s_total": _ratio(_tokens(runs), seconds),
         "deviation": statistics.stdev(by_repeat) / statistics.mean(by_repeat) if len(by_repeat) > 1 else None,
         "speedup": _ratio(base_seconds, seconds),
-        "speedup_medusa": _medusa(counted, _counted(base, base_passes), passes, base_passes),
+        "speedup_medusa": _medusa(runs, base, passes, base_passes),
         **_drafting([run.counts for run in runs if run.counts], _tokens(runs), seconds, passes),
         "identical": None if sampled else not different,
         "different": None if sampled else len(different),
         "ceiling": ceiling,
-        "share_of_ceiling": _ratio(_speed(counted), ceiling),
+        "share_of_ceiling": _ratio(_speed(runs), ceiling),
         "prompts": len(prompts),
         "repeats": len(repeats),
         "tokens": _tokens(runs),
@@ -140,12 +149,6 @@ def _medusa(
     return efficiency / (pass_s / base_s)
 
 
-def _counted(runs: Sequence[Run], passes: Sequence[Passes]) -> list[Run]:
-    """The timed runs of the prompts whose passes were counted."""
-    first = {one.task: one.prompts for one in passes}
-    return [run for run in runs if run.prompt < first.get(run.task, 0)]
-
-
 def _grouped(runs: Iterable[Run], key: Callable[[Run], Any]) -> dict[Any, list[Run]]:
     groups: dict[Any, list[Run]] = defaultdict(list)
     for run in runs:
@@ -186,6 +189,11 @@ def differences(results: Mapping[str, Results]) -> list[str]:
     for result in results.values():
         for task, its in result.setting["tasks"].items():
             hashes[task].add(its["hash"])
+    done = {name: 1 + max((run.repeat for run in result.runs), default=-1) for name, result in results.items()}
+    if len(set(done.values())) > 1:
+        found.append(
+            "repeats made differ, and only as many are compared: " + ", ".join(f"{n} in {k}" for k, n in done.items())
+        )
     return found + [f"the prompts of task {task} differ" for task, its in hashes.items() if len(its) > 1]
 
 
@@ -213,6 +221,8 @@ def markdown(results: Mapping[str, Results], made: Sequence[Row]) -> str:
 
 def _flat(setting: Mapping[str, Any]) -> dict[str, str]:
     flat = {key: str(value) for key, value in setting.items() if key != "tasks" and value is not None}
+    if "resumed" in setting:
+        flat["resumed"] = ", ".join(f"{name} {value}" for name, value in setting["resumed"].items())
     for task, its in setting["tasks"].items():
         flat[f"task {task}"] = f"{its['prompts']} prompts ({its['left_out']} left out), hash {its['hash']}"
     return flat

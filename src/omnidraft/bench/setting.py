@@ -45,8 +45,8 @@ def command(arguments: Sequence[str]) -> str:
 def relative(argument: str) -> str:
     """An argument whose value, where it is a path to somewhere else, is only the path's last part."""
     flag, equals, value = argument.partition("=") if argument.startswith("-") else ("", "", argument)
-    path = Path(value).expanduser() if value.startswith("~") else Path(value)
-    return flag + equals + (path.name if path.is_absolute() or ".." in path.parts else value)
+    path = Path(value)
+    return flag + equals + (path.name if path.is_absolute() or ".." in path.parts or value[:1] == "~" else value)
 
 
 def commit(file: Path) -> str | None:
