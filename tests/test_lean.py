@@ -13,7 +13,7 @@ from omnidraft import int8, zoo
 from omnidraft.errors import InputError, NumericsError
 from omnidraft.int8 import Int8Linear
 from omnidraft.lean import LeanLlama, lean
-from omnidraft.models import TransformersModel, load_model
+from omnidraft.models import CHUNK, TransformersModel, load_model
 
 MATRICES = ("qkv", "out", "gate_up", "down")
 
@@ -60,6 +60,27 @@ def test_logits_through_chunks_and_crops(key_heads: int, tie: bool) -> None:
     for part in (ids[30:31], ids[31:40]):  # what was cropped must leave no trace
         assert torch.allclose(slow.forward(part, 1), fast.forward(part, 1), atol=2e-5)
     assert slow.length == fast.length == 19
+
+
+def test_a_long_prompt_is_read_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, fast = both(tiny(max_position_embeddings=2048))
+    attend = LeanLlama._attend
+    read: list[int] = []
+
+    def watched(self: LeanLlama, layer: Any, x: torch.Tensor, start: int, mask: torch.Tensor | None) -> torch.Tensor:
+        read.append(len(x))
+        return attend(self, layer, x, start, mask)
+
+    monkeypatch.setattr(LeanLlama, "_attend", watched)
+    ids = torch.randint(0, 60, (1300,), generator=torch.Generator().manual_seed(0)).tolist()
+    for keep in (1, 700, 1300, 0):
+        slow.crop(0)
+        fast.crop(0)
+        wanted, given = slow.forward(ids, keep), fast.forward(ids, keep)
+        assert wanted.shape == given.shape == (keep, 60)
+        assert torch.allclose(wanted, given, atol=1e-4)
+        assert fast.length == 1300
+    assert max(read) == CHUNK
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -113,10 +134,31 @@ def test_without_the_kernels_everything_is_float32(missing: type[Exception], mon
 
 
 def test_a_kernel_that_computes_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Int8Linear, "__call__", lambda _self, x: x[:, :8] * 1.5)
+    monkeypatch.setattr(Int8Linear, "__call__", lambda _self, x: x[:, :9] * 1.5)
     int8.available.cache_clear()
     assert not int8.available()
     int8.available.cache_clear()
+
+
+@pytest.mark.parametrize(("largest", "usable"), [(2**31 - 1, True), (2**15 - 1, False)])
+def test_kernels_that_overflow_are_not_used(largest: int, usable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of older processors add two products in 16 bits."""
+    weights: dict[Int8Linear, torch.Tensor] = {}
+
+    def multiply(self: Int8Linear, x: torch.Tensor) -> torch.Tensor:
+        rounded, scale = int8._rounded(x)
+        own = weights[self].abs().amax(1) / 127
+        whole = (weights[self] / own[:, None]).round()
+        pairs = (rounded.double()[:, None] * whole).unflatten(-1, (-1, 2)).sum(-1).clamp(-largest - 1, largest)
+        return ((pairs.sum(-1) - int8.CENTER * whole.sum(-1)) * scale * own).float()
+
+    monkeypatch.setattr(Int8Linear, "__init__", lambda self, weight: weights.update({self: weight}))
+    monkeypatch.setattr(Int8Linear, "__call__", multiply)
+    int8.available.cache_clear()
+    try:
+        assert int8.available() == usable
+    finally:
+        int8.available.cache_clear()
 
 
 def test_a_wrong_token_shows() -> None:

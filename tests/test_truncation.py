@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,8 +28,10 @@ CUTS = (
 )
 SETTINGS = [
     Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    for temperature, (top_k, top_p, min_p) in itertools.product((0.3, 1.0, 1.7), CUTS)
+    for temperature, (top_k, top_p, min_p) in itertools.product((0.001, 0.01, 0.3, 1.0, 1.7), CUTS)
 ]
+AT_ONE = [sampling for sampling in SETTINGS if sampling.temperature == 1]
+BESIDE = (-1e-4, -1e-6, 1e-6, 1e-5, 1e-4)  # of a real cumulative sum
 
 
 def rows() -> Iterator[torch.Tensor]:
@@ -44,6 +47,20 @@ def rows() -> Iterator[torch.Tensor]:
         yield torch.zeros(size)
 
 
+def rounded_rows() -> Iterator[torch.Tensor]:
+    """Logits (V,) as models in bf16 give them: the law of Zipf with some noise, in few distinct values."""
+    for size in (500, 60_000, 152_000):
+        generator = torch.Generator().manual_seed(size)
+        for _ in range(6):
+            row = 15 - 1.5 * torch.arange(1, size + 1).log() + 0.3 * torch.randn(size, generator=generator)
+            yield row[torch.randperm(size, generator=generator)].bfloat16().float()
+
+
+def skip_unless_in_order() -> None:
+    if not all(truncation.keeps_order(size, np.dtype(np.float32)) for size in (500, 60_000, 152_000)):
+        pytest.skip("this PyTorch sorts equal scores in any order")
+
+
 def by_transformers(row: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     scores = row[None]
     for processor in target_processors(sampling):
@@ -51,11 +68,11 @@ def by_transformers(row: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     return torch.from_numpy(softmax(scores[0]))
 
 
-def compare(sampling: Sampling) -> tuple[int, int]:
+def compare(sampling: Sampling, given: Iterable[torch.Tensor]) -> tuple[int, int]:
     """Rows whose law was made here, and rows left to transformers."""
     cut = Truncation(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
     made = left = 0
-    for row in rows():
+    for row in given:
         law = cut.law(row.numpy())
         if law is None:
             left += 1
@@ -70,19 +87,74 @@ def compare(sampling: Sampling) -> tuple[int, int]:
 
 @pytest.mark.parametrize("sampling", SETTINGS, ids=str)
 def test_the_law_is_that_of_transformers(sampling: Sampling) -> None:
-    made, left = compare(sampling)
+    made, left = compare(sampling, rows())
     assert made > left
+
+
+@pytest.mark.parametrize("temperature", [0.001, 0.01, 0.3, 1.0])
+def test_edges_beside_real_sums(temperature: float) -> None:
+    """Top-p is aimed at the sums that a row really has: what is not left to transformers must be cut where they cut."""
+    generator = torch.Generator().manual_seed(1)
+    made = left = 0
+    for row in rows():
+        if row.dtype != torch.float32:
+            continue
+        sums = (row / temperature).double().softmax(-1).sort().values.cumsum(-1)
+        edges = sums[(sums > 0.01) & (sums < 0.99)]
+        for edge in edges[torch.randint(len(edges), (2,), generator=generator)] if len(edges) else ():
+            for beside in BESIDE:
+                sampling = Sampling(temperature=temperature, top_p=1 - edge.item() + beside)
+                counts = compare(sampling, [row])
+                made, left = made + counts[0], left + counts[1]
+    assert made > 0 < left
+
+
+@pytest.mark.parametrize("temperature", [0.8, 1.0])
+@pytest.mark.parametrize("top_p", [0.5, 0.9, 0.95])
+def test_equal_scores_at_the_edge_are_settled(top_p: float, temperature: float) -> None:
+    made, left = compare(Sampling(temperature=temperature, top_p=top_p), rounded_rows())
+    skip_unless_in_order()  # only then are few left
+    assert left < 0.1 * (made + left)
+
+
+def test_equal_scores_are_left_where_they_are_sorted_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    skip_unless_in_order()
+    settled = compare(Sampling(temperature=1.0, top_p=0.95), rounded_rows())
+    monkeypatch.setattr(truncation, "keeps_order", lambda _size, _dtype: False)
+    assert compare(Sampling(temperature=1.0, top_p=0.95), rounded_rows())[1] > settled[1] + 3
+
+
+def test_the_order_of_equal_scores_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "sort", lambda self, **_: torch.sort(self, stable=True))
+    assert truncation.keeps_order(701, np.dtype(np.float32))
+    monkeypatch.setattr(
+        torch.Tensor, "sort", lambda self, **how: torch.sort(self if how else self.flip(-1), stable=True)
+    )
+    assert not truncation.keeps_order(702, np.dtype(np.float32))
 
 
 def test_a_wrong_edge_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(truncation, "kth_largest", lambda row, k: kth_largest(row, k + 1))
     with pytest.raises(AssertionError):
-        compare(Sampling(temperature=1.0, top_k=50))
+        compare(Sampling(temperature=1.0, top_k=50), rows())
     monkeypatch.undo()
-    true = truncation._keep_top_p
-    monkeypatch.setattr(truncation, "_keep_top_p", lambda scores, weights, whole, p: true(scores, weights, whole, p**2))
+    true = truncation._top_p
+    monkeypatch.setattr(truncation, "_top_p", lambda *row, by_id: true(*row[:3], row[3] ** 2, *row[4:], by_id=by_id))
     with pytest.raises(AssertionError):
-        compare(Sampling(temperature=1.0, top_p=0.9))
+        compare(Sampling(temperature=1.0, top_p=0.9), rows())
+
+
+def test_dropping_the_highest_ids_first_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    true = truncation._top_p
+
+    def backward(scores: truncation.Row, weights: truncation.Probs, *edge: float, by_id: bool) -> Any:
+        kept = true(scores[::-1], weights[::-1], *edge, by_id=by_id)
+        return None if kept is None else kept[::-1]
+
+    skip_unless_in_order()
+    monkeypatch.setattr(truncation, "_top_p", backward)
+    with pytest.raises(AssertionError):
+        compare(Sampling(temperature=1.0, top_p=0.9), rounded_rows())
 
 
 def test_close_calls_are_left_to_transformers() -> None:
@@ -94,7 +166,12 @@ def test_close_calls_are_left_to_transformers() -> None:
 
     assert kept(0.6) == 2
     assert kept(0.75) is None  # the edge lies between two tokens
-    assert kept(0.8) is None  # and here between two equal ones
+    assert kept(0.8) == 3  # and here between two equal ones, of which the lower id is dropped
+    law = Truncation(1.0, 0, 0.8, 0.0).law(row)
+    assert law is not None
+    assert law[2] == 0 < law[3]
+    assert kept(0.3) == 1
+    assert kept(1e-9) == 1  # one token is kept whatever it weighs
     assert kept(1.0, 0.4) == 2
     assert kept(1.0, 0.5) is None
 
@@ -106,9 +183,7 @@ def test_unusable_rows_are_left_to_transformers() -> None:
         assert Truncation(1.0, 5, 0.9, 0.0).law(row.numpy()) is None
 
 
-@pytest.mark.parametrize(
-    "sampling", [SETTINGS[1], SETTINGS[3], Sampling(temperature=0.7, top_k=5, repetition_penalty=1.5)]
-)
+@pytest.mark.parametrize("sampling", [AT_ONE[1], AT_ONE[3], Sampling(temperature=0.7, top_k=5, repetition_penalty=1.5)])
 def test_the_engine_s_law_takes_the_short_way(sampling: Sampling, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the penalties come before it; with any other processor, all of them are called."""
     logits = torch.randn(2, 3_000, generator=torch.Generator().manual_seed(2)) * 4

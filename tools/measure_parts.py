@@ -32,6 +32,7 @@ from omnidraft.sampling import GeneratorDraw
 from omnidraft.vocab import read_vocab
 
 TOKENS, PROMPT = 300, 100
+SAID, DRAFTED = 0.6, 0.7  # what a sampling target and a sampling drafter give to the script
 SAMPLINGS = (
     Sampling(),
     Sampling(temperature=1.0),
@@ -41,14 +42,22 @@ SAMPLINGS = (
 
 
 class Prepared:
-    """A LanguageModel whose logits are there already, but for the token that it is to say next."""
+    """A LanguageModel whose logits are there already, but for the token that it is to say next.
+
+    Where it samples, the others share what is left by the law of Zipf, in another order at each position.
+    """
 
     eos: tuple[int, ...] = ()
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, said: float) -> None:
         self.vocab_size, self.context, self.length, self.seconds = vocab_size, 4096, 0, 0.0
-        self.rows = torch.randn(16, vocab_size, generator=torch.Generator().manual_seed(0)) * 2
-        self.say: Callable[[int], tuple[int, float]] = lambda _: (0, 0.5)
+        generator = torch.Generator().manual_seed(0)
+        self.rows = torch.randn(16, vocab_size, generator=generator) * 2
+        law = torch.arange(1, vocab_size + 1) ** -1.5
+        self.others = ((1 - said) / law.sum() * law).log()[torch.randperm(vocab_size, generator=generator)].repeat(2)
+        self.said = math.log(said)
+        self.temperature = 0.0
+        self.say: Callable[[int], int] = lambda _: 0
 
     def crop(self, length: int) -> None:
         self.length = length
@@ -58,15 +67,23 @@ class Prepared:
         logits = self.rows[:keep].clone()
         self.length += len(ids)
         for row in range(keep):
-            token, probability = self.say(self.length - keep + row + 1)
-            logits[row, token] = logits[row].logsumexp(0) + math.log(probability / (1 - probability))
+            position = self.length - keep + row + 1
+            if self.temperature == 0:
+                logits[row, self.say(position)] = 100.0
+                continue
+            start = 7919 * position % self.vocab_size
+            logits[row] = self.others[start : start + self.vocab_size]
+            logits[row, self.say(position)] = self.said
+            # as models in bf16 give them: in few distinct values
+            logits[row] = (logits[row] * self.temperature).bfloat16()
         self.seconds += time.perf_counter() - began
         return logits
 
 
 def bookkeeping(target_name: str, drafter_name: str, text: Path) -> None:
     tokenizers = [AutoTokenizer.from_pretrained(name) for name in (target_name, drafter_name)]
-    target, drafter = (Prepared(-(-len(tokenizer) // 128) * 128) for tokenizer in tokenizers)
+    sizes = [-(-len(tokenizer) // 128) * 128 for tokenizer in tokenizers]
+    target, drafter = Prepared(sizes[0], SAID), Prepared(sizes[1], DRAFTED)
     large, small = (
         LoadedModel(model, tokenizer, "prepared", "")  # type: ignore[arg-type]
         for model, tokenizer in zip((target, drafter), tokenizers, strict=True)
@@ -77,20 +94,34 @@ def bookkeeping(target_name: str, drafter_name: str, text: Path) -> None:
     drafts = pair.translator.prompt(script[:PROMPT]) + pair.translator.tokens(script[PROMPT:])
     chance = random.Random(0)  # noqa: S311  the same in every run
     right = [chance.random() < 0.7 for _ in drafts]
-    target.say = lambda position: (script[position], 1 - 1e-6)
+    target.say = script.__getitem__
     engine = Engine(target, (), pair, Drafting(draft_len=4))
+
+    def follow(ids: Sequence[int]) -> None:
+        """Let the drafter say how the script goes on after a text that may have left it."""
+        written = len(pair.translator.prompt(ids[:PROMPT])) + len(pair.translator.tokens(ids[PROMPT:]))
+        ahead = pair.translator.tokens(script[len(ids) : len(ids) + 4])
+        drafter.say = lambda i: ahead[i - written]
+
     for sampling in SAMPLINGS:
-        greedy = sampling.greedy
-        drafter.say = lambda i, greedy=greedy: (  # type: ignore[misc]
-            (drafts[i] if right[i] else drafts[i // 2], 0.99999) if greedy else (drafts[i], 0.7)
-        )
+        target.temperature = drafter.temperature = sampling.temperature
         taken, count = [], 0
         for _ in range(4):
+            ids, count, aside = script[:PROMPT], 0, 0.0
+            if sampling.greedy:
+                drafter.say = lambda i: drafts[i] if right[i] else drafts[i // 2]
+            else:
+                follow(ids)
             target.seconds = drafter.seconds = 0.0
             began = time.perf_counter()
-            rounds = list(engine.rounds(script[:PROMPT], TOKENS, sampling, GeneratorDraw(torch.Generator())))
-            count = len(rounds)
-            taken.append((time.perf_counter() - began - target.seconds - drafter.seconds) / count)
+            for record in engine.rounds(script[:PROMPT], TOKENS, sampling, GeneratorDraw(torch.Generator())):
+                done = time.perf_counter()
+                ids += record.emitted
+                count += 1
+                if not sampling.greedy:
+                    follow(ids)
+                aside += time.perf_counter() - done
+            taken.append((time.perf_counter() - began - aside - target.seconds - drafter.seconds) / count)
         print(sampling, f"{1e3 * statistics.median(taken[1:]):.2f} ms a round, {count} rounds")
 
 

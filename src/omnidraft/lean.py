@@ -15,7 +15,7 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
 from omnidraft.errors import InputError
 from omnidraft.int8 import Int8Linear, Linear, available, fastest
-from omnidraft.models import NO_LIMIT, TransformersModel
+from omnidraft.models import CHUNK, NO_LIMIT, TransformersModel
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -93,10 +93,23 @@ class LeanLlama:
     @torch.inference_mode()
     def forward(self, ids: Sequence[int], keep: int) -> torch.Tensor:
         """Append `ids` to the cache and return the logits of the last `keep` of them, (keep, vocab_size) float32."""
+        if not 0 <= keep <= len(ids) or self.length + len(ids) > self.context:
+            raise InputError(f"{self.length} + {len(ids)} tokens, {keep} kept: the cache holds {self.context}")
+        kept = []
+        for start in range(0, len(ids), CHUNK):
+            x = self._read(ids[start : start + CHUNK])
+            skipped = max(0, len(ids) - keep - start)
+            if skipped < len(x):
+                kept.append(x[skipped:])
+        if not kept:
+            return torch.empty(0, self.vocab_size)
+        x = kept[0] if len(kept) == 1 else torch.cat(kept)
+        return self._head(rms_norm(x, x.shape[-1:], self._norm, self._epsilon))
+
+    def _read(self, ids: Sequence[int]) -> torch.Tensor:
+        """Append `ids` to the cache and return what the last layer makes of them, (T, hidden)."""
         start, end = self.length, self.length + len(ids)
-        if not 0 <= keep <= len(ids) or end > self.context:
-            raise InputError(f"{start} + {len(ids)} tokens, {keep} kept: the cache holds {self.context}")
-        x = self._embedding[torch.tensor(ids)].float()  # (T, hidden)
+        x = self._embedding[torch.tensor(ids)].float()
         mask = None
         if len(ids) > 1:
             mask = torch.ones(len(ids), end, dtype=torch.bool).tril_(start)
@@ -105,7 +118,7 @@ class LeanLlama:
             gate, up = layer.gate_up(rms_norm(x, x.shape[-1:], layer.before_mlp, self._epsilon)).chunk(2, -1)
             x = x + layer.down(silu(gate) * up)
         self.length = end
-        return self._head(rms_norm(x[len(ids) - keep :], x.shape[-1:], self._norm, self._epsilon))
+        return x
 
     def _attend(self, layer: _Layer, x: torch.Tensor, start: int, mask: torch.Tensor | None) -> torch.Tensor:
         count, turned = len(x), self._heads + self._key_heads

@@ -50,7 +50,8 @@ def _pick(weights: Probs, u: float) -> tuple[int, float]:
     index = int(np.searchsorted(cumulative, u, side="right"))
     if index == len(weights):  # u rounded up to the total: the last index of positive weight was meant
         return int(np.flatnonzero(weights)[-1]), 1.0
-    return index, float((u - cumulative[index] + weights[index]) / weights[index])
+    # rounding may put u just below where the index begins; nothing below 0 must be looked for within it
+    return index, max(0.0, float((u - cumulative[index] + weights[index]) / weights[index]))
 
 
 def softmax(scores: torch.Tensor) -> Probs:

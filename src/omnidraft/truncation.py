@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 Row = npt.NDArray[np.floating[Any]]
 Probs = npt.NDArray[np.floating[Any]]
 
 LARGEST_SETS = (256, 4096, 32768)  # how many of the likeliest tokens are tried as those that hold top-p
-MARGIN = 1e-5  # of probability or relative score: closer than this to an edge, rounding decides
+MARGIN = 1e-5  # of a relative score: closer than this to min-p, rounding decides
+EXP_ERROR = 5e-6  # of the quotient of two sums of exponentials as torch takes them in float32
+SUM_ERROR = 2.0**-25 / 8  # of such a sum, a term: torch adds the smallest first, in at least eight lanes
 
 
 @dataclass(frozen=True)
@@ -35,23 +39,23 @@ class Truncation:
 
     def law(self, row: Row) -> Probs | None:
         """Probabilities (V,) of a row of finite logits (V,); None where rounding decides what is kept."""
-        highest = row.max()
+        with np.errstate(over="ignore"):  # of masked tokens, whose logits are the lowest there are
+            scores = row / row.dtype.type(self.temperature)  # first of all, as transformers does: it rounds
+        highest = scores.max()
         if not np.isfinite(highest):
             return None
-        whole = 0.0
-        if self.top_p < 1 and self.top_k == 0:  # the mass of all tokens, in that of the likeliest
-            scaled = (row - highest) / row.dtype.type(self.temperature)
-            whole = float(np.exp(scaled, out=scaled).sum(dtype=np.float64))
-        chosen = self._likeliest(row, float(highest), whole)
-        if chosen is None:
+        found = self._likeliest(scores, highest)
+        if found is None:
             return None
-        scores = row[chosen] / row.dtype.type(self.temperature)
-        weights = np.exp(scores - scores.max(), dtype=np.float64)
-        if self.top_k > 0:
-            edge = kth_largest(scores, self.top_k)
-            weights[scores < edge] = 0.0
-        if self.top_p < 1 and not _keep_top_p(scores, weights, whole or weights.sum(), self.top_p):
-            return None
+        chosen, rest = found
+        scores = scores[chosen]
+        weights = np.exp(scores - highest, dtype=np.float64)
+        if self.top_p < 1:
+            margin = _margin(self.top_p, len(chosen), len(chosen) if self.top_k > 0 else len(row))
+            kept = _top_p(scores, weights, rest, self.top_p, margin, by_id=keeps_order(len(row), row.dtype))
+            if kept is None:
+                return None
+            chosen, weights = chosen[kept], weights[kept]
         if self.min_p > 0:
             relative = weights / weights.max()
             if (np.abs(relative / self.min_p - 1) < MARGIN).any():
@@ -61,20 +65,28 @@ class Truncation:
         probs[chosen] = weights / weights.sum()
         return probs
 
-    def _likeliest(self, row: Row, highest: float, whole: float) -> npt.NDArray[np.intp] | None:
-        """Ids, in ascending order, of tokens among which all the kept ones are."""
+    def _likeliest(self, scores: Row, highest: Any) -> tuple[npt.NDArray[np.intp], float] | None:
+        """Ids, in ascending order, of tokens among which all the kept ones are, and the weight of all others."""
         if self.top_k > 0:
-            edge = kth_largest(row, self.top_k)
-            # tokens that only the division by the temperature makes equal to the k-th are kept as well
-            return np.flatnonzero(row >= edge - MARGIN * max(1.0, abs(edge)))
+            return np.flatnonzero(scores >= kth_largest(scores, self.top_k)), 0.0
         if self.top_p < 1:
+            weights = scores - highest
+            np.exp(weights, out=weights)
+            whole = float(weights.sum(dtype=np.float64))
             for size in LARGEST_SETS:
-                chosen = np.flatnonzero(row >= kth_largest(row, size))
-                mass = np.exp((row[chosen] - highest) / self.temperature, dtype=np.float64).sum()
-                if mass > (self.top_p + 2 * MARGIN) * whole:
-                    return chosen
+                chosen = np.flatnonzero(scores >= kth_largest(scores, size))
+                mass = float(weights[chosen].sum(dtype=np.float64))
+                if mass > (self.top_p + 2 * _margin(self.top_p, len(chosen), len(scores))) * whole:
+                    return chosen, whole - mass
             return None
-        return np.flatnonzero(row >= highest + self.temperature * math.log(self.min_p) - 1.0)
+        return np.flatnonzero(scores >= highest + math.log(self.min_p) - 1.0), 0.0
+
+
+@cache
+def keeps_order(size: int, dtype: np.dtype[Any]) -> bool:
+    """Whether torch sorts a row so that equal scores stay in the order of their ids, which it does not promise."""
+    few = torch.from_numpy((np.arange(size) ** 2 % 251 // 50).astype(dtype))[None]
+    return torch.equal(few.sort().indices, few.sort(stable=True).indices)
 
 
 def kth_largest(row: Row, k: int) -> float:
@@ -90,14 +102,28 @@ def kth_largest(row: Row, k: int) -> float:
     return float(np.partition(largest, -k)[-k])
 
 
-def _keep_top_p(scores: Row, weights: Probs, whole: float, p: float) -> bool:
-    """Set to 0 the weights (n,) that top-p drops, `whole` being all tokens' sum; False where rounding decides."""
+def _margin(p: float, chosen: int, count: int) -> float:
+    """How far off 1 - p torch may see a cumulative sum that we see there: `chosen` of `count` terms lie above it."""
+    below = 1 - p
+    return below * (EXP_ERROR + SUM_ERROR * (2 * chosen + below * count))
+
+
+def _top_p(
+    scores: Row, weights: Probs, rest: float, p: float, margin: float, *, by_id: bool
+) -> npt.NDArray[np.bool_] | None:
+    """Which of the likeliest (n,) top-p keeps, all others weighing `rest`; None where rounding decides.
+
+    `by_id`: of equal scores at the edge, the lowest ids are dropped.
+    """
     order = np.argsort(scores, kind="stable")
-    below = 1 - (weights.sum() - np.cumsum(weights[order])) / whole  # of a token and all less likely ones
-    first = min(int(np.searchsorted(below, 1 - p, side="right")), len(order) - 1)  # the first that is kept
-    near = np.abs(below[max(0, first - 1) : first + 1] - (1 - p)).min() < MARGIN
-    tied = first > 0 and scores[order[first - 1]] == scores[order[first]] and weights[order[first]] > 0
-    if near or tied:
-        return False
-    weights[order[:first]] = 0.0
-    return True
+    below = rest + np.cumsum(weights[order])  # of a token and all less likely ones
+    below /= below[-1]
+    last = len(order) - 1  # is kept whatever it weighs
+    first = min(int(np.searchsorted(below, 1 - p, side="right")), last)
+    if (np.abs(below[max(0, first - 1) : min(first + 1, last)] - (1 - p)) < margin).any():
+        return None
+    if not by_id and first > 0 and scores[order[first - 1]] == scores[order[first]]:
+        return None
+    kept = np.zeros(len(order), np.bool_)
+    kept[order[first:]] = True
+    return kept

@@ -7,7 +7,9 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +23,8 @@ from omnidraft.bench.scripted import Shape
 from omnidraft.bench.turns import ACCEPTANCE, Models
 from omnidraft.config import Sampling
 from omnidraft.engine import Engine
-from omnidraft.models import LanguageModel, load_tokenizer
+from omnidraft.errors import InputError
+from omnidraft.models import CHUNK, LanguageModel, load_tokenizer
 from omnidraft.sampling import GeneratorDraw
 
 TARGET = Shape(layers=9, hidden=1024, intermediate=2816, heads=16, tied=True)  # 271M with a vocabulary of 152k
@@ -42,6 +45,11 @@ def main(options: argparse.Namespace, console: Console) -> int:
     from omnidraft.bench.methods import quiet_libraries
 
     names = options.target_tokenizer, options.drafter_tokenizer
+    files: list[Path] = []
+    if options.out is not None:
+        with _writing(options.out):  # known before minutes are spent on measuring
+            files = [options.out.with_name(options.out.name + ending) for ending in (".json", ".md")]
+            options.out.parent.mkdir(parents=True, exist_ok=True)
     before = torch.get_num_threads()
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -67,12 +75,20 @@ def main(options: argparse.Namespace, console: Console) -> int:
         torch.set_num_threads(before)
     result = {"ratios": [ratio.as_dict() for ratio in found], "setting": about}
     text = markdown(found, about)
-    if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.with_name(options.out.name + ".json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-        options.out.with_name(options.out.name + ".md").write_text(text, "utf-8")
     print(json.dumps(result) if options.json else text)
+    with _writing(options.out):
+        for path, content in zip(files, (json.dumps(result, indent=1) + "\n", text), strict=False):
+            path.write_text(content, "utf-8")
     return 0
+
+
+@contextmanager
+def _writing(stem: Path | None) -> Iterator[None]:
+    """Say what to do where files named after `stem` cannot be written."""
+    try:
+        yield
+    except (OSError, ValueError) as error:  # ValueError: a stem without a name
+        raise InputError(f"cannot write {stem} ({error}): give --out another place") from error
 
 
 def markdown(ratios: Sequence[Ratio], about: Mapping[str, Any]) -> str:
@@ -136,7 +152,9 @@ class Overhead:
             1e3 * statistics.median(values)
             for values in ([t.beside_s for t in turns], [t.wall_s / t.rounds for t in turns])
         )
-        detail = f"{beside:.2f} of {whole:.1f} ms; {turns[0].accepted:.2f} of the symbols accepted"
+        detail = f"{beside:.2f} of {whole:.1f} ms; acceptance of a symbol {turns[0].accepted:.2f}"
+        if sampling.top_k > 0 or sampling.top_p < 1:
+            detail += f"; {100 * turns[0].left:.1f} % of the rows left to transformers"
         name = f"share of a round that is no forward pass, {name}"
         return Ratio(name=name, value=share, bound=bound, at_least=False, detail=detail)
 
@@ -203,24 +221,29 @@ class Overhead:
         return Ratio(name=name, value=statistics.median(shares), bound=0.95, at_least=True, detail=detail)
 
     def growth(self) -> Ratio:
-        """How a token's cost grows with the text, beside how a step of the target alone in `transformers` grows."""
-        plain = []
+        """How a token's cost grows with the text, beside how it grows where the target decodes alone on our cache."""
+        costs = []
         for start in (self.short, self.long):
             model = Bare(self.models.target.model, DynamicCache)
-            for chunk in range(0, start, 512):
-                model.forward(self.models.ids[chunk : min(chunk + 512, start)], 1)
-            plain.append(_medians([lambda model=model: model.forward([1], 1)])[0])  # type: ignore[misc]
-        ours = []
-        for start in (self.short, self.long):
-            turns = [self.models.rounds(start, Sampling(), knowing=False) for _ in range(min(2, self.turns))]
-            ours.append(statistics.median(turn.wall_s / turn.tokens for turn in turns))
-        mine, alone = ours[1] / ours[0], plain[1] / plain[0]
-        detail = f"{mine:.2f} against {alone:.2f} times the cost at {self.short} tokens"
+            for chunk in range(0, start, CHUNK):
+                model.forward(self.models.ids[chunk : min(chunk + CHUNK, start)], 1)
+            step = _medians([lambda model=model: model.forward([1], 1)])[0]  # type: ignore[misc]
+            drafted, plain = [], []
+            for _ in range(min(2, self.turns)):
+                turn = self.models.rounds(start, Sampling(), knowing=False)
+                drafted.append(turn.wall_s / turn.tokens)
+                plain.append(self.models.alone(start))
+            costs.append((statistics.median(drafted), statistics.median(plain), step))
+        mine, alone, copying = (late / early for early, late in zip(*costs, strict=True))
+        detail = (
+            f"{mine:.2f} against {alone:.2f} times the cost at {self.short} tokens, both on the same cache; "
+            f"{copying:.2f} by a step on the cache of transformers"
+        )
         name = f"growth of a token's cost to {self.long} tokens, in that of the target alone"
         return Ratio(name=name, value=mine / alone, bound=1.0, at_least=False, detail=detail)
 
     def memory(self) -> Iterator[Ratio]:
-        """Bytes at the peak of loading a table and answering, without weights and without keys and values."""
+        """Bytes at the peak of getting ready and answering, without the weights as loaded, keys and values."""
         if self.models.unused is None:
             return
         self.models.rounds(self.short, Sampling(temperature=1.0))
@@ -228,8 +251,11 @@ class Overhead:
         if peak is not None:
             held = self.models.cache_bytes(self.short + self.models.tokens)
             mb = (peak - self.models.unused - held) / 2**20
+            step = self.models.step
+            copied = "" if step is self.models.source else f", the drafter's copy ({type(step).__name__})"
             detail = (
-                f"a vocabulary of {self.models.target.vocab_size}, {self.short + self.models.tokens} tokens of text"
+                f"counted from models and tokenizers on: building the table{copied}, answering; a vocabulary of "
+                f"{self.models.target.vocab_size}, {self.short + self.models.tokens} tokens of text"
             )
             yield Ratio(name="MB beside weights and cache", value=mb, bound=150.0, at_least=False, detail=detail)
 

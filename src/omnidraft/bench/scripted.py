@@ -1,12 +1,13 @@
 """Random models of a given shape that are made to say a given text, and the time that is spent inside of them.
 
-The passes are real and cost what those of a trained model of that shape cost; only one logit of each row is changed.
+The passes are real and cost what those of a trained model of that shape cost; only the logits are rewritten.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,13 +15,47 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from omnidraft.truncation import Probs, Row, Truncation
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from omnidraft.models import LanguageModel
 
-Say = Callable[[int], tuple[int, float] | None]
-"""The token that follows a position, and its odds against all others together at temperature 1; None: left alone."""
+Say = Callable[[int, torch.Tensor], None]
+"""Rewrites the logits (V,) of what follows a position."""
+CERTAIN = 1e6  # odds of a token against all others together
+EXPONENT = 1.5  # of Zipf's law
+STRIDE = 7919  # ids by which the likely tokens move from one position to the next
+
+
+def certain(row: torch.Tensor, token: int) -> None:
+    """Change one logit of a row (V,), so that its token is as good as certain."""
+    row[token] = row.float().logsumexp(0) + math.log(CERTAIN)
+
+
+class Spread:
+    """Rows of logits with a given law at a temperature: a token is said, the others share the rest by Zipf's law.
+
+    Which others are likely is drawn once and moves with the position: a row costs one copy and two writes.
+    """
+
+    def __init__(self, tokens: Sequence[bytes | None], said: float, temperature: float, dtype: torch.dtype) -> None:
+        weights = torch.arange(1, len(tokens) + 1, dtype=torch.float64) ** -EXPONENT
+        logs = ((1 - said) / weights.sum() * weights).log()
+        order = torch.randperm(len(tokens), generator=torch.Generator().manual_seed(0))
+        self._others = (temperature * logs[order]).to(dtype).repeat(2)  # from any id on, V of them are a row
+        self._said = temperature * math.log(said)
+        # padding and special tokens, which no trained model says in the middle of a text
+        self._never = torch.tensor([token for token, data in enumerate(tokens) if data is None], dtype=torch.long)
+        self._lowest = float(self._others.min())
+
+    def write(self, position: int, row: torch.Tensor, token: int) -> None:
+        """Make `row` (V,) the logits of a position where `token` is said."""
+        start = STRIDE * position % len(row)
+        row.copy_(self._others[start : start + len(row)])
+        row[self._never] = self._lowest
+        row[token] = self._said
 
 
 @dataclass(frozen=True)
@@ -132,10 +167,24 @@ def _shadowed(watch: Watch, model: LanguageModel, say: Say | None) -> Iterator[N
 
 
 def _rewrite(logits: torch.Tensor, length: int, say: Say | None) -> None:
-    """Give each row of logits (n, V), the last of which follows `length` tokens, its scripted token."""
-    if say is None:
-        return
-    for row, position in enumerate(range(length - len(logits) + 1, length + 1)):
-        if (said := say(position)) is not None:
-            token, odds = said
-            logits[row, token] = logits[row].float().logsumexp(0) + math.log(odds)
+    """Rewrite the rows of logits (n, V), the last of which follows `length` tokens."""
+    if say is not None:
+        for index, position in enumerate(range(length - len(logits) + 1, length + 1)):
+            say(position, logits[index])
+
+
+@contextmanager
+def counting_laws() -> Iterator[Counter[bool]]:
+    """How many truncated laws are made inside (True), and how many are left to the processors of `transformers`."""
+    law, counts = Truncation.law, Counter[bool]()
+
+    def counted(self: Truncation, row: Row) -> Probs | None:
+        made = law(self, row)
+        counts[made is not None] += 1
+        return made
+
+    setattr(Truncation, "law", counted)  # noqa: B010  put back below
+    try:
+        yield counts
+    finally:
+        setattr(Truncation, "law", law)  # noqa: B010

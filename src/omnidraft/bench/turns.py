@@ -14,25 +14,27 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from omnidraft.api import make_cache, make_pair
+from omnidraft.api import make_cache
 from omnidraft.bench import memory
-from omnidraft.bench.scripted import Pass, Say, Shape, Watch, watching
+from omnidraft.bench.scripted import Pass, Say, Shape, Spread, Watch, certain, counting_laws, watching
 from omnidraft.config import Drafting, Sampling
+from omnidraft.context import Translator
 from omnidraft.devices import choose_dtype
 from omnidraft.drafter import Drafter
-from omnidraft.engine import Engine
+from omnidraft.engine import Engine, Pair
 from omnidraft.kv import ROOM
 from omnidraft.lean import lean
-from omnidraft.models import LanguageModel, LoadedModel, TransformersModel
+from omnidraft.models import LanguageModel, TransformersModel
 from omnidraft.sampling import GeneratorDraw
-from omnidraft.vocab import read_vocab
+from omnidraft.spelling import build_table
+from omnidraft.vocab import Speller, read_vocab
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 DRAFTER_CONTEXT = 2048
-ACCEPTANCE = 0.7  # of a scripted draft token
-CERTAIN = 1e6  # odds of what a scripted target says
+ACCEPTANCE = 0.7  # of a scripted draft token where decoding is greedy, of about any symbol where it samples
+SAID = 0.6  # the probability that a scripted target gives to its text where it samples
 
 
 @dataclass(frozen=True)
@@ -44,12 +46,35 @@ class Turn:
     passes_s: float
     rounds: int
     passes: Sequence[Pass]
-    accepted: float = 0.0  # of the symbols
+    accepted: float = 0.0  # of the symbols that were settled: the accepted ones and the first that was not
+    left: float = 0.0  # of the truncated laws: those that the processors of transformers had to make
 
     @property
     def beside_s(self) -> float:
         """Seconds a round that are not forward passes."""
         return (self.wall_s - self.passes_s) / self.rounds
+
+
+@dataclass
+class Course:
+    """What the target goes on to say after the text that was emitted, in draft tokens."""
+
+    translator: Translator
+    ids: Sequence[int]  # the script
+    length: int  # of the text
+    written: int  # draft tokens of the text
+    drafts: Sequence[int] = ()
+
+    def go_on(self, emitted: Sequence[int], ahead: int) -> None:
+        """After these tokens, which may have left the script, look so many tokens ahead in it."""
+        self.length += len(emitted)
+        self.written += len(self.translator.tokens(emitted))
+        self.drafts = self.translator.tokens(self.ids[self.length : self.length + ahead])
+
+    def at(self, position: int) -> int | None:
+        """The draft token that follows a position of the drafter's text; None where there is none."""
+        ahead = position - self.written
+        return self.drafts[ahead] if 0 <= ahead < len(self.drafts) else None
 
 
 class Models:
@@ -73,34 +98,42 @@ class Models:
         dtype, _ = choose_dtype(torch.device("cpu"), torch.bfloat16, target.parameters(size))
         self.target = TransformersModel(target.build(size, context, dtype))
         self.source = TransformersModel(drafter.build(len(drafter_tokenizer), DRAFTER_CONTEXT, torch.float32))
-        self.step: LanguageModel = lean(self.source) or self.source
         source: str = inspect.getsource(argparse) + inspect.getsource(random)
         self.ids: list[int] = target_tokenizer(source)["input_ids"]
         self.unused = memory.begin()
-        vocab = read_vocab(target_tokenizer, size, ())
-        large, small = (
-            LoadedModel(model, tokenizer, "random", "")
-            for model, tokenizer in ((self.target, target_tokenizer), (self.source, drafter_tokenizer))
-        )
-        settings = replace(self.drafting, drafter_step="transformers")  # the lean copy is there already
-        pair = make_pair(large, vocab, small, settings, lambda _: None)
-        self.pair = replace(pair, drafter=Drafter(self.step))
+        # what `load` does, but without its folder of tables: to build one takes more memory than to read it
+        self.vocab = read_vocab(target_tokenizer, size, ())
+        self.own = read_vocab(drafter_tokenizer, self.source.vocab_size, ())
+        speller = Speller(drafter_tokenizer, self.own)
+        table = build_table(self.own, self.vocab, speller, Speller(target_tokenizer, self.vocab))
+        self.step: LanguageModel = lean(self.source) or self.source
+        translator = Translator(table, self.vocab, self.own, speller)
+        self.pair = Pair(drafter=Drafter(self.step), translator=translator, cache=make_cache(table, self.drafting))
         self._copies: dict[bool, PreTrainedModel] = {}
 
     def rounds(self, start: int, sampling: Sampling, *, knowing: bool = True, after_prompt: bool = True) -> Turn:
         """Decode after the first `start` ids of the text, which the target goes on to say.
 
         A `knowing` drafter says it as well, at a rate of ACCEPTANCE.  `after_prompt`: without the first round.
+        Where it samples, the target says by its position what the script has there, with probability SAID and whatever
+        was emitted before; the drafter gives ACCEPTANCE to how that is spelled from the end of the emitted text on.
         """
         pair = replace(self.pair, cache=make_cache(self.pair.cache.table, self.drafting))
         engine = Engine(self.target, (), pair, self.drafting)
         draw = GeneratorDraw(torch.Generator().manual_seed(0))
         watch, records = Watch(), []
+        course = Course(self.pair.translator, self.ids, start, len(self.pair.translator.prompt(self.ids[:start])))
+        course.go_on((), self.drafting.draft_len)
+        say = self._drafter_says(start, sampling, course) if knowing else None
         with ExitStack() as stack:
-            stack.enter_context(watching(watch, self.target.model, self._target_says))
-            stack.enter_context(watching(watch, self.step, self._drafter_says(start, sampling) if knowing else None))
+            stack.enter_context(watching(watch, self.target.model, self._target_says(sampling)))
+            stack.enter_context(watching(watch, self.step, say))
+            laws = stack.enter_context(counting_laws())
             began = time.perf_counter()
             for record in engine.rounds(self.ids[:start], self.tokens, sampling, draw):
+                done = time.perf_counter()
+                course.go_on(record.emitted, self.drafting.draft_len)
+                watch.script_s += time.perf_counter() - done
                 if after_prompt:
                     after_prompt, began = False, time.perf_counter()
                     watch.passes_s, watch.script_s, watch.passes = 0.0, 0.0, []
@@ -113,26 +146,45 @@ class Models:
             passes_s=watch.passes_s,
             rounds=len(records),
             passes=watch.passes,
-            accepted=sum(r.symbols_accepted for r in records) / max(1, sum(r.symbols for r in records)),
+            accepted=sum(r.symbols_accepted for r in records)
+            / max(1, sum(min(r.symbols, r.symbols_accepted + 1) for r in records)),
+            left=laws[False] / max(1, laws.total()),
         )
 
-    def _target_says(self, position: int) -> tuple[int, float]:
-        return self.ids[position], CERTAIN
+    def alone(self, start: int) -> float:
+        """Seconds a token where the target decodes by itself after the first `start` ids, in our loop and cache."""
+        draw = GeneratorDraw(torch.Generator())
+        rounds = Engine(self.target, ()).rounds(self.ids[:start], self.tokens, Sampling(), draw)
+        next(rounds)  # reads the prompt
+        began = time.perf_counter()
+        emitted = sum(len(record.emitted) for record in rounds)
+        return (time.perf_counter() - began) / emitted
 
-    def _drafter_says(self, start: int, sampling: Sampling) -> Say:
+    def _target_says(self, sampling: Sampling) -> Say:
+        if sampling.greedy:
+            return lambda position, row: certain(row, self.ids[position])
+        law = Spread(self.vocab.tokens, SAID, sampling.temperature, self.target.dtype)
+        return lambda position, row: law.write(position, row, self.ids[position])
+
+    def _drafter_says(self, start: int, sampling: Sampling, course: Course) -> Say:
         """The spellings of what the target says: each right at a rate, or given that probability where sampled."""
+        if not sampling.greedy:
+            law = Spread(self.own.tokens, ACCEPTANCE, sampling.temperature, torch.float32)
+
+            def sample(position: int, row: torch.Tensor) -> None:
+                if (token := course.at(position)) is not None:
+                    law.write(position, row, token)
+
+            return sample
         translator = self.pair.translator
         drafts = translator.prompt(self.ids[:start]) + translator.tokens(self.ids[start : start + 2 * self.tokens])
         chance = random.Random(0)  # noqa: S311  the same in every run
         right = [chance.random() < ACCEPTANCE for _ in drafts]
 
-        def say(position: int) -> tuple[int, float] | None:
-            if position >= len(drafts):
-                return None
-            if not sampling.greedy:
-                return drafts[position], ACCEPTANCE / (1 - ACCEPTANCE)
-            # a wrong one is another that occurs in the text, or it would end the draft
-            return drafts[position] if right[position] else drafts[position // 2], CERTAIN
+        def say(position: int, row: torch.Tensor) -> None:
+            if position < len(drafts):
+                # a wrong one is another that occurs in the text, or it would end the draft
+                certain(row, drafts[position] if right[position] else drafts[position // 2])
 
         return say
 
@@ -147,7 +199,7 @@ class Models:
         options = {"assistant_model": copied, **self.tokenizers}
         for _ in range(2):  # the first sets up what the second finds ready
             watch = Watch()
-            with watching(watch, self.target.model, self._target_says), watching(watch, copied):
+            with watching(watch, self.target.model, self._target_says(sampling)), watching(watch, copied):
                 wall = self.generate(start, sampling, options) - watch.script_s
             passes = [one for one in watch.passes if one.runner is self.target.model]
             turns.append(Turn(self.tokens, wall, watch.passes_s, len(passes), passes))
