@@ -150,7 +150,8 @@ def test_kernels_that_overflow_are_not_used(largest: int, usable: bool, monkeypa
         own = weights[self].abs().amax(1) / 127
         whole = (weights[self] / own[:, None]).round()
         pairs = (rounded.double()[:, None] * whole).unflatten(-1, (-1, 2)).sum(-1).clamp(-largest - 1, largest)
-        return ((pairs.sum(-1) - int8.CENTER * whole.sum(-1)) * scale * own).float()
+        result: torch.Tensor = ((pairs.sum(-1) - int8.CENTER * whole.sum(-1)) * scale * own).float()
+        return result
 
     monkeypatch.setattr(Int8Linear, "__init__", lambda self, weight: weights.update({self: weight}))
     monkeypatch.setattr(Int8Linear, "__call__", multiply)

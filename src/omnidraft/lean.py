@@ -109,7 +109,7 @@ class LeanLlama:
     def _read(self, ids: Sequence[int]) -> torch.Tensor:
         """Append `ids` to the cache and return what the last layer makes of them, (T, hidden)."""
         start, end = self.length, self.length + len(ids)
-        x = self._embedding[torch.tensor(ids)].float()
+        x: torch.Tensor = self._embedding[torch.tensor(ids)].float()
         mask = None
         if len(ids) > 1:
             mask = torch.ones(len(ids), end, dtype=torch.bool).tril_(start)

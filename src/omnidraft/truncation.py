@@ -1,19 +1,18 @@
 """Temperature, top-k, top-p and min-p on a row of logits, without sorting or copying a whole vocabulary.
 
 What is kept is what the processors of `transformers` keep, in their order; where their rounding could decide
-otherwise, they are left to decide.
+otherwise, they are left to decide.  Of equal scores at the edge of top-p as many are kept as they keep, and those with
+the highest ids: which ones top-p does not say, and torch's sort, which is not stable, takes any.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 Row = npt.NDArray[np.floating[Any]]
 Probs = npt.NDArray[np.floating[Any]]
@@ -52,7 +51,7 @@ class Truncation:
         weights = np.exp(scores - highest, dtype=np.float64)
         if self.top_p < 1:
             margin = _margin(self.top_p, len(chosen), len(chosen) if self.top_k > 0 else len(row))
-            kept = _top_p(scores, weights, rest, self.top_p, margin, by_id=keeps_order(len(row), row.dtype))
+            kept = _top_p(scores, weights, rest, self.top_p, margin)
             if kept is None:
                 return None
             chosen, weights = chosen[kept], weights[kept]
@@ -82,13 +81,6 @@ class Truncation:
         return np.flatnonzero(scores >= highest + math.log(self.min_p) - 1.0), 0.0
 
 
-@cache
-def keeps_order(size: int, dtype: np.dtype[Any]) -> bool:
-    """Whether torch sorts a row so that equal scores stay in the order of their ids, which it does not promise."""
-    few = torch.from_numpy((np.arange(size) ** 2 % 251 // 50).astype(dtype))[None]
-    return torch.equal(few.sort().indices, few.sort(stable=True).indices)
-
-
 def kth_largest(row: Row, k: int) -> float:
     """The k-th largest of a row of scores (V,), the smallest where there are fewer."""
     if k >= len(row):
@@ -108,21 +100,14 @@ def _margin(p: float, chosen: int, count: int) -> float:
     return below * (EXP_ERROR + SUM_ERROR * (2 * chosen + below * count))
 
 
-def _top_p(
-    scores: Row, weights: Probs, rest: float, p: float, margin: float, *, by_id: bool
-) -> npt.NDArray[np.bool_] | None:
-    """Which of the likeliest (n,) top-p keeps, all others weighing `rest`; None where rounding decides.
-
-    `by_id`: of equal scores at the edge, the lowest ids are dropped.
-    """
+def _top_p(scores: Row, weights: Probs, rest: float, p: float, margin: float) -> npt.NDArray[np.bool_] | None:
+    """Which of the likeliest (n,) top-p keeps, all others weighing `rest`; None where rounding decides."""
     order = np.argsort(scores, kind="stable")
     below = rest + np.cumsum(weights[order])  # of a token and all less likely ones
     below /= below[-1]
     last = len(order) - 1  # is kept whatever it weighs
     first = min(int(np.searchsorted(below, 1 - p, side="right")), last)
     if (np.abs(below[max(0, first - 1) : min(first + 1, last)] - (1 - p)) < margin).any():
-        return None
-    if not by_id and first > 0 and scores[order[first - 1]] == scores[order[first]]:
         return None
     kept = np.zeros(len(order), np.bool_)
     kept[order[first:]] = True
