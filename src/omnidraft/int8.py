@@ -29,6 +29,7 @@ class Int8Linear:
         weight = weight.float()
         self._scales = weight.abs().amax(1).clamp_min(1e-20) / 127  # (out,)
         rounded = (weight / self._scales[:, None]).round_().to(torch.int8)
+        self.nbytes = rounded.nbytes + self._scales.nbytes
         self._packed = torch.ops.onednn.qlinear_prepack(rounded, None)
         self._centers = torch.zeros(len(weight), dtype=torch.int64)
 

@@ -81,9 +81,17 @@ class LeanLlama:
     @property
     def weights(self) -> str:
         """What its matrices are kept in."""
-        linears = [self._head, *(part for one in self._layers for part in (one.qkv, one.out, one.gate_up, one.down))]
+        linears = self._linears()
         rounded = sum(isinstance(part, Int8Linear) for part in linears)
         return f"8 bits in {rounded} of {len(linears)} matrices, else 32" if rounded else "32 bits"
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the matrices that are kept in 8 bits beside those of the source, in bytes."""
+        return sum(part.nbytes for part in self._linears() if isinstance(part, Int8Linear))
+
+    def _linears(self) -> list[Linear]:
+        return [self._head, *(part for one in self._layers for part in (one.qkv, one.out, one.gate_up, one.down))]
 
     def _paired(self, weight: torch.Tensor) -> torch.Tensor:
         """Rows reordered so that the two halves that rotary positions turn together lie side by side."""

@@ -24,6 +24,7 @@ from omnidraft.bench.turns import ACCEPTANCE, Models
 from omnidraft.config import Sampling
 from omnidraft.engine import Engine
 from omnidraft.errors import InputError
+from omnidraft.lean import LeanLlama
 from omnidraft.models import CHUNK, LanguageModel, load_tokenizer
 from omnidraft.sampling import GeneratorDraw
 
@@ -250,9 +251,10 @@ class Overhead:
         peak = memory.peak()
         if peak is not None:
             held = self.models.cache_bytes(self.short + self.models.tokens)
-            mb = (peak - self.models.unused - held) / 2**20
             step = self.models.step
-            copied = "" if step is self.models.source else f", the drafter's copy ({type(step).__name__})"
+            weights = step.nbytes if isinstance(step, LeanLlama) else 0
+            mb = (peak - self.models.unused - held - weights) / 2**20
+            copied = f", the drafter's copy but for its {weights / 2**20:.0f} MB of weights" if weights else ""
             detail = (
                 f"counted from models and tokenizers on: building the table{copied}, answering; a vocabulary of "
                 f"{self.models.target.vocab_size}, {self.short + self.models.tokens} tokens of text"
