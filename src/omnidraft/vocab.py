@@ -120,6 +120,9 @@ class Speller:
 
     def spell_many(self, texts: Sequence[bytes]) -> list[tuple[int, ...] | None]:
         """Return the tokens that write each text; None where no tokens can, () for no bytes."""
+        if len(texts) > _BATCH:  # what lies between texts and spellings takes several times their memory
+            starts = range(0, len(texts), _BATCH)
+            return [ids for start in starts for ids in self.spell_many(texts[start : start + _BATCH])]
         parts = [self._split(data) for data in texts]
         runs = iter(self._spell_runs([run for split in parts for run in split[::2] if run]))
         spellings: list[tuple[int, ...] | None] = []
@@ -137,10 +140,8 @@ class Speller:
     def _spell_runs(self, runs: list[str]) -> list[tuple[int, ...] | None]:
         space = self._decoder.space
         inputs = [run.replace(" ", space) for run in runs] if space else runs
-        found: list[tuple[int, ...]] = []
-        for start in range(0, len(inputs), _BATCH):
-            batch = self._text.encode_batch_fast(inputs[start : start + _BATCH], add_special_tokens=False)
-            found += [tuple(encoding.ids) for encoding in batch]
+        batch = self._text.encode_batch_fast(inputs, add_special_tokens=False)
+        found = [tuple(encoding.ids) for encoding in batch]
         if self._added:
             found = [tuple([self._added.get(i, i) for i in ids]) for ids in found]
         pairs = zip(found, runs, strict=True)
