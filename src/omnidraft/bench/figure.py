@@ -38,7 +38,8 @@ def draw(rows: Sequence[Row], path: Path) -> bool:
         panel.set_yticks(range(len(methods)), methods)
         panel.set_title(target)
         panel.set_xlabel("speedup over generate (outline: the forward passes alone)")
-    if shown:
-        panels[-1].legend(loc="best", frameon=False)
+    if shown:  # below the panels, where no bar can be
+        bars, names = panels[0].get_legend_handles_labels()
+        figure.legend(bars, names, loc="outside lower center", ncols=len(names), frameon=False)
     figure.savefig(path, format="png")
     return True
