@@ -14,6 +14,7 @@ VERIFICATIONS = ("block", "token")
 NGRAM_SEEDS = ("empty", "vocabulary")
 EVICTIONS = ("lfu", "lru")
 DRAFTER_STEPS = ("auto", "transformers")
+DIVERGENCES = ("forward", "forward+tv", "reverse", "tv")
 MAX_DRAFT_LEN = 64
 COLDEST = 1e-4  # logits divided by less may overflow
 LARGEST = 1e30  # so do scores multiplied by more

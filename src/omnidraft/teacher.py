@@ -1,0 +1,258 @@
+"""What the target teaches: its laws, carried over to the drafter's tokens through the trie (design §6).
+
+A lesson is one text as the drafter reads it, with what the target says about the tokens of its answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from omnidraft.ngrams import Ints, NgramCache
+from omnidraft.sampling import Probs
+from omnidraft.spelling import ROOT, SpellingTable
+
+SHARE = 0.999  # of the probability is kept, if so many tokens suffice
+MOST = 512  # tokens of a law
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SparseLaw:
+    """The likely tokens of a law of the target."""
+
+    tokens: Ints  # (K,)
+    probs: Floats  # (K,)
+
+
+def sparse(p: Probs) -> SparseLaw:
+    """Keep the tokens of p (V_p,) that hold SHARE of it, and no more than MOST; without sorting the vocabulary."""
+    least = 1e-3
+    while True:
+        tokens = np.flatnonzero(p > least)
+        if p[tokens].sum(dtype=np.float64) >= SHARE or len(tokens) >= MOST or least < 1e-9:
+            break
+        least /= 8
+    if len(tokens) > MOST:
+        tokens = tokens[np.argpartition(p[tokens], -MOST)[-MOST:]]
+    return SparseLaw(tokens.astype(np.int32), p[tokens].astype(np.float32))
+
+
+@dataclass(frozen=True, eq=False)
+class Arrays:
+    """Laws over drafter tokens for N positions of a text, with E entries in all; `losses.Laws` as arrays."""
+
+    positions: Ints  # (N,) the law is that of the token after this one
+    rows: Ints  # (E,)
+    symbols: Ints  # (E,)
+    probs: Floats  # (E,)
+    rest: Floats  # (N,)
+    coarse: npt.NDArray[np.bool_]  # (N,)
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """Single drafter tokens that follow N positions of a text, with weights; `losses.Labels` as arrays."""
+
+    positions: Ints  # (N,)
+    symbols: Ints  # (N,)
+    weights: Floats  # (N,)
+
+
+@dataclass(frozen=True, eq=False)
+class Lesson:
+    """A text in drafter tokens and what the target says about it; no `labels`: for the marginal loss."""
+
+    ids: Ints  # (T,)
+    laws: Arrays
+    labels: Tokens | None = None
+
+    @property
+    def positions(self) -> int:
+        """Terms of the loss."""
+        return len(self.laws.positions) + (0 if self.labels is None else len(self.labels.positions))
+
+    @property
+    def first(self) -> int:
+        """The first position that has a law or a label."""
+        given = [self.laws.positions] if self.labels is None else [self.laws.positions, self.labels.positions]
+        return int(np.concatenate(given).min())
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the arrays, in bytes."""
+        parts: list[Any] = [self.laws, *([] if self.labels is None else [self.labels])]
+        return int(self.ids.nbytes + sum(getattr(part, f.name).nbytes for part in parts for f in fields(part)))
+
+
+# ---------------------------------------------------------------- laws over drafter tokens
+
+
+def root_law(cache: NgramCache, law: SparseLaw) -> tuple[Ints, Probs]:
+    """The drafter tokens that begin the target's next token, ascending, and the mass of p under each."""
+    active = cache.active[law.tokens]
+    begins = cache.table.flat[cache.table.offsets[law.tokens[active]]]
+    return _grouped(begins, law.probs[active])
+
+
+def law_below(cache: NgramCache, law: SparseLaw, node: int, depth: int) -> tuple[Ints, Probs, float]:
+    """The symbols after a node `depth` symbols deep, the mass of p under each, and that of the token that ends here."""
+    table = cache.table
+    ranks = table.lo[table.node[law.tokens]]
+    under = cache.active[law.tokens] & (ranks >= table.lo[node]) & (ranks < table.hi[node])
+    tokens, probs = law.tokens[under], law.probs[under]
+    ends = table.node[tokens] == node
+    symbols, masses = _grouped(table.flat[table.offsets[tokens[~ends]] + depth], probs[~ends])
+    return symbols, masses, float(probs[ends].sum(dtype=np.float64))
+
+
+def law_after(cache: NgramCache, before: SparseLaw, token: int, law: SparseLaw) -> tuple[Ints, Probs]:
+    """r of the drafter token after target token `token`, of law `before`; `law` is that of the next target token.
+
+    The walk goes on below the node where the token ends as `before` says; the rest is shared out as `law` says
+    among the drafter tokens that would not.
+    """
+    node = int(cache.table.node[token])
+    symbols, masses = root_law(cache, law)
+    if node < 0 or not cache.active[token] or cache.leaf(node):
+        return symbols, masses
+    below, inside, stop = law_below(cache, before, node, len(cache.table.spelling(token)))
+    others = ~np.isin(symbols, cache.table.symbol[cache.children(node)])
+    symbols, masses = symbols[others], masses[others]
+    total, rest = inside.sum() + stop, masses.sum()
+    if not total > 0:  # not among what was kept of `before`
+        return symbols, masses
+    scale = stop / rest if rest > 0 else 0.0
+    return np.concatenate([below, symbols]), np.concatenate([inside, masses * scale])
+
+
+def _grouped(symbols: Ints, probs: Floats) -> tuple[Ints, Probs]:
+    distinct, places = np.unique(symbols, return_inverse=True)
+    masses: npt.NDArray[np.float64] = np.bincount(places, weights=probs, minlength=len(distinct)).astype(np.float64)
+    return distinct, masses
+
+
+# ---------------------------------------------------------------- lessons
+
+
+class _Rows:
+    """Laws in the making."""
+
+    def __init__(self) -> None:
+        self._positions: list[int] = []
+        self._rest: list[float] = []
+        self._coarse: list[bool] = []
+        self._symbols: list[Ints] = []
+        self._probs: list[Probs] = []
+
+    def add(self, position: int, symbols: Ints, masses: Probs, rest: float = 0.0, *, coarse: bool = False) -> None:
+        """A law in proportion to these masses; nothing where there are none."""
+        total = float(masses.sum()) + rest
+        if total > 0:
+            self.add_as_is(position, symbols, masses / total, rest / total, coarse=coarse)
+
+    def add_as_is(self, position: int, symbols: Ints, probs: Probs, rest: float = 0.0, *, coarse: bool = False) -> None:
+        self._positions.append(position)
+        self._rest.append(rest)
+        self._coarse.append(coarse)
+        self._symbols.append(symbols)
+        self._probs.append(probs)
+
+    def arrays(self) -> Arrays:
+        lengths = [len(symbols) for symbols in self._symbols]
+        return Arrays(
+            positions=np.array(self._positions, np.int32),
+            rows=np.repeat(np.arange(len(lengths), dtype=np.int32), lengths),
+            symbols=np.concatenate([np.empty(0, np.int32), *self._symbols]).astype(np.int32),
+            probs=np.concatenate([np.empty(0), *self._probs]).astype(np.float32),
+            rest=np.array(self._rest, np.float32),
+            coarse=np.array(self._coarse, np.bool_),
+        )
+
+
+def marginal_lesson(
+    cache: NgramCache,
+    prompt: Sequence[int],
+    tokens: Sequence[int],
+    written: Sequence[Sequence[int]],
+    laws: Sequence[SparseLaw],
+) -> Lesson:
+    """The law r of every drafter position of an answer.
+
+    `prompt` are drafter tokens; `tokens` the answer's target tokens, `written` each of them in drafter tokens, and
+    `laws` the target's law at each.
+    """
+    rows = _Rows()
+    for i, start in _starts(prompt, written):
+        if i > 0 and written[i - 1]:
+            rows.add(start - 1, *law_after(cache, laws[i - 1], tokens[i - 1], laws[i]))
+        else:
+            rows.add(start - 1, *root_law(cache, laws[i]))
+        if not cache.active[tokens[i]]:
+            continue
+        node = ROOT
+        for depth, symbol in enumerate(written[i][:-1], start=1):
+            node = cache.child(node, symbol)
+            children = cache.table.symbol[cache.children(node)]
+            below, inside, stop = law_below(cache, laws[i], node, depth)
+            masses = np.zeros(len(children))  # children that the target gives nothing are no STOP either
+            masses[np.searchsorted(children, below)] = inside
+            rows.add(start + depth - 1, children, masses, stop, coarse=True)
+    return Lesson(_text(prompt, written), rows.arrays())
+
+
+def hybrid_lesson(
+    cache: NgramCache,
+    prompt: Sequence[int],
+    tokens: Sequence[int],
+    written: Sequence[Sequence[int]],
+    laws: Sequence[SparseLaw],
+    weight: float | None,
+) -> Lesson:
+    """What the paper's loss needs; `weight` is λ, None the probability that the target gave the token."""
+    table = cache.table
+    rows = _Rows()
+    labels: list[tuple[int, int, float]] = []
+    for i, start in _starts(prompt, written):
+        token, law = tokens[i], laws[i]
+        if table.node[token] < 0:
+            continue
+        if len(written[i]) == 1:
+            direct = _is_direct(table, law.tokens)
+            rows.add_as_is(start - 1, table.flat[table.offsets[law.tokens[direct]]], law.probs[direct])
+        elif cache.active[token]:
+            own = float(law.probs[law.tokens == token].sum()) if weight is None else weight
+            labels += [(start - 1 + depth, symbol, own) for depth, symbol in enumerate(written[i])]
+    positions, symbols, weights = zip(*labels, strict=True) if labels else ((), (), ())
+    made = Tokens(np.array(positions, np.int32), np.array(symbols, np.int32), np.array(weights, np.float32))
+    return Lesson(_text(prompt, written), rows.arrays(), made)
+
+
+def shared_tokens(table: SpellingTable) -> npt.NDArray[np.bool_]:
+    """Which drafter tokens (V_q,) are a target token of their own: the vocabulary of direct mapping."""
+    shared = np.zeros(table.drafter_size, np.bool_)
+    direct = np.flatnonzero(_is_direct(table, np.arange(table.target_size, dtype=np.int32)))
+    shared[table.flat[table.offsets[direct]]] = True
+    return shared
+
+
+def _is_direct(table: SpellingTable, tokens: Ints) -> npt.NDArray[np.bool_]:
+    direct: npt.NDArray[np.bool_] = (table.node[tokens] >= 0) & (table.offsets[tokens + 1] - table.offsets[tokens] == 1)
+    return direct
+
+
+def _starts(prompt: Sequence[int], written: Sequence[Sequence[int]]) -> Iterator[tuple[int, int]]:
+    """The target tokens that the drafter sees, and where each begins in the drafter's text."""
+    start = len(prompt)
+    for i, symbols in enumerate(written):
+        if symbols and start > 0:
+            yield i, start
+        start += len(symbols)
+
+
+def _text(prompt: Sequence[int], written: Sequence[Sequence[int]]) -> Ints:
+    return np.array([*prompt, *(symbol for symbols in written for symbol in symbols)], np.int32)
