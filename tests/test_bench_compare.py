@@ -218,7 +218,7 @@ def test_a_report_needs_a_name(command: list[str], tmp_path: Path, capsys: Captu
     (path,) = (tmp_path / "made").glob("*.jsonl")
     capsys.readouterr()
     assert cli.main(["bench", "report", str(path), "--out", "."]) == 2
-    assert "give --out a name too" in capsys.readouterr().err
+    assert "'.' is no name for files: give --out another place" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

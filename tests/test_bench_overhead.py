@@ -14,6 +14,7 @@ import torch
 
 from omnidraft import cli, zoo
 from omnidraft.bench import memory, overhead
+from omnidraft.bench.options import writing
 from omnidraft.bench.overhead import Overhead, Ratio
 from omnidraft.bench.scripted import Pass, Shape, Spread, Watch, certain, counting_laws, watching
 from omnidraft.bench.turns import ACCEPTANCE, Course, Models, Turn
@@ -202,7 +203,7 @@ def test_where_nothing_can_be_written_nothing_is_measured(
 
 
 def test_a_full_disk_is_one_line() -> None:
-    with pytest.raises(InputError, match="another place"), overhead._writing(Path("overhead")):
+    with pytest.raises(InputError, match="another place"), writing(Path("overhead")):
         raise OSError("no space left")
 
 

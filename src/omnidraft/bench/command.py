@@ -23,7 +23,7 @@ from omnidraft.bench import prompts, records, report
 from omnidraft.bench.options import QUICK
 from omnidraft.bench.records import BASELINE, METHODS
 from omnidraft.config import Drafting, Sampling
-from omnidraft.errors import ConfigError, InputError, PromptError
+from omnidraft.errors import ConfigError, PromptError
 
 if TYPE_CHECKING:
     from omnidraft.api import OmniDraft
@@ -183,22 +183,10 @@ def _opened(stem: Path | None) -> Iterator[TextIO | None]:
     if stem is None:
         yield None
         return
-    with _writing(stem):
+    with options_of.writing(stem):
         file = stem.with_name(stem.name + ".jsonl").open("w", encoding="utf-8")
     with file:
         yield file
-
-
-@contextmanager
-def _writing(stem: Path) -> Iterator[None]:
-    """Make the folder of files named after `stem`, and say what to do where they cannot be written."""
-    if not stem.name:
-        raise InputError(f"cannot write files named after {str(stem)!r}: give --out a name too, such as results/mine")
-    try:
-        stem.parent.mkdir(parents=True, exist_ok=True)
-        yield
-    except OSError as error:
-        raise InputError(f"cannot write {stem} ({error}): give --out another place") from error
 
 
 def _questions(
@@ -269,7 +257,7 @@ def _publish(
     if stem is not None:
         from omnidraft.bench.figure import draw
 
-        with _writing(stem):
+        with options_of.writing(stem):
             stem.with_name(stem.name + ".md").write_text(text, encoding="utf-8")
             drawn = draw(rows, stem.with_name(stem.name + ".png"))
         if not drawn:

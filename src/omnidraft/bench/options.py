@@ -1,9 +1,10 @@
-"""The options of `omnidraft bench`."""
+"""The options of `omnidraft bench`, and the files that `--out` names."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from rich.console import Console
 
 from omnidraft.bench import prompts
 from omnidraft.bench.records import BASELINE, METHODS
+from omnidraft.errors import InputError
 
 QUICK = {"count": 6, "max_new_tokens": 48}
 Run = Callable[[argparse.Namespace, Console], int]
@@ -77,3 +79,15 @@ def add_overhead(commands: Any, run: Run) -> None:
     overhead.add_argument("--quick", action="store_true", help="fewer tokens and turns")
     overhead.add_argument("--out", type=Path, metavar="STEM", help="write STEM.json and STEM.md")
     overhead.add_argument("--json", action="store_true", help="print one JSON line instead of Markdown")
+
+
+@contextmanager
+def writing(stem: Path) -> Iterator[None]:
+    """Make the folder of files named after `stem`, and say what to do where they cannot be written."""
+    if not stem.name:
+        raise InputError(f"{str(stem)!r} is no name for files: give --out another place, such as results/mine")
+    try:
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise InputError(f"cannot write {stem} ({error}): give --out another place") from error

@@ -7,9 +7,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,12 +16,12 @@ from transformers import DynamicCache
 
 from omnidraft import zoo
 from omnidraft.bench import memory, setting
+from omnidraft.bench.options import writing
 from omnidraft.bench.passes import Bare
 from omnidraft.bench.scripted import Shape
 from omnidraft.bench.turns import ACCEPTANCE, Models
 from omnidraft.config import Sampling
 from omnidraft.engine import Engine
-from omnidraft.errors import InputError
 from omnidraft.lean import LeanLlama
 from omnidraft.models import CHUNK, LanguageModel, load_tokenizer
 from omnidraft.sampling import GeneratorDraw
@@ -46,11 +44,9 @@ def main(options: argparse.Namespace, console: Console) -> int:
     from omnidraft.bench.methods import quiet_libraries
 
     names = options.target_tokenizer, options.drafter_tokenizer
-    files: list[Path] = []
     if options.out is not None:
-        with _writing(options.out):  # known before minutes are spent on measuring
-            files = [options.out.with_name(options.out.name + ending) for ending in (".json", ".md")]
-            options.out.parent.mkdir(parents=True, exist_ok=True)
+        with writing(options.out):  # known before minutes are spent on measuring
+            pass
     before = torch.get_num_threads()
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -77,19 +73,11 @@ def main(options: argparse.Namespace, console: Console) -> int:
     result = {"ratios": [ratio.as_dict() for ratio in found], "setting": about}
     text = markdown(found, about)
     print(json.dumps(result) if options.json else text)
-    with _writing(options.out):
-        for path, content in zip(files, (json.dumps(result, indent=1) + "\n", text), strict=False):
-            path.write_text(content, "utf-8")
+    if options.out is not None:
+        with writing(options.out):
+            options.out.with_name(options.out.name + ".json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+            options.out.with_name(options.out.name + ".md").write_text(text, "utf-8")
     return 0
-
-
-@contextmanager
-def _writing(stem: Path | None) -> Iterator[None]:
-    """Say what to do where files named after `stem` cannot be written."""
-    try:
-        yield
-    except (OSError, ValueError) as error:  # ValueError: a stem without a name
-        raise InputError(f"cannot write {stem} ({error}): give --out another place") from error
 
 
 def markdown(ratios: Sequence[Ratio], about: Mapping[str, Any]) -> str:
