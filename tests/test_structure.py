@@ -24,9 +24,9 @@ FLOORS = (  # lowest first; "omnidraft" is the package's own __init__, the face 
     ("errors", "config"),
     ("truncation", "sampling", "losses", "metrics"),
     ("vocab", "spelling", "ngrams", "walk", "verify", "paper", "teacher"),
-    ("devices", "kv", "models", "int8", "lean", "context", "drafter", "stopping"),
-    ("engine", "trainer", "profiles"),
-    ("text", "zoo", "api", "hf", PACKAGE),
+    ("devices", "kv", "models", "int8", "lean", "context", "batches", "drafter", "stopping"),
+    ("engine", "trainer", "background", "profiles"),
+    ("adaptation", "memory", "pairing", "text", "zoo", "answer", "api", "hf", PACKAGE),
     ("bench", "demo", "server"),
     ("cli", "__main__"),
 )

@@ -24,10 +24,11 @@ from unittest.mock import patch
 import torch
 from transformers import AutoTokenizer, DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from omnidraft import api
 from omnidraft.config import Drafting, Sampling
+from omnidraft.drafter import Serving
 from omnidraft.engine import Engine
 from omnidraft.models import LoadedModel, TransformersModel
+from omnidraft.pairing import make_pair
 from omnidraft.sampling import GeneratorDraw
 from omnidraft.vocab import read_vocab
 
@@ -88,8 +89,8 @@ def bookkeeping(target_name: str, drafter_name: str, text: Path) -> None:
         LoadedModel(model, tokenizer, "prepared", "")  # type: ignore[arg-type]
         for model, tokenizer in zip((target, drafter), tokenizers, strict=True)
     )
-    with patch.object(api, "lean", lambda _: None):
-        pair = api.make_pair(large, read_vocab(tokenizers[0], target.vocab_size, ()), small, Drafting(), print)
+    vocab = read_vocab(tokenizers[0], target.vocab_size, ())
+    pair = make_pair(large, vocab, small, Drafting(), print, Serving(drafter, lean_step=False))  # type: ignore[arg-type]
     script = tokenizers[0](text.read_text(encoding="utf-8"))["input_ids"]
     drafts = pair.translator.prompt(script[:PROMPT]) + pair.translator.tokens(script[PROMPT:])
     chance = random.Random(0)  # noqa: S311  the same in every run

@@ -1,31 +1,30 @@
-"""The Python interface: load a target and a drafter, generate, stream."""
+"""The Python interface: load a target and a drafter, generate, stream, learn, save."""
 
 from __future__ import annotations
 
 import logging
 import operator
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 
 from omnidraft import zoo
-from omnidraft.config import Drafting, Sampling, suggestion
-from omnidraft.context import Translator
-from omnidraft.drafter import Drafter
-from omnidraft.engine import Engine, Pair, Round
+from omnidraft.answer import Generation, Stream
+from omnidraft.config import ADAPT, Drafting, Learning, Sampling, suggestion
+from omnidraft.drafter import Serving
+from omnidraft.engine import Engine, Round
 from omnidraft.errors import ConfigError, OmniDraftError, PromptError
-from omnidraft.lean import LeanLlama, lean, obstacle
-from omnidraft.metrics import Stats
+from omnidraft.lean import LeanLlama, obstacle
 from omnidraft.models import LoadedModel, load_model
-from omnidraft.ngrams import NgramCache
+from omnidraft.pairing import DrafterSide, Use, make_adaptation, make_pair
 from omnidraft.sampling import GeneratorDraw
-from omnidraft.spelling import SpellingTable, default_cache_dir, load_table
 from omnidraft.text import TextStream
-from omnidraft.vocab import Speller, Vocab, read_vocab
+from omnidraft.vocab import Vocab, read_vocab
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -36,64 +35,17 @@ LARGEST_SEED = 2**64 - 1  # what a torch.Generator takes
 _log = logging.getLogger("omnidraft")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Generation:
-    """An answer.
-
-    `token_ids` are the target's, an end-of-text id included.  `finish_reason` is "eos", "length" (as many tokens as
-    were asked for), "context" (the target holds no more) or "interrupted" (a stream that was not read to its end).
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: str
-    stats: Stats
-
-
-class Stream:
-    """An answer in the making: iterate over it for pieces of text, whole characters each.
-
-    `result` is the `Generation` so far, also after an interruption.
-    """
-
-    def __init__(self, rounds: Iterator[Round], text: TextStream) -> None:
-        self._rounds: list[Round] = []
-        self._pieces: list[str] = []
-        self._source = self._read(rounds, text)
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        return next(self._source)
-
-    @property
-    def result(self) -> Generation:
-        last = self._rounds[-1] if self._rounds else None
-        return Generation(
-            text="".join(self._pieces),
-            token_ids=tuple(token for record in self._rounds for token in record.emitted),
-            finish_reason=(last and last.finish) or "interrupted",
-            stats=Stats.of(self._rounds),
-        )
-
-    def _read(self, rounds: Iterator[Round], text: TextStream) -> Iterator[str]:
-        for record in rounds:
-            piece = text.feed(record.emitted) + (text.end() if record.finish else "")
-            self._rounds.append(record)
-            if piece:
-                self._pieces.append(piece)
-                yield piece
-
-
 class OmniDraft:
-    """A target, made faster by a drafter; what it says stays its own.  Made by `load`, for one text at a time."""
+    """A target, made faster by a drafter; what it says stays its own.  Made by `load`, for one text at a time.
 
-    def __init__(self, target: LoadedModel, drafter: LoadedModel | None, vocab: Vocab, engine: Engine) -> None:
+    One that learns is to be closed, by `close` or at the end of a `with` block: what it learned is saved then, too.
+    """
+
+    def __init__(self, target: LoadedModel, vocab: Vocab, engine: Engine, side: DrafterSide | None = None) -> None:
         self.target = target
-        self.drafter = drafter
         self.vocab = vocab
         self.engine = engine
+        self.side = side
         self._texts = 0
         self._fallback = frozenset(
             token
@@ -101,6 +53,34 @@ class OmniDraft:
             if isinstance(token := target.tokenizer.convert_tokens_to_ids(f"<0x{byte:02X}>"), int)
             and vocab.tokens[token : token + 1] == (bytes([byte]),)
         )
+        # also when nobody closes it: at the end of the interpreter, or of the object
+        self._finish = weakref.finalize(self, side.finish if side else _nothing)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def drafter(self) -> LoadedModel | None:
+        return self.side and self.side.loaded
+
+    def save(self) -> None:
+        """Write what was learned to its profile; raises ConfigError without one, ProfileError where that fails."""
+        if self.side is None:
+            raise ConfigError("there is no drafter to save anything of: load one")
+        self.side.adaptation.refresh()
+        self.side.memory.save(self.side.adaptation)
+
+    def close(self) -> None:
+        """Save what was learned and is not saved yet, and end what learns; what comes later is not learned from."""
+        self._finish()
+
+    @property
+    def learned(self) -> dict[str, int | float]:
+        """Counters of what the drafter learned from this target, earlier processes included; empty without any."""
+        return {} if self.side is None else self.side.memory.totals(self.side.adaptation)
 
     @property
     def drafter_step(self) -> str | None:
@@ -138,8 +118,20 @@ class OmniDraft:
         self.engine.check(ids)
         draw = GeneratorDraw(torch.Generator().manual_seed(seed))
         self._texts += 1
-        rounds = self._unless_overtaken(self._texts, self.engine.rounds(ids, max_new_tokens, settings, draw))
-        return Stream(rounds, self.text_after(ids))
+        rounds = self.engine.rounds(ids, max_new_tokens, settings, draw)
+        if self.side is not None:
+            self.side.serving.texts += 1
+            rounds = self._learning(rounds, self.side)
+        return Stream(self._unless_overtaken(self._overtaking, rounds), self.text_after(ids))
+
+    @property
+    def _overtaking(self) -> tuple[int, int]:
+        """What changes with every text that is begun on the target or on the drafter."""
+        return self._texts, 0 if self.side is None else self.side.serving.texts
+
+    def _learning(self, rounds: Iterator[Round], side: DrafterSide) -> Iterator[Round]:
+        yield from side.adaptation.following(rounds)
+        side.memory.keep(side.adaptation)
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
         """The prompt as token ids of the target, its first token included; raises PromptError where it is unusable."""
@@ -175,9 +167,9 @@ class OmniDraft:
             self.vocab.tokens, prompt, fallback=self._fallback, opening=partial(_text_of_one, self.target)
         )
 
-    def _unless_overtaken(self, text: int, rounds: Iterator[Round]) -> Iterator[Round]:
+    def _unless_overtaken(self, text: tuple[int, int], rounds: Iterator[Round]) -> Iterator[Round]:
         while True:
-            if text != self._texts:
+            if text != self._overtaking:
                 # both models now hold the later text: going on would continue that one
                 raise OmniDraftError("another text was begun on the same models: read a stream to its end first")
             try:
@@ -189,61 +181,74 @@ class OmniDraft:
 
 def load(
     target: str | Path,
-    drafter: str | Path | None = None,
+    drafter: str | Path | OmniDraft | None = None,
     *,
     dtype: str = "auto",
     device: str = "auto",
+    adapt: str = "off",
+    profile: str | Path | None = "auto",
     warn: Callable[[str], None] = _log.warning,
-    **drafting: Any,
+    **options: Any,
 ) -> OmniDraft:
     """Load a target and a drafter, each a folder, a hub id or `zoo:NAME`.
 
-    Without a drafter, or with `draft_len=0`, the target decodes alone.  `drafting` takes the fields of
-    `config.Drafting`.  `dtype` and `device` are for both models.  What is worth knowing but no error (a damaged table
-    cache, a full disk) goes to `warn`, one line each.  Raises ConfigError for an option, ModelError for a model.
+    Without a drafter, or with `draft_len=0`, the target decodes alone; given another OmniDraft, its drafter is shared,
+    and is in memory once.  With `adapt` "background" the drafter learns from every answer, in a process of its own,
+    with "inline" between answers.  What it learned is kept in a profile: "auto" is that of the two models, a path a
+    folder of one's own, None is none.  `options` takes the fields of `config.Drafting` and `config.Learning`; `dtype`
+    and `device` are for both models.  What is worth knowing but no error (a damaged table cache, a full disk) goes to
+    `warn`, one line each.  Raises ConfigError for an option, ModelError for a model, ProfileError for a profile.
     """
-    settings = _settings(Drafting, drafting, ("target", "drafter", "dtype", "device", "warn"))
-    if drafter is None and "draft_len" not in drafting:
-        settings = _settings(Drafting, drafting | {"draft_len": 0})
+    own = ("target", "drafter", "dtype", "device", "adapt", "profile", "warn", *_names(Learning))
+    learning = {name: options.pop(name) for name in _names(Learning) if name in options}
+    settings = _settings(Drafting, options, own)
+    Learning(**learning)
+    if adapt not in ADAPT:
+        raise ConfigError(f"adapt is {adapt!r}; use one of {', '.join(ADAPT)}")
+    if drafter is None:
+        if adapt != "off":
+            raise ConfigError(f"adapt is {adapt!r} without a drafter: give one, or use adapt='off'")
+        if "draft_len" not in options:
+            settings = _settings(Drafting, options | {"draft_len": 0})
     loaded = load_model(zoo.resolve(target), dtype, device)
     vocab = read_vocab(loaded.tokenizer, loaded.lm.vocab_size, loaded.lm.eos)
     # generate of transformers ends at the ids of the generation config only, and so does this
     eos = loaded.lm.eos or vocab.eos
     if drafter is None:
-        return OmniDraft(loaded, None, vocab, Engine(loaded.lm, eos, None, settings))
-    helper = load_model(zoo.resolve(drafter), dtype, device)
-    pair = make_pair(loaded, vocab, helper, settings, warn)
-    return OmniDraft(loaded, helper, vocab, Engine(loaded.lm, eos, pair, settings))
+        return OmniDraft(loaded, vocab, Engine(loaded.lm, eos, None, settings))
+    if isinstance(drafter, OmniDraft):
+        if drafter.side is None:
+            raise ConfigError("the OmniDraft given has no drafter to share: load one with it")
+        helper, serving = drafter.side.loaded, drafter.side.serving
+    else:
+        helper = load_model(zoo.resolve(drafter), dtype, device)
+        serving = Serving(helper.lm, lean_step=settings.drafter_step == "auto")
+    pair = make_pair(loaded, vocab, helper, settings, warn, serving)
+    use = Use(adapt=adapt, learning=learning, profile=profile, warn=warn)
+    adaptation, memory = make_adaptation(loaded, helper, pair, serving, use)
+    engine = Engine(loaded.lm, eos, pair, settings)
+    if adapt != "off":
+        engine.teacher_temperature = memory.learning.teacher_temperature
+    side = DrafterSide(loaded=helper, serving=serving, adaptation=adaptation, memory=memory)
+    return OmniDraft(loaded, vocab, engine, side)
 
 
-def make_pair(
-    target: LoadedModel, vocab: Vocab, drafter: LoadedModel, drafting: Drafting, warn: Callable[[str], None]
-) -> Pair:
-    """Make a drafter ready for a target whose vocabulary is `vocab`; the spelling table comes from the disk cache."""
-    own = read_vocab(drafter.tokenizer, drafter.lm.vocab_size, drafter.lm.eos)
-    speller = Speller(drafter.tokenizer, own)
-    try:
-        folder = default_cache_dir()
-    except ConfigError as error:
-        folder = None
-        warn(f"spelling tables are not stored: {error}")
-    table = load_table(own, vocab, speller, Speller(target.tokenizer, vocab), folder, warn)
-    translator = Translator(table, vocab, own, speller)
-    step = lean(drafter.lm) if drafting.drafter_step == "auto" else None
-    return Pair(drafter=Drafter(step or drafter.lm), translator=translator, cache=make_cache(table, drafting))
+def _names(cls: type[DataclassInstance]) -> list[str]:
+    return [f.name for f in fields(cls)]
 
 
-def make_cache(table: SpellingTable, drafting: Drafting) -> NgramCache:
-    """The n-gram cache that these settings begin with."""
-    if drafting.mode == "intersection":
-        return NgramCache(table, seed="empty", frozen=True)
-    return NgramCache(table, seed=drafting.ngram_seed, bound=drafting.ngram_bound, eviction=drafting.ngram_eviction)
+def _nothing() -> None:
+    """There is nothing to finish."""
 
 
 def _settings(cls: type[Settings], keywords: dict[str, Any], own: Sequence[str] = ()) -> Settings:
     """Settings from the keywords of a call whose own parameters are `own`; ConfigError for an unknown one."""
     known = [*(f.name for f in fields(cls)), *own]
-    homes = {f.name: call for other, call in ((Drafting, "load"), (Sampling, "generate")) for f in fields(other)}
+    homes = {
+        f.name: call
+        for other, call in ((Drafting, "load"), (Learning, "load"), (Sampling, "generate"))
+        for f in fields(other)
+    }
     for name in keywords:
         if name not in known:
             fix = f"give it to {homes[name]}" if name in homes else suggestion(name, known)

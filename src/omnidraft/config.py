@@ -15,6 +15,10 @@ NGRAM_SEEDS = ("empty", "vocabulary")
 EVICTIONS = ("lfu", "lru")
 DRAFTER_STEPS = ("auto", "transformers")
 DIVERGENCES = ("forward", "forward+tv", "reverse", "tv")
+LOSSES = ("hybrid", "marginal")
+ADAPTERS = ("full", "lora")
+ADAPT = ("background", "inline", "off")
+MAX_RANK = 1024
 MAX_DRAFT_LEN = 64
 COLDEST = 1e-4  # logits divided by less may overflow
 LARGEST = 1e30  # so do scores multiplied by more
@@ -66,6 +70,45 @@ class Drafting:
             _integer("ngram_bound", self.ngram_bound, low=1, fix="leave it out for no bound")
         _choice("ngram_eviction", self.ngram_eviction, EVICTIONS)
         _choice("drafter_step", self.drafter_step, DRAFTER_STEPS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learning:
+    """How a drafter learns from the answers of its target; an update follows every `interval` answers."""
+
+    loss: str = "marginal"
+    divergence: str = "forward"  # of the marginal loss
+    ngram_weight: float | None = 0.2  # λ of the hybrid loss; None: the target's probability of the n-gram
+    teacher_temperature: float = 1.0  # what softens the target's laws, whatever the text is sampled with
+    adapter: str = "full"
+    rank: int = 32  # of LoRA
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.0
+    clip: float = 1.0  # the largest norm of a gradient
+    interval: int = 8  # answers between updates
+    batch: int = 8  # answers of a step
+    replays: int = 1  # steps on earlier answers after each on new ones
+    memory_bytes: int = 2**26  # of earlier answers
+    hold_out: int = 10  # one answer in so many is not learned from, but judges what was learned
+    margin: float = 0.05  # by which a held-out loss may rise, as a share of it, before an update is taken back
+
+    def __post_init__(self) -> None:
+        _choice("loss", self.loss, LOSSES)
+        _choice("divergence", self.divergence, DIVERGENCES)
+        if self.ngram_weight is not None:
+            _number("ngram_weight", self.ngram_weight, low=0.0, fix="use 0.2, or None for the target's probability")
+        _number("teacher_temperature", self.teacher_temperature, low=COLDEST, fix="use 1 for the target's own laws")
+        _choice("adapter", self.adapter, ADAPTERS)
+        _integer("rank", self.rank, low=1, high=MAX_RANK, fix="32 is usual")
+        _number("learning_rate", self.learning_rate, low=0.0, low_open=True, fix="use adapt='off' not to learn")
+        _number("weight_decay", self.weight_decay, low=0.0, fix="use 0 for none")
+        _number("clip", self.clip, low=0.0, low_open=True, fix="1 is usual")
+        _integer("interval", self.interval, low=1, fix="use 1 to learn after every answer")
+        _integer("batch", self.batch, low=1, fix="8 is usual")
+        _integer("replays", self.replays, low=0, fix="use 0 for none")
+        _integer("memory_bytes", self.memory_bytes, low=2**20, fix="use at least a mebibyte")
+        _integer("hold_out", self.hold_out, low=2, fix="10 keeps one answer in ten")
+        _number("margin", self.margin, low=0.0, fix="use 0 to take back every update that does not help")
 
 
 def suggestion(name: str, known: Collection[str]) -> str:

@@ -24,11 +24,12 @@ from rich.table import Table
 from rich.text import Text
 
 from omnidraft import zoo
-from omnidraft.api import OmniDraft, load, make_cache
+from omnidraft.api import OmniDraft, load
 from omnidraft.config import Sampling
 from omnidraft.engine import Engine, Round
 from omnidraft.metrics import Stats
 from omnidraft.models import LanguageModel
+from omnidraft.pairing import make_cache
 from omnidraft.sampling import GeneratorDraw
 from omnidraft.text import TextStream
 

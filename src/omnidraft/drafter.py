@@ -2,14 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from omnidraft.models import LanguageModel
+from omnidraft.lean import lean
+from omnidraft.models import LanguageModel, LentWeights, TransformersModel
 from omnidraft.sampling import Draw, Probs, tempered
+
+
+class Serving:
+    """The one copy of a drafter's weights that drafts, for any number of targets, one text at a time.
+
+    The source it was made from stays as it is.
+    """
+
+    def __init__(self, source: TransformersModel, *, lean_step: bool = True) -> None:
+        self.source = source
+        self.texts = 0  # begun with it, for any target
+        self._lean = lean(source) if lean_step else None
+        self._own: LentWeights | None = None
+        self._holder: object = None  # whose learned weights it has; None: the source's own
+
+    @property
+    def model(self) -> LanguageModel:
+        return self._lean or self._own or self.source
+
+    def take(self, holder: object, weights: Mapping[str, torch.Tensor]) -> LanguageModel:
+        """Draft with the source's weights, but for these, which are `holder`'s; the model to draft with from now on."""
+        if self._lean is not None:
+            self._lean.take(weights)
+        elif self._own is not None or weights:
+            self._own = self._own or LentWeights(self.source)
+            self._own.take(weights)
+        self._holder = holder
+        return self.model
+
+    def held_by(self, holder: object) -> bool:
+        """Whether the weights are those that `holder` brought last."""
+        return self._holder is holder
 
 
 class Drafter:
@@ -27,6 +60,16 @@ class Drafter:
         self._text, self._cached = list(tokens), []
         self._base = self._agreed = 0
         self.model.crop(0)
+
+    @property
+    def text(self) -> list[int]:
+        """The committed text; not to be changed."""
+        return self._text
+
+    def swap(self, model: LanguageModel) -> None:
+        """Draft with another model, or with the same one after a change of its weights: the text is read again."""
+        self.model = model
+        self._cached, self._agreed = [], 0
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Add committed tokens."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from omnidraft.config import Drafting, Sampling
 from omnidraft.context import Translator
@@ -16,9 +17,13 @@ from omnidraft.errors import ConfigError, PromptError
 from omnidraft.models import LanguageModel
 from omnidraft.ngrams import NgramCache
 from omnidraft.paper import DirectMap, Proposal, merge, verify_paper
-from omnidraft.sampling import Draw, Probs, Processing, Processor, TargetLaw
+from omnidraft.sampling import Draw, Probs, Processing, Processor, TargetLaw, softmax
+from omnidraft.teacher import SparseLaw, sparse
 from omnidraft.verify import Outcome, verify_block, verify_greedy, verify_token
 from omnidraft.walk import STOP, Walk
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +43,7 @@ class Round:
     verify_s: float  # the target's forward pass
     translate_s: float  # everything else: segmentation, acceptance, n-gram cache, context
     finish: str | None  # "eos", "length" or "context" on the last round
+    laws: tuple[SparseLaw, ...] = ()  # the target's at each emitted token, where they are asked for
 
 
 @dataclass(slots=True)
@@ -75,6 +81,7 @@ class Engine:
         self.eos = frozenset(eos)
         self.pair = pair
         self.drafting = drafting or Drafting(draft_len=0)
+        self.teacher_temperature: float | None = None  # where one is set, records hold the target's laws at it
         if pair is None and self.drafting.draft_len > 0:
             raise ConfigError(f"draft_len is {self.drafting.draft_len} without a drafter: give one, or use draft_len=0")
         direct = self.drafting.mode in ("intersection", "paper")
@@ -149,6 +156,7 @@ class Engine:
         self.target.crop(len(ids) + min(outcome.accepted, len(fed)))
         emitted, finish = self._cut(outcome.emitted, len(ids), end)
         false_merge = self._commit(draft, outcome, emitted)
+        laws = self._laws(logits, len(emitted))
         done = time.perf_counter()
         return Round(
             emitted=emitted,
@@ -164,7 +172,14 @@ class Engine:
             verify_s=verified - drafted,
             translate_s=done - verified,
             finish=finish,
+            laws=laws,
         )
+
+    def _laws(self, logits: torch.Tensor, count: int) -> tuple[SparseLaw, ...]:
+        """The target's own laws at the first `count` rows, whatever the text is sampled with."""
+        if self.teacher_temperature is None:
+            return ()
+        return tuple(map(sparse, softmax(logits[:count] / self.teacher_temperature)))
 
     def _draft_len(self, ids: Sequence[int], end: int) -> int:
         """How many tokens to draft: no more than could be emitted, none where the context may run out."""

@@ -6,7 +6,7 @@ Exactness does not rest on it: q is whatever (finite) vector the draft tokens we
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -54,19 +54,26 @@ class LeanLlama:
         self._key_heads: int = config.num_key_value_heads or self._heads
         self._size: int = config.head_dim or config.hidden_size // self._heads
         self._epsilon = config.rms_norm_eps
-        weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
-        self._embedding = weights["model.embed_tokens.weight"]
-        self._head = fastest(weights.get("lm_head.weight", self._embedding))
-        self._norm = weights["model.norm.weight"].float()
-        self._layers = [self._layer(weights, f"model.layers.{i}.") for i in range(config.num_hidden_layers)]
+        self._base = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+        self._tied = bool(config.tie_word_embeddings)
+        shape = (config.num_hidden_layers, 2, self._key_heads, self.context, self._size)
+        self._caches = torch.zeros(shape)
+        self.take({})
         # rotary positions as one complex product a head: (context, 1, head size / 2)
         angles = torch.outer(torch.arange(self.context, dtype=torch.float32), model.model.rotary_emb.inv_freq)
         self._turns = torch.polar(torch.ones_like(angles), angles)[:, None]
 
-    def _layer(self, weights: dict[str, torch.Tensor], name: str) -> _Layer:
+    def take(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Serve with these weights and, where there are none, the source's; keys and values stay as they are."""
+        own = self._base | {name: weight.detach() for name, weight in weights.items()}
+        self._embedding = own["model.embed_tokens.weight"]
+        self._head = fastest(self._embedding if self._tied else own["lm_head.weight"])
+        self._norm = own["model.norm.weight"].float()
+        self._layers = [self._layer(own, f"model.layers.{i}.", cache) for i, cache in enumerate(self._caches)]
+
+    def _layer(self, weights: dict[str, torch.Tensor], name: str, cache: torch.Tensor) -> _Layer:
         q, k, v = (weights[f"{name}self_attn.{part}_proj.weight"] for part in "qkv")
         gate, up = (weights[f"{name}mlp.{part}_proj.weight"] for part in ("gate", "up"))
-        cache = torch.zeros(2, self._key_heads, self.context, self._size)
         return _Layer(
             before_attention=weights[f"{name}input_layernorm.weight"].float(),
             qkv=fastest(torch.cat([self._paired(q), self._paired(k), v])),

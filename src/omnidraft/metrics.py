@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -51,6 +51,12 @@ class Stats:
             verify_s=sum(r.verify_s for r in rounds),
             translate_s=sum(r.translate_s for r in rounds),
         )
+
+    @classmethod
+    def sum(cls, parts: Iterable[Stats]) -> Stats:
+        """The counts and times of several texts together."""
+        parts = list(parts)
+        return cls(**{f.name: sum(getattr(part, f.name) for part in parts) for f in fields(cls)})
 
     @property
     def seconds(self) -> float:

@@ -7,11 +7,12 @@ load_model         folder or hub id -> LoadedModel: the model, its tokenizer, an
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,6 +144,21 @@ class TransformersModel:
         if not kept:
             return torch.empty(0, self.vocab_size, device=self.device)
         return kept[0] if len(kept) == 1 else torch.cat(kept)
+
+
+class LentWeights(TransformersModel):
+    """A copy of a model that can be given other weights, and its own again."""
+
+    def __init__(self, source: TransformersModel) -> None:
+        super().__init__(copy.deepcopy(source.model))
+        self._source = source
+
+    @torch.no_grad()
+    def take(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Have these weights, by the names of `named_parameters`, and else the source's; the cache stays as it is."""
+        own = dict(self.model.named_parameters())
+        for name, weight in self._source.model.named_parameters():
+            own[name].copy_(weights.get(name, weight))
 
 
 @dataclass(frozen=True)

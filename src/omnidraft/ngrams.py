@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import zipfile
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
+from omnidraft.config import NGRAM_SEEDS
 from omnidraft.errors import ModelError
 from omnidraft.sampling import Probs
 from omnidraft.spelling import ROOT, SpellingTable
 
-FORMAT = 1
 Ints = npt.NDArray[np.int32]
+_RECORDS = ("hits", "false_merges", "last_use")
 FALSE_MERGES_BEFORE_OFF = 4  # a merge is judged by its record only once it has failed this often
 
 
@@ -188,6 +186,11 @@ class NgramCache:
             for token in active[worst]:
                 self._switch(int(token), on=False)
 
+    def activate(self, active: npt.NDArray[np.bool_]) -> None:
+        """Take over the active set (V_p,) of another cache of the same table."""
+        if not np.array_equal(active, self.active):
+            self._set_active(active.copy())
+
     # ------------------------------------------------------------ derived state
 
     def _set_active(self, active: npt.NDArray[np.bool_]) -> None:
@@ -220,52 +223,40 @@ class NgramCache:
 
     # ------------------------------------------------------------ save and load
 
-    def save(self, path: Path) -> None:
-        """Write the records of all n-grams that have any, and the active set, to one file."""
+    def state(self) -> dict[str, Ints]:
+        """The records of all n-grams that have any, and the active set, as int32 arrays by name."""
         seeded = np.zeros_like(self.active) if self.seed == "empty" else self._ngram
         keep = self._ngram & ((self.hits > 0) | (self.false_merges > 0) | (self.active != seeded))
         token = np.flatnonzero(keep).astype(np.int32)
-        temporary = path.with_name(path.name + ".tmp")
-        with temporary.open("wb") as file:
-            np.savez(
-                file,
-                format=np.int32(FORMAT),
-                fingerprint=np.array(self.table.fingerprint),
-                seed=np.array(self.seed),
-                clock=np.int32(self._clock),
-                token=token,
-                active=self.active[token],
-                hits=self.hits[token],
-                false_merges=self.false_merges[token],
-                last_use=self.last_use[token],
-            )
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        return {
+            "seed": np.array([NGRAM_SEEDS.index(self.seed)], np.int32),
+            "clock": np.array([self._clock], np.int32),
+            "token": token,
+            "active": self.active[token].astype(np.int32),
+            "hits": self.hits[token],
+            "false_merges": self.false_merges[token],
+            "last_use": self.last_use[token],
+        }
 
-    def load(self, path: Path) -> None:
-        """Take over the records of `path`; raises ModelError if it is unreadable or of another tokenizer pair."""
+    def resume(self, state: Mapping[str, Ints]) -> None:
+        """Go on from an earlier state; raises ModelError for one that does not fit, and changes nothing then."""
+        table = self.table
         try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as data:  # numpy leaves a bad file open
-                arrays = {name: data[name] for name in data.files}
-            if int(arrays["format"]) != FORMAT or str(arrays["fingerprint"]) != self.table.fingerprint:
-                raise ModelError(
-                    f"n-gram cache {path} belongs to another tokenizer pair or format; remove or rename it"
-                )
-            token = arrays["token"]
-            active = (self.table.node >= 0) & (~self._ngram | (str(arrays["seed"]) == "vocabulary"))
-            active[token] = arrays["active"]
-            hits, false_merges, last_use = (np.zeros(self.table.target_size, np.int32) for _ in range(3))
-            hits[token] = arrays["hits"]
-            false_merges[token] = arrays["false_merges"]
-            last_use[token] = arrays["last_use"]
-            clock = int(arrays["clock"])
-        except ModelError:
-            raise
-        # what `zipfile` and `numpy` raise for a damaged archive; RuntimeError: a flag that asks for a password
-        except (OSError, EOFError, LookupError, TypeError, ValueError, RuntimeError, zipfile.BadZipFile) as error:
-            raise ModelError(f"n-gram cache {path} cannot be read ({error}); remove or rename it") from error
-        self.hits, self.false_merges, self.last_use, self._clock = hits, false_merges, last_use, clock
+            token = state["token"]
+            fits = all(state[name].shape == token.shape for name in ("active", *_RECORDS))
+            if not fits or not self._ngram[token].all() or token.min(initial=0) < 0:
+                raise ValueError("it holds what is no n-gram of this pair")
+            seeded = NGRAM_SEEDS[int(state["seed"][0])] == "vocabulary"
+            clock = int(state["clock"][0])
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise ModelError(f"the n-gram cache cannot be read ({error}): use another profile") from error
+        active = (table.node >= 0) & (~self._ngram | seeded)
+        active[token] = state["active"] != 0
+        for name in _RECORDS:
+            record = np.zeros(table.target_size, np.int32)
+            record[token] = state[name]
+            setattr(self, name, record)
+        self._clock = clock
         self._set_active(active)
         self._evict()
         self._refresh()

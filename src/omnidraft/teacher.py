@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from omnidraft.config import Learning
 from omnidraft.ngrams import Ints, NgramCache
 from omnidraft.sampling import Probs
 from omnidraft.spelling import ROOT, SpellingTable
@@ -89,6 +90,16 @@ class Lesson:
         return int(self.ids.nbytes + sum(getattr(part, f.name).nbytes for part in parts for f in fields(part)))
 
 
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What a target said, as a trainer is told of it: a copy of everything, so that it can go to another process."""
+
+    prompt: tuple[int, ...]  # drafter tokens
+    tokens: tuple[int, ...]  # of the target
+    written: tuple[tuple[int, ...], ...]  # each of them in drafter tokens
+    laws: tuple[SparseLaw, ...]  # of the target at each of them
+
+
 # ---------------------------------------------------------------- laws over drafter tokens
 
 
@@ -137,6 +148,15 @@ def _grouped(symbols: Ints, probs: Floats) -> tuple[Ints, Probs]:
 
 
 # ---------------------------------------------------------------- lessons
+
+
+def lesson(cache: NgramCache, answer: Answer, learning: Learning) -> Lesson:
+    """What an answer teaches, for the loss that is learned by."""
+    if learning.loss == "hybrid":
+        return hybrid_lesson(
+            cache, answer.prompt, answer.tokens, answer.written, answer.laws, weight=learning.ngram_weight
+        )
+    return marginal_lesson(cache, answer.prompt, answer.tokens, answer.written, answer.laws)
 
 
 class _Rows:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from omnidraft.api import OmniDraft, make_cache
+from omnidraft.api import OmniDraft
 from omnidraft.bench.records import BASELINE
 from omnidraft.config import Drafting, Sampling
 from omnidraft.engine import Engine, Round
 from omnidraft.errors import ConfigError, OmniDraftError
 from omnidraft.models import LanguageModel, TransformersModel
+from omnidraft.pairing import make_cache
 from omnidraft.sampling import GeneratorDraw
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from omnidraft.api import make_cache
 from omnidraft.bench import memory
 from omnidraft.bench.scripted import Pass, Say, Shape, Spread, Watch, certain, counting_laws, watching
 from omnidraft.config import Drafting, Sampling
@@ -25,6 +24,7 @@ from omnidraft.engine import Engine, Pair
 from omnidraft.kv import ROOM
 from omnidraft.lean import lean
 from omnidraft.models import LanguageModel, TransformersModel
+from omnidraft.pairing import make_cache
 from omnidraft.sampling import GeneratorDraw
 from omnidraft.spelling import build_table
 from omnidraft.vocab import Speller, read_vocab

@@ -1,0 +1,144 @@
+"""Learning from live traffic: every finished answer teaches, and what was learned drafts from the next round on.
+
+At a change of weights the drafter reads its text again, so that no draft stands on keys of other weights.  Exact it
+would be either way: q is recorded as it was drawn from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from omnidraft.config import Learning
+from omnidraft.drafter import Serving
+from omnidraft.engine import Pair, Round
+from omnidraft.ngrams import NgramCache
+from omnidraft.teacher import Answer, lesson
+from omnidraft.trainer import Counters, Trainer, Weights, merged
+
+LONGEST = 2048  # drafter tokens of a lesson: attention over more would take seconds
+
+
+class Learner(Protocol):
+    """A trainer beside the engine or in another process."""
+
+    counters: Counters
+
+    def teach(self, answer: Answer, cache: NgramCache) -> None:
+        """Take in an answer, of which `cache` knows the active n-grams."""
+
+    def pause(self) -> None:
+        """A reply is being made."""
+
+    def go_on(self) -> None:
+        """It is made."""
+
+    def fresh(self) -> Weights | None:
+        """The state after the last update, once."""
+
+    def flush(self) -> None:
+        """Wait for updates that are due."""
+
+    def close(self) -> None:
+        """End; nothing may be taught after it."""
+
+
+class InlineTrainer:
+    """A `Learner` that learns where it is called: deterministic, for experiments."""
+
+    def __init__(self, trainer: Trainer, learning: Learning) -> None:
+        self._trainer = trainer
+        self._learning = learning
+        self._fresh = False
+
+    @property
+    def counters(self) -> Counters:
+        return self._trainer.counters
+
+    @counters.setter
+    def counters(self, counters: Counters) -> None:
+        self._trainer.counters = counters
+
+    def teach(self, answer: Answer, cache: NgramCache) -> None:
+        """Learn from an answer, and update where that is due."""
+        self._trainer.add(lesson(cache, answer, self._learning))
+        if self._trainer.due:
+            self._fresh = self._trainer.update() or self._fresh
+
+    def fresh(self) -> Weights | None:
+        """The state after the last update, once."""
+        fresh, self._fresh = self._fresh, False
+        return self._trainer.state() if fresh else None
+
+    def pause(self) -> None:
+        """Nothing runs beside a reply."""
+
+    go_on = flush = close = pause
+
+
+class Adaptation:
+    """Keeps a drafter learning from one target; with `learner` None it only drafts with what was learned."""
+
+    def __init__(self, pair: Pair, serving: Serving, learner: Learner | None, state: Weights | None = None) -> None:
+        self.pair = pair
+        self.serving = serving
+        self.learner = learner
+        self.state: Weights = state or {}
+        self._base = dict(serving.source.model.named_parameters())
+        self._weights = merged(self._base, self.state)
+        self.swaps = 0
+
+    def following(self, rounds: Iterator[Round]) -> Iterator[Round]:
+        """The rounds of one text as they are, learned from once it is complete."""
+        self.use()
+        if self.learner is None:
+            yield from rounds
+            return
+        self.learner.pause()
+        records: list[Round] = []
+        try:
+            for record in rounds:
+                records.append(record)
+                yield record
+                self.refresh()
+        finally:
+            self.learner.go_on()
+        if records:
+            self.learner.teach(self.answer(records), self.pair.cache)
+            self.refresh()
+
+    def use(self) -> None:
+        """Draft with what was learned here, after another target had the drafter."""
+        if not self.serving.held_by(self):
+            self._swap()
+
+    def refresh(self) -> None:
+        """Draft with what was learned since the last time, if anything was."""
+        state = None if self.learner is None else self.learner.fresh()
+        if state is not None:
+            self.state, self._weights = state, merged(self._base, state)
+            self._swap()
+
+    def answer(self, records: list[Round]) -> Answer:
+        """What these rounds said; of a very long text, what the drafter's context holds."""
+        tokens = [token for record in records for token in record.emitted]
+        laws = [law for record in records for law in record.laws]
+        written = [tuple(self.pair.translator.tokens([token])) for token in tokens]
+        room = min(LONGEST, self.pair.drafter.model.context)
+        text = self.pair.drafter.text
+        prompt = text[: len(text) - sum(map(len, written))][-(room // 2) :]
+        length, kept = len(prompt), 0
+        while kept < len(tokens) and length + len(written[kept]) <= room:
+            length += len(written[kept])
+            kept += 1
+        return Answer(tuple(prompt), tuple(tokens[:kept]), tuple(written[:kept]), tuple(laws[:kept]))
+
+    def flush(self) -> None:
+        """Wait for updates that are due, and draft with them."""
+        if self.learner is not None:
+            self.learner.flush()
+            self.refresh()
+
+    def _swap(self) -> None:
+        self.pair.drafter.swap(self.serving.take(self, self._weights))
+        self.swaps += 1

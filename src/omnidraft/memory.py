@@ -1,0 +1,153 @@
+"""What was learned for one drafter and target, between its profile on disk and the models in memory."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from omnidraft.adaptation import Adaptation
+from omnidraft.config import Learning
+from omnidraft.errors import ConfigError, OmniDraftError
+from omnidraft.models import TransformersModel
+from omnidraft.ngrams import NgramCache
+from omnidraft.profiles import ProfileFolder
+from omnidraft.spelling import SpellingTable
+from omnidraft.trainer import Weights
+
+SHAPE = ("adapter", "rank")  # what learned weights depend on
+SAVE_EVERY = 8  # updates
+POSITION = "position_"  # before the digest of a data set
+
+
+def key_of(drafter: str, target: str, table: SpellingTable, model: TransformersModel) -> Key:
+    """Under what a profile is kept; reads all of the drafter's weights, for their hash."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return Key(drafter=drafter, target=target, tokenizers=table.fingerprint, weights=digest.hexdigest())
+
+
+def learning_for(profile: Profile | None, given: Mapping[str, Any]) -> Learning:
+    """The settings to learn by: those given, and else the shape that the profile was learned in.
+
+    Raises ConfigError where the two contradict.
+    """
+    if profile is None:
+        return Learning(**given)
+    shape = {name: profile.learning[name] for name in SHAPE if name in profile.learning}
+    asked = Learning(**(shape | dict(given)))
+    for name, value in shape.items():
+        if getattr(asked, name) != value and (name != "rank" or asked.adapter == "lora"):
+            raise ConfigError(
+                f"{name} is {getattr(asked, name)!r}, but the profile was learned with {value!r}: "
+                "leave it out, or give another profile"
+            )
+    return asked
+
+
+@dataclass
+class Memory:
+    """Keeps what an adaptation learned in a profile; without a folder, nowhere.
+
+    `positions` say how far the answers of a data set were learned from, by the set's digest.
+    """
+
+    folder: ProfileFolder | None
+    key: Key | None
+    learning: Learning
+    warn: Callable[[str], None]
+    counters: dict[str, int | float] = field(default_factory=dict)  # of earlier processes
+    positions: dict[str, int] = field(default_factory=dict)
+    writes: bool = False  # whether this process learns into the profile
+    _saved: int = 0  # updates at the last save
+    _thread: threading.Thread | None = None
+    _failed: bool = False
+
+    def totals(self, adaptation: Adaptation) -> dict[str, int | float]:
+        """Counters of the profile, this process's part included."""
+        learner = adaptation.learner
+        own = {} if learner is None else asdict(learner.counters)
+        sums = {name: self.counters.get(name, 0) + count for name, count in own.items() if isinstance(count, int)}
+        loss = own.get("held_out_loss", math.nan)
+        last = self.counters.get("held_out_loss") if math.isnan(loss) else loss
+        return self.counters | sums | ({} if last is None else {"held_out_loss": last})
+
+    def profile(self, adaptation: Adaptation) -> Profile:
+        """All that was learned so far, as it is now."""
+        return Profile(
+            tensors=dict(adaptation.state),
+            arrays=adaptation.pair.cache.state(),
+            learning=asdict(self.learning),
+            counters=self.totals(adaptation) | {POSITION + name: at for name, at in self.positions.items()},
+        )
+
+    def save(self, adaptation: Adaptation) -> None:
+        """Write the profile; raises ProfileError where that fails, and the old one stays."""
+        self.wait()
+        if self.folder is None or self.key is None:
+            raise ConfigError("there is no profile to save to: load with profile='auto' or a folder")
+        self._saved = self._updates(adaptation)
+        self.folder.save(self.key, self.profile(adaptation))
+
+    def keep(self, adaptation: Adaptation, every: int = SAVE_EVERY) -> None:
+        """Write the profile once in `every` updates, beside whatever comes next; trouble is said once."""
+        if not self.writes or self._updates(adaptation) - self._saved < every or self._writing:
+            return
+        folder, key, profile = self.folder, self.key, self.profile(adaptation)
+        self._saved = self._updates(adaptation)
+
+        def write() -> None:
+            try:
+                if folder is not None and key is not None:
+                    folder.save(key, profile)
+            except OmniDraftError as error:
+                self._say(error)
+
+        self._thread = threading.Thread(target=write)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait for what is being written."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def finish(self, adaptation: Adaptation) -> None:
+        """Save what is not saved yet, and end the learner."""
+        self.wait()
+        adaptation.refresh()
+        if self.writes and self._updates(adaptation) > self._saved:
+            try:
+                self.save(adaptation)
+            except OmniDraftError as error:
+                self._say(error)
+        if adaptation.learner is not None:
+            adaptation.learner.close()
+        if self.folder is not None and self.writes:
+            self.folder.release()
+
+    @property
+    def _writing(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _updates(self, adaptation: Adaptation) -> int:
+        return 0 if adaptation.learner is None else adaptation.learner.counters.updates
+
+    def _say(self, error: OmniDraftError) -> None:
+        if not self._failed:
+            self.warn(f"what was learned is not saved: {error}")
+        self._failed = True
+
+
+def remember(profile: Profile, cache: NgramCache) -> tuple[Weights, dict[str, int | float], dict[str, int]]:
+    """Bring a profile's n-grams into a cache; its weights, its counters and its positions."""
+    cache.resume(profile.arrays)
+    positions = {n.removeprefix(POSITION): int(at) for n, at in profile.counters.items() if n.startswith(POSITION)}
+    counters = {name: count for name, count in profile.counters.items() if not name.startswith(POSITION)}
+    return dict(profile.tensors), counters, positions

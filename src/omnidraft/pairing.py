@@ -1,0 +1,132 @@
+"""A drafter made ready for a target: spellings, n-grams, and what was learned for the two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omnidraft.adaptation import Adaptation, InlineTrainer, Learner
+from omnidraft.background import BackgroundTrainer
+from omnidraft.config import Drafting, Learning
+from omnidraft.context import Translator
+from omnidraft.drafter import Drafter, Serving
+from omnidraft.engine import Pair
+from omnidraft.errors import ConfigError, ProfileError
+from omnidraft.learned import Profile
+from omnidraft.manifest import Key
+from omnidraft.memory import Memory, key_of, learning_for, remember
+from omnidraft.models import LoadedModel
+from omnidraft.ngrams import NgramCache
+from omnidraft.profiles import ProfileFolder
+from omnidraft.spelling import SpellingTable, default_cache_dir, load_table
+from omnidraft.store import ProfileStore
+from omnidraft.teacher import shared_tokens
+from omnidraft.trainer import Trainer, Weights
+from omnidraft.vocab import Speller, Vocab, read_vocab
+
+Warn = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterSide:
+    """A drafter beside one target: what it is, the copy of it that drafts, and what it learned."""
+
+    loaded: LoadedModel
+    serving: Serving
+    adaptation: Adaptation
+    memory: Memory
+
+    def finish(self) -> None:
+        """Save what is not saved, and end what learns."""
+        self.memory.finish(self.adaptation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Use:
+    """How a drafter is to be used: where what it learns is kept, and how it goes on learning."""
+
+    adapt: str = "off"
+    learning: Mapping[str, Any]  # what is asked of config.Learning
+    profile: str | Path | None = "auto"
+    warn: Warn
+
+
+def make_pair(
+    target: LoadedModel, vocab: Vocab, drafter: LoadedModel, drafting: Drafting, warn: Warn, serving: Serving
+) -> Pair:
+    """Make a drafter ready for a target whose vocabulary is `vocab`; the spelling table comes from the disk cache."""
+    own = read_vocab(drafter.tokenizer, drafter.lm.vocab_size, drafter.lm.eos)
+    speller = Speller(drafter.tokenizer, own)
+    try:
+        folder = default_cache_dir()
+    except ConfigError as error:
+        folder = None
+        warn(f"spelling tables are not stored: {error}")
+    table = load_table(own, vocab, speller, Speller(target.tokenizer, vocab), folder, warn)
+    translator = Translator(table, vocab, own, speller)
+    return Pair(drafter=Drafter(serving.model), translator=translator, cache=make_cache(table, drafting))
+
+
+def make_cache(table: SpellingTable, drafting: Drafting) -> NgramCache:
+    """The n-gram cache that these settings begin with."""
+    if drafting.mode == "intersection":
+        return NgramCache(table, seed="empty", frozen=True)
+    return NgramCache(table, seed=drafting.ngram_seed, bound=drafting.ngram_bound, eviction=drafting.ngram_eviction)
+
+
+def make_adaptation(
+    target: LoadedModel, drafter: LoadedModel, pair: Pair, serving: Serving, use: Use
+) -> tuple[Adaptation, Memory]:
+    """Bring in what was learned for a pair, and what learns on; raises ProfileError for a profile given by its path."""
+    table = pair.cache.table
+    folder, key = _folder(target, drafter, table, use)
+    profile = _read(folder, key, use)
+    learning = learning_for(profile, use.learning)
+    memory = Memory(folder, key, learning, use.warn)
+    state: Weights = {}
+    if profile is not None:
+        state, memory.counters, memory.positions = remember(profile, pair.cache)
+    if use.adapt != "off" and folder is not None:
+        memory.writes = folder.claim()
+        if not memory.writes:
+            use.warn(f"profile {folder.name} is in use by another process: what is learned here is not saved")
+    adaptation = Adaptation(pair, serving, None, state)
+    if use.adapt != "off":
+        adaptation.learner = _learner(use.adapt, drafter, table, learning, state)
+    return adaptation, memory
+
+
+def _learner(adapt: str, drafter: LoadedModel, table: SpellingTable, learning: Learning, state: Weights) -> Learner:
+    if adapt == "background":
+        return BackgroundTrainer(drafter.lm.model, learning, table, state or None)
+    trainer = Trainer(drafter.lm.model, learning, shared_tokens(table))
+    if state:
+        trainer.resume(state)
+    return InlineTrainer(trainer, learning)
+
+
+def _folder(
+    target: LoadedModel, drafter: LoadedModel, table: SpellingTable, use: Use
+) -> tuple[ProfileFolder | None, Key | None]:
+    if use.profile is None:
+        return None, None
+    store = ProfileStore() if use.profile == "auto" else None
+    if store is not None and use.adapt == "off" and not store.root.is_dir():
+        return None, None  # nothing was ever learned here: no need to read all weights for their hash
+    key = key_of(drafter.name, target.name, table, drafter.lm)
+    return (ProfileFolder(Path(use.profile)) if store is None else store.folder(key)), key
+
+
+def _read(folder: ProfileFolder | None, key: Key | None, use: Use) -> Profile | None:
+    """The profile of a folder; one of the store that is refused is set aside, one given by its path is an error."""
+    if folder is None or key is None:
+        return None
+    try:
+        return folder.load(key)
+    except ProfileError as error:
+        if use.profile != "auto":
+            raise
+        use.warn(f"{error}; it is kept as {folder.set_aside().name}, and learning begins anew")
+        return None

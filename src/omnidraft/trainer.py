@@ -1,0 +1,283 @@
+"""The trainer: learns the drafter's weights from lessons, on a copy of its own.
+
+What it learned is a state, tensors by name: LoRA's two matrices for each layer, or all weights.  `merged` makes of it
+the weights that a drafter serves with; the base they are added to is never changed.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from omnidraft.batches import Batch
+from omnidraft.config import Learning
+from omnidraft.errors import ModelError
+from omnidraft.losses import divergence, hybrid
+from omnidraft.teacher import Lesson
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+
+Weights = dict[str, torch.Tensor]
+RING = 8  # held-out answers that judge an update
+JUDGES = 4  # of them are enough
+LOGITS = 2**25  # numbers that the logits of one pass may hold: 128 MiB in fp32
+FREE_BYTES = 2**29  # of memory that an update leaves to everything else
+LORA_A, LORA_B = ".lora_A.default.weight", ".lora_B.default.weight"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counters:
+    """What a trainer did since it was made."""
+
+    answers: int = 0
+    updates: int = 0
+    steps: int = 0
+    dropped: int = 0  # batches whose loss or gradient was not finite
+    rolled_back: int = 0  # updates that raised the held-out loss
+    paused: int = 0  # updates that waited for memory
+    held_out_loss: float = math.nan  # after the last update
+
+
+class Trainer:
+    """Trains a copy of a drafter.
+
+    `shared` (V_q,) are the drafter tokens that are target tokens of their own, which the hybrid loss needs.  The same
+    lessons in the same order give the same weights for the same `seed`.  `yields` is called between the passes of an
+    update, for a trainer that shares the machine; each reads `at_once` lessons, or as many as memory allows.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        learning: Learning,
+        shared: npt.NDArray[np.bool_],
+        seed: int = 0,
+        yields: Callable[[], None] = lambda: None,
+        at_once: int | None = None,
+    ) -> None:
+        self.learning = learning
+        self._model, self._inner = _copy(model, learning, seed)
+        self._shared = torch.from_numpy(shared)
+        self._yields = yields
+        self._at_once = at_once
+        self._random = np.random.default_rng(seed)
+        self._parameters = [p for p in self._inner.parameters() if p.requires_grad]
+        self._optimizer = torch.optim.AdamW(
+            self._parameters, lr=learning.learning_rate, weight_decay=learning.weight_decay
+        )
+        self._new: list[Lesson] = []
+        self._memory: deque[Lesson] = deque()
+        self._bytes = 0
+        self._ring: deque[Lesson] = deque(maxlen=RING)
+        self._ring_losses: dict[int, float] = {}  # of the present weights, by id of the lesson
+        self.counters = Counters()
+
+    # ------------------------------------------------------------ lessons
+
+    def add(self, lesson: Lesson) -> None:
+        """Take in what one answer taught; one in `hold_out` only judges."""
+        if not lesson.positions:
+            return
+        self.counters = _plus(self.counters, answers=1)
+        if self.counters.answers % self.learning.hold_out == 0:
+            self._ring.append(lesson)
+            return
+        self._new.append(lesson)
+        self._memory.append(lesson)
+        self._bytes += lesson.nbytes
+        while self._bytes > self.learning.memory_bytes and len(self._memory) > 1:
+            gone = self._memory.popleft()
+            self._bytes -= gone.nbytes
+            self._new = [one for one in self._new if one is not gone]
+
+    @property
+    def due(self) -> bool:
+        """Whether enough answers have come in for an update."""
+        return len(self._new) >= self.learning.interval
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the lessons kept, in bytes."""
+        return self._bytes + sum(lesson.nbytes for lesson in self._ring)
+
+    # ------------------------------------------------------------ updates
+
+    def update(self) -> bool:
+        """Learn from the answers since the last update, and from earlier ones; False where nothing changed.
+
+        Without enough memory it waits.  An update that raises the loss of the held-out answers is taken back and the
+        learning rate halved; a batch whose loss or gradient is not finite is left out.
+        """
+        if not self._new:
+            return False
+        if not _roomy():
+            self.counters = _plus(self.counters, paused=1)
+            return False
+        before, kept = self._held_out_loss(), self._snapshot()
+        steps = self.counters.steps
+        new, self._new = self._new, []
+        for start in range(0, len(new), self.learning.batch):
+            self._step(new[start : start + self.learning.batch])
+            for _ in range(self.learning.replays):
+                picks = self._random.choice(
+                    len(self._memory), min(self.learning.batch, len(self._memory)), replace=False
+                )
+                self._step([self._memory[i] for i in picks])
+        if self.counters.steps == steps:
+            return False
+        self._ring_losses.clear()
+        after = self._held_out_loss()
+        self.counters = _plus(self.counters, updates=1)
+        if not after <= before + self.learning.margin * abs(before) and not math.isnan(before):
+            self._restore(kept)
+            self.counters = _plus(self.counters, rolled_back=1)
+            return False
+        self.counters = Counters(**(asdict(self.counters) | {"held_out_loss": after}))
+        return True
+
+    def _step(self, lessons: Sequence[Lesson]) -> None:
+        """One step of AdamW on the mean loss of these lessons' positions."""
+        total = sum(lesson.positions for lesson in lessons)
+        self._optimizer.zero_grad()
+        with torch.enable_grad():
+            for group in self._groups(lessons):
+                self._yields()
+                loss = self._losses(group).sum() / total
+                if not bool(torch.isfinite(loss)):
+                    self._drop()
+                    return
+                loss.backward()
+        self._yields()
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.learning.clip)
+        if not bool(torch.isfinite(norm)):
+            self._drop()
+            return
+        self._optimizer.step()
+        self.counters = _plus(self.counters, steps=1)
+
+    def _drop(self) -> None:
+        self._optimizer.zero_grad()
+        self.counters = _plus(self.counters, dropped=1)
+
+    @torch.no_grad()
+    def _held_out_loss(self) -> float:
+        """Mean loss of the ring's positions under the present weights; NaN while there are too few to judge."""
+        if len(self._ring) < JUDGES:
+            return math.nan
+        for lesson in self._ring:
+            if id(lesson) not in self._ring_losses:
+                self._yields()
+                self._ring_losses[id(lesson)] = float(self._losses([lesson]).sum())
+        total = sum(lesson.positions for lesson in self._ring)
+        return sum(self._ring_losses[id(lesson)] for lesson in self._ring) / total
+
+    def _groups(self, lessons: Sequence[Lesson]) -> Iterable[Sequence[Lesson]]:
+        """The lessons of a batch, so many at a time as the logits' bound allows."""
+        rows = max(len(lesson.ids) - lesson.first for lesson in lessons)
+        at_once = self._at_once or max(1, LOGITS // (rows * len(self._shared)))
+        return (lessons[start : start + at_once] for start in range(0, len(lessons), at_once))
+
+    def _losses(self, lessons: Sequence[Lesson]) -> torch.Tensor:
+        """The loss of every position of a few lessons, read side by side."""
+        batch = Batch.of(lessons, self._inner.device)
+        logits = self._inner(batch.ids, use_cache=False, logits_to_keep=batch.keep).logits
+        flat = logits.reshape(-1, logits.shape[-1])
+        if self.learning.loss == "marginal":
+            return divergence(flat, batch.laws, self.learning.divergence)
+        return hybrid(flat, batch.laws, self._shared.to(flat.device), batch.labels)
+
+    # ------------------------------------------------------------ weights
+
+    def state(self) -> Weights:
+        """What was learned, copied: tensors by name."""
+        return {name: p.detach().to("cpu", copy=True) for name, p in self._learned().items()}
+
+    def resume(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Go on from an earlier state; raises ModelError for one of another shape of drafter or adapter."""
+        own = self._learned()
+        fits = own.keys() == state.keys() and all(p.shape == state[name].shape for name, p in own.items())
+        if not fits:
+            raise ModelError("the learned weights do not fit the drafter and its adapter: use another profile")
+        with torch.no_grad():
+            for name, p in own.items():
+                p.copy_(state[name])
+        self._ring_losses.clear()
+
+    def _learned(self) -> Weights:
+        prefix = "base_model.model."
+        return {
+            name.removeprefix(prefix): parameter
+            for name, parameter in (self._model or self._inner).named_parameters()
+            if parameter.requires_grad
+        }
+
+    def _snapshot(self) -> tuple[list[torch.Tensor], dict[str, Any], dict[int, float]]:
+        return (
+            [p.detach().clone() for p in self._parameters],
+            copy.deepcopy(self._optimizer.state_dict()),
+            dict(self._ring_losses),
+        )
+
+    def _restore(self, kept: tuple[list[torch.Tensor], dict[str, Any], dict[int, float]]) -> None:
+        with torch.no_grad():
+            for parameter, old in zip(self._parameters, kept[0], strict=True):
+                parameter.copy_(old)
+        self._optimizer.load_state_dict(kept[1])
+        self._ring_losses = kept[2]
+        for group in self._optimizer.param_groups:
+            group["lr"] /= 2
+
+
+def merged(base: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> Weights:
+    """The weights that differ from a drafter's `base` once a state is added, in fp32.
+
+    Raises ModelError for a state of another drafter.
+    """
+    weights: Weights = {}
+    for name, learned in state.items():
+        if name.endswith(LORA_B):
+            continue
+        key, addition = name, learned
+        if name.endswith(LORA_A):
+            key = name.removesuffix(LORA_A) + ".weight"
+            addition = state[name.removesuffix(LORA_A) + LORA_B] @ learned  # alpha is the rank: a scale of 1
+        if key not in base or base[key].shape != addition.shape:
+            raise ModelError(f"the learned weights have {key!r}, which the drafter lacks: use another profile")
+        weights[key] = base[key].float().cpu() + addition.cpu() if key != name else addition.float()
+    return weights
+
+
+def _copy(model: PreTrainedModel, learning: Learning, seed: int) -> tuple[PeftModel | None, PreTrainedModel]:
+    """A model's own fp32 copy for training, and where it has an adapter, the model around it."""
+    own = copy.deepcopy(model).float().eval()  # no dropout: the teacher is exact
+    if learning.adapter == "full":
+        return None, own.requires_grad_()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        from peft import LoraConfig, get_peft_model
+
+        config = LoraConfig(r=learning.rank, lora_alpha=learning.rank, target_modules="all-linear")
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return get_peft_model(own, config), own
+
+
+def _roomy() -> bool:
+    import psutil
+
+    return bool(psutil.virtual_memory().available > FREE_BYTES)
+
+
+def _plus(counters: Counters, **more: int) -> Counters:
+    return Counters(**(asdict(counters) | {name: getattr(counters, name) + count for name, count in more.items()}))
