@@ -1,4 +1,4 @@
-"""The command line: `omnidraft generate`, `omnidraft demo` and `omnidraft bench`.
+"""The command line: `omnidraft generate`, `demo`, `bench` and `profiles`.
 
 Answers go to stdout and everything else to stderr.  Exit codes: 0, 1 (something failed), 2 (bad input), 130 (Ctrl-C),
 141 (the reader of stdout is gone).
@@ -7,6 +7,7 @@ Answers go to stdout and everything else to stderr.  Exit codes: 0, 1 (something
 from __future__ import annotations
 
 import argparse
+import importlib
 import io
 import json
 import logging
@@ -55,6 +56,11 @@ GENERATE = {
     "max_new_tokens": (256, "tokens of the answer at most"),
     "seed": (0, "decides every draw"),
 }
+# commands that are read elsewhere, and their help
+ELSEWHERE = {
+    "bench": ("omnidraft.bench.command", "compare ways of decoding, or report on comparisons"),
+    "profiles": ("omnidraft.commands.profiles", "list, show, remove, export or import what was learned"),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,10 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    if arguments[:1] == ["bench"]:
-        from omnidraft.bench.command import main as bench
-
-        return bench(arguments[1:], _Parser)
+    if arguments and arguments[0] in ELSEWHERE:
+        return int(importlib.import_module(ELSEWHERE[arguments[0]][0]).main(arguments[1:], _Parser))
     try:
         options, unknown = _parser().parse_known_args(arguments)
     except SystemExit:  # after --help or --version
@@ -256,7 +260,8 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--json", action="store_true", help="print the figures as JSON, on the last line of stdout")
 
     # for the list of commands only: what follows it is read elsewhere
-    commands.add_parser("bench", help="compare ways of decoding, or report on comparisons", add_help=False)
+    for command, (_, text) in ELSEWHERE.items():
+        commands.add_parser(command, help=text, add_help=False)
     return parser
 
 
