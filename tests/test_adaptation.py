@@ -177,7 +177,7 @@ def test_after_a_swap_drafts_are_those_of_the_new_weights_on_the_whole_text(kind
             seen.append(bool(torch.allclose(torch.from_numpy(vectors[0]).float(), wanted, atol=1e-4)))
         return drafted, vectors
 
-    drafter.draft = watched  # type: ignore[method-assign]
+    drafter.draft = watched  # type: ignore[method-assign, assignment]
     said(adaptation, engine_, prompts()[0], 24, temperature=1.0)
     assert len(seen) > 4
     assert all(seen[1:])  # the first round drafts before anything is learned
@@ -305,7 +305,7 @@ def test_in_the_background_the_text_stays_and_the_drafter_learns() -> None:
         assert adaptation.swaps >= 4
         assert accepted[-1] > accepted[0] + 2
     finally:
-        adaptation.learner and adaptation.learner.close()
+        learner.close()
     assert not learner.alive
 
 

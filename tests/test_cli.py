@@ -22,9 +22,9 @@ from transformers import LlamaForCausalLM, T5Config
 
 import omnidraft
 from conftest import save_model
-from omnidraft import cli
+from omnidraft import cli, flags
 from omnidraft.api import OmniDraft, load
-from omnidraft.config import Drafting, Sampling
+from omnidraft.config import Drafting, Learning, Sampling
 from omnidraft.errors import OmniDraftError
 from small_tokenizers import byte_level
 
@@ -93,11 +93,11 @@ def test_a_terminal_without_the_characters(target: Path, monkeypatch: pytest.Mon
 
 
 def test_every_setting_has_a_flag_and_its_default() -> None:
-    names = {f.name for cls in (Drafting, Sampling) for f in fields(cls)}
-    assert set(cli.HELP) == names
+    names = {f.name for cls in (Drafting, Learning, Sampling) for f in fields(cls)}
+    assert set(flags.HELP) == names
     parsed = cli._parser().parse_args(["generate", "hello", "--target", "x"])
     assert not names & set(vars(parsed)), "defaults have one home, the settings themselves"
-    for call, options in ((load, cli.LOAD), (OmniDraft.generate, cli.GENERATE)):
+    for call, options in ((load, flags.LOAD | flags.LEARN), (OmniDraft.generate, flags.GENERATE)):
         parameters = inspect.signature(call).parameters
         assert {name: parameters[name].default for name in options} == {name: o[0] for name, o in options.items()}
 

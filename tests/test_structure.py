@@ -22,13 +22,13 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = "omnidraft"
 FLOORS = (  # lowest first; "omnidraft" is the package's own __init__, the face it shows to users
     ("errors", "config"),
-    ("truncation", "sampling", "losses", "metrics"),
-    ("vocab", "spelling", "ngrams", "walk", "verify", "paper", "teacher"),
+    ("truncation", "sampling", "losses", "metrics", "atomic"),
+    ("vocab", "spelling", "ngrams", "walk", "verify", "paper", "teacher", "manifest", "learned"),
     ("devices", "kv", "models", "int8", "lean", "context", "batches", "drafter", "stopping"),
-    ("engine", "trainer", "background", "profiles"),
+    ("engine", "trainer", "background", "profiles", "store"),
     ("adaptation", "memory", "pairing", "text", "zoo", "answer", "api", "hf", PACKAGE),
     ("bench", "demo", "server"),
-    ("cli", "__main__"),
+    ("flags", "commands", "cli", "__main__"),
 )
 # A module may import from lower floors and from those listed before it on its own: one order says both.
 ORDER = [name for floor in FLOORS for name in floor]

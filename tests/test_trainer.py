@@ -24,7 +24,8 @@ ADAPTERS = ("full", "lora")
 
 
 def drafter(seed: int = 0, kind: str = "llama") -> PreTrainedModel:
-    return random_model(kind, SIZE, seed).model
+    model: PreTrainedModel = random_model(kind, SIZE, seed).model
+    return model
 
 
 def arrays(positions: list[int], symbols: list[int]) -> Arrays:

@@ -37,7 +37,7 @@ class Learner(Protocol):
         """The state after the last update, once."""
 
     def flush(self) -> None:
-        """Wait for updates that are due."""
+        """Learn from everything taught so far, now."""
 
     def close(self) -> None:
         """End; nothing may be taught after it."""
@@ -70,10 +70,14 @@ class InlineTrainer:
         fresh, self._fresh = self._fresh, False
         return self._trainer.state() if fresh else None
 
+    def flush(self) -> None:
+        """Learn from everything taught so far."""
+        self._fresh = self._trainer.update() or self._fresh
+
     def pause(self) -> None:
         """Nothing runs beside a reply."""
 
-    go_on = flush = close = pause
+    go_on = close = pause
 
 
 class Adaptation:
@@ -134,7 +138,7 @@ class Adaptation:
         return Answer(tuple(prompt), tuple(tokens[:kept]), tuple(written[:kept]), tuple(laws[:kept]))
 
     def flush(self) -> None:
-        """Wait for updates that are due, and draft with them."""
+        """Learn from everything so far, and draft with it."""
         if self.learner is not None:
             self.learner.flush()
             self.refresh()

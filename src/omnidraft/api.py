@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     Settings = TypeVar("Settings", bound=DataclassInstance)
 
+__all__ = ["Generation", "OmniDraft", "Stream", "load"]
 LARGEST_SEED = 2**64 - 1  # what a torch.Generator takes
 _log = logging.getLogger("omnidraft")
 
@@ -64,7 +65,7 @@ class OmniDraft:
 
     @property
     def drafter(self) -> LoadedModel | None:
-        return self.side and self.side.loaded
+        return None if self.side is None else self.side.loaded
 
     def save(self) -> None:
         """Write what was learned to its profile; raises ConfigError without one, ProfileError where that fails."""

@@ -219,10 +219,8 @@ class _Worker:
                 self._trainer.add(lesson(self._cache, message.answer, self._learning))
             flushed = isinstance(message, _Flush)
             # an update may wait for more answers that have already come
-            if self._trainer.due and (flushed or self._messages.empty()):
+            if flushed or (self._trainer.due and self._messages.empty()):
                 self._send(self._trainer.state() if self._trainer.update() else None, flushed=flushed)
-            elif flushed:
-                self._send(None, flushed=True)
 
     def _send(self, state: Weights | None, *, flushed: bool) -> None:
         pickle.dump(_Learned(state, self._trainer.counters, flushed), self._sink, pickle.HIGHEST_PROTOCOL)

@@ -1,4 +1,4 @@
-"""The command line: `omnidraft generate`, `omnidraft demo` and `omnidraft bench`.
+"""The command line: `omnidraft generate`, `demo`, `bench` and `profiles`.
 
 Answers go to stdout and everything else to stderr.  Exit codes: 0, 1 (something failed), 2 (bad input), 130 (Ctrl-C),
 141 (the reader of stdout is gone).
@@ -7,9 +7,9 @@ Answers go to stdout and everything else to stderr.  Exit codes: 0, 1 (something
 from __future__ import annotations
 
 import argparse
+import importlib
 import io
 import json
-import logging
 import os
 import signal
 import sys
@@ -17,12 +17,11 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
 import omnidraft
-from omnidraft import zoo
-from omnidraft.config import EVICTIONS, MAX_DRAFT_LEN, MODES, NGRAM_SEEDS, VERIFICATIONS, Drafting, Sampling, suggestion
+from omnidraft import flags, zoo
+from omnidraft.config import Drafting, Learning, Sampling, suggestion
 from omnidraft.errors import ConfigError, InputError, NumericsError, OmniDraftError, PromptError
 
 if TYPE_CHECKING:
@@ -31,29 +30,11 @@ if TYPE_CHECKING:
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 NO_READER = 141  # 128 + SIGPIPE
 
-HELP = {
-    "temperature": "0 is greedy decoding",
-    "top_k": "keep only so many of the likeliest tokens; 0: all",
-    "top_p": "keep the likeliest tokens of this total probability; above 0, at most 1",
-    "min_p": "keep tokens at least so likely, relative to the likeliest",
-    "repetition_penalty": "above 1 makes tokens that have occurred less likely",
-    "draft_len": f"draft tokens a round, at most {MAX_DRAFT_LEN}; 0 is plain decoding",
-    "mode": f"how proposals are made and verified: {', '.join(MODES)}",
-    "verification": f"of a sampled draft: {', '.join(VERIFICATIONS)}",
-    "drafter_temperature": "the drafter's own temperature (default: the target's)",
-    "ngram_seed": f"n-grams that are active at first: {', '.join(NGRAM_SEEDS)}",
-    "ngram_bound": "n-grams that are active at a time at most (default: no bound)",
-    "ngram_eviction": f"which n-grams go when there are too many: {', '.join(EVICTIONS)}",
-    "drafter_step": "auto (a lean step in 8 bits where there is one), or that of transformers",
-}
-# the parameters of the Python interface that are no settings: default and help
-LOAD = {
-    "dtype": ("auto", "auto, float32, bfloat16 or float16, for both models"),
-    "device": ("auto", "auto, cpu, cuda, cuda:N or mps, for both models"),
-}
-GENERATE = {
-    "max_new_tokens": (256, "tokens of the answer at most"),
-    "seed": (0, "decides every draw"),
+# commands that are read elsewhere, and their help
+ELSEWHERE = {
+    "adapt": ("omnidraft.commands.adapt", "let a drafter learn from a file of prompts"),
+    "bench": ("omnidraft.bench.command", "compare ways of decoding, or report on comparisons"),
+    "profiles": ("omnidraft.commands.profiles", "list, show, remove, export or import what was learned"),
 }
 
 
@@ -67,11 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code = _run(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
     except OmniDraftError as error:
-        _say(f"error: {error}")
+        flags.say(f"error: {error}")
         # a model that returns NaN is as bad an input as one that cannot be read
         return 2 if isinstance(error, InputError | NumericsError) else 1
     except KeyboardInterrupt:
-        _say("interrupted")
+        flags.say("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
         # the interpreter flushes stdout once more on its way out
@@ -81,19 +62,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    if arguments[:1] == ["bench"]:
-        from omnidraft.bench.command import main as bench
-
-        return bench(arguments[1:], _Parser)
+    if arguments and arguments[0] in ELSEWHERE:
+        return int(importlib.import_module(ELSEWHERE[arguments[0]][0]).main(arguments[1:], flags.CommandParser))
     try:
         options, unknown = _parser().parse_known_args(arguments)
     except SystemExit:  # after --help or --version
         return 0
     if unknown:
-        known = [_flag(name) for name in (*HELP, *LOAD, *GENERATE, "target", "drafter", "json")]
+        own = ("target", "drafter", "json")
+        known = [flags.flag(name) for name in (*flags.HELP, *flags.LOAD, *flags.LEARN, *flags.GENERATE, *own)]
         fix = suggestion(unknown[0], known) if unknown[0].startswith("-") else "put quotation marks around the prompt"
         raise ConfigError(f"unknown argument {unknown[0]!r}: {fix}")
-    _quiet_libraries()
+    flags.quiet_libraries()
     if options.command == "demo":
         from omnidraft.demo import main as demo
 
@@ -101,35 +81,29 @@ def _run(arguments: Sequence[str]) -> int:
     return _generate(options)
 
 
-def _quiet_libraries() -> None:
-    """Leave stderr to our own lines: no reports of retries, and progress bars only for someone who watches."""
-    from transformers.utils import logging as reports
-
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    if not sys.stderr.isatty():
-        reports.disable_progress_bar()
-
-
 # ---------------------------------------------------------------- generate
 
 
 def _generate(options: argparse.Namespace) -> int:
     given = vars(options)
-    sampling, drafting = (
-        {f.name: given[f.name] for f in fields(cls) if f.name in given} for cls in (Sampling, Drafting)
+    sampling, drafting, learning = (
+        {name: given[name] for name in flags.names(cls) if name in given} for cls in (Sampling, Drafting, Learning)
     )
     # what is wrong with the options or the prompt is said before seconds are spent on loading
     Sampling(**sampling)
     Drafting(**drafting)
+    Learning(**learning)
     prompt = _prompt(options.prompt)
     from omnidraft.api import load
 
-    loading = {name: given[name] for name in LOAD if name in given}
-    model = load(options.target, options.drafter, warn=_say, **loading, **drafting)
+    if "profile" in given:
+        given["profile"] = flags.profile(given["profile"])
+    loading = {name: given[name] for name in (*flags.LOAD, *flags.LEARN) if name in given}
+    model = load(options.target, options.drafter, warn=flags.say, **loading, **drafting, **learning)
     for role, m in _models(model).items():
         step = f"; steps: {m['step']}" if m["step"] else ""
-        _say(f"{role} {m['name']} in {m['dtype']} on {m['device']} ({m['dtype_reason']}){step}")
-    stream = model.stream(prompt, **{name: given[name] for name in GENERATE if name in given}, **sampling)
+        flags.say(f"{role} {m['name']} in {m['dtype']} on {m['device']} ({m['dtype_reason']}){step}")
+    stream = model.stream(prompt, **{name: given[name] for name in flags.GENERATE if name in given}, **sampling)
     code = 0
     try:
         with _interruptible() as check:
@@ -144,7 +118,8 @@ def _generate(options: argparse.Namespace) -> int:
             print()
     if options.json:
         print(_as_json(model, stream.result))
-    _say(_summary(stream.result))
+    flags.say(_summary(stream.result))
+    model.close()
     return code
 
 
@@ -223,20 +198,13 @@ def _summary(result: Generation) -> str:
     )
 
 
-def _say(message: str) -> None:
-    print(f"omnidraft: {message}".replace("\n", " "), file=sys.stderr, flush=True)
-
-
 # ---------------------------------------------------------------- arguments
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}: see {self.prog} --help")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="omnidraft", description="Faster answers of any causal language model, unchanged.")
+    parser = flags.CommandParser(
+        prog="omnidraft", description="Faster answers of any causal language model, unchanged."
+    )
     parser.add_argument("--version", action="version", version=f"omnidraft {omnidraft.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
@@ -248,45 +216,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     generate.add_argument("--drafter", metavar="MODEL", help=f"likewise ({embedded['drafter']}); default: none")
     generate.add_argument("--json", action="store_true", help="print one JSON object with text, token ids and stats")
-    _add(generate, "models", LOAD)
-    _add(generate, "drafting", _settings(Drafting))
-    _add(generate, "sampling", {**GENERATE, **_settings(Sampling)})
+    flags.add(generate, "models", flags.LOAD)
+    flags.add(generate, "drafting", flags.settings(Drafting))
+    flags.add(generate, "learning", {**flags.LEARN, **flags.settings(Learning)})
+    flags.add(generate, "sampling", {**flags.GENERATE, **flags.settings(Sampling)})
 
     demo = commands.add_parser("demo", help="see the models that ship at work", allow_abbrev=False)
     demo.add_argument("--json", action="store_true", help="print the figures as JSON, on the last line of stdout")
 
     # for the list of commands only: what follows it is read elsewhere
-    commands.add_parser("bench", help="compare ways of decoding, or report on comparisons", add_help=False)
+    for command, (_, text) in ELSEWHERE.items():
+        commands.add_parser(command, help=text, add_help=False)
     return parser
-
-
-def _settings(cls: type[Sampling | Drafting]) -> dict[str, tuple[Any, str]]:
-    return {f.name: (f.default, HELP[f.name]) for f in fields(cls)}
-
-
-def _add(parser: argparse.ArgumentParser, title: str, options: dict[str, tuple[Any, str]]) -> None:
-    """Flags that are absent from the result where they are not given, so that defaults have one home."""
-    group = parser.add_argument_group(title)
-    for name, (default, text) in options.items():
-        numeric = not isinstance(default, str)
-        group.add_argument(
-            _flag(name),
-            type=_number if numeric else str,
-            metavar="N" if numeric else "NAME",
-            default=argparse.SUPPRESS,
-            help=text if default is None else f"{text} (default: {default})",
-        )
-
-
-def _number(text: str) -> int | float | str:
-    """A number where it is one; the settings themselves refuse anything else, and say what is allowed."""
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
 
 from omnidraft.errors import ConfigError
 
@@ -115,6 +117,22 @@ def suggestion(name: str, known: Collection[str]) -> str:
     """The fix for a mistyped name: the nearest known one, or all of them."""
     near = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(sorted(known))}"
+
+
+def data_folder() -> Path:
+    """Where what is kept between runs lies: OMNIDRAFT_HOME, else in the XDG data home.
+
+    Raises ConfigError where neither is known.
+    """
+    if home := os.environ.get("OMNIDRAFT_HOME"):
+        return Path(home)
+    data = Path(os.environ.get("XDG_DATA_HOME", ""))
+    if not data.is_absolute():  # the XDG standard has relative paths ignored
+        try:
+            data = Path.home() / ".local" / "share"
+        except RuntimeError:
+            raise ConfigError("no home folder is known: set OMNIDRAFT_HOME to a folder that can be written") from None
+    return data / "omnidraft"
 
 
 def _temperature(name: str, value: object, fix: str) -> None:

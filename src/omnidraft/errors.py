@@ -4,7 +4,8 @@ OmniDraftError
 ├── InputError (also a ValueError)   what the caller passed is not usable
 │   ├── ConfigError                  an option's value or name
 │   ├── PromptError                  an empty or over-long prompt
-│   └── ModelError                   a model, tokenizer or pair that cannot be used
+│   ├── ModelError                   a model, tokenizer or pair that cannot be used
+│   └── ProfileError                 a profile that is damaged, in use, or of another pair
 └── NumericsError                    a model returned NaN or infinite logits
 """
 
@@ -29,6 +30,10 @@ class PromptError(InputError):
 
 class ModelError(InputError):
     """A model, a tokenizer or a pair of them cannot be used, or cannot be read."""
+
+
+class ProfileError(InputError):
+    """A profile cannot be loaded, saved or found, or belongs to another pair."""
 
 
 class NumericsError(OmniDraftError):

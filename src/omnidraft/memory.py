@@ -14,6 +14,8 @@ import torch
 from omnidraft.adaptation import Adaptation
 from omnidraft.config import Learning
 from omnidraft.errors import ConfigError, OmniDraftError
+from omnidraft.learned import Profile
+from omnidraft.manifest import Key
 from omnidraft.models import TransformersModel
 from omnidraft.ngrams import NgramCache
 from omnidraft.profiles import ProfileFolder
@@ -119,14 +121,15 @@ class Memory:
             self._thread.join()
 
     def finish(self, adaptation: Adaptation) -> None:
-        """Save what is not saved yet, and end the learner."""
+        """Learn from what is left, save what is not saved, and end the learner."""
         self.wait()
-        adaptation.refresh()
-        if self.writes and self._updates(adaptation) > self._saved:
-            try:
+        try:
+            if self.writes:
+                adaptation.flush()  # a single answer teaches, too
+            if self.writes and self._updates(adaptation) > self._saved:
                 self.save(adaptation)
-            except OmniDraftError as error:
-                self._say(error)
+        except OmniDraftError as error:
+            self._say(error)
         if adaptation.learner is not None:
             adaptation.learner.close()
         if self.folder is not None and self.writes:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from omnidraft.errors import ConfigError
+from omnidraft.config import data_folder
 from omnidraft.vocab import Speller, Vocab
 
 ROOT = 0
@@ -122,16 +122,8 @@ def load_table(
 
 
 def default_cache_dir() -> Path:
-    """Folder of the stored tables: OMNIDRAFT_HOME, else the XDG data home; ConfigError where neither is known."""
-    if home := os.environ.get("OMNIDRAFT_HOME"):
-        return Path(home) / "tables"
-    data = Path(os.environ.get("XDG_DATA_HOME", ""))
-    if not data.is_absolute():  # the XDG standard has relative paths ignored
-        try:
-            data = Path.home() / ".local" / "share"
-        except RuntimeError:
-            raise ConfigError("no home folder is known: set OMNIDRAFT_HOME to a folder that can be written") from None
-    return data / "omnidraft" / "tables"
+    """Folder of the stored tables; ConfigError where no home folder is known."""
+    return data_folder() / "tables"
 
 
 def byte_matches(drafter: Vocab, target: Vocab) -> int:

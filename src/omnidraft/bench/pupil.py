@@ -44,8 +44,9 @@ def record(
     answers = []
     for prompt in prompts:
         rounds = list(engine.rounds(prompt, new_tokens, sampling, draw))
-        tokens, laws = ([item for r in rounds for item in part] for part in ([r.emitted for r in rounds], [r.laws for r in rounds]))
-        answers.append(Recorded(tuple(prompt), tuple(tokens), tuple(laws)))
+        tokens = tuple(token for r in rounds for token in r.emitted)
+        laws = tuple(law for r in rounds for law in r.laws)
+        answers.append(Recorded(tuple(prompt), tokens, laws))
     return answers
 
 

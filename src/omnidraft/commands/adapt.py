@@ -9,9 +9,8 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,11 +52,9 @@ def main(arguments: Sequence[str], parser: flags.Parser) -> int:
     from omnidraft.api import load
 
     flags.quiet_libraries()
-    with load(
-        options.target, options.drafter, adapt="inline", profile=options.profile, warn=flags.say, **loading, **drafting,
-        **learning,
-    ) as model:  # fmt: skip
-        code = _learn(model, data, count, {"max_new_tokens": given.get("max_new_tokens", 96), **_asdict(sampling)})
+    settings = {**loading, **drafting, **learning, "adapt": "inline", "profile": flags.profile(options.profile)}
+    with load(options.target, options.drafter, warn=flags.say, **settings) as model:
+        code = _learn(model, data, count, {"max_new_tokens": given.get("max_new_tokens", 96), **asdict(sampling)})
         result = _result(model, data, count)
     print(json.dumps(result))
     return code
@@ -65,10 +62,10 @@ def main(arguments: Sequence[str], parser: flags.Parser) -> int:
 
 def _learn(model: OmniDraft, data: Data, count: int, settings: dict[str, Any]) -> int:
     """Answer and learn, from where an earlier run left off; 130 where it is interrupted."""
-    assert_side = model.side
-    if assert_side is None:
+    side = model.side
+    if side is None:
         raise ConfigError("there is no drafter to learn: give one with --drafter")
-    memory, adaptation = assert_side.memory, assert_side.adaptation
+    memory, adaptation = side.memory, side.adaptation
     start = memory.positions.get(data.digest, 0)
     if start:
         flags.say(f"going on after prompt {min(start, count)} of {count}")
@@ -78,7 +75,10 @@ def _learn(model: OmniDraft, data: Data, count: int, settings: dict[str, Any]) -
             task = progress.add_task("learning", total=count, completed=min(start, count), acceptance="")
             for position in range(start, count):
                 try:
-                    recent = [*recent[-24:], model.generate(model.encode_message(data.prompts[position]), **settings).stats]
+                    recent = [
+                        *recent[-24:],
+                        model.generate(model.encode_message(data.prompts[position]), **settings).stats,
+                    ]
                 except PromptError as error:
                     flags.say(f"line {data.lines[position]} is left out: {error}")
                 memory.positions[data.digest] = position + 1
@@ -132,7 +132,7 @@ class Data:
                 self.prompts.append(prompt)
                 self.lines.append(number)
         if not self.prompts:
-            raise PromptError(f"{path} has no line with a prompt: write one {{\"prompt\": ...}} a line")
+            raise PromptError(f'{path} has no line with a prompt: write one {{"prompt": ...}} a line')
 
     def report(self) -> None:
         """Say which lines are left out, if any are."""
@@ -157,10 +157,6 @@ def _result(model: OmniDraft, data: Data, count: int) -> dict[str, Any]:
     return {"position": position, "prompts": count, "broken_lines": len(data.broken), "learned": model.learned}
 
 
-def _asdict(sampling: Sampling) -> dict[str, Any]:
-    return {f.name: getattr(sampling, f.name) for f in fields(sampling)}
-
-
 def _parsed(arguments: Sequence[str], parser: flags.Parser) -> argparse.Namespace | None:
     adapt = parser(
         prog="omnidraft adapt",
@@ -177,7 +173,9 @@ def _parsed(arguments: Sequence[str], parser: flags.Parser) -> argparse.Namespac
     flags.add(adapt, "models", flags.LOAD)
     flags.add(adapt, "learning", flags.settings(Learning))
     flags.add(adapt, "drafting", flags.settings(Drafting))
-    flags.add(adapt, "answers", {"max_new_tokens": (96, flags.GENERATE["max_new_tokens"][1]), **flags.settings(Sampling)})
+    flags.add(
+        adapt, "answers", {"max_new_tokens": (96, flags.GENERATE["max_new_tokens"][1]), **flags.settings(Sampling)}
+    )
     try:
         options, unknown = adapt.parse_known_args(arguments)
     except SystemExit:  # after --help
@@ -187,5 +185,3 @@ def _parsed(arguments: Sequence[str], parser: flags.Parser) -> argparse.Namespac
     if options.count is not None and (type(options.count) is not int or options.count < 1):
         raise ConfigError(f"count is {options.count!r}; it must be an integer at least 1: leave it out for all")
     return options
-
-

@@ -1,0 +1,137 @@
+"""What the commands share: flags made of settings, parsers that report mistakes in one line, words on stderr."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, NoReturn
+
+from omnidraft.config import (
+    ADAPT,
+    ADAPTERS,
+    DIVERGENCES,
+    EVICTIONS,
+    LOSSES,
+    MAX_DRAFT_LEN,
+    MODES,
+    NGRAM_SEEDS,
+    VERIFICATIONS,
+    Drafting,
+    Learning,
+    Sampling,
+)
+from omnidraft.errors import ConfigError
+
+Parser = Callable[..., argparse.ArgumentParser]
+
+HELP = {
+    "temperature": "0 is greedy decoding",
+    "top_k": "keep only so many of the likeliest tokens; 0: all",
+    "top_p": "keep the likeliest tokens of this total probability; above 0, at most 1",
+    "min_p": "keep tokens at least so likely, relative to the likeliest",
+    "repetition_penalty": "above 1 makes tokens that have occurred less likely",
+    "draft_len": f"draft tokens a round, at most {MAX_DRAFT_LEN}; 0 is plain decoding",
+    "mode": f"how proposals are made and verified: {', '.join(MODES)}",
+    "verification": f"of a sampled draft: {', '.join(VERIFICATIONS)}",
+    "drafter_temperature": "the drafter's own temperature (default: the target's)",
+    "ngram_seed": f"n-grams that are active at first: {', '.join(NGRAM_SEEDS)}",
+    "ngram_bound": "n-grams that are active at a time at most (default: no bound)",
+    "ngram_eviction": f"which n-grams go when there are too many: {', '.join(EVICTIONS)}",
+    "drafter_step": "auto (a lean step in 8 bits where there is one), or that of transformers",
+    "loss": f"what is learned by: {', '.join(LOSSES)}",
+    "divergence": f"of the marginal loss: {', '.join(DIVERGENCES)}",
+    "ngram_weight": "weight of n-grams in the hybrid loss",
+    "teacher_temperature": "softens what the target teaches above 1, sharpens it below",
+    "adapter": f"what is trained: {', '.join(ADAPTERS)}",
+    "rank": "of LoRA",
+    "learning_rate": "of AdamW",
+    "weight_decay": "of AdamW",
+    "clip": "the largest norm of a gradient",
+    "interval": "answers between updates",
+    "batch": "answers of a step",
+    "replays": "steps on earlier answers after each on new ones",
+    "memory_bytes": "of earlier answers, at most",
+    "hold_out": "one answer in so many judges what was learned from the others",
+    "margin": "by which their loss may rise, as a share of it, before an update is taken back",
+}
+# the parameters of the Python interface that are no settings: default and help
+LOAD = {
+    "dtype": ("auto", "auto, float32, bfloat16 or float16, for both models"),
+    "device": ("auto", "auto, cpu, cuda, cuda:N or mps, for both models"),
+}
+LEARN = {
+    "adapt": ("off", f"learn from the answers: {', '.join(ADAPT)}"),
+    "profile": ("auto", "where what is learned is kept: a folder, or none"),
+}
+GENERATE = {
+    "max_new_tokens": (256, "tokens of the answer at most"),
+    "seed": (0, "decides every draw"),
+}
+
+
+def say(message: str) -> None:
+    """Say something to the person at the terminal."""
+    print(f"omnidraft: {message}".replace("\n", " "), file=sys.stderr, flush=True)
+
+
+def quiet_libraries() -> None:
+    """Leave stderr to our own lines: no reports of retries, and progress bars only for someone who watches."""
+    from transformers.utils import logging as reports
+
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    if not sys.stderr.isatty():
+        reports.disable_progress_bar()
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose mistakes are a ConfigError."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}: see {self.prog} --help")
+
+
+def names(cls: type[Sampling | Drafting | Learning]) -> list[str]:
+    """The names of some settings."""
+    return [f.name for f in fields(cls)]
+
+
+def settings(cls: type[Sampling | Drafting | Learning]) -> dict[str, tuple[Any, str]]:
+    """Default and help of some settings, by name."""
+    return {f.name: (f.default, HELP[f.name]) for f in fields(cls)}
+
+
+def add(parser: argparse.ArgumentParser, title: str, options: dict[str, tuple[Any, str]]) -> None:
+    """Flags that are absent from the result where they are not given, so that defaults have one home."""
+    group = parser.add_argument_group(title)
+    for name, (default, text) in options.items():
+        numeric = not isinstance(default, str)
+        group.add_argument(
+            flag(name),
+            type=number if numeric else str,
+            metavar="N" if numeric else "NAME",
+            default=argparse.SUPPRESS,
+            help=text if default is None else f"{text} (default: {default})",
+        )
+
+
+def number(text: str) -> int | float | str:
+    """A number where it is one; the settings themselves refuse anything else, and say what is allowed."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def flag(name: str) -> str:
+    """A setting's flag."""
+    return "--" + name.replace("_", "-")
+
+
+def profile(given: str) -> str | None:
+    """The profile that a flag asks for."""
+    return None if given == "none" else given
