@@ -204,7 +204,7 @@ def nowhere() -> Path:
     ("place", "fault", "words"),
     [
         ("omnidraft.spelling.os.fsync", full, "No space left"),
-        ("omnidraft.api.default_cache_dir", nowhere, "no home folder"),
+        ("omnidraft.pairing.default_cache_dir", nowhere, "no home folder"),
     ],
 )
 def test_a_table_that_cannot_be_stored_is_said_and_done_without(
@@ -223,7 +223,7 @@ def test_a_table_that_cannot_be_stored_is_said_and_done_without(
 def test_warnings_are_logged_by_default(
     target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("omnidraft.api.default_cache_dir", nowhere)
+    monkeypatch.setattr("omnidraft.pairing.default_cache_dir", nowhere)
     omnidraft.load(target, drafter)
     assert [record.name for record in caplog.records] == ["omnidraft"]
 

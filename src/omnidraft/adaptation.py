@@ -113,7 +113,7 @@ class Adaptation:
 
     def use(self) -> None:
         """Draft with what was learned here, after another target had the drafter."""
-        if not self.serving.held_by(self):
+        if not self.serving.held_by(self) and (self._weights or not self.serving.pristine):
             self._swap()
 
     def refresh(self) -> None:

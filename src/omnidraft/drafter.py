@@ -40,6 +40,11 @@ class Serving:
         self._holder = holder
         return self.model
 
+    @property
+    def pristine(self) -> bool:
+        """Whether nobody brought weights yet."""
+        return self._holder is None
+
     def held_by(self, holder: object) -> bool:
         """Whether the weights are those that `holder` brought last."""
         return self._holder is holder
