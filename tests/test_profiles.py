@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -337,6 +338,15 @@ def test_a_save_takes_a_claim(tmp_path: Path) -> None:
     folder.release()
     refusal(lambda: folder.save(KEY, numbered(1)))
     assert folder.load(KEY) is None
+
+
+def test_a_claim_is_of_the_process_and_not_of_a_thread(tmp_path: Path) -> None:
+    folder = ProfileFolder(tmp_path / "p")
+    assert folder.claim()
+    with ThreadPoolExecutor(1) as other:
+        other.submit(folder.save, KEY, numbered(1)).result()
+        other.submit(folder.release).result()
+    assert ProfileFolder(tmp_path / "p").claim()
 
 
 @pytest.mark.parametrize("error", [errno.EROFS, errno.EACCES, errno.ENOSPC])
