@@ -105,7 +105,7 @@ def run(
     results = []
     for name, folder in targets.items():
         console.print(f"{name}: loading", style="dim")
-        model = load(folder, drafter, dtype="float32", draft_len=DRAFT_LEN, warn=console.print)
+        model = load(folder, drafter, dtype="float32", draft_len=DRAFT_LEN, profile=None, warn=console.print)
         bench = _Bench(model, [model.encode_message(prompt) for prompt in prompts], new_tokens)
         results.append(bench.result(name, console, repeats, BUDGET_S / len(targets)))
     return results

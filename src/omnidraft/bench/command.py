@@ -44,6 +44,7 @@ def main(arguments: Sequence[str], parser: Parser) -> int:
     options_of.add_compare(commands, _compare)
     options_of.add_report(commands, _report)
     options_of.add_overhead(commands, _overhead)
+    options_of.add_adapt(commands, _adapt)
     try:
         options, unknown = bench.parse_known_args(arguments)
     except SystemExit:  # after --help
@@ -59,6 +60,15 @@ def _overhead(options: argparse.Namespace, console: Console) -> int:
     Drafting(draft_len=options.draft_len)
     _check(options, {"threads": 1, "draft_len": 1})
     from omnidraft.bench.overhead import main as measure
+
+    return measure(options, console)
+
+
+def _adapt(options: argparse.Namespace, console: Console) -> int:
+    Drafting(draft_len=options.draft_len)
+    given = {name: 1 for name in (*options_of.SIZES, "threads") if getattr(options, name) is not None}
+    _check(options, given)
+    from omnidraft.bench.adapt import main as measure
 
     return measure(options, console)
 
@@ -120,6 +130,7 @@ def _measured(
         options.drafter,
         dtype=options.dtype,
         device=options.device,
+        profile=None,
         warn=console.print,
         draft_len=options.draft_len,
     )

@@ -10,10 +10,21 @@ from typing import Any
 
 from rich.console import Console
 
+from omnidraft import flags
 from omnidraft.bench import prompts
 from omnidraft.bench.records import BASELINE, METHODS
+from omnidraft.config import Learning
 from omnidraft.errors import InputError
 
+SIZES = {
+    "stream": "prompts to learn from",
+    "tests": "prompts to be examined on",
+    "seeds": "orders of the stream",
+    "ablation": "prompts to learn from where methods are compared",
+    "sampled": "test prompts at temperature 1",
+    "beside": "prompts beside the background trainer",
+    "new_tokens": "tokens of an answer",
+}
 QUICK = {"count": 6, "max_new_tokens": 48}
 Run = Callable[[argparse.Namespace, Console], int]
 
@@ -79,6 +90,32 @@ def add_overhead(commands: Any, run: Run) -> None:
     overhead.add_argument("--quick", action="store_true", help="fewer tokens and turns")
     overhead.add_argument("--out", type=Path, metavar="STEM", help="write STEM.json and STEM.md")
     overhead.add_argument("--json", action="store_true", help="print one JSON line instead of Markdown")
+
+
+def add_adapt(commands: Any, run: Run) -> None:
+    """Those of `bench adapt`."""
+    adapt = commands.add_parser("adapt", help="what learning from answers is worth", allow_abbrev=False)
+    adapt.set_defaults(run=run, parser=adapt)
+    adapt.add_argument(
+        "--target", required=True, action="append", metavar="MODEL", help="a folder, a hub id or zoo:NAME; repeatable"
+    )
+    adapt.add_argument("--drafter", required=True, metavar="MODEL", help="likewise, one for all targets")
+    adapt.add_argument("--data", required=True, type=Path, metavar="DIR", help="the folder of GSM8K and MBPP")
+    adapt.add_argument(
+        "--parts",
+        default="streams,live,losses,ranks,switch,targets,background",
+        metavar="A,B",
+        help="some of %(default)s (default: all)",
+    )
+    for name, text in SIZES.items():
+        flag = "--" + name.replace("_", "-")
+        adapt.add_argument(flag, type=int, metavar="N", help=f"{text} (default: that of the study, less with --quick)")
+    adapt.add_argument("--draft-len", type=int, default=4, metavar="N", help="draft tokens a round (default: 4)")
+    adapt.add_argument("--dtype", default="float32", metavar="NAME", help="of all models (default: float32)")
+    adapt.add_argument("--threads", type=int, metavar="N", help="threads of PyTorch (default: its own choice)")
+    flags.add(adapt, "learning", flags.settings(Learning))
+    adapt.add_argument("--out", type=Path, metavar="STEM", help="write STEM.json, STEM.md and figures")
+    adapt.add_argument("--quick", action="store_true", help="a few prompts and seeds of everything")
 
 
 @contextmanager

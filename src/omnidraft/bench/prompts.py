@@ -84,6 +84,12 @@ def read(task: str, data: Path | None = None, count: int | None = None) -> list[
     return prompts
 
 
+def training(data: Path) -> list[Prompt]:
+    """All prompts of GSM8K's training file below the folder `data`; raises InputError and PromptError as `read`."""
+    rows = _lines(_below(data, ("gsm8k/train.jsonl", "train.jsonl")))
+    return [Prompt("gsm8k", text) for text in _texts(rows, _gsm8k)]
+
+
 def digest(prompts: Sequence[Prompt]) -> str:
     """Short SHA-256 of the texts: the same for the same prompts in the same order."""
     texts = json.dumps([prompt.text for prompt in prompts])

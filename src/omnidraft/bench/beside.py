@@ -1,0 +1,85 @@
+"""A trainer in the background: what a reply takes beside it, and whether it learns as much as one between replies."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import replace
+
+from omnidraft.adaptation import Adaptation
+from omnidraft.background import BackgroundTrainer
+from omnidraft.bench.study import Row, Study, rounds, taught
+from omnidraft.config import Learning
+from omnidraft.engine import Engine, Pair
+from omnidraft.pairing import make_cache
+
+THINKING_S = 1.0  # between a reply and the next prompt
+
+
+def background(study: Study, count: int, pause_s: float = THINKING_S) -> Row:
+    """Reply times with a trainer beside them and without, at the same drafts; and what it learned, beside inline.
+
+    The trainer learns at a rate too small to change a draft in the first half, so that both sides do the same work.
+    """
+    prompts = study.stream[:count]
+    still = replace(study.learning, learning_rate=1e-12)
+    off = study.pupil(None)
+    beside, learner = _beside(study, still)
+    ratios = []
+    try:
+        for number, ids in enumerate(prompts):
+            times = {}
+            names = ("off", "background") if number % 2 else ("background", "off")
+            for name in names:
+                engine, adaptation = (off.engine(), off.adaptation) if name == "off" else beside
+                learner.pause()
+                adaptation.use()
+                began = time.perf_counter()
+                for record_ in adaptation.following(rounds(engine, ids, study)):
+                    if record_.finish:
+                        times[name] = time.perf_counter() - began
+                learner.go_on()
+            ratios.append(times["background"] / times["off"])
+            time.sleep(pause_s)
+        updates = learner.counters.updates
+    finally:
+        learner.close()
+    beside, learner = _beside(study, study.learning)
+    engine, adaptation = beside
+    try:
+        for ids in prompts:
+            list(adaptation.following(rounds(engine, ids, study)))
+            time.sleep(pause_s)
+        adaptation.refresh()
+        tests = study.recorded("tests")
+        found = study.pupil(None)
+        found.adaptation = Adaptation(found.pair, study.serving, None, adaptation.state)
+        after = found.examine(tests)
+        learned = learner.counters.updates
+    finally:
+        learner.close()
+    inline = study.pupil(study.learning)
+    taught(inline, study.recorded("stream", count))
+    wanted = inline.examine(tests)
+    return {
+        "target": study.name,
+        "prompts": count,
+        "pause_s": pause_s,
+        "reply_time_ratio": round(statistics.median(ratios), 4),
+        "updates_while_timed": updates,
+        "updates": learned,
+        "acceptance_rate": round(after.acceptance_rate, 4),
+        "acceptance_rate_inline": round(wanted.acceptance_rate, 4),
+    }
+
+
+def _beside(study: Study, learning: Learning) -> tuple[tuple[Engine, Adaptation], BackgroundTrainer]:
+    pair = study.model.engine.pair
+    if pair is None:
+        raise ValueError("a study needs a model with a drafter")
+    own: Pair = replace(pair, cache=make_cache(pair.cache.table, study.drafting()))
+    learner = BackgroundTrainer(study.serving.source.model, learning, own.cache.table)
+    adaptation = Adaptation(own, study.serving, learner)
+    engine = Engine(study.model.engine.target, sorted(study.model.engine.eos), own, study.drafting())
+    engine.teacher_temperature = learning.teacher_temperature
+    return (engine, adaptation), learner

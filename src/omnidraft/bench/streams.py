@@ -1,0 +1,121 @@
+"""A stream of prompts: what is accepted before and after it, and live, whether learning pays for itself."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from omnidraft.bench.pupil import Pupil
+from omnidraft.bench.study import Row, Study, rounds, row, taught
+from omnidraft.engine import Engine, Round
+
+PLAIN_EVERY = 4  # prompts: the target alone is timed on so many fewer
+
+
+def streams(study: Study, seeds: int) -> Iterator[Row]:
+    """Acceptance and block efficiency before and after the stream, in another order for each seed."""
+    tests, stream = study.recorded("tests"), study.recorded("stream")
+    before = study.pupil(None).examine(tests)
+    for seed in range(seeds):
+        order = list(stream)
+        if seed:
+            random.Random(seed).shuffle(order)  # noqa: S311  an order, not a secret
+        pupil = study.pupil(study.learning, seed=seed)
+        taught(pupil, order)
+        yield row(study, "default", seed, before, pupil.examine(tests), pupil)
+
+
+@dataclass(frozen=True)
+class Live:
+    """Seconds of each prompt of a stream, learning included in `adapted`; `plain` where the target alone was timed."""
+
+    adapted: list[float]
+    frozen: list[float]
+    plain: dict[int, float]
+    identical: bool
+
+    @property
+    def net_speedup(self) -> float:
+        """Of learning and drafting over the target alone, at the end of the stream."""
+        return round(self._plain / sum(self.adapted), 4)
+
+    @property
+    def frozen_speedup(self) -> float:
+        return round(self._plain / sum(self.frozen), 4)
+
+    @property
+    def _plain(self) -> float:
+        """Seconds that the target alone takes for all prompts, by the ratio on those where it was timed."""
+        return sum(self.frozen) * sum(self.plain.values()) / sum(self.frozen[i] for i in self.plain)
+
+    @property
+    def crossover(self) -> int | None:
+        """The prompt, from 1, from which on learning has paid for itself; None where it has not."""
+        ahead = [a <= f for a, f in zip(*map(itertools.accumulate, (self.adapted, self.frozen)), strict=True)]
+        return (
+            len(ahead) - ahead[::-1].index(False) + 1 if False in ahead and ahead[-1] else (1 if all(ahead) else None)
+        )
+
+
+def live(study: Study, seed: int = 0) -> tuple[Live, Pupil]:
+    """Decode the stream by a drafter that learns and one that does not, in turns, and by the target alone at times."""
+    target = study.model.engine.target
+    eos = sorted(study.model.engine.eos)
+    pupil, frozen = study.pupil(study.learning, seed=seed), study.pupil(None)
+    ours = pupil.engine()
+    ours.teacher_temperature = study.learning.teacher_temperature
+    runs: dict[str, Callable[[list[int]], Iterator[Round]]] = {
+        "adapted": lambda ids: pupil.adaptation.following(rounds(ours, ids, study)),
+        "frozen": lambda ids: frozen.adaptation.following(rounds(frozen.engine(), ids, study)),
+        "plain": lambda ids: rounds(Engine(target, eos), ids, study),
+    }
+    for run in (runs["frozen"], runs["plain"]):  # warm up
+        list(run(study.stream[0]))
+    times: dict[str, dict[int, float]] = {name: {} for name in runs}
+    order = random.Random(0)  # noqa: S311  an order, not a secret
+    identical = True
+    for number, ids in enumerate(study.stream):
+        names = [name for name in runs if name != "plain" or number % PLAIN_EVERY == 0]
+        said = []
+        for name in order.sample(names, len(names)):
+            # the copy that drafts goes from one to the other here, which is not part of either's work
+            (pupil if name == "adapted" else frozen).adaptation.use()
+            began = time.perf_counter()
+            answer = list(runs[name](ids))
+            times[name][number] = time.perf_counter() - began
+            said.append([token for r in answer for token in r.emitted])
+        identical &= all(tokens == said[0] for tokens in said)
+        if (number + 1) % 100 == 0:
+            adapted, unlearned = (sum(times[name].values()) for name in ("adapted", "frozen"))
+            study.say(f"live, prompt {number + 1}: learning took {adapted / unlearned:.3f} of the time without")
+    return Live(list(times["adapted"].values()), list(times["frozen"].values()), times["plain"], identical), pupil
+
+
+def live_row(study: Study) -> tuple[Row, Row]:
+    """The row of a live stream, and the curve behind it."""
+    found, pupil = live(study)
+    tests = study.recorded("tests")
+    before, after = study.pupil(None).examine(tests), pupil.examine(tests)
+    timed = {
+        "net_speedup": found.net_speedup,
+        "frozen_speedup": found.frozen_speedup,
+        "crossover_prompt": found.crossover,
+        "identical": found.identical,
+    }
+    made = row(study, "default, live", 0, before, after, pupil, **timed)
+    curve = {
+        "adapted_s": found.adapted,
+        "frozen_s": found.frozen,
+        "plain_s": {str(i): s for i, s in found.plain.items()},
+    }
+    return made, {name: _rounded(values) for name, values in curve.items()}
+
+
+def _rounded(values: Any) -> Any:
+    if isinstance(values, dict):
+        return {name: round(value, 4) for name, value in values.items()}
+    return [round(value, 4) for value in values]

@@ -1,0 +1,95 @@
+"""One target, its recorded answers, and a row of what a drafter learned from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from omnidraft.api import OmniDraft
+from omnidraft.bench.pupil import GREEDY, Pupil, Recorded, record
+from omnidraft.config import Drafting, Learning, Sampling
+from omnidraft.drafter import Serving
+from omnidraft.engine import Engine, Round
+from omnidraft.metrics import Stats
+from omnidraft.sampling import GeneratorDraw
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Study:
+    """One target, its recorded answers, and how much of them is used."""
+
+    model: OmniDraft
+    name: str
+    stream: list[list[int]]  # prompts
+    tests: list[list[int]]
+    other: list[list[int]]  # of another task
+    new_tokens: int
+    draft_len: int
+    learning: Learning
+    console: Console
+    ablation: int  # prompts of the stream that ablations use
+    sampled: int  # test prompts at temperature 1
+    _records: dict[Any, list[Recorded]] = field(default_factory=dict)
+    _serving: Serving | None = None
+
+    @property
+    def serving(self) -> Serving:
+        if self._serving is None:
+            if self.model.side is None:
+                raise ValueError("a study needs a model with a drafter")
+            self._serving = self.model.side.serving
+        return self._serving
+
+    def drafting(self, mode: str = "exact") -> Drafting:
+        return Drafting(draft_len=self.draft_len, mode=mode)
+
+    def pupil(self, learning: Learning | None, mode: str = "exact", seed: int = 0) -> Pupil:
+        return Pupil(self.model, self.serving, self.drafting(mode), learning, seed)
+
+    def recorded(self, which: str, count: int | None = None, sampling: Sampling = GREEDY) -> list[Recorded]:
+        """The first answers to a set of prompts, made once."""
+        prompts: list[list[int]] = getattr(self, which)[:count]
+        known = self._records.setdefault((which, sampling), [])
+        if len(known) < len(prompts):
+            self.say(f"recording {len(prompts) - len(known)} answers ({which}, temperature {sampling.temperature:g})")
+            known += record(self.model, prompts[len(known) :], self.new_tokens, sampling, seed=len(known))
+        return known[: len(prompts)]
+
+    def say(self, text: str) -> None:
+        self.console.print(f"{self.name}: {text}")
+
+
+def taught(pupil: Pupil, stream: Sequence[Recorded]) -> None:
+    """Let a pupil follow a stream of answers."""
+    for recorded in stream:
+        pupil.pair.cache.observe(recorded.tokens)
+        pupil.learn(recorded)
+
+
+def row(study: Study, method: str, seed: int, before: Stats, after: Stats, pupil: Pupil, **more: Any) -> Row:
+    """What a pupil learned, as a row of the results; where it was not timed, the speedups are null."""
+    learner = pupil.adaptation.learner
+    return {
+        "target": study.name,
+        "method": method,
+        "seed": seed,
+        **{f"{key}_before": round(getattr(before, key), 4) for key in ("acceptance_rate", "block_efficiency")},
+        **{f"{key}_after": round(getattr(after, key), 4) for key in ("acceptance_rate", "block_efficiency")},
+        "net_speedup": None,
+        "frozen_speedup": None,
+        "crossover_prompt": None,
+        "training_s": round(pupil.spent_s, 2),
+        "rolled_back": learner.counters.rolled_back if learner else 0,
+        **more,
+    }
+
+
+def rounds(engine: Engine, ids: list[int], study: Study) -> Iterator[Round]:
+    """The rounds of one greedy answer."""
+    return engine.rounds(ids, study.new_tokens, GREEDY, GeneratorDraw(torch.Generator()))
