@@ -24,6 +24,7 @@ LOSSES: dict[str, tuple[str, dict[str, Any] | None]] = {  # mode of drafting, wh
     "marginal, tv": ("exact", {"loss": "marginal", "divergence": "tv"}),
     "marginal, forward+tv": ("exact", {"loss": "marginal", "divergence": "forward+tv"}),
 }
+MODES = ("intersection", "exact")
 RANKS = (8, 32, 128)
 LORA_RATE = 3.0  # LoRA's learning rate, in those of all weights
 
@@ -34,12 +35,14 @@ def losses(study: Study, temperatures: Sequence[float]) -> Iterator[Row]:
         sampling = Sampling(temperature=temperature)
         stream = study.recorded("stream", study.ablation, sampling)
         tests = study.recorded("tests") if sampling.greedy else study.recorded("tests", study.sampled, sampling)
+        untaught = {mode: _examined(study.pupil(None, mode), tests, study, sampling) for mode in MODES}
         for method, (mode, options) in LOSSES.items():
             learning = None if options is None else replace(study.learning, **options)
             pupil = study.pupil(learning, mode)
-            before = _examined(pupil, tests, study, sampling)
-            taught(pupil, stream)
-            after = _examined(pupil, tests, study, sampling)
+            before = after = untaught[mode]
+            if learning is not None:
+                taught(pupil, stream)
+                after = _examined(pupil, tests, study, sampling)
             made = row(study, method, 0, before, after, pupil, temperature=temperature)
             study.say(f"{method}, temperature {temperature:g}: block efficiency {made['block_efficiency_after']:.3f}")
             yield made

@@ -1,11 +1,11 @@
 """`omnidraft bench adapt`: what learning from answers is worth, in parts that each can be run by themselves.
 
-streams     acceptance before and after a stream, for several seeds
-live        the same stream against the clock, learning included
+live        a stream of prompts against the clock, learning included
+streams     acceptance before and after it, for several orders
 losses      the losses beside each other, with and without the n-gram cache, at temperatures 0 and 1
-ranks       LoRA of several ranks beside training all weights
-switch      the stream changes its task half-way
 targets     the drafter goes to another target and comes back
+switch      the stream changes its task half-way
+ranks       LoRA of several ranks beside training all weights
 background  the same replies with and without a trainer beside them
 
 A part that is run again replaces what the file held of it.
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 
+from omnidraft import flags
 from omnidraft.bench import prompts, setting
 from omnidraft.bench.options import writing
 from omnidraft.bench.study import Row, Study
@@ -34,8 +35,8 @@ from omnidraft.errors import ConfigError, InputError
 if TYPE_CHECKING:
     from omnidraft.api import OmniDraft
 
-PARTS = ("streams", "live", "losses", "ranks", "switch", "targets", "background")
-FULL = {"stream": 600, "tests": 100, "seeds": 3, "ablation": 240, "sampled": 40, "beside": 200, "new_tokens": 96}
+PARTS = ("live", "streams", "losses", "targets", "switch", "ranks", "background")
+FULL = {"stream": 600, "tests": 100, "seeds": 3, "ablation": 160, "sampled": 20, "beside": 100, "new_tokens": 96}
 QUICK = {"stream": 32, "tests": 12, "seeds": 1, "ablation": 16, "sampled": 4, "beside": 4, "new_tokens": 48}
 KEPT_OUT = 1000  # prompts at the end of GSM8K's training file, which the models that ship never saw
 
@@ -47,6 +48,7 @@ def main(options: argparse.Namespace, console: Console) -> int:
     """Run the parts that are asked for; 1 where an answer was not the target's own."""
     if options.threads:
         torch.set_num_threads(options.threads)
+    flags.quiet_libraries()
     learning = Learning(**{f.name: getattr(options, f.name) for f in fields(Learning) if f.name in vars(options)})
     parts = _parts(options.parts)
     sizes = {name: getattr(options, name) or size for name, size in (QUICK if options.quick else FULL).items()}
@@ -132,12 +134,12 @@ def _background(studies: Sequence[Study], sizes: Sizes) -> Any:
 
 
 RUN: dict[str, Callable[[Sequence[Study], Sizes], Any]] = {
-    "streams": _streams,
     "live": _live,
+    "streams": _streams,
     "losses": _losses,
-    "ranks": _ranks,
-    "switch": _switch,
     "targets": _targets,
+    "switch": _switch,
+    "ranks": _ranks,
     "background": _background,
 }
 

@@ -103,7 +103,7 @@ def add_adapt(commands: Any, run: Run) -> None:
     adapt.add_argument("--data", required=True, type=Path, metavar="DIR", help="the folder of GSM8K and MBPP")
     adapt.add_argument(
         "--parts",
-        default="streams,live,losses,ranks,switch,targets,background",
+        default="live,streams,losses,targets,switch,ranks,background",
         metavar="A,B",
         help="some of %(default)s (default: all)",
     )

@@ -13,7 +13,7 @@ from omnidraft.api import OmniDraft
 from omnidraft.bench.replay import Replay
 from omnidraft.config import Drafting, Learning, Sampling
 from omnidraft.drafter import Drafter, Serving
-from omnidraft.engine import Engine, Pair
+from omnidraft.engine import Engine, Pair, Round
 from omnidraft.metrics import Stats
 from omnidraft.models import LanguageModel
 from omnidraft.ngrams import NgramCache
@@ -33,21 +33,26 @@ class Recorded:
     tokens: tuple[int, ...]
     laws: tuple[SparseLaw, ...]
 
+    @classmethod
+    def of(cls, prompt: Sequence[int], rounds: Sequence[Round]) -> Recorded:
+        """What the rounds of one answer say."""
+        tokens = tuple(token for record in rounds for token in record.emitted)
+        return cls(tuple(prompt), tokens, tuple(law for record in rounds for law in record.laws))
+
 
 def record(
-    model: OmniDraft, prompts: Iterable[Sequence[int]], new_tokens: int, sampling: Sampling, seed: int = 0
+    model: OmniDraft,
+    prompts: Iterable[Sequence[int]],
+    new_tokens: int,
+    sampling: Sampling,
+    teacher: float,
+    seed: int = 0,
 ) -> list[Recorded]:
-    """Answer prompts by the target alone, with its laws at temperature 1."""
+    """Answer prompts by the target alone, with its laws at the temperature `teacher`."""
     engine = Engine(model.engine.target, sorted(model.engine.eos))
-    engine.teacher_temperature = 1.0
+    engine.teacher_temperature = teacher
     draw = GeneratorDraw(torch.Generator().manual_seed(seed))
-    answers = []
-    for prompt in prompts:
-        rounds = list(engine.rounds(prompt, new_tokens, sampling, draw))
-        tokens = tuple(token for r in rounds for token in r.emitted)
-        laws = tuple(law for r in rounds for law in r.laws)
-        answers.append(Recorded(tuple(prompt), tokens, laws))
-    return answers
+    return [Recorded.of(prompt, list(engine.rounds(prompt, new_tokens, sampling, draw))) for prompt in prompts]
 
 
 class Pupil:

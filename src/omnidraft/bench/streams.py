@@ -7,13 +7,12 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from omnidraft.bench.pupil import Pupil
+from omnidraft.bench.pupil import Pupil, Recorded
 from omnidraft.bench.study import Row, Study, rounds, row, taught
 from omnidraft.engine import Engine, Round
 
-PLAIN_EVERY = 4  # prompts: the target alone is timed on so many fewer
+FROZEN_EVERY, PLAIN_EVERY = 2, 4  # prompts: what does not learn is timed on so many fewer
 
 
 def streams(study: Study, seeds: int) -> Iterator[Row]:
@@ -31,26 +30,25 @@ def streams(study: Study, seeds: int) -> Iterator[Row]:
 
 @dataclass(frozen=True)
 class Live:
-    """Seconds of each prompt of a stream, learning included in `adapted`; `plain` where the target alone was timed."""
+    """Seconds of each prompt of a stream.
+
+    `adapted` has learning in it.  Where the frozen drafter or the target alone was not timed, it is taken to need what
+    it needed for each token elsewhere.
+    """
 
     adapted: list[float]
     frozen: list[float]
-    plain: dict[int, float]
+    plain: list[float]
     identical: bool
 
     @property
     def net_speedup(self) -> float:
         """Of learning and drafting over the target alone, at the end of the stream."""
-        return round(self._plain / sum(self.adapted), 4)
+        return round(sum(self.plain) / sum(self.adapted), 4)
 
     @property
     def frozen_speedup(self) -> float:
-        return round(self._plain / sum(self.frozen), 4)
-
-    @property
-    def _plain(self) -> float:
-        """Seconds that the target alone takes for all prompts, by the ratio on those where it was timed."""
-        return sum(self.frozen) * sum(self.plain.values()) / sum(self.frozen[i] for i in self.plain)
+        return round(sum(self.plain) / sum(self.frozen), 4)
 
     @property
     def crossover(self) -> int | None:
@@ -78,8 +76,10 @@ def live(study: Study, seed: int = 0) -> tuple[Live, Pupil]:
     times: dict[str, dict[int, float]] = {name: {} for name in runs}
     order = random.Random(0)  # noqa: S311  an order, not a secret
     identical = True
+    kept: list[Recorded] = []
     for number, ids in enumerate(study.stream):
-        names = [name for name in runs if name != "plain" or number % PLAIN_EVERY == 0]
+        every = {"adapted": 1, "frozen": FROZEN_EVERY, "plain": PLAIN_EVERY}
+        names = [name for name in runs if number % every[name] == 0]
         said = []
         for name in order.sample(names, len(names)):
             # the copy that drafts goes from one to the other here, which is not part of either's work
@@ -88,11 +88,24 @@ def live(study: Study, seed: int = 0) -> tuple[Live, Pupil]:
             answer = list(runs[name](ids))
             times[name][number] = time.perf_counter() - began
             said.append([token for r in answer for token in r.emitted])
+            if name == "adapted":
+                kept.append(Recorded.of(ids, answer))
         identical &= all(tokens == said[0] for tokens in said)
         if (number + 1) % 100 == 0:
-            adapted, unlearned = (sum(times[name].values()) for name in ("adapted", "frozen"))
-            study.say(f"live, prompt {number + 1}: learning took {adapted / unlearned:.3f} of the time without")
-    return Live(list(times["adapted"].values()), list(times["frozen"].values()), times["plain"], identical), pupil
+            adapted = sum(times["adapted"][i] for i in times["frozen"])
+            study.say(
+                f"prompt {number + 1}: {adapted / sum(times['frozen'].values()):.3f} of the frozen drafter's time"
+            )
+    study.keep("stream", kept)
+    lengths = [len(recorded.tokens) for recorded in kept]
+    adapted, unlearned, plain = (_filled(times[name], lengths) for name in ("adapted", "frozen", "plain"))
+    return Live(adapted, unlearned, plain, identical), pupil
+
+
+def _filled(times: dict[int, float], lengths: list[int]) -> list[float]:
+    """The seconds of all prompts, by those of some and the tokens of each."""
+    each = sum(times.values()) / sum(lengths[i] for i in times)
+    return [times.get(i, each * length) for i, length in enumerate(lengths)]
 
 
 def live_row(study: Study) -> tuple[Row, Row]:
@@ -107,15 +120,5 @@ def live_row(study: Study) -> tuple[Row, Row]:
         "identical": found.identical,
     }
     made = row(study, "default, live", 0, before, after, pupil, **timed)
-    curve = {
-        "adapted_s": found.adapted,
-        "frozen_s": found.frozen,
-        "plain_s": {str(i): s for i, s in found.plain.items()},
-    }
-    return made, {name: _rounded(values) for name, values in curve.items()}
-
-
-def _rounded(values: Any) -> Any:
-    if isinstance(values, dict):
-        return {name: round(value, 4) for name, value in values.items()}
-    return [round(value, 4) for value in values]
+    curve = {"adapted_s": found.adapted, "frozen_s": found.frozen, "plain_s": found.plain}
+    return made, {name: [round(value, 4) for value in values] for name, values in curve.items()}

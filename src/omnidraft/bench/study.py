@@ -58,8 +58,13 @@ class Study:
         known = self._records.setdefault((which, sampling), [])
         if len(known) < len(prompts):
             self.say(f"recording {len(prompts) - len(known)} answers ({which}, temperature {sampling.temperature:g})")
-            known += record(self.model, prompts[len(known) :], self.new_tokens, sampling, seed=len(known))
+            teacher, left = self.learning.teacher_temperature, prompts[len(known) :]
+            known += record(self.model, left, self.new_tokens, sampling, teacher, seed=len(known))
         return known[: len(prompts)]
+
+    def keep(self, which: str, recorded: list[Recorded]) -> None:
+        """Take over greedy answers that were made elsewhere, to the first prompts of a set."""
+        self._records[which, GREEDY] = recorded
 
     def say(self, text: str) -> None:
         self.console.print(f"{self.name}: {text}")
