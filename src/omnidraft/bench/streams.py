@@ -92,10 +92,8 @@ def live(study: Study, seed: int = 0) -> tuple[Live, Pupil]:
                 kept.append(Recorded.of(ids, answer))
         identical &= all(tokens == said[0] for tokens in said)
         if (number + 1) % 100 == 0:
-            adapted = sum(times["adapted"][i] for i in times["frozen"])
-            study.say(
-                f"prompt {number + 1}: {adapted / sum(times['frozen'].values()):.3f} of the frozen drafter's time"
-            )
+            share = sum(times["adapted"][i] for i in times["frozen"]) / sum(times["frozen"].values())
+            study.say(f"prompt {number + 1}: {share:.3f} of the frozen drafter's time")
     study.keep("stream", kept)
     lengths = [len(recorded.tokens) for recorded in kept]
     adapted, unlearned, plain = (_filled(times[name], lengths) for name in ("adapted", "frozen", "plain"))
