@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -170,7 +171,8 @@ def test_replies_beside_a_trainer_in_the_background(model: OmniDraft) -> None:
 def data(tmp_path: Path) -> Path:
     gsm8k = [{"question": text, "answer": "none"} for text in TEXTS]
     mbpp = [{"text": text, "test_list": ["assert x"], "task_id": 11 + i} for i, text in enumerate(TEXTS)]
-    for name, rows in {"gsm8k/train.jsonl": gsm8k, "gsm8k/test.jsonl": gsm8k, "mbpp/mbpp.jsonl": mbpp}.items():
+    files: dict[str, list[Any]] = {"gsm8k/train.jsonl": gsm8k, "gsm8k/test.jsonl": gsm8k, "mbpp/mbpp.jsonl": mbpp}
+    for name, rows in files.items():
         (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "data" / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     return tmp_path / "data"
