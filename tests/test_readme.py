@@ -20,6 +20,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.DOTALL | re.MULTILINE)
 
 
+@pytest.mark.usefixtures("home")
 def test_python(capsys: pytest.CaptureFixture[str]) -> None:
     snippets = blocks("python")
     assert len(snippets) >= 2
@@ -29,6 +30,7 @@ def test_python(capsys: pytest.CaptureFixture[str]) -> None:
         assert capsys.readouterr().out.strip()
 
 
+@pytest.mark.usefixtures("home")
 def test_shell(capsys: pytest.CaptureFixture[str]) -> None:
     commands = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("omnidraft ")]
     assert commands
@@ -40,18 +42,18 @@ def test_shell(capsys: pytest.CaptureFixture[str]) -> None:
 def test_long_commands_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes minutes is not run, but its options are read."""
     commands = [line for block in blocks("console") for line in block.splitlines() if line.startswith("$ omnidraft ")]
-    assert len(commands) == 2
+    assert len(commands) == 3
     read: list[str] = []
 
     def note(options: argparse.Namespace, _console: object) -> int:
         read.append(options.arguments[1])
         return 0
 
-    for name in ("_compare", "_overhead"):
+    for name in ("_adapt", "_compare", "_overhead"):
         monkeypatch.setattr(bench, name, note)
     for line in commands:
         assert main(shlex.split(line, comments=True)[2:]) == 0
-    assert read == ["compare", "overhead"]
+    assert read == ["compare", "overhead", "adapt"]
 
 
 def test_make_targets_exist() -> None:
@@ -68,6 +70,8 @@ def test_make_targets_exist() -> None:
         "docs/how-it-works.md",
         "docs/performance.md",
         "docs/benchmarks.md",
+        "docs/learning.md",
+        "docs/profiles.md",
         "CONTRIBUTING.md",
         "src/omnidraft/zoo/README.md",
     ],
