@@ -79,12 +79,12 @@ class Learning:
     """How a drafter learns from the answers of its target; an update follows every `interval` answers."""
 
     loss: str = "marginal"
-    divergence: str = "forward"  # of the marginal loss
+    divergence: str = "forward+tv"  # of the marginal loss
     ngram_weight: float | None = 0.2  # λ of the hybrid loss; None: the target's probability of the n-gram
-    teacher_temperature: float = 1.0  # what softens the target's laws, whatever the text is sampled with
+    teacher_temperature: float = 0.5  # what softens the target's laws, whatever the text is sampled with
     adapter: str = "full"
     rank: int = 32  # of LoRA
-    learning_rate: float = 1e-3
+    learning_rate: float = 5e-4
     weight_decay: float = 0.0
     clip: float = 1.0  # the largest norm of a gradient
     interval: int = 8  # answers between updates
