@@ -65,10 +65,11 @@ def run(
             passed = time.perf_counter() - began
             if number and passed >= budget_s:
                 break
-            view.begin(number, model.encode_message(prompt), passed)
+            view.begin(number, prompt, passed)
             # alternately the even and the odd ones of a round of templates, so that all of them are timed
             timed = (number + number // WINDOW) % 2 == 0
-            view.end(stage.answer(view.ids, view.show, timed=timed, alone_first=number % 4 < 2))
+            ids = model.encode_message(prompt)
+            view.end(stage.answer(ids, view.show, timed=timed, alone_first=number % 4 < 2))
         seconds = time.perf_counter() - began
         setting = {
             "target": name,
@@ -96,7 +97,8 @@ def show(console: Console, curve: Curve, folder: Path | None = None) -> None:
         f"{count} prompts in {curve.seconds:.0f} s, {updates} updates of the drafter ({back} taken back); "
         f"{curve.timed} answers compared with plain greedy decoding: "
         + ("every token identical" if curve.identical else "NOT IDENTICAL")
-        + f"; the target's weights are {'unchanged' if curve.weights_unchanged else 'NOT WHAT THEY WERE'}"
+        + f"; the target's weights are {'unchanged' if curve.weights_unchanged else 'NOT WHAT THEY WERE'}",
+        soft_wrap=True,
     )
     if not curve.sound:
         console.print("WHAT THE TARGET SAYS HAS CHANGED. This is a bug.", style="bold red")
@@ -192,17 +194,18 @@ class _View:
         self.name = name
         self.budget_s = budget_s
         self.points: list[Point] = []
-        self.ids: list[int] = []
+        self.prompt = ""
         self._passed = 0.0
         self._said = 0  # lines
         self._figures: list[Figures] = []
 
-    def begin(self, number: int, ids: list[int], passed: float) -> None:
+    def begin(self, number: int, prompt: str, passed: float) -> None:
         """A prompt is next."""
-        self.ids, self._passed = ids, passed
+        self.prompt, self._passed = prompt, passed
         if self.live is None and number and passed * (LINES + 1) >= self.budget_s * (self._said + 1):
             self._said = int(passed * (LINES + 1) / self.budget_s)
-            self.console.print(f"{passed:.0f} s: {number} prompts; of the last {WINDOW}: {_phrase(self._figures[-1])}")
+            said = f"{passed:.0f} s, {number} prompts; in the last {min(number, WINDOW)}: {_phrase(self._figures[-1])}"
+            self.console.print(said, soft_wrap=True)
 
     def end(self, point: Point) -> None:
         """The prompt is answered and learned from."""
@@ -219,11 +222,10 @@ class _View:
         updates = self.points[-1].updates if self.points else 0
         head = Text.assemble(
             (f"{self.name}, prompt {len(self.points) + 1}", "bold"),
-            f"  {self._passed:.0f} of {self.budget_s:.0f} s  updates of the drafter: {updates}  ",
-            (state, "italic"),
+            f"  {self._passed:.0f} of {self.budget_s:.0f} s  updates of the drafter: {updates}",
         )
-        text_rows = min(TEXT_ROWS, max(0, height - 11))
-        rows = max(2, min(LARGEST_CHART, (height - text_rows - 6) // 2))
+        text_rows = min(TEXT_ROWS, max(0, height - 12))
+        rows = max(2, min(LARGEST_CHART, (height - text_rows - 7) // 2))
         lines = self._answer(records).wrap(self.console, width)[:text_rows]
         blank = [Text()] * (text_rows - len(lines))
         now = self._figures[-1] if self._figures else Figures.of([])
@@ -249,12 +251,12 @@ class _View:
         )
         for line in (head, over, rate):
             line.truncate(width, overflow="ellipsis")
-        return Group(head, *lines, *blank, *drawings)
+        return Group(head, Text(state, style="italic"), *lines, *blank, *drawings)
 
     def _answer(self, records: Sequence[Round]) -> Text:
         """The prompt, and its answer: accepted tokens in one color, the target's own in another."""
-        said = Text().append(TextStream(self.model.vocab.tokens).feed(self.ids).strip() + " ", style="dim")
-        text = self.model.text_after(self.ids)
+        said = Text(self.prompt, style="dim")
+        text = TextStream(self.model.vocab.tokens)
         for record in records:
             for place, token in enumerate(record.emitted):
                 said.append(text.feed([token]), style=ACCEPTED if place < record.accepted else OWN)

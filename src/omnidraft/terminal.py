@@ -5,6 +5,7 @@ The charts are in braille, each character two dots wide and four high.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -82,6 +83,6 @@ def _line(number: int, height: int, low: float, high: float, cells: Iterable[int
     line = Text("" if value is None else f"{value:.2f}", style="dim")
     line.pad_left(LABEL - len(line))
     line.append(" ┤" if value is not None else " │")
-    for cell, style in zip(cells, styles, strict=True):
-        line.append(chr(cell), style=style)
+    for style, its in itertools.groupby(zip(cells, styles, strict=True), key=lambda both: both[1]):
+        line.append("".join(chr(cell) for cell, _ in its), style=style)
     return line
