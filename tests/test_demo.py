@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from omnidraft import cli, demo, zoo
+from omnidraft import cli, demo, second_act, zoo
+from omnidraft.curve import down
 from omnidraft.engine import Engine, Round
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -27,6 +28,9 @@ def embedded(target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch) -> No
     short: dict[str, Any] = {"prompts": PROMPTS, "new_tokens": COUNT, "repeats": 2}
     run = demo.run
     monkeypatch.setattr(demo, "run", lambda *models: run(*models, **short))
+    act = second_act.run
+    brief: dict[str, Any] = {"budget_s": 0.0, "new_tokens": COUNT}
+    monkeypatch.setattr(second_act, "run", lambda *models: act(*models, **brief))
 
 
 def spoil(patch: pytest.MonkeyPatch) -> None:
@@ -56,7 +60,7 @@ def test_json_is_the_last_line_and_all_else_is_on_stderr(capsys: pytest.CaptureF
     assert result["repeats"] == 2
     assert "of the target:" not in err, "no live view where there is no terminal"
     assert err.count(f"{COUNT} tokens") == len(PROMPTS) * len(results)
-    assert demo._down(result["speedup"], 2) + "x" in err
+    assert down(result["speedup"], 2) + "x" in err
 
 
 @pytest.mark.usefixtures("embedded")
@@ -74,7 +78,7 @@ def test_a_wrong_token_is_loud_and_fails(capsys: pytest.CaptureFixture[str], mon
     out, err = capsys.readouterr()
     assert json.loads(out.splitlines()[-1])["targets"][0]["identical"] is False
     assert "THE TOKENS DIFFER" in err
-    assert err.count("NOT IDENTICAL") == len(PROMPTS) * len(zoo.names("target"))
+    assert err.count("a pass, NOT IDENTICAL") == len(PROMPTS) * len(zoo.names("target"))
 
 
 @pytest.mark.parametrize("phase", ["_show", "_race"])
@@ -110,7 +114,7 @@ def test_slow_machines_repeat_less(target: Path, drafter: Path, monkeypatch: pyt
 
 
 def test_figures_are_never_rounded_up() -> None:
-    assert [demo._down(value, 2) for value in (1.999, 0.999, 1.0, 12.345)] == ["1.99", "0.99", "1.00", "12.34"]
+    assert [down(value, 2) for value in (1.999, 0.999, 1.0, 12.345)] == ["1.99", "0.99", "1.00", "12.34"]
 
 
 def test_prompts_are_in_the_forms_that_the_targets_know() -> None:

@@ -27,7 +27,7 @@ FLOORS = (  # lowest first; "omnidraft" is the package's own __init__, the face 
     ("devices", "kv", "models", "int8", "lean", "context", "batches", "drafter", "stopping"),
     ("engine", "trainer", "background", "profiles", "store"),
     ("adaptation", "memory", "pairing", "text", "zoo", "answer", "api", "hf", PACKAGE),
-    ("flags", "bench", "second_act", "demo", "server"),
+    ("flags", "bench", "problems", "curve", "terminal", "second_act", "demo", "server"),
     ("commands", "cli", "__main__"),
 )
 # A module may import from lower floors and from those listed before it on its own: one order says both.

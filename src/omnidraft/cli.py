@@ -17,6 +17,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import omnidraft
@@ -69,7 +70,7 @@ def _run(arguments: Sequence[str]) -> int:
     except SystemExit:  # after --help or --version
         return 0
     if unknown:
-        own = ("target", "drafter", "json")
+        own = ("target", "drafter", "json", "out")
         known = [flags.flag(name) for name in (*flags.HELP, *flags.LOAD, *flags.LEARN, *flags.GENERATE, *own)]
         fix = suggestion(unknown[0], known) if unknown[0].startswith("-") else "put quotation marks around the prompt"
         raise ConfigError(f"unknown argument {unknown[0]!r}: {fix}")
@@ -77,7 +78,7 @@ def _run(arguments: Sequence[str]) -> int:
     if options.command == "demo":
         from omnidraft.demo import main as demo
 
-        return demo(as_json=options.json)
+        return demo(as_json=options.json, out=options.out)
     return _generate(options)
 
 
@@ -223,6 +224,7 @@ def _parser() -> argparse.ArgumentParser:
 
     demo = commands.add_parser("demo", help="see the models that ship at work", allow_abbrev=False)
     demo.add_argument("--json", action="store_true", help="print the figures as JSON, on the last line of stdout")
+    demo.add_argument("--out", type=Path, metavar="DIR", help="keep the curve of what was learned (default: nothing)")
 
     # for the list of commands only: what follows it is read elsewhere
     for command, (_, text) in ELSEWHERE.items():

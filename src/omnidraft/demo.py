@@ -1,36 +1,36 @@
 """The demonstration: the models that ship with the package, with and without the drafter, beside `transformers`.
 
-Greedy, in fp32.  First every prompt is answered once by `transformers` alone and once with the drafter, to be looked
-at and to compare the tokens; then plain and speculative decoding take turns against the clock.
+Greedy, in fp32.  The first act: every prompt is answered once by `transformers` alone and once with the drafter, to be
+looked at and to compare the tokens; then plain and speculative decoding take turns against the clock.  In the second,
+in `second_act`, the drafter learns.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import statistics
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
 from rich.console import Console, Group
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from omnidraft import zoo
+from omnidraft import second_act, zoo
 from omnidraft.api import OmniDraft, load
 from omnidraft.config import Sampling
+from omnidraft.curve import check_folder, down
 from omnidraft.engine import Engine, Round
 from omnidraft.metrics import Stats
 from omnidraft.models import LanguageModel
 from omnidraft.pairing import make_cache
 from omnidraft.sampling import GeneratorDraw
+from omnidraft.terminal import display
 from omnidraft.text import TextStream
 
 NEW_TOKENS = 96
@@ -81,15 +81,24 @@ class Result:
     repeats: int
 
 
-def main(*, as_json: bool) -> int:
-    """Run the demonstration on every target that ships; 1 where a token differs from what the target alone says."""
+def main(*, as_json: bool, out: Path | None = None) -> int:
+    """Run both acts on the models that ship, keeping the curve of the second in a folder where one is given.
+
+    1 where a token differs from what the target alone says; raises InputError where the folder cannot be written.
+    """
+    if out is not None:
+        check_folder(out)
     console = Console(stderr=as_json, highlight=False)
     targets = {name: zoo.path(name) for name in zoo.names("target")}
-    results = run(console, targets, zoo.path(zoo.names("drafter")[0]))
+    drafter = zoo.path(zoo.names("drafter")[0])
+    results = run(console, targets, drafter)
     show(console, results)
+    curve = second_act.run(console, targets[second_act.TARGET], drafter)
+    second_act.show(console, curve, out)
     if as_json:
-        sys.stdout.write(json.dumps({"targets": [asdict(result) for result in results]}) + "\n")
-    return 0 if all(result.identical for result in results) else 1
+        found = {"targets": [asdict(result) for result in results], "learning": curve.as_dict()}
+        sys.stdout.write(json.dumps(found) + "\n")
+    return 0 if curve.sound and all(result.identical for result in results) else 1
 
 
 def run(
@@ -115,11 +124,11 @@ def show(console: Console, results: Sequence[Result]) -> None:
     """Print the figures, and loudly what must not be."""
     table = Table("", *(result.name for result in results), title="greedy decoding in fp32")
     rows: dict[str, Callable[[Result], str]] = {
-        "tokens/s of the target alone": lambda r: _down(r.plain_tokens_per_s, 1),
-        "tokens/s with the drafter": lambda r: _down(r.tokens_per_s, 1),
-        "speedup": lambda r: _down(r.speedup, 2) + "x",
-        "acceptance rate": lambda r: _down(r.acceptance_rate, 2),
-        "block efficiency (tokens a pass)": lambda r: _down(r.block_efficiency, 2),
+        "tokens/s of the target alone": lambda r: down(r.plain_tokens_per_s, 1),
+        "tokens/s with the drafter": lambda r: down(r.tokens_per_s, 1),
+        "speedup": lambda r: down(r.speedup, 2) + "x",
+        "acceptance rate": lambda r: down(r.acceptance_rate, 2),
+        "block efficiency (tokens a pass)": lambda r: down(r.block_efficiency, 2),
         "cost of a drafter step, in target steps": lambda r: f"{r.drafter_step:.2f}",
         "cost of verifying a draft, likewise": lambda r: f"{r.verify_step:.2f} for {r.draft_len + 1} tokens",
         "identical to transformers' own tokens": lambda r: "yes" if r.identical else "NO",
@@ -166,7 +175,7 @@ class _Bench:
             shown.append(same)
             console.print(
                 f"{name}, prompt {number + 1} of {len(self.prompts)}: {len(tokens)} tokens, "
-                f"{_down(Stats.of(rounds).block_efficiency, 2)} a pass, {'identical' if same else 'NOT IDENTICAL'}"
+                f"{down(Stats.of(rounds).block_efficiency, 2)} a pass, {'identical' if same else 'NOT IDENTICAL'}"
             )
         laps, same = self._race(expected, repeats, budget_s)
         plain, speculative = (_medians([lap.seconds[kind] for lap in laps]) for kind in ("plain", "speculative"))
@@ -250,7 +259,7 @@ class _Bench:
         """Answer one prompt in front of the viewer: accepted tokens in one color, the target's own in another."""
         text, rounds = self.model.text_after(prompt), []
         answer = Text().append(TextStream(self.model.vocab.tokens).feed(prompt), style="dim")
-        with _display(console) as live:
+        with display(console) as live:
             for record in self._rounds(engine, prompt):
                 rounds.append(record)
                 if live is None:
@@ -269,21 +278,5 @@ def _medians(laps: list[list[float]]) -> float:
     return sum(float(statistics.median(times)) for times in zip(*laps, strict=True))
 
 
-@contextmanager
-def _display(console: Console) -> Iterator[Live | None]:
-    """A view that each update draws anew; None where the output is no terminal."""
-    if not console.is_terminal:
-        yield None
-        return
-    with Live(console=console, auto_refresh=False) as live:
-        yield live
-
-
 def _tokens(rounds: Sequence[Round]) -> list[int]:
     return [token for record in rounds for token in record.emitted]
-
-
-def _down(value: float, digits: int) -> str:
-    """A figure where more is better, never rounded up."""
-    scale = 10**digits
-    return f"{math.floor(value * scale) / scale:.{digits}f}"
