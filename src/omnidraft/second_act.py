@@ -98,7 +98,7 @@ def show(console: Console, curve: Curve, folder: Path | None = None) -> None:
         f"{curve.timed} answers compared with plain greedy decoding: "
         + ("every token identical" if curve.identical else "NOT IDENTICAL")
         + f"; the target's weights are {'unchanged' if curve.weights_unchanged else 'NOT WHAT THEY WERE'}",
-        soft_wrap=True,
+        soft_wrap=not console.is_terminal,
     )
     if not curve.sound:
         console.print("WHAT THE TARGET SAYS HAS CHANGED. This is a bug.", style="bold red")
@@ -115,7 +115,7 @@ def show(console: Console, curve: Curve, folder: Path | None = None) -> None:
         f"speedup {_times(first.speedup)} -> {_times(last.speedup)}; "
         f"with the time of learning {_times(whole.net_speedup)} over the whole run: {_verdict(curve)}; {kept}",
         style="bold",
-        soft_wrap=True,
+        soft_wrap=not console.is_terminal,
     )
 
 
