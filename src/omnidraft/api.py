@@ -206,7 +206,8 @@ def load(
     Learning(**learning)
     if adapt not in ADAPT:
         raise ConfigError(f"adapt is {adapt!r}; use one of {', '.join(ADAPT)}")
-    if profile is not None and not (isinstance(profile, str | Path) and str(profile)):
+    place: object = profile
+    if place is not None and (not isinstance(place, str | Path) or not str(place)):
         raise ConfigError(f"profile is {profile!r}; use 'auto', a folder, or None for none")
     if drafter is None:
         if adapt != "off":

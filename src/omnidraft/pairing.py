@@ -139,9 +139,7 @@ def _folder(
     return (ProfileFolder(Path(use.profile)) if store is None else store.folder(key)), key
 
 
-def _read(
-    folder: ProfileFolder | None, key: Key | None, use: Use
-) -> tuple[ProfileFolder | None, Profile | None]:
+def _read(folder: ProfileFolder | None, key: Key | None, use: Use) -> tuple[ProfileFolder | None, Profile | None]:
     """The profile of a folder, and the folder where it can be used.
 
     One of the store that is refused is set aside, or where that fails done without; one given by its path is an error.
