@@ -12,7 +12,7 @@ import torch
 
 import omnidraft
 from omnidraft import OmniDraft
-from omnidraft.api import DrafterSide
+from omnidraft.pairing import DrafterSide
 
 PROMPTS = ("hello world", "the world was hello", "def ing 10 the", "don't hello the été", "10 worlds, 10 hellos")
 COUNT = 16
@@ -26,9 +26,7 @@ def side_of(model: OmniDraft) -> DrafterSide:
 
 def answers(model: OmniDraft, count: int, **options: Any) -> list[omnidraft.Generation]:
     """Answers to the prompts in turn."""
-    return [
-        model.generate(PROMPTS[i % len(PROMPTS)], **{"max_new_tokens": COUNT, **options}) for i in range(count)
-    ]
+    return [model.generate(PROMPTS[i % len(PROMPTS)], **{"max_new_tokens": COUNT, **options}) for i in range(count)]
 
 
 def alone(model: OmniDraft, prompt: str, count: int = COUNT) -> tuple[int, ...]:
