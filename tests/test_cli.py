@@ -270,7 +270,7 @@ def test_ctrl_c_keeps_the_text_so_far(target: Path, drafter: Path, home: Path) -
 def test_a_lost_ctrl_c_is_noticed_at_the_next_piece() -> None:
     """What is raised inside a finalizer is reported and dropped by Python."""
     before = signal.getsignal(signal.SIGINT)
-    with cli._interruptible() as check:
+    with flags.interruptible() as check:
         check()
         with contextlib.suppress(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)

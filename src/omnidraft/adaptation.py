@@ -90,6 +90,7 @@ class Adaptation:
         self.state: Weights = state or {}
         self._base = dict(serving.source.model.named_parameters())
         self._weights = merged(self._base, self.state)
+        self._stale = False  # the drafter has other weights than these
         self.swaps = 0
 
     def following(self, rounds: Iterator[Round]) -> Iterator[Round]:
@@ -98,7 +99,8 @@ class Adaptation:
         if self.learner is None:
             yield from rounds
             return
-        self.learner.pause()
+        learner = self.learner
+        learner.pause()
         records: list[Round] = []
         try:
             for record in rounds:
@@ -106,22 +108,31 @@ class Adaptation:
                 yield record
                 self.refresh()
         finally:
-            self.learner.go_on()
-        if records:
-            self.learner.teach(self.answer(records), self.pair.cache)
+            learner.go_on()
+        if records and self.learner is not None:  # closed meanwhile
+            learner.teach(self.answer(records), self.pair.cache)
             self.refresh()
 
     def use(self) -> None:
-        """Draft with what was learned here, after another target had the drafter."""
-        if not self.serving.held_by(self) and (self._weights or not self.serving.pristine):
+        """Draft with what was learned here, also after another target had the drafter."""
+        if self._stale or (not self.serving.held_by(self) and (self._weights or not self.serving.pristine)):
             self._swap()
 
     def refresh(self) -> None:
-        """Draft with what was learned since the last time, if anything was."""
+        """Draft with what was learned since the last time, if anything was; for while this target has the drafter."""
+        self.collect()
+        if self._stale:
+            self._swap()
+
+    def collect(self) -> None:
+        """Take over what was learned since the last time; drafts follow it from the next text on.
+
+        Until then the drafter may be in the middle of a text for another target.
+        """
         state = None if self.learner is None else self.learner.fresh()
         if state is not None:
             self.state, self._weights = state, merged(self._base, state)
-            self._swap()
+            self._stale = True
 
     def answer(self, records: list[Round]) -> Answer:
         """What these rounds said; of a very long text, what the drafter's context holds."""
@@ -138,11 +149,18 @@ class Adaptation:
         return Answer(tuple(prompt), tuple(tokens[:kept]), tuple(written[:kept]), tuple(laws[:kept]))
 
     def flush(self) -> None:
-        """Learn from everything so far, and draft with it."""
+        """Learn from everything so far, to draft with it from the next text on."""
         if self.learner is not None:
             self.learner.flush()
-            self.refresh()
+            self.collect()
+
+    def end(self) -> None:
+        """Learn no more; drafts stay as good as they are."""
+        if self.learner is not None:
+            self.learner.close()
+            self.learner = None
 
     def _swap(self) -> None:
+        self._stale = False
         self.pair.drafter.swap(self.serving.take(self, self._weights))
         self.swaps += 1

@@ -71,7 +71,7 @@ class OmniDraft:
         """Write what was learned to its profile; raises ConfigError without one, ProfileError where that fails."""
         if self.side is None:
             raise ConfigError("there is no drafter to save anything of: load one")
-        self.side.adaptation.refresh()
+        self.side.adaptation.collect()
         self.side.memory.save(self.side.adaptation)
 
     def close(self) -> None:
@@ -206,6 +206,9 @@ def load(
     Learning(**learning)
     if adapt not in ADAPT:
         raise ConfigError(f"adapt is {adapt!r}; use one of {', '.join(ADAPT)}")
+    place: object = profile
+    if place is not None and (not isinstance(place, str | Path) or not str(place)):
+        raise ConfigError(f"profile is {profile!r}; use 'auto', a folder, or None for none")
     if drafter is None:
         if adapt != "off":
             raise ConfigError(f"adapt is {adapt!r} without a drafter: give one, or use adapt='off'")

@@ -91,6 +91,7 @@ class BackgroundTrainer:
             [sys.executable, "-c", "from omnidraft.background import work; work()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for the parent, which says when to end
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONWARNINGS": "ignore"},
         )
         for run in (self._write, self._read):

@@ -1,4 +1,4 @@
-"""The command line: `omnidraft generate`, `demo`, `bench` and `profiles`.
+"""The command line: `omnidraft generate`, `demo`, `bench`, `adapt` and `profiles`.
 
 Answers go to stdout and everything else to stderr.  Exit codes: 0, 1 (something failed), 2 (bad input), 130 (Ctrl-C),
 141 (the reader of stdout is gone).
@@ -11,12 +11,9 @@ import importlib
 import io
 import json
 import os
-import signal
 import sys
-import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -107,7 +104,7 @@ def _generate(options: argparse.Namespace) -> int:
     stream = model.stream(prompt, **{name: given[name] for name in flags.GENERATE if name in given}, **sampling)
     code = 0
     try:
-        with _interruptible() as check:
+        with flags.interruptible() as check:
             for piece in stream:
                 check()
                 if not options.json:
@@ -122,30 +119,6 @@ def _generate(options: argparse.Namespace) -> int:
     flags.say(_summary(stream.result))
     model.close()
     return code
-
-
-@contextmanager
-def _interruptible() -> Iterator[Callable[[], None]]:
-    """Ctrl-C as ever, and a check for one that was lost: Python drops what is raised while it clears an object away."""
-    came = False
-
-    def note(*_: object) -> None:
-        nonlocal came
-        came = True
-        raise KeyboardInterrupt
-
-    def check() -> None:
-        if came:
-            raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():  # signals go to the main thread
-        yield check
-        return
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield check
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _prompt(argument: str) -> str:

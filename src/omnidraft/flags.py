@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import logging
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, NoReturn
 
@@ -135,3 +138,27 @@ def flag(name: str) -> str:
 def profile(given: str) -> str | None:
     """The profile that a flag asks for."""
     return None if given == "none" else given
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], None]]:
+    """Ctrl-C as ever, and a check for one that was lost: Python drops what is raised while it clears an object away."""
+    came = False
+
+    def note(*_: object) -> None:
+        nonlocal came
+        came = True
+        raise KeyboardInterrupt
+
+    def check() -> None:
+        if came:
+            raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():  # signals go to the main thread
+        yield check
+        return
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield check
+    finally:
+        signal.signal(signal.SIGINT, before)

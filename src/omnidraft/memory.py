@@ -14,7 +14,7 @@ import torch
 from omnidraft.adaptation import Adaptation
 from omnidraft.config import Learning
 from omnidraft.errors import ConfigError, OmniDraftError
-from omnidraft.learned import Profile
+from omnidraft.learned import Array, Profile
 from omnidraft.manifest import Key
 from omnidraft.models import TransformersModel
 from omnidraft.ngrams import NgramCache
@@ -67,8 +67,10 @@ class Memory:
     warn: Callable[[str], None]
     counters: dict[str, int | float] = field(default_factory=dict)  # of earlier processes
     positions: dict[str, int] = field(default_factory=dict)
+    ngrams: Mapping[str, Array] = field(default_factory=dict)  # of the profile, for a mode that learns none
     writes: bool = False  # whether this process learns into the profile
-    _saved: int = 0  # updates at the last save
+    _saved: int = 0  # updates at the last save that succeeded
+    _begun: int = 0  # updates at the last one that was begun
     _thread: threading.Thread | None = None
     _failed: bool = False
 
@@ -85,7 +87,7 @@ class Memory:
         """All that was learned so far, as it is now."""
         return Profile(
             tensors=dict(adaptation.state),
-            arrays=adaptation.pair.cache.state(),
+            arrays=self.ngrams if adaptation.pair.cache.frozen else adaptation.pair.cache.state(),
             learning=asdict(self.learning),
             counters=self.totals(adaptation) | {POSITION + name: at for name, at in self.positions.items()},
         )
@@ -95,20 +97,22 @@ class Memory:
         self.wait()
         if self.folder is None or self.key is None:
             raise ConfigError("there is no profile to save to: load with profile='auto' or a folder")
-        self._saved = self._updates(adaptation)
+        self._begun = updates = self._updates(adaptation)
         self.folder.save(self.key, self.profile(adaptation))
+        self._saved = updates
 
     def keep(self, adaptation: Adaptation, every: int = SAVE_EVERY) -> None:
         """Write the profile once in `every` updates, beside whatever comes next; trouble is said once."""
-        if not self.writes or self._updates(adaptation) - self._saved < every or self._writing:
+        if not self.writes or self._updates(adaptation) - self._begun < every or self._writing:
             return
         folder, key, profile = self.folder, self.key, self.profile(adaptation)
-        self._saved = self._updates(adaptation)
+        self._begun = updates = self._updates(adaptation)
 
         def write() -> None:
             try:
                 if folder is not None and key is not None:
                     folder.save(key, profile)
+                    self._saved = updates
             except OmniDraftError as error:
                 self._say(error)
 
@@ -130,10 +134,12 @@ class Memory:
                 self.save(adaptation)
         except OmniDraftError as error:
             self._say(error)
-        if adaptation.learner is not None:
-            adaptation.learner.close()
-        if self.folder is not None and self.writes:
-            self.folder.release()
+        finally:
+            self.counters = self.totals(adaptation)
+            adaptation.end()
+            if self.folder is not None and self.writes:
+                self.folder.release()
+            self.writes = False
 
     @property
     def _writing(self) -> bool:
@@ -149,8 +155,9 @@ class Memory:
 
 
 def remember(profile: Profile, cache: NgramCache) -> tuple[Weights, dict[str, int | float], dict[str, int]]:
-    """Bring a profile's n-grams into a cache; its weights, its counters and its positions."""
-    cache.resume(profile.arrays)
+    """Bring a profile's n-grams into a cache that learns any; its weights, its counters and its positions."""
+    if profile.arrays and not cache.frozen:
+        cache.resume(profile.arrays)
     positions = {n.removeprefix(POSITION): int(at) for n, at in profile.counters.items() if n.startswith(POSITION)}
     counters = {name: count for name, count in profile.counters.items() if not name.startswith(POSITION)}
     return dict(profile.tensors), counters, positions

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -82,20 +83,34 @@ def make_adaptation(
     """Bring in what was learned for a pair, and what learns on; raises ProfileError for a profile given by its path."""
     table = pair.cache.table
     folder, key = _folder(target, drafter, table, use)
-    profile = _read(folder, key, use)
+    folder, profile = _read(folder, key, use)
     learning = learning_for(profile, use.learning)
+    if use.adapt != "off" and learning.adapter == "lora" and find_spec("peft") is None:
+        raise ConfigError("adapter is 'lora' without the peft package: pip install 'omnidraft[lora]', or use 'full'")
     memory = Memory(folder, key, learning, use.warn)
     state: Weights = {}
     if profile is not None:
         state, memory.counters, memory.positions = remember(profile, pair.cache)
+        memory.ngrams = profile.arrays
     if use.adapt != "off" and folder is not None:
-        memory.writes = folder.claim()
-        if not memory.writes:
-            use.warn(f"profile {folder.name} is in use by another process: what is learned here is not saved")
+        memory.writes = _claim(folder, use)
     adaptation = Adaptation(pair, serving, None, state)
     if use.adapt != "off":
         adaptation.learner = _learner(use.adapt, drafter, table, learning, state)
     return adaptation, memory
+
+
+def _claim(folder: ProfileFolder, use: Use) -> bool:
+    """Whether what is learned can be saved; where not, that is said, or an error for a profile given by its path."""
+    try:
+        if folder.claim():
+            return True
+        use.warn(f"profile {folder.name} is in use by another process: what is learned here is not saved")
+    except ProfileError as error:
+        if use.profile != "auto":
+            raise
+        use.warn(f"what is learned here is not saved: {error}")
+    return False
 
 
 def _learner(adapt: str, drafter: LoadedModel, table: SpellingTable, learning: Learning, state: Weights) -> Learner:
@@ -112,21 +127,34 @@ def _folder(
 ) -> tuple[ProfileFolder | None, Key | None]:
     if use.profile is None:
         return None, None
-    store = ProfileStore() if use.profile == "auto" else None
+    try:
+        store = ProfileStore() if use.profile == "auto" else None
+    except ConfigError as error:  # no home folder is known
+        if use.adapt != "off":
+            use.warn(f"what is learned here is not saved: {error}")
+        return None, None
     if store is not None and use.adapt == "off" and not store.root.is_dir():
         return None, None  # nothing was ever learned here: no need to read all weights for their hash
     key = key_of(drafter.name, target.name, table, drafter.lm)
     return (ProfileFolder(Path(use.profile)) if store is None else store.folder(key)), key
 
 
-def _read(folder: ProfileFolder | None, key: Key | None, use: Use) -> Profile | None:
-    """The profile of a folder; one of the store that is refused is set aside, one given by its path is an error."""
+def _read(folder: ProfileFolder | None, key: Key | None, use: Use) -> tuple[ProfileFolder | None, Profile | None]:
+    """The profile of a folder, and the folder where it can be used.
+
+    One of the store that is refused is set aside, or where that fails done without; one given by its path is an error.
+    """
     if folder is None or key is None:
-        return None
+        return None, None
     try:
-        return folder.load(key)
+        return folder, folder.load(key)
     except ProfileError as error:
         if use.profile != "auto":
             raise
-        use.warn(f"{error}; it is kept as {folder.set_aside().name}, and learning begins anew")
-        return None
+        refused = error
+    try:
+        use.warn(f"{refused}; it is kept as {folder.set_aside().name}, and learning begins anew")
+    except ProfileError as error:
+        use.warn(f"{refused}; it cannot be set aside ({error}), so it is done without, and nothing is saved")
+        return None, None
+    return folder, None

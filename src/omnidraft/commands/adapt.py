@@ -55,8 +55,7 @@ def main(arguments: Sequence[str], parser: flags.Parser) -> int:
     settings = {**loading, **drafting, **learning, "adapt": "inline", "profile": flags.profile(options.profile)}
     with load(options.target, options.drafter, warn=flags.say, **settings) as model:
         code = _learn(model, data, count, {"max_new_tokens": given.get("max_new_tokens", 96), **asdict(sampling)})
-        result = _result(model, data, count)
-    print(json.dumps(result))
+    print(json.dumps(_result(model, data, count)))
     return code
 
 
@@ -71,9 +70,10 @@ def _learn(model: OmniDraft, data: Data, count: int, settings: dict[str, Any]) -
         flags.say(f"going on after prompt {min(start, count)} of {count}")
     recent: list[Stats] = []
     try:
-        with _progress() as progress:
+        with _progress() as progress, flags.interruptible() as check:
             task = progress.add_task("learning", total=count, completed=min(start, count), acceptance="")
             for position in range(start, count):
+                check()
                 try:
                     recent = [
                         *recent[-24:],
@@ -182,6 +182,8 @@ def _parsed(arguments: Sequence[str], parser: flags.Parser) -> argparse.Namespac
         return None
     if unknown:
         adapt.error(f"unknown argument {unknown[0]!r}")
-    if options.count is not None and (type(options.count) is not int or options.count < 1):
-        raise ConfigError(f"count is {options.count!r}; it must be an integer at least 1: leave it out for all")
+    for name, fix in (("count", "leave it out for all"), ("max_new_tokens", "ask for some")):
+        value = getattr(options, name, None)
+        if value is not None and (type(value) is not int or value < 1):
+            raise ConfigError(f"{name} is {value!r}; it must be an integer at least 1: {fix}")
     return options
