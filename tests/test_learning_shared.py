@@ -240,3 +240,9 @@ def test_without_a_home_nothing_is_kept(target: Path, drafter: Path, monkeypatch
             "spelling tables are not stored",
             "what is learned here is not saved",
         ][:count]
+
+
+def test_the_step_of_a_shared_drafter_cannot_be_chosen_again(target: Path, drafter: Path, other_target: Path) -> None:
+    a = omnidraft.load(target, drafter, profile=None)
+    with pytest.raises(ConfigError, match="drafter_step is that of the drafter that is shared"):
+        omnidraft.load(other_target, a, profile=None, drafter_step="auto")

@@ -3,10 +3,12 @@
     python tools/measure_parts.py bookkeeping TARGET_TOKENIZER DRAFTER_TOKENIZER TEXT_FILE
     python tools/measure_parts.py step
     python tools/measure_parts.py cache
+    python tools/measure_parts.py swap
 
 `bookkeeping`: a round over prepared logits, no forward passes; PYTHONPATH=OTHER/src measures another checkout.
 `step`: one token through the drafter by `transformers`, lean, and lean in 8 bits.
 `cache`: one token and five at several contexts, on the cache of `transformers` and on ours.
+`swap`: the embedded drafter takes other weights, and reads a text of 200 tokens again.
 """
 
 from __future__ import annotations
@@ -194,9 +196,37 @@ def cache() -> None:
             print(f"{count} tokens after {context}: {turns(actions, 15)}")
 
 
+def swap() -> None:
+    from omnidraft import zoo
+    from omnidraft.drafter import Serving
+    from omnidraft.models import load_model
+    from omnidraft.trainer import merged
+
+    serving = Serving(load_model(zoo.path(zoo.names("drafter")[0]), dtype="float32").lm)
+    base = dict(serving.source.model.named_parameters())
+    full = {name: weight + 0.01 for name, weight in base.items()}
+    rows = {name: weight.shape for name, weight in base.items() if "proj" in name}
+    lora: dict[str, torch.Tensor] = {}
+    for name, (out, into) in rows.items():
+        key = name.removesuffix(".weight")
+        lora |= {
+            f"{key}.lora_A.default.weight": torch.ones(32, into),
+            f"{key}.lora_B.default.weight": torch.ones(out, 32),
+        }
+
+    def take(state: dict[str, torch.Tensor]) -> Callable[[], None]:
+        return lambda: serving.take(object(), merged(base, state))
+
+    def read() -> None:
+        serving.model.crop(0)
+        serving.model.forward(list(range(3, 203)), 1)
+
+    print(turns({"all weights": take(full), "LoRA of rank 32": take(lora), "reading 200 tokens": read}))
+
+
 if __name__ == "__main__":
     torch.set_grad_enabled(False)
     if sys.argv[1] == "bookkeeping":
         bookkeeping(sys.argv[2], sys.argv[3], Path(sys.argv[4]))
     else:
-        {"step": step, "cache": cache}[sys.argv[1]]()
+        {"step": step, "cache": cache, "swap": swap}[sys.argv[1]]()

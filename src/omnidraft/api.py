@@ -223,6 +223,8 @@ def load(
     if isinstance(drafter, OmniDraft):
         if drafter.side is None:
             raise ConfigError("the OmniDraft given has no drafter to share: load one with it")
+        if "drafter_step" in options:
+            raise ConfigError("drafter_step is that of the drafter that is shared: leave it out, or load another drafter")
         helper, serving = drafter.side.loaded, drafter.side.serving
     else:
         helper = load_model(zoo.resolve(drafter), dtype, device)
