@@ -20,7 +20,7 @@ from conftest import save_model
 from faulty_disk import RefusingDisk, install
 from learning_users import COUNT, FAST, PROMPTS, alone, answers, drafts, saved, side_of, tree
 from omnidraft import OmniDraftError
-from omnidraft.errors import ProfileError
+from omnidraft.errors import ConfigError, ProfileError
 from small_tokenizers import byte_level
 from test_cli import environment
 
