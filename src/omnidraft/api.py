@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -221,11 +221,7 @@ def load(
     if drafter is None:
         return OmniDraft(loaded, vocab, Engine(loaded.lm, eos, None, settings))
     if isinstance(drafter, OmniDraft):
-        if drafter.side is None:
-            raise ConfigError("the OmniDraft given has no drafter to share: load one with it")
-        if "drafter_step" in options:
-            raise ConfigError("drafter_step is that of the drafter that is shared: leave it out, or load another drafter")
-        helper, serving = drafter.side.loaded, drafter.side.serving
+        helper, serving = _shared(drafter, options)
     else:
         helper = load_model(zoo.resolve(drafter), dtype, device)
         serving = Serving(helper.lm, lean_step=settings.drafter_step == "auto")
@@ -237,6 +233,15 @@ def load(
         engine.teacher_temperature = memory.learning.teacher_temperature
     side = DrafterSide(loaded=helper, serving=serving, adaptation=adaptation, memory=memory)
     return OmniDraft(loaded, vocab, engine, side)
+
+
+def _shared(drafter: OmniDraft, options: Mapping[str, Any]) -> tuple[LoadedModel, Serving]:
+    """The drafter of another OmniDraft; raises ConfigError where there is none, or it is asked to be another."""
+    if drafter.side is None:
+        raise ConfigError("the OmniDraft given has no drafter to share: load one with it")
+    if "drafter_step" in options:
+        raise ConfigError("drafter_step is that of the drafter that is shared: leave it out, or load the drafter anew")
+    return drafter.side.loaded, drafter.side.serving
 
 
 def _names(cls: type[DataclassInstance]) -> list[str]:

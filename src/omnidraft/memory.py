@@ -96,7 +96,7 @@ class Memory:
         """Write the profile; raises ProfileError where that fails, and the old one stays."""
         self.wait()
         if self.folder is None or self.key is None:
-            raise ConfigError("there is no profile to save to: load with adapt='inline' or 'background', and with a profile")
+            raise ConfigError("there is no profile to save to: load with adapt='inline' and a profile")
         self._begun = updates = self._updates(adaptation)
         self.folder.save(self.key, self.profile(adaptation))
         self._saved = updates
