@@ -214,7 +214,7 @@ def swap() -> None:
             f"{key}.lora_B.default.weight": torch.ones(out, 32),
         }
 
-    def take(state: dict[str, torch.Tensor]) -> Callable[[], None]:
+    def take(state: dict[str, torch.Tensor]) -> Callable[[], object]:
         return lambda: serving.take(object(), merged(base, state))
 
     def read() -> None:
