@@ -16,10 +16,10 @@ demo: $(STAMP)
 	$(BIN)/omnidraft demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 unit: $(STAMP)
-	$(BIN)/python -m pytest -n 2 -m 'not slow'
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow'
 
 check: $(STAMP)
 	$(BIN)/ruff format --check
