@@ -17,6 +17,7 @@ import torch
 from rich.console import Console, Group
 from rich.text import Text
 
+from omnidraft import zoo
 from omnidraft.api import OmniDraft, load
 from omnidraft.config import Learning, Sampling
 from omnidraft.curve import WINDOW, Curve, Figures, Point, down, moving, save
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
 
-TARGET = "target-b"  # the chat model
+TARGET = zoo.names("target")[-1]  # the chat model
 NEW_TOKENS = 64
 DRAFT_LEN = 2  # as in the first act
 BUDGET_S = 120.0  # no prompt is begun after it

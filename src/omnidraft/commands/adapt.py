@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from omnidraft import flags
+from omnidraft import flags, zoo
 from omnidraft.config import Drafting, Learning, Sampling
 from omnidraft.errors import ConfigError, InputError, PromptError
 from omnidraft.metrics import Stats
@@ -27,9 +27,12 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 NAMED = 10  # numbers of broken lines that are listed
-EXAMPLES = """examples:
-  omnidraft adapt --target zoo:target-a --drafter zoo:drafter --data prompts.jsonl
-  omnidraft adapt --target zoo:target-a --drafter zoo:drafter --data prompts.jsonl --profile my-profile --adapter lora
+EXAMPLE = (
+    f"omnidraft adapt --target {zoo.PREFIX}{zoo.names('target')[0]} --drafter {zoo.PREFIX}{zoo.names('drafter')[0]}"
+)
+EXAMPLES = f"""examples:
+  {EXAMPLE} --data prompts.jsonl
+  {EXAMPLE} --data prompts.jsonl --profile my-profile --adapter lora
 """
 
 
