@@ -233,7 +233,7 @@ def test_an_update_that_makes_held_out_answers_unlikelier_is_taken_back(adapter:
     teach(trainer, 120)
     assert len(trainer._ring) == RING
     before, rate, undone = trainer.state(), trainer._optimizer.param_groups[0]["lr"], trainer.counters.rolled_back
-    held_out = trainer._held_out_loss()
+    held_out = trainer._loss_of(list(trainer._ring))
     trainer._new = [unhelpful(some_lesson(seed)) for seed in range(4)]
     trainer._memory.clear()
     trainer._memory.extend(trainer._new)
@@ -241,7 +241,7 @@ def test_an_update_that_makes_held_out_answers_unlikelier_is_taken_back(adapter:
     assert same(trainer.state(), before)
     assert trainer.counters.rolled_back == undone + 1
     assert trainer._optimizer.param_groups[0]["lr"] == rate / 2
-    assert trainer._held_out_loss() == held_out
+    assert trainer._loss_of(list(trainer._ring)) == held_out
 
 
 def test_without_the_guard_that_update_would_stay() -> None:

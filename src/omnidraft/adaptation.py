@@ -6,7 +6,8 @@ would be either way: q is recorded as it was drawn from.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from omnidraft.config import Learning
@@ -16,6 +17,7 @@ from omnidraft.ngrams import NgramCache
 from omnidraft.teacher import Answer, lesson
 from omnidraft.trainer import Counters, Trainer, Weights, merged
 
+_log = logging.getLogger("omnidraft")
 LONGEST = 2048  # drafter tokens of a lesson: attention over more would take seconds
 
 
@@ -83,8 +85,18 @@ class InlineTrainer:
 class Adaptation:
     """Keeps a drafter learning from one target; with `learner` None it only drafts with what was learned."""
 
-    def __init__(self, pair: Pair, serving: Serving, learner: Learner | None, state: Weights | None = None) -> None:
+    def __init__(
+        self,
+        pair: Pair,
+        serving: Serving,
+        learner: Learner | None,
+        state: Weights | None = None,
+        warn: Callable[[str], None] = _log.warning,
+    ) -> None:
         self.pair = pair
+        self._warn = warn
+        if learner is not None:
+            serving.learners.append(learner)
         self.serving = serving
         self.learner = learner
         self.state: Weights = state or {}
@@ -96,25 +108,36 @@ class Adaptation:
     def following(self, rounds: Iterator[Round]) -> Iterator[Round]:
         """The rounds of one text as they are, learned from once it is complete."""
         self.use()
-        if self.learner is None:
-            yield from rounds
-            return
         learner = self.learner
-        learner.pause()
+        for each in self.serving.learners:
+            each.pause()
+        self.serving.replies += 1
+        reply = self.serving.replies
         records: list[Round] = []
         try:
             for record in rounds:
                 records.append(record)
                 yield record
-                self.refresh()
+                self._safely(self.refresh)
         finally:
-            learner.go_on()
-        if records and self.learner is not None:  # closed meanwhile
-            learner.teach(self.answer(records), self.pair.cache)
-            self.refresh()
+            if reply == self.serving.replies:  # one that was left half-way must not wake a trainer beside a later one
+                for each in self.serving.learners:
+                    each.go_on()
+        if records and learner is not None and self.learner is not None:  # closed meanwhile
+            self._safely(lambda: learner.teach(self.answer(records), self.pair.cache))
+            self._safely(self.refresh)
+
+    def _safely(self, act: Callable[[], None]) -> None:
+        """Do what learning takes; where that fails, no reply is lost to it: it is said, and nothing is learned on."""
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001  whatever it is
+            self._warn(f"the drafter learns no more ({type(error).__name__}: {error}): load the models again")
+            self.end()
 
     def use(self) -> None:
         """Draft with what was learned here, also after another target had the drafter."""
+        self._safely(self.collect)
         if self._stale or (not self.serving.held_by(self) and (self._weights or not self.serving.pristine)):
             self._swap()
 
@@ -157,6 +180,7 @@ class Adaptation:
     def end(self) -> None:
         """Learn no more; drafts stay as good as they are."""
         if self.learner is not None:
+            self.serving.learners.remove(self.learner)
             self.learner.close()
             self.learner = None
 

@@ -13,6 +13,7 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 NICEST = 19
+DEAD = "the background trainer has died: load the models again, or use adapt='inline'"
+PATIENCE_S = 60.0  # with a flush
 LOOK_S = 0.2  # how often somebody who waits looks whether the process is alive
 
 
@@ -50,6 +53,11 @@ class _Beginning:
 class _Taught:
     answer: Answer
     active: npt.NDArray[np.bool_]  # (V_p,)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the arrays, in bytes."""
+        return self.active.nbytes + sum(law.tokens.nbytes + law.probs.nbytes for law in self.answer.laws)
 
 
 @dataclass(frozen=True)
@@ -88,18 +96,24 @@ class BackgroundTrainer:
         self._lock = threading.Lock()
         self._messages: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._process = subprocess.Popen(
-            [sys.executable, "-c", "from omnidraft.background import work; work()"],
+            [sys.executable, "-P", "-c", "from omnidraft.background import work; work()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for the parent, which says when to end
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONWARNINGS": "ignore"},
+            env=os.environ
+            | {
+                "PYTHONPATH": os.pathsep.join(part for part in sys.path if part and isinstance(part, str)),
+                "PYTHONWARNINGS": "ignore",
+            },
         )
         for run in (self._write, self._read):
             threading.Thread(target=run, daemon=True).start()
         self._messages.put(_Beginning(model, learning, table, None if state is None else dict(state), seed))
 
     def teach(self, answer: Answer, cache: NgramCache) -> None:
-        """Hand over an answer and the n-grams that are active."""
+        """Hand over an answer and the n-grams that are active; raises OmniDraftError where the process has died."""
+        if not self.alive:
+            raise OmniDraftError(DEAD)
         self._messages.put(_Taught(answer, cache.active.copy()))
 
     def pause(self) -> None:
@@ -116,12 +130,15 @@ class BackgroundTrainer:
         return state
 
     def flush(self) -> None:
-        """Wait until everything taught so far is learned; raises OmniDraftError where the process has died."""
+        """Wait until everything taught so far is learned; raises OmniDraftError where it has died or is slow."""
         self._flushed.clear()
         self._messages.put(_Flush())
+        until = time.monotonic() + PATIENCE_S
         while not self._flushed.wait(LOOK_S):
             if not self.alive:
-                raise OmniDraftError("the background trainer has died: load the models again, or use adapt='inline'")
+                raise OmniDraftError(DEAD)
+            if time.monotonic() > until:
+                raise OmniDraftError(f"the background trainer is not done after {PATIENCE_S:g} s: leave it more pauses")
 
     @property
     def alive(self) -> bool:
@@ -136,12 +153,17 @@ class BackgroundTrainer:
 
     def _write(self) -> None:
         pipe = self._process.stdin
-        with contextlib.suppress(OSError):  # the process has died, which `alive` tells
+        try:
             while pipe is not None and (message := self._messages.get()) is not None:
                 pickle.dump(message, pipe, pickle.HIGHEST_PROTOCOL)
                 pipe.flush()
-        with contextlib.suppress(OSError):
-            pipe and pipe.close()
+        except OSError:
+            pass  # the process has died, which `alive` tells
+        finally:  # also where a model cannot be pickled: who waits must learn of it
+            if self.alive:
+                self._process.kill()
+            with contextlib.suppress(OSError):
+                pipe and pipe.close()
 
     def _read(self) -> None:
         pipe = self._process.stdout
@@ -196,6 +218,7 @@ class _Worker:
             self._trainer.resume(beginning.state)
         self._source, self._sink = source, sink
         self._messages: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self._waiting = 0  # bytes of answers that nobody looked at yet
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
@@ -205,6 +228,11 @@ class _Worker:
             else:
                 if isinstance(message, _Flush):
                     self._idle.set()
+                elif isinstance(message, _Taught):
+                    self._waiting += message.nbytes
+                    if self._waiting > self._learning.memory_bytes:  # a reply after the other, and no pause
+                        self._waiting -= message.nbytes
+                        continue
                 self._messages.put(message)
         os._exit(0)  # the parent is gone
 
@@ -215,12 +243,12 @@ class _Worker:
         while True:
             message = self._messages.get()
             if isinstance(message, _Taught):
+                self._waiting -= message.nbytes
                 self._yield()
                 self._cache.activate(message.active)
                 self._trainer.add(lesson(self._cache, message.answer, self._learning))
             flushed = isinstance(message, _Flush)
-            # an update may wait for more answers that have already come
-            if flushed or (self._trainer.due and self._messages.empty()):
+            if flushed or self._trainer.due:
                 self._send(self._trainer.state() if self._trainer.update() else None, flushed=flushed)
 
     def _send(self, state: Weights | None, *, flushed: bool) -> None:

@@ -102,7 +102,9 @@ class Learning:
         _number("teacher_temperature", self.teacher_temperature, low=COLDEST, fix="use 1 for the target's own laws")
         _choice("adapter", self.adapter, ADAPTERS)
         _integer("rank", self.rank, low=1, high=MAX_RANK, fix="32 is usual")
-        _number("learning_rate", self.learning_rate, low=0.0, low_open=True, fix="use adapt='off' not to learn")
+        _number(
+            "learning_rate", self.learning_rate, low=0.0, high=1.0, low_open=True, fix="use adapt='off' not to learn"
+        )
         _number("weight_decay", self.weight_decay, low=0.0, fix="use 0 for none")
         _number("clip", self.clip, low=0.0, low_open=True, fix="1 is usual")
         _integer("interval", self.interval, low=1, fix="use 1 to learn after every answer")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,16 @@ import torch
 from omnidraft.lean import lean
 from omnidraft.models import LanguageModel, LentWeights, TransformersModel
 from omnidraft.sampling import Draw, Probs, tempered
+
+
+class Pausable(Protocol):
+    """What stands still while a reply is made."""
+
+    def pause(self) -> None:
+        """A reply is being made."""
+
+    def go_on(self) -> None:
+        """It is made."""
 
 
 class Serving:
@@ -22,6 +33,8 @@ class Serving:
     def __init__(self, source: TransformersModel, *, lean_step: bool = True) -> None:
         self.source = source
         self.texts = 0  # begun with it, for any target
+        self.replies = 0
+        self.learners: list[Pausable] = []  # of all its targets
         self._lean = lean(source) if lean_step else None
         self._own: LentWeights | None = None
         self._holder: object = None  # whose learned weights it has; None: the source's own

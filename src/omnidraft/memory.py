@@ -16,7 +16,7 @@ from omnidraft.config import Learning
 from omnidraft.errors import ConfigError, OmniDraftError
 from omnidraft.learned import Array, Profile
 from omnidraft.manifest import Key
-from omnidraft.models import TransformersModel
+from omnidraft.models import LoadedModel
 from omnidraft.ngrams import NgramCache
 from omnidraft.profiles import ProfileFolder
 from omnidraft.spelling import SpellingTable
@@ -24,16 +24,26 @@ from omnidraft.trainer import Weights
 
 SHAPE = ("adapter", "rank")  # what learned weights depend on
 SAVE_EVERY = 8  # updates
+BEGINNING = 64  # numbers of each of the target's weights that tell it from others
 POSITION = "position_"  # before the digest of a data set
 
 
-def key_of(drafter: str, target: str, table: SpellingTable, model: TransformersModel) -> Key:
-    """Under what a profile is kept; reads all of the drafter's weights, for their hash."""
+def key_of(drafter: LoadedModel, target: LoadedModel, table: SpellingTable) -> Key:
+    """Under what a profile is kept; reads all of the drafter's weights, and a sample of the target's, for hashes."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.model.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-    return Key(drafter=drafter, target=target, tokenizers=table.fingerprint, weights=digest.hexdigest())
+    for name, tensor in sorted(drafter.lm.model.state_dict().items()):
+        digest.update(f"{name} {tuple(tensor.shape)} ".encode())
+        digest.update(_rounded(tensor))
+    beginnings = hashlib.sha256(table.fingerprint.encode())  # of another target with the same name and tokenizer, too
+    for name, parameter in sorted(target.lm.model.named_parameters()):
+        beginnings.update(f"{name} {tuple(parameter.shape)} ".encode())
+        beginnings.update(_rounded(parameter.detach().flatten()[:BEGINNING]))
+    return Key(drafter=drafter.name, target=target.name, tokenizers=beginnings.hexdigest(), weights=digest.hexdigest())
+
+
+def _rounded(tensor: torch.Tensor) -> memoryview:
+    """Bytes that are the same whatever precision the weights were loaded in."""
+    return tensor.detach().to("cpu", torch.bfloat16).contiguous().view(torch.uint8).numpy().data
 
 
 def learning_for(profile: Profile | None, given: Mapping[str, Any]) -> Learning:
@@ -128,18 +138,23 @@ class Memory:
         """Learn from what is left, save what is not saved, and end the learner."""
         self.wait()
         try:
-            if self.writes:
-                adaptation.flush()  # a single answer teaches, too
-            if self.writes and self._updates(adaptation) > self._saved:
-                self.save(adaptation)
-        except OmniDraftError as error:
-            self._say(error)
+            for act in (adaptation.flush, lambda: self._save_rest(adaptation)):  # a single answer teaches, too
+                try:
+                    if self.writes:
+                        act()
+                except OmniDraftError as error:
+                    self._say(error)
         finally:
             self.counters = self.totals(adaptation)
             adaptation.end()
             if self.folder is not None and self.writes:
                 self.folder.release()
             self.writes = False
+
+    def _save_rest(self, adaptation: Adaptation) -> None:
+        adaptation.collect()
+        if self._updates(adaptation) > self._saved:
+            self.save(adaptation)
 
     @property
     def _writing(self) -> bool:

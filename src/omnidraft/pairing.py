@@ -94,10 +94,8 @@ def make_adaptation(
         memory.ngrams = profile.arrays
     if use.adapt != "off" and folder is not None:
         memory.writes = _claim(folder, use)
-    adaptation = Adaptation(pair, serving, None, state)
-    if use.adapt != "off":
-        adaptation.learner = _learner(use.adapt, drafter, table, learning, state)
-    return adaptation, memory
+    learner = None if use.adapt == "off" else _learner(use.adapt, drafter, table, learning, state)
+    return Adaptation(pair, serving, learner, state, use.warn), memory
 
 
 def _claim(folder: ProfileFolder, use: Use) -> bool:
@@ -135,8 +133,8 @@ def _folder(
         return None, None
     if store is not None and use.adapt == "off" and not store.root.is_dir():
         return None, None  # nothing was ever learned here: no need to read all weights for their hash
-    key = key_of(drafter.name, target.name, table, drafter.lm)
-    return (ProfileFolder(Path(use.profile)) if store is None else store.folder(key)), key
+    key = key_of(drafter, target, table)
+    return (ProfileFolder(Path(use.profile).expanduser()) if store is None else store.folder(key)), key
 
 
 def _read(folder: ProfileFolder | None, key: Key | None, use: Use) -> tuple[ProfileFolder | None, Profile | None]:
@@ -152,6 +150,9 @@ def _read(folder: ProfileFolder | None, key: Key | None, use: Use) -> tuple[Prof
         if use.profile != "auto":
             raise
         refused = error
+    if use.adapt == "off":  # who only looks changes nothing
+        use.warn(f"{refused}; it is done without")
+        return None, None
     try:
         use.warn(f"{refused}; it is kept as {folder.set_aside().name}, and learning begins anew")
     except ProfileError as error:

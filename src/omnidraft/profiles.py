@@ -210,7 +210,8 @@ class ProfileFolder:
         data = manifest.encode()
         with self._trouble("saved"):
             before = self._named()
-            number = max((int(path.name[1:]) for path in self._versions()), default=0) + 1
+            taken = [int(path.name[1:]) for path in self.path.iterdir() if _VERSION.fullmatch(path.name)]
+            number = max(taken, default=0) + 1
             version = self.path / f"v{number:08}"
             try:
                 atomic.make_folder(version)
@@ -233,7 +234,9 @@ class ProfileFolder:
         return None
 
     def _versions(self) -> list[Path]:
-        return [path for path in self.path.iterdir() if _VERSION.fullmatch(path.name)]
+        """Folders of versions; one that holds anything else is somebody's own, whatever its name."""
+        found = [path for path in self.path.iterdir() if _VERSION.fullmatch(path.name) and path.is_dir()]
+        return [path for path in found if all(_ours(file.name) for file in path.iterdir())]
 
     def _clean(self, keep: set[str | None]) -> None:
         """Remove older versions, and what saves that were cut off left behind."""
@@ -285,6 +288,11 @@ class ProfileFolder:
         except OSError as error:
             fix = f"make {self.path} readable" if done == "read" else "make room, or use a folder that can be written"
             raise ProfileError(f"profile {self.name} cannot be {done} ({error.strerror or error}): {fix}") from error
+
+
+def _ours(name: str) -> bool:
+    """Whether a file of a version, or what is left of writing one, has this name."""
+    return any(known in name for known in (*FILES, MANIFEST))
 
 
 class _NothingError(Exception):

@@ -10,8 +10,8 @@ import copy
 import math
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +20,7 @@ import torch
 
 from omnidraft.batches import Batch
 from omnidraft.config import Learning
-from omnidraft.errors import ModelError
+from omnidraft.errors import ConfigError, ModelError
 from omnidraft.losses import divergence, hybrid
 from omnidraft.teacher import Lesson
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Weights = dict[str, torch.Tensor]
+_Snapshot = tuple[list[torch.Tensor], dict[str, Any], dict[int, float]]
 RING = 8  # held-out answers that judge an update
 JUDGES = 4  # of them are enough
 LOGITS = 2**25  # numbers that the logits of one pass may hold: 128 MiB in fp32
@@ -80,7 +81,8 @@ class Trainer:
         self._memory: deque[Lesson] = deque()
         self._bytes = 0
         self._ring: deque[Lesson] = deque(maxlen=RING)
-        self._ring_losses: dict[int, float] = {}  # of the present weights, by id of the lesson
+        self._known: dict[int, float] = {}  # losses of judges under the present weights, by id
+        self._full = False  # new lessons had to go
         self.counters = Counters()
 
     # ------------------------------------------------------------ lessons
@@ -99,12 +101,14 @@ class Trainer:
         while self._bytes > self.learning.memory_bytes and len(self._memory) > 1:
             gone = self._memory.popleft()
             self._bytes -= gone.nbytes
-            self._new = [one for one in self._new if one is not gone]
+            left = [one for one in self._new if one is not gone]
+            self._full |= len(left) < len(self._new)
+            self._new = left
 
     @property
     def due(self) -> bool:
-        """Whether enough answers have come in for an update."""
-        return len(self._new) >= self.learning.interval
+        """Whether enough answers for an update have come in, or as many as can be kept."""
+        return len(self._new) >= self.learning.interval or (self._full and bool(self._new))
 
     @property
     def nbytes(self) -> int:
@@ -117,34 +121,48 @@ class Trainer:
         """Learn from the answers since the last update, and from earlier ones; False where nothing changed.
 
         Without enough memory it waits.  An update that raises the loss of the held-out answers is taken back and the
-        learning rate halved; a batch whose loss or gradient is not finite is left out.
+        learning rate halved; while there are few of them, that of the answers learned from judges.  A batch whose loss
+        or gradient is not finite is left out.
         """
         if not self._new:
             return False
-        if not _roomy():
+        most = max(len(lesson.ids) - lesson.first for lesson in self._new)
+        if not _roomy(16 * most * len(self._shared)):  # logits, what they are made into, and their gradients
             self.counters = _plus(self.counters, paused=1)
             return False
-        before, kept = self._held_out_loss(), self._snapshot()
-        steps = self.counters.steps
-        new, self._new = self._new, []
-        for start in range(0, len(new), self.learning.batch):
-            self._step(new[start : start + self.learning.batch])
-            for _ in range(self.learning.replays):
-                picks = self._random.choice(
-                    len(self._memory), min(self.learning.batch, len(self._memory)), replace=False
-                )
-                self._step([self._memory[i] for i in picks])
-        if self.counters.steps == steps:
-            return False
-        self._ring_losses.clear()
-        after = self._held_out_loss()
-        self.counters = _plus(self.counters, updates=1)
-        if not after <= before + self.learning.margin * abs(before) and not math.isnan(before):
+        judged = len(self._ring) >= JUDGES
+        judges = list(self._ring) if judged else self._new[:RING]
+        before, kept, steps = self._loss_of(judges), self._snapshot(), self.counters.steps
+        new, self._new, self._full = self._new, [], False
+        try:
+            self._learn(new)
+            if self.counters.steps == steps:
+                return False
+            self._known.clear()
+            after = self._loss_of(judges)
+        except BaseException:  # Ctrl-C, or no memory after all
             self._restore(kept)
+            self._new = [*new, *self._new]
+            raise
+        self.counters = _plus(self.counters, updates=1)
+        if not after <= before + self.learning.margin * abs(before):
+            self._restore(kept)
+            for group in self._optimizer.param_groups:
+                group["lr"] /= 2
             self.counters = _plus(self.counters, rolled_back=1)
             return False
-        self.counters = Counters(**(asdict(self.counters) | {"held_out_loss": after}))
+        if judged:
+            self.counters = replace(self.counters, held_out_loss=after)
         return True
+
+    def _learn(self, new: Sequence[Lesson]) -> None:
+        """Steps on new lessons, each followed by steps on earlier ones."""
+        batch = self.learning.batch
+        for start in range(0, len(new), batch):
+            self._step(new[start : start + batch])
+            for _ in range(self.learning.replays):
+                picks = self._random.choice(len(self._memory), min(batch, len(self._memory)), replace=False)
+                self._step([self._memory[i] for i in picks])
 
     def _step(self, lessons: Sequence[Lesson]) -> None:
         """One step of AdamW on the mean loss of these lessons' positions."""
@@ -155,38 +173,40 @@ class Trainer:
                 self._yields()
                 loss = self._losses(group).sum() / total
                 if not bool(torch.isfinite(loss)):
-                    self._drop()
+                    self.counters = _plus(self.counters, dropped=1)
                     return
                 loss.backward()
         self._yields()
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.learning.clip)
         if not bool(torch.isfinite(norm)):
-            self._drop()
+            self.counters = _plus(self.counters, dropped=1)
             return
         self._optimizer.step()
         self.counters = _plus(self.counters, steps=1)
 
-    def _drop(self) -> None:
-        self._optimizer.zero_grad()
-        self.counters = _plus(self.counters, dropped=1)
-
     @torch.no_grad()
-    def _held_out_loss(self) -> float:
-        """Mean loss of the ring's positions under the present weights; NaN while there are too few to judge."""
-        if len(self._ring) < JUDGES:
-            return math.nan
-        for lesson in self._ring:
-            if id(lesson) not in self._ring_losses:
+    def _loss_of(self, judges: Sequence[Lesson]) -> float:
+        """Mean loss of their positions under the present weights."""
+        known, self._known = self._known, {}
+        for lesson in judges:
+            if id(lesson) not in known:
                 self._yields()
-                self._ring_losses[id(lesson)] = float(self._losses([lesson]).sum())
-        total = sum(lesson.positions for lesson in self._ring)
-        return sum(self._ring_losses[id(lesson)] for lesson in self._ring) / total
+                known[id(lesson)] = float(self._losses([lesson]).sum())
+            self._known[id(lesson)] = known[id(lesson)]
+        return sum(self._known.values()) / sum(lesson.positions for lesson in judges)
 
-    def _groups(self, lessons: Sequence[Lesson]) -> Iterable[Sequence[Lesson]]:
+    def _groups(self, lessons: Sequence[Lesson]) -> Iterator[Sequence[Lesson]]:
         """The lessons of a batch, so many at a time as the logits' bound allows."""
-        rows = max(len(lesson.ids) - lesson.first for lesson in lessons)
-        at_once = self._at_once or max(1, LOGITS // (rows * len(self._shared)))
-        return (lessons[start : start + at_once] for start in range(0, len(lessons), at_once))
+        group: list[Lesson] = []
+        for lesson in lessons:
+            longer = [*group, lesson]
+            rows = max(len(one.ids) for one in longer) - min(one.first for one in longer)
+            most = self._at_once or max(1, LOGITS // (rows * len(self._shared)))
+            if len(longer) > most:
+                yield group
+                longer = [lesson]
+            group = longer
+        yield group
 
     def _losses(self, lessons: Sequence[Lesson]) -> torch.Tensor:
         """The loss of every position of a few lessons, read side by side."""
@@ -206,13 +226,12 @@ class Trainer:
     def resume(self, state: Mapping[str, torch.Tensor]) -> None:
         """Go on from an earlier state; raises ModelError for one of another shape of drafter or adapter."""
         own = self._learned()
-        fits = own.keys() == state.keys() and all(p.shape == state[name].shape for name, p in own.items())
-        if not fits:
+        if own.keys() != state.keys() or any(p.shape != state[name].shape for name, p in own.items()):
             raise ModelError("the learned weights do not fit the drafter and its adapter: use another profile")
         with torch.no_grad():
             for name, p in own.items():
                 p.copy_(state[name])
-        self._ring_losses.clear()
+        self._known.clear()
 
     def _learned(self) -> Weights:
         prefix = "base_model.model."
@@ -222,21 +241,16 @@ class Trainer:
             if parameter.requires_grad
         }
 
-    def _snapshot(self) -> tuple[list[torch.Tensor], dict[str, Any], dict[int, float]]:
-        return (
-            [p.detach().clone() for p in self._parameters],
-            copy.deepcopy(self._optimizer.state_dict()),
-            dict(self._ring_losses),
-        )
+    def _snapshot(self) -> _Snapshot:
+        weights = [p.detach().clone() for p in self._parameters]
+        return weights, copy.deepcopy(self._optimizer.state_dict()), dict(self._known)
 
-    def _restore(self, kept: tuple[list[torch.Tensor], dict[str, Any], dict[int, float]]) -> None:
+    def _restore(self, kept: _Snapshot) -> None:
         with torch.no_grad():
             for parameter, old in zip(self._parameters, kept[0], strict=True):
                 parameter.copy_(old)
         self._optimizer.load_state_dict(kept[1])
-        self._ring_losses = kept[2]
-        for group in self._optimizer.param_groups:
-            group["lr"] /= 2
+        self._known = kept[2]
 
 
 def merged(base: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> Weights:
@@ -263,6 +277,8 @@ def _copy(model: PreTrainedModel, learning: Learning, seed: int) -> tuple[PeftMo
     own = copy.deepcopy(model).float().eval()  # no dropout: the teacher is exact
     if learning.adapter == "full":
         return None, own.requires_grad_()
+    if any(type(module).__name__ == "Conv1D" for module in own.modules()):  # weights the other way round
+        raise ConfigError(f"adapter is 'lora', which is not for the layers of {type(model).__name__}: use 'full'")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         from peft import LoraConfig, get_peft_model
@@ -273,11 +289,11 @@ def _copy(model: PreTrainedModel, learning: Learning, seed: int) -> tuple[PeftMo
             return get_peft_model(own, config), own
 
 
-def _roomy() -> bool:
+def _roomy(needed: int) -> bool:
     import psutil
 
-    return bool(psutil.virtual_memory().available > FREE_BYTES)
+    return bool(psutil.virtual_memory().available > FREE_BYTES + needed)
 
 
 def _plus(counters: Counters, **more: int) -> Counters:
-    return Counters(**(asdict(counters) | {name: getattr(counters, name) + count for name, count in more.items()}))
+    return replace(counters, **{name: getattr(counters, name) + count for name, count in more.items()})

@@ -59,15 +59,17 @@ def main(options: argparse.Namespace, console: Console) -> int:
             pass
     studies = _studies(options, console, texts, sizes, learning)
     result = _kept(options.out)
-    result["setting"] = setting.machine(studies[0].model.target.lm.device)
-    result["sizes"] = sizes
-    result["learning"] = {f.name: getattr(learning, f.name) for f in fields(learning)}
-    result.setdefault("commands", {})
+    where = {
+        **setting.machine(studies[0].model.target.lm.device),
+        "sizes": sizes,
+        "learning": {f.name: getattr(learning, f.name) for f in fields(learning)},
+    }
     for part in parts:
         began = time.perf_counter()
         for found in RUN[part](studies, sizes):
             _put(result, part, found)
-            result["commands"][part] = setting.command(options.arguments)
+            result.setdefault("settings", {})[part] = where
+            result.setdefault("commands", {})[part] = setting.command(options.arguments)
             _write(result, options.out)
         console.print(f"{part}: {time.perf_counter() - began:.0f} s")
     if options.out is not None:

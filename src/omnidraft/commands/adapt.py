@@ -68,6 +68,10 @@ def _learn(model: OmniDraft, data: Data, count: int, settings: dict[str, Any]) -
     if side is None:
         raise ConfigError("there is no drafter to learn: give one with --drafter")
     memory, adaptation = side.memory, side.adaptation
+    if memory.folder is not None and not memory.writes:
+        raise ConfigError(
+            "what would be learned cannot be saved: end the process that has the profile, or give another"
+        )
     start = memory.positions.get(data.digest, 0)
     if start:
         flags.say(f"going on after prompt {min(start, count)} of {count}")
@@ -89,7 +93,7 @@ def _learn(model: OmniDraft, data: Data, count: int, settings: dict[str, Any]) -
                 accepted, proposed = (sum(getattr(s, name) for s in recent) for name in ("accepted", "proposed"))
                 progress.update(task, advance=1, acceptance=f"acceptance {accepted / proposed:.2f}" if proposed else "")
     except KeyboardInterrupt:
-        flags.say("interrupted; the same command goes on from here")
+        flags.say("interrupted" + ("; the same command goes on from here" if memory.writes else ""))
         return INTERRUPTED
     finally:
         if memory.writes and memory.positions.get(data.digest, 0) > start:
@@ -172,7 +176,9 @@ def _parsed(arguments: Sequence[str], parser: flags.Parser) -> argparse.Namespac
     adapt.add_argument("--drafter", required=True, metavar="MODEL", help="likewise")
     adapt.add_argument("--data", required=True, type=Path, metavar="FILE", help="JSONL, a `prompt` in each line")
     adapt.add_argument("--count", type=flags.number, metavar="N", help="the first N prompts (default: all)")
-    adapt.add_argument("--profile", default="auto", metavar="DIR", help="a folder (default: that of the two models)")
+    adapt.add_argument(
+        "--profile", default="auto", metavar="DIR", help="a folder, or none (default: that of the two models)"
+    )
     flags.add(adapt, "models", flags.LOAD)
     flags.add(adapt, "learning", flags.settings(Learning))
     flags.add(adapt, "drafting", flags.settings(Drafting))
