@@ -16,6 +16,7 @@ from omnidraft.background import BackgroundTrainer
 from omnidraft.config import Learning, Sampling
 from omnidraft.drafter import Drafter, Serving
 from omnidraft.engine import Engine, Round
+from omnidraft.errors import OmniDraftError
 from omnidraft.models import TransformersModel
 from omnidraft.ngrams import NgramCache
 from omnidraft.sampling import Draw, GeneratorDraw, Probs, tempered
@@ -333,17 +334,19 @@ def test_the_background_learns_what_inline_learns() -> None:
 
 @pytest.mark.slow
 def test_a_dead_trainer_ends_no_reply() -> None:
-    from omnidraft.errors import OmniDraftError
-
     engine_, serving, target = setting()
     assert engine_.pair is not None
     learner = BackgroundTrainer(serving.source.model, LEARNING, engine_.pair.cache.table)
-    adaptation = Adaptation(engine_.pair, serving, learner)
+    said_: list[str] = []
+    adaptation = Adaptation(engine_.pair, serving, learner, warn=said_.append)
     learner._process.kill()
     learner._process.wait()
     prompt = prompts()[0]
     for _ in range(3):
         assert tokens(said(adaptation, engine_, prompt, 16)) == generate(target, prompt, 16, LANGUAGES[0].vocab.eos)
+    assert len(said_) == 1
+    assert "the background trainer has died" in said_[0]
+    assert adaptation.learner is None
     with pytest.raises(OmniDraftError, match="has died"):
-        adaptation.flush()
+        learner.flush()
     learner.close()
