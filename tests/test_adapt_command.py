@@ -140,6 +140,7 @@ def test_no_file(tmp_path: Path, capsys: Captured) -> None:
         (("hello",), "unknown argument 'hello'"),
         (("--count", 0), "count is 0"),
         (("--count", "many"), "count is 'many'"),
+        (("--profile", "none"), "what is learned would be lost"),
         (("--rank", 0), "rank is 0"),
         (("--temperature", -1), "temperature is -1"),
         (("--draft-len", 1.5), "draft_len is 1.5"),

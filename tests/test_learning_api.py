@@ -7,18 +7,21 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import omnidraft
 from conftest import save_model
 from learning_users import COUNT, FAST, PROMPTS, alone, answers, drafts, found, saved, side_of, tree
-from omnidraft import ConfigError
+from omnidraft import ConfigError, pairing
 from omnidraft.config import ADAPTERS
 from omnidraft.errors import ProfileError
+from omnidraft.profiles import ProfileFolder
 from small_tokenizers import byte_level
 from test_cli import environment
 
@@ -101,6 +104,8 @@ def test_what_comes_after_the_end_is_not_learned_from(target: Path, drafter: Pat
     model = omnidraft.load(target, drafter, adapt="inline", **(FAST | {"interval": 1}), warn=pytest.fail)
     answers(model, 2)
     model.close()
+    with pytest.raises(ConfigError, match="nothing is learned that could be saved"):
+        model.save()
     counters, files, last = model.learned, tree(home), drafts(model)
     for answer, prompt in zip(answers(model, 10), PROMPTS * 2, strict=True):
         assert answer.token_ids == alone(model, prompt)
@@ -132,7 +137,7 @@ def test_no_profile_is_no_file(target: Path, drafter: Path, home: Path) -> None:
     with omnidraft.load(target, drafter, adapt="inline", interval=1, profile=None, warn=pytest.fail) as model:
         answers(model, 10)
         assert model.learned["updates"] == 9
-        with pytest.raises(ConfigError, match="no profile to save to"):
+        with pytest.raises(ConfigError, match="nothing is learned that could be saved"):
             model.save()
     assert tree(home) == before
 
@@ -181,8 +186,20 @@ def other_weights(drafter: Path, tmp_path: Path) -> Path:
     return save_model(tmp_path / drafter.name, sentencepiece(), seed=99)
 
 
+def forge(folder: ProfileFolder, what: str) -> None:
+    """Save what has every checksum right, and fits no drafter or tokenizer."""
+    manifest = folder.manifest()
+    assert manifest is not None
+    profile = folder.load(manifest.key)
+    assert profile is not None
+    tensors = {"model.norm.weight": torch.ones(3)} if what == "other tensors" else profile.tensors
+    arrays = {**profile.arrays, "token": np.zeros(1, np.int64)} if what == "other n-grams" else profile.arrays
+    with folder.held():
+        folder.save(manifest.key, replace(profile, tensors=tensors, arrays=arrays))
+
+
 @pytest.mark.parametrize("adapt", ["off", "inline"])
-@pytest.mark.parametrize("fault", ["other weights", "damage"])
+@pytest.mark.parametrize("fault", ["other weights", "damage", "other tensors", "other n-grams"])
 def test_a_profile_of_the_store_that_is_refused_is_set_aside(
     target: Path, drafter: Path, home: Path, tmp_path: Path, fault: str, adapt: str
 ) -> None:
@@ -192,6 +209,8 @@ def test_a_profile_of_the_store_that_is_refused_is_set_aside(
     if fault == "damage":
         (adapter,) = folder.glob("v*/adapter.safetensors")
         adapter.write_bytes(adapter.read_bytes()[:-1])
+    elif fault.startswith("other ") and fault != "other weights":
+        forge(ProfileFolder(folder), fault)
     else:
         drafter = other_weights(drafter, tmp_path)
     before = tree(folder)
@@ -209,6 +228,46 @@ def test_a_profile_of_the_store_that_is_refused_is_set_aside(
     assert tree(folder.with_name(f"{folder.name}.aside-1")) == before
     assert len(saved(home)) == 2
     omnidraft.load(target, drafter, warn=pytest.fail).close()
+
+
+def test_a_file_is_no_profile(target: Path, drafter: Path, tmp_path: Path) -> None:
+    file = tmp_path / "profile.omni"
+    file.write_bytes(b"")
+    for adapt in ("off", "inline"):
+        with pytest.raises(ProfileError, match="is a file: `omnidraft profiles import` it, or give a folder"):
+            omnidraft.load(target, drafter, adapt=adapt, profile=file)
+
+
+def test_a_cell_of_a_notebook_that_is_run_again(target: Path, drafter: Path) -> None:
+    said: list[str] = []
+    model = omnidraft.load(target, drafter, adapt="inline", **FAST, warn=said.append)
+    for run in range(1, 4):
+        answers(model, 3)
+        model = omnidraft.load(target, drafter, adapt="inline", **FAST, warn=said.append)
+        assert model.learned["answers"] == 3 * run
+        assert len(said) == run
+        assert "is taken over from a model loaded earlier here" in said[-1]
+    earlier = model
+    omnidraft.load(target, drafter, warn=pytest.fail)  # takes nothing
+    answers(earlier, 1)
+    earlier.close()
+    with omnidraft.load(target, drafter, adapt="inline", warn=pytest.fail) as last:
+        assert last.learned["answers"] == 10
+
+
+def test_no_weights_are_hashed_for_models_that_have_no_profile(
+    target: Path, drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with omnidraft.load(target, drafter, adapt="inline") as model:
+        answers(model, 1)
+
+    def hashed(*_: object) -> None:
+        raise AssertionError("hashed")
+
+    monkeypatch.setattr(pairing, "key_of", hashed)
+    omnidraft.load(shutil.copytree(target, tmp_path / "other"), drafter)
+    with pytest.raises(AssertionError, match="hashed"):
+        omnidraft.load(target, drafter)
 
 
 # ------------------------------------------------------------ options

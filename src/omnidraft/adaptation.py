@@ -99,11 +99,17 @@ class Adaptation:
             serving.learners.append(learner)
         self.serving = serving
         self.learner = learner
+        self._last: Counters | None = None  # of a learner that has ended
         self.state: Weights = state or {}
         self._base = dict(serving.source.model.named_parameters())
         self._weights = merged(self._base, self.state)
         self._stale = False  # the drafter has other weights than these
         self.swaps = 0
+
+    @property
+    def counters(self) -> Counters | None:
+        """What was learned since this was made; None for one that never learns."""
+        return self._last if self.learner is None else self.learner.counters
 
     def following(self, rounds: Iterator[Round]) -> Iterator[Round]:
         """The rounds of one text as they are, learned from once it is complete."""
@@ -182,7 +188,7 @@ class Adaptation:
         if self.learner is not None:
             self.serving.learners.remove(self.learner)
             self.learner.close()
-            self.learner = None
+            self._last, self.learner = self.learner.counters, None
 
     def _swap(self) -> None:
         self._stale = False

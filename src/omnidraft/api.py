@@ -21,7 +21,7 @@ from omnidraft.engine import Engine, Round
 from omnidraft.errors import ConfigError, OmniDraftError, PromptError
 from omnidraft.lean import LeanLlama, obstacle
 from omnidraft.models import LoadedModel, load_model
-from omnidraft.pairing import DrafterSide, Use, make_adaptation, make_pair
+from omnidraft.pairing import DrafterSide, Use, make_pair, make_side
 from omnidraft.sampling import GeneratorDraw
 from omnidraft.text import TextStream
 from omnidraft.vocab import Vocab, read_vocab
@@ -227,11 +227,10 @@ def load(
         serving = Serving(helper.lm, lean_step=settings.drafter_step == "auto")
     pair = make_pair(loaded, vocab, helper, settings, warn, serving)
     use = Use(adapt=adapt, learning=learning, profile=profile, warn=warn)
-    adaptation, memory = make_adaptation(loaded, helper, pair, serving, use)
+    side = make_side(loaded, helper, pair, serving, use)
     engine = Engine(loaded.lm, eos, pair, settings)
     if adapt != "off":
-        engine.teacher_temperature = memory.learning.teacher_temperature
-    side = DrafterSide(loaded=helper, serving=serving, adaptation=adaptation, memory=memory)
+        engine.teacher_temperature = side.memory.learning.teacher_temperature
     return OmniDraft(loaded, vocab, engine, side)
 
 

@@ -93,7 +93,7 @@ class BackgroundTrainer:
         self.counters = Counters()
         self._state: Weights | None = None
         self._flushed = threading.Event()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may run in the middle of what holds it
         self._messages: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", "from omnidraft.background import work; work()"],
@@ -106,8 +106,9 @@ class BackgroundTrainer:
                 "PYTHONWARNINGS": "ignore",
             },
         )
-        for run in (self._write, self._read):
-            threading.Thread(target=run, daemon=True).start()
+        threading.Thread(target=self._write, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
         self._messages.put(_Beginning(model, learning, table, None if state is None else dict(state), seed))
 
     def teach(self, answer: Answer, cache: NgramCache) -> None:
@@ -131,6 +132,8 @@ class BackgroundTrainer:
 
     def flush(self) -> None:
         """Wait until everything taught so far is learned; raises OmniDraftError where it has died or is slow."""
+        if threading.current_thread() is self._reader:  # a finalizer, in the thread that the answer comes to
+            raise OmniDraftError("what was said last was not learned from: close() what learns")
         self._flushed.clear()
         self._messages.put(_Flush())
         until = time.monotonic() + PATIENCE_S

@@ -55,10 +55,11 @@ class Key:
         The hash tells apart what looks the same once it is safe for file systems, or differs in case alone.
         """
         identity = digest(json.dumps([self.drafter, self.target, self.tokenizers]).encode())
-        return _safe(self.drafter), f"{_safe(self.target)}-{identity[:12]}"
+        return folder_name(self.drafter), f"{folder_name(self.target)}-{identity[:12]}"
 
 
-def _safe(name: str) -> str:
+def folder_name(name: str) -> str:
+    """A model's name as file systems take it."""
     return re.sub(r"[^A-Za-z0-9._-]+", "--", name)[:60].strip(".-") or "unnamed"
 
 

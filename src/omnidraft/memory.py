@@ -86,8 +86,7 @@ class Memory:
 
     def totals(self, adaptation: Adaptation) -> dict[str, int | float]:
         """Counters of the profile, this process's part included."""
-        learner = adaptation.learner
-        own = {} if learner is None else asdict(learner.counters)
+        own = {} if adaptation.counters is None else asdict(adaptation.counters)
         sums = {name: self.counters.get(name, 0) + count for name, count in own.items() if isinstance(count, int)}
         loss = own.get("held_out_loss", math.nan)
         last = self.counters.get("held_out_loss") if math.isnan(loss) else loss
@@ -105,8 +104,8 @@ class Memory:
     def save(self, adaptation: Adaptation) -> None:
         """Write the profile; raises ProfileError where that fails, and the old one stays."""
         self.wait()
-        if self.folder is None or self.key is None:
-            raise ConfigError("there is no profile to save to: load with adapt='inline' and a profile")
+        if self.folder is None or self.key is None or (adaptation.learner is None and not self.writes):
+            raise ConfigError("nothing is learned that could be saved: load with adapt='inline' and a profile")
         self._begun = updates = self._updates(adaptation)
         self.folder.save(self.key, self.profile(adaptation))
         self._saved = updates
@@ -145,7 +144,6 @@ class Memory:
                 except OmniDraftError as error:
                     self._say(error)
         finally:
-            self.counters = self.totals(adaptation)
             adaptation.end()
             if self.folder is not None and self.writes:
                 self.folder.release()
@@ -161,7 +159,7 @@ class Memory:
         return self._thread is not None and self._thread.is_alive()
 
     def _updates(self, adaptation: Adaptation) -> int:
-        return 0 if adaptation.learner is None else adaptation.learner.counters.updates
+        return 0 if adaptation.counters is None else adaptation.counters.updates
 
     def _say(self, error: OmniDraftError) -> None:
         if not self._failed:

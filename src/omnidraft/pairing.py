@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from omnidraft.adaptation import Adaptation, InlineTrainer, Learner
 from omnidraft.background import BackgroundTrainer
@@ -14,7 +15,7 @@ from omnidraft.config import Drafting, Learning
 from omnidraft.context import Translator
 from omnidraft.drafter import Drafter, Serving
 from omnidraft.engine import Pair
-from omnidraft.errors import ConfigError, ProfileError
+from omnidraft.errors import ConfigError, ModelError, ProfileError
 from omnidraft.learned import Profile
 from omnidraft.manifest import Key
 from omnidraft.memory import Memory, key_of, learning_for, remember
@@ -24,7 +25,7 @@ from omnidraft.profiles import ProfileFolder
 from omnidraft.spelling import SpellingTable, default_cache_dir, load_table
 from omnidraft.store import ProfileStore
 from omnidraft.teacher import shared_tokens
-from omnidraft.trainer import Trainer, Weights
+from omnidraft.trainer import Trainer, Weights, merged
 from omnidraft.vocab import Speller, Vocab, read_vocab
 
 Warn = Callable[[str], None]
@@ -77,13 +78,16 @@ def make_cache(table: SpellingTable, drafting: Drafting) -> NgramCache:
     return NgramCache(table, seed=drafting.ngram_seed, bound=drafting.ngram_bound, eviction=drafting.ngram_eviction)
 
 
-def make_adaptation(
-    target: LoadedModel, drafter: LoadedModel, pair: Pair, serving: Serving, use: Use
-) -> tuple[Adaptation, Memory]:
+_LEARNING: WeakValueDictionary[Path, DrafterSide] = WeakValueDictionary()  # who learns into a folder here
+
+
+def make_side(target: LoadedModel, drafter: LoadedModel, pair: Pair, serving: Serving, use: Use) -> DrafterSide:
     """Bring in what was learned for a pair, and what learns on; raises ProfileError for a profile given by its path."""
     table = pair.cache.table
     folder, key = _folder(target, drafter, table, use)
-    folder, profile = _read(folder, key, use)
+    if use.adapt != "off" and folder is not None:
+        _take_over(folder, use)
+    folder, profile = _read(folder, key, use, lambda found: _check(found, drafter, pair.cache))
     learning = learning_for(profile, use.learning)
     if use.adapt != "off" and learning.adapter == "lora" and find_spec("peft") is None:
         raise ConfigError("adapter is 'lora' without the peft package: pip install 'omnidraft[lora]', or use 'full'")
@@ -95,7 +99,26 @@ def make_adaptation(
     if use.adapt != "off" and folder is not None:
         memory.writes = _claim(folder, use)
     learner = None if use.adapt == "off" else _learner(use.adapt, drafter, table, learning, state)
-    return Adaptation(pair, serving, learner, state, use.warn), memory
+    adaptation = Adaptation(pair, serving, learner, state, use.warn)
+    side = DrafterSide(loaded=drafter, serving=serving, adaptation=adaptation, memory=memory)
+    if folder is not None and memory.writes:
+        _LEARNING[folder.path.resolve()] = side
+    return side
+
+
+def _take_over(folder: ProfileFolder, use: Use) -> None:
+    """End what learns into the same folder in this process, such as an earlier run of a notebook's cell."""
+    earlier = _LEARNING.pop(folder.path.resolve(), None)
+    if earlier is not None and earlier.memory.writes:
+        use.warn(f"profile {folder.name} is taken over from a model loaded earlier here, which learns no more")
+        earlier.finish()
+
+
+def _check(profile: Profile, drafter: LoadedModel, cache: NgramCache) -> None:
+    """Raise ModelError unless what was learned fits the drafter and the tokenizers."""
+    merged(dict(drafter.lm.model.named_parameters()), profile.tensors)
+    if profile.arrays:
+        NgramCache(cache.table).resume(profile.arrays)
 
 
 def _claim(folder: ProfileFolder, use: Use) -> bool:
@@ -131,13 +154,18 @@ def _folder(
         if use.adapt != "off":
             use.warn(f"what is learned here is not saved: {error}")
         return None, None
-    if store is not None and use.adapt == "off" and not store.root.is_dir():
-        return None, None  # nothing was ever learned here: no need to read all weights for their hash
+    if store is not None and use.adapt == "off" and not store.may_hold(drafter.name, target.name):
+        return None, None  # nothing was ever learned for these: no need to read all weights for their hash
+    path = Path(use.profile).expanduser()
+    if store is None and path.is_file():
+        raise ProfileError(f"profile {path} is a file: `omnidraft profiles import` it, or give a folder")
     key = key_of(drafter, target, table)
-    return (ProfileFolder(Path(use.profile).expanduser()) if store is None else store.folder(key)), key
+    return (ProfileFolder(path) if store is None else store.folder(key)), key
 
 
-def _read(folder: ProfileFolder | None, key: Key | None, use: Use) -> tuple[ProfileFolder | None, Profile | None]:
+def _read(
+    folder: ProfileFolder | None, key: Key | None, use: Use, check: Callable[[Profile], None]
+) -> tuple[ProfileFolder | None, Profile | None]:
     """The profile of a folder, and the folder where it can be used.
 
     One of the store that is refused is set aside, or where that fails done without; one given by its path is an error.
@@ -145,11 +173,14 @@ def _read(folder: ProfileFolder | None, key: Key | None, use: Use) -> tuple[Prof
     if folder is None or key is None:
         return None, None
     try:
-        return folder, folder.load(key)
-    except ProfileError as error:
+        profile = folder.load(key)
+        if profile is not None:
+            check(profile)
+        return folder, profile
+    except (ProfileError, ModelError) as error:
+        refused = error if isinstance(error, ProfileError) else ProfileError(f"profile {folder.name}: {error}")
         if use.profile != "auto":
-            raise
-        refused = error
+            raise refused from error
     if use.adapt == "off":  # who only looks changes nothing
         use.warn(f"{refused}; it is done without")
         return None, None

@@ -15,7 +15,7 @@ from omnidraft import atomic
 from omnidraft.config import data_folder, suggestion
 from omnidraft.errors import ProfileError
 from omnidraft.learned import Profile, check_files
-from omnidraft.manifest import FILES, Key, LaterFormatError, Manifest, digest, parse
+from omnidraft.manifest import FILES, Key, LaterFormatError, Manifest, digest, folder_name, parse
 from omnidraft.profiles import CURRENT, MANIFEST, ProfileFolder
 
 CHECKSUM = "sha256"  # of the manifest, in a file that was exported
@@ -58,6 +58,10 @@ class ProfileStore:
         """Where the profile of `key` lies, or will."""
         drafter, target = key.place
         return ProfileFolder(self.root / drafter / target, f"{drafter}/{target}")
+
+    def may_hold(self, drafter: str, target: str) -> bool:
+        """Whether there may be a profile of models with these names, whatever their weights."""
+        return any(self.root.joinpath(folder_name(drafter)).glob(f"{folder_name(target)}-*"))
 
     def load(self, key: Key) -> Profile | None:
         """The profile of `key`; None where there is none."""

@@ -46,6 +46,8 @@ def main(arguments: Sequence[str], parser: flags.Parser) -> int:
         {name: given[name] for name in names if name in given}
         for names in (flags.LOAD, flags.names(Drafting), flags.names(Learning))
     )
+    if flags.profile(options.profile) is None:
+        raise ConfigError("profile is 'none', so what is learned would be lost: leave it out, or give a folder")
     Drafting(**drafting)
     Learning(**learning)
     sampling = Sampling(**{name: given[name] for name in flags.names(Sampling) if name in given})
@@ -176,9 +178,7 @@ def _parsed(arguments: Sequence[str], parser: flags.Parser) -> argparse.Namespac
     adapt.add_argument("--drafter", required=True, metavar="MODEL", help="likewise")
     adapt.add_argument("--data", required=True, type=Path, metavar="FILE", help="JSONL, a `prompt` in each line")
     adapt.add_argument("--count", type=flags.number, metavar="N", help="the first N prompts (default: all)")
-    adapt.add_argument(
-        "--profile", default="auto", metavar="DIR", help="a folder, or none (default: that of the two models)"
-    )
+    adapt.add_argument("--profile", default="auto", metavar="DIR", help="a folder (default: that of the two models)")
     flags.add(adapt, "models", flags.LOAD)
     flags.add(adapt, "learning", flags.settings(Learning))
     flags.add(adapt, "drafting", flags.settings(Drafting))
