@@ -71,6 +71,7 @@ BACKGROUND: Columns = {
     "target": lambda row: row["target"],
     "prompts": _optional("prompts", "d"),
     "reply time, of that without": _optional("reply_time_ratio", ".3f"),
+    "the slowest twentieth": _optional("slowest_ratio", ".3f"),
     "acceptance rate after": _optional("acceptance_rate", ".3f"),
     "inline": _optional("acceptance_rate_inline", ".3f"),
 }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import replace
+from operator import truediv
 
 from omnidraft.adaptation import Adaptation
 from omnidraft.background import BackgroundTrainer
@@ -25,7 +27,7 @@ def background(study: Study, count: int, pause_s: float = THINKING_S) -> Row:
     still = replace(study.learning, learning_rate=1e-12)
     off = study.pupil(None)
     beside, learner = _beside(study, still)
-    ratios = []
+    replies: dict[str, list[float]] = {"off": [], "background": []}
     try:
         for number, ids in enumerate(prompts):
             times = {}
@@ -40,7 +42,8 @@ def background(study: Study, count: int, pause_s: float = THINKING_S) -> Row:
                     if record_.finish:
                         times[name] = time.perf_counter() - began
                 learner.go_on()
-            ratios.append(times["background"] / times["off"])
+            for name, seconds in times.items():
+                replies[name].append(seconds)
             time.sleep(pause_s)
         updates = learner.counters.updates
     finally:
@@ -67,12 +70,18 @@ def background(study: Study, count: int, pause_s: float = THINKING_S) -> Row:
         "target": study.name,
         "prompts": count,
         "pause_s": pause_s,
-        "reply_time_ratio": round(statistics.median(ratios), 4),
+        "reply_time_ratio": round(statistics.median(map(truediv, replies["background"], replies["off"])), 4),
+        "slowest_ratio": round(_slowest(replies["background"]) / _slowest(replies["off"]), 4),
         "updates_while_timed": updates,
         "updates": learned,
         "acceptance_rate": round(after.acceptance_rate, 4),
         "acceptance_rate_inline": round(wanted.acceptance_rate, 4),
     }
+
+
+def _slowest(seconds: Sequence[float]) -> float:
+    """What one reply in twenty takes at least."""
+    return statistics.quantiles(seconds, n=20, method="inclusive")[-1] if len(seconds) > 1 else seconds[0]
 
 
 def _beside(study: Study, learning: Learning) -> tuple[tuple[Engine, Adaptation], BackgroundTrainer]:
