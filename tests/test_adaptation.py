@@ -21,7 +21,8 @@ from omnidraft.models import TransformersModel
 from omnidraft.ngrams import NgramCache
 from omnidraft.sampling import Draw, GeneratorDraw, Probs, tempered
 from omnidraft.teacher import Answer, shared_tokens
-from omnidraft.trainer import Counters, Trainer, Weights
+from omnidraft.trainer import Counters, Trainer
+from omnidraft.weights import Weights
 from pairs import engine, generate, random_model, tokens
 from small_languages import LANGUAGES, TEXTS
 from worlds import PROMPT, TableModel, World, make_world

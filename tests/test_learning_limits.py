@@ -77,7 +77,7 @@ def test_lora_is_refused_for_layers_that_it_would_not_fit() -> None:
 
 
 def test_lessons_of_unequal_lengths_stay_within_the_bound_on_logits() -> None:
-    trainer = make()
+    trainer = make(at_once=100)
     long, short = some_lesson(0, 400, prompt=390), some_lesson(1, 8)
     trainer._shared = torch.ones(LOGITS // 500, dtype=torch.bool)
     for group in trainer._groups([short, long, *[short] * 5, long]):

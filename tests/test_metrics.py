@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from omnidraft.engine import Round
@@ -32,6 +34,8 @@ def test_counts_times_and_ratios() -> None:
         "ngrams_proposed": 2,
         "ngrams_accepted": 1,
         "false_merges": 1,
+        "undrafted": 0,
+        "idle": None,
         "draft_s": 0.75,
         "verify_s": 2.5,
         "translate_s": 0.75,
@@ -44,4 +48,13 @@ def test_counts_times_and_ratios() -> None:
 
 
 def test_no_rounds_are_no_error() -> None:
-    assert set(Stats.of([]).as_dict().values()) == {0}
+    assert set(Stats.of([]).as_dict().values()) == {0, None}
+
+
+def test_the_reason_that_came_up_most() -> None:
+    plain = replace(ROUNDS[1], draft=(), proposals=())
+    first = Stats.of([ROUNDS[0], replace(plain, idle="one"), replace(plain, idle="two"), replace(plain, idle="two")])
+    other = Stats.of([replace(plain, idle="one")] * 3)
+    assert (first.undrafted, first.idle) == (3, "two")
+    assert Stats.sum([first, other, Stats.of(ROUNDS)]).undrafted == 6
+    assert Stats.sum([first, other, other]).idle == "one"

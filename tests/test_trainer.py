@@ -16,7 +16,8 @@ from omnidraft.batches import Batch
 from omnidraft.config import Learning
 from omnidraft.errors import ModelError
 from omnidraft.teacher import Arrays, Lesson, Tokens
-from omnidraft.trainer import RING, Trainer, merged
+from omnidraft.trainer import JUDGES, LOOKED_AT, RAREST, RING, Trainer
+from omnidraft.weights import merged
 from pairs import random_model
 
 SIZE = 40
@@ -179,7 +180,7 @@ def test_side_by_side_with_labels() -> None:
 
 
 def test_passes_of_one_lesson_give_the_gradient_of_the_batch() -> None:
-    at_once, apart = make(replays=0), make(replays=0, at_once=1)
+    at_once, apart = make(replays=0, at_once=8), make(replays=0)
     for each in (at_once, apart):
         teach(each, 8)
     for name, weight in at_once.state().items():
@@ -229,7 +230,7 @@ def unhelpful(lesson: Lesson) -> Lesson:
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_an_update_that_makes_held_out_answers_unlikelier_is_taken_back(adapter: str) -> None:
-    trainer = make(adapter=adapter, hold_out=2, learning_rate=1e-2)
+    trainer = make(adapter=adapter, hold_out=2, learning_rate=3e-2)
     teach(trainer, 120)
     assert len(trainer._ring) == RING
     before, rate, undone = trainer.state(), trainer._optimizer.param_groups[0]["lr"], trainer.counters.rolled_back
@@ -325,3 +326,58 @@ def test_a_trainer_on_a_llama_is_on_a_copy() -> None:
     model = drafter()
     assert isinstance(make(model)._inner, LlamaForCausalLM)
     assert make(model)._inner is not model
+
+
+# ---------------------------------------------------------------- updates that bring little
+
+
+def rounds_until_due(trainer: Trainer, seed: int) -> int:
+    """Answers that it takes for the next update to be due; those held out are not counted."""
+    count = 0
+    while not trainer.due:
+        before = len(trainer._memory)
+        trainer.add(some_lesson(seed + 1000 * count))
+        count += len(trainer._memory) - before
+    return count
+
+
+def test_updates_that_bring_little_become_rarer_and_cost_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make(interval=2, batch=2, replays=0, least_gain=1e-3, hold_out=2)
+    gain, losses = 0.0, []
+
+    def loss(*_: object) -> float:
+        losses.append(1.0 if len(losses) % 2 == 0 else 1.0 - gain)
+        return losses[-1]
+
+    monkeypatch.setattr(trainer, "_loss_of", loss)
+
+    def update(seed: int) -> tuple[int, int]:
+        waited, steps = rounds_until_due(trainer, seed), trainer.counters.steps
+        assert trainer.update()
+        return waited, trainer.counters.steps - steps
+
+    for seed in range(LOOKED_AT + JUDGES):  # the first ones have no judges yet
+        update(seed)
+    found = [update(100 + seed) for seed in range(3 * LOOKED_AT)]
+    assert {waited for waited, _ in found} <= {2, 2 * RAREST}
+    assert {steps for _, steps in found} == {1}, "only the latest answers are learned from at once"
+    assert found[-1][0] == 2 * RAREST
+    gain = 0.005  # more than little: they stay as they are
+    assert [update(200 + seed)[0] for seed in range(2 * LOOKED_AT)][-1] == 2 * RAREST
+    gain = 0.02  # another task
+    update(300)
+    assert update(301)[0] == 2
+
+
+def test_updates_that_bring_something_stay_as_frequent(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make(interval=2, batch=2, replays=0, least_gain=1e-3, hold_out=2)
+    losses: list[float] = []
+
+    def loss(*_: object) -> float:
+        losses.append(1.0 if len(losses) % 2 == 0 else 0.998)
+        return losses[-1]
+
+    monkeypatch.setattr(trainer, "_loss_of", loss)
+    for seed in range(5 * LOOKED_AT):
+        assert rounds_until_due(trainer, seed) == 2
+        trainer.update()

@@ -15,7 +15,8 @@ from omnidraft.drafter import Serving
 from omnidraft.engine import Pair, Round
 from omnidraft.ngrams import NgramCache
 from omnidraft.teacher import Answer, lesson
-from omnidraft.trainer import Counters, Trainer, Weights, merged
+from omnidraft.trainer import Counters, Trainer
+from omnidraft.weights import Weights, merged
 
 _log = logging.getLogger("omnidraft")
 LONGEST = 2048  # drafter tokens of a lesson: attention over more would take seconds

@@ -27,7 +27,8 @@ from omnidraft.errors import OmniDraftError
 from omnidraft.ngrams import NgramCache
 from omnidraft.spelling import SpellingTable
 from omnidraft.teacher import Answer, lesson, shared_tokens
-from omnidraft.trainer import Counters, Trainer, Weights
+from omnidraft.trainer import Counters, Trainer
+from omnidraft.weights import Weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -15,6 +15,7 @@ MODES = ("exact", "intersection", "paper")
 VERIFICATIONS = ("block", "token")
 NGRAM_SEEDS = ("empty", "vocabulary")
 EVICTIONS = ("lfu", "lru")
+STOPPINGS = ("confidence", "entropy", "fixed", "rate")
 DRAFTER_STEPS = ("auto", "transformers")
 DIVERGENCES = ("forward", "forward+tv", "reverse", "tv")
 LOSSES = ("hybrid", "marginal")
@@ -52,7 +53,9 @@ class Sampling:
 class Drafting:
     """How proposals are made and verified; `draft_len` 0 is plain decoding through the same loop."""
 
-    draft_len: int = 4
+    draft_len: int | None = None  # None: 4 where it is fixed, 16 at most else
+    stopping: str = "fixed"  # what ends a draft before that
+    threshold: float | None = None  # of confidence or entropy; None: 0.4
     mode: str = "exact"
     verification: str = "block"
     drafter_temperature: float | None = None  # None: the target's
@@ -62,7 +65,11 @@ class Drafting:
     drafter_step: str = "auto"  # a lean one of our own where there is one, or that of transformers
 
     def __post_init__(self) -> None:
-        _integer("draft_len", self.draft_len, low=0, high=MAX_DRAFT_LEN, fix="use 0 for plain decoding")
+        if self.draft_len is not None:
+            _integer("draft_len", self.draft_len, low=0, high=MAX_DRAFT_LEN, fix="use 0 for plain decoding")
+        _choice("stopping", self.stopping, STOPPINGS)
+        if self.threshold is not None:
+            _number("threshold", self.threshold, low=0.0, high=1.0, fix="leave it out for 0.4")
         _choice("mode", self.mode, MODES)
         _choice("verification", self.verification, VERIFICATIONS)
         if self.drafter_temperature is not None:
@@ -72,6 +79,11 @@ class Drafting:
             _integer("ngram_bound", self.ngram_bound, low=1, fix="leave it out for no bound")
         _choice("ngram_eviction", self.ngram_eviction, EVICTIONS)
         _choice("drafter_step", self.drafter_step, DRAFTER_STEPS)
+
+    @property
+    def longest(self) -> int:
+        """Draft tokens of a round at most."""
+        return (4 if self.stopping == "fixed" else 16) if self.draft_len is None else self.draft_len
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +105,7 @@ class Learning:
     memory_bytes: int = 2**26  # of earlier answers
     hold_out: int = 10  # one answer in so many is not learned from, but judges what was learned
     margin: float = 0.05  # by which a held-out loss may rise, as a share of it, before an update is taken back
+    least_gain: float = 1e-3  # of an update, in that loss, as a share of it: where they bring less, they become rarer
 
     def __post_init__(self) -> None:
         _choice("loss", self.loss, LOSSES)
@@ -113,6 +126,7 @@ class Learning:
         _integer("memory_bytes", self.memory_bytes, low=2**20, fix="use at least a mebibyte")
         _integer("hold_out", self.hold_out, low=2, fix="10 keeps one answer in ten")
         _number("margin", self.margin, low=0.0, fix="use 0 to take back every update that does not help")
+        _number("least_gain", self.least_gain, low=0.0, fix="use 0 for updates that never become rarer")
 
 
 def suggestion(name: str, known: Collection[str]) -> str:

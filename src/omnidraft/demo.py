@@ -191,7 +191,7 @@ class _Bench:
             block_efficiency=stats.block_efficiency,
             drafter_step=drafter_step / target_step,
             verify_step=verify / target_step,
-            draft_len=self.model.engine.drafting.draft_len,
+            draft_len=self.model.engine.drafting.longest,
             repeats=len(laps),
         )
 
@@ -239,7 +239,7 @@ class _Bench:
     def _steps(self) -> tuple[float, float, float]:
         """Median seconds of one token through the target, of a whole draft and its last token, and of a draft step."""
         target, drafter = self.model.target.lm, self.pair.drafter.model
-        text, k = self.prompts[0], self.model.engine.drafting.draft_len
+        text, k = self.prompts[0], self.model.engine.drafting.longest
         probes: list[tuple[LanguageModel, list[int]]] = [(target, text[:1]), (target, text[: k + 1]), (drafter, [0])]
         taken: list[list[float]] = [[] for _ in probes]
         for model, ids in ((target, text), (drafter, self.pair.translator.prompt(text))):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,9 @@ import torch
 from omnidraft.lean import lean
 from omnidraft.models import LanguageModel, LentWeights, TransformersModel
 from omnidraft.sampling import Draw, Probs, tempered
+
+if TYPE_CHECKING:
+    from omnidraft.stopping import Stopping
 
 
 class Pausable(Protocol):
@@ -72,6 +75,7 @@ class Drafter:
         self._base = 0  # where the model's window begins in it
         self._cached: list[int] = []  # the tokens in the model's cache, from `_base` on
         self._agreed = 0  # how many of them are known to be committed text
+        self.passes = self.read = 0  # of the model for the last draft, and the tokens they read
 
     def start(self, tokens: Sequence[int]) -> None:
         """Begin a new text with an empty cache, whatever became of the last one."""
@@ -100,25 +104,31 @@ class Drafter:
         draw: Draw,
         read: Callable[[int], bool],
         allowed: npt.NDArray[np.bool_] | None = None,
+        stopping: Stopping | None = None,
     ) -> tuple[list[int], list[Probs]]:
         """Draw up to `length` tokens: the tokens, and for each the (V_q,) vector it was drawn from.
 
-        Each token is handed to `read`, which says whether another one could be used.  With `allowed` (V_q,) the
-        rest is masked out before drawing.
+        Each token is handed to `read`, which says whether another one could be used; `stopping` says before each
+        whether it is to be drawn.  With `allowed` (V_q,) the rest is masked out before drawing.
         """
         tokens: list[int] = []
         vectors: list[Probs] = []
+        self.passes = self.read = 0
         if length == 0 or not self._text:
             return tokens, vectors
         logits = self._catch_up(room=length)
         while True:
-            q = tempered(logits if allowed is None else _only(logits, allowed), temperature)
+            if allowed is not None:
+                logits = _only(logits, allowed)
+            if stopping is not None and not stopping.draws(logits, temperature):
+                return tokens, vectors
+            q = tempered(logits, temperature)
             token = int(q.argmax()) if temperature == 0 else draw(q)
             tokens.append(token)
             vectors.append(q)
-            if not read(token) or len(tokens) == length:
+            if not read(token) or len(tokens) == length or (stopping is not None and not stopping.steps(token)):
                 return tokens, vectors
-            logits = self.model.forward([token], 1)[-1]
+            logits = self._forward([token])
             self._cached.append(token)
 
     def _catch_up(self, room: int) -> torch.Tensor:
@@ -135,11 +145,16 @@ class Drafter:
         agreed = min(agreed, end)  # at least one token is read, for its logits
         if agreed < self.model.length:
             self.model.crop(agreed)
-        logits = self.model.forward(text[self._base + agreed :], 1)[-1]
+        logits = self._forward(text[self._base + agreed :])
         del self._cached[agreed:]
         self._cached += text[self._base + agreed :]
         self._agreed = len(self._cached)
         return logits
+
+    def _forward(self, tokens: list[int]) -> torch.Tensor:
+        self.passes += 1
+        self.read += len(tokens)
+        return self.model.forward(tokens, 1)[-1]
 
 
 def _only(logits: torch.Tensor, allowed: npt.NDArray[np.bool_]) -> torch.Tensor:

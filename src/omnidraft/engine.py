@@ -17,7 +17,9 @@ from omnidraft.errors import ConfigError, PromptError
 from omnidraft.models import LanguageModel
 from omnidraft.ngrams import NgramCache
 from omnidraft.paper import DirectMap, Proposal, merge, verify_paper
+from omnidraft.rate import make_stopping
 from omnidraft.sampling import Draw, Probs, Processing, Processor, TargetLaw, softmax
+from omnidraft.stopping import Stopping
 from omnidraft.teacher import SparseLaw, sparse
 from omnidraft.verify import Outcome, verify_block, verify_greedy, verify_token
 from omnidraft.walk import STOP, Walk
@@ -43,6 +45,9 @@ class Round:
     verify_s: float  # the target's forward pass
     translate_s: float  # everything else: segmentation, acceptance, n-gram cache, context
     finish: str | None  # "eos", "length" or "context" on the last round
+    draft_passes: int = 0  # of the drafter
+    draft_read: int = 0  # tokens that these read
+    idle: str | None = None  # why there is no draft, a phrase, where the stop policy wants none
     laws: tuple[SparseLaw, ...] = ()  # the target's at each emitted token, where they are asked for
 
 
@@ -56,6 +61,9 @@ class _Draft:
     walk: Walk | None = None  # modes exact and intersection
     merged: list[Proposal] = field(default_factory=list)  # mode paper
     ended: bool = False  # the last proposal ends the text
+    passes: int = 0  # of the drafter
+    read: int = 0  # tokens that these read
+    idle: str | None = None  # why there is none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,15 +83,21 @@ class Engine:
     """
 
     def __init__(
-        self, target: LanguageModel, eos: Sequence[int], pair: Pair | None = None, drafting: Drafting | None = None
+        self,
+        target: LanguageModel,
+        eos: Sequence[int],
+        pair: Pair | None = None,
+        drafting: Drafting | None = None,
+        stopping: Stopping | None = None,
     ) -> None:
         self.target = target
         self.eos = frozenset(eos)
         self.pair = pair
         self.drafting = drafting or Drafting(draft_len=0)
+        self.stopping = stopping or make_stopping(self.drafting)
         self.teacher_temperature: float | None = None  # where one is set, records hold the target's laws at it
-        if pair is None and self.drafting.draft_len > 0:
-            raise ConfigError(f"draft_len is {self.drafting.draft_len} without a drafter: give one, or use draft_len=0")
+        if pair is None and self.drafting.longest > 0:
+            raise ConfigError(f"draft_len is {self.drafting.longest} without a drafter: give one, or use draft_len=0")
         direct = self.drafting.mode in ("intersection", "paper")
         self._direct = DirectMap(pair.cache) if pair and direct else None
         # a drafter token may stand for several target tokens; a draft must fit the context whatever is drawn
@@ -113,10 +127,13 @@ class Engine:
         end = len(ids) + max_new_tokens
         self.target.crop(0)
         if self.pair is not None:
-            self.pair.drafter.start(self.pair.translator.prompt(ids))
+            text = self.pair.translator.prompt(ids)
+            self.pair.drafter.start(text)
+            self.stopping.open(len(text), max_new_tokens)
         while max_new_tokens > 0:
             record = self._round(ids, end, sampling, processing, verification, draw)
             ids += record.emitted
+            self.stopping.learn(record)
             yield record
             if record.finish is not None:
                 return
@@ -168,10 +185,13 @@ class Engine:
             ngrams_proposed=self._ngrams(proposals),
             ngrams_accepted=self._ngrams(proposals[: outcome.accepted]),
             false_merges=int(false_merge is not None),
+            draft_passes=draft.passes,
+            draft_read=draft.read,
             draft_s=drafted - began,
             verify_s=verified - drafted,
             translate_s=done - verified,
             finish=finish,
+            idle=draft.idle,
             laws=laws,
         )
 
@@ -187,30 +207,33 @@ class Engine:
             return 0
         if self._direct is not None and not self._direct.mapped.any():
             return 0
-        length = min(self.drafting.draft_len, end - len(ids) - 1, self.pair.drafter.model.context // 2)
+        length = min(self.drafting.longest, end - len(ids) - 1, self.pair.drafter.model.context // 2)
         return length if len(ids) + length * self._longest <= self.target.context else 0
 
     def _propose(self, length: int, sampling: Sampling, draw: Draw) -> _Draft:
         if self.pair is None or length <= 0:
             return _Draft()
         cache, drafter = self.pair.cache, self.pair.drafter
+        walk = Walk(cache, self.eos)
+        if not self.stopping.begin(length, walk if self.drafting.mode != "paper" else None):
+            return _Draft(idle=self.stopping.idle)
         own = self.drafting.drafter_temperature
         temperature = sampling.temperature if own is None else own
         if self.drafting.mode == "paper" and self._direct is not None:
             direct = self._direct
             tokens, vectors = drafter.draft(
-                length, temperature, draw, lambda d: int(direct.target[d]) not in self.eos, direct.mapped
+                length, temperature, draw, lambda d: int(direct.target[d]) not in self.eos, direct.mapped, self.stopping
             )
             merged = merge(tokens, cache, direct)
             proposals = [proposal.token for proposal in merged]
             end = next((i + 1 for i, token in enumerate(proposals) if token in self.eos), len(proposals))
             merged, proposals = merged[:end], proposals[:end]
-            return _Draft(tokens, vectors, proposals, None, merged, bool(proposals) and proposals[-1] in self.eos)
-        walk = Walk(cache, self.eos)
+            ended = bool(proposals) and proposals[-1] in self.eos
+            return _Draft(tokens, vectors, proposals, None, merged, ended, drafter.passes, drafter.read)
         allowed = self._direct.mapped if self._direct else None
-        tokens, vectors = drafter.draft(length, temperature, draw, walk.read, allowed)
+        tokens, vectors = drafter.draft(length, temperature, draw, walk.read, allowed, self.stopping)
         walk.finish()
-        return _Draft(tokens, vectors, walk.tokens, walk, [], walk.ended)
+        return _Draft(tokens, vectors, walk.tokens, walk, [], walk.ended, drafter.passes, drafter.read)
 
     def _verify(self, draft: _Draft, law: TargetLaw, sampling: Sampling, verification: str, draw: Draw) -> Outcome:
         if sampling.greedy:

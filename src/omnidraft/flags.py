@@ -21,6 +21,7 @@ from omnidraft.config import (
     MAX_DRAFT_LEN,
     MODES,
     NGRAM_SEEDS,
+    STOPPINGS,
     VERIFICATIONS,
     Drafting,
     Learning,
@@ -36,7 +37,10 @@ HELP = {
     "top_p": "keep the likeliest tokens of this total probability; above 0, at most 1",
     "min_p": "keep tokens at least so likely, relative to the likeliest",
     "repetition_penalty": "above 1 makes tokens that have occurred less likely",
-    "draft_len": f"draft tokens a round, at most {MAX_DRAFT_LEN}; 0 is plain decoding",
+    "draft_len": f"draft tokens a round, or where they vary at most, up to {MAX_DRAFT_LEN}; 0 is plain decoding "
+    "(default: 4, or 16)",
+    "stopping": f"what ends a draft: {', '.join(STOPPINGS)}",
+    "threshold": "probability or bound below which confidence or entropy ends a draft (default: 0.4)",
     "mode": f"how proposals are made and verified: {', '.join(MODES)}",
     "verification": f"of a sampled draft: {', '.join(VERIFICATIONS)}",
     "drafter_temperature": "the drafter's own temperature (default: the target's)",
@@ -58,6 +62,7 @@ HELP = {
     "replays": "steps on earlier answers after each on new ones",
     "memory_bytes": "of earlier answers, at most",
     "hold_out": "one answer in so many judges what was learned from the others",
+    "least_gain": "of an update in their loss, as a share of it: where they bring less, updates become rarer",
     "margin": "by which their loss may rise, as a share of it, before an update is taken back",
 }
 # the parameters of the Python interface that are no settings: default and help

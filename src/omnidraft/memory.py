@@ -20,7 +20,7 @@ from omnidraft.models import LoadedModel
 from omnidraft.ngrams import NgramCache
 from omnidraft.profiles import ProfileFolder
 from omnidraft.spelling import SpellingTable
-from omnidraft.trainer import Weights
+from omnidraft.weights import Weights
 
 SHAPE = ("adapter", "rank")  # what learned weights depend on
 SAVE_EVERY = 8  # updates

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING
@@ -28,6 +29,8 @@ class Stats:
     ngrams_proposed: int = 0
     ngrams_accepted: int = 0
     false_merges: int = 0
+    undrafted: int = 0  # rounds without a draft because none would have paid
+    idle: str | None = None  # why, a phrase: the reason that came up most
     draft_s: float = 0.0
     verify_s: float = 0.0
     translate_s: float = 0.0
@@ -36,6 +39,7 @@ class Stats:
     def of(cls, rounds: Iterable[Round]) -> Stats:
         """Fold the records of rounds, in any order and of any number of texts."""
         rounds = list(rounds)
+        reasons = Counter(r.idle for r in rounds if r.idle)
         return cls(
             rounds=len(rounds),
             tokens=sum(len(r.emitted) for r in rounds),
@@ -47,6 +51,8 @@ class Stats:
             ngrams_proposed=sum(r.ngrams_proposed for r in rounds),
             ngrams_accepted=sum(r.ngrams_accepted for r in rounds),
             false_merges=sum(r.false_merges for r in rounds),
+            undrafted=reasons.total(),
+            idle=_commonest(reasons),
             draft_s=sum(r.draft_s for r in rounds),
             verify_s=sum(r.verify_s for r in rounds),
             translate_s=sum(r.translate_s for r in rounds),
@@ -56,7 +62,12 @@ class Stats:
     def sum(cls, parts: Iterable[Stats]) -> Stats:
         """The counts and times of several texts together."""
         parts = list(parts)
-        return cls(**{f.name: sum(getattr(part, f.name) for part in parts) for f in fields(cls)})
+        reasons: Counter[str] = Counter()
+        for part in parts:
+            if part.idle is not None:
+                reasons[part.idle] += part.undrafted
+        sums = {f.name: sum(getattr(part, f.name) for part in parts) for f in fields(cls) if f.name != "idle"}
+        return cls(**sums, idle=_commonest(reasons))
 
     @property
     def seconds(self) -> float:
@@ -81,7 +92,7 @@ class Stats:
         """Target tokens emitted per forward pass of the target: 1 for plain decoding."""
         return _ratio(self.tokens, self.rounds)
 
-    def as_dict(self) -> dict[str, int | float]:
+    def as_dict(self) -> dict[str, int | float | str | None]:
         """Every count, time and ratio by name, for JSON."""
         ratios = ("seconds", "tokens_per_s", "acceptance_rate", "symbol_acceptance_rate", "block_efficiency")
         return asdict(self) | {name: getattr(self, name) for name in ratios}
@@ -89,3 +100,7 @@ class Stats:
 
 def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
+
+
+def _commonest(reasons: Counter[str]) -> str | None:
+    return reasons.most_common(1)[0][0] if reasons else None

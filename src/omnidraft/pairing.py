@@ -25,8 +25,9 @@ from omnidraft.profiles import ProfileFolder
 from omnidraft.spelling import SpellingTable, default_cache_dir, load_table
 from omnidraft.store import ProfileStore
 from omnidraft.teacher import shared_tokens
-from omnidraft.trainer import Trainer, Weights, merged
+from omnidraft.trainer import Trainer
 from omnidraft.vocab import Speller, Vocab, read_vocab
+from omnidraft.weights import Weights, merged
 
 Warn = Callable[[str], None]
 

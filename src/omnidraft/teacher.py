@@ -132,13 +132,19 @@ def law_after(cache: NgramCache, before: SparseLaw, token: int, law: SparseLaw) 
     if node < 0 or not cache.active[token] or cache.leaf(node):
         return symbols, masses
     below, inside, stop = law_below(cache, before, node, len(cache.table.spelling(token)))
-    others = ~np.isin(symbols, cache.table.symbol[cache.children(node)])
+    others = ~_among(symbols, cache.table.symbol[cache.children(node)])
     symbols, masses = symbols[others], masses[others]
     total, rest = inside.sum() + stop, masses.sum()
     if not total > 0:  # not among what was kept of `before`
         return symbols, masses
     scale = stop / rest if rest > 0 else 0.0
     return np.concatenate([below, symbols]), np.concatenate([inside, masses * scale])
+
+
+def _among(symbols: Ints, known: Ints) -> npt.NDArray[np.bool_]:
+    """Which symbols are in `known`, which is ascending and not empty; numpy's own sorts both."""
+    found: npt.NDArray[np.bool_] = known[np.minimum(np.searchsorted(known, symbols), len(known) - 1)] == symbols
+    return found
 
 
 def _grouped(symbols: Ints, probs: Floats) -> tuple[Ints, Probs]:

@@ -1,14 +1,12 @@
 """The trainer: learns the drafter's weights from lessons, on a copy of its own.
 
-What it learned is a state, tensors by name: LoRA's two matrices for each layer, or all weights.  `merged` makes of it
-the weights that a drafter serves with; the base they are added to is never changed.
+What it learned is a state of `weights`, tensors by name.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,21 +18,21 @@ import torch
 
 from omnidraft.batches import Batch
 from omnidraft.config import Learning
-from omnidraft.errors import ConfigError, ModelError
+from omnidraft.errors import ModelError
 from omnidraft.losses import divergence, hybrid
 from omnidraft.teacher import Lesson
+from omnidraft.weights import Weights, trainable
 
 if TYPE_CHECKING:
-    from peft import PeftModel
     from transformers import PreTrainedModel
 
-Weights = dict[str, torch.Tensor]
 _Snapshot = tuple[list[torch.Tensor], dict[str, Any], dict[int, float]]
-RING = 8  # held-out answers that judge an update
+RING = 6  # held-out answers that judge an update
 JUDGES = 4  # of them are enough
 LOGITS = 2**25  # numbers that the logits of one pass may hold: 128 MiB in fp32
 FREE_BYTES = 2**29  # of memory that an update leaves to everything else
-LORA_A, LORA_B = ".lora_A.default.weight", ".lora_B.default.weight"
+LOOKED_AT = 8  # updates whose mean gain decides how soon the next ones follow
+RAREST = 2  # intervals between updates that bring little
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +53,8 @@ class Trainer:
 
     `shared` (V_q,) are the drafter tokens that are target tokens of their own, which the hybrid loss needs.  The same
     lessons in the same order give the same weights for the same `seed`.  `yields` is called between the passes of an
-    update, for a trainer that shares the machine; each reads `at_once` lessons, or as many as memory allows.
+    update, for a trainer that shares the machine; each reads `at_once` lessons, or as many as memory allows, by default
+    one on a CPU, where a pass costs less than padding.
     """
 
     def __init__(
@@ -68,10 +67,10 @@ class Trainer:
         at_once: int | None = None,
     ) -> None:
         self.learning = learning
-        self._model, self._inner = _copy(model, learning, seed)
+        self._model, self._inner = trainable(model, learning, seed)
         self._shared = torch.from_numpy(shared)
         self._yields = yields
-        self._at_once = at_once
+        self._at_once = at_once or (1 if model.device.type == "cpu" else LOGITS)
         self._random = np.random.default_rng(seed)
         self._parameters = [p for p in self._inner.parameters() if p.requires_grad]
         self._optimizer = torch.optim.AdamW(
@@ -83,6 +82,8 @@ class Trainer:
         self._ring: deque[Lesson] = deque(maxlen=RING)
         self._known: dict[int, float] = {}  # losses of judges under the present weights, by id
         self._full = False  # new lessons had to go
+        self._intervals = 1  # between updates
+        self._gains: deque[float] = deque(maxlen=LOOKED_AT)  # of the last updates, in the judges' loss
         self.counters = Counters()
 
     # ------------------------------------------------------------ lessons
@@ -108,7 +109,8 @@ class Trainer:
     @property
     def due(self) -> bool:
         """Whether enough answers for an update have come in, or as many as can be kept."""
-        return len(self._new) >= self.learning.interval or (self._full and bool(self._new))
+        enough = self.learning.interval * self._intervals
+        return len(self._new) >= enough or (self._full and bool(self._new))
 
     @property
     def nbytes(self) -> int:
@@ -122,7 +124,8 @@ class Trainer:
 
         Without enough memory it waits.  An update that raises the loss of the held-out answers is taken back and the
         learning rate halved; while there are few of them, that of the answers learned from judges.  A batch whose loss
-        or gradient is not finite is left out.
+        or gradient is not finite is left out.  Where updates bring little they become rarer, and of the answers in
+        between the latest are learned from at once, the others among the earlier ones.
         """
         if not self._new:
             return False
@@ -135,7 +138,7 @@ class Trainer:
         before, kept, steps = self._loss_of(judges), self._snapshot(), self.counters.steps
         new, self._new, self._full = self._new, [], False
         try:
-            self._learn(new)
+            self._learn(new[-self.learning.interval :] if self._intervals > 1 else new)
             if self.counters.steps == steps:
                 return False
             self._known.clear()
@@ -153,7 +156,18 @@ class Trainer:
             return False
         if judged:
             self.counters = replace(self.counters, held_out_loss=after)
+            self._gains.append((before - after) / abs(before) if before else 0.0)
+            self._ease()
         return True
+
+    def _ease(self) -> None:
+        """Choose how soon the next update comes, by what the last ones brought."""
+        least = self.learning.least_gain
+        if self._gains[-1] > 10 * least:  # another task, perhaps
+            self._intervals = 1
+        elif len(self._gains) == LOOKED_AT and sum(self._gains) < LOOKED_AT * least:
+            self._intervals = min(RAREST, 2 * self._intervals)
+            self._gains.clear()
 
     def _learn(self, new: Sequence[Lesson]) -> None:
         """Steps on new lessons, each followed by steps on earlier ones."""
@@ -201,7 +215,7 @@ class Trainer:
         for lesson in lessons:
             longer = [*group, lesson]
             rows = max(len(one.ids) for one in longer) - min(one.first for one in longer)
-            most = self._at_once or max(1, LOGITS // (rows * len(self._shared)))
+            most = min(self._at_once, max(1, LOGITS // (rows * len(self._shared))))
             if len(longer) > most:
                 yield group
                 longer = [lesson]
@@ -251,42 +265,6 @@ class Trainer:
                 parameter.copy_(old)
         self._optimizer.load_state_dict(kept[1])
         self._known = kept[2]
-
-
-def merged(base: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> Weights:
-    """The weights that differ from a drafter's `base` once a state is added, in fp32.
-
-    Raises ModelError for a state of another drafter.
-    """
-    weights: Weights = {}
-    for name, learned in state.items():
-        if name.endswith(LORA_B):
-            continue
-        key, addition = name, learned
-        if name.endswith(LORA_A):
-            key = name.removesuffix(LORA_A) + ".weight"
-            addition = state[name.removesuffix(LORA_A) + LORA_B] @ learned  # alpha is the rank: a scale of 1
-        if key not in base or base[key].shape != addition.shape:
-            raise ModelError(f"the learned weights have {key!r}, which the drafter lacks: use another profile")
-        weights[key] = base[key].float().cpu() + addition.cpu() if key != name else addition.float()
-    return weights
-
-
-def _copy(model: PreTrainedModel, learning: Learning, seed: int) -> tuple[PeftModel | None, PreTrainedModel]:
-    """A model's own fp32 copy for training, and where it has an adapter, the model around it."""
-    own = copy.deepcopy(model).float().eval()  # no dropout: the teacher is exact
-    if learning.adapter == "full":
-        return None, own.requires_grad_()
-    if any(type(module).__name__ == "Conv1D" for module in own.modules()):  # weights the other way round
-        raise ConfigError(f"adapter is 'lora', which is not for the layers of {type(model).__name__}: use 'full'")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        from peft import LoraConfig, get_peft_model
-
-        config = LoraConfig(r=learning.rank, lora_alpha=learning.rank, target_modules="all-linear")
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            return get_peft_model(own, config), own
 
 
 def _roomy(needed: int) -> bool:

@@ -165,7 +165,7 @@ class Overhead:
         """
         plain, steps, target = (
             Bare(self.models.source.model, DynamicCache),
-            self.models.drafting.draft_len,
+            self.models.drafting.longest,
             self.models.target,
         )
         for model in (plain, self.models.step, target):

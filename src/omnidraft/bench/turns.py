@@ -123,7 +123,7 @@ class Models:
         draw = GeneratorDraw(torch.Generator().manual_seed(0))
         watch, records = Watch(), []
         course = Course(self.pair.translator, self.ids, start, len(self.pair.translator.prompt(self.ids[:start])))
-        course.go_on((), self.drafting.draft_len)
+        course.go_on((), self.drafting.longest)
         say = self._drafter_says(start, sampling, course) if knowing else None
         with ExitStack() as stack:
             stack.enter_context(watching(watch, self.target.model, self._target_says(sampling)))
@@ -132,7 +132,7 @@ class Models:
             began = time.perf_counter()
             for record in engine.rounds(self.ids[:start], self.tokens, sampling, draw):
                 done = time.perf_counter()
-                course.go_on(record.emitted, self.drafting.draft_len)
+                course.go_on(record.emitted, self.drafting.longest)
                 watch.script_s += time.perf_counter() - done
                 if after_prompt:
                     after_prompt, began = False, time.perf_counter()
@@ -194,7 +194,7 @@ class Models:
         # one copy for sampling, which it changes for good, as later calls expect it; one for the rest
         copied = self._copies.setdefault(sampling.greedy, copy.deepcopy(self.source.model))
         own = copied.generation_config
-        own.num_assistant_tokens, own.num_assistant_tokens_schedule = self.drafting.draft_len, "constant"
+        own.num_assistant_tokens, own.num_assistant_tokens_schedule = self.drafting.longest, "constant"
         own.assistant_confidence_threshold = 0.0
         options = {"assistant_model": copied, **self.tokenizers}
         for _ in range(2):  # the first sets up what the second finds ready

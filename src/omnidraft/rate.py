@@ -1,0 +1,232 @@
+"""The stop policy that goes on drafting while that pays: in target tokens per second, by what was measured so far.
+
+One more draft token is worth the chance that it is accepted, with all before it, times the target tokens that a draft
+token makes up.  It costs a step of the drafter and a longer verification.  It pays where that is more, for its time,
+than what decoding brings in at present.  The chance comes from the drafter's entropy, by how often tokens of such an
+entropy were accepted lately.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from omnidraft.config import Drafting
+from omnidraft.costs import Costs
+from omnidraft.plan import Plan, make_plan
+from omnidraft.stopping import SLOPE, Confidence, Entropy, Fixed, Stopping, entropy
+
+if TYPE_CHECKING:
+    from omnidraft.engine import Round
+    from omnidraft.walk import Walk
+
+EDGES = (0.02, 0.1, 0.25, 0.45, 0.7, 1.0, 1.4, 1.9, 2.5, 3.2, 4.0)  # nats, between the bins of entropy
+MEMORY = 0.99  # of what was observed, with each new observation of the same kind
+GUESS = 4.0  # observations that the first guess of a chance is worth
+PLAN_EVERY = 16  # rounds
+PLAIN_EVERY = 128  # rounds: one of them without a draft, to know what that costs
+DRAW_EVERY = 40  # draws that did not seem to pay: one is made all the same
+PROBE_TEXTS = 8  # texts without a draft, after which one is tried again
+PROBE_ROUNDS = 5  # rounds of such a trial
+PROBE_LENGTH = 2  # draft tokens of such a round
+FRESH = 4.0  # what a trial leaves of the weight of earlier observations
+SHARE = 0.015  # of all time that trials may take
+AGAIN = 32  # tokens after which a text that was thought too short is looked at again
+
+MEASURED = "a step of the target alone is measured"
+TOO_SHORT = "the drafter would have more to read than it could save"
+TOO_DEAR = "drafts cost more than they bring"
+
+
+class Chance:
+    """How often something happened lately, beginning with a guess."""
+
+    def __init__(self, guess: float) -> None:
+        self.yes, self.seen = guess * GUESS, GUESS
+
+    def learn(self, *, happened: bool) -> None:
+        self.yes = self.yes * MEMORY + happened
+        self.seen = self.seen * MEMORY + 1
+
+    def fade(self, weight: float) -> None:
+        """Let what comes count more."""
+        scale = min(1.0, weight / self.seen)
+        self.yes, self.seen = self.yes * scale, self.seen * scale
+
+    @property
+    def value(self) -> float:
+        return self.yes / self.seen
+
+
+class Rate:
+    """Drafts while one more token pays, and not at all where none does; what it measured holds for all later texts.
+
+    A draft has at most `longest` tokens.
+    """
+
+    def __init__(self, longest: int) -> None:
+        self.idle: str | None = None
+        self.costs = Costs()
+        self._longest = longest
+        self._chances = [Chance(max(0.02, 1 - math.sqrt(SLOPE * edge))) for edge in (*EDGES, EDGES[-1] + 1)]
+        self._seen = np.ones(len(self._chances))  # how often laws of each bin came up
+        self._tokens, self._seconds = 0.0, 0.0  # of the latest rounds, without the passes over prompts
+        self._made_up, self._drafted = 2.0, 2.0  # target tokens proposed, and draft tokens they were made of
+        self._length = 64.0  # of the latest answers, in tokens
+        self._spent, self._all = 0.0, 0.0  # seconds of trials, and of everything
+        self._undrafted = 0  # texts since the last draft
+        self._rounds, self._refused = 0, 0
+        self._said = 0  # target tokens of the present text
+        self._probe = 0  # rounds of a trial that are left
+        self._plan: Plan | None = None
+        self._walk: Walk | None = None
+        self._bins: list[int] = []  # of the tokens of the present draft
+        self._reach = 1.0  # the chance that all of them are accepted
+
+    # ------------------------------------------------------------ what is decided
+
+    def open(self, prompt: int, new_tokens: int) -> None:
+        """Decide whether the drafter is to read the prompt, or to be tried again."""
+        if self._said:
+            self._length += (self._said - self._length) / 8
+        self._said = self._looked = 0
+        self._first = True
+        self._prompt, self._asked = prompt, new_tokens
+        self._undrafted += 1
+        self._plan = None
+        self._reads = not self.costs.known or self._worth_reading(min(self._length, new_tokens))
+        cost = self.costs.reading(prompt) + PROBE_ROUNDS * PROBE_LENGTH * self.costs.step
+        tried = self._undrafted > PROBE_TEXTS and self._spent + cost <= SHARE * self._all
+        self._probe = PROBE_ROUNDS if tried else 0
+        for chance in self._chances if tried else ():
+            chance.fade(FRESH)
+
+    def begin(self, most: int, walk: Walk | None) -> bool:  # noqa: ARG002
+        """Whether a first draft token pays, and reading the text for it."""
+        self._walk, self._bins, self._reach = walk, [], 1.0
+        self._rounds += 1
+        if self._rounds % PLAN_EVERY == 0:
+            self._plan = None
+        self.idle = self._obstacle()
+        return self.idle is None
+
+    def _obstacle(self) -> str | None:
+        if self._probe:
+            return None
+        if not self.costs.known or self._rounds % PLAIN_EVERY == 0:
+            return MEASURED
+        if not self._reads and self._said - self._looked >= AGAIN:
+            self._looked = self._said
+            # what has gone on for long will go on for as long again
+            self._reads = self._worth_reading(min(self._said, self._asked - self._said))
+        if self.plan.step[0] > 1:
+            return TOO_DEAR
+        return None if self._reads else TOO_SHORT
+
+    def draws(self, logits: torch.Tensor, temperature: float) -> bool:
+        """Whether a token of such a law pays, now that its step is made."""
+        nats = entropy(logits, temperature)
+        place = sum(nats > edge for edge in EDGES)
+        self._seen *= MEMORY
+        self._seen[place] += 1
+        reach = self._reach * self._chances[place].value
+        if not (self._probe or self._unfinished) and reach < self.plan.draw[len(self._bins)]:
+            self._refused += 1
+            if self._refused % DRAW_EVERY:
+                return False
+        self._bins.append(place)
+        self._reach = reach
+        return True
+
+    def steps(self, token: int) -> bool:  # noqa: ARG002
+        """Whether another step pays, before it is known what it will say."""
+        length = len(self._bins)
+        if self._probe:
+            return length < PROBE_LENGTH
+        return length < self._longest and (self._unfinished or self._reach >= self.plan.step[length])
+
+    @property
+    def plan(self) -> Plan:
+        if self._plan is None:
+            lengths = np.arange(self._longest + 1) * self.each
+            self._plan = make_plan(
+                self.costs.step,
+                np.array([self.costs.verify(1 + length) for length in lengths]),
+                np.array([chance.value for chance in self._chances]),
+                self._seen,
+                self.each,
+                self.rate,
+            )
+        return self._plan
+
+    @property
+    def _unfinished(self) -> bool:
+        """Whether the draft so far ends inside a target token, and would lose what is inside."""
+        walk = self._walk
+        return walk is not None and walk.node != 0 and walk.cache.token_at(walk.node) < 0
+
+    def _worth_reading(self, tokens: float) -> bool:
+        """Whether drafts would save, over so many tokens, more than reading the text so far takes."""
+        plain = self.costs.verify(1)
+        promised = (plain + self.plan.seconds) / (1 + self.plan.tokens)  # seconds a token
+        return tokens * (plain - promised) > self.costs.reading(self._prompt + self._said)
+
+    # ------------------------------------------------------------ what is known
+
+    @property
+    def each(self) -> float:
+        """Target tokens that a draft token makes up."""
+        return self._made_up / self._drafted
+
+    @property
+    def rate(self) -> float:
+        """Target tokens a second at present; what is possible without drafts at least."""
+        present = self._tokens / self._seconds if self._seconds > 0 else 0.0
+        plain = self.costs.verify(1)
+        return max(present, 1 / plain if plain > 0 else 0.0)
+
+    def learn(self, record: Round) -> None:
+        """Take in what the round cost, and which of its tokens were accepted."""
+        seconds = record.draft_s + record.verify_s + record.translate_s
+        self.costs.learn(record, first=self._first)
+        self._all += seconds
+        self._reads |= record.draft_passes > 0
+        if record.draft:
+            self._undrafted = 0
+            self._made_up = 0.995 * self._made_up + len(record.proposals)
+            self._drafted = 0.995 * self._drafted + len(record.draft)
+            accepted = self._accepted(record)
+            for length, place in enumerate(self._bins[: accepted + 1]):
+                self._chances[place].learn(happened=length < accepted)
+        if self._probe:
+            self._probe -= 1
+            self._plan = None
+            self._spent += max(0.0, seconds - self.costs.verify(1))
+        elif not self._first and not self.costs.reads(record):
+            self._tokens = 0.98 * self._tokens + len(record.emitted)
+            self._seconds = 0.98 * self._seconds + seconds
+        self._first = False
+        self._said += len(record.emitted)
+
+    def _accepted(self, record: Round) -> int:
+        """How many draft tokens were accepted with all of their symbols."""
+        walk = self._walk
+        if walk is None:
+            return len(record.draft) if record.accepted == len(record.proposals) else record.accepted
+        if record.symbols_accepted >= len(walk.symbols):
+            return len(record.draft)
+        refused = walk.symbols[record.symbols_accepted].position
+        return refused if refused >= 0 else 1 + max(s.position for s in walk.symbols[: record.symbols_accepted])
+
+
+def make_stopping(drafting: Drafting) -> Stopping:
+    """The stop policy that these settings ask for."""
+    threshold = 0.4 if drafting.threshold is None else drafting.threshold
+    if drafting.stopping == "rate":
+        return Rate(drafting.longest)
+    if drafting.stopping == "confidence":
+        return Confidence(threshold)
+    return Entropy(threshold) if drafting.stopping == "entropy" else Fixed()

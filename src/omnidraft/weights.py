@@ -1,0 +1,60 @@
+"""What is learned: a state, tensors by name - LoRA's two matrices for each layer, or all weights.
+
+The base that a state belongs to is never changed: `merged` makes of both the weights that a drafter serves with,
+`trainable` a copy to be trained.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from omnidraft.config import Learning
+from omnidraft.errors import ConfigError, ModelError
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+
+Weights = dict[str, torch.Tensor]
+LORA_A, LORA_B = ".lora_A.default.weight", ".lora_B.default.weight"
+
+
+def merged(base: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> Weights:
+    """The weights that differ from a drafter's `base` once a state is added, in fp32.
+
+    Raises ModelError for a state of another drafter.
+    """
+    weights: Weights = {}
+    for name, learned in state.items():
+        if name.endswith(LORA_B):
+            continue
+        key, addition = name, learned
+        if name.endswith(LORA_A):
+            key = name.removesuffix(LORA_A) + ".weight"
+            addition = state[name.removesuffix(LORA_A) + LORA_B] @ learned  # alpha is the rank: a scale of 1
+        if key not in base or base[key].shape != addition.shape:
+            raise ModelError(f"the learned weights have {key!r}, which the drafter lacks: use another profile")
+        weights[key] = base[key].float().cpu() + addition.cpu() if key != name else addition.float()
+    return weights
+
+
+def trainable(model: PreTrainedModel, learning: Learning, seed: int) -> tuple[PeftModel | None, PreTrainedModel]:
+    """A model's own fp32 copy for training, and where it has an adapter, the model around it."""
+    own = copy.deepcopy(model).float().eval()  # no dropout: the teacher is exact
+    if learning.adapter == "full":
+        return None, own.requires_grad_()
+    if any(type(module).__name__ == "Conv1D" for module in own.modules()):  # weights the other way round
+        raise ConfigError(f"adapter is 'lora', which is not for the layers of {type(model).__name__}: use 'full'")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        from peft import LoraConfig, get_peft_model
+
+        config = LoraConfig(r=learning.rank, lora_alpha=learning.rank, target_modules="all-linear")
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return get_peft_model(own, config), own

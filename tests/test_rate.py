@@ -1,0 +1,268 @@
+"""The rate policy on scripted costs and chances: how near it comes to the best draft, and that it is never slower."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from omnidraft import rate as module
+from omnidraft.costs import ENOUGH, Costs
+from omnidraft.plan import GRID, make_plan
+from omnidraft.rate import MEASURED, TOO_DEAR, TOO_SHORT, Rate
+from omnidraft.stopping import Fixed, Stopping
+from test_stopping import made
+
+LONGEST = 16
+NO_LOGITS = torch.zeros(1)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Costs in target steps, and entropies that come up equally often, with the chance of acceptance of each."""
+
+    step: float
+    verify: Callable[[int], float]
+    chances: dict[float, float]
+    read: float = 0.0  # of a token of the prompt
+
+
+def even(slope: float) -> Callable[[int], float]:
+    return lambda tokens: 1 + slope * (tokens - 1)
+
+
+SCENES = {
+    "an easy text": Scene(0.14, even(0.07), {0.1: 0.97, 0.3: 0.92, 0.6: 0.85, 1.2: 0.7, 2.0: 0.5}),
+    "a hard text": Scene(0.14, even(0.07), {0.1: 0.73, 0.5: 0.64, 1.2: 0.49, 2.2: 0.27, 3.0: 0.09}),
+    "a large target": Scene(0.05, even(0.01), {0.05: 0.99, 0.3: 0.94, 0.6: 0.88, 1.2: 0.76}),
+    "two tokens at twice the cost": Scene(
+        0.1, lambda m: 1.0 if m == 1 else 2 + 0.05 * (m - 2), {0.1: 0.97, 0.3: 0.92, 0.6: 0.85, 1.2: 0.7}
+    ),
+    "a hopeless drafter": Scene(0.14, even(0.07), {3.0: 0.02, 4.5: 0.02}),
+    "a drafter slower than the target": Scene(1.3, even(0.05), {0.1: 0.9}),
+    "two tokens at twice the cost, and few accepted": Scene(0.1, float, {0.5: 0.5, 2.0: 0.3}),
+}
+
+
+class Clock:
+    """Decodes by a policy in a scene; counts time, and the target tokens that are to be expected."""
+
+    def __init__(self, policy: Stopping, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.policy: Any = policy
+        self.tokens, self.seconds = 0.0, 0.0
+        self.drafted: list[int] = []
+        self._random = random.Random(seed)
+        self._nats = 0.0
+        monkeypatch.setattr(module, "entropy", lambda *_: self._nats)
+
+    def text(self, scene: Scene, rounds: int, prompt: int = 20, new_tokens: int = 10**6) -> None:
+        """Decode a text of so many rounds."""
+        self.policy.open(prompt, new_tokens)
+        read = False
+        for _ in range(rounds):
+            passes, drafted, accepted, whole, reach = 0, 0, 0, True, 1.0
+            self.tokens += 1
+            if self.policy.begin(LONGEST, None):
+                passes = 1
+                while True:
+                    self._nats = self._random.choice(list(scene.chances))
+                    if not self.policy.draws(NO_LOGITS, 0.0):
+                        break
+                    drafted += 1
+                    whole &= self._random.random() < scene.chances[self._nats]
+                    accepted += whole
+                    reach *= scene.chances[self._nats]
+                    self.tokens += reach
+                    if drafted == LONGEST or not self.policy.steps(0):
+                        break
+                    passes += 1
+            reads = 0 if read or not passes else prompt
+            read |= passes > 0
+            draft_s, verify_s = passes * scene.step + reads * scene.read, scene.verify(drafted + 1)
+            self.seconds += draft_s + verify_s
+            self.drafted.append(drafted)
+            noise = self._random.uniform(0.93, 1.07)  # of a real clock
+            record = made(drafted, accepted + 1, draft_s=draft_s * noise, verify_s=verify_s * noise)
+            self.policy.learn(replace(record, accepted=accepted, draft_passes=passes, draft_read=passes + reads))
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+    def after(self, scene: Scene, texts: int, rounds: int = 40, **text: int) -> float:
+        """The rate over so many texts from now on."""
+        self.tokens, self.seconds, self.drafted = 0.0, 0.0, []
+        for _ in range(texts):
+            self.text(scene, rounds, **text)
+        return self.rate
+
+
+class UpTo(Fixed):
+    """Drafts of one length."""
+
+    def __init__(self, length: int) -> None:
+        self._length, self._drafted = length, 0
+
+    def begin(self, most: int, walk: object) -> bool:  # noqa: ARG002
+        self._drafted = 0
+        return self._length > 0
+
+    def steps(self, token: int) -> bool:  # noqa: ARG002
+        self._drafted += 1
+        return self._drafted < self._length
+
+
+def optimum(scene: Scene) -> float:
+    """The highest rate that any policy can have, by the chances so far: no grid, no thresholds."""
+    chances = list(scene.chances.values())
+    known: dict[tuple[object, ...], float] = {}
+
+    def stepping(drawn: tuple[int, ...], rate: float) -> float:
+        """What going on is worth over `rate`, after laws of these places; their order says nothing."""
+        length = len(drawn)
+        if length == LONGEST:
+            return 0.0
+        if (drawn, rate) not in known:
+            longer = scene.verify(length + 2) - scene.verify(length + 1)
+            found = []
+            for place in range(len(chances)):
+                after = tuple(sorted((*drawn, place)))
+                reach = float(np.prod([chances[i] for i in after]))
+                worth = 0.0 if reach < 1e-3 else reach - rate * longer + stepping(after, rate)
+                found.append(max(0.0, worth))
+            known[drawn, rate] = max(0.0, float(np.mean(found)) - rate * scene.step)
+        return known[drawn, rate]
+
+    low, high = 0.5, 20.0
+    while high - low > 2e-3:
+        rate = (low + high) / 2
+        known.clear()
+        low, high = (rate, high) if 1 + stepping((), rate) > rate * scene.verify(1) else (low, rate)
+    return low
+
+
+# ---------------------------------------------------------------- how good it is
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_it_is_within_two_percent_of_the_best_policy_there_is(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, policy = SCENES[name], Rate(LONGEST)
+    clock = Clock(policy, 0, monkeypatch)
+    clock.after(scene, 20)
+    assert clock.after(scene, 80) > 0.98 * optimum(scene)
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_no_fixed_length_beats_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = SCENES[name]
+    fixed = {k: Clock(UpTo(k), 1, monkeypatch).after(scene, 40) for k in range(9)}
+    clock = Clock(Rate(LONGEST), 1, monkeypatch)
+    clock.after(scene, 20)
+    assert clock.after(scene, 60) > 0.98 * max(fixed.values())
+
+
+def test_it_beats_every_fixed_length_where_texts_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    easy, hard = SCENES["an easy text"], SCENES["a hard text"]
+
+    def alternating(policy: Stopping) -> float:
+        clock = Clock(policy, 2, monkeypatch)
+        for turn in range(100):
+            clock.text((easy, hard)[turn % 2], 40)
+        return clock.rate
+
+    assert alternating(Rate(LONGEST)) > max(alternating(UpTo(k)) for k in range(9))
+
+
+# ---------------------------------------------------------------- never slower, and noticed again
+
+
+@pytest.mark.parametrize("name", [name for name in SCENES if "hopeless" in name or "slower" in name or "few" in name])
+def test_it_is_never_slower_from_the_first_text_on(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = replace(SCENES[name], read=0.02)
+    clock = Clock(Rate(LONGEST), 3, monkeypatch)
+    assert clock.after(scene, 200, rounds=60, prompt=100) > 0.97
+    clock.policy.open(100, 60)
+    assert not clock.policy.begin(LONGEST, None) or clock.policy.idle is None
+
+
+def test_long_prompts_with_short_answers_are_left_to_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The drafter is good, but has more to read than it could save; in a longer text it is used."""
+    scene = replace(SCENES["an easy text"], read=0.02)
+    clock = Clock(Rate(LONGEST), 4, monkeypatch)
+    clock.after(scene, 10, prompt=100)
+    clock.after(scene, 30, rounds=4, prompt=1500, new_tokens=8)
+    clock.after(scene, 100, rounds=4, prompt=1500, new_tokens=8)
+    assert clock.rate > 0.97
+    assert clock.policy.idle == TOO_SHORT
+    clock.after(scene, 1, rounds=300, prompt=1500)  # a text that goes on: it pays after all
+    assert sum(clock.drafted) > 0
+
+
+def test_a_drafter_that_becomes_useful_is_noticed_within_twenty_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    hopeless = SCENES["a hopeless drafter"]
+    clock = Clock(Rate(LONGEST), 5, monkeypatch)
+    clock.after(hopeless, 60)
+    assert clock.policy.idle == TOO_DEAR
+    useful = replace(hopeless, chances=dict.fromkeys(hopeless.chances, 0.8))
+    clock.after(useful, 20)
+    assert clock.after(useful, 40) > 0.97 * optimum(useful)
+
+
+def test_a_drafter_that_gets_worse_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(Rate(LONGEST), 6, monkeypatch)
+    assert clock.after(SCENES["an easy text"], 20) > 1.5
+    clock.after(SCENES["a hopeless drafter"], 5)
+    assert clock.after(SCENES["a hopeless drafter"], 100) > 0.97
+
+
+def test_the_first_rounds_measure_the_target_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(Rate(LONGEST), 7, monkeypatch)
+    clock.text(SCENES["an easy text"], 1 + ENOUGH)  # the first has the prompt in it
+    assert clock.drafted == [0] * (1 + ENOUGH)
+    assert clock.policy.idle == MEASURED
+    clock.text(SCENES["an easy text"], 5)
+    assert sum(clock.drafted) > ENOUGH
+
+
+# ---------------------------------------------------------------- its parts
+
+
+def test_costs_are_medians_with_lines_between() -> None:
+    costs = Costs()
+    for drafted, seconds in ((0, 1.0), (0, 1.1), (0, 9.0), (4, 1.5), (4, 1.6), (4, 1.7)):
+        costs.learn(made(drafted, draft_s=0.1 * drafted, verify_s=seconds), first=False)
+    assert costs.known
+    assert costs.step == pytest.approx(0.1)
+    assert [costs.verify(m) for m in (1, 3, 5, 9)] == pytest.approx([1.1, 1.35, 1.6, 2.1])
+    assert costs.verify(1.5) == pytest.approx((costs.verify(1) + costs.verify(2)) / 2)
+    costs.learn(replace(made(1, draft_s=2.1), draft_passes=2, draft_read=101), first=True)
+    assert costs.reading(1000) == pytest.approx(20.0)
+    for _ in range(20):
+        costs.learn(made(5, draft_s=0.5, verify_s=0.8), first=False)
+    assert costs.verify(6) >= costs.verify(5), "noise makes nothing cheaper for more tokens"
+
+
+def test_the_plan_weighs_what_a_step_may_show() -> None:
+    verify = np.array([1.0, 1.1, 1.2])
+    plan = make_plan(0.05, verify, np.array([0.9, 0.1]), np.array([1.0, 3.0]), 1.0, 1.0)
+    assert plan.draw[1] == pytest.approx(0.1, abs=1e-9)  # its verification alone is to be paid
+    # a quarter of the steps show a likely token: 0.25 · (0.9 · reach − 0.1) against 0.05
+    assert plan.step[1] == pytest.approx(0.3 / 0.9, rel=0.03)
+    dear = make_plan(0.3, verify, np.array([0.9, 0.1]), np.array([1.0, 3.0]), 1.0, 1.0)
+    assert (dear.step > 1).all()
+    assert (dear.tokens, dear.seconds) == (0, 0)
+    assert all(a < b for a, b in pairwise(GRID))
+
+
+def test_the_plan_looks_past_a_first_token_that_does_not_pay() -> None:
+    verify = np.array([1.0, *(2 + 0.05 * np.arange(8))])
+    plan = make_plan(0.1, verify, np.array([0.95]), np.array([1.0]), 1.0, 1.0)
+    assert plan.step[0] <= 1
+    assert (1 + plan.tokens) / (1 + plan.seconds) > 1.5
+    assert make_plan(0.1, verify[:2], np.array([0.95]), np.array([1.0]), 1.0, 1.0).step[0] > 1

@@ -1,0 +1,194 @@
+"""Stop policies: the law under each of them, and when each ends a draft."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from enumeration import EXACT, SAMPLED, deviation
+from omnidraft.config import Drafting, Sampling
+from omnidraft.drafter import Drafter
+from omnidraft.engine import Engine, Round
+from omnidraft.errors import ConfigError
+from omnidraft.rate import MEASURED, Rate, make_stopping
+from omnidraft.sampling import Draw
+from omnidraft.stopping import Confidence, Entropy, Fixed, Stopping, entropy
+from omnidraft.walk import Walk
+from worlds import ACTIVE, PROMPT, SHAPES, World, frozen_cache, make_world
+
+LONGEST = 3
+
+
+class Steady(Rate):
+    """A rate policy that has come to know a machine and a drafter, and stays as it is: to be enumerated."""
+
+    def __init__(self, step: float, verify: tuple[float, float], chances: tuple[float, ...], probe: int = 0) -> None:
+        super().__init__(LONGEST)
+        for _ in range(3):
+            for drafted, seconds in enumerate(verify):
+                self.costs.learn(made(drafted=drafted, verify_s=seconds, draft_s=step * drafted), first=False)
+        for chance, value in zip(self._chances, chances, strict=True):
+            chance.yes, chance.seen = value * 100, 100.0
+        self._tries = probe
+
+    def begin(self, most: int, walk: Walk | None) -> bool:
+        self._rounds = self._refused = 0
+        self._reads, self._probe = True, self._tries
+        self._seen = np.ones(len(self._chances))
+        self._plan = None
+        return super().begin(most, walk)
+
+    def learn(self, record: Round) -> None:
+        """Nothing."""
+
+
+def made(drafted: int = 0, emitted: int = 1, **times: Any) -> Round:
+    """The record of a round."""
+    counts: dict[str, Any] = dict.fromkeys(
+        ("symbols", "symbols_accepted", "ngrams_proposed", "ngrams_accepted", "false_merges", "accepted"), 0
+    )
+    seconds = {"draft_s": 0.0, "verify_s": 0.0, "translate_s": 0.0} | times
+    return Round(
+        emitted=(1,) * emitted,
+        draft=(1,) * drafted,
+        proposals=(1,) * drafted,
+        finish=None,
+        draft_passes=drafted,
+        draft_read=drafted,
+        **counts,
+        **seconds,
+    )
+
+
+FALLING = tuple(np.linspace(0.95, 0.05, 12).tolist())
+POLICIES: dict[str, Stopping] = {
+    "fixed": Fixed(),
+    "confidence": Confidence(0.5),
+    "entropy": Entropy(0.65),
+    "rate": Steady(0.05, (1.0, 1.25), FALLING),
+    "rate, dear steps": Steady(0.2, (1.0, 1.1), FALLING),
+    "rate, on trial": Steady(0.3, (1.0, 1.1), FALLING, probe=1),
+}
+
+
+# ---------------------------------------------------------------- the law
+
+
+def with_policy(world: World, policy: Stopping, cache: str, seed: int, **drafting: object) -> Engine:
+    engine = world.engine(frozen_cache(world, cache, seed), draft_len=LONGEST, **drafting)
+    engine.stopping = policy
+    return engine
+
+
+@pytest.mark.parametrize("verification", ["block", "token"])
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_law_holds_wherever_a_draft_ends(shape: str, policy: str, verification: str) -> None:
+    count = 1 if shape.startswith("long") else 2
+    for active, seed in (("all", 0), ("random", 1)):
+        world = make_world(shape, seed, 0.2 * seed)
+        engine = with_policy(world, POLICIES[policy], active, seed, verification=verification)
+        assert deviation(world, engine, count) < EXACT
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.7, top_k=3)])
+@pytest.mark.parametrize("mode", ["exact", "intersection"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_law_holds_in_other_modes_and_temperatures(policy: str, mode: str, sampling: Sampling) -> None:
+    for active in ACTIVE:
+        world = make_world("nested", 3)
+        assert deviation(world, with_policy(world, POLICIES[policy], active, 3, mode=mode), 2, sampling) < EXACT
+
+
+def lengths(engine: Engine) -> Iterator[int]:
+    from enumeration import enumerate_draws
+
+    for _, record in enumerate_draws(lambda draw: next(engine.rounds([PROMPT], 100, SAMPLED, draw))):
+        yield len(record.draft)
+
+
+@pytest.mark.parametrize("policy", [name for name in POLICIES if name != "fixed"])
+def test_these_policies_do_end_drafts(policy: str) -> None:
+    """Else the tests of the law would say nothing."""
+    found: set[int] = set()
+    for seed in range(4):
+        found |= set(lengths(with_policy(make_world("nested", seed), POLICIES[policy], "all", seed)))
+    assert len(found) > 1
+    assert min(found) < LONGEST
+
+
+def test_a_policy_that_takes_back_a_drawn_token_breaks_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    true = Drafter.draft
+
+    def dropping(drafter: Drafter, length: int, temperature: float, draw: Draw, read: Any, *rest: Any) -> Any:
+        tokens, vectors = true(drafter, length, temperature, draw, lambda _: True, *rest)
+        while tokens and vectors[len(tokens) - 1][tokens[-1]] < 0.4:
+            tokens.pop()
+        for position, token in enumerate(tokens):
+            if not read(token):
+                return tokens[: position + 1], vectors[: position + 1]
+        return tokens, vectors[: len(tokens)]
+
+    world = make_world("nested", 0)
+    engine = with_policy(world, Fixed(), "all", 0)
+    assert deviation(world, engine, 2) < EXACT
+    monkeypatch.setattr(Drafter, "draft", dropping)
+    assert deviation(world, engine, 2) > 1e-3
+
+
+# ---------------------------------------------------------------- what each goes by
+
+
+def test_confidence_ends_a_draft_after_an_unlikely_token() -> None:
+    logits = torch.log(torch.tensor([0.7, 0.2, 0.1]))
+    policy = Confidence(0.5)
+    assert policy.begin(4, None)
+    for temperature, token, goes_on in ((1.0, 0, True), (1.0, 1, False), (0.0, 0, True), (3.0, 0, False)):
+        assert policy.draws(logits, temperature)
+        assert policy.steps(token) is goes_on
+
+
+def test_entropy_is_that_of_the_law() -> None:
+    p = torch.tensor([0.5, 0.25, 0.25])
+    assert entropy(torch.log(p), 1.0) == pytest.approx(1.5 * math.log(2))
+    assert entropy(torch.log(p), 0.0) == entropy(torch.log(p), 1.0)
+    hot = torch.softmax(torch.log(p) / 2, -1)
+    assert entropy(torch.log(p), 2.0) == pytest.approx(float(-(hot * hot.log()).sum()), abs=1e-6)
+    assert entropy(torch.tensor([0.0, -torch.inf, -torch.inf]), 1.0) == pytest.approx(0)
+
+
+def test_entropy_ends_a_draft_before_an_unsure_token() -> None:
+    policy = Entropy(0.6)
+    for nats, draws in ((0.0, True), (0.7, True), (0.9, False)):
+        even = torch.zeros(max(1, round(math.exp(nats) * 1000)))  # the entropy of n equal options is log n
+        sure = torch.tensor([0.0]) if nats == 0 else even
+        expected = 1 - math.sqrt(0.2 * entropy(sure, 1.0)) >= 0.6
+        assert policy.draws(sure, 1.0) is expected
+        if nats == 0:
+            assert expected is draws
+    assert policy.draws(torch.zeros(2), 1.0)  # log 2 nats: 1 − √0.139 = 0.63
+    assert not policy.draws(torch.zeros(3), 1.0)  # log 3: 0.53
+
+
+def test_the_setting_chooses_the_policy() -> None:
+    kinds = {name: type(make_stopping(Drafting(stopping=name))) for name in ("fixed", "confidence", "entropy", "rate")}
+    assert kinds == {"fixed": Fixed, "confidence": Confidence, "entropy": Entropy, "rate": Rate}
+    assert Drafting().longest == 4
+    assert Drafting(stopping="rate").longest == 16
+    assert Drafting(stopping="rate", draft_len=3).longest == 3
+    bad: dict[str, Any]
+    for bad in ({"stopping": "never"}, {"threshold": 1.5}, {"threshold": "high"}):
+        with pytest.raises(ConfigError):
+            Drafting(**bad)
+
+
+def test_a_round_without_a_draft_says_why() -> None:
+    world = make_world("nested", 0)
+    engine = with_policy(world, Rate(LONGEST), "all", 0)
+    record = next(engine.rounds([PROMPT], 5, SAMPLED, lambda weights: int(weights.argmax())))
+    assert (record.draft, record.idle, record.draft_passes) == ((), MEASURED, 0)
