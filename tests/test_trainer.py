@@ -343,7 +343,8 @@ def rounds_until_due(trainer: Trainer, seed: int) -> int:
 
 def test_updates_that_bring_little_become_rarer_and_cost_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make(interval=2, batch=2, replays=0, least_gain=1e-3, hold_out=2)
-    gain, losses = 0.0, []
+    gain = 0.0
+    losses: list[float] = []
 
     def loss(*_: object) -> float:
         losses.append(1.0 if len(losses) % 2 == 0 else 1.0 - gain)

@@ -165,10 +165,11 @@ def _as_json(model: OmniDraft, result: Generation) -> str:
 
 def _summary(result: Generation) -> str:
     stats = result.stats
+    idle = f"no draft in {stats.undrafted} of {stats.rounds} rounds, mostly as {stats.idle}; " if stats.idle else ""
     return (
         f"{stats.tokens} tokens in {stats.seconds:.2f} s, prompt included ({stats.tokens_per_s:.1f} a second); "
         f"block efficiency {stats.block_efficiency:.2f}, acceptance rate {stats.acceptance_rate:.2f}; "
-        f"ended by {result.finish_reason}"
+        f"{idle}ended by {result.finish_reason}"
     )
 
 
