@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -54,3 +56,18 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty OMNIDRAFT_HOME."""
     monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
+
+
+TEXTS = ("one two three", "four and five", "six or seven", "a list of things", "no more of it", "what is left")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A folder of GSM8K and MBPP as they are laid out, of a few lines each."""
+    gsm8k = [{"question": text, "answer": "none"} for text in TEXTS]
+    mbpp = [{"text": text, "test_list": ["assert x"], "task_id": 11 + i} for i, text in enumerate(TEXTS)]
+    files: dict[str, list[Any]] = {"gsm8k/train.jsonl": gsm8k, "gsm8k/test.jsonl": gsm8k, "mbpp/mbpp.jsonl": mbpp}
+    for name, rows in files.items():
+        (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "data" / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path / "data"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
 
 import omnidraft
+from conftest import TEXTS
 from omnidraft.api import OmniDraft
 from omnidraft.bench import ablations, adapt, adapt_report, beside, prompts
 from omnidraft.bench.pupil import GREEDY, Pupil, record
@@ -22,7 +22,6 @@ from omnidraft.errors import ConfigError, InputError
 from omnidraft.metrics import Stats
 
 LEARNING = Learning(interval=2, batch=2, learning_rate=3e-3, replays=1)
-TEXTS = ("one two three", "four and five", "six or seven", "a list of things", "no more of it", "what is left")
 
 
 @pytest.fixture
@@ -166,17 +165,6 @@ def test_replies_beside_a_trainer_in_the_background(model: OmniDraft) -> None:
 
 
 # ---------------------------------------------------------------- the command
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    gsm8k = [{"question": text, "answer": "none"} for text in TEXTS]
-    mbpp = [{"text": text, "test_list": ["assert x"], "task_id": 11 + i} for i, text in enumerate(TEXTS)]
-    files: dict[str, list[Any]] = {"gsm8k/train.jsonl": gsm8k, "gsm8k/test.jsonl": gsm8k, "mbpp/mbpp.jsonl": mbpp}
-    for name, rows in files.items():
-        (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "data" / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return tmp_path / "data"
 
 
 SIZES = {"stream": 4, "tests": 2, "seeds": 1, "ablation": 2, "sampled": 1, "beside": 2, "interval": 2, "batch": 2}

@@ -45,6 +45,7 @@ def main(arguments: Sequence[str], parser: Parser) -> int:
     options_of.add_report(commands, _report)
     options_of.add_overhead(commands, _overhead)
     options_of.add_adapt(commands, _adapt)
+    options_of.add_stopping(commands, _stopping)
     try:
         options, unknown = bench.parse_known_args(arguments)
     except SystemExit:  # after --help
@@ -69,6 +70,13 @@ def _adapt(options: argparse.Namespace, console: Console) -> int:
     given = {name: 1 for name in (*options_of.SIZES, "threads") if getattr(options, name) is not None}
     _check(options, given)
     from omnidraft.bench.adapt import main as measure
+
+    return measure(options, console)
+
+
+def _stopping(options: argparse.Namespace, console: Console) -> int:
+    _check(options, dict.fromkeys(("count", "repeats", "max_new_tokens", "hopeless", "threads"), 1))
+    from omnidraft.bench.stopping import main as measure
 
     return measure(options, console)
 

@@ -118,6 +118,25 @@ def add_adapt(commands: Any, run: Run) -> None:
     adapt.add_argument("--quick", action="store_true", help="a few prompts and seeds of everything")
 
 
+def add_stopping(commands: Any, run: Run) -> None:
+    """Those of `bench stopping`."""
+    stopping = commands.add_parser("stopping", help="what each way to end a draft is worth", allow_abbrev=False)
+    stopping.set_defaults(run=run, parser=stopping)
+    stopping.add_argument(
+        "--target", required=True, action="append", metavar="MODEL", help="a folder, a hub id or zoo:NAME; repeatable"
+    )
+    stopping.add_argument("--drafter", required=True, metavar="MODEL", help="likewise, one for all targets")
+    stopping.add_argument("--data", required=True, type=Path, metavar="DIR", help="the folder of GSM8K and MBPP")
+    stopping.add_argument("--count", type=int, metavar="N", help="prompts of a task (default: 50, less with --quick)")
+    stopping.add_argument("--repeats", type=int, metavar="N", help="turns of every way (default: 3, 1 with --quick)")
+    stopping.add_argument("--max-new-tokens", type=int, metavar="N", help="of an answer (default: 96, or 48)")
+    stopping.add_argument("--hopeless", type=int, metavar="N", help="prompts where drafts cannot pay (default: 200)")
+    stopping.add_argument("--dtype", default="float32", metavar="NAME", help="of all models (default: float32)")
+    stopping.add_argument("--threads", type=int, metavar="N", help="threads of PyTorch (default: its own choice)")
+    stopping.add_argument("--out", type=Path, metavar="STEM", help="write STEM.json and STEM.md")
+    stopping.add_argument("--quick", action="store_true", help="a few prompts of everything")
+
+
 @contextmanager
 def writing(stem: Path) -> Iterator[None]:
     """Make the folder of files named after `stem`, and say what to do where they cannot be written."""

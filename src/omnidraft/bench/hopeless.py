@@ -1,0 +1,125 @@
+"""Where drafts cannot pay: what it costs to find that out, and to keep looking, beside the target alone."""
+
+from __future__ import annotations
+
+import copy
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from omnidraft.api import OmniDraft
+from omnidraft.config import Drafting, Sampling
+from omnidraft.drafter import Serving
+from omnidraft.engine import Engine, Pair
+from omnidraft.metrics import Stats
+from omnidraft.models import LanguageModel, TransformersModel
+from omnidraft.pairing import make_pair
+from omnidraft.sampling import GeneratorDraw
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+NEW_TOKENS = 48
+SHORT = 8  # tokens of an answer to a long prompt
+LONG = 600  # tokens of such a prompt
+SLOW_LAYERS = 24
+ONE_BY_ONE = 64  # tokens from which on a pass is a prompt, which is read as ever
+
+
+class OneByOne:
+    """A model for which several tokens take as long as one after the other."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self._model = model
+        self.vocab_size, self.context = model.vocab_size, model.context
+
+    @property
+    def length(self) -> int:
+        """Tokens now in the cache."""
+        return self._model.length
+
+    def forward(self, ids: Sequence[int], keep: int) -> torch.Tensor:
+        """Append `ids` and return the logits of the last `keep` of them."""
+        if len(ids) >= ONE_BY_ONE:
+            return self._model.forward(ids, keep)
+        return torch.cat([self._model.forward([token], 1) for token in ids])[len(ids) - keep :]
+
+    def crop(self, length: int) -> None:
+        """Keep the first `length` tokens of the cache."""
+        self._model.crop(length)
+
+
+def cases(model: OmniDraft, ids: Sequence[list[int]], count: int) -> Iterator[dict[str, Any]]:
+    """A row for each case: seconds of the target alone over those by `rate`, on so many prompts in turns."""
+    pair, target = model.engine.pair, model.engine.target
+    if pair is None or model.drafter is None:
+        raise ValueError("there is no drafter that could be hopeless")
+    own = model.drafter.lm.model
+    yield _row("a drafter of random weights", model, target, _with(model, scrambled(own)), ids, count, NEW_TOKENS)
+    slow = scrambled(own, layers=SLOW_LAYERS)
+    yield _row("a drafter slower than the target", model, target, _with(model, slow), ids, count, NEW_TOKENS)
+    yield _row("several tokens verified one by one", model, OneByOne(target), pair, ids, count, NEW_TOKENS)
+    whole = [token for prompt in ids for token in prompt]
+    long = [(whole[i * 97 % len(whole) :] + whole * (LONG // len(whole) + 1))[:LONG] for i in range(len(ids))]
+    yield _row("long prompts, short answers", model, target, pair, long, count, SHORT)
+
+
+def scrambled(model: PreTrainedModel, layers: int | None = None) -> PreTrainedModel:
+    """A model of the same kind with random weights, and as many layers as are asked for."""
+    config = copy.deepcopy(model.config)
+    if layers is not None:
+        config.num_hidden_layers = layers
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        made: Any = type(model)(config)
+    other: PreTrainedModel = made.to(model.dtype).eval()
+    return other
+
+
+def _with(model: OmniDraft, drafter: PreTrainedModel) -> Pair:
+    if model.drafter is None:
+        raise ValueError("there is no drafter to replace")
+    loaded = replace(model.drafter, lm=TransformersModel(drafter))
+    drafting = Drafting(stopping="rate")
+    return make_pair(model.target, model.vocab, loaded, drafting, lambda _: None, Serving(loaded.lm))
+
+
+def _row(
+    case: str,
+    model: OmniDraft,
+    target: LanguageModel,
+    pair: Pair,
+    ids: Sequence[list[int]],
+    count: int,
+    new_tokens: int,
+) -> dict[str, Any]:
+    eos = sorted(model.engine.eos)
+    engines = {"plain": Engine(target, eos), "rate": Engine(target, eos, pair, Drafting(stopping="rate"))}
+    order = random.Random(0)  # noqa: S311  an order, not a secret
+    seconds = dict.fromkeys(engines, 0.0)
+    stats: list[Stats] = []
+    list(engines["plain"].rounds(ids[0], new_tokens, Sampling(), _never()))  # warm up
+    for number in range(count):
+        for name in order.sample(list(engines), len(engines)):
+            began = time.perf_counter()
+            rounds = list(engines[name].rounds(ids[number % len(ids)], new_tokens, Sampling(), _never()))
+            seconds[name] += time.perf_counter() - began
+            if name == "rate":
+                stats.append(Stats.of(rounds))
+    whole = Stats.sum(stats)
+    return {
+        "case": case,
+        "ratio": round(seconds["plain"] / seconds["rate"], 4),
+        "prompts": count,
+        "acceptance_rate": round(whole.acceptance_rate, 4),
+        "undrafted": round(whole.undrafted / whole.rounds, 4),
+        "idle": whole.idle,
+    }
+
+
+def _never() -> GeneratorDraw:
+    return GeneratorDraw(torch.Generator())
