@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import omnidraft
 from enumeration import EXACT, SAMPLED, deviation
+from learning_users import PROMPTS, alone
 from omnidraft.config import Drafting, Sampling
 from omnidraft.drafter import Drafter
 from omnidraft.engine import Engine, Round
@@ -192,3 +195,19 @@ def test_a_round_without_a_draft_says_why() -> None:
     engine = with_policy(world, Rate(LONGEST), "all", 0)
     record = next(engine.rounds([PROMPT], 5, SAMPLED, lambda weights: int(weights.argmax())))
     assert (record.draft, record.idle, record.draft_passes) == ((), MEASURED, 0)
+
+
+@pytest.mark.parametrize("policy", ["confidence", "entropy", "rate"])
+def test_greedy_text_is_that_of_transformers(target: Path, drafter: Path, policy: str) -> None:
+    model = omnidraft.load(target, drafter, dtype="float32", profile=None, stopping=policy)
+    for _ in range(3):  # what was measured holds for later texts
+        for prompt in PROMPTS:
+            assert model.generate(prompt, max_new_tokens=24).token_ids == alone(model, prompt, 24)
+
+
+@pytest.mark.parametrize("policy", ["fixed", "confidence", "entropy"])
+def test_a_seed_gives_the_same_text_again(target: Path, drafter: Path, policy: str) -> None:
+    model = omnidraft.load(target, drafter, dtype="float32", profile=None, stopping=policy, ngram_bound=10**6)
+    model.engine.pair.cache.frozen = True  # type: ignore[union-attr]  # what is active decides draws, too
+    said = [model.generate(PROMPTS[0], max_new_tokens=24, temperature=1.0, seed=3).token_ids for _ in range(2)]
+    assert said[0] == said[1]

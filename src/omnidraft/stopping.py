@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from omnidraft.walk import Walk
 
 SLOPE = 0.2  # γ of the bound by entropy
+LEAST = -80.0  # a score whose weight is nothing, and is finite
 
 
 class Stopping(Protocol):
@@ -99,6 +101,10 @@ class Entropy(Fixed):
 
 def entropy(logits: torch.Tensor, temperature: float) -> float:
     """Entropy in nats of what logits (V,) say at a temperature; of a greedy drafter, at 1."""
-    scaled = logits / temperature if temperature not in (0, 1) else logits
-    p = torch.softmax(scaled, -1)
-    return max(0.0, float(torch.logsumexp(scaled, -1) - torch.dot(p, scaled.clamp(min=-1e30))))
+    # a third of the time that torch takes, which at each draft token counts
+    scores = logits.float().cpu().numpy()
+    scores = (scores - scores.max()) / (temperature or 1.0)
+    scores = np.maximum(scores, LEAST)
+    weights = np.exp(scores)
+    total = float(weights.sum())
+    return max(0.0, math.log(total) - float(weights @ scores) / total)
