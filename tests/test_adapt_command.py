@@ -21,6 +21,7 @@ from omnidraft import OmniDraft, cli
 from omnidraft.commands.adapt import NAMED, Data
 from omnidraft.memory import POSITION
 from omnidraft.profiles import ProfileFolder
+from omnidraft.trainer import Trainer
 from test_cli import environment, lines
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -260,6 +261,24 @@ def test_ctrl_c_saves_where_it_is(target: Path, drafter: Path, home: Path, tmp_p
 
 
 # ------------------------------------------------------------ generate --adapt
+
+
+def test_a_learner_that_fails_ends_it_where_it_is(
+    target: Path, drafter: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = jsonl(tmp_path, ["hello world"] * 6)
+
+    def fail(*_: object) -> bool:
+        raise RuntimeError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "update", fail)
+        assert cli.main(command(target, drafter, data)) == 1
+    out, err = capsys.readouterr()
+    assert "the same command goes on from here" in err
+    assert json.loads(out)["position"] < 3
+    assert cli.main(command(target, drafter, data)) == 0
+    assert json.loads(capsys.readouterr().out)["learned"]["updates"] >= 2
 
 
 @pytest.mark.parametrize("adapt", ["inline", pytest.param("background", marks=pytest.mark.slow)])

@@ -135,7 +135,7 @@ def test_the_parts_give_whole_rows(model: OmniDraft) -> None:
     assert row["identical"]
     assert len(curve["adapted_s"]) == len(curve["frozen_s"]) == len(curve["plain_s"]) == len(one.stream)
     assert row["net_speedup"] == pytest.approx(sum(curve["plain_s"]) / sum(curve["adapted_s"]), rel=0.05)
-    wanted = {"target", "method", "seed", "acceptance_rate_before", "acceptance_rate_after"} | {
+    wanted = {"target", "method", "seed", "acceptance_before", "acceptance_after"} | {
         f"block_efficiency_{when}" for when in ("before", "after")
     }
     rows = [row, *streams(one, 2), *ablations.losses(one, (0.0, 1.0)), *ablations.ranks(one)]

@@ -192,14 +192,21 @@ def forge(folder: ProfileFolder, what: str) -> None:
     assert manifest is not None
     profile = folder.load(manifest.key)
     assert profile is not None
-    tensors = {"model.norm.weight": torch.ones(3)} if what == "other tensors" else profile.tensors
+    lora = "model.layers.0.mlp.down_proj.lora_A.default.weight"
+    tensors: dict[str, torch.Tensor] = {
+        "other tensors": {"model.norm.weight": torch.ones(3)},
+        "half a state": dict(list(profile.tensors.items())[:-1]),
+        "half a pair": {lora: torch.ones(2, 48)},
+    }.get(what, dict(profile.tensors))
     arrays = {**profile.arrays, "token": np.zeros(1, np.int64)} if what == "other n-grams" else profile.arrays
     with folder.held():
         folder.save(manifest.key, replace(profile, tensors=tensors, arrays=arrays))
 
 
 @pytest.mark.parametrize("adapt", ["off", "inline"])
-@pytest.mark.parametrize("fault", ["other weights", "damage", "other tensors", "other n-grams"])
+@pytest.mark.parametrize(
+    "fault", ["other weights", "damage", "other tensors", "half a state", "half a pair", "other n-grams"]
+)
 def test_a_profile_of_the_store_that_is_refused_is_set_aside(
     target: Path, drafter: Path, home: Path, tmp_path: Path, fault: str, adapt: str
 ) -> None:
@@ -209,7 +216,7 @@ def test_a_profile_of_the_store_that_is_refused_is_set_aside(
     if fault == "damage":
         (adapter,) = folder.glob("v*/adapter.safetensors")
         adapter.write_bytes(adapter.read_bytes()[:-1])
-    elif fault.startswith("other ") and fault != "other weights":
+    elif fault != "other weights":
         forge(ProfileFolder(folder), fault)
     else:
         drafter = other_weights(drafter, tmp_path)
@@ -253,6 +260,58 @@ def test_a_cell_of_a_notebook_that_is_run_again(target: Path, drafter: Path) -> 
     earlier.close()
     with omnidraft.load(target, drafter, adapt="inline", warn=pytest.fail) as last:
         assert last.learned["answers"] == 10
+
+
+@pytest.mark.parametrize("fault", ["adapter", "target", "trainer"])
+def test_a_load_that_fails_leaves_the_model_that_learns(
+    target: Path, drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    own = tmp_path / "own"
+    with omnidraft.load(target, drafter, adapt="inline", profile=own, warn=pytest.fail) as model:
+        answers(model, 1)
+        model.save()
+        if fault == "adapter":
+            with pytest.raises(ConfigError, match="adapter is 'lora'"):
+                omnidraft.load(target, drafter, adapt="inline", profile=own, adapter="lora", warn=pytest.fail)
+        elif fault == "target":
+            other = shutil.copytree(target, tmp_path / "other")
+            with pytest.raises(ProfileError, match="belongs to"):
+                omnidraft.load(other, drafter, adapt="inline", profile=own, warn=pytest.fail)
+        if fault != "trainer":
+            answers(model, 2)
+            assert model.learned["answers"] == 3
+            return
+    monkeypatch.setattr(pairing, "_learner", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        omnidraft.load(target, drafter, adapt="inline", profile=own, warn=pytest.fail)
+    monkeypatch.undo()
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path / "home"))
+    omnidraft.load(target, drafter, adapt="inline", profile=own, warn=pytest.fail).close()
+
+
+def test_an_earlier_model_that_cannot_end_does_not_end_the_load(
+    target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    model = omnidraft.load(target, drafter, adapt="inline", warn=said.append)
+    answers(model, 1)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(model.side.adaptation, "flush", fail)  # type: ignore[union-attr]
+    with omnidraft.load(target, drafter, adapt="inline", warn=said.append) as other:
+        answers(other, 1)
+    assert len(said) == 2
+    assert "RuntimeError: no memory" in said[1]
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "~nosuchuser/x", "a\0b"])
+def test_a_profile_that_can_be_no_folder_is_one_line(target: Path, drafter: Path, name: str) -> None:
+    for adapt in ("off", "inline"):
+        with pytest.raises(ProfileError) as caught:
+            omnidraft.load(target, drafter, adapt=adapt, profile=name)
+        assert len(str(caught.value).splitlines()) == 1
 
 
 def test_no_weights_are_hashed_for_models_that_have_no_profile(

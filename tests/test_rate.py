@@ -20,6 +20,7 @@ from omnidraft.stopping import Fixed, Stopping
 from test_stopping import made
 
 LONGEST = 16
+PROMPT_PASS = 60.0  # target steps that reading a prompt takes
 NO_LOGITS = torch.zeros(1)
 
 
@@ -55,6 +56,7 @@ class Clock:
 
     def __init__(self, policy: Stopping, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.policy: Any = policy
+        self.slow = 1.0  # how much slower the machine is at present
         self.tokens, self.seconds = 0.0, 0.0
         self.drafted: list[int] = []
         self._random = random.Random(seed)
@@ -65,7 +67,7 @@ class Clock:
         """Decode a text of so many rounds."""
         self.policy.open(prompt, new_tokens)
         read = False
-        for _ in range(rounds):
+        for number in range(rounds):
             passes, drafted, accepted, whole, reach = 0, 0, 0, True, 1.0
             self.tokens += 1
             if self.policy.begin(LONGEST, None):
@@ -87,9 +89,10 @@ class Clock:
             draft_s, verify_s = passes * scene.step + reads * scene.read, scene.verify(drafted + 1)
             self.seconds += draft_s + verify_s
             self.drafted.append(drafted)
-            noise = self._random.uniform(0.93, 1.07)  # of a real clock
-            record = made(drafted, accepted + 1, draft_s=draft_s * noise, verify_s=verify_s * noise)
-            self.policy.learn(replace(record, accepted=accepted, draft_passes=passes, draft_read=passes + reads))
+            noise = self.slow * self._random.uniform(0.93, 1.07)  # of a real clock
+            own_prompt = 0.0 if number else PROMPT_PASS * self.slow
+            record = made(drafted, accepted + 1, draft_s=draft_s * noise, verify_s=verify_s * noise + own_prompt)
+            self.policy.learn(replace(record, draft_accepted=accepted, draft_passes=passes, draft_read=passes + reads))
 
     @property
     def rate(self) -> float:
@@ -219,6 +222,19 @@ def test_a_drafter_that_gets_worse_is_left_alone(monkeypatch: pytest.MonkeyPatch
     assert clock.after(SCENES["an easy text"], 20) > 1.5
     clock.after(SCENES["a hopeless drafter"], 5)
     assert clock.after(SCENES["a hopeless drafter"], 100) > 0.97
+
+
+@pytest.mark.parametrize("texts", [1, 5, 20])
+def test_a_machine_that_was_slow_for_a_while_is_believed_again(texts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = SCENES["an easy text"]
+    best = max(Clock(UpTo(k), 8, monkeypatch).after(scene, 40) for k in range(1, 6))
+    clock = Clock(Rate(LONGEST), 8, monkeypatch)
+    clock.after(scene, 10)
+    clock.slow = 2.0
+    clock.after(scene, texts)
+    clock.slow = 1.0
+    clock.after(scene, 20)
+    assert clock.after(scene, 60) > 0.97 * best
 
 
 def test_the_first_rounds_measure_the_target_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import omnidraft
-from enumeration import EXACT, SAMPLED, deviation
+from enumeration import EXACT, SAMPLED, deviation, enumerate_draws
 from learning_users import PROMPTS, alone
 from omnidraft.config import Drafting, Sampling
 from omnidraft.drafter import Drafter
@@ -109,8 +109,6 @@ def test_the_law_holds_in_other_modes_and_temperatures(policy: str, mode: str, s
 
 
 def lengths(engine: Engine) -> Iterator[int]:
-    from enumeration import enumerate_draws
-
     for _, record in enumerate_draws(lambda draw: next(engine.rounds([PROMPT], 100, SAMPLED, draw))):
         yield len(record.draft)
 
@@ -185,7 +183,7 @@ def test_the_setting_chooses_the_policy() -> None:
     assert Drafting(stopping="rate").longest == 16
     assert Drafting(stopping="rate", draft_len=3).longest == 3
     bad: dict[str, Any]
-    for bad in ({"stopping": "never"}, {"threshold": 1.5}, {"threshold": "high"}):
+    for bad in ({"stopping": "never"}, {"threshold": 1.5}, {"threshold": "high"}, {"threshold": 0.5}):
         with pytest.raises(ConfigError):
             Drafting(**bad)
 
@@ -203,6 +201,34 @@ def test_greedy_text_is_that_of_transformers(target: Path, drafter: Path, policy
     for _ in range(3):  # what was measured holds for later texts
         for prompt in PROMPTS:
             assert model.generate(prompt, max_new_tokens=24).token_ids == alone(model, prompt, 24)
+
+
+@pytest.mark.parametrize("policy", ["confidence", "entropy", "rate"])
+def test_without_a_drafter_there_is_nothing_to_end(target: Path, drafter: Path, policy: str) -> None:
+    alone_ = omnidraft.load(target, dtype="float32", stopping=policy)
+    beside = omnidraft.load(target, drafter, dtype="float32", profile=None, stopping=policy, draft_len=0)
+    said = {model.generate(PROMPTS[0], max_new_tokens=8).token_ids for model in (alone_, beside)}
+    assert said == {alone(alone_, PROMPTS[0], 8)}
+
+
+@pytest.mark.parametrize("mode", ["exact", "intersection", "paper"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_accepted_draft_tokens_are_those_whose_bytes_were_accepted(shape: str, mode: str) -> None:
+    """Counted anew from the bytes that were emitted and proposed."""
+    world = make_world(shape, 2)
+    engine = world.engine(None, draft_len=3, mode=mode)
+    spelled = [data or b"|" for data in world.vocab.tokens]
+    for _, record in enumerate_draws(lambda draw: next(engine.rounds([PROMPT], 100, SAMPLED, draw))):
+        accepted = b"".join(spelled[token] for token in record.proposals[: record.accepted])
+        drafted = [world.drafter_vocab.tokens[token] or b"|" for token in record.draft]
+        ends = [len(b"".join(drafted[: count + 1])) for count in range(len(drafted))]
+        whole = sum(end <= len(accepted) for end in ends)
+        assert whole <= record.draft_accepted <= len(drafted), record
+        # of a target token that was refused, what it has in common with the target's own was accepted
+        most = len(accepted) + max(map(len, spelled)) - 1
+        assert sum(end <= most for end in ends) >= record.draft_accepted - (record.accepted == len(record.proposals))
+        if mode == "paper":
+            assert record.draft_accepted == whole, record
 
 
 @pytest.mark.parametrize("policy", ["fixed", "confidence", "entropy"])

@@ -382,3 +382,11 @@ def test_updates_that_bring_something_stay_as_frequent(monkeypatch: pytest.Monke
     for seed in range(5 * LOOKED_AT):
         assert rounds_until_due(trainer, seed) == 2
         trainer.update()
+
+
+def test_updates_need_not_become_rarer(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make(interval=2, batch=2, replays=0, least_gain=0, hold_out=2)
+    monkeypatch.setattr(trainer, "_loss_of", lambda _: 1.0)
+    for seed in range(5 * LOOKED_AT):
+        assert rounds_until_due(trainer, seed) == 2
+        trainer.update()

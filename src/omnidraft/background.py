@@ -107,9 +107,9 @@ class BackgroundTrainer:
                 "PYTHONWARNINGS": "ignore",
             },
         )
-        threading.Thread(target=self._write, daemon=True).start()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        self._threads = [threading.Thread(target=run, daemon=True) for run in (self._write, self._read)]
+        for thread in self._threads:
+            thread.start()
         self._messages.put(_Beginning(model, learning, table, None if state is None else dict(state), seed))
 
     def teach(self, answer: Answer, cache: NgramCache) -> None:
@@ -133,7 +133,7 @@ class BackgroundTrainer:
 
     def flush(self) -> None:
         """Wait until everything taught so far is learned; raises OmniDraftError where it has died or is slow."""
-        if threading.current_thread() is self._reader:  # a finalizer, in the thread that the answer comes to
+        if threading.current_thread() in self._threads:  # a finalizer, where the answer would go through
             raise OmniDraftError("what was said last was not learned from: close() what learns")
         self._flushed.clear()
         self._messages.put(_Flush())

@@ -70,6 +70,8 @@ class Drafting:
         _choice("stopping", self.stopping, STOPPINGS)
         if self.threshold is not None:
             _number("threshold", self.threshold, low=0.0, high=1.0, fix="leave it out for 0.4")
+            if self.stopping not in ("confidence", "entropy"):
+                raise ConfigError(f"threshold is for confidence or entropy, not for {self.stopping!r}: leave it out")
         _choice("mode", self.mode, MODES)
         _choice("verification", self.verification, VERIFICATIONS)
         if self.drafter_temperature is not None:

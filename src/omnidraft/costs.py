@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict, deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from omnidraft.engine import Round
 
 KEPT = 31  # observations of each kind
+AGE = 400  # rounds after which one of a pass of the target says nothing any more
+FRESH = 3  # observations of each kind that are kept where all is to be looked at anew
 ENOUGH = 3  # of them say something
 SHORT = 8  # tokens that the drafter reads in about the time of one
 SLOPE = 0.04  # of verifying one more token, in those of one, as long as nothing is known
@@ -22,7 +24,8 @@ class Costs:
     def __init__(self) -> None:
         self._step: deque[float] = deque(maxlen=KEPT)
         self._read: deque[float] = deque(maxlen=KEPT)
-        self._verify: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=KEPT))
+        self._verify: dict[int, deque[tuple[int, float]]] = defaultdict(lambda: deque(maxlen=KEPT))
+        self._rounds = 0
         self._table: list[float] = []  # of verifying 1, 2, … tokens
 
     def learn(self, record: Round, *, first: bool) -> None:
@@ -34,9 +37,17 @@ class Costs:
             elif self._step:
                 rest = record.draft_s - (record.draft_passes - 1) * self.step
                 self._read.append(max(0.0, rest) / caught_up)
+        self._rounds += 1
         if not first:
-            self._verify[len(record.proposals) + 1].append(record.verify_s + record.translate_s)
+            self._verify[len(record.proposals) + 1].append((self._rounds, record.verify_s + record.translate_s))
             self._table = []
+
+    def fade(self) -> None:
+        """Let what comes count more."""
+        kinds: list[deque[Any]] = [self._step, self._read, *self._verify.values()]
+        for seen in kinds:
+            while len(seen) > FRESH:
+                seen.popleft()
 
     @staticmethod
     def reads(record: Round) -> bool:
@@ -69,7 +80,13 @@ class Costs:
 
     def _fitted(self, longest: int) -> list[float]:
         """Medians where there are enough observations, lines between them, never less for more."""
-        known = {m: statistics.median(seen) for m, seen in self._verify.items() if len(seen) >= ENOUGH}
+        late = {
+            m: [seconds for at, seconds in seen if m == 1 or self._rounds - at <= AGE]
+            for m, seen in self._verify.items()
+        }
+        if all(len(seconds) < ENOUGH for m, seconds in late.items() if m > 1):  # no drafts since
+            late = {m: [seconds for _, seconds in seen] for m, seen in self._verify.items()}
+        known = {m: statistics.median(seconds) for m, seconds in late.items() if len(seconds) >= ENOUGH}
         if not known:
             return [0.0] * longest
         at = sorted(known)

@@ -19,7 +19,7 @@ from omnidraft.ngrams import NgramCache
 from omnidraft.paper import DirectMap, Proposal, merge, verify_paper
 from omnidraft.rate import make_stopping
 from omnidraft.sampling import Draw, Probs, Processing, Processor, TargetLaw, softmax
-from omnidraft.stopping import Stopping
+from omnidraft.stopping import Fixed, Stopping
 from omnidraft.teacher import SparseLaw, sparse
 from omnidraft.verify import Outcome, verify_block, verify_greedy, verify_token
 from omnidraft.walk import STOP, Walk
@@ -47,6 +47,7 @@ class Round:
     finish: str | None  # "eos", "length" or "context" on the last round
     draft_passes: int = 0  # of the drafter
     draft_read: int = 0  # tokens that these read
+    draft_accepted: int = 0  # of the draft tokens, with all that was read from them
     idle: str | None = None  # why there is no draft, a phrase, where the stop policy wants none
     laws: tuple[SparseLaw, ...] = ()  # the target's at each emitted token, where they are asked for
 
@@ -94,7 +95,7 @@ class Engine:
         self.eos = frozenset(eos)
         self.pair = pair
         self.drafting = drafting or Drafting(draft_len=0)
-        self.stopping = stopping or make_stopping(self.drafting)
+        self.stopping: Stopping = stopping or (Fixed() if pair is None else make_stopping(self.drafting))
         self.teacher_temperature: float | None = None  # where one is set, records hold the target's laws at it
         if pair is None and self.drafting.longest > 0:
             raise ConfigError(f"draft_len is {self.drafting.longest} without a drafter: give one, or use draft_len=0")
@@ -187,6 +188,7 @@ class Engine:
             false_merges=int(false_merge is not None),
             draft_passes=draft.passes,
             draft_read=draft.read,
+            draft_accepted=_accepted(draft, outcome),
             draft_s=drafted - began,
             verify_s=verified - drafted,
             translate_s=done - verified,
@@ -203,12 +205,10 @@ class Engine:
 
     def _draft_len(self, ids: Sequence[int], end: int) -> int:
         """How many tokens to draft: no more than could be emitted, none where the context may run out."""
-        if self.pair is None:
-            return 0
-        if self._direct is not None and not self._direct.mapped.any():
+        if self.pair is None or (self._direct is not None and not self._direct.mapped.any()):
             return 0
         length = min(self.drafting.longest, end - len(ids) - 1, self.pair.drafter.model.context // 2)
-        return length if len(ids) + length * self._longest <= self.target.context else 0
+        return max(0, min(length, (self.target.context - len(ids)) // self._longest))
 
     def _propose(self, length: int, sampling: Sampling, draw: Draw) -> _Draft:
         if self.pair is None or length <= 0:
@@ -229,11 +229,13 @@ class Engine:
             end = next((i + 1 for i, token in enumerate(proposals) if token in self.eos), len(proposals))
             merged, proposals = merged[:end], proposals[:end]
             ended = bool(proposals) and proposals[-1] in self.eos
-            return _Draft(tokens, vectors, proposals, None, merged, ended, drafter.passes, drafter.read)
+            idle = None if tokens else self.stopping.idle
+            return _Draft(tokens, vectors, proposals, None, merged, ended, drafter.passes, drafter.read, idle)
         allowed = self._direct.mapped if self._direct else None
         tokens, vectors = drafter.draft(length, temperature, draw, walk.read, allowed, self.stopping)
         walk.finish()
-        return _Draft(tokens, vectors, walk.tokens, walk, [], walk.ended, drafter.passes, drafter.read)
+        idle = None if tokens else self.stopping.idle
+        return _Draft(tokens, vectors, walk.tokens, walk, [], walk.ended, drafter.passes, drafter.read, idle)
 
     def _verify(self, draft: _Draft, law: TargetLaw, sampling: Sampling, verification: str, draw: Draw) -> Outcome:
         if sampling.greedy:
@@ -249,9 +251,8 @@ class Engine:
             block = verification == "block" and self.drafting.mode == "exact"
             return (verify_block if block else verify_token)(draft.walk, draft.vectors, law.probs, draw)
         if draft.merged and self._direct is not None:
-            emitted_, accepted = verify_paper(
-                draft.merged, draft.tokens, draft.vectors, self._direct, law.probs, draw, self.eos
-            )
+            drawn = (draft.merged, draft.tokens, draft.vectors)
+            emitted_, accepted = verify_paper(*drawn, self._direct, law.probs, draw, self.eos)
             return Outcome(emitted_, accepted, accepted, None)
         return Outcome((draw(law.probs(0)),), 0, 0, None)
 
@@ -279,6 +280,13 @@ class Engine:
             return 0
         table = self.pair.cache.table
         return sum(len(table.spelling(token)) > 1 for token in tokens)
+
+
+def _accepted(draft: _Draft, outcome: Outcome) -> int:
+    """How many draft tokens were accepted with all that was read from them."""
+    if draft.walk is not None:
+        return draft.walk.drafts_in(outcome.symbols_accepted)
+    return sum(proposal.length for proposal in draft.merged[: outcome.accepted])
 
 
 def _false_merge(draft: _Draft, outcome: Outcome) -> int | None:

@@ -130,7 +130,7 @@ class Memory:
 
     def wait(self) -> None:
         """Wait for what is being written."""
-        if self._thread is not None:
+        if self._thread is not None and self._thread is not threading.current_thread():  # a finalizer may run in it
             self._thread.join()
 
     def finish(self, adaptation: Adaptation) -> None:

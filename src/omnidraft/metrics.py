@@ -29,7 +29,7 @@ class Stats:
     ngrams_proposed: int = 0
     ngrams_accepted: int = 0
     false_merges: int = 0
-    undrafted: int = 0  # rounds without a draft because none would have paid
+    undrafted: int = 0  # rounds in which the stop policy wanted no draft
     idle: str | None = None  # why, a phrase: the reason that came up most
     draft_s: float = 0.0
     verify_s: float = 0.0

@@ -27,7 +27,7 @@ from omnidraft.store import ProfileStore
 from omnidraft.teacher import shared_tokens
 from omnidraft.trainer import Trainer
 from omnidraft.vocab import Speller, Vocab, read_vocab
-from omnidraft.weights import Weights, merged
+from omnidraft.weights import Weights, check
 
 Warn = Callable[[str], None]
 
@@ -86,12 +86,17 @@ def make_side(target: LoadedModel, drafter: LoadedModel, pair: Pair, serving: Se
     """Bring in what was learned for a pair, and what learns on; raises ProfileError for a profile given by its path."""
     table = pair.cache.table
     folder, key = _folder(target, drafter, table, use)
-    if use.adapt != "off" and folder is not None:
-        _take_over(folder, use)
-    folder, profile = _read(folder, key, use, lambda found: _check(found, drafter, pair.cache))
-    learning = learning_for(profile, use.learning)
+
+    def read(folder: ProfileFolder | None) -> tuple[ProfileFolder | None, Profile | None, Learning]:
+        folder, profile = _read(folder, key, use, lambda found: _check(found, drafter, pair.cache))
+        return folder, profile, learning_for(profile, use.learning)
+
+    folder, profile, learning = read(folder)
     if use.adapt != "off" and learning.adapter == "lora" and find_spec("peft") is None:
         raise ConfigError("adapter is 'lora' without the peft package: pip install 'omnidraft[lora]', or use 'full'")
+    # an earlier model ends once nothing can be wrong with this one; what it saves then is read
+    if use.adapt != "off" and folder is not None and _take_over(folder, use):
+        folder, profile, learning = read(folder)
     memory = Memory(folder, key, learning, use.warn)
     state: Weights = {}
     if profile is not None:
@@ -99,7 +104,12 @@ def make_side(target: LoadedModel, drafter: LoadedModel, pair: Pair, serving: Se
         memory.ngrams = profile.arrays
     if use.adapt != "off" and folder is not None:
         memory.writes = _claim(folder, use)
-    learner = None if use.adapt == "off" else _learner(use.adapt, drafter, table, learning, state)
+    try:
+        learner = None if use.adapt == "off" else _learner(use.adapt, drafter, table, learning, state)
+    except BaseException:
+        if folder is not None and memory.writes:
+            folder.release()
+        raise
     adaptation = Adaptation(pair, serving, learner, state, use.warn)
     side = DrafterSide(loaded=drafter, serving=serving, adaptation=adaptation, memory=memory)
     if folder is not None and memory.writes:
@@ -107,17 +117,22 @@ def make_side(target: LoadedModel, drafter: LoadedModel, pair: Pair, serving: Se
     return side
 
 
-def _take_over(folder: ProfileFolder, use: Use) -> None:
+def _take_over(folder: ProfileFolder, use: Use) -> bool:
     """End what learns into the same folder in this process, such as an earlier run of a notebook's cell."""
     earlier = _LEARNING.pop(folder.path.resolve(), None)
-    if earlier is not None and earlier.memory.writes:
-        use.warn(f"profile {folder.name} is taken over from a model loaded earlier here, which learns no more")
+    if earlier is None or not earlier.memory.writes:
+        return False
+    use.warn(f"profile {folder.name} is taken over from a model loaded earlier here, which learns no more")
+    try:
         earlier.finish()
+    except Exception as error:  # noqa: BLE001  whatever it is, this model is not to blame
+        use.warn(f"what that one learned last is not saved ({type(error).__name__}: {error})")
+    return True
 
 
 def _check(profile: Profile, drafter: LoadedModel, cache: NgramCache) -> None:
     """Raise ModelError unless what was learned fits the drafter and the tokenizers."""
-    merged(dict(drafter.lm.model.named_parameters()), profile.tensors)
+    check(dict(drafter.lm.model.named_parameters()), profile.tensors)
     if profile.arrays:
         NgramCache(cache.table).resume(profile.arrays)
 
@@ -157,11 +172,21 @@ def _folder(
         return None, None
     if store is not None and use.adapt == "off" and not store.may_hold(drafter.name, target.name):
         return None, None  # nothing was ever learned for these: no need to read all weights for their hash
-    path = Path(use.profile).expanduser()
-    if store is None and path.is_file():
-        raise ProfileError(f"profile {path} is a file: `omnidraft profiles import` it, or give a folder")
+    path = None if store is not None else _own(use.profile)
     key = key_of(drafter, target, table)
-    return (ProfileFolder(path) if store is None else store.folder(key)), key
+    return (store.folder(key) if store is not None else ProfileFolder(path or Path())), key
+
+
+def _own(profile: str | Path) -> Path:
+    """A folder of one's own; raises ProfileError where it cannot be one."""
+    try:
+        path = Path(profile).expanduser()
+        is_file = path.is_file()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ProfileError(f"profile {str(profile)!r} cannot be read ({error}): give another folder") from error
+    if is_file:
+        raise ProfileError(f"profile {path} is a file: `omnidraft profiles import` it, or give a folder")
+    return path
 
 
 def _read(

@@ -17,7 +17,7 @@ import torch
 from omnidraft.config import Drafting
 from omnidraft.costs import Costs
 from omnidraft.plan import Plan, make_plan
-from omnidraft.stopping import SLOPE, Confidence, Entropy, Fixed, Stopping, entropy
+from omnidraft.stopping import SLOPE, UNSURE, Confidence, Entropy, Fixed, Stopping, entropy
 
 if TYPE_CHECKING:
     from omnidraft.engine import Round
@@ -33,7 +33,7 @@ PROBE_TEXTS = 8  # texts without a draft, after which one is tried again
 PROBE_ROUNDS = 5  # rounds of such a trial
 PROBE_LENGTH = 2  # draft tokens of such a round
 FRESH = 4.0  # what a trial leaves of the weight of earlier observations
-SHARE = 0.015  # of all time that trials may take
+SHARE = 0.015  # of the time of decoding that trials may take
 AGAIN = 32  # tokens after which a text that was thought too short is looked at again
 
 MEASURED = "a step of the target alone is measured"
@@ -79,7 +79,9 @@ class Rate:
         self._spent, self._all = 0.0, 0.0  # seconds of trials, and of everything
         self._undrafted = 0  # texts since the last draft
         self._rounds, self._refused = 0, 0
-        self._said = 0  # target tokens of the present text
+        self._prompt, self._asked = 0, 0  # tokens of the present text
+        self._said, self._looked = 0, 0  # target tokens of it, and how many there were at the last look
+        self._first, self._reads = True, True
         self._probe = 0  # rounds of a trial that are left
         self._plan: Plan | None = None
         self._walk: Walk | None = None
@@ -101,8 +103,10 @@ class Rate:
         cost = self.costs.reading(prompt) + PROBE_ROUNDS * PROBE_LENGTH * self.costs.step
         tried = self._undrafted > PROBE_TEXTS and self._spent + cost <= SHARE * self._all
         self._probe = PROBE_ROUNDS if tried else 0
-        for chance in self._chances if tried else ():
-            chance.fade(FRESH)
+        if tried:
+            self.costs.fade()
+            for chance in self._chances:
+                chance.fade(FRESH)
 
     def begin(self, most: int, walk: Walk | None) -> bool:  # noqa: ARG002
         """Whether a first draft token pays, and reading the text for it."""
@@ -136,6 +140,7 @@ class Rate:
         if not (self._probe or self._unfinished) and reach < self.plan.draw[len(self._bins)]:
             self._refused += 1
             if self._refused % DRAW_EVERY:
+                self.idle = UNSURE
                 return False
         self._bins.append(place)
         self._reach = reach
@@ -144,9 +149,10 @@ class Rate:
     def steps(self, token: int) -> bool:  # noqa: ARG002
         """Whether another step pays, before it is known what it will say."""
         length = len(self._bins)
-        if self._probe:
-            return length < PROBE_LENGTH
-        return length < self._longest and (self._unfinished or self._reach >= self.plan.step[length])
+        if length >= self._longest:
+            return False
+        pays = length < PROBE_LENGTH if self._probe else self._reach >= self.plan.step[length]
+        return self._unfinished or pays
 
     @property
     def plan(self) -> Plan:
@@ -192,34 +198,26 @@ class Rate:
         """Take in what the round cost, and which of its tokens were accepted."""
         seconds = record.draft_s + record.verify_s + record.translate_s
         self.costs.learn(record, first=self._first)
-        self._all += seconds
+        self._all += record.draft_s if self._first else seconds  # what is spent on prompts buys no trials
         self._reads |= record.draft_passes > 0
         if record.draft:
             self._undrafted = 0
             self._made_up = 0.995 * self._made_up + len(record.proposals)
             self._drafted = 0.995 * self._drafted + len(record.draft)
-            accepted = self._accepted(record)
+            accepted = record.draft_accepted
             for length, place in enumerate(self._bins[: accepted + 1]):
                 self._chances[place].learn(happened=length < accepted)
         if self._probe:
             self._probe -= 1
             self._plan = None
-            self._spent += max(0.0, seconds - self.costs.verify(1))
+            self._spent += record.draft_s
+            if not self._first:  # whose pass reads the prompt
+                self._spent += max(0.0, record.verify_s + record.translate_s - self.costs.verify(1))
         elif not self._first and not self.costs.reads(record):
             self._tokens = 0.98 * self._tokens + len(record.emitted)
             self._seconds = 0.98 * self._seconds + seconds
         self._first = False
         self._said += len(record.emitted)
-
-    def _accepted(self, record: Round) -> int:
-        """How many draft tokens were accepted with all of their symbols."""
-        walk = self._walk
-        if walk is None:
-            return len(record.draft) if record.accepted == len(record.proposals) else record.accepted
-        if record.symbols_accepted >= len(walk.symbols):
-            return len(record.draft)
-        refused = walk.symbols[record.symbols_accepted].position
-        return refused if refused >= 0 else 1 + max(s.position for s in walk.symbols[: record.symbols_accepted])
 
 
 def make_stopping(drafting: Drafting) -> Stopping:

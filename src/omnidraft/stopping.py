@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from omnidraft.walk import Walk
 
 SLOPE = 0.2  # γ of the bound by entropy
+UNSURE = "the drafter is too unsure of the next token"
 LEAST = -80.0  # a score whose weight is nothing, and is finite
 
 
@@ -32,7 +33,7 @@ class Stopping(Protocol):
 
     @property
     def idle(self) -> str | None:
-        """Why the present round has no draft, a phrase; None where it has one."""
+        """Why the present round has no draft, a phrase, where it has none."""
 
     def open(self, prompt: int, new_tokens: int) -> None:
         """A text begins, whose prompt has so many drafter tokens, and which asks for so many target tokens."""
@@ -96,7 +97,9 @@ class Entropy(Fixed):
         self._threshold = threshold
 
     def draws(self, logits: torch.Tensor, temperature: float) -> bool:
-        return 1 - math.sqrt(SLOPE * entropy(logits, temperature)) >= self._threshold
+        sure = 1 - math.sqrt(SLOPE * entropy(logits, temperature)) >= self._threshold
+        self.idle = None if sure else UNSURE
+        return sure
 
 
 def entropy(logits: torch.Tensor, temperature: float) -> float:

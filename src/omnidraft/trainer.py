@@ -163,6 +163,8 @@ class Trainer:
     def _ease(self) -> None:
         """Choose how soon the next update comes, by what the last ones brought."""
         least = self.learning.least_gain
+        if least == 0:
+            return
         if self._gains[-1] > 10 * least:  # another task, perhaps
             self._intervals = 1
         elif len(self._gains) == LOOKED_AT and sum(self._gains) < LOOKED_AT * least:

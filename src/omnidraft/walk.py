@@ -45,6 +45,7 @@ class Walk:
     open: bool = True
     dead: bool = False
     ended: bool = False  # the last proposal ends the text
+    closed: bool = False  # the last symbol was added at the end of the draft, and read from none of it
 
     def push(self, draft: int) -> None:
         """Read the next draft token."""
@@ -80,7 +81,17 @@ class Walk:
         """End the draft: the token that ends at the present node, if any, is put to the target as well."""
         if self.node != ROOT and self.open and self.cache.token_at(self.node) >= 0:
             self._stop(position=-1)
+            self.closed = True
         self.open = False
+
+    def drafts_in(self, symbols: int) -> int:
+        """How many draft tokens lie wholly in the first `symbols`."""
+        read = len(self.symbols) - self.closed
+        if symbols >= read:
+            return self.drafted
+        position = self.symbols[symbols].position
+        # a symbol that is certain belongs to the draft token it came with
+        return position if position >= 0 else max(symbol.position for symbol in self.symbols[:symbols])
 
     def _add(self, symbol: Symbol) -> None:
         self.symbols.append(symbol)

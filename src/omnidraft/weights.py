@@ -24,6 +24,25 @@ Weights = dict[str, torch.Tensor]
 LORA_A, LORA_B = ".lora_A.default.weight", ".lora_B.default.weight"
 
 
+def check(base: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> None:
+    """Raise ModelError unless a state is whole, and of a drafter with these weights."""
+    pairs = {name.removesuffix(LORA_A) for name in state if name.endswith(LORA_A)}
+    rest = {name for name in state if not name.endswith((LORA_A, LORA_B))}
+    wrong = {name for name in rest if name not in base or base[name].shape != state[name].shape}
+    for layer in pairs | {name.removesuffix(LORA_B) for name in state if name.endswith(LORA_B)}:
+        down, up = state.get(layer + LORA_A), state.get(layer + LORA_B)
+        weight = base.get(layer + ".weight")
+        if down is None or up is None or weight is None:
+            wrong.add(layer)
+            continue
+        rank = down.shape[0]
+        if (up.shape, down.shape) != ((weight.shape[0], rank), (rank, weight.shape[-1])):
+            wrong.add(layer)
+    wrong |= base.keys() - rest if rest else set()
+    if wrong:
+        raise ModelError(f"the learned weights do not fit the drafter, first {min(wrong)!r}: use another profile")
+
+
 def merged(base: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> Weights:
     """The weights that differ from a drafter's `base` once a state is added, in fp32.
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 PARTS = ("live", "streams", "losses", "targets", "switch", "ranks", "background")
 FULL = {"stream": 600, "tests": 100, "seeds": 3, "ablation": 160, "sampled": 20, "beside": 100, "new_tokens": 96}
-QUICK = {"stream": 32, "tests": 12, "seeds": 1, "ablation": 16, "sampled": 4, "beside": 4, "new_tokens": 48}
+QUICK = {"stream": 16, "tests": 8, "seeds": 1, "ablation": 8, "sampled": 2, "beside": 3, "new_tokens": 48}
 KEPT_OUT = 1000  # prompts at the end of GSM8K's training file, which the models that ship never saw
 
 

@@ -55,7 +55,7 @@ def _optional(key: str, form: str) -> Callable[[Row], str]:
 Columns = dict[str, Callable[[Row], str]]
 METHODS: Columns = {
     "method": lambda row: row["method"],
-    "acceptance rate": _before_after("acceptance_rate"),
+    "acceptance rate": _before_after("acceptance"),
     "block efficiency": _before_after("block_efficiency"),
     "training, s": _optional("training_s", ".1f"),
 }

@@ -76,7 +76,7 @@ def scrambled(model: PreTrainedModel, layers: int | None = None) -> PreTrainedMo
     with torch.random.fork_rng():
         torch.manual_seed(0)
         made: Any = type(model)(config)
-    other: PreTrainedModel = made.to(model.dtype).eval()
+    other: PreTrainedModel = made.to(model.device, model.dtype).eval()
     return other
 
 
@@ -102,7 +102,8 @@ def _row(
     order = random.Random(0)  # noqa: S311  an order, not a secret
     seconds = dict.fromkeys(engines, 0.0)
     stats: list[Stats] = []
-    list(engines["plain"].rounds(ids[0], new_tokens, Sampling(), _never()))  # warm up
+    for engine in (engines["plain"], Engine(target, eos, pair, Drafting(draft_len=2))):  # warm up
+        list(engine.rounds(ids[0], new_tokens, Sampling(), _never()))
     for number in range(count):
         for name in order.sample(list(engines), len(engines)):
             began = time.perf_counter()

@@ -83,6 +83,8 @@ def fresh(model: OmniDraft, drafting: Drafting, before: Engine | None = None) ->
     pair = model.engine.pair
     if pair is None:
         raise ValueError("a comparison of stop policies needs a drafter")
+    if drafting.draft_len == 0:
+        return Engine(model.engine.target, sorted(model.engine.eos))
     own = replace(pair, cache=make_cache(pair.cache.table, drafting))
     stopping = before.stopping if before else make_stopping(drafting)
     return Engine(model.engine.target, sorted(model.engine.eos), own, drafting, stopping)

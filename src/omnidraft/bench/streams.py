@@ -116,6 +116,7 @@ def live_row(study: Study) -> tuple[Row, Row]:
         "frozen_speedup": found.frozen_speedup,
         "crossover_prompt": found.crossover,
         "identical": found.identical,
+        "training_s": None,  # a part of what is timed
     }
     made = row(study, "default, live", 0, before, after, pupil, **timed)
     curve = {"adapted_s": found.adapted, "frozen_s": found.frozen, "plain_s": found.plain}

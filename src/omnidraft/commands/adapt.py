@@ -90,6 +90,9 @@ def _learn(model: OmniDraft, data: Data, count: int, settings: dict[str, Any]) -
                     ]
                 except PromptError as error:
                     flags.say(f"line {data.lines[position]} is left out: {error}")
+                if adaptation.learner is None:  # what was wrong is said already
+                    flags.say("nothing more is learned; the same command goes on from here")
+                    return 1
                 memory.positions[data.digest] = position + 1
                 memory.keep(adaptation, every=1)
                 accepted, proposed = (sum(getattr(s, name) for s in recent) for name in ("accepted", "proposed"))
