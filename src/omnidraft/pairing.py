@@ -182,6 +182,8 @@ def _own(profile: str | Path) -> Path:
     try:
         path = Path(profile).expanduser()
         is_file = path.is_file()
+        if "\0" in str(path):  # which is no file for pathlib, and an error for everything after it
+            raise ValueError("it holds a null byte")
     except (OSError, RuntimeError, ValueError) as error:
         raise ProfileError(f"profile {str(profile)!r} cannot be read ({error}): give another folder") from error
     if is_file:
