@@ -200,7 +200,7 @@ def swap() -> None:
     from omnidraft import zoo
     from omnidraft.drafter import Serving
     from omnidraft.models import load_model
-    from omnidraft.trainer import merged
+    from omnidraft.weights import merged
 
     serving = Serving(load_model(zoo.path(zoo.names("drafter")[0]), dtype="float32").lm)
     base = dict(serving.source.model.named_parameters())
