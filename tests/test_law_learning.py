@@ -67,7 +67,9 @@ def test_the_law_of_three_tokens_holds_while_ngrams_come_and_go(shape: str, lear
 
 
 def content(record: Round) -> dict[str, object]:
-    return {f.name: getattr(record, f.name) for f in fields(Round) if not f.name.endswith("_s")}
+    """All but times, and how much of the text the drafter had to read, which a fresh one reads whole."""
+    names = [f.name for f in fields(Round) if not f.name.endswith("_s") and f.name != "draft_read"]
+    return {name: getattr(record, name) for name in names}
 
 
 MANY: dict[str, tuple[dict[str, object], Sampling]] = {

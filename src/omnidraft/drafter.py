@@ -118,11 +118,10 @@ class Drafter:
             return tokens, vectors
         logits = self._catch_up(room=length)
         while True:
-            if allowed is not None:
-                logits = _only(logits, allowed)
-            if stopping is not None and not stopping.draws(logits, temperature):
+            seen = logits if allowed is None else _only(logits, allowed)
+            if stopping is not None and not stopping.draws(seen, temperature):
                 return tokens, vectors
-            q = tempered(logits, temperature)
+            q = tempered(seen, temperature)
             token = int(q.argmax()) if temperature == 0 else draw(q)
             tokens.append(token)
             vectors.append(q)
