@@ -10,12 +10,15 @@ import torch
 
 import omnidraft
 from omnidraft.api import OmniDraft
-from omnidraft.bench import hopeless, stopping
+from omnidraft.bench import headed, hopeless, stopping
 from omnidraft.cli import main
 from omnidraft.config import Drafting, Sampling
+from omnidraft.engine import Engine
+from omnidraft.errors import InputError
+from omnidraft.head import Head
 from omnidraft.rate import Rate
 
-SIZES = {"count": 2, "repeats": 2, "max_new_tokens": 8, "hopeless": 3}
+SIZES = {"count": 2, "repeats": 2, "max_new_tokens": 8, "hopeless": 3, "learn": 3}
 
 
 @pytest.fixture
@@ -25,25 +28,110 @@ def model(target: Path, drafter: Path) -> OmniDraft:
 
 def test_a_cell_compares_the_same_answers(model: OmniDraft) -> None:
     ids = [model.encode(text) for text in ("hello world", "the world was")]
-    rows = list(stopping.cell(model, ids, Sampling(), SIZES, (1, 3)))
-    assert [row["policy"] for row in rows] == ["plain", "fixed", "fixed", "confidence", "entropy", "rate"]
-    assert [row["draft_len"] for row in rows] == [0, 1, 3, 16, 16, 16]
+    rows = list(stopping.cell(model, ids, Sampling(), SIZES, (1, 3), Head()))
+    policies = ["plain", "fixed", "fixed", "confidence", "entropy", "head", "rate", "rate without the head"]
+    assert [row["policy"] for row in rows] == policies
+    assert [row["draft_len"] for row in rows] == [0, 1, 3, 16, 16, 16, 16, 16]
     assert all(row["identical"] for row in rows)
     assert rows[0]["drafted"] == rows[0]["acceptance_rate"] == 0
     assert rows[0]["block_efficiency"] == 1
     assert 0 < rows[1]["drafted"] <= 1 < rows[2]["drafted"] <= 3
     assert all(row["plain_tokens_per_s"] == rows[0]["tokens_per_s"] > 0 for row in rows)
-    assert {row["identical"] for row in stopping.cell(model, ids, Sampling(temperature=1.0), SIZES, (1,))} == {None}
+    assert {row["identical"] for row in stopping.cell(model, ids, Sampling(temperature=1.0), SIZES, (1,), Head())} == {
+        None
+    }
 
 
 def test_measurements_outlive_a_repeat_and_ngrams_do_not(model: OmniDraft) -> None:
-    first = stopping.fresh(model, Drafting(stopping="rate"))
-    second = stopping.fresh(model, Drafting(stopping="rate"), first)
+    head = Head()
+    first = stopping.fresh(model, Drafting(stopping="rate"), head)
+    second = stopping.fresh(model, Drafting(stopping="rate"), head, first)
     assert isinstance(second.stopping, Rate)
     assert second.stopping is first.stopping
     assert first.pair is not None
     assert second.pair is not None
     assert second.pair.cache is not first.pair.cache
+    assert second.pair.head is first.pair.head is head
+
+
+# ---------------------------------------------------------------- the head
+
+
+def test_a_head_is_taught_and_the_drafter_is_not(model: OmniDraft) -> None:
+    prompts = [model.encode(text) for text in ("hello world", "the world was", "don't", "ing 10", "10 worlds")]
+    recorded = headed.lessons(model, prompts, 8)
+    assert len(recorded) == 4, "as many greedy as sampled ones"
+    assert model.drafter is not None
+    before = {name: p.clone() for name, p in model.drafter.lm.model.named_parameters()}
+    assert headed.teach(model, recorded).trained
+    assert all(torch.equal(p, before[name]) for name, p in model.drafter.lm.model.named_parameters())
+    assert not model.engine.pair.head.trained  # type: ignore[union-attr]
+
+
+def test_reliability_is_counted_in_bins() -> None:
+    seen = [(0.05, False), (0.05, True), (0.95, True), (1.0, True), (0.5, False)]
+    found = headed.reliability(seen)
+    assert found["bins"] == [
+        {"chance": 0.05, "accepted": 0.5, "tokens": 2},
+        {"chance": 0.5, "accepted": 0.0, "tokens": 1},
+        {"chance": 0.975, "accepted": 1.0, "tokens": 2},
+    ]
+    assert found["expected_calibration_error"] == pytest.approx((2 * 0.45 + 0.5 + 2 * 0.025) / 5)
+
+
+def test_what_was_thought_is_set_against_what_became_of_it(model: OmniDraft) -> None:
+    class Counting(Head):
+        """Thinks the number of the token, in hundredths."""
+
+        count = 0
+
+        def chance(self, *_: object) -> float:
+            self.count += 1
+            return self.count / 1000
+
+    noting = headed.Noting(Counting())
+    pair = model.engine.pair
+    engine = Engine(
+        model.engine.target, sorted(model.engine.eos), pair, Drafting(draft_len=3, stopping="fixed"), noting
+    )
+    rounds = list(engine.rounds(model.encode("hello world"), 20, Sampling(), lambda _: 0))
+    expected, first = [], 1
+    for record in rounds:
+        judged = range(min(record.draft_accepted + 1, len(record.draft)))
+        expected += [((first + at) / 1000, at < record.draft_accepted) for at in judged]
+        first += len(record.draft)
+    assert noting.seen == expected
+    assert {was for _, was in expected} == {True, False} or len(expected) > 10
+
+
+def test_schedules_are_compared_on_prompts_that_taught_nothing(model: OmniDraft) -> None:
+    ids = [model.encode(text) for text in ("hello world", "the world was", "don't", "ing 10")]
+    rows = list(headed.schedules(model, headed.Schedule(ids[:3] * 3, ids[3:], 8, 1)))
+    assert [row["method"] for row in rows] == list(headed.METHODS)
+    assert all(row["speedup"] > 0 for row in rows)
+    assert {row["draft_len"] for row in rows} == {headed.DRAFT_LEN, 16}
+
+
+# ---------------------------------------------------------------- the file
+
+
+def test_rows_take_the_place_of_those_about_the_same(tmp_path: Path) -> None:
+    stem = tmp_path / "results" / "all"
+    about = {"target": "a", "task": "t", "temperature": 0.0}
+    one, other = about | {"policy": "fixed", "draft_len": 1}, about | {"policy": "fixed", "draft_len": 2}
+    stopping.keep(stem, [("cells", one | {"tokens_per_s": 1.0}), ("cells", other | {"tokens_per_s": 2.0})], {})
+    stopping.keep(stem, [("cells", one | {"tokens_per_s": 3.0})], {"command": "first"})
+    found = stopping.keep(stem, [("never_slower", {"target": "a", "case": "c", "ratio": 1.0})], {"command": "second"})
+    assert found == json.loads(stem.with_suffix(".json").read_text())
+    assert {(row["draft_len"], row["tokens_per_s"]) for row in found["cells"]} == {(1, 3.0), (2, 2.0)}
+    assert [run["command"] for run in found["runs"]] == ["first", "second"]
+    assert len(found["never_slower"]) == 1
+    stem.with_suffix(".json").write_text("{")
+    with pytest.raises(InputError, match="remove it"):
+        stopping.keep(stem, [], {})
+
+
+# ---------------------------------------------------------------- where drafts cannot pay
 
 
 def test_one_by_one_says_the_same(model: OmniDraft) -> None:
@@ -77,10 +165,16 @@ def test_the_command_writes_its_files(
     assert main(["bench", "stopping", *arguments, *sizes, "--quick"]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result == json.loads(stem.with_suffix(".json").read_text())
-    assert str(tmp_path) not in result["command"]
+    assert all(str(tmp_path) not in run["command"] for run in result["runs"])
     assert {row["task"] for row in result["cells"]} == {"gsm8k", "mbpp", stopping.IN_TURNS}
     assert {row["temperature"] for row in result["cells"]} == {0.0, 1.0}
     assert len(result["never_slower"]) == 4
     text = stem.with_suffix(".md").read_text()
     assert "## Speedup over the target alone" in text
     assert "a drafter of random weights" in text
+    assert {(row["policy"], row["temperature"]) for row in result["calibration"]} == {
+        (policy, temperature) for policy in ("head", "entropy") for temperature in (0.0, 1.0)
+    }
+    assert {row["method"] for row in result["schedules"]} == set(headed.METHODS)
+    assert "| interleaved |" in text
+    assert main(["bench", "stopping", *arguments, "--parts", "cells,none"]) == 2

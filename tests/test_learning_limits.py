@@ -14,9 +14,10 @@ import omnidraft
 from conftest import save_model
 from learning_users import FAST, answers, saved
 from omnidraft.background import BackgroundTrainer
+from omnidraft.batches import LOGITS, groups
 from omnidraft.config import Learning
 from omnidraft.errors import ConfigError
-from omnidraft.trainer import LOGITS, Trainer
+from omnidraft.trainer import Trainer
 from pairs import random_model
 from small_tokenizers import byte_level
 from test_trainer import make, some_lesson
@@ -77,12 +78,13 @@ def test_lora_is_refused_for_layers_that_it_would_not_fit() -> None:
 
 
 def test_lessons_of_unequal_lengths_stay_within_the_bound_on_logits() -> None:
-    trainer = make(at_once=100)
+    columns = LOGITS // 500
     long, short = some_lesson(0, 400, prompt=390), some_lesson(1, 8)
-    trainer._shared = torch.ones(LOGITS // 500, dtype=torch.bool)
-    for group in trainer._groups([short, long, *[short] * 5, long]):
+    lessons = [short, long, *[short] * 5, long]
+    assert [lesson for group in groups(lessons, columns, 100) for lesson in group] == lessons
+    for group in groups(lessons, columns, 100):
         rows = max(len(one.ids) for one in group) - min(one.first for one in group)
-        assert len(group) == 1 or len(group) * rows * len(trainer._shared) <= LOGITS
+        assert len(group) == 1 or len(group) * rows * columns <= LOGITS
 
 
 def test_what_cannot_wait_is_due() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from omnidraft.config import DIVERGENCES
-from omnidraft.losses import FLOOR, Labels, Laws, divergence, hybrid
+from omnidraft.losses import FLOOR, NONE, OTHER, Labels, Laws, acceptance, divergence, hybrid
 
 SIZE = 7
 
@@ -23,6 +24,7 @@ def some_laws() -> Laws:
         probs=torch.tensor([0.5, 0.3, 0.2, 0.25, 0.0, 0.4, 0.6, 1.0]),
         rest=torch.tensor([0.0, 0.75, 0.0, 0.0]),
         coarse=torch.tensor([False, True, True, False]),
+        best=torch.tensor([1, OTHER, 3, NONE]),
     )
 
 
@@ -71,6 +73,7 @@ def test_divergences_of_a_law_from_itself_are_nothing(kind: str) -> None:
         probs=torch.cat([probs, probs[[0, 2]]]),
         rest=torch.tensor([0.0, 0.4]),
         coarse=torch.tensor([False, True]),
+        best=torch.tensor([0, 0]),
     )
     assert divergence(probs.log()[None], laws, kind).tolist() == pytest.approx([0, 0], abs=1e-5)
 
@@ -89,6 +92,28 @@ def test_a_wrong_gradient_is_seen() -> None:
         gradients_agree(lambda logits: divergence(logits * 1.1 - logits.detach() * 0.1, some_laws(), "forward"))
 
 
+# ---------------------------------------------------------------- acceptance
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_chance_of_acceptance_is_the_overlap_of_the_options(seed: int) -> None:
+    logits, laws = some_logits(seed), some_laws()
+    found = acceptance(logits, laws, 1.0)
+    overlaps = [np.minimum(*options(logits, laws, row)).sum() for row in range(4)]
+    assert found[:, 1].tolist() == pytest.approx(overlaps, abs=1e-6)
+    first = logits[laws.positions].argmax(-1).tolist()
+    # the second law has entries for 0 and 5, and its rest is what the target would go on with; the last has no best
+    assert found[:, 0].tolist() == [first[0] == 1, first[1] not in (0, 5), first[2] == 3, False]
+
+
+def test_laws_of_a_lower_temperature_are_spread_out_for_acceptance_at_one() -> None:
+    logits, laws = some_logits(1), some_laws()
+    squares = replace(laws, probs=laws.probs**2, rest=laws.rest**2)
+    total = torch.zeros(4).index_add(0, laws.rows, squares.probs) + torch.where(laws.coarse, squares.rest, 0.0)
+    colder = replace(squares, probs=squares.probs / total[laws.rows], rest=squares.rest / total)
+    torch.testing.assert_close(acceptance(logits, colder, 0.5), acceptance(logits, laws, 1.0))
+
+
 # ---------------------------------------------------------------- the paper's
 
 
@@ -100,6 +125,7 @@ def paper_parts() -> tuple[Laws, torch.Tensor, Labels]:
         probs=torch.tensor([0.6, 0.1, 0.9]),
         rest=torch.zeros(2),
         coarse=torch.zeros(2, dtype=torch.bool),
+        best=torch.tensor([1, 2]),
     )
     shared = torch.tensor([False, True, True, False, True, True, False])
     return direct, shared, Labels(torch.tensor([3, 4]), torch.tensor([6, 0]), torch.tensor([0.2, 0.2]))

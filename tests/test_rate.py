@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from omnidraft import rate as module
 from omnidraft.costs import ENOUGH, Costs
+from omnidraft.head import bound
 from omnidraft.plan import GRID, make_plan
 from omnidraft.rate import MEASURED, TOO_DEAR, TOO_SHORT, Rate
 from omnidraft.stopping import Fixed, Stopping
@@ -61,7 +61,8 @@ class Clock:
         self.drafted: list[int] = []
         self._random = random.Random(seed)
         self._nats = 0.0
-        monkeypatch.setattr(module, "entropy", lambda *_: self._nats)
+        if isinstance(policy, Rate):
+            monkeypatch.setattr(policy._head, "chance", lambda *_: bound(self._nats))
 
     def text(self, scene: Scene, rounds: int, prompt: int = 20, new_tokens: int = 10**6) -> None:
         """Decode a text of so many rounds."""
@@ -70,11 +71,11 @@ class Clock:
         for number in range(rounds):
             passes, drafted, accepted, whole, reach = 0, 0, 0, True, 1.0
             self.tokens += 1
-            if self.policy.begin(LONGEST, None):
+            if self.policy.begin(None):
                 passes = 1
                 while True:
                     self._nats = self._random.choice(list(scene.chances))
-                    if not self.policy.draws(NO_LOGITS, 0.0):
+                    if not self.policy.draws(NO_LOGITS, 0.0, None):
                         break
                     drafted += 1
                     whole &= self._random.random() < scene.chances[self._nats]
@@ -112,7 +113,7 @@ class UpTo(Fixed):
     def __init__(self, length: int) -> None:
         self._length, self._drafted = length, 0
 
-    def begin(self, most: int, walk: object) -> bool:  # noqa: ARG002
+    def begin(self, walk: object) -> bool:  # noqa: ARG002
         self._drafted = 0
         return self._length > 0
 
@@ -191,7 +192,7 @@ def test_it_is_never_slower_from_the_first_text_on(name: str, monkeypatch: pytes
     clock = Clock(Rate(LONGEST), 3, monkeypatch)
     assert clock.after(scene, 200, rounds=60, prompt=100) > 0.97
     clock.policy.open(100, 60)
-    assert not clock.policy.begin(LONGEST, None) or clock.policy.idle is None
+    assert not clock.policy.begin(None) or clock.policy.idle is None
 
 
 def test_long_prompts_with_short_answers_are_left_to_the_target(monkeypatch: pytest.MonkeyPatch) -> None:

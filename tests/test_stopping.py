@@ -14,13 +14,14 @@ import torch
 import omnidraft
 from enumeration import EXACT, SAMPLED, deviation, enumerate_draws
 from learning_users import PROMPTS, alone
-from omnidraft.config import Drafting, Sampling
+from omnidraft.config import STOPPINGS, Drafting, Sampling
 from omnidraft.drafter import Drafter
 from omnidraft.engine import Engine, Round
 from omnidraft.errors import ConfigError
+from omnidraft.head import Head, spread
 from omnidraft.rate import MEASURED, Rate, make_stopping
 from omnidraft.sampling import Draw
-from omnidraft.stopping import Confidence, Entropy, Fixed, Stopping, entropy
+from omnidraft.stopping import Confidence, Entropy, Fixed, Predicted, Stopping
 from omnidraft.walk import Walk
 from worlds import ACTIVE, PROMPT, SHAPES, World, frozen_cache, make_world
 
@@ -39,12 +40,12 @@ class Steady(Rate):
             chance.yes, chance.seen = value * 100, 100.0
         self._tries = probe
 
-    def begin(self, most: int, walk: Walk | None) -> bool:
+    def begin(self, walk: Walk | None) -> bool:
         self._rounds = self._refused = 0
         self._reads, self._probe = True, self._tries
         self._seen = np.ones(len(self._chances))
         self._plan = None
-        return super().begin(most, walk)
+        return super().begin(walk)
 
     def learn(self, record: Round) -> None:
         """Nothing."""
@@ -68,11 +69,23 @@ def made(drafted: int = 0, emitted: int = 1, **times: Any) -> Round:
     )
 
 
+class Told(Head):
+    """A trained head that thinks a token the likelier to be accepted the likelier the drafter's best is."""
+
+    @property
+    def trained(self) -> bool:
+        return True
+
+    def chance(self, logits: torch.Tensor, hidden: torch.Tensor | None, temperature: float) -> float:  # noqa: ARG002
+        return float(torch.softmax(logits / (temperature or 1.0), -1).max())
+
+
 FALLING = tuple(np.linspace(0.95, 0.05, 12).tolist())
 POLICIES: dict[str, Stopping] = {
     "fixed": Fixed(),
     "confidence": Confidence(0.5),
     "entropy": Entropy(0.65),
+    "head": Predicted(0.4, Told()),
     "rate": Steady(0.05, (1.0, 1.25), FALLING),
     "rate, dear steps": Steady(0.2, (1.0, 1.1), FALLING),
     "rate, on trial": Steady(0.3, (1.0, 1.1), FALLING, probe=1),
@@ -148,19 +161,19 @@ def test_a_policy_that_takes_back_a_drawn_token_breaks_the_law(monkeypatch: pyte
 def test_confidence_ends_a_draft_after_an_unlikely_token() -> None:
     logits = torch.log(torch.tensor([0.7, 0.2, 0.1]))
     policy = Confidence(0.5)
-    assert policy.begin(4, None)
+    assert policy.begin(None)
     for temperature, token, goes_on in ((1.0, 0, True), (1.0, 1, False), (0.0, 0, True), (3.0, 0, False)):
-        assert policy.draws(logits, temperature)
+        assert policy.draws(logits, temperature, None)
         assert policy.steps(token) is goes_on
 
 
 def test_entropy_is_that_of_the_law() -> None:
     p = torch.tensor([0.5, 0.25, 0.25])
-    assert entropy(torch.log(p), 1.0) == pytest.approx(1.5 * math.log(2))
-    assert entropy(torch.log(p), 0.0) == entropy(torch.log(p), 1.0)
+    assert spread(torch.log(p), 1.0)[0] == pytest.approx(1.5 * math.log(2))
+    assert spread(torch.log(p), 0.0)[0] == spread(torch.log(p), 1.0)[0]
     hot = torch.softmax(torch.log(p) / 2, -1)
-    assert entropy(torch.log(p), 2.0) == pytest.approx(float(-(hot * hot.log()).sum()), abs=1e-6)
-    assert entropy(torch.tensor([0.0, -torch.inf, -torch.inf]), 1.0) == pytest.approx(0)
+    assert spread(torch.log(p), 2.0)[0] == pytest.approx(float(-(hot * hot.log()).sum()), abs=1e-6)
+    assert spread(torch.tensor([0.0, -torch.inf, -torch.inf]), 1.0)[0] == pytest.approx(0)
 
 
 def test_entropy_ends_a_draft_before_an_unsure_token() -> None:
@@ -168,17 +181,18 @@ def test_entropy_ends_a_draft_before_an_unsure_token() -> None:
     for nats, draws in ((0.0, True), (0.7, True), (0.9, False)):
         even = torch.zeros(max(1, round(math.exp(nats) * 1000)))  # the entropy of n equal options is log n
         sure = torch.tensor([0.0]) if nats == 0 else even
-        expected = 1 - math.sqrt(0.2 * entropy(sure, 1.0)) >= 0.6
-        assert policy.draws(sure, 1.0) is expected
+        expected = 1 - math.sqrt(0.2 * spread(sure, 1.0)[0]) >= 0.6
+        assert policy.draws(sure, 1.0, None) is expected
         if nats == 0:
             assert expected is draws
-    assert policy.draws(torch.zeros(2), 1.0)  # log 2 nats: 1 − √0.139 = 0.63
-    assert not policy.draws(torch.zeros(3), 1.0)  # log 3: 0.53
+    assert policy.draws(torch.zeros(2), 1.0, None)  # log 2 nats: 1 − √0.139 = 0.63
+    assert not policy.draws(torch.zeros(3), 1.0, None)  # log 3: 0.53
 
 
 def test_the_setting_chooses_the_policy() -> None:
-    kinds = {name: type(make_stopping(Drafting(stopping=name))) for name in ("fixed", "confidence", "entropy", "rate")}
-    assert kinds == {"fixed": Fixed, "confidence": Confidence, "entropy": Entropy, "rate": Rate}
+    kinds = {name: type(make_stopping(Drafting(stopping=name))) for name in STOPPINGS}
+    kinds_of = {"fixed": Fixed, "confidence": Confidence, "entropy": Entropy, "head": Predicted, "rate": Rate}
+    assert kinds == kinds_of
     assert Drafting().longest == 4
     assert Drafting(stopping="rate").longest == 16
     assert Drafting(stopping="rate", draft_len=3).longest == 3
@@ -195,7 +209,7 @@ def test_a_round_without_a_draft_says_why() -> None:
     assert (record.draft, record.idle, record.draft_passes) == ((), MEASURED, 0)
 
 
-@pytest.mark.parametrize("policy", ["confidence", "entropy", "rate"])
+@pytest.mark.parametrize("policy", ["confidence", "entropy", "head", "rate"])
 def test_greedy_text_is_that_of_transformers(target: Path, drafter: Path, policy: str) -> None:
     model = omnidraft.load(target, drafter, dtype="float32", profile=None, stopping=policy)
     for _ in range(3):  # what was measured holds for later texts

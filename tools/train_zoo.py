@@ -54,7 +54,7 @@ CHAT = (
 class Recipe:
     """How one zoo model is made: shape, share of each kind of text, and training length."""
 
-    tokenizer: str  # "sentencepiece", "bytelevel" or "chat"
+    tokenizer: str  # "sentencepiece", "bytelevel" or "chat"; "drafter": that of the zoo's drafter
     vocab: int
     layers: int
     hidden: int
@@ -75,6 +75,8 @@ RECIPES = {
     "target-b": Recipe(
         "chat", 6144, 16, 256, 640, {"gsm8k": 0.74, "mbpp": 0.08, "code": 0.18}, tokens=5_000_000, kv_heads=2
     ),
+    # for comparisons with one vocabulary; not shipped
+    "target-c": Recipe("drafter", 4096, 8, 256, 640, {"gsm8k": 0.74, "mbpp": 0.08, "code": 0.18}, tokens=2_200_000),
 }
 
 
@@ -407,6 +409,9 @@ def main() -> None:
         file=sys.stderr,
     )
     if args.what == "tokenizer":
+        if recipe.tokenizer == "drafter":
+            PreTrainedTokenizerFast.from_pretrained(args.into / "drafter").save_pretrained(args.out / args.name)
+            return
         make = sentencepiece_style if recipe.tokenizer == "sentencepiece" else byte_level
         make(texts, recipe).save_pretrained(args.out / args.name)
         return

@@ -10,13 +10,15 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+import torch
+
 from omnidraft.config import Learning
 from omnidraft.drafter import Serving
 from omnidraft.engine import Pair, Round
 from omnidraft.ngrams import NgramCache
 from omnidraft.teacher import Answer, lesson
 from omnidraft.trainer import Counters, Trainer
-from omnidraft.weights import Weights, merged
+from omnidraft.weights import Weights, merged, parted
 
 _log = logging.getLogger("omnidraft")
 LONGEST = 2048  # drafter tokens of a lesson: attention over more would take seconds
@@ -67,6 +69,8 @@ class InlineTrainer:
         self._trainer.add(lesson(cache, answer, self._learning))
         if self._trainer.due:
             self._fresh = self._trainer.update() or self._fresh
+        else:
+            self._trainer.practice()
 
     def fresh(self) -> Weights | None:
         """The state after the last update, once."""
@@ -103,8 +107,10 @@ class Adaptation:
         self._last: Counters | None = None  # of a learner that has ended
         self.state: Weights = state or {}
         self._base = dict(serving.source.model.named_parameters())
-        self._weights = merged(self._base, self.state)
+        self._weights: Weights = {}
         self._stale = False  # the drafter has other weights than these
+        self._take(self.state)
+        self._stale = False  # whose weights they are is for `use` to see
         self.swaps = 0
 
     @property
@@ -161,8 +167,14 @@ class Adaptation:
         """
         state = None if self.learner is None else self.learner.fresh()
         if state is not None:
-            self.state, self._weights = state, merged(self._base, state)
-            self._stale = True
+            self._take(state)
+
+    def _take(self, state: Weights) -> None:
+        drafter, head = parted(state)
+        before, self._weights = self._weights, merged(self._base, drafter)
+        self.state = state
+        self.pair.head.take(head)
+        self._stale |= not _same(before, self._weights)
 
     def answer(self, records: list[Round]) -> Answer:
         """What these rounds said; of a very long text, what the drafter's context holds."""
@@ -195,3 +207,7 @@ class Adaptation:
         self._stale = False
         self.pair.drafter.swap(self.serving.take(self, self._weights))
         self.swaps += 1
+
+
+def _same(one: Weights, other: Weights) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

@@ -252,7 +252,9 @@ class _Worker:
                 self._cache.activate(message.active)
                 self._trainer.add(lesson(self._cache, message.answer, self._learning))
             flushed = isinstance(message, _Flush)
-            if flushed or self._trainer.due:
+            if not flushed and not self._trainer.due:
+                self._trainer.practice()
+            else:
                 self._send(self._trainer.state() if self._trainer.update() else None, flushed=flushed)
 
     def _send(self, state: Weights | None, *, flushed: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from omnidraft.losses import Labels, Laws
 from omnidraft.teacher import Arrays, Lesson, Tokens
 
+LOGITS = 2**25  # numbers that the logits of one pass may hold: 128 MiB in fp32
 NO_TOKENS = Tokens(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.float32))
 
 
@@ -40,6 +41,19 @@ class Batch:
             laws=_laws([lesson.laws for lesson in lessons], offsets, device),
             labels=_labels([lesson.labels for lesson in lessons], offsets, device),
         )
+
+
+def groups(lessons: Sequence[Lesson], columns: int, at_once: int) -> Iterator[Sequence[Lesson]]:
+    """Lessons so many at a time, or fewer where the bound on logits of so many `columns` asks for it."""
+    group: list[Lesson] = []
+    for lesson in lessons:
+        longer = [*group, lesson]
+        rows = max(len(one.ids) for one in longer) - min(one.first for one in longer)
+        if len(longer) > min(at_once, max(1, LOGITS // (rows * columns))):
+            yield group
+            longer = [lesson]
+        group = longer
+    yield group
 
 
 def _laws(parts: Sequence[Arrays], offsets: Sequence[int], device: torch.device) -> Laws:

@@ -15,7 +15,8 @@ MODES = ("exact", "intersection", "paper")
 VERIFICATIONS = ("block", "token")
 NGRAM_SEEDS = ("empty", "vocabulary")
 EVICTIONS = ("lfu", "lru")
-STOPPINGS = ("confidence", "entropy", "fixed", "rate")
+STOPPINGS = ("confidence", "entropy", "fixed", "head", "rate")
+TRAINS = ("drafter", "head", "interleaved", "joint")
 DRAFTER_STEPS = ("auto", "transformers")
 DIVERGENCES = ("forward", "forward+tv", "reverse", "tv")
 LOSSES = ("hybrid", "marginal")
@@ -55,7 +56,7 @@ class Drafting:
 
     draft_len: int | None = None  # None: 4 where it is fixed, 16 at most else
     stopping: str = "fixed"  # what ends a draft before that
-    threshold: float | None = None  # of confidence or entropy; None: 0.4
+    threshold: float | None = None  # of confidence, entropy or head; None: 0.4
     mode: str = "exact"
     verification: str = "block"
     drafter_temperature: float | None = None  # None: the target's
@@ -70,8 +71,10 @@ class Drafting:
         _choice("stopping", self.stopping, STOPPINGS)
         if self.threshold is not None:
             _number("threshold", self.threshold, low=0.0, high=1.0, fix="leave it out for 0.4")
-            if self.stopping not in ("confidence", "entropy"):
-                raise ConfigError(f"threshold is for confidence or entropy, not for {self.stopping!r}: leave it out")
+            if self.stopping not in ("confidence", "entropy", "head"):
+                raise ConfigError(
+                    f"threshold is for confidence, entropy or head, not for {self.stopping!r}: leave it out"
+                )
         _choice("mode", self.mode, MODES)
         _choice("verification", self.verification, VERIFICATIONS)
         if self.drafter_temperature is not None:
@@ -92,6 +95,7 @@ class Drafting:
 class Learning:
     """How a drafter learns from the answers of its target; an update follows every `interval` answers."""
 
+    trains: str = "interleaved"  # the drafter and its acceptance head, or one of them
     loss: str = "marginal"
     divergence: str = "forward+tv"  # of the marginal loss
     ngram_weight: float | None = 0.2  # λ of the hybrid loss; None: the target's probability of the n-gram
@@ -107,9 +111,12 @@ class Learning:
     memory_bytes: int = 2**26  # of earlier answers
     hold_out: int = 10  # one answer in so many is not learned from, but judges what was learned
     margin: float = 0.05  # by which a held-out loss may rise, as a share of it, before an update is taken back
+    head_rate: float = 3e-3  # learning rate of the head
+    reject_weight: float = 1.0  # of what is refused, in the head's loss; 1 leaves its chances true
     least_gain: float = 1e-3  # of an update, in that loss, as a share of it: where they bring less, they become rarer
 
     def __post_init__(self) -> None:
+        _choice("trains", self.trains, TRAINS)
         _choice("loss", self.loss, LOSSES)
         _choice("divergence", self.divergence, DIVERGENCES)
         if self.ngram_weight is not None:
@@ -127,6 +134,8 @@ class Learning:
         _integer("replays", self.replays, low=0, fix="use 0 for none")
         _integer("memory_bytes", self.memory_bytes, low=2**20, fix="use at least a mebibyte")
         _integer("hold_out", self.hold_out, low=2, fix="10 keeps one answer in ten")
+        _number("head_rate", self.head_rate, low=0.0, high=1.0, low_open=True, fix="use trains='drafter' for no head")
+        _number("reject_weight", self.reject_weight, low=0.0, low_open=True, fix="use 1 for chances that are true")
         _number("margin", self.margin, low=0.0, fix="use 0 to take back every update that does not help")
         _number("least_gain", self.least_gain, low=0.0, fix="use 0 for updates that never become rarer")
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from omnidraft.head import tapped
 from omnidraft.lean import lean
 from omnidraft.models import LanguageModel, LentWeights, TransformersModel
 from omnidraft.sampling import Draw, Probs, tempered
@@ -75,6 +76,7 @@ class Drafter:
         self._base = 0  # where the model's window begins in it
         self._cached: list[int] = []  # the tokens in the model's cache, from `_base` on
         self._agreed = 0  # how many of them are known to be committed text
+        self._hidden: torch.Tensor | None = None  # (H,) what the last logits were made of, of a model that tells
         self.passes = self.read = 0  # of the model for the last draft, and the tokens they read
 
     def start(self, tokens: Sequence[int]) -> None:
@@ -119,7 +121,7 @@ class Drafter:
         logits = self._catch_up(room=length)
         while True:
             seen = logits if allowed is None else _only(logits, allowed)
-            if stopping is not None and not stopping.draws(seen, temperature):
+            if stopping is not None and not stopping.draws(seen, temperature, self._hidden):
                 return tokens, vectors
             q = tempered(seen, temperature)
             token = int(q.argmax()) if temperature == 0 else draw(q)
@@ -153,7 +155,14 @@ class Drafter:
     def _forward(self, tokens: list[int]) -> torch.Tensor:
         self.passes += 1
         self.read += len(tokens)
-        return self.model.forward(tokens, 1)[-1]
+        if not isinstance(self.model, TransformersModel):
+            logits = self.model.forward(tokens, 1)[-1]
+            self._hidden = getattr(self.model, "hidden", None)
+            return logits
+        with tapped(self.model.model) as seen:
+            logits = self.model.forward(tokens, 1)[-1]
+        self._hidden = seen[-1][0, -1] if seen else None
+        return logits
 
 
 def _only(logits: torch.Tensor, allowed: npt.NDArray[np.bool_]) -> torch.Tensor:

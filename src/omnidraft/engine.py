@@ -14,6 +14,7 @@ from omnidraft.config import Drafting, Sampling
 from omnidraft.context import Translator
 from omnidraft.drafter import Drafter
 from omnidraft.errors import ConfigError, PromptError
+from omnidraft.head import Head
 from omnidraft.models import LanguageModel
 from omnidraft.ngrams import NgramCache
 from omnidraft.paper import DirectMap, Proposal, merge, verify_paper
@@ -64,7 +65,7 @@ class _Draft:
     ended: bool = False  # the last proposal ends the text
     passes: int = 0  # of the drafter
     read: int = 0  # tokens that these read
-    idle: str | None = None  # why there is none
+    idle: str | None = None  # why there is none, if so
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +75,7 @@ class Pair:
     drafter: Drafter
     translator: Translator
     cache: NgramCache
+    head: Head = field(default_factory=Head)
 
 
 class Engine:
@@ -95,7 +97,7 @@ class Engine:
         self.eos = frozenset(eos)
         self.pair = pair
         self.drafting = drafting or Drafting(draft_len=0)
-        self.stopping: Stopping = stopping or (Fixed() if pair is None else make_stopping(self.drafting))
+        self.stopping: Stopping = stopping or (Fixed() if pair is None else make_stopping(self.drafting, pair.head))
         self.teacher_temperature: float | None = None  # where one is set, records hold the target's laws at it
         if pair is None and self.drafting.longest > 0:
             raise ConfigError(f"draft_len is {self.drafting.longest} without a drafter: give one, or use draft_len=0")
@@ -193,7 +195,7 @@ class Engine:
             verify_s=verified - drafted,
             translate_s=done - verified,
             finish=finish,
-            idle=draft.idle,
+            idle=None if draft.tokens else draft.idle,
             laws=laws,
         )
 
@@ -213,29 +215,27 @@ class Engine:
     def _propose(self, length: int, sampling: Sampling, draw: Draw) -> _Draft:
         if self.pair is None or length <= 0:
             return _Draft()
-        cache, drafter = self.pair.cache, self.pair.drafter
+        cache, drafter, stopping = self.pair.cache, self.pair.drafter, self.stopping
         walk = Walk(cache, self.eos)
-        if not self.stopping.begin(length, walk if self.drafting.mode != "paper" else None):
-            return _Draft(idle=self.stopping.idle)
+        if not stopping.begin(walk if self.drafting.mode != "paper" else None):
+            return _Draft(idle=stopping.idle)
         own = self.drafting.drafter_temperature
         temperature = sampling.temperature if own is None else own
         if self.drafting.mode == "paper" and self._direct is not None:
             direct = self._direct
             tokens, vectors = drafter.draft(
-                length, temperature, draw, lambda d: int(direct.target[d]) not in self.eos, direct.mapped, self.stopping
+                length, temperature, draw, lambda d: int(direct.target[d]) not in self.eos, direct.mapped, stopping
             )
             merged = merge(tokens, cache, direct)
             proposals = [proposal.token for proposal in merged]
             end = next((i + 1 for i, token in enumerate(proposals) if token in self.eos), len(proposals))
             merged, proposals = merged[:end], proposals[:end]
             ended = bool(proposals) and proposals[-1] in self.eos
-            idle = None if tokens else self.stopping.idle
-            return _Draft(tokens, vectors, proposals, None, merged, ended, drafter.passes, drafter.read, idle)
+            return _Draft(tokens, vectors, proposals, None, merged, ended, drafter.passes, drafter.read, stopping.idle)
         allowed = self._direct.mapped if self._direct else None
-        tokens, vectors = drafter.draft(length, temperature, draw, walk.read, allowed, self.stopping)
+        tokens, vectors = drafter.draft(length, temperature, draw, walk.read, allowed, stopping)
         walk.finish()
-        idle = None if tokens else self.stopping.idle
-        return _Draft(tokens, vectors, walk.tokens, walk, [], walk.ended, drafter.passes, drafter.read, idle)
+        return _Draft(tokens, vectors, walk.tokens, walk, [], walk.ended, drafter.passes, drafter.read, stopping.idle)
 
     def _verify(self, draft: _Draft, law: TargetLaw, sampling: Sampling, verification: str, draw: Draw) -> Outcome:
         if sampling.greedy:

@@ -50,6 +50,7 @@ class LeanLlama:
         self.vocab_size = source.vocab_size
         self.context = source.context
         self.length = 0
+        self.hidden: torch.Tensor | None = None  # (H,) what the last logits were made of
         self._heads: int = config.num_attention_heads
         self._key_heads: int = config.num_key_value_heads or self._heads
         self._size: int = config.head_dim or config.hidden_size // self._heads
@@ -119,7 +120,9 @@ class LeanLlama:
         if not kept:
             return torch.empty(0, self.vocab_size)
         x = kept[0] if len(kept) == 1 else torch.cat(kept)
-        return self._head(rms_norm(x, x.shape[-1:], self._norm, self._epsilon))
+        x = rms_norm(x, x.shape[-1:], self._norm, self._epsilon)
+        self.hidden = x[-1]
+        return self._head(x)
 
     def _read(self, ids: Sequence[int]) -> torch.Tensor:
         """Append `ids` to the cache and return what the last layer makes of them, (T, hidden)."""

@@ -1,5 +1,6 @@
 """Losses of online distillation: pure functions of the drafter's logits and a ready-made teacher.
 
+acceptance  how likely a draft token is to be accepted, what an acceptance head learns
 divergence  between q and the law r that the trie gives for a drafter position
 hybrid      the paper's: reverse KL in the target's vocabulary, and the likelihood of n-grams (Eq. 3 and 4)
 """
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 FLOOR = 1e-5  # what a logarithm sees where the teacher gives nothing: it keeps only its likely tokens
+OTHER, NONE = -1, -2  # in place of a drafter token: all without an entry, and not one
 TINY = 1e-12  # below any probability that matters: what a logarithm sees of a mass that is lost in rounding
 
 
@@ -19,7 +21,8 @@ TINY = 1e-12  # below any probability that matters: what a logarithm sees of a m
 class Laws:
     """Laws r over drafter tokens for some rows of logits, all other tokens having none.
 
-    Where `coarse`, all other tokens together are one more option, of probability `rest`.
+    Where `coarse`, all other tokens together are one more option, of probability `rest`; elsewhere `rest` is the share
+    of the target's law that is no drafter token's.
     """
 
     positions: torch.Tensor  # (N,) int64, rows of the logits
@@ -28,6 +31,7 @@ class Laws:
     probs: torch.Tensor  # (E,) float32
     rest: torch.Tensor  # (N,) float32
     coarse: torch.Tensor  # (N,) bool
+    best: torch.Tensor  # (N,) int64, the symbol that a greedy target goes on with; OTHER: any without an entry; NONE
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +58,26 @@ def divergence(logits: torch.Tensor, laws: Laws, kind: str) -> torch.Tensor:
         return _forward(inside, outside, laws)
     distance = _total_variation(q, outside, laws)
     return distance if kind == "tv" else distance + _forward(inside, outside, laws)
+
+
+@torch.no_grad()
+def acceptance(logits: torch.Tensor, laws: Laws, temperature: float) -> torch.Tensor:
+    """How likely a token drawn from q = softmax(logits) (T, V_q) is to be accepted, (N, 2): greedily, and Σ min(q, r).
+
+    The laws are those at `temperature`; the second column is for a temperature of 1, at which a token's probability is
+    taken to be in proportion to its power `temperature`.  What no drafter token can propose is accepted of none.
+    """
+    log_q = torch.log_softmax(_wide(logits[laws.positions]), dim=-1)
+    mass = torch.where(laws.coarse, 1.0, 1 - laws.rest)  # of what the entries share
+    probs, rest = (laws.probs * mass[laws.rows]) ** temperature, laws.rest**temperature
+    total = (_sum(probs, laws) + rest).clamp_min(TINY)
+    q = log_q[laws.rows, laws.symbols].exp()
+    outside = torch.where(laws.coarse, (1 - _sum(q, laws)).clamp_min(0.0), 0.0)
+    sampled = _sum(torch.minimum(q, probs / total[laws.rows]), laws) + torch.minimum(outside, rest / total)
+    first = log_q.argmax(-1)
+    known = _sum((laws.symbols == first[laws.rows]).to(q.dtype), laws) > 0
+    greedy = torch.where(laws.best == OTHER, ~known, first == laws.best)
+    return torch.stack([greedy.to(q.dtype), sampled.clamp(0.0, 1.0)], -1)
 
 
 def _wide(logits: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ from omnidraft.context import Translator
 from omnidraft.drafter import Drafter, Serving
 from omnidraft.engine import Pair
 from omnidraft.errors import ConfigError, ModelError, ProfileError
+from omnidraft.head import Head, hidden_size
 from omnidraft.learned import Profile
 from omnidraft.manifest import Key
 from omnidraft.memory import Memory, key_of, learning_for, remember
@@ -27,7 +28,7 @@ from omnidraft.store import ProfileStore
 from omnidraft.teacher import shared_tokens
 from omnidraft.trainer import Trainer
 from omnidraft.vocab import Speller, Vocab, read_vocab
-from omnidraft.weights import Weights, check
+from omnidraft.weights import Weights, check, parted
 
 Warn = Callable[[str], None]
 
@@ -69,7 +70,12 @@ def make_pair(
         warn(f"spelling tables are not stored: {error}")
     table = load_table(own, vocab, speller, Speller(target.tokenizer, vocab), folder, warn)
     translator = Translator(table, vocab, own, speller)
-    return Pair(drafter=Drafter(serving.model), translator=translator, cache=make_cache(table, drafting))
+    return Pair(
+        drafter=Drafter(serving.model),
+        translator=translator,
+        cache=make_cache(table, drafting),
+        head=Head(hidden_size(drafter.lm.model)),
+    )
 
 
 def make_cache(table: SpellingTable, drafting: Drafting) -> NgramCache:
@@ -132,7 +138,9 @@ def _take_over(folder: ProfileFolder, use: Use) -> bool:
 
 def _check(profile: Profile, drafter: LoadedModel, cache: NgramCache) -> None:
     """Raise ModelError unless what was learned fits the drafter and the tokenizers."""
-    check(dict(drafter.lm.model.named_parameters()), profile.tensors)
+    weights, head = parted(profile.tensors)
+    check(dict(drafter.lm.model.named_parameters()), weights)
+    Head(hidden_size(drafter.lm.model)).take(head)
     if profile.arrays:
         NgramCache(cache.table).resume(profile.arrays)
 

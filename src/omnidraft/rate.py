@@ -2,13 +2,13 @@
 
 One more draft token is worth the chance that it is accepted, with all before it, times the target tokens that a draft
 token makes up.  It costs a step of the drafter and a longer verification.  It pays where that is more, for its time,
-than what decoding brings in at present.  The chance comes from the drafter's entropy, by how often tokens of such an
-entropy were accepted lately.
+than what decoding brings in at present.  The chance is how often tokens were accepted lately of which the acceptance
+head thought alike, or as long as that is untrained, whose bound by entropy was alike.
 """
 
 from __future__ import annotations
 
-import math
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,14 +16,15 @@ import torch
 
 from omnidraft.config import Drafting
 from omnidraft.costs import Costs
+from omnidraft.head import Head
 from omnidraft.plan import Plan, make_plan
-from omnidraft.stopping import SLOPE, UNSURE, Confidence, Entropy, Fixed, Stopping, entropy
+from omnidraft.stopping import UNSURE, Confidence, Entropy, Fixed, Predicted, Stopping
 
 if TYPE_CHECKING:
     from omnidraft.engine import Round
     from omnidraft.walk import Walk
 
-EDGES = (0.02, 0.1, 0.25, 0.45, 0.7, 1.0, 1.4, 1.9, 2.5, 3.2, 4.0)  # nats, between the bins of entropy
+EDGES = (0.97, 0.92, 0.86, 0.78, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)  # between the bins of what the head thinks
 MEMORY = 0.99  # of what was observed, with each new observation of the same kind
 GUESS = 4.0  # observations that the first guess of a chance is worth
 PLAN_EVERY = 16  # rounds
@@ -67,12 +68,12 @@ class Rate:
     A draft has at most `longest` tokens.
     """
 
-    def __init__(self, longest: int) -> None:
+    def __init__(self, longest: int, head: Head | None = None) -> None:
         self.idle: str | None = None
         self.costs = Costs()
         self._longest = longest
-        self._chances = [Chance(max(0.02, 1 - math.sqrt(SLOPE * edge))) for edge in (*EDGES, EDGES[-1] + 1)]
-        self._seen = np.ones(len(self._chances))  # how often laws of each bin came up
+        self._head = head or Head()
+        self._begin_chances()
         self._tokens, self._seconds = 0.0, 0.0  # of the latest rounds, without the passes over prompts
         self._made_up, self._drafted = 2.0, 2.0  # target tokens proposed, and draft tokens they were made of
         self._length = 64.0  # of the latest answers, in tokens
@@ -87,6 +88,12 @@ class Rate:
         self._walk: Walk | None = None
         self._bins: list[int] = []  # of the tokens of the present draft
         self._reach = 1.0  # the chance that all of them are accepted
+
+    def _begin_chances(self) -> None:
+        """Believe the head, until more is known."""
+        self._trained = self._head.trained
+        self._chances = [Chance((above + below) / 2) for above, below in pairwise((1.0, *EDGES, 0.0))]
+        self._seen = np.ones(len(self._chances))  # how often laws of each bin came up
 
     # ------------------------------------------------------------ what is decided
 
@@ -108,10 +115,13 @@ class Rate:
             for chance in self._chances:
                 chance.fade(FRESH)
 
-    def begin(self, most: int, walk: Walk | None) -> bool:  # noqa: ARG002
+    def begin(self, walk: Walk | None) -> bool:
         """Whether a first draft token pays, and reading the text for it."""
         self._walk, self._bins, self._reach = walk, [], 1.0
         self._rounds += 1
+        if self._trained != self._head.trained:
+            self._begin_chances()
+            self._plan = None
         if self._rounds % PLAN_EVERY == 0:
             self._plan = None
         self.idle = self._obstacle()
@@ -130,10 +140,10 @@ class Rate:
             return TOO_DEAR
         return None if self._reads else TOO_SHORT
 
-    def draws(self, logits: torch.Tensor, temperature: float) -> bool:
+    def draws(self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None) -> bool:
         """Whether a token of such a law pays, now that its step is made."""
-        nats = entropy(logits, temperature)
-        place = sum(nats > edge for edge in EDGES)
+        likely = self._head.chance(logits, hidden, temperature)
+        place = sum(likely < edge for edge in EDGES)
         self._seen *= MEMORY
         self._seen[place] += 1
         reach = self._reach * self._chances[place].value
@@ -220,11 +230,13 @@ class Rate:
         self._said += len(record.emitted)
 
 
-def make_stopping(drafting: Drafting) -> Stopping:
-    """The stop policy that these settings ask for."""
+def make_stopping(drafting: Drafting, head: Head | None = None) -> Stopping:
+    """The stop policy that these settings ask for; `head` is the acceptance head beside the drafter."""
     threshold = 0.4 if drafting.threshold is None else drafting.threshold
     if drafting.stopping == "rate":
-        return Rate(drafting.longest)
+        return Rate(drafting.longest, head)
+    if drafting.stopping == "head":
+        return Predicted(threshold, head or Head())
     if drafting.stopping == "confidence":
         return Confidence(threshold)
     return Entropy(threshold) if drafting.stopping == "entropy" else Fixed()

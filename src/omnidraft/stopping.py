@@ -3,25 +3,24 @@
 Fixed       so many tokens
 Confidence  until a token was drawn that the drafter gave little probability
 Entropy     until the bound on acceptance that the drafter's entropy gives is low
+Predicted   until the acceptance head thinks that the draft will hardly be accepted as a whole
 
 `rate.Rate` goes on while that pays.
 """
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
 import torch
+
+from omnidraft.head import Head, bound, spread
 
 if TYPE_CHECKING:
     from omnidraft.engine import Round
     from omnidraft.walk import Walk
 
-SLOPE = 0.2  # γ of the bound by entropy
 UNSURE = "the drafter is too unsure of the next token"
-LEAST = -80.0  # a score whose weight is nothing, and is finite
 
 
 class Stopping(Protocol):
@@ -38,11 +37,11 @@ class Stopping(Protocol):
     def open(self, prompt: int, new_tokens: int) -> None:
         """A text begins, whose prompt has so many drafter tokens, and which asks for so many target tokens."""
 
-    def begin(self, most: int, walk: Walk | None) -> bool:
-        """Whether to draft in this round, at most `most` >= 1 tokens, which `walk` reads."""
+    def begin(self, walk: Walk | None) -> bool:
+        """Whether to draft in this round, where the draft is read by `walk`."""
 
-    def draws(self, logits: torch.Tensor, temperature: float) -> bool:
-        """Whether to draw a token from these logits (V_q,)."""
+    def draws(self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None) -> bool:
+        """Whether to draw a token from these logits (V_q,), made of the hidden state (H,) where that is known."""
 
     def steps(self, token: int) -> bool:
         """Whether to make another step of the drafter after this token, drawn from the logits seen last."""
@@ -59,10 +58,10 @@ class Fixed:
     def open(self, prompt: int, new_tokens: int) -> None:
         """No text is unlike another."""
 
-    def begin(self, most: int, walk: Walk | None) -> bool:  # noqa: ARG002
+    def begin(self, walk: Walk | None) -> bool:  # noqa: ARG002
         return True
 
-    def draws(self, logits: torch.Tensor, temperature: float) -> bool:  # noqa: ARG002
+    def draws(self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None) -> bool:  # noqa: ARG002
         return True
 
     def steps(self, token: int) -> bool:  # noqa: ARG002
@@ -79,7 +78,7 @@ class Confidence(Fixed):
         self._threshold = threshold
         self._logits: torch.Tensor | None = None
 
-    def draws(self, logits: torch.Tensor, temperature: float) -> bool:
+    def draws(self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None) -> bool:  # noqa: ARG002
         self._logits = logits / (temperature or 1.0)
         return True
 
@@ -96,18 +95,32 @@ class Entropy(Fixed):
     def __init__(self, threshold: float) -> None:
         self._threshold = threshold
 
-    def draws(self, logits: torch.Tensor, temperature: float) -> bool:
-        sure = 1 - math.sqrt(SLOPE * entropy(logits, temperature)) >= self._threshold
+    def draws(self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None) -> bool:  # noqa: ARG002
+        sure = bound(spread(logits, temperature)[0]) >= self._threshold
         self.idle = None if sure else UNSURE
         return sure
 
 
-def entropy(logits: torch.Tensor, temperature: float) -> float:
-    """Entropy in nats of what logits (V,) say at a temperature; of a greedy drafter, at 1."""
-    # a third of the time that torch takes, which at each draft token counts
-    scores = logits.float().cpu().numpy()
-    scores = (scores - scores.max()) / (temperature or 1.0)
-    scores = np.maximum(scores, LEAST)
-    weights = np.exp(scores)
-    total = float(weights.sum())
-    return max(0.0, math.log(total) - float(weights @ scores) / total)
+class Predicted(Fixed):
+    """Ends a draft where the chance that all of it is accepted would fall below `threshold`.
+
+    That is 1 − γ of the paper's Eq. 7.  As long as the head is untrained, this is `Entropy`.
+    """
+
+    def __init__(self, threshold: float, head: Head) -> None:
+        self._threshold, self._head = threshold, head
+        self._untrained = Entropy(threshold)
+        self._reach = 1.0
+
+    def begin(self, walk: Walk | None) -> bool:  # noqa: ARG002
+        self._reach = 1.0
+        return True
+
+    def draws(self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None) -> bool:
+        if not self._head.trained:
+            sure = self._untrained.draws(logits, temperature, hidden)
+        else:
+            self._reach *= self._head.chance(logits, hidden, temperature)
+            sure = self._reach >= self._threshold
+        self.idle = None if sure else UNSURE
+        return sure

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from omnidraft.config import Learning
+from omnidraft.losses import NONE, OTHER
 from omnidraft.ngrams import Ints, NgramCache
 from omnidraft.sampling import Probs
 from omnidraft.spelling import ROOT, SpellingTable
@@ -51,8 +52,9 @@ class Arrays:
     rows: Ints  # (E,)
     symbols: Ints  # (E,)
     probs: Floats  # (E,)
-    rest: Floats  # (N,)
+    rest: Floats  # (N,) of p, where not coarse: what no draft can propose, which the law leaves out
     coarse: npt.NDArray[np.bool_]  # (N,)
+    best: Ints  # (N,) the symbol that a greedy target goes on with, or losses.OTHER or NONE
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,6 +143,23 @@ def law_after(cache: NgramCache, before: SparseLaw, token: int, law: SparseLaw) 
     return np.concatenate([below, symbols]), np.concatenate([inside, masses * scale])
 
 
+def best_symbol(cache: NgramCache, law: SparseLaw, node: int = ROOT, depth: int = 0) -> int:
+    """The symbol that a greedy target goes on with after a node `depth` symbols deep.
+
+    losses.OTHER where its token ends there, losses.NONE where it has no token below.
+    """
+    table = cache.table
+    nodes = table.node[law.tokens]
+    ranks = table.lo[nodes]
+    under = np.flatnonzero(
+        cache.active[law.tokens] & (nodes >= 0) & (ranks >= table.lo[node]) & (ranks < table.hi[node])
+    )
+    if not len(under):
+        return NONE
+    token = int(law.tokens[under[law.probs[under].argmax()]])
+    return OTHER if table.node[token] == node else int(table.flat[table.offsets[token] + depth])
+
+
 def _among(symbols: Ints, known: Ints) -> npt.NDArray[np.bool_]:
     """Which symbols are in `known`, which is ascending and not empty; numpy's own sorts both."""
     found: npt.NDArray[np.bool_] = known[np.minimum(np.searchsorted(known, symbols), len(known) - 1)] == symbols
@@ -172,16 +191,30 @@ class _Rows:
         self._positions: list[int] = []
         self._rest: list[float] = []
         self._coarse: list[bool] = []
+        self._best: list[int] = []
         self._symbols: list[Ints] = []
         self._probs: list[Probs] = []
 
-    def add(self, position: int, symbols: Ints, masses: Probs, rest: float = 0.0, *, coarse: bool = False) -> None:
+    def add(
+        self,
+        position: int,
+        best: int,
+        symbols: Ints,
+        masses: Probs,
+        rest: float = 0.0,
+        *,
+        coarse: bool = False,
+        lost: float = 0.0,
+    ) -> None:
         """A law in proportion to these masses; nothing where there are none."""
         total = float(masses.sum()) + rest
         if total > 0:
-            self.add_as_is(position, symbols, masses / total, rest / total, coarse=coarse)
+            self.add_as_is(position, best, symbols, masses / total, rest / total if coarse else lost, coarse=coarse)
 
-    def add_as_is(self, position: int, symbols: Ints, probs: Probs, rest: float = 0.0, *, coarse: bool = False) -> None:
+    def add_as_is(
+        self, position: int, best: int, symbols: Ints, probs: Probs, rest: float = 0.0, *, coarse: bool = False
+    ) -> None:
+        self._best.append(best)
         self._positions.append(position)
         self._rest.append(rest)
         self._coarse.append(coarse)
@@ -197,6 +230,7 @@ class _Rows:
             probs=np.concatenate([np.empty(0), *self._probs]).astype(np.float32),
             rest=np.array(self._rest, np.float32),
             coarse=np.array(self._coarse, np.bool_),
+            best=np.array(self._best, np.int32),
         )
 
 
@@ -214,10 +248,16 @@ def marginal_lesson(
     """
     rows = _Rows()
     for i, start in _starts(prompt, written):
+        best = best_symbol(cache, laws[i])
         if i > 0 and written[i - 1]:
-            rows.add(start - 1, *law_after(cache, laws[i - 1], tokens[i - 1], laws[i]))
+            before = int(cache.table.node[tokens[i - 1]])
+            if best != NONE and before >= 0 and cache.child(before, best) >= 0:  # the walk would go on into that token
+                best = NONE
+            law = law_after(cache, laws[i - 1], tokens[i - 1], laws[i])
         else:
-            rows.add(start - 1, *root_law(cache, laws[i]))
+            law = root_law(cache, laws[i])
+        lost = max(0.0, 1 - float(laws[i].probs[cache.active[laws[i].tokens]].sum(dtype=np.float64)))
+        rows.add(start - 1, best, *law, lost=lost)
         if not cache.active[tokens[i]]:
             continue
         node = ROOT
@@ -227,7 +267,8 @@ def marginal_lesson(
             below, inside, stop = law_below(cache, laws[i], node, depth)
             masses = np.zeros(len(children))  # children that the target gives nothing are no STOP either
             masses[np.searchsorted(children, below)] = inside
-            rows.add(start + depth - 1, children, masses, stop, coarse=True)
+            best = best_symbol(cache, laws[i], node, depth)
+            rows.add(start + depth - 1, best, children, masses, stop, coarse=True)
     return Lesson(_text(prompt, written), rows.arrays())
 
 
@@ -249,12 +290,14 @@ def hybrid_lesson(
             continue
         if len(written[i]) == 1:
             direct = _is_direct(table, law.tokens)
-            rows.add_as_is(start - 1, table.flat[table.offsets[law.tokens[direct]]], law.probs[direct])
+            symbols = table.flat[table.offsets[law.tokens[direct]]]
+            best = int(symbols[law.probs[direct].argmax()]) if len(symbols) else NONE
+            rows.add_as_is(start - 1, best, symbols, law.probs[direct])
         elif cache.active[token]:
             own = float(law.probs[law.tokens == token].sum()) if weight is None else weight
             labels += [(start - 1 + depth, symbol, own) for depth, symbol in enumerate(written[i])]
-    positions, symbols, weights = zip(*labels, strict=True) if labels else ((), (), ())
-    made = Tokens(np.array(positions, np.int32), np.array(symbols, np.int32), np.array(weights, np.float32))
+    at, following, shares = zip(*labels, strict=True) if labels else ((), (), ())
+    made = Tokens(np.array(at, np.int32), np.array(following, np.int32), np.array(shares, np.float32))
     return Lesson(_text(prompt, written), rows.arrays(), made)
 
 

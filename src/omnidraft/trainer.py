@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +16,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from omnidraft.batches import Batch
+from omnidraft.batches import Batch, groups
 from omnidraft.config import Learning
 from omnidraft.errors import ModelError
+from omnidraft.head import hidden_size, tapped
+from omnidraft.head_trainer import HeadTrainer
 from omnidraft.losses import divergence, hybrid
+from omnidraft.pace import Pace
 from omnidraft.teacher import Lesson
-from omnidraft.weights import Weights, trainable
+from omnidraft.weights import Weights, parted, trainable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -29,10 +32,8 @@ if TYPE_CHECKING:
 _Snapshot = tuple[list[torch.Tensor], dict[str, Any], dict[int, float]]
 RING = 6  # held-out answers that judge an update
 JUDGES = 4  # of them are enough
-LOGITS = 2**25  # numbers that the logits of one pass may hold: 128 MiB in fp32
 FREE_BYTES = 2**29  # of memory that an update leaves to everything else
-LOOKED_AT = 8  # updates whose mean gain decides how soon the next ones follow
-RAREST = 2  # intervals between updates that bring little
+_Pass = tuple[Batch, torch.Tensor, torch.Tensor | None]  # with logits (T, V_q) and hidden states (T, H)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +71,7 @@ class Trainer:
         self._model, self._inner = trainable(model, learning, seed)
         self._shared = torch.from_numpy(shared)
         self._yields = yields
-        self._at_once = at_once or (1 if model.device.type == "cpu" else LOGITS)
+        self._at_once = at_once or (1 if model.device.type == "cpu" else learning.batch)
         self._random = np.random.default_rng(seed)
         self._parameters = [p for p in self._inner.parameters() if p.requires_grad]
         self._optimizer = torch.optim.AdamW(
@@ -82,8 +83,10 @@ class Trainer:
         self._ring: deque[Lesson] = deque(maxlen=RING)
         self._known: dict[int, float] = {}  # losses of judges under the present weights, by id
         self._full = False  # new lessons had to go
-        self._intervals = 1  # between updates
-        self._gains: deque[float] = deque(maxlen=LOOKED_AT)  # of the last updates, in the judges' loss
+        self._pace = Pace(learning.least_gain)
+        size = None if learning.trains == "drafter" else hidden_size(model)
+        self._head = None if size is None else HeadTrainer(size, learning, model.device, seed)
+        self._picks = np.random.default_rng(seed)  # of lessons for the head, which change nothing for the drafter
         self.counters = Counters()
 
     # ------------------------------------------------------------ lessons
@@ -109,7 +112,7 @@ class Trainer:
     @property
     def due(self) -> bool:
         """Whether enough answers for an update have come in, or as many as can be kept."""
-        enough = self.learning.interval * self._intervals
+        enough = self.learning.interval * self._pace.intervals
         return len(self._new) >= enough or (self._full and bool(self._new))
 
     @property
@@ -129,6 +132,11 @@ class Trainer:
         """
         if not self._new:
             return False
+        if self.learning.trains == "head":
+            self.practice()
+            self._new, self._full = [], False
+            self.counters = _plus(self.counters, updates=1)
+            return True
         most = max(len(lesson.ids) - lesson.first for lesson in self._new)
         if not _roomy(16 * most * len(self._shared)):  # logits, what they are made into, and their gradients
             self.counters = _plus(self.counters, paused=1)
@@ -138,7 +146,7 @@ class Trainer:
         before, kept, steps = self._loss_of(judges), self._snapshot(), self.counters.steps
         new, self._new, self._full = self._new, [], False
         try:
-            self._learn(new[-self.learning.interval :] if self._intervals > 1 else new)
+            self._learn(new[-self.learning.interval :] if self._pace.intervals > 1 else new)
             if self.counters.steps == steps:
                 return False
             self._known.clear()
@@ -156,20 +164,27 @@ class Trainer:
             return False
         if judged:
             self.counters = replace(self.counters, held_out_loss=after)
-            self._gains.append((before - after) / abs(before) if before else 0.0)
-            self._ease()
+            self._pace.learn((before - after) / abs(before) if before else 0.0)
         return True
 
-    def _ease(self) -> None:
-        """Choose how soon the next update comes, by what the last ones brought."""
-        least = self.learning.least_gain
-        if least == 0:
+    def practice(self) -> None:
+        """Between updates, let the head learn from the latest answer and an earlier one.
+
+        Its labels are those of the drafter as it is now (paper Algorithm 4); where both learn jointly there is nothing
+        to do (Algorithm 3).
+        """
+        if self._head is None or self.learning.trains == "joint" or not self._memory:
             return
-        if self._gains[-1] > 10 * least:  # another task, perhaps
-            self._intervals = 1
-        elif len(self._gains) == LOOKED_AT and sum(self._gains) < LOOKED_AT * least:
-            self._intervals = min(RAREST, 2 * self._intervals)
-            self._gains.clear()
+        earlier = int(self._picks.integers(len(self._memory)))
+        with torch.no_grad():
+            for lesson in (self._memory[-1], self._memory[earlier]):
+                self._yields()
+                self._teach_head(self._pass([lesson]))
+
+    def _teach_head(self, read: _Pass) -> None:
+        batch, flat, hidden = read
+        if self._head is not None and hidden is not None and len(batch.laws.positions):
+            self._head.learn(hidden, flat, batch.laws)
 
     def _learn(self, new: Sequence[Lesson]) -> None:
         """Steps on new lessons, each followed by steps on earlier ones."""
@@ -185,13 +200,16 @@ class Trainer:
         total = sum(lesson.positions for lesson in lessons)
         self._optimizer.zero_grad()
         with torch.enable_grad():
-            for group in self._groups(lessons):
+            for group in groups(lessons, len(self._shared), self._at_once):
                 self._yields()
-                loss = self._losses(group).sum() / total
+                read = self._pass(group)
+                loss = self._losses(read).sum() / total
                 if not bool(torch.isfinite(loss)):
                     self.counters = _plus(self.counters, dropped=1)
                     return
                 loss.backward()
+                if self.learning.trains == "joint":
+                    self._teach_head(read)
         self._yields()
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.learning.clip)
         if not bool(torch.isfinite(norm)):
@@ -207,28 +225,21 @@ class Trainer:
         for lesson in judges:
             if id(lesson) not in known:
                 self._yields()
-                known[id(lesson)] = float(self._losses([lesson]).sum())
+                known[id(lesson)] = float(self._losses(self._pass([lesson])).sum())
             self._known[id(lesson)] = known[id(lesson)]
         return sum(self._known.values()) / sum(lesson.positions for lesson in judges)
 
-    def _groups(self, lessons: Sequence[Lesson]) -> Iterator[Sequence[Lesson]]:
-        """The lessons of a batch, so many at a time as the logits' bound allows."""
-        group: list[Lesson] = []
-        for lesson in lessons:
-            longer = [*group, lesson]
-            rows = max(len(one.ids) for one in longer) - min(one.first for one in longer)
-            most = min(self._at_once, max(1, LOGITS // (rows * len(self._shared))))
-            if len(longer) > most:
-                yield group
-                longer = [lesson]
-            group = longer
-        yield group
-
-    def _losses(self, lessons: Sequence[Lesson]) -> torch.Tensor:
-        """The loss of every position of a few lessons, read side by side."""
+    def _pass(self, lessons: Sequence[Lesson]) -> _Pass:
+        """Read a few lessons side by side."""
         batch = Batch.of(lessons, self._inner.device)
-        logits = self._inner(batch.ids, use_cache=False, logits_to_keep=batch.keep).logits
-        flat = logits.reshape(-1, logits.shape[-1])
+        with tapped(self._inner) as seen:
+            logits = self._inner(batch.ids, use_cache=False, logits_to_keep=batch.keep).logits
+        hidden = seen[-1].reshape(-1, seen[-1].shape[-1]) if seen else None
+        return batch, logits.reshape(-1, logits.shape[-1]), hidden
+
+    def _losses(self, read: _Pass) -> torch.Tensor:
+        """The loss of every position of lessons."""
+        batch, flat, _ = read
         if self.learning.loss == "marginal":
             return divergence(flat, batch.laws, self.learning.divergence)
         return hybrid(flat, batch.laws, self._shared.to(flat.device), batch.labels)
@@ -237,10 +248,14 @@ class Trainer:
 
     def state(self) -> Weights:
         """What was learned, copied: tensors by name."""
-        return {name: p.detach().to("cpu", copy=True) for name, p in self._learned().items()}
+        drafter = {name: p.detach().to("cpu", copy=True) for name, p in self._learned().items()}
+        return drafter | (self._head.state() if self._head else {})
 
     def resume(self, state: Mapping[str, torch.Tensor]) -> None:
         """Go on from an earlier state; raises ModelError for one of another shape of drafter or adapter."""
+        state, head = parted(state)
+        if self._head is not None:
+            self._head.resume(head)
         own = self._learned()
         if own.keys() != state.keys() or any(p.shape != state[name].shape for name, p in own.items()):
             raise ModelError("the learned weights do not fit the drafter and its adapter: use another profile")

@@ -1,7 +1,7 @@
 """What is learned: a state, tensors by name - LoRA's two matrices for each layer, or all weights.
 
 The base that a state belongs to is never changed: `merged` makes of both the weights that a drafter serves with,
-`trainable` a copy to be trained.
+`trainable` a copy to be trained.  A state may have an acceptance head with it, which `parted` takes out.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 
 from omnidraft.config import Learning
 from omnidraft.errors import ConfigError, ModelError
+from omnidraft.head import PREFIX
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
 
 Weights = dict[str, torch.Tensor]
 LORA_A, LORA_B = ".lora_A.default.weight", ".lora_B.default.weight"
+
+
+def parted(state: Mapping[str, torch.Tensor]) -> tuple[Weights, Weights]:
+    """What is learned for the drafter, and the weights of the acceptance head by their own names."""
+    drafter = {name: weight for name, weight in state.items() if not name.startswith(PREFIX)}
+    return drafter, {name.removeprefix(PREFIX): weight for name, weight in state.items() if name not in drafter}
 
 
 def check(base: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> None:

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 PARTS = ("live", "streams", "losses", "targets", "switch", "ranks", "background")
 FULL = {"stream": 600, "tests": 100, "seeds": 3, "ablation": 160, "sampled": 20, "beside": 100, "new_tokens": 96}
 QUICK = {"stream": 16, "tests": 8, "seeds": 1, "ablation": 8, "sampled": 2, "beside": 3, "new_tokens": 48}
-KEPT_OUT = 1000  # prompts at the end of GSM8K's training file, which the models that ship never saw
 
 
 Sizes = dict[str, int]
@@ -182,7 +181,7 @@ def _studies(
 
 def _texts(data: Path, sizes: Sizes) -> dict[str, list[str]]:
     """The prompts: a stream that the models never saw, tests, and another task."""
-    unseen = prompts.training(data)[-KEPT_OUT:]
+    unseen = prompts.training(data)[-prompts.KEPT_OUT :]
     if len(unseen) < sizes["stream"]:
         raise InputError(
             f"the stream has {len(unseen)} prompts, {sizes['stream']} are asked for: use a smaller --stream"

@@ -75,7 +75,7 @@ def _adapt(options: argparse.Namespace, console: Console) -> int:
 
 
 def _stopping(options: argparse.Namespace, console: Console) -> int:
-    _check(options, dict.fromkeys(("count", "repeats", "max_new_tokens", "hopeless", "threads"), 1))
+    _check(options, dict.fromkeys(("count", "repeats", "max_new_tokens", "hopeless", "learn", "threads"), 1))
     from omnidraft.bench.stopping import main as measure
 
     return measure(options, console)

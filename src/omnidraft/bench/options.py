@@ -130,10 +130,14 @@ def add_stopping(commands: Any, run: Run) -> None:
     stopping.add_argument("--count", type=int, metavar="N", help="prompts of a task (default: 50, less with --quick)")
     stopping.add_argument("--repeats", type=int, metavar="N", help="turns of every way (default: 3, 1 with --quick)")
     stopping.add_argument("--max-new-tokens", type=int, metavar="N", help="of an answer (default: 96, or 48)")
+    stopping.add_argument(
+        "--parts", default="cells,hopeless,schedules", metavar="A,B", help="some of %(default)s (default: all)"
+    )
+    stopping.add_argument("--learn", type=int, metavar="N", help="prompts a task to learn from (default: 200, or 8)")
     stopping.add_argument("--hopeless", type=int, metavar="N", help="prompts where drafts cannot pay (default: 200)")
     stopping.add_argument("--dtype", default="float32", metavar="NAME", help="of all models (default: float32)")
     stopping.add_argument("--threads", type=int, metavar="N", help="threads of PyTorch (default: its own choice)")
-    stopping.add_argument("--out", type=Path, metavar="STEM", help="write STEM.json and STEM.md")
+    stopping.add_argument("--out", type=Path, metavar="STEM", help="write STEM.json and STEM.md, or add to them")
     stopping.add_argument("--quick", action="store_true", help="a few prompts of everything")
 
 

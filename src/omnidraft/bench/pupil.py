@@ -67,7 +67,7 @@ class Pupil:
         pair = model.engine.pair
         if pair is None:
             raise ValueError("a pupil needs a model with a drafter")
-        self._model, self._drafting, self._learning = model, drafting, learning
+        self._model, self.drafting, self._learning = model, drafting, learning
         cache = make_cache(pair.cache.table, drafting)
         self.pair = Pair(drafter=Drafter(serving.model), translator=pair.translator, cache=cache)
         learner = None
@@ -120,13 +120,13 @@ class Pupil:
 
     def _settled(self) -> NgramCache:
         """The n-gram cache as it is, to be used up."""
-        cache = make_cache(self.pair.cache.table, self._drafting)
+        cache = make_cache(self.pair.cache.table, self.drafting)
         if not cache.frozen:
             cache.resume(self.pair.cache.state())
         return cache
 
     def _engine(self, target: LanguageModel, cache: NgramCache) -> Engine:
-        return Engine(target, self._eos, replace(self.pair, cache=cache), self._drafting)
+        return Engine(target, self._eos, replace(self.pair, cache=cache), self.drafting)
 
     def _over(self, recorded: Recorded, cache: NgramCache) -> Stats:
         self._replay.text = (*recorded.prompt, *recorded.tokens)

@@ -1,0 +1,142 @@
+"""The acceptance head: how likely the next draft token is to be accepted, before it is drawn (paper Eq. 5 and 6).
+
+It reads the hidden state that the drafter's next law is made of, and that law's entropy and peak.  What it says is a
+correction of AdaEDL's bound by entropy, and that bound as long as it was not trained.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from omnidraft.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+MISFIT = "the learned acceptance head does not fit the drafter: use another profile"
+PREFIX = "acceptance_head."  # of its tensors among those of the drafter
+SLOPE = 0.2  # γ of the bound by entropy
+LEAST = -80.0  # a score whose weight is nothing, and is finite
+WIDTH = 32
+EXTRA = 3  # inputs beside the hidden state
+SURE = 0.02  # nearer to 0 or 1 the bound is no correction's base
+Floats = npt.NDArray[np.float32]
+
+
+def spread(logits: torch.Tensor, temperature: float) -> tuple[float, float]:
+    """Entropy in nats, and logarithm of the largest probability, of logits (V,) at a temperature, 1 where it is 0."""
+    scores = logits.float().cpu().numpy()
+    scores = (scores - scores.max()) / (temperature or 1.0)
+    scores = np.maximum(scores, LEAST)
+    weights = np.exp(scores)
+    total = float(weights.sum())
+    best = -math.log(total)
+    return max(0.0, -best - float(weights @ scores) / total), best
+
+
+def bound(nats: float) -> float:
+    """AdaEDL's bound on the acceptance of a token whose law has this entropy; 0 at least."""
+    return max(0.0, 1 - math.sqrt(SLOPE * nats))
+
+
+@contextmanager
+def tapped(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
+    """What the output layer of a model reads while this is open, (B, T, H) a pass; nothing of a model without one."""
+    seen: list[torch.Tensor] = []
+
+    def look(_: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
+        seen.append(inputs[0])
+
+    layer = model.get_output_embeddings()
+    if layer is None:
+        yield seen
+        return
+    handle = layer.register_forward_pre_hook(look)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+def hidden_size(model: PreTrainedModel) -> int | None:
+    """Numbers in what the output layer of a model reads; None of a model without one."""
+    layer = model.get_output_embeddings()
+    return None if layer is None else int(layer.weight.shape[1])
+
+
+class HeadNet(torch.nn.Module):
+    """The head as it is trained: a perceptron of one hidden layer, whose last one begins with zeros."""
+
+    def __init__(self, size: int, seed: int = 0) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.inner = torch.nn.Linear(size + EXTRA, WIDTH)
+            self.outer = torch.nn.Linear(WIDTH, 2)
+        torch.nn.init.zeros_(self.outer.weight)
+        torch.nn.init.zeros_(self.outer.bias)
+
+    def forward(self, hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """Log-odds (N, 2) of acceptance at temperatures 0 and 1, of hidden states (N, H) and logits (N, V_q)."""
+        log_q = torch.log_softmax(logits.float(), -1)
+        nats = -(log_q.exp() * log_q.clamp_min(LEAST)).sum(-1)
+        base = torch.logit(1 - (SLOPE * nats).sqrt(), SURE)
+        inputs = torch.cat([_scaled(hidden.float()), torch.stack([base, nats, log_q.amax(-1)], -1)], -1)
+        out: torch.Tensor = base[:, None] + self.outer(torch.nn.functional.silu(self.inner(inputs)))
+        return out
+
+
+def _scaled(hidden: torch.Tensor) -> torch.Tensor:
+    return hidden / hidden.pow(2).mean(-1, keepdim=True).sqrt().clamp_min(1e-6)
+
+
+class Head:
+    """The head at work, beside a drafter with hidden states of `size` numbers; `take` gives it what was learned."""
+
+    def __init__(self, size: int | None = None) -> None:
+        self._size = size
+        self._inner: tuple[Floats, Floats] | None = None
+        self._outer: tuple[Floats, Floats] | None = None
+
+    @property
+    def trained(self) -> bool:
+        return self._inner is not None
+
+    def take(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Have these weights, by name; be untrained where there are none.
+
+        Raises ModelError for those of another size.
+        """
+        if not weights:
+            self._inner = self._outer = None
+            return
+        arrays = {name: weight.detach().float().cpu().numpy() for name, weight in weights.items()}
+        shapes = {name: array.shape for name, array in arrays.items()}
+        width = shapes.get("inner.weight", (0, 0))[-1]
+        whole = {"inner.weight": (WIDTH, width), "inner.bias": (WIDTH,), "outer.weight": (2, WIDTH), "outer.bias": (2,)}
+        if shapes != whole or (self._size is not None and width != self._size + EXTRA):
+            raise ModelError(MISFIT)
+        self._inner = arrays["inner.weight"], arrays["inner.bias"]
+        self._outer = arrays["outer.weight"], arrays["outer.bias"]
+
+    def chance(self, logits: torch.Tensor, hidden: torch.Tensor | None, temperature: float) -> float:
+        """How likely a token of these logits (V_q,) is to be accepted, where `hidden` (H,) is what they are made of."""
+        nats, best = spread(logits, 1.0 if self.trained else temperature)
+        if self._inner is None or self._outer is None or hidden is None:
+            return bound(nats)
+        state = hidden.float().cpu().numpy()
+        state = state / max(1e-6, math.sqrt(float(state @ state) / len(state)))
+        likely = min(1 - SURE, max(SURE, 1 - math.sqrt(SLOPE * nats)))
+        base = math.log(likely / (1 - likely))
+        weight, bias = self._inner
+        x = weight[:, :-EXTRA] @ state + weight[:, -EXTRA:] @ np.array([base, nats, best], np.float32) + bias
+        at = base + self._outer[0] @ (x / (1 + np.exp(-np.clip(x, LEAST, None)))) + self._outer[1]
+        warm = min(1.0, temperature)
+        return 1 / (1 + math.exp(-max(LEAST, float((1 - warm) * at[0] + warm * at[1]))))
