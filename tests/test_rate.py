@@ -14,7 +14,7 @@ import torch
 
 from omnidraft.costs import ENOUGH, Costs
 from omnidraft.head import bound
-from omnidraft.plan import GRID, make_plan
+from omnidraft.plan import GRID, NEVER, Known, Plan, make_plan
 from omnidraft.rate import MEASURED, TOO_DEAR, TOO_SHORT, Rate
 from omnidraft.stopping import Fixed, Stopping
 from test_stopping import made
@@ -252,34 +252,89 @@ def test_the_first_rounds_measure_the_target_alone(monkeypatch: pytest.MonkeyPat
 
 def test_costs_are_medians_with_lines_between() -> None:
     costs = Costs()
-    for drafted, seconds in ((0, 1.0), (0, 1.1), (0, 9.0), (4, 1.5), (4, 1.6), (4, 1.7)):
-        costs.learn(made(drafted, draft_s=0.1 * drafted, verify_s=seconds), first=False)
+    for drafted, seconds in ((0, 2.0), (0, 2.0), (0, 9.0), (0, 2.0), (4, 3.0), (4, 3.0), (4, 9.0), (4, 3.0)):
+        costs.learn(made(drafted, draft_s=0.2 * drafted, verify_s=seconds), first=False)
     assert costs.known
-    assert costs.step == pytest.approx(0.1)
-    assert [costs.verify(m) for m in (1, 3, 5, 9)] == pytest.approx([1.1, 1.35, 1.6, 2.1])
+    assert costs.seconds == pytest.approx(2.0, rel=0.05)
+    assert costs.steps == pytest.approx((0.1, 0.1), rel=0.05)
+    assert [costs.verify(m) for m in (1, 3, 5, 9)] == pytest.approx([1.0, 1.25, 1.5, 2.0], rel=0.05)
     assert costs.verify(1.5) == pytest.approx((costs.verify(1) + costs.verify(2)) / 2)
-    costs.learn(replace(made(1, draft_s=2.1), draft_passes=2, draft_read=101), first=True)
-    assert costs.reading(1000) == pytest.approx(20.0)
+    costs.learn(replace(made(1, draft_s=2.2), draft_passes=2, draft_read=101), first=True)
+    assert costs.reading(1000) == pytest.approx(10.0, rel=0.1)
     for _ in range(20):
         costs.learn(made(5, draft_s=0.5, verify_s=0.8), first=False)
     assert costs.verify(6) >= costs.verify(5), "noise makes nothing cheaper for more tokens"
 
 
+def planned(
+    step: float, verify: list[float], chances: list[float], weights: list[float], rate: float, **more: float
+) -> Plan:
+    settings = {"worth": 1.0, "lost": 0.0} | more
+    both = np.array([weights, weights])
+    return make_plan(
+        Known(step=(step, step), verify=np.array(verify), chances=np.array(chances), weights=both, **settings), rate
+    )
+
+
 def test_the_plan_weighs_what_a_step_may_show() -> None:
-    verify = np.array([1.0, 1.1, 1.2])
-    plan = make_plan(0.05, verify, np.array([0.9, 0.1]), np.array([1.0, 3.0]), 1.0, 1.0)
-    assert plan.draw[1] == pytest.approx(0.1, abs=1e-9)  # its verification alone is to be paid
-    # a quarter of the steps show a likely token: 0.25 · (0.9 · reach − 0.1) against 0.05
-    assert plan.step[1] == pytest.approx(0.3 / 0.9, rel=0.03)
-    dear = make_plan(0.3, verify, np.array([0.9, 0.1]), np.array([1.0, 3.0]), 1.0, 1.0)
+    verify = [1.0, 1.1, 1.2]
+    plan = planned(0.05, verify, [0.9, 0.1], [1.0, 3.0], 1.2)
+    assert plan.draw[1] == pytest.approx([0.12 / 0.9, NEVER], rel=0.03)  # its verification alone is to be paid
+    # a quarter of the steps show a likely token: 0.25 · (0.9 · reach − 0.12) against 0.06
+    assert plan.step[1] == pytest.approx(0.36 / 0.9, rel=0.03)
+    better = planned(0.05, verify, [0.9, 0.1], [1.0, 3.0], 1.0)
+    promised = (1 + better.tokens) / (1 + better.steps)
+    assert 1.1 < promised < 1.2
+    # what is gained is set against what it promises
+    assert better.draw[1, 0] == pytest.approx(0.1 * promised / 0.9, rel=0.03)
+    dear = planned(0.3, verify, [0.9, 0.1], [1.0, 3.0], 1.0)
     assert (dear.step > 1).all()
-    assert (dear.tokens, dear.seconds) == (0, 0)
+    assert (dear.tokens, dear.steps) == (0, 0)
     assert all(a < b for a, b in pairwise(GRID))
 
 
+def test_the_plan_knows_what_tokens_are_worth() -> None:
+    verify = [1.0, 1.1, 1.2]
+    assert planned(0.1, verify, [0.5], [1.0], 1.0, worth=0.9).step[0] <= 1
+    assert planned(0.1, verify, [0.5], [1.0], 1.0, worth=0.35).step[0] == NEVER
+    safe, risky = (planned(0.05, verify, [0.5], [1.0], 1.4, lost=lost) for lost in (0.0, 0.4))
+    assert risky.step[0] == pytest.approx(safe.step[0], rel=0.2), "before the first token there is nothing to lose"
+    # 0.5 · reach against 0.21; half of the time 0.4 of what is accepted is lost
+    assert safe.step[1] == pytest.approx(0.21 / 0.5, rel=0.03)
+    assert risky.step[1] == pytest.approx(0.21 / 0.3, rel=0.03)
+
+
+def test_first_tokens_may_be_less_likely_than_later_ones() -> None:
+    both = np.array([[0.0, 1.0], [1.0, 0.0]])
+    known = Known(
+        step=(0.1, 0.1),
+        verify=np.array([1.0, 1.1, 1.2]),
+        chances=np.array([0.9, 0.1]),
+        weights=both,
+        worth=1.0,
+        lost=0.0,
+    )
+    plan = make_plan(known, 1.0)
+    assert plan.step[0] == NEVER
+    assert plan.step[1] < 0.3
+
+
 def test_the_plan_looks_past_a_first_token_that_does_not_pay() -> None:
-    verify = np.array([1.0, *(2 + 0.05 * np.arange(8))])
-    plan = make_plan(0.1, verify, np.array([0.95]), np.array([1.0]), 1.0, 1.0)
+    verify = [1.0, *(2 + 0.05 * np.arange(8))]
+    plan = planned(0.1, verify, [0.95], [1.0], 1.0)
     assert plan.step[0] <= 1
-    assert (1 + plan.tokens) / (1 + plan.seconds) > 1.5
-    assert make_plan(0.1, verify[:2], np.array([0.95]), np.array([1.0]), 1.0, 1.0).step[0] > 1
+    assert (1 + plan.tokens) / (1 + plan.steps) > 1.5
+    assert planned(0.1, verify[:2], [0.95], [1.0], 1.0).step[0] > 1
+
+
+def test_it_learns_what_accepted_tokens_bring() -> None:
+    policy = Rate(LONGEST)
+    for drafted, accepted, brought in ((2, 2, 1), (3, 3, 2), (4, 2, 1), (4, 0, 0), (1, 1, 1)) * 200:
+        policy.learn(replace(made(drafted, brought + 1, verify_s=1.0), draft_accepted=accepted))
+    assert policy.worth == pytest.approx(4 / 6, rel=0.01)
+    assert policy.lost == pytest.approx(2 * 4 / 6 - 1, rel=0.05)
+    before = policy.worth
+    policy.learn(
+        replace(made(9, 1, verify_s=1.0), draft_accepted=9, finish="length")
+    )  # cut short: nobody knows what it was worth
+    assert policy.worth == before

@@ -43,7 +43,7 @@ class Steady(Rate):
     def begin(self, walk: Walk | None) -> bool:
         self._rounds = self._refused = 0
         self._reads, self._probe = True, self._tries
-        self._seen = np.ones(len(self._chances))
+        self._seen = np.ones((2, len(self._chances)))
         self._plan = None
         return super().begin(walk)
 

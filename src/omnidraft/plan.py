@@ -5,58 +5,99 @@ Worked out from the end of the longest draft to its beginning.  Pure array code.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
+ROUNDS = 4  # of making a plan, each for a better rate
 GRID = np.exp(np.linspace(np.log(1e-3), 0.0, 33))  # probabilities that a draft is accepted so far
+SPACING = float(np.log(GRID[1] / GRID[0]))
+CLOSE = 1e-3  # what makes no difference
+NEVER = 2.0  # in place of such a probability
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
     """From which probability on that the draft so far is accepted a step, and then a draw, pays at each length."""
 
-    step: Floats  # (K,) before the law of the next token is known; above 1: never
-    draw: Floats  # (K,) with that token
+    step: Floats  # (K,) before the law of the next token is known; NEVER: never
+    draw: Floats  # (K, B) once it is known which chance the next token has
     tokens: float  # target tokens that a round gains by it, on average
-    seconds: float  # that it costs
+    steps: float  # that it costs, on average
 
 
-def make_plan(step_s: float, verify_s: Floats, chances: Floats, weights: Floats, each: float, rate: float) -> Plan:
-    """The plan that gains most over `rate` target tokens a second.
+@dataclass(frozen=True, eq=False)
+class Known:
+    """What a plan is made of; costs are in steps of the target alone."""
 
-    `verify_s` (K + 1,) is the target's pass with a draft of 0 … K tokens, each of which makes up `each` target
-    tokens; `chances` (B,) of acceptance come up with `weights` (B,).
+    step: tuple[float, float]  # of the drafter, the first one in a draft and a later one
+    verify: Floats  # (K + 1,) the target's pass with a draft of 0 … K tokens
+    chances: Floats  # (B,) of acceptance
+    weights: Floats  # (2, B) how often each comes up for the first token of a draft, and for a later one
+    worth: float  # target tokens that an accepted draft token brings
+    lost: float  # target tokens that are lost of an accepted draft where the next token is refused: merged with it
+
+
+def make_plan(known: Known, rate: float) -> Plan:
+    """The plan that gains most over `rate` target tokens in a step of the target alone.
+
+    Where it promises more than that rate, it is made anew for what it promises.
     """
-    longest = len(verify_s) - 1
-    weights = weights / weights.sum()
-    after = GRID[:, None] * chances  # (G, B) with the next token
-    value = tokens = seconds = np.zeros(len(GRID))
-    step, draw = np.full(longest, 2.0), np.full(longest, 2.0)
-    logs, after_logs = np.log(GRID), np.log(np.maximum(after, GRID[0]))
+    for _ in range(ROUNDS):
+        plan = _for_rate(known, rate)
+        promised = (1 + plan.tokens) / (known.verify[0] + plan.steps)
+        if promised <= rate * 1.001:
+            break
+        rate = float(promised)
+    return plan
+
+
+def _for_rate(known: Known, rate: float) -> Plan:
+    longest, bins = len(known.verify) - 1, len(known.chances)
+    after = GRID[:, None] * known.chances  # (G, B) with the next token
+    refused = (GRID[:, None] - after) * known.lost
+    # where these lie on the grid, whose logarithms are evenly spaced; below it nothing is to be had
+    place = np.maximum(0.0, np.log(np.maximum(after, GRID[0]) / GRID[0]) / SPACING)
+    below = np.minimum(place.astype(np.intp), len(GRID) - 2)
+    share = place - below
+
+    def then(values: Floats) -> Floats:
+        result: Floats = values[below] * (1 - share) + values[below + 1] * share
+        return result
+
+    tokens = spent = value = np.zeros(len(GRID))
+    settled, last = False, math.nan
+    step, draw = np.full(longest, NEVER), np.full((longest, bins), NEVER)
     for length in reversed(range(longest)):
-        longer = verify_s[length + 1] - verify_s[length]
-        drawn = GRID * each - rate * longer + value  # (G,) by the probability with that token
-        draw[length] = _from(drawn)
-        pays = after >= draw[length]  # (G, B)
-        gained = np.where(pays, after * each + np.interp(after_logs, logs, tokens), 0.0) @ weights
-        spent = step_s + np.where(pays, longer + np.interp(after_logs, logs, seconds), 0.0) @ weights
-        step[length] = _from(gained - rate * spent)
+        weights = known.weights[min(length, 1)] / known.weights[min(length, 1)].sum()
+        longer = float(known.verify[length + 1] - known.verify[length])
+        if settled and length and abs(longer - last) < CLOSE:
+            step[length], draw[length] = step[length + 1], draw[length + 1]
+            continue
+        brings = after * known.worth - (refused if length else 0.0) + then(tokens)
+        costs = longer + then(spent)
+        draw[length] = _from(brings - rate * costs)
+        pays = GRID[:, None] >= draw[length]  # (G, B)
+        gained = (pays * brings) @ weights
+        cost = known.step[min(length, 1)] + (pays * costs) @ weights
+        step[length : length + 1] = _from((gained - rate * cost)[:, None])
         made = step[length] <= GRID
-        tokens, seconds = np.where(made, gained, 0.0), np.where(made, spent, 0.0)
-        value = tokens - rate * seconds
-    return Plan(step, draw, float(tokens[-1]), float(seconds[-1]))
+        tokens, spent = made * gained, made * cost
+        before, value = value, tokens - rate * spent
+        settled, last = bool(length < longest - 1 and np.abs(value - before).max() < CLOSE), longer
+    return Plan(step, draw, float(tokens[-1]), float(spent[-1]))
 
 
-def _from(gains: Floats) -> float:
-    """The probability from which on the gain, which rises with it, is positive; 2 where it nowhere is."""
-    positive = np.flatnonzero(gains > 0)
-    if not len(positive):
-        return 2.0
-    at = int(positive[0])
-    if at == 0:
-        return 0.0
-    share = gains[at] / (gains[at] - gains[at - 1])
-    return float(GRID[at] - share * (GRID[at] - GRID[at - 1]))
+def _from(gains: Floats) -> Floats:
+    """The probabilities from which on gains (G, N) are positive to the end of the grid; NEVER where not at its end."""
+    count, columns = len(GRID), np.arange(gains.shape[1])
+    at = count - np.argmax(gains[::-1] <= 0, axis=0)  # the first of the positive ones at the end
+    at = np.where((gains > 0).all(axis=0), 0, at)
+    inside = np.clip(at, 1, count - 1)
+    low, high = gains[inside - 1, columns], gains[inside, columns]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = GRID[inside] - high / (high - low) * (GRID[inside] - GRID[inside - 1])
+    return np.where(at == 0, 0.0, np.where(at == count, NEVER, found))

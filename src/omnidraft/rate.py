@@ -17,7 +17,7 @@ import torch
 from omnidraft.config import Drafting
 from omnidraft.costs import Costs
 from omnidraft.head import Head
-from omnidraft.plan import Plan, make_plan
+from omnidraft.plan import Known, Plan, make_plan
 from omnidraft.stopping import UNSURE, Confidence, Entropy, Fixed, Predicted, Stopping
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 EDGES = (0.97, 0.92, 0.86, 0.78, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)  # between the bins of what the head thinks
 MEMORY = 0.99  # of what was observed, with each new observation of the same kind
 GUESS = 4.0  # observations that the first guess of a chance is worth
-PLAN_EVERY = 16  # rounds
-PLAIN_EVERY = 128  # rounds: one of them without a draft, to know what that costs
+PLAN_EVERY = 24  # drafts, or refused tokens of them; more often at first
+PLAIN_EVERY = 64  # rounds: one of them without a draft, to know what that costs
 DRAW_EVERY = 40  # draws that did not seem to pay: one is made all the same
 PROBE_TEXTS = 8  # texts without a draft, after which one is tried again
 PROBE_ROUNDS = 5  # rounds of such a trial
@@ -74,8 +74,10 @@ class Rate:
         self._longest = longest
         self._head = head or Head()
         self._begin_chances()
-        self._tokens, self._seconds = 0.0, 0.0  # of the latest rounds, without the passes over prompts
+        self._tokens, self._steps = 0.0, 0.0  # of the latest rounds, without the passes over prompts
         self._made_up, self._drafted = 2.0, 2.0  # target tokens proposed, and draft tokens they were made of
+        self._brought, self._accepted = 2.0, 2.0  # target tokens of drafts that were accepted as a whole, draft tokens
+        self._lost, self._cut = 0.0, 2.0  # target tokens lost of drafts accepted in part, and those drafts
         self._length = 64.0  # of the latest answers, in tokens
         self._spent, self._all = 0.0, 0.0  # seconds of trials, and of everything
         self._undrafted = 0  # texts since the last draft
@@ -85,6 +87,8 @@ class Rate:
         self._first, self._reads = True, True
         self._probe = 0  # rounds of a trial that are left
         self._plan: Plan | None = None
+        self._drafts = self._news = 0  # all, and those since the plan
+        self._promised = 1.0  # of the last plan, as `rate`
         self._walk: Walk | None = None
         self._bins: list[int] = []  # of the tokens of the present draft
         self._reach = 1.0  # the chance that all of them are accepted
@@ -93,7 +97,8 @@ class Rate:
         """Believe the head, until more is known."""
         self._trained = self._head.trained
         self._chances = [Chance((above + below) / 2) for above, below in pairwise((1.0, *EDGES, 0.0))]
-        self._seen = np.ones(len(self._chances))  # how often laws of each bin came up
+        # how often laws of each bin came up, for the first token of a draft and for later ones
+        self._seen = np.ones((2, len(self._chances)))
 
     # ------------------------------------------------------------ what is decided
 
@@ -105,13 +110,13 @@ class Rate:
         self._first = True
         self._prompt, self._asked = prompt, new_tokens
         self._undrafted += 1
-        self._plan = None
         self._reads = not self.costs.known or self._worth_reading(min(self._length, new_tokens))
-        cost = self.costs.reading(prompt) + PROBE_ROUNDS * PROBE_LENGTH * self.costs.step
+        cost = (self.costs.reading(prompt) + PROBE_ROUNDS * sum(self.costs.steps)) * self.costs.seconds
         tried = self._undrafted > PROBE_TEXTS and self._spent + cost <= SHARE * self._all
         self._probe = PROBE_ROUNDS if tried else 0
         if tried:
             self.costs.fade()
+            self._plan = None
             for chance in self._chances:
                 chance.fade(FRESH)
 
@@ -122,7 +127,7 @@ class Rate:
         if self._trained != self._head.trained:
             self._begin_chances()
             self._plan = None
-        if self._rounds % PLAN_EVERY == 0:
+        if self._news >= min(PLAN_EVERY, 4 + self._drafts // 4):
             self._plan = None
         self.idle = self._obstacle()
         return self.idle is None
@@ -144,16 +149,17 @@ class Rate:
         """Whether a token of such a law pays, now that its step is made."""
         likely = self._head.chance(logits, hidden, temperature)
         place = sum(likely < edge for edge in EDGES)
-        self._seen *= MEMORY
-        self._seen[place] += 1
-        reach = self._reach * self._chances[place].value
-        if not (self._probe or self._unfinished) and reach < self.plan.draw[len(self._bins)]:
+        length = len(self._bins)
+        self._seen[min(length, 1)] *= MEMORY
+        self._seen[min(length, 1), place] += 1
+        if not (self._probe or self._unfinished) and self._reach < self.plan.draw[length, place]:
             self._refused += 1
+            self._news += not self._bins  # a step for nothing
             if self._refused % DRAW_EVERY:
                 self.idle = UNSURE
                 return False
         self._bins.append(place)
-        self._reach = reach
+        self._reach *= self._chances[place].value
         return True
 
     def steps(self, token: int) -> bool:  # noqa: ARG002
@@ -168,14 +174,17 @@ class Rate:
     def plan(self) -> Plan:
         if self._plan is None:
             lengths = np.arange(self._longest + 1) * self.each
-            self._plan = make_plan(
-                self.costs.step,
-                np.array([self.costs.verify(1 + length) for length in lengths]),
-                np.array([chance.value for chance in self._chances]),
-                self._seen,
-                self.each,
-                self.rate,
+            known = Known(
+                step=self.costs.steps,
+                verify=np.array([self.costs.verify(1 + length) for length in lengths]),
+                chances=np.array([chance.value for chance in self._chances]),
+                weights=self._seen,
+                worth=self.worth,
+                lost=self.lost,
             )
+            self._plan = make_plan(known, max(self.rate, 0.98 * self._promised))
+            self._promised = (1 + self._plan.tokens) / (1 + self._plan.steps)
+            self._news = 0
         return self._plan
 
     @property
@@ -186,9 +195,8 @@ class Rate:
 
     def _worth_reading(self, tokens: float) -> bool:
         """Whether drafts would save, over so many tokens, more than reading the text so far takes."""
-        plain = self.costs.verify(1)
-        promised = (plain + self.plan.seconds) / (1 + self.plan.tokens)  # seconds a token
-        return tokens * (plain - promised) > self.costs.reading(self._prompt + self._said)
+        promised = (1 + self.plan.steps) / (1 + self.plan.tokens)  # of a token; the target alone has 1
+        return tokens * (1 - promised) > self.costs.reading(self._prompt + self._said)
 
     # ------------------------------------------------------------ what is known
 
@@ -198,11 +206,19 @@ class Rate:
         return self._made_up / self._drafted
 
     @property
+    def worth(self) -> float:
+        """Target tokens that a draft token brings where the whole draft is accepted."""
+        return self._brought / self._accepted
+
+    @property
+    def lost(self) -> float:
+        """Target tokens that are lost of accepted draft tokens where the next one is refused."""
+        return max(0.0, self._lost / self._cut)
+
+    @property
     def rate(self) -> float:
-        """Target tokens a second at present; what is possible without drafts at least."""
-        present = self._tokens / self._seconds if self._seconds > 0 else 0.0
-        plain = self.costs.verify(1)
-        return max(present, 1 / plain if plain > 0 else 0.0)
+        """Target tokens in the time of a step of the target alone at present; one at least, which it makes itself."""
+        return max(1.0, self._tokens / self._steps if self._steps > 0 else 0.0)
 
     def learn(self, record: Round) -> None:
         """Take in what the round cost, and which of its tokens were accepted."""
@@ -212,9 +228,13 @@ class Rate:
         self._reads |= record.draft_passes > 0
         if record.draft:
             self._undrafted = 0
+            self._drafts += 1
+            self._news += max(1, len(record.draft) - record.draft_accepted)  # what went wrong is news
             self._made_up = 0.995 * self._made_up + len(record.proposals)
             self._drafted = 0.995 * self._drafted + len(record.draft)
             accepted = record.draft_accepted
+            if accepted and record.finish is None:
+                self._weigh(accepted, len(record.draft), len(record.emitted) - 1)
             for length, place in enumerate(self._bins[: accepted + 1]):
                 self._chances[place].learn(happened=length < accepted)
         if self._probe:
@@ -222,12 +242,21 @@ class Rate:
             self._plan = None
             self._spent += record.draft_s
             if not self._first:  # whose pass reads the prompt
-                self._spent += max(0.0, record.verify_s + record.translate_s - self.costs.verify(1))
+                self._spent += max(0.0, record.verify_s + record.translate_s - self.costs.seconds)
         elif not self._first and not self.costs.reads(record):
             self._tokens = 0.98 * self._tokens + len(record.emitted)
-            self._seconds = 0.98 * self._seconds + seconds
+            self._steps = 0.98 * self._steps + seconds / (self.costs.seconds or seconds)
         self._first = False
         self._said += len(record.emitted)
+
+    def _weigh(self, accepted: int, drafted: int, brought: int) -> None:
+        """Take in what the accepted tokens of a draft brought: less where one more was drafted and refused."""
+        if accepted == drafted:
+            self._brought = 0.995 * self._brought + brought
+            self._accepted = 0.995 * self._accepted + accepted
+        else:
+            self._lost = 0.995 * self._lost + accepted * self.worth - brought
+            self._cut = 0.995 * self._cut + 1
 
 
 def make_stopping(drafting: Drafting, head: Head | None = None) -> Stopping:
