@@ -16,7 +16,8 @@ from omnidraft.pairing import DrafterSide
 
 PROMPTS = ("hello world", "the world was hello", "def ing 10 the", "don't hello the été", "10 worlds, 10 hellos")
 COUNT = 16
-FAST: dict[str, Any] = {"interval": 2, "batch": 2, "learning_rate": 1e-2}
+# drafts of a length, so that a drafter of random weights drafts at all
+FAST: dict[str, Any] = {"stopping": "fixed", "interval": 2, "batch": 2, "learning_rate": 1e-2}
 
 
 def side_of(model: OmniDraft) -> DrafterSide:

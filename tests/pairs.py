@@ -57,7 +57,7 @@ def engine(
     frozen: bool = False,
     **drafting: Any,
 ) -> Engine:
-    settings = Drafting(**drafting)
+    settings = Drafting(**{"stopping": "fixed"} | drafting)
     spelling = table(drafter_language, target_language)
     only_direct = settings.mode == "intersection"
     cache_ = NgramCache(

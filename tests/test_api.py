@@ -24,7 +24,7 @@ COUNT = 24
 def model(target: Path, drafter: Path, tmp_path_factory: pytest.TempPathFactory) -> OmniDraft:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMNIDRAFT_HOME", str(tmp_path_factory.mktemp("home")))
-        return omnidraft.load(target, drafter, warn=pytest.fail)
+        return omnidraft.load(target, drafter, stopping="fixed", warn=pytest.fail)
 
 
 def alone(model: OmniDraft, prompt: str, count: int = COUNT) -> list[int]:
@@ -52,7 +52,7 @@ def test_greedy_answers_are_those_of_transformers(model: OmniDraft) -> None:
 @pytest.mark.usefixtures("home")
 @pytest.mark.parametrize("sentencepiece", [False, True])
 def test_text_is_what_the_tokenizer_decodes_after_the_prompt(target: Path, drafter: Path, sentencepiece: bool) -> None:
-    model = omnidraft.load(drafter, target) if sentencepiece else omnidraft.load(target, drafter)
+    model = omnidraft.load(*((drafter, target) if sentencepiece else (target, drafter)), stopping="fixed")
     for seed, prompt in enumerate([PROMPT, "hello ", [model.target.tokenizer.bos_token_id]] * 2):
         ids = model.encode(prompt)
         result = model.generate(prompt, max_new_tokens=COUNT, temperature=1.0, seed=seed)
@@ -108,7 +108,7 @@ def test_plain_decoding_is_the_same_loop(model: OmniDraft, target: Path, drafter
 @pytest.mark.usefixtures("home")
 @pytest.mark.parametrize("mode", ["intersection", "paper"])
 def test_modes_reach_the_engine(target: Path, drafter: Path, mode: str) -> None:
-    other = omnidraft.load(target, drafter, mode=mode, draft_len=2)
+    other = omnidraft.load(target, drafter, mode=mode, draft_len=2, stopping="fixed")
     assert (other.engine.drafting.mode, other.engine.drafting.draft_len) == (mode, 2)
     assert other.engine.pair is not None
     assert other.engine.pair.cache.frozen == (mode == "intersection")

@@ -109,7 +109,7 @@ def test_an_examination_counts_what_live_decoding_counts(model: OmniDraft) -> No
 
 def test_an_examination_teaches_nothing(model: OmniDraft) -> None:
     one = study(model)
-    pupil = Pupil(model, one.serving, Drafting(draft_len=3, ngram_seed="empty"), LEARNING)
+    pupil = Pupil(model, one.serving, Drafting(draft_len=3, stopping="fixed", ngram_seed="empty"), LEARNING)
     taught(pupil, one.recorded("stream"))
     before, active = pupil.adaptation.state, pupil.pair.cache.active.copy()
     first, second = (pupil.examine(one.recorded("tests")) for _ in range(2))

@@ -62,7 +62,22 @@ def test_the_answer_is_on_stdout_and_the_rest_on_stderr(target: Path, drafter: P
 
 
 def test_json_is_one_object(target: Path, drafter: Path, capsys: Captured) -> None:
-    assert generate("hello", target, "--drafter", drafter, "--max-new-tokens", 12, "--draft-len", 2, "--json") == 0
+    assert (
+        generate(
+            "hello",
+            target,
+            "--drafter",
+            drafter,
+            "--max-new-tokens",
+            12,
+            "--stopping",
+            "fixed",
+            "--draft-len",
+            2,
+            "--json",
+        )
+        == 0
+    )
     out = capsys.readouterr().out
     assert out.count("\n") == 1
     answer = json.loads(out)

@@ -30,8 +30,8 @@ PNG = b"\x89PNG\r\n"
 
 
 def point(**changed: Any) -> Point:
-    usual = {"tokens": 10, "rounds": 5, "proposed": 10, "accepted": 4, "seconds": 1.0, "learning_s": 0.5, "updates": 0}
-    return Point(**usual | changed)
+    counts = {"tokens": 10, "rounds": 5, "drafted": 12, "proposed": 10, "accepted": 4, "updates": 0}
+    return Point(**counts | {"seconds": 1.0, "learning_s": 0.5} | changed)
 
 
 def curve(points: Sequence[Point], *, weights_unchanged: bool = True) -> Curve:
@@ -120,7 +120,9 @@ def test_figures_follow_from_the_counts() -> None:
     assert figures.speedup == 6.0 / 4.0
     assert figures.net_speedup == pytest.approx(1.5 * 5.0 / (5.0 + 3.0))
     assert Figures.of([point()]).speedup is Figures.of([point()]).net_speedup is None
-    assert Figures.of([]) == Figures(acceptance_rate=0.0, block_efficiency=0.0, speedup=None, net_speedup=None)
+    assert Figures.of([]) == Figures(
+        acceptance_rate=0.0, block_efficiency=0.0, draft_len=0.0, speedup=None, net_speedup=None
+    )
 
 
 def test_the_ends_of_a_curve_are_compared_without_overlap() -> None:

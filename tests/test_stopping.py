@@ -19,9 +19,10 @@ from omnidraft.drafter import Drafter
 from omnidraft.engine import Engine, Round
 from omnidraft.errors import ConfigError
 from omnidraft.head import Head, spread
+from omnidraft.metrics import Stats
 from omnidraft.rate import MEASURED, Rate, make_stopping
 from omnidraft.sampling import Draw
-from omnidraft.stopping import Confidence, Entropy, Fixed, Predicted, Stopping
+from omnidraft.stopping import UNSURE, Confidence, Entropy, Fixed, Predicted, Stopping
 from omnidraft.walk import Walk
 from worlds import ACTIVE, PROMPT, SHAPES, World, frozen_cache, make_world
 
@@ -193,7 +194,8 @@ def test_the_setting_chooses_the_policy() -> None:
     kinds = {name: type(make_stopping(Drafting(stopping=name))) for name in STOPPINGS}
     kinds_of = {"fixed": Fixed, "confidence": Confidence, "entropy": Entropy, "head": Predicted, "rate": Rate}
     assert kinds == kinds_of
-    assert Drafting().longest == 4
+    assert Drafting() == Drafting(stopping="rate")
+    assert Drafting(stopping="fixed").longest == 4
     assert Drafting(stopping="rate").longest == 16
     assert Drafting(stopping="rate", draft_len=3).longest == 3
     bad: dict[str, Any]
@@ -207,6 +209,41 @@ def test_a_round_without_a_draft_says_why() -> None:
     engine = with_policy(world, Rate(LONGEST), "all", 0)
     record = next(engine.rounds([PROMPT], 5, SAMPLED, lambda weights: int(weights.argmax())))
     assert (record.draft, record.idle, record.draft_passes) == ((), MEASURED, 0)
+
+
+class Unlikely(Told):
+    """A trained head that thinks nothing of any token."""
+
+    def chance(self, logits: torch.Tensor, hidden: torch.Tensor | None, temperature: float) -> float:  # noqa: ARG002
+        return 0.01
+
+
+@pytest.mark.parametrize("policy", [Entropy(1.0), Predicted(0.5, Unlikely())])
+def test_a_first_token_that_is_not_drawn_is_no_draft_and_says_why(policy: Stopping) -> None:
+    engine = with_policy(make_world("nested", 0), policy, "all", 0)
+    record = next(engine.rounds([PROMPT], 5, SAMPLED, lambda weights: int(weights.argmax())))
+    assert (record.draft, record.idle, record.draft_passes) == ((), UNSURE, 1)
+    stats = Stats.of([record])
+    assert (stats.undrafted, stats.idle) == (1, UNSURE)
+    drafted = with_policy(make_world("nested", 0), Entropy(0.0), "all", 0)
+    record = next(drafted.rounds([PROMPT], 5, SAMPLED, lambda weights: int(weights.argmax())))
+    assert record.draft
+    assert record.idle is None
+
+
+def test_near_the_end_of_the_context_drafts_become_shorter() -> None:
+    world = make_world("long", 0)
+    engine = with_policy(world, Fixed(), "all", 0)
+    widest = engine._longest
+    assert widest > 1
+    lengths = []
+    for left in range(LONGEST * widest + 2, 0, -1):
+        world.target.context = 1 + left
+        record = next(engine.rounds([PROMPT], 100, SAMPLED, lambda weights: int(weights.argmax())))
+        lengths.append(engine._draft_len([PROMPT], 101))
+        assert len(record.draft) <= lengths[-1]
+    assert lengths == sorted(lengths, reverse=True)
+    assert set(lengths) == {0, 1, 2, 3}, "step by step, not all or nothing"
 
 
 @pytest.mark.parametrize("policy", ["confidence", "entropy", "head", "rate"])

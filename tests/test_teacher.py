@@ -9,21 +9,10 @@ import pytest
 import torch
 
 from enumeration import FAR, SAMPLED, enumerate_draws
+from omnidraft.laws import MOST, SHARE, SparseLaw, law_after, law_below, root_law, sparse
 from omnidraft.ngrams import NgramCache
 from omnidraft.sampling import Probs
-from omnidraft.teacher import (
-    MOST,
-    SHARE,
-    Arrays,
-    SparseLaw,
-    hybrid_lesson,
-    law_after,
-    law_below,
-    marginal_lesson,
-    root_law,
-    shared_tokens,
-    sparse,
-)
+from omnidraft.teacher import Arrays, hybrid_lesson, marginal_lesson, shared_tokens
 from omnidraft.walk import Walk
 from worlds import PROMPT, SHAPES, Ids, TableModel, World, frozen_cache, make_world, seeded
 

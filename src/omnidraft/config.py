@@ -55,7 +55,7 @@ class Drafting:
     """How proposals are made and verified; `draft_len` 0 is plain decoding through the same loop."""
 
     draft_len: int | None = None  # None: 4 where it is fixed, 16 at most else
-    stopping: str = "fixed"  # what ends a draft before that
+    stopping: str = "rate"  # what ends a draft before that
     threshold: float | None = None  # of confidence, entropy or head; None: 0.4
     mode: str = "exact"
     verification: str = "block"

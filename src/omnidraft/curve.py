@@ -26,6 +26,7 @@ class Point:
 
     tokens: int
     rounds: int
+    drafted: int  # tokens
     proposed: int
     accepted: int
     seconds: float  # to the last token
@@ -41,6 +42,7 @@ class Figures:
 
     acceptance_rate: float
     block_efficiency: float
+    draft_len: float  # tokens a round
     speedup: float | None
     net_speedup: float | None  # with the time of learning
 
@@ -54,6 +56,7 @@ class Figures:
         return cls(
             acceptance_rate=sum(p.accepted for p in points) / proposed if proposed else 0.0,
             block_efficiency=sum(p.tokens for p in points) / rounds if rounds else 0.0,
+            draft_len=sum(p.drafted for p in points) / rounds if rounds else 0.0,
             speedup=speedup,
             net_speedup=None if speedup is None else speedup * decoding / (decoding + learning),
         )

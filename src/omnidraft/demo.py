@@ -30,15 +30,16 @@ from omnidraft.metrics import Stats
 from omnidraft.models import LanguageModel
 from omnidraft.pairing import make_cache
 from omnidraft.sampling import GeneratorDraw
-from omnidraft.terminal import display
+from omnidraft.terminal import bars, display
 from omnidraft.text import TextStream
 
 NEW_TOKENS = 96
 REPEATS = 3
-DRAFT_LEN = 2  # the fastest of 1, 2 and 4 on two threads: the drafter has hardly seen such prompts
 BUDGET_S = 60.0  # for the runs against the clock: fewer repeats where the machine is slow
 ACCEPTED, OWN = "green", "bold yellow"
 PROBES = 15  # forward passes whose median is a step's cost
+PROBED = 3  # tokens of a pass of verification that is timed
+LENGTHS = 40  # rounds whose draft lengths are shown at a time
 # Written for this demonstration, in the two forms that the embedded targets know; as a chat where they have a template.
 QUESTIONS = (
     "Nora picks 14 baskets of plums with 9 plums in each. She gives 37 plums away. How many plums does she have left?",
@@ -76,8 +77,9 @@ class Result:
     acceptance_rate: float
     block_efficiency: float
     drafter_step: float  # cost of a drafter step, in target steps
-    verify_step: float  # cost of verifying a whole draft, in target steps
-    draft_len: int
+    verify_step: float  # cost of a pass over PROBED tokens, in target steps
+    draft_len: float  # tokens of a draft on average, rounds without one included
+    longest_draft: int
     repeats: int
 
 
@@ -114,7 +116,7 @@ def run(
     results = []
     for name, folder in targets.items():
         console.print(f"{name}: loading", style="dim")
-        model = load(folder, drafter, dtype="float32", draft_len=DRAFT_LEN, profile=None, warn=console.print)
+        model = load(folder, drafter, dtype="float32", profile=None, warn=console.print)
         bench = _Bench(model, [model.encode_message(prompt) for prompt in prompts], new_tokens)
         results.append(bench.result(name, console, repeats, BUDGET_S / len(targets)))
     return results
@@ -130,7 +132,8 @@ def show(console: Console, results: Sequence[Result]) -> None:
         "acceptance rate": lambda r: down(r.acceptance_rate, 2),
         "block efficiency (tokens a pass)": lambda r: down(r.block_efficiency, 2),
         "cost of a drafter step, in target steps": lambda r: f"{r.drafter_step:.2f}",
-        "cost of verifying a draft, likewise": lambda r: f"{r.verify_step:.2f} for {r.draft_len + 1} tokens",
+        "draft tokens a round, as it pays": lambda r: f"{r.draft_len:.2f}, at most {r.longest_draft}",
+        f"cost of verifying {PROBED} tokens, likewise": lambda r: f"{r.verify_step:.2f}",
         "identical to transformers' own tokens": lambda r: "yes" if r.identical else "NO",
     }
     for row, figure in rows.items():
@@ -175,31 +178,37 @@ class _Bench:
             shown.append(same)
             console.print(
                 f"{name}, prompt {number + 1} of {len(self.prompts)}: {len(tokens)} tokens, "
-                f"{down(Stats.of(rounds).block_efficiency, 2)} a pass, {'identical' if same else 'NOT IDENTICAL'}"
+                f"{down(Stats.of(rounds).block_efficiency, 2)} a pass, {'identical' if same else 'NOT IDENTICAL'}; "
+                f"draft tokens of the last rounds: {bars(_drafted(rounds), LENGTHS)}"
             )
         laps, same = self._race(expected, repeats, budget_s)
         plain, speculative = (_medians([lap.seconds[kind] for lap in laps]) for kind in ("plain", "speculative"))
-        stats = Stats.of(laps[-1].rounds["speculative"])  # the same in every lap
+        drafting = [record for lap in laps for record in lap.rounds["speculative"]]
+        stats, count = Stats.of(drafting), sum(map(len, expected))
         target_step, verify, drafter_step = self._steps()
         return Result(
             name=name,
             identical=same and all(shown),
-            plain_tokens_per_s=stats.tokens / plain,
-            tokens_per_s=stats.tokens / speculative,
+            plain_tokens_per_s=count / plain,
+            tokens_per_s=count / speculative,
             speedup=plain / speculative,
             acceptance_rate=stats.acceptance_rate,
             block_efficiency=stats.block_efficiency,
             drafter_step=drafter_step / target_step,
             verify_step=verify / target_step,
-            draft_len=self.model.engine.drafting.longest,
+            draft_len=stats.drafted / stats.rounds,
+            longest_draft=max(_drafted(drafting)),
             repeats=len(laps),
         )
 
     def _speculative(self) -> Engine:
-        """An engine that has seen nothing yet, so that no run profits from the runs before it."""
+        """An engine with n-grams of its own, so that no run profits from those of the runs before it.
+
+        What was measured of the machine and of the drafter holds on.
+        """
         engine = self.model.engine
         fresh = replace(self.pair, cache=make_cache(self.pair.cache.table, engine.drafting))
-        return Engine(engine.target, tuple(engine.eos), fresh, engine.drafting)
+        return Engine(engine.target, tuple(engine.eos), fresh, engine.drafting, engine.stopping)
 
     def _alone(self, prompt: list[int]) -> list[int]:
         """What `transformers` alone answers."""
@@ -237,10 +246,9 @@ class _Bench:
         return laps, same
 
     def _steps(self) -> tuple[float, float, float]:
-        """Median seconds of one token through the target, of a whole draft and its last token, and of a draft step."""
-        target, drafter = self.model.target.lm, self.pair.drafter.model
-        text, k = self.prompts[0], self.model.engine.drafting.longest
-        probes: list[tuple[LanguageModel, list[int]]] = [(target, text[:1]), (target, text[: k + 1]), (drafter, [0])]
+        """Median seconds of one token through the target, of PROBED tokens, and of a draft step."""
+        target, drafter, text = self.model.target.lm, self.pair.drafter.model, self.prompts[0]
+        probes: list[tuple[LanguageModel, list[int]]] = [(target, text[:1]), (target, text[:PROBED]), (drafter, [0])]
         taken: list[list[float]] = [[] for _ in probes]
         for model, ids in ((target, text), (drafter, self.pair.translator.prompt(text))):
             model.crop(0)
@@ -268,14 +276,21 @@ class _Bench:
                     answer.append(text.feed([token]), style=ACCEPTED if place < record.accepted else OWN)
                 state = f"{Stats.of(rounds).block_efficiency:.2f} tokens a pass of the target: "
                 legend = Text.assemble(state, ("accepted drafts", ACCEPTED), " and ", ("the target's own", OWN))
-                lines = answer.wrap(console, console.width)[-max(1, console.height - 2) :]
-                live.update(Group(*lines, legend), refresh=True)
+                lengths = Text.assemble(
+                    "draft tokens of the last rounds: ", (bars(_drafted(rounds), LENGTHS), ACCEPTED)
+                )
+                lines = answer.wrap(console, console.width)[-max(1, console.height - 3) :]
+                live.update(Group(*lines, legend, lengths), refresh=True)
         return rounds
 
 
 def _medians(laps: list[list[float]]) -> float:
     """Seconds for all prompts: for each the median over the laps."""
     return sum(float(statistics.median(times)) for times in zip(*laps, strict=True))
+
+
+def _drafted(rounds: Sequence[Round]) -> list[int]:
+    return [len(record.draft) for record in rounds]
 
 
 def _tokens(rounds: Sequence[Round]) -> list[int]:

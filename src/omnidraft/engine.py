@@ -15,13 +15,13 @@ from omnidraft.context import Translator
 from omnidraft.drafter import Drafter
 from omnidraft.errors import ConfigError, PromptError
 from omnidraft.head import Head
+from omnidraft.laws import SparseLaw, sparse
 from omnidraft.models import LanguageModel
 from omnidraft.ngrams import NgramCache
 from omnidraft.paper import DirectMap, Proposal, merge, verify_paper
 from omnidraft.rate import make_stopping
 from omnidraft.sampling import Draw, Probs, Processing, Processor, TargetLaw, softmax
 from omnidraft.stopping import Fixed, Stopping
-from omnidraft.teacher import SparseLaw, sparse
 from omnidraft.verify import Outcome, verify_block, verify_greedy, verify_token
 from omnidraft.walk import STOP, Walk
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
-ROUNDS = 4  # of making a plan, each for a better rate
+ROUNDS = 3  # of making a plan anew, each for a better rate
 GRID = np.exp(np.linspace(np.log(1e-3), 0.0, 33))  # probabilities that a draft is accepted so far
 SPACING = float(np.log(GRID[1] / GRID[0]))
 CLOSE = 1e-3  # what makes no difference
@@ -46,12 +46,13 @@ def make_plan(known: Known, rate: float) -> Plan:
 
     Where it promises more than that rate, it is made anew for what it promises.
     """
+    plan = _for_rate(known, rate)
     for _ in range(ROUNDS):
-        plan = _for_rate(known, rate)
-        promised = (1 + plan.tokens) / (known.verify[0] + plan.steps)
+        promised = float((1 + plan.tokens) / (known.verify[0] + plan.steps))
         if promised <= rate * 1.001:
             break
-        rate = float(promised)
+        rate = promised
+        plan = _for_rate(known, rate)
     return plan
 
 

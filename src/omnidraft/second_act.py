@@ -25,7 +25,7 @@ from omnidraft.engine import Engine, Round
 from omnidraft.metrics import Stats
 from omnidraft.problems import prompts
 from omnidraft.sampling import GeneratorDraw
-from omnidraft.terminal import chart, display
+from omnidraft.terminal import bars, chart, display
 from omnidraft.text import TextStream
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 TARGET = zoo.names("target")[-1]  # the chat model
 NEW_TOKENS = 64
-DRAFT_LEN = 2  # as in the first act
 BUDGET_S = 120.0  # no prompt is begun after it
 SEED = 0  # of the prompts
 LINES = 4  # in which a run without a terminal tells how far it is
@@ -55,7 +54,7 @@ def run(
     """Answer prompts and learn from the answers until the time is over; drawn live where `console` is a terminal."""
     console.print(f"{name}: learning from its answers, for {budget_s:.0f} s", style="dim")
     warn = console.print
-    loaded = load(target, drafter, dtype="float32", adapt="inline", profile=None, draft_len=DRAFT_LEN, warn=warn)
+    loaded = load(target, drafter, dtype="float32", adapt="inline", profile=None, warn=warn)
     with loaded as model, display(console) as live:
         before = _digest(model)
         stage = _Stage(model, new_tokens)
@@ -71,10 +70,10 @@ def run(
             timed = (number + number // WINDOW) % 2 == 0
             ids = model.encode_message(prompt)
             view.end(stage.answer(ids, view.show, timed=timed, alone_first=number % 4 < 2))
-        seconds = time.perf_counter() - began
         setting = {
             "target": name,
-            "draft_len": DRAFT_LEN,
+            "stopping": model.engine.drafting.stopping,
+            "draft_len": model.engine.drafting.longest,
             "new_tokens": new_tokens,
             "budget_s": budget_s,
             "seed": SEED,
@@ -85,7 +84,7 @@ def run(
             setting=setting,
             points=tuple(view.points),
             weights_unchanged=_digest(model) == before,
-            seconds=seconds,
+            seconds=time.perf_counter() - began,
             counters=model.learned,
         )
 
@@ -113,6 +112,7 @@ def show(console: Console, curve: Curve, folder: Path | None = None) -> None:
         f"{curve.setting['target']}, first {curve.window} -> last {curve.window} prompts: "
         f"acceptance rate {down(first.acceptance_rate, 2)} -> {down(last.acceptance_rate, 2)}, "
         f"block efficiency {down(first.block_efficiency, 2)} -> {down(last.block_efficiency, 2)}, "
+        f"draft tokens a round {first.draft_len:.2f} -> {last.draft_len:.2f}, "
         f"speedup {_times(first.speedup)} -> {_times(last.speedup)}; "
         f"with the time of learning {_times(whole.net_speedup)} over the whole run: {_verdict(curve)}; {kept}",
         style="bold",
@@ -167,6 +167,7 @@ class _Stage:
         return Point(
             tokens=stats.tokens,
             rounds=stats.rounds,
+            drafted=stats.drafted,
             proposed=stats.proposed,
             accepted=stats.accepted,
             seconds=last - began,
@@ -221,6 +222,7 @@ class _View:
     def _drawn(self, state: str, records: Sequence[Round]) -> RenderableType:
         width, height = self.console.width, self.console.height
         updates = self.points[-1].updates if self.points else 0
+        lengths = bars([len(record.draft) for record in records], width // 2)
         head = Text.assemble(
             (f"{self.name}, prompt {len(self.points) + 1}", "bold"),
             f"  {self._passed:.0f} of {self.budget_s:.0f} s  updates of the drafter: {updates}",
@@ -242,7 +244,7 @@ class _View:
         rate = Text.assemble(
             f"mean of the last {WINDOW} prompts: acceptance rate ",
             (down(now.acceptance_rate, 2), ACCEPTED),
-            f", tokens a pass {down(now.block_efficiency, 2)}",
+            f", tokens a pass {down(now.block_efficiency, 2)}, draft tokens a round {now.draft_len:.2f}",
         )
         drawings = (
             rate,
@@ -252,7 +254,9 @@ class _View:
         )
         for line in (head, over, rate):
             line.truncate(width, overflow="ellipsis")
-        return Group(head, Text(state, style="italic"), *lines, *blank, *drawings)
+        now_at = Text.assemble((state, "italic"), f"  drafts {lengths}" if lengths else "")
+        now_at.truncate(width, overflow="ellipsis")
+        return Group(head, now_at, *lines, *blank, *drawings)
 
     def _answer(self, records: Sequence[Round]) -> Text:
         """The prompt, and its answer: accepted tokens in one color, the target's own in another."""
@@ -284,6 +288,7 @@ def _times(ratio: float | None) -> str:
 def _phrase(figures: Figures) -> str:
     return (
         f"acceptance rate {down(figures.acceptance_rate, 2)}, block efficiency {down(figures.block_efficiency, 2)}, "
+        f"draft tokens a round {figures.draft_len:.2f}, "
         f"speedup {_times(figures.speedup)}, with the time of learning {_times(figures.net_speedup)}"
     )
 

@@ -17,8 +17,14 @@ from rich.text import Text
 
 BLANK = 0x2800
 BITS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # of a character, by column and row from the top
+BARS = "·▁▂▃▄▅▆▇█"
 LABEL = 6  # characters for the values at the axis
 FEWEST = 40  # values that the width stands for at least, so that a short line does not jump
+
+
+def bars(values: Sequence[int], count: int) -> str:
+    """The last so many values, each as a bar of its height in eighths of a line; none for 0, the tallest above 7."""
+    return "".join(BARS[min(value, len(BARS) - 1)] for value in values[-count:])
 
 
 @contextmanager

@@ -157,7 +157,7 @@ def _studies(
     first: OmniDraft | None = None
     for name in options.target:
         drafter = first or options.drafter
-        model = load(name, drafter, dtype=options.dtype, profile=None, draft_len=options.draft_len)
+        model = load(name, drafter, dtype=options.dtype, profile=None, draft_len=options.draft_len, stopping="fixed")
         first = first or model
         console.print(f"{model.target.name}: drafter steps {model.drafter_step}")
         encoded = {key: [model.encode_message(text) for text in some] for key, some in texts.items()}

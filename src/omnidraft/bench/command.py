@@ -141,6 +141,7 @@ def _measured(
         profile=None,
         warn=console.print,
         draft_len=options.draft_len,
+        stopping="fixed",
     )
     sampling = Sampling(temperature=options.temperature)
     made, left_out = methods.make(names, model, options.draft_len, sampling, options.seed)

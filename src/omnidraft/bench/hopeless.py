@@ -102,7 +102,7 @@ def _row(
     order = random.Random(0)  # noqa: S311  an order, not a secret
     seconds = dict.fromkeys(engines, 0.0)
     stats: list[Stats] = []
-    for engine in (engines["plain"], Engine(target, eos, pair, Drafting(draft_len=2))):  # warm up
+    for engine in (engines["plain"], Engine(target, eos, pair, Drafting(draft_len=2, stopping="fixed"))):  # warm up
         list(engine.rounds(ids[0], new_tokens, Sampling(), _never()))
     for number in range(count):
         for name in order.sample(list(engines), len(engines)):

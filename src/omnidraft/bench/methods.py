@@ -18,6 +18,7 @@ from omnidraft.engine import Engine, Round
 from omnidraft.errors import ConfigError, OmniDraftError
 from omnidraft.models import LanguageModel, TransformersModel
 from omnidraft.pairing import make_cache
+from omnidraft.rate import make_stopping
 from omnidraft.sampling import GeneratorDraw
 
 if TYPE_CHECKING:
@@ -123,11 +124,13 @@ class Ours:
         self._pair = pair
         self.target = _runner(model.engine.target)
         self.drafter = _runner(pair.drafter.model) if pair else None
+        # what is measured holds on, as it does for users
+        self._stopping = make_stopping(drafting, pair.head) if pair else None
         self.begin(0)
 
     def begin(self, repeat: int) -> None:
         pair = self._pair and replace(self._pair, cache=make_cache(self._pair.cache.table, self._drafting))
-        self._engine = Engine(self._source.target, sorted(self._source.eos), pair, self._drafting)
+        self._engine = Engine(self._source.target, sorted(self._source.eos), pair, self._drafting, self._stopping)
         self._draw = GeneratorDraw(torch.Generator().manual_seed(self._seed + repeat))
 
     def run(self, ids: list[int], new_tokens: int) -> Answer:
@@ -156,8 +159,11 @@ def make(
             if model.drafter is None:
                 raise ConfigError("method 'uad' needs a drafter: give one")
             made.append(Transformers(name, model, sampling, seed, copy.deepcopy(model.drafter.lm.model)))
+        elif name == "rate":
+            made.append(Ours(name, model, Drafting(), sampling, seed))
         else:
-            made.append(Ours(name, model, Drafting(draft_len=draft_len, mode=name), sampling, seed))
+            drafting = Drafting(draft_len=draft_len, stopping="fixed", mode=name)
+            made.append(Ours(name, model, drafting, sampling, seed))
     return made, left_out
 
 

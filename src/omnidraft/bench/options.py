@@ -94,13 +94,7 @@ def add_overhead(commands: Any, run: Run) -> None:
 
 def add_adapt(commands: Any, run: Run) -> None:
     """Those of `bench adapt`."""
-    adapt = commands.add_parser("adapt", help="what learning from answers is worth", allow_abbrev=False)
-    adapt.set_defaults(run=run, parser=adapt)
-    adapt.add_argument(
-        "--target", required=True, action="append", metavar="MODEL", help="a folder, a hub id or zoo:NAME; repeatable"
-    )
-    adapt.add_argument("--drafter", required=True, metavar="MODEL", help="likewise, one for all targets")
-    adapt.add_argument("--data", required=True, type=Path, metavar="DIR", help="the folder of GSM8K and MBPP")
+    adapt = _study(commands, "adapt", "what learning from answers is worth", run)
     adapt.add_argument(
         "--parts",
         default="live,streams,losses,targets,switch,ranks,background",
@@ -111,34 +105,37 @@ def add_adapt(commands: Any, run: Run) -> None:
         flag = "--" + name.replace("_", "-")
         adapt.add_argument(flag, type=int, metavar="N", help=f"{text} (default: that of the study, less with --quick)")
     adapt.add_argument("--draft-len", type=int, default=4, metavar="N", help="draft tokens a round (default: 4)")
-    adapt.add_argument("--dtype", default="float32", metavar="NAME", help="of all models (default: float32)")
-    adapt.add_argument("--threads", type=int, metavar="N", help="threads of PyTorch (default: its own choice)")
     flags.add(adapt, "learning", flags.settings(Learning))
     adapt.add_argument("--out", type=Path, metavar="STEM", help="write STEM.json, STEM.md and figures")
-    adapt.add_argument("--quick", action="store_true", help="a few prompts and seeds of everything")
 
 
 def add_stopping(commands: Any, run: Run) -> None:
     """Those of `bench stopping`."""
-    stopping = commands.add_parser("stopping", help="what each way to end a draft is worth", allow_abbrev=False)
-    stopping.set_defaults(run=run, parser=stopping)
-    stopping.add_argument(
-        "--target", required=True, action="append", metavar="MODEL", help="a folder, a hub id or zoo:NAME; repeatable"
-    )
-    stopping.add_argument("--drafter", required=True, metavar="MODEL", help="likewise, one for all targets")
-    stopping.add_argument("--data", required=True, type=Path, metavar="DIR", help="the folder of GSM8K and MBPP")
-    stopping.add_argument("--count", type=int, metavar="N", help="prompts of a task (default: 50, less with --quick)")
-    stopping.add_argument("--repeats", type=int, metavar="N", help="turns of every way (default: 3, 1 with --quick)")
-    stopping.add_argument("--max-new-tokens", type=int, metavar="N", help="of an answer (default: 96, or 48)")
+    stopping = _study(commands, "stopping", "what each way to end a draft is worth", run)
     stopping.add_argument(
         "--parts", default="cells,hopeless,schedules", metavar="A,B", help="some of %(default)s (default: all)"
     )
+    stopping.add_argument("--count", type=int, metavar="N", help="prompts of a task (default: 50, less with --quick)")
     stopping.add_argument("--learn", type=int, metavar="N", help="prompts a task to learn from (default: 200, or 8)")
+    stopping.add_argument("--repeats", type=int, metavar="N", help="turns of every way (default: 3, 1 with --quick)")
+    stopping.add_argument("--max-new-tokens", type=int, metavar="N", help="of an answer (default: 96, or 48)")
     stopping.add_argument("--hopeless", type=int, metavar="N", help="prompts where drafts cannot pay (default: 200)")
-    stopping.add_argument("--dtype", default="float32", metavar="NAME", help="of all models (default: float32)")
-    stopping.add_argument("--threads", type=int, metavar="N", help="threads of PyTorch (default: its own choice)")
     stopping.add_argument("--out", type=Path, metavar="STEM", help="write STEM.json and STEM.md, or add to them")
-    stopping.add_argument("--quick", action="store_true", help="a few prompts of everything")
+
+
+def _study(commands: Any, name: str, about: str, run: Run) -> argparse.ArgumentParser:
+    """A command that studies one drafter with several targets on GSM8K and MBPP."""
+    study: argparse.ArgumentParser = commands.add_parser(name, help=about, allow_abbrev=False)
+    study.set_defaults(run=run, parser=study)
+    study.add_argument(
+        "--target", required=True, action="append", metavar="MODEL", help="a folder, a hub id or zoo:NAME; repeatable"
+    )
+    study.add_argument("--drafter", required=True, metavar="MODEL", help="likewise, one for all targets")
+    study.add_argument("--data", required=True, type=Path, metavar="DIR", help="the folder of GSM8K and MBPP")
+    study.add_argument("--dtype", default="float32", metavar="NAME", help="of all models (default: float32)")
+    study.add_argument("--threads", type=int, metavar="N", help="threads of PyTorch (default: its own choice)")
+    study.add_argument("--quick", action="store_true", help="a few prompts of everything")
+    return study
 
 
 @contextmanager

@@ -14,12 +14,13 @@ from omnidraft.bench.replay import Replay
 from omnidraft.config import Drafting, Learning, Sampling
 from omnidraft.drafter import Drafter, Serving
 from omnidraft.engine import Engine, Pair, Round
+from omnidraft.laws import SparseLaw
 from omnidraft.metrics import Stats
 from omnidraft.models import LanguageModel
 from omnidraft.ngrams import NgramCache
 from omnidraft.pairing import make_cache
 from omnidraft.sampling import GeneratorDraw, Probs
-from omnidraft.teacher import Answer, SparseLaw, shared_tokens
+from omnidraft.teacher import Answer, shared_tokens
 from omnidraft.trainer import Trainer
 
 GREEDY = Sampling()

@@ -96,6 +96,7 @@ def cell(
             "policy": way.policy,
             **way.summary(),
             "plain_tokens_per_s": round(compared[0].rate, 3),
+            "plain_tokens_per_cpu_s": compared[0].summary()["tokens_per_cpu_s"],
             "prompts": len(ids),
             "repeats": sizes["repeats"],
             "identical": identical if sampling.greedy else None,
@@ -157,13 +158,13 @@ class Bench:
                 ]
                 for row in rows:
                     self.add("cells", row)
-                best = max((r for r in rows if r["policy"] == "fixed"), key=lambda row: float(row["tokens_per_s"]))
-                rate = next(row for row in rows if row["policy"] == "rate")
-                self.console.print(
-                    f"{about['target']}, {task}, temperature {temperature:g}: plain {rate['plain_tokens_per_s']:.1f}, "
-                    f"best fixed ({best['draft_len']}) {best['tokens_per_s']:.1f}, "
-                    f"rate {rate['tokens_per_s']:.1f} tokens/s"
-                )
+                for unit in ("tokens_per_s", "tokens_per_cpu_s"):
+                    best = max((r for r in rows if r["policy"] == "fixed"), key=lambda row: float(row[unit]))
+                    rate = next(row for row in rows if row["policy"] == "rate")
+                    self.console.print(
+                        f"{about['target']}, {task}, temperature {temperature:g}: plain {rate['plain_' + unit]:.1f}, "
+                        f"best fixed ({best['draft_len']}) {best[unit]:.1f}, rate {rate[unit]:.1f} {unit}"
+                    )
 
     def add(self, section: str, row: Row) -> None:
         """Keep a row, in the file too where there is one."""

@@ -12,7 +12,8 @@ Lines = list[list[str]]
 def markdown(result: Row) -> str:
     """All tables that there are rows for."""
     made = (
-        ("Speedup over the target alone", _cells(result["cells"])),
+        ("Speedup over the target alone", _cells(result["cells"], "tokens_per_s")),
+        ("The same in time of the processor", _cells(result["cells"], "tokens_per_cpu_s")),
         ("Are its chances true?", _calibration(result["calibration"])),
         ("Where drafts cannot pay", _hopeless(result["never_slower"])),
         ("A drafter that learns, and its head", _schedules(result["schedules"])),
@@ -20,7 +21,7 @@ def markdown(result: Row) -> str:
     return "\n".join(f"## {title}\n\n{_table(lines)}" for title, lines in made if len(lines) > 1)
 
 
-def _cells(rows: Sequence[Row]) -> Lines:
+def _cells(rows: Sequence[Row], unit: str) -> Lines:
     cells: dict[tuple[str, str, float], list[Row]] = {}
     for row in rows:
         cells.setdefault((row["target"], row["task"], row["temperature"]), []).append(row)
@@ -28,10 +29,10 @@ def _cells(rows: Sequence[Row]) -> Lines:
     lines = [["target", "task", "temperature", "plain, tokens/s", *names, "rate, of the best fixed"]]
     for (target, task, temperature), its in cells.items():
         by_name = {_name(row): row for row in its}
-        best = max(float(row["tokens_per_s"]) for row in its if row["policy"] == "fixed")
-        plain = its[0]["plain_tokens_per_s"]
-        speedups = [f"{by_name[name]['tokens_per_s'] / plain:.3f}" if name in by_name else "–" for name in names]
-        share = f"{by_name['rate']['tokens_per_s'] / best:.3f}"
+        best = max(float(row[unit]) for row in its if row["policy"] == "fixed")
+        plain = its[0][f"plain_{unit}"]
+        speedups = [f"{by_name[name][unit] / plain:.3f}" if name in by_name else "–" for name in names]
+        share = f"{by_name['rate'][unit] / best:.3f}"
         lines.append([target, task, f"{temperature:g}", f"{plain:.1f}", *speedups, share])
     return lines
 

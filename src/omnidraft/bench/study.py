@@ -47,7 +47,7 @@ class Study:
         return self._serving
 
     def drafting(self, mode: str = "exact") -> Drafting:
-        return Drafting(draft_len=self.draft_len, mode=mode)
+        return Drafting(draft_len=self.draft_len, stopping="fixed", mode=mode)
 
     def pupil(self, learning: Learning | None, mode: str = "exact", seed: int = 0) -> Pupil:
         return Pupil(self.model, self.serving, self.drafting(mode), learning, seed)

@@ -91,7 +91,7 @@ class Models:
         draft_len: int,
         tokens: int,
     ) -> None:
-        self.tokens, self.drafting = tokens, Drafting(draft_len=draft_len)
+        self.tokens, self.drafting = tokens, Drafting(draft_len=draft_len, stopping="fixed")
         self.tokenizers = {"tokenizer": target_tokenizer, "assistant_tokenizer": drafter_tokenizer}
         size = -(-len(target_tokenizer) // 128) * 128  # padded, as the logits of large vocabularies are
         # what `load` would choose for a checkpoint in bf16

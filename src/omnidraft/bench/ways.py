@@ -24,6 +24,7 @@ class Way:
     drafting: Drafting
     engine: Engine
     seconds: float = 0.0  # of the present repeat
+    cpu: float = 0.0  # seconds of the processor for all repeats: what others do on the machine does not count
     tokens: int = 0
     rates: list[float] = field(default_factory=list)  # of the repeats, in tokens a second
     stats: list[Stats] = field(default_factory=list)
@@ -31,9 +32,10 @@ class Way:
     def answer(self, ids: Sequence[int], new_tokens: int, sampling: Sampling, seed: int) -> list[int]:
         """Answer a prompt against the clock."""
         draw = GeneratorDraw(torch.Generator().manual_seed(seed))
-        began = time.perf_counter()
+        began, busy = time.perf_counter(), time.process_time()
         rounds = list(self.engine.rounds(ids, new_tokens, sampling, draw))
         self.seconds += time.perf_counter() - began
+        self.cpu += time.process_time() - busy
         said = [token for record in rounds for token in record.emitted]
         self.tokens += len(said)
         self.stats.append(Stats.of(rounds))
@@ -55,6 +57,7 @@ class Way:
         return {
             "draft_len": self.drafting.longest,
             "tokens_per_s": round(self.rate, 3),
+            "tokens_per_cpu_s": round(stats.tokens / self.cpu, 3),
             "acceptance_rate": round(stats.acceptance_rate, 4),
             "block_efficiency": round(stats.block_efficiency, 4),
             "drafted": round(stats.drafted / stats.rounds, 3),
