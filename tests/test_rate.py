@@ -218,6 +218,13 @@ def test_a_drafter_that_becomes_useful_is_noticed_within_twenty_texts(monkeypatc
     assert clock.after(useful, 40) > 0.97 * optimum(useful)
 
 
+def test_a_drafter_that_is_better_than_its_entropy_says_is_found_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(0.14, even(0.07), {3.0: 0.8, 4.5: 0.7})  # the bound gives such tokens .23 and .05
+    clock = Clock(Rate(LONGEST), 4, monkeypatch)
+    clock.after(scene, 2)
+    assert clock.after(scene, 20) > 0.97 * optimum(scene)
+
+
 def test_a_drafter_that_gets_worse_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(Rate(LONGEST), 6, monkeypatch)
     assert clock.after(SCENES["an easy text"], 20) > 1.5

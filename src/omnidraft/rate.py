@@ -30,9 +30,11 @@ GUESS = 4.0  # observations that the first guess of a chance is worth
 PLAN_EVERY = 24  # drafts, or refused tokens of them; more often at first
 PLAIN_EVERY = 64  # rounds: one of them without a draft, to know what that costs
 DRAW_EVERY = 40  # draws that did not seem to pay: one is made all the same
+FIRST_ROUNDS = 16  # of a trial at the beginning: nobody knows yet what the drafter is worth, or costs
+FIRST_LENGTHS = (6, 1, 4, 2)  # draft tokens of its rounds, in turns
 PROBE_TEXTS = 8  # texts without a draft, after which one is tried again
 PROBE_ROUNDS = 5  # rounds of such a trial
-PROBE_LENGTH = 2  # draft tokens of such a round
+PROBE_LENGTHS = (2,)  # draft tokens of such a round
 FRESH = 4.0  # what a trial leaves of the weight of earlier observations
 SHARE = 0.015  # of the time of decoding that trials may take
 AGAIN = 32  # tokens after which a text that was thought too short is looked at again
@@ -86,6 +88,8 @@ class Rate:
         self._said, self._looked = 0, 0  # target tokens of it, and how many there were at the last look
         self._first, self._reads = True, True
         self._probe = 0  # rounds of a trial that are left
+        self._lengths: tuple[int, ...] = FIRST_LENGTHS  # of these
+        self._tried = False  # at the beginning
         self._plan: Plan | None = None
         self._drafts = self._news = 0  # all, and those since the plan
         self._promised = 1.0  # of the last plan, as `rate`
@@ -113,8 +117,8 @@ class Rate:
         self._reads = not self.costs.known or self._worth_reading(min(self._length, new_tokens))
         cost = (self.costs.reading(prompt) + PROBE_ROUNDS * sum(self.costs.steps)) * self.costs.seconds
         tried = self._undrafted > PROBE_TEXTS and self._spent + cost <= SHARE * self._all
-        self._probe = PROBE_ROUNDS if tried else 0
         if tried:
+            self._probe, self._lengths = PROBE_ROUNDS, PROBE_LENGTHS
             self.costs.fade()
             self._plan = None
             for chance in self._chances:
@@ -167,8 +171,9 @@ class Rate:
         length = len(self._bins)
         if length >= self._longest:
             return False
-        pays = length < PROBE_LENGTH if self._probe else self._reach >= self.plan.step[length]
-        return self._unfinished or pays
+        if self._probe:
+            return self._unfinished or length < self._lengths[self._probe % len(self._lengths)]
+        return self._unfinished or bool(self._reach >= self.plan.step[length])
 
     @property
     def plan(self) -> Plan:
@@ -246,6 +251,8 @@ class Rate:
         elif not self._first and not self.costs.reads(record):
             self._tokens = 0.98 * self._tokens + len(record.emitted)
             self._steps = 0.98 * self._steps + seconds / (self.costs.seconds or seconds)
+        if self.costs.known and not self._tried:
+            self._tried, self._probe = True, FIRST_ROUNDS
         self._first = False
         self._said += len(record.emitted)
 
