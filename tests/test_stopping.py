@@ -20,7 +20,7 @@ from omnidraft.engine import Engine, Round
 from omnidraft.errors import ConfigError
 from omnidraft.head import Head, spread
 from omnidraft.metrics import Stats
-from omnidraft.rate import MEASURED, Rate, make_stopping
+from omnidraft.rate import MEASURED, PROBE_LENGTHS, Rate, make_stopping
 from omnidraft.sampling import Draw
 from omnidraft.stopping import UNSURE, Confidence, Entropy, Fixed, Predicted, Stopping
 from omnidraft.walk import Walk
@@ -43,7 +43,7 @@ class Steady(Rate):
 
     def begin(self, walk: Walk | None) -> bool:
         self._rounds = self._refused = 0
-        self._reads, self._probe = True, self._tries
+        self._reads, self._probe, self._lengths = True, self._tries, PROBE_LENGTHS
         self._seen = np.ones((2, len(self._chances)))
         self._plan = None
         return super().begin(walk)
