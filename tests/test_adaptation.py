@@ -14,6 +14,7 @@ from enumeration import EXACT, Law, distance, enumerate_draws, first_tokens, pla
 from omnidraft.adaptation import Adaptation, InlineTrainer
 from omnidraft.background import BackgroundTrainer
 from omnidraft.config import Learning, Sampling
+from omnidraft.counters import Counters
 from omnidraft.drafter import Drafter, Serving
 from omnidraft.engine import Engine, Round
 from omnidraft.errors import OmniDraftError
@@ -21,7 +22,7 @@ from omnidraft.models import TransformersModel
 from omnidraft.ngrams import NgramCache
 from omnidraft.sampling import Draw, GeneratorDraw, Probs, tempered
 from omnidraft.teacher import Answer, shared_tokens
-from omnidraft.trainer import Counters, Trainer
+from omnidraft.trainer import Trainer
 from omnidraft.weights import Weights
 from pairs import engine, generate, random_model, tokens
 from small_languages import LANGUAGES, TEXTS

@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from omnidraft.costs import ENOUGH, Costs
-from omnidraft.head import bound
+from omnidraft.costs import FRESH as FEW
+from omnidraft.head import Head, bound
 from omnidraft.plan import GRID, NEVER, Known, Plan, make_plan
-from omnidraft.rate import MEASURED, TOO_DEAR, TOO_SHORT, Rate
+from omnidraft.rate import EDGES, FRESH, MEASURED, PROBE_TEXTS, TOO_DEAR, TOO_SHORT, Rate
 from omnidraft.stopping import Fixed, Stopping
 from test_stopping import made
 
@@ -252,6 +253,83 @@ def test_the_first_rounds_measure_the_target_alone(monkeypatch: pytest.MonkeyPat
     assert clock.policy.idle == MEASURED
     clock.text(SCENES["an easy text"], 5)
     assert sum(clock.drafted) > ENOUGH
+
+
+def test_a_clock_that_stands_still_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    still = Scene(0.0, lambda _: 0.0, {0.1: 0.9})
+    monkeypatch.setattr("test_rate.PROMPT_PASS", 0.0)
+    clock = Clock(Rate(LONGEST), 1, monkeypatch)
+    for _ in range(12):
+        clock.text(still, 20)
+    assert clock.drafted
+
+
+def test_texts_that_can_have_no_draft_are_no_reason_for_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(Rate(LONGEST), 1, monkeypatch)
+    clock.after(SCENES["an easy text"], 5)
+    before = [chance.seen for chance in clock.policy._chances]
+    for _ in range(40):
+        clock.policy.open(20, 1)
+        clock.policy.learn(made(verify_s=1.0))  # nothing was asked
+    assert [chance.seen for chance in clock.policy._chances] == before
+    assert clock.policy._probe == 0
+
+
+def test_a_trial_lets_what_comes_count_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(Rate(LONGEST), 1, monkeypatch)
+    clock.after(SCENES["a hopeless drafter"], 30)
+    seen = max(chance.seen for chance in clock.policy._chances)
+    observed = max(map(len, clock.policy.costs._verify.values()))
+    assert seen > FRESH
+    assert observed > 20
+    for _ in range(2 * PROBE_TEXTS):
+        clock.text(SCENES["a hopeless drafter"], 40)
+        if any(clock.drafted[-40:]):
+            break
+        clock.policy.open(20, 100)
+        if clock.policy._probe:
+            assert max(chance.seen for chance in clock.policy._chances) == FRESH
+            assert max(map(len, clock.policy.costs._verify.values())) == FEW
+            return
+    pytest.fail("there was no trial")
+
+
+def test_a_head_that_becomes_trained_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = Head()
+    policy = Rate(LONGEST, head)
+    for chance in policy._chances:
+        chance.yes, chance.seen = 0.0, 100.0
+    policy.begin(None)
+    assert max(chance.value for chance in policy._chances) == 0
+    monkeypatch.setattr(Head, "trained", True)
+    policy.begin(None)
+    values = [chance.value for chance in policy._chances]
+    assert values == sorted(values, reverse=True)
+    assert values[0] == pytest.approx(0.985)
+    assert values[-1] == pytest.approx(0.05)
+
+
+def test_tokens_that_did_not_seem_to_pay_are_drawn_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(0.01, even(0.5), {0.1: 0.9, 3.0: 0.9})
+    clock = Clock(Rate(LONGEST), 2, monkeypatch)
+    clock.after(scene, 2)
+    unlikely = sum(bound(3.0) < edge for edge in EDGES)
+    chance = clock.policy._chances[unlikely]
+    chance.yes, chance.seen = 1.0, 100.0  # which is wrong
+    clock.policy._plan = None
+    clock.after(scene, 60)
+    assert chance.value > 0.2
+
+
+def test_a_machine_half_as_fast_costs_as_much_in_its_own_steps() -> None:
+    costs = Costs()
+    for slow in (1.0, 2.0) * 3:
+        for _ in range(8):
+            costs.learn(made(0, verify_s=slow), first=False)
+            costs.learn(made(3, draft_s=0.3 * slow, verify_s=1.3 * slow), first=False)
+    assert costs.verify(4) == pytest.approx(1.3, rel=0.05)
+    assert sum(costs.steps) == pytest.approx(0.2, rel=0.1)
+    assert costs.seconds == pytest.approx(2.0, rel=0.05)
 
 
 # ---------------------------------------------------------------- its parts

@@ -13,11 +13,12 @@ from typing import Protocol
 import torch
 
 from omnidraft.config import Learning
+from omnidraft.counters import Counters
 from omnidraft.drafter import Serving
 from omnidraft.engine import Pair, Round
 from omnidraft.ngrams import NgramCache
 from omnidraft.teacher import Answer, lesson
-from omnidraft.trainer import Counters, Trainer
+from omnidraft.trainer import Trainer
 from omnidraft.weights import Weights, merged, parted
 
 _log = logging.getLogger("omnidraft")
@@ -67,10 +68,9 @@ class InlineTrainer:
     def teach(self, answer: Answer, cache: NgramCache) -> None:
         """Learn from an answer, and update where that is due."""
         self._trainer.add(lesson(cache, answer, self._learning))
+        self._trainer.practice()
         if self._trainer.due:
-            self._fresh = self._trainer.update() or self._fresh
-        else:
-            self._trainer.practice()
+            self._update()
 
     def fresh(self) -> Weights | None:
         """The state after the last update, once."""
@@ -79,7 +79,11 @@ class InlineTrainer:
 
     def flush(self) -> None:
         """Learn from everything taught so far."""
-        self._fresh = self._trainer.update() or self._fresh
+        self._update()
+
+    def _update(self) -> None:
+        changed = self._trainer.update()
+        self._fresh |= changed or self._trainer.news  # also of an update that was taken back, while the head went on
 
     def pause(self) -> None:
         """Nothing runs beside a reply."""

@@ -23,11 +23,12 @@ import numpy.typing as npt
 import torch
 
 from omnidraft.config import Learning
+from omnidraft.counters import Counters
 from omnidraft.errors import OmniDraftError
 from omnidraft.ngrams import NgramCache
 from omnidraft.spelling import SpellingTable
 from omnidraft.teacher import Answer, lesson, shared_tokens
-from omnidraft.trainer import Counters, Trainer
+from omnidraft.trainer import Trainer
 from omnidraft.weights import Weights
 
 if TYPE_CHECKING:
@@ -252,10 +253,11 @@ class _Worker:
                 self._cache.activate(message.active)
                 self._trainer.add(lesson(self._cache, message.answer, self._learning))
             flushed = isinstance(message, _Flush)
-            if not flushed and not self._trainer.due:
+            if not flushed:
                 self._trainer.practice()
-            else:
-                self._send(self._trainer.state() if self._trainer.update() else None, flushed=flushed)
+            if flushed or self._trainer.due:
+                changed = self._trainer.update() or self._trainer.news
+                self._send(self._trainer.state() if changed else None, flushed=flushed)
 
     def _send(self, state: Weights | None, *, flushed: bool) -> None:
         pickle.dump(_Learned(state, self._trainer.counters, flushed), self._sink, pickle.HIGHEST_PROTOCOL)

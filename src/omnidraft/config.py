@@ -118,6 +118,8 @@ class Learning:
     def __post_init__(self) -> None:
         _choice("trains", self.trains, TRAINS)
         _choice("loss", self.loss, LOSSES)
+        if self.loss == "hybrid" and self.trains in ("head", "joint"):
+            raise ConfigError(f"trains is {self.trains!r} with the hybrid loss, which has no head: use loss='marginal'")
         _choice("divergence", self.divergence, DIVERGENCES)
         if self.ngram_weight is not None:
             _number("ngram_weight", self.ngram_weight, low=0.0, fix="use 0.2, or None for the target's probability")

@@ -20,6 +20,7 @@ AGE = 400  # rounds after which one of a pass of the target says nothing any mor
 FRESH = 3  # observations of each kind that are kept where all is to be looked at anew
 ENOUGH = 3  # of them say something
 SHORT = 8  # tokens that the drafter reads in about the time of one
+LEAST = 1e-9  # seconds: clocks may stand still
 SLOPE = 0.04  # of verifying one more token, as long as nothing is known
 
 
@@ -40,7 +41,7 @@ class Costs:
 
     def learn(self, record: Round, *, first: bool) -> None:
         """Take in a round; the `first` of a text has the target's pass over the prompt in it."""
-        verified, seconds = len(record.proposals) + 1, record.verify_s + record.translate_s
+        verified, seconds = len(record.proposals) + 1, max(LEAST, record.verify_s + record.translate_s)
         self._rounds += 1
         if not first:
             seen = self._verify[verified]

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from omnidraft.head import tapped
+from omnidraft.head import tap
 from omnidraft.lean import lean
 from omnidraft.models import LanguageModel, LentWeights, TransformersModel
 from omnidraft.sampling import Draw, Probs, tempered
@@ -72,6 +72,7 @@ class Drafter:
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
+        self._tap = tap(model.model) if isinstance(model, TransformersModel) else None
         self._text: list[int] = []  # the committed text
         self._base = 0  # where the model's window begins in it
         self._cached: list[int] = []  # the tokens in the model's cache, from `_base` on
@@ -93,6 +94,7 @@ class Drafter:
     def swap(self, model: LanguageModel) -> None:
         """Draft with another model, or with the same one after a change of its weights: the text is read again."""
         self.model = model
+        self._tap = tap(model.model) if isinstance(model, TransformersModel) else None
         self._cached, self._agreed = [], 0
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -155,13 +157,11 @@ class Drafter:
     def _forward(self, tokens: list[int]) -> torch.Tensor:
         self.passes += 1
         self.read += len(tokens)
-        if not isinstance(self.model, TransformersModel):
-            logits = self.model.forward(tokens, 1)[-1]
+        logits = self.model.forward(tokens, 1)[-1]
+        if self._tap is None:
             self._hidden = getattr(self.model, "hidden", None)
-            return logits
-        with tapped(self.model.model) as seen:
-            logits = self.model.forward(tokens, 1)[-1]
-        self._hidden = seen[-1][0, -1] if seen else None
+        else:
+            self._hidden = None if self._tap.last is None else self._tap.last[0, -1]
         return logits
 
 

@@ -7,8 +7,7 @@ correction of AdaEDL's bound by entropy, and that bound as long as it was not tr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 MISFIT = "the learned acceptance head does not fit the drafter: use another profile"
+MARK = "omnidraft_tap"  # attribute of an output layer
 PREFIX = "acceptance_head."  # of its tensors among those of the drafter
 SLOPE = 0.2  # γ of the bound by entropy
 LEAST = -80.0  # a score whose weight is nothing, and is finite
@@ -46,23 +46,33 @@ def bound(nats: float) -> float:
     return max(0.0, 1 - math.sqrt(SLOPE * nats))
 
 
-@contextmanager
-def tapped(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
-    """What the output layer of a model reads while this is open, (B, T, H) a pass; nothing of a model without one."""
-    seen: list[torch.Tensor] = []
+class Tap:
+    """Keeps what the output layer of a model read last; a copy of the model has one of its own, with nothing in it."""
 
-    def look(_: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
-        seen.append(inputs[0])
+    def __init__(self) -> None:
+        self.last: torch.Tensor | None = None  # (B, T, H)
 
+    def __call__(self, _: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
+        self.last = inputs[0]
+
+    def __reduce__(self) -> tuple[type[Tap], tuple[()]]:
+        return Tap, ()
+
+
+def tap(model: PreTrainedModel) -> Tap | None:
+    """The tap of a model, which is put on once; None of a model without an output layer.
+
+    It stays where it is: a model may be pickled in another thread, which must not meet it half put on.
+    """
     layer = model.get_output_embeddings()
     if layer is None:
-        yield seen
-        return
-    handle = layer.register_forward_pre_hook(look)
-    try:
-        yield seen
-    finally:
-        handle.remove()
+        return None
+    found = getattr(layer, MARK, None)
+    if not isinstance(found, Tap):
+        found = Tap()
+        layer.register_forward_pre_hook(found)
+        setattr(layer, MARK, found)
+    return found
 
 
 def hidden_size(model: PreTrainedModel) -> int | None:

@@ -84,12 +84,16 @@ def best_symbol(cache: NgramCache, law: SparseLaw, node: int = ROOT, depth: int 
     table = cache.table
     nodes = table.node[law.tokens]
     ranks = table.lo[nodes]
-    under = np.flatnonzero(
-        cache.active[law.tokens] & (nodes >= 0) & (ranks >= table.lo[node]) & (ranks < table.hi[node])
-    )
-    if not len(under):
+    below = nodes >= 0
+    below &= (ranks >= table.lo[node]) & (ranks < table.hi[node])
+    # of a node's tokens one is certain to come; at the root the best may be one that no draft can propose
+    known = np.flatnonzero(below) if node != ROOT else np.arange(len(nodes))
+    if not len(known):
         return NONE
-    token = int(law.tokens[under[law.probs[under].argmax()]])
+    best = known[law.probs[known].argmax()]
+    if not below[best] or not cache.active[law.tokens[best]]:
+        return NONE
+    token = int(law.tokens[best])
     return OTHER if table.node[token] == node else int(table.flat[table.offsets[token] + depth])
 
 

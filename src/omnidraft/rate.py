@@ -90,6 +90,7 @@ class Rate:
         self._probe = 0  # rounds of a trial that are left
         self._lengths: tuple[int, ...] = FIRST_LENGTHS  # of these
         self._tried = False  # at the beginning
+        self._wanted = self._asked_for = False  # whether drafts were possible in the present text, and in this round
         self._plan: Plan | None = None
         self._drafts = self._news = 0  # all, and those since the plan
         self._promised = 1.0  # of the last plan, as `rate`
@@ -113,7 +114,8 @@ class Rate:
         self._said = self._looked = 0
         self._first = True
         self._prompt, self._asked = prompt, new_tokens
-        self._undrafted += 1
+        self._undrafted += self._wanted
+        self._wanted = False
         self._reads = not self.costs.known or self._worth_reading(min(self._length, new_tokens))
         cost = (self.costs.reading(prompt) + PROBE_ROUNDS * sum(self.costs.steps)) * self.costs.seconds
         tried = self._undrafted > PROBE_TEXTS and self._spent + cost <= SHARE * self._all
@@ -126,6 +128,7 @@ class Rate:
 
     def begin(self, walk: Walk | None) -> bool:
         """Whether a first draft token pays, and reading the text for it."""
+        self._wanted = self._asked_for = True
         self._walk, self._bins, self._reach = walk, [], 1.0
         self._rounds += 1
         if self._trained != self._head.trained:
@@ -242,7 +245,7 @@ class Rate:
                 self._weigh(accepted, len(record.draft), len(record.emitted) - 1)
             for length, place in enumerate(self._bins[: accepted + 1]):
                 self._chances[place].learn(happened=length < accepted)
-        if self._probe:
+        if self._probe and self._asked_for:
             self._probe -= 1
             self._plan = None
             self._spent += record.draft_s
@@ -250,10 +253,10 @@ class Rate:
                 self._spent += max(0.0, record.verify_s + record.translate_s - self.costs.seconds)
         elif not self._first and not self.costs.reads(record):
             self._tokens = 0.98 * self._tokens + len(record.emitted)
-            self._steps = 0.98 * self._steps + seconds / (self.costs.seconds or seconds)
+            self._steps = 0.98 * self._steps + seconds / self.costs.seconds
         if self.costs.known and not self._tried:
             self._tried, self._probe = True, FIRST_ROUNDS
-        self._first = False
+        self._first = self._asked_for = False
         self._said += len(record.emitted)
 
     def _weigh(self, accepted: int, drafted: int, brought: int) -> None:

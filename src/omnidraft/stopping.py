@@ -59,6 +59,7 @@ class Fixed:
         """No text is unlike another."""
 
     def begin(self, walk: Walk | None) -> bool:  # noqa: ARG002
+        self.idle = None
         return True
 
     def draws(self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None) -> bool:  # noqa: ARG002
@@ -112,9 +113,9 @@ class Predicted(Fixed):
         self._untrained = Entropy(threshold)
         self._reach = 1.0
 
-    def begin(self, walk: Walk | None) -> bool:  # noqa: ARG002
+    def begin(self, walk: Walk | None) -> bool:
         self._reach = 1.0
-        return True
+        return super().begin(walk)
 
     def draws(self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None) -> bool:
         if not self._head.trained:

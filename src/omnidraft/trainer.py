@@ -6,10 +6,9 @@ What it learned is a state of `weights`, tensors by name.
 from __future__ import annotations
 
 import copy
-import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,8 +17,9 @@ import torch
 
 from omnidraft.batches import Batch, groups
 from omnidraft.config import Learning
+from omnidraft.counters import Counters, plus
 from omnidraft.errors import ModelError
-from omnidraft.head import hidden_size, tapped
+from omnidraft.head import PREFIX, hidden_size, tap
 from omnidraft.head_trainer import HeadTrainer
 from omnidraft.losses import divergence, hybrid
 from omnidraft.pace import Pace
@@ -34,19 +34,6 @@ RING = 6  # held-out answers that judge an update
 JUDGES = 4  # of them are enough
 FREE_BYTES = 2**29  # of memory that an update leaves to everything else
 _Pass = tuple[Batch, torch.Tensor, torch.Tensor | None]  # with logits (T, V_q) and hidden states (T, H)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Counters:
-    """What a trainer did since it was made."""
-
-    answers: int = 0
-    updates: int = 0
-    steps: int = 0
-    dropped: int = 0  # batches whose loss or gradient was not finite
-    rolled_back: int = 0  # updates that raised the held-out loss
-    paused: int = 0  # updates that waited for memory
-    held_out_loss: float = math.nan  # after the last update
 
 
 class Trainer:
@@ -84,8 +71,12 @@ class Trainer:
         self._known: dict[int, float] = {}  # losses of judges under the present weights, by id
         self._full = False  # new lessons had to go
         self._pace = Pace(learning.least_gain)
-        size = None if learning.trains == "drafter" else hidden_size(model)
+        # of the hybrid loss, lessons do not say what is accepted
+        size = None if learning.trains == "drafter" or learning.loss == "hybrid" else hidden_size(model)
         self._head = None if size is None else HeadTrainer(size, learning, model.device, seed)
+        self._tap = None if size is None else tap(self._inner)
+        self._old_head: Weights = {}  # of an earlier time, where none is trained now
+        self._told = 0  # steps of the head that a state was made after
         self._picks = np.random.default_rng(seed)  # of lessons for the head, which change nothing for the drafter
         self.counters = Counters()
 
@@ -95,7 +86,7 @@ class Trainer:
         """Take in what one answer taught; one in `hold_out` only judges."""
         if not lesson.positions:
             return
-        self.counters = _plus(self.counters, answers=1)
+        self.counters = plus(self.counters, answers=1)
         if self.counters.answers % self.learning.hold_out == 0:
             self._ring.append(lesson)
             return
@@ -135,11 +126,11 @@ class Trainer:
         if self.learning.trains == "head":
             self.practice()
             self._new, self._full = [], False
-            self.counters = _plus(self.counters, updates=1)
+            self.counters = plus(self.counters, updates=1)
             return True
         most = max(len(lesson.ids) - lesson.first for lesson in self._new)
         if not _roomy(16 * most * len(self._shared)):  # logits, what they are made into, and their gradients
-            self.counters = _plus(self.counters, paused=1)
+            self.counters = plus(self.counters, paused=1)
             return False
         judged = len(self._ring) >= JUDGES
         judges = list(self._ring) if judged else self._new[:RING]
@@ -155,12 +146,12 @@ class Trainer:
             self._restore(kept)
             self._new = [*new, *self._new]
             raise
-        self.counters = _plus(self.counters, updates=1)
+        self.counters = plus(self.counters, updates=1)
         if not after <= before + self.learning.margin * abs(before):
             self._restore(kept)
             for group in self._optimizer.param_groups:
                 group["lr"] /= 2
-            self.counters = _plus(self.counters, rolled_back=1)
+            self.counters = plus(self.counters, rolled_back=1)
             return False
         if judged:
             self.counters = replace(self.counters, held_out_loss=after)
@@ -168,16 +159,20 @@ class Trainer:
         return True
 
     def practice(self) -> None:
-        """Between updates, let the head learn from the latest answer and an earlier one.
+        """Let the head learn from the latest answer and an earlier one, where there is memory for it.
 
         Its labels are those of the drafter as it is now (paper Algorithm 4); where both learn jointly there is nothing
         to do (Algorithm 3).
         """
         if self._head is None or self.learning.trains == "joint" or not self._memory:
             return
-        earlier = int(self._picks.integers(len(self._memory)))
+        picks = [self._memory[-1]]
+        if len(self._memory) > 1:
+            picks.append(self._memory[int(self._picks.integers(len(self._memory) - 1))])
         with torch.no_grad():
-            for lesson in (self._memory[-1], self._memory[earlier]):
+            for lesson in picks:
+                if not _roomy(8 * (len(lesson.ids) - lesson.first) * len(self._shared)):
+                    return
                 self._yields()
                 self._teach_head(self._pass([lesson]))
 
@@ -205,7 +200,7 @@ class Trainer:
                 read = self._pass(group)
                 loss = self._losses(read).sum() / total
                 if not bool(torch.isfinite(loss)):
-                    self.counters = _plus(self.counters, dropped=1)
+                    self.counters = plus(self.counters, dropped=1)
                     return
                 loss.backward()
                 if self.learning.trains == "joint":
@@ -213,10 +208,10 @@ class Trainer:
         self._yields()
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.learning.clip)
         if not bool(torch.isfinite(norm)):
-            self.counters = _plus(self.counters, dropped=1)
+            self.counters = plus(self.counters, dropped=1)
             return
         self._optimizer.step()
-        self.counters = _plus(self.counters, steps=1)
+        self.counters = plus(self.counters, steps=1)
 
     @torch.no_grad()
     def _loss_of(self, judges: Sequence[Lesson]) -> float:
@@ -232,9 +227,11 @@ class Trainer:
     def _pass(self, lessons: Sequence[Lesson]) -> _Pass:
         """Read a few lessons side by side."""
         batch = Batch.of(lessons, self._inner.device)
-        with tapped(self._inner) as seen:
-            logits = self._inner(batch.ids, use_cache=False, logits_to_keep=batch.keep).logits
-        hidden = seen[-1].reshape(-1, seen[-1].shape[-1]) if seen else None
+        logits = self._inner(batch.ids, use_cache=False, logits_to_keep=batch.keep).logits
+        hidden = None
+        if self._tap is not None and self._tap.last is not None:
+            hidden = self._tap.last.detach().flatten(0, -2)
+            self._tap.last = None  # which would keep the whole graph
         return batch, logits.reshape(-1, logits.shape[-1]), hidden
 
     def _losses(self, read: _Pass) -> torch.Tensor:
@@ -249,13 +246,24 @@ class Trainer:
     def state(self) -> Weights:
         """What was learned, copied: tensors by name."""
         drafter = {name: p.detach().to("cpu", copy=True) for name, p in self._learned().items()}
-        return drafter | (self._head.state() if self._head else {})
+        if self._head is None:
+            return drafter | self._old_head
+        self._told = self._head.steps
+        return drafter | self._head.state()
+
+    @property
+    def news(self) -> bool:
+        """Whether the head learned something since the last state."""
+        return self._head is not None and self._head.steps > self._told
 
     def resume(self, state: Mapping[str, torch.Tensor]) -> None:
         """Go on from an earlier state; raises ModelError for one of another shape of drafter or adapter."""
         state, head = parted(state)
         if self._head is not None:
             self._head.resume(head)
+            self._told = self._head.steps
+        else:
+            self._old_head = {PREFIX + name: weight for name, weight in head.items()}
         own = self._learned()
         if own.keys() != state.keys() or any(p.shape != state[name].shape for name, p in own.items()):
             raise ModelError("the learned weights do not fit the drafter and its adapter: use another profile")
@@ -288,7 +296,3 @@ def _roomy(needed: int) -> bool:
     import psutil
 
     return bool(psutil.virtual_memory().available > FREE_BYTES + needed)
-
-
-def _plus(counters: Counters, **more: int) -> Counters:
-    return replace(counters, **{name: getattr(counters, name) + count for name, count in more.items()})

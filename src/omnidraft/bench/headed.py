@@ -41,12 +41,14 @@ METHODS: dict[str, tuple[str | None, str]] = {
 
 
 def lessons(model: OmniDraft, prompts: Sequence[list[int]], new_tokens: int) -> list[Recorded]:
-    """Answers to learn from, of which every other one is sampled."""
+    """Answers to learn from, of which every other two are sampled."""
     teacher = Learning().teacher_temperature
-    halves = [
-        record(model, prompts[first::2], new_tokens, Sampling(temperature=float(first)), teacher) for first in (0, 1)
-    ]
-    return [one for pair in zip(*halves, strict=False) for one in pair]
+    found: list[Recorded] = []
+    for number, ids in enumerate(prompts):
+        # two and two, as prompts of two tasks may take turns
+        sampling = Sampling(temperature=float(number // 2 % 2))
+        found += record(model, [ids], new_tokens, sampling, teacher, seed=number)
+    return found
 
 
 def teach(model: OmniDraft, recorded: Sequence[Recorded]) -> Head:
