@@ -32,10 +32,10 @@ PLAIN_EVERY = 64  # rounds: one of them without a draft, to know what that costs
 DRAW_EVERY = 40  # draws that did not seem to pay: one is made all the same
 FIRST_ROUNDS = 16  # of a trial at the beginning: nobody knows yet what the drafter is worth, or costs
 FIRST_LENGTHS = (6, 1, 4, 2)  # draft tokens of its rounds, in turns
-PROBE_TEXTS = 8  # texts without a draft, after which one is tried again
+PROBE_TEXTS = 2  # texts without a draft, after which one is tried again
 PROBE_ROUNDS = 5  # rounds of such a trial
 PROBE_LENGTHS = (2,)  # draft tokens of such a round
-FRESH = 4.0  # what a trial leaves of the weight of earlier observations
+FRESH = 12.0  # what a trial leaves of the weight of earlier observations
 SHARE = 0.015  # of the time of decoding that trials may take
 AGAIN = 32  # tokens after which a text that was thought too short is looked at again
 
@@ -251,7 +251,7 @@ class Rate:
             self._spent += record.draft_s
             if not self._first:  # whose pass reads the prompt
                 self._spent += max(0.0, record.verify_s + record.translate_s - self.costs.seconds)
-        elif not self._first and not self.costs.reads(record):
+        elif not self._first and self.costs.seconds and not self.costs.reads(record):
             self._tokens = 0.98 * self._tokens + len(record.emitted)
             self._steps = 0.98 * self._steps + seconds / self.costs.seconds
         if self.costs.known and not self._tried:
