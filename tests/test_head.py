@@ -99,6 +99,35 @@ def test_labels_are_how_often_the_engine_accepts(shape: str, active: str, temper
     assert deep > 2 or temperature == 0 or active != "all"
 
 
+@pytest.mark.parametrize("active", ACTIVE)
+@pytest.mark.parametrize("shape", [name for name in SHAPES if not name.startswith("long")])
+def test_a_greedy_target_goes_on_as_lessons_say(shape: str, active: str) -> None:
+    """In the middle of a draft, where the walk may go on into a longer token."""
+    accepted = refused = 0
+    for seed in range(8):
+        world = make_world(shape, seed)
+        cache = frozen_cache(world, active, seed)
+        first = int(world.target.law((PROMPT,)).argmax())
+        laws = [whole(world.target.law((PROMPT,))), whole(world.target.law((PROMPT, first)))]
+        second = int(world.target.law((PROMPT, first)).argmax())
+        spelled_ = [world.table.spelling(token).tolist() for token in (first, second)]
+        if not all(spelled_) or not cache.active[first] or first in world.vocab.eos:
+            continue
+        prompt = world.table.spelling(PROMPT).tolist()
+        made = marginal_lesson(cache, prompt, [first, second], spelled_, laws).laws
+        best = dict(zip(made.positions.tolist(), made.best.tolist(), strict=True))
+        length = len(spelled_[0])
+        engine = world.engine(cache, draft_len=length + 1, drafter_temperature=1.0)
+        for _, record in enumerate_draws(lambda draw, engine=engine: next(engine.rounds([PROMPT], FAR, NEVER, draw))):  # type: ignore[misc]
+            if list(record.draft[:length]) == spelled_[0] and len(record.draft) > length:
+                right = record.draft[length] == best[len(prompt) + length - 1]
+                assert (record.draft_accepted > length) is right
+                accepted += right
+                refused += not right
+    assert accepted > 0 or active != "all"
+    assert refused > 1
+
+
 # ---------------------------------------------------------------- at work
 
 
