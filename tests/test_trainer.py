@@ -248,6 +248,15 @@ def test_an_update_that_makes_held_out_answers_unlikelier_is_taken_back(adapter:
     assert trainer._loss_of(list(trainer._ring)) == held_out
 
 
+def test_a_judge_is_not_taken_for_one_that_is_gone() -> None:
+    """An object's id is another's once it is gone."""
+    trainer = make(hold_out=2)
+    for seed in range(200):
+        judge = some_lesson(seed) if seed % 2 else unhelpful(some_lesson(seed))
+        assert trainer._loss_of([judge]) == pytest.approx(loss_of(trainer, judge), rel=1e-5)
+        del judge
+
+
 def test_without_the_guard_that_update_would_stay() -> None:
     trainer = make(hold_out=2, learning_rate=3e-2, margin=1e6)
     teach(trainer, 120)

@@ -29,7 +29,7 @@ from omnidraft.weights import Weights, parted, trainable
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_Snapshot = tuple[list[torch.Tensor], dict[str, Any], dict[int, float]]
+_Snapshot = tuple[list[torch.Tensor], dict[str, Any], dict[int, tuple[Lesson, float]]]
 RING = 6  # held-out answers that judge an update
 JUDGES = 4  # of them are enough
 FREE_BYTES = 2**29  # of memory that an update leaves to everything else
@@ -68,7 +68,8 @@ class Trainer:
         self._memory: deque[Lesson] = deque()
         self._bytes = 0
         self._ring: deque[Lesson] = deque(maxlen=RING)
-        self._known: dict[int, float] = {}  # losses of judges under the present weights, by id
+        # losses of judges under the present weights, by id, which stays theirs as long as they are held here
+        self._known: dict[int, tuple[Lesson, float]] = {}
         self._full = False  # new lessons had to go
         self._pace = Pace(learning.least_gain)
         # of the hybrid loss, lessons do not say what is accepted
@@ -220,9 +221,9 @@ class Trainer:
         for lesson in judges:
             if id(lesson) not in known:
                 self._yields()
-                known[id(lesson)] = float(self._losses(self._pass([lesson])).sum())
+                known[id(lesson)] = lesson, float(self._losses(self._pass([lesson])).sum())
             self._known[id(lesson)] = known[id(lesson)]
-        return sum(self._known.values()) / sum(lesson.positions for lesson in judges)
+        return sum(loss for _, loss in self._known.values()) / sum(lesson.positions for lesson in judges)
 
     def _pass(self, lessons: Sequence[Lesson]) -> _Pass:
         """Read a few lessons side by side."""
