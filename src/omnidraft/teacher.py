@@ -196,9 +196,7 @@ def hybrid_lesson(
             continue
         if len(written[i]) == 1:
             direct = _is_direct(table, law.tokens)
-            symbols = table.flat[table.offsets[law.tokens[direct]]]
-            best = int(symbols[law.probs[direct].argmax()]) if len(symbols) else NONE
-            rows.add_as_is(start - 1, best, symbols, law.probs[direct])
+            rows.add_as_is(start - 1, NONE, table.flat[table.offsets[law.tokens[direct]]], law.probs[direct])
         elif cache.active[token]:
             own = float(law.probs[law.tokens == token].sum()) if weight is None else weight
             labels += [(start - 1 + depth, symbol, own) for depth, symbol in enumerate(written[i])]

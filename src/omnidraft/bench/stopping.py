@@ -124,8 +124,7 @@ class Bench:
         ids = {task: [model.encode_message(text) for text in its] for task, its in self.texts.items()}
         new_tokens = self.sizes["max_new_tokens"]
         if "cells" in parts:
-            mixed = list(chain.from_iterable(zip(*others.values(), strict=False)))
-            head = headed.teach(model, headed.lessons(model, mixed, new_tokens))
+            head = headed.teach(model, headed.lessons(model, _in_turns(others), new_tokens))
             self._cells(model, about, {**ids, IN_TURNS: _in_turns(ids)}, head)
             for temperature in TEMPERATURES:
                 for row in headed.calibration(model, head, _in_turns(ids), new_tokens, temperature):
