@@ -10,7 +10,7 @@ import torch
 
 import omnidraft
 from omnidraft.api import OmniDraft
-from omnidraft.bench import headed, hopeless, stopping
+from omnidraft.bench import head_study, hopeless, stopping
 from omnidraft.cli import main
 from omnidraft.config import Drafting, Sampling
 from omnidraft.engine import Engine
@@ -59,7 +59,7 @@ def test_measurements_outlive_a_repeat_and_ngrams_do_not(model: OmniDraft) -> No
 
 def test_a_head_is_taught_and_the_drafter_is_not(model: OmniDraft) -> None:
     prompts = [model.encode(text) for text in ("hello world", "the world was", "don't", "ing 10", "10 worlds")]
-    recorded = headed.lessons(model, prompts, 8)
+    recorded = head_study.lessons(model, prompts, 8)
     engine = Engine(model.engine.target, sorted(model.engine.eos))
     greedy = [
         one.tokens == tuple(t for r in engine.rounds(ids, 8, Sampling(), lambda _: 0) for t in r.emitted)
@@ -68,14 +68,14 @@ def test_a_head_is_taught_and_the_drafter_is_not(model: OmniDraft) -> None:
     assert greedy == [True, True, False, False, True], "two and two, as prompts of two tasks take turns"
     assert model.drafter is not None
     before = {name: p.clone() for name, p in model.drafter.lm.model.named_parameters()}
-    assert headed.teach(model, recorded).trained
+    assert head_study.teach(model, recorded).trained
     assert all(torch.equal(p, before[name]) for name, p in model.drafter.lm.model.named_parameters())
     assert not model.engine.pair.head.trained  # type: ignore[union-attr]
 
 
 def test_reliability_is_counted_in_bins() -> None:
     seen = [(0.05, False), (0.05, True), (0.95, True), (1.0, True), (0.5, False)]
-    found = headed.reliability(seen)
+    found = head_study.reliability(seen)
     assert found["bins"] == [
         {"chance": 0.05, "accepted": 0.5, "tokens": 2},
         {"chance": 0.5, "accepted": 0.0, "tokens": 1},
@@ -94,7 +94,7 @@ def test_what_was_thought_is_set_against_what_became_of_it(model: OmniDraft) -> 
             self.count += 1
             return self.count / 1000
 
-    noting = headed.Noting(Counting())
+    noting = head_study.Noting(Counting())
     pair = model.engine.pair
     engine = Engine(
         model.engine.target, sorted(model.engine.eos), pair, Drafting(draft_len=3, stopping="fixed"), noting
@@ -111,10 +111,10 @@ def test_what_was_thought_is_set_against_what_became_of_it(model: OmniDraft) -> 
 
 def test_schedules_are_compared_on_prompts_that_taught_nothing(model: OmniDraft) -> None:
     ids = [model.encode(text) for text in ("hello world", "the world was", "don't", "ing 10")]
-    rows = list(headed.schedules(model, headed.Schedule(ids[:3] * 3, ids[3:], 8, 1)))
-    assert [row["method"] for row in rows] == list(headed.METHODS)
+    rows = list(head_study.schedules(model, head_study.Schedule(ids[:3] * 3, ids[3:], 8, 1)))
+    assert [row["method"] for row in rows] == list(head_study.METHODS)
     assert all(row["speedup"] > 0 for row in rows)
-    assert {row["draft_len"] for row in rows} == {headed.DRAFT_LEN, 16}
+    assert {row["draft_len"] for row in rows} == {head_study.DRAFT_LEN, 16}
 
 
 # ---------------------------------------------------------------- the file
@@ -180,6 +180,6 @@ def test_the_command_writes_its_files(
     assert {(row["policy"], row["temperature"]) for row in result["calibration"]} == {
         (policy, temperature) for policy in ("head", "entropy") for temperature in (0.0, 1.0)
     }
-    assert {row["method"] for row in result["schedules"]} == set(headed.METHODS)
+    assert {row["method"] for row in result["schedules"]} == set(head_study.METHODS)
     assert "| interleaved |" in text
     assert main(["bench", "stopping", *arguments, "--parts", "cells,none"]) == 2

@@ -26,7 +26,7 @@ from rich.console import Console
 
 from omnidraft import flags
 from omnidraft.api import OmniDraft, load
-from omnidraft.bench import headed, hopeless, prompts, setting
+from omnidraft.bench import head_study, hopeless, prompts, setting
 from omnidraft.bench.options import writing
 from omnidraft.bench.stopping_tables import markdown
 from omnidraft.bench.ways import Way
@@ -124,10 +124,10 @@ class Bench:
         ids = {task: [model.encode_message(text) for text in its] for task, its in self.texts.items()}
         new_tokens = self.sizes["max_new_tokens"]
         if "cells" in parts:
-            head = headed.teach(model, headed.lessons(model, _in_turns(others), new_tokens))
+            head = head_study.teach(model, head_study.lessons(model, _in_turns(others), new_tokens))
             self._cells(model, about, {**ids, IN_TURNS: _in_turns(ids)}, head)
             for temperature in TEMPERATURES:
-                for row in headed.calibration(model, head, _in_turns(ids), new_tokens, temperature):
+                for row in head_study.calibration(model, head, _in_turns(ids), new_tokens, temperature):
                     self.add("calibration", about | row)
                     self.console.print(
                         f"{about['target']}, temperature {temperature:g}: expected calibration error "
@@ -139,8 +139,8 @@ class Bench:
                 self.console.print(f"{about['target']}: {row['case']}: {row['ratio']:.3f} of the target alone")
         if "schedules" in parts:
             for task in TASKS:
-                plan = headed.Schedule(others[task], ids[task], new_tokens, self.sizes["repeats"])
-                for row in headed.schedules(model, plan):
+                plan = head_study.Schedule(others[task], ids[task], new_tokens, self.sizes["repeats"])
+                for row in head_study.schedules(model, plan):
                     self.add("schedules", about | {"task": task} | row)
                     self.console.print(
                         f"{about['target']}, {task}: {row['method']}: acceptance {row['acceptance_rate']:.3f}, "
