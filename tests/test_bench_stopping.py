@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ import torch
 import omnidraft
 from omnidraft.api import OmniDraft
 from omnidraft.bench import head_study, hopeless, stopping
+from omnidraft.bench.ways import Way
 from omnidraft.cli import main
 from omnidraft.config import Drafting, Sampling
 from omnidraft.engine import Engine
@@ -40,6 +43,36 @@ def test_a_cell_compares_the_same_answers(model: OmniDraft) -> None:
     assert {row["identical"] for row in stopping.cell(model, ids, Sampling(temperature=1.0), SIZES, (1,), Head())} == {
         None
     }
+
+
+def test_repeats_are_numbered_on_and_come_together_in_the_file(model: OmniDraft, tmp_path: Path) -> None:
+    ids = [model.encode("hello world")]
+    sampled = Sampling(temperature=1.0)
+    about = {"target": "a", "task": "t", "temperature": 1.0}
+    stem = tmp_path / "rows"
+    two = [[*stopping.cell(model, ids, sampled, SIZES, (1,), Head(), first)] for first in (0, 2)]
+    rows: list[tuple[str, Any]] = [("cells", about | row) for run in two for row in run]
+    assert all(len(row["repeats"]) == 2 for _, row in rows)
+    found = stopping.keep(stem, rows, {}, more=True)
+    for row in found["cells"]:
+        assert len(row["repeats"]) == 4
+        for unit in (*stopping.UNITS, *(f"plain_{unit}" for unit in stopping.UNITS), "acceptance_rate"):
+            assert row[unit] == pytest.approx(statistics.median(each[unit] for each in row["repeats"]), abs=1e-4)
+    found = stopping.keep(stem, [rows[0]], {})
+    assert [len(row["repeats"]) for row in found["cells"] if row["policy"] == "plain"] == [2]
+
+
+def test_answers_of_later_repeats_are_drawn_with_other_seeds(model: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def answer(*_: object, seed: int) -> list[int]:
+        seen.append(seed)
+        return []
+
+    monkeypatch.setattr(Way, "answer", answer)
+    monkeypatch.setattr(Way, "end_repeat", lambda way: way.repeats.append(dict.fromkeys(stopping.UNITS, 1.0)))
+    list(stopping.cell(model, [[1], [2]], Sampling(), SIZES, (1,), Head(), first=3))
+    assert set(seen) == {3000, 3001, 4000, 4001}
 
 
 def test_measurements_outlive_a_repeat_and_ngrams_do_not(model: OmniDraft) -> None:

@@ -16,7 +16,17 @@ from omnidraft.costs import ENOUGH, Costs
 from omnidraft.costs import FRESH as FEW
 from omnidraft.head import Head, bound
 from omnidraft.plan import GRID, NEVER, Known, Plan, make_plan
-from omnidraft.rate import EDGES, FRESH, MEASURED, PROBE_TEXTS, TOO_DEAR, TOO_SHORT, Rate
+from omnidraft.rate import (
+    EDGES,
+    FRESH,
+    LEARNED_SHARE,
+    MEASURED,
+    PROBE_TEXTS,
+    SHARE,
+    TOO_DEAR,
+    TOO_SHORT,
+    Rate,
+)
 from omnidraft.stopping import Fixed, Stopping
 from test_stopping import made
 
@@ -292,6 +302,33 @@ def test_a_trial_lets_what_comes_count_more(monkeypatch: pytest.MonkeyPatch) -> 
             assert max(map(len, clock.policy.costs._verify.values())) == FEW
             return
     pytest.fail("there was no trial")
+
+
+def test_a_drafter_that_has_learned_is_tried_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = Head()
+    clock = Clock(Rate(LONGEST, head), 1, monkeypatch)
+    clock.after(SCENES["a hopeless drafter"], 100)
+    while True:  # until just after a trial
+        clock.policy.open(20, 100)
+        if clock.policy._probe:
+            break
+        clock.text(SCENES["a hopeless drafter"], 40)
+    clock.text(SCENES["a hopeless drafter"], 40)
+    clock.text(SCENES["a hopeless drafter"], 40)
+    assert not any(clock.drafted[-40:])
+    assert clock.policy._spent > SHARE / 2 * clock.policy._all
+    head.take({})
+    clock.text(SCENES["an easy text"], 40)
+    assert any(clock.drafted[-40:])
+
+
+def test_what_a_drafter_learns_brings_no_more_trials_than_a_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = Head()
+    clock = Clock(Rate(LONGEST, head), 1, monkeypatch)
+    for _ in range(300):
+        head.take({})
+        clock.text(SCENES["a hopeless drafter"], 40)
+    assert SHARE < clock.policy._spent / clock.policy._all < 1.1 * LEARNED_SHARE
 
 
 def test_a_head_that_becomes_trained_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:

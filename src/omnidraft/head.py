@@ -112,6 +112,7 @@ class Head:
 
     def __init__(self, size: int | None = None) -> None:
         self._size = size
+        self.version = 0  # goes up with everything that was learned, by the head or by the drafter beside it
         self._inner: tuple[Floats, Floats] | None = None
         self._outer: tuple[Floats, Floats] | None = None
 
@@ -124,6 +125,7 @@ class Head:
 
         Raises ModelError for those of another size.
         """
+        self.version += 1
         if not weights:
             self._inner = self._outer = None
             return

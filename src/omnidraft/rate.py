@@ -37,6 +37,7 @@ PROBE_ROUNDS = 5  # rounds of such a trial
 PROBE_LENGTHS = (2,)  # draft tokens of such a round
 FRESH = 12.0  # what a trial leaves of the weight of earlier observations
 SHARE = 0.015  # of the time of decoding that trials may take
+LEARNED_SHARE = 0.03  # that those may take which look at a drafter that has learned
 AGAIN = 32  # tokens after which a text that was thought too short is looked at again
 
 MEASURED = "a step of the target alone is measured"
@@ -90,6 +91,7 @@ class Rate:
         self._probe = 0  # rounds of a trial that are left
         self._lengths: tuple[int, ...] = FIRST_LENGTHS  # of these
         self._tried = False  # at the beginning
+        self._version = self._head.version  # at the last draft or trial
         self._wanted = self._asked_for = False  # whether drafts were possible in the present text, and in this round
         self._plan: Plan | None = None
         self._drafts = self._news = 0  # all, and those since the plan
@@ -118,8 +120,10 @@ class Rate:
         self._wanted = False
         self._reads = not self.costs.known or self._worth_reading(min(self._length, new_tokens))
         cost = (self.costs.reading(prompt) + PROBE_ROUNDS * sum(self.costs.steps)) * self.costs.seconds
-        tried = self._undrafted > PROBE_TEXTS and self._spent + cost <= SHARE * self._all
-        if tried:
+        learned = self._version != self._head.version
+        texts, share = (0, LEARNED_SHARE) if learned else (PROBE_TEXTS, SHARE)
+        if self._undrafted > texts and self._spent + cost <= share * self._all:
+            self._version = self._head.version
             self._probe, self._lengths = PROBE_ROUNDS, PROBE_LENGTHS
             self.costs.fade()
             self._plan = None

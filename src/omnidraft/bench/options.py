@@ -115,12 +115,21 @@ def add_stopping(commands: Any, run: Run) -> None:
     stopping.add_argument(
         "--parts", default="cells,hopeless,schedules", metavar="A,B", help="some of %(default)s (default: all)"
     )
+    stopping.add_argument(
+        "--task",
+        action="append",
+        choices=("gsm8k", "mbpp", "in turns"),
+        help="one task only; repeatable (default: all)",
+    )
     stopping.add_argument("--count", type=int, metavar="N", help="prompts of a task (default: 50, less with --quick)")
-    stopping.add_argument("--learn", type=int, metavar="N", help="prompts a task to learn from (default: 200, or 8)")
+    stopping.add_argument("--learn", type=int, metavar="N", help="prompts a task to learn from (default: 100, or 8)")
     stopping.add_argument("--repeats", type=int, metavar="N", help="turns of every way (default: 3, 1 with --quick)")
     stopping.add_argument("--max-new-tokens", type=int, metavar="N", help="of an answer (default: 96, or 48)")
     stopping.add_argument("--hopeless", type=int, metavar="N", help="prompts where drafts cannot pay (default: 200)")
     stopping.add_argument("--out", type=Path, metavar="STEM", help="write STEM.json and STEM.md, or add to them")
+    stopping.add_argument(
+        "--more", action="store_true", help="add repeats to the cells in STEM.json (default: new ones)"
+    )
 
 
 def _study(commands: Any, name: str, about: str, run: Run) -> argparse.ArgumentParser:

@@ -29,7 +29,7 @@ from omnidraft.api import OmniDraft, load
 from omnidraft.bench import head_study, hopeless, prompts, setting
 from omnidraft.bench.options import writing
 from omnidraft.bench.stopping_tables import markdown
-from omnidraft.bench.ways import Way
+from omnidraft.bench.ways import Way, over
 from omnidraft.config import Drafting, Sampling
 from omnidraft.engine import Engine
 from omnidraft.errors import ConfigError, InputError
@@ -41,10 +41,11 @@ Row = dict[str, Any]
 Sizes = dict[str, int]
 PARTS = ("cells", "hopeless", "schedules")
 TASKS = ("gsm8k", "mbpp")
-IN_TURNS = "gsm8k and mbpp in turns"
+IN_TURNS = "in turns"  # of the tasks
 TEMPERATURES = (0.0, 1.0)
+UNITS = ("tokens_per_s", "tokens_per_cpu_s")
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8)
-FULL = {"count": 50, "repeats": 3, "max_new_tokens": 96, "hopeless": 200, "learn": 200}
+FULL = {"count": 50, "repeats": 3, "max_new_tokens": 96, "hopeless": 200, "learn": 100}
 QUICK = {"count": 2, "repeats": 1, "max_new_tokens": 48, "hopeless": 8, "learn": 8}
 QUICK_LENGTHS = (1, 2, 4)
 KEYS = ("target", "task", "temperature", "policy", "method", "case", "draft_len")  # what a row is about
@@ -73,13 +74,22 @@ def fresh(model: OmniDraft, drafting: Drafting, head: Head, before: Engine | Non
 
 
 def cell(
-    model: OmniDraft, ids: Sequence[list[int]], sampling: Sampling, sizes: Sizes, lengths: Sequence[int], head: Head
+    model: OmniDraft,
+    ids: Sequence[list[int]],
+    sampling: Sampling,
+    sizes: Sizes,
+    lengths: Sequence[int],
+    head: Head,
+    first: int = 0,
 ) -> Iterator[Row]:
-    """Rows of one target, task and temperature; greedy answers must all be the same."""
+    """Rows of one target, task and temperature; greedy answers must all be the same.
+
+    The repeats are numbered from `first` on, where there were others before.
+    """
     compared = ways(model, lengths, head)
     order = random.Random(0)  # noqa: S311  an order, not a secret
     identical = True
-    for repeat in range(sizes["repeats"]):
+    for repeat in range(first, first + sizes["repeats"]):
         for way in compared:
             own = way.engine.pair.head if way.engine.pair else head
             way.engine = fresh(model, way.drafting, own, way.engine)
@@ -92,14 +102,17 @@ def cell(
         for way in compared:
             way.end_repeat()
     for way in compared:
+        each = [
+            mine | {f"plain_{unit}": plain[unit] for unit in UNITS}
+            for mine, plain in zip(way.repeats, compared[0].repeats, strict=True)
+        ]
         yield {
             "policy": way.policy,
             **way.summary(),
-            "plain_tokens_per_s": round(compared[0].rate, 3),
-            "plain_tokens_per_cpu_s": compared[0].summary()["tokens_per_cpu_s"],
+            **over(each),
             "prompts": len(ids),
-            "repeats": sizes["repeats"],
             "identical": identical if sampling.greedy else None,
+            "repeats": each,
         }
 
 
@@ -115,6 +128,8 @@ class Bench:
         self.lengths = QUICK_LENGTHS if options.quick else LENGTHS
         self.texts, self.others = _texts(options.data, self.sizes)
         self.rows: list[tuple[str, Row]] = []
+        self.tasks = options.task or (*TASKS, IN_TURNS)
+        self.before = keep(options.out, [], {})["cells"] if options.more else []
 
     def run(self, name: str, parts: Sequence[str]) -> None:
         """The parts for one target."""
@@ -125,9 +140,10 @@ class Bench:
         new_tokens = self.sizes["max_new_tokens"]
         if "cells" in parts:
             head = head_study.teach(model, head_study.lessons(model, _in_turns(others), new_tokens))
-            self._cells(model, about, {**ids, IN_TURNS: _in_turns(ids)}, head)
-            for temperature in TEMPERATURES:
-                for row in head_study.calibration(model, head, _in_turns(ids), new_tokens, temperature):
+            mixed = _in_turns({task: its[: -(-len(its) // 2)] for task, its in ids.items()})
+            self._cells(model, about, {**ids, IN_TURNS: mixed}, head)
+            for temperature in TEMPERATURES if IN_TURNS in self.tasks else ():
+                for row in head_study.calibration(model, head, mixed, new_tokens, temperature):
                     self.add("calibration", about | row)
                     self.console.print(
                         f"{about['target']}, temperature {temperature:g}: expected calibration error "
@@ -138,7 +154,7 @@ class Bench:
                 self.add("never_slower", about | row)
                 self.console.print(f"{about['target']}: {row['case']}: {row['ratio']:.3f} of the target alone")
         if "schedules" in parts:
-            for task in TASKS:
+            for task in (task for task in TASKS if task in self.tasks):
                 plan = head_study.Schedule(others[task], ids[task], new_tokens, self.sizes["repeats"])
                 for row in head_study.schedules(model, plan):
                     self.add("schedules", about | {"task": task} | row)
@@ -148,16 +164,15 @@ class Bench:
                     )
 
     def _cells(self, model: OmniDraft, about: Row, ids: dict[str, list[list[int]]], head: Head) -> None:
-        for task, its in ids.items():
+        for task in self.tasks:
             for temperature in TEMPERATURES:
                 where = {**about, "task": task, "temperature": temperature}
-                rows = [
-                    where | row
-                    for row in cell(model, its, Sampling(temperature=temperature), self.sizes, self.lengths, head)
-                ]
+                first = max((len(row["repeats"]) for row in self.before if where.items() <= row.items()), default=0)
+                sampling = Sampling(temperature=temperature)
+                rows = [where | row for row in cell(model, ids[task], sampling, self.sizes, self.lengths, head, first)]
                 for row in rows:
                     self.add("cells", row)
-                for unit in ("tokens_per_s", "tokens_per_cpu_s"):
+                for unit in UNITS:
                     best = max((r for r in rows if r["policy"] == "fixed"), key=lambda row: float(row[unit]))
                     rate = next(row for row in rows if row["policy"] == "rate")
                     self.console.print(
@@ -169,7 +184,7 @@ class Bench:
         """Keep a row, in the file too where there is one."""
         self.rows.append((section, row))
         if self.options.out is not None:
-            keep(self.options.out, [(section, row)], {})
+            keep(self.options.out, [(section, row)], {}, more=self.options.more)
 
 
 def main(options: argparse.Namespace, console: Console) -> int:
@@ -178,6 +193,8 @@ def main(options: argparse.Namespace, console: Console) -> int:
     for part in parts:
         if part not in PARTS:
             raise ConfigError(f"part {part!r} is not known; use some of {', '.join(PARTS)}, with commas between")
+    if options.more and options.out is None:
+        raise ConfigError("more repeats need a file that holds the others: give --out")
     if options.threads:
         torch.set_num_threads(options.threads)
     flags.quiet_libraries()
@@ -190,7 +207,7 @@ def main(options: argparse.Namespace, console: Console) -> int:
         "settings": {**setting.machine(torch.device("cpu")), "sizes": bench.sizes},
         "command": setting.command(options.arguments),
     }
-    result = keep(options.out, bench.rows, run)
+    result = keep(options.out, [] if options.out else bench.rows, run)
     if options.out is not None:
         with writing(options.out):
             options.out.with_suffix(".md").write_text(markdown(result), encoding="utf-8")
@@ -211,31 +228,40 @@ def _in_turns(ids: dict[str, list[list[int]]]) -> list[list[int]]:
     return list(chain.from_iterable(zip(*(ids[task] for task in TASKS), strict=False)))
 
 
-def keep(stem: Path | None, rows: Sequence[tuple[str, Row]], run: Row) -> Row:
+def keep(stem: Path | None, rows: Sequence[tuple[str, Row]], run: Row, *, more: bool = False) -> Row:
     """Put rows into the file in place of those about the same, and a run beside the others; what it holds then.
 
-    Two processes may write to one file.
+    With `more`, the repeats of rows are put beside those that are there.  Two processes may write to one file.
     """
     if stem is None:
-        return _merged({}, rows, run)
+        return _merged({}, rows, run, more=more)
     path = stem.with_suffix(".json")
     with writing(stem), FileLock(stem.with_suffix(".lock")):
         try:
             found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         except ValueError as error:
             raise InputError(f"cannot read {path} ({error}): remove it, or give --out another name") from error
-        result = _merged(found, rows, run)
+        result = _merged(found, rows, run, more=more)
         path.write_text(json.dumps(result) + "\n", encoding="utf-8")
     return result
 
 
-def _merged(result: Row, rows: Sequence[tuple[str, Row]], run: Row) -> Row:
+def _merged(result: Row, rows: Sequence[tuple[str, Row]], run: Row, *, more: bool) -> Row:
     for section in ("runs", "cells", "calibration", "never_slower", "schedules"):
         result.setdefault(section, [])
     for section, row in rows:
         same = [name for name in KEYS if name in row]
-        result[section] = [old for old in result[section] if any(old.get(name) != row[name] for name in same)]
-        result[section].append(row)
+        place = [all(old.get(name) == row[name] for name in same) for old in result[section]]
+        before = [old for old, is_same in zip(result[section], place, strict=True) if is_same]
+        result[section] = [old for old, is_same in zip(result[section], place, strict=True) if not is_same]
+        result[section].append(_together(before[0], row) if more and before and "repeats" in row else row)
     if run:
         result["runs"] = [old for old in result["runs"] if old.get("command") != run["command"]] + [run]
     return result
+
+
+def _together(before: Row, row: Row) -> Row:
+    """A row with the repeats of both."""
+    each = [*before["repeats"], *row["repeats"]]
+    identical = row["identical"] if row["identical"] is None else row["identical"] and before["identical"]
+    return {**row, **over(each), "identical": identical, "repeats": each}

@@ -23,44 +23,51 @@ class Way:
     policy: str  # "plain" for none
     drafting: Drafting
     engine: Engine
-    seconds: float = 0.0  # of the present repeat
-    cpu: float = 0.0  # seconds of the processor for all repeats: what others do on the machine does not count
-    tokens: int = 0
-    rates: list[float] = field(default_factory=list)  # of the repeats, in tokens a second
-    stats: list[Stats] = field(default_factory=list)
+    repeats: list[dict[str, Any]] = field(default_factory=list)  # what each came to
+    _seconds: float = 0.0  # of the present one
+    _cpu: float = 0.0  # seconds of the processor: what others do on the machine does not count
+    _stats: list[Stats] = field(default_factory=list)
 
     def answer(self, ids: Sequence[int], new_tokens: int, sampling: Sampling, seed: int) -> list[int]:
         """Answer a prompt against the clock."""
         draw = GeneratorDraw(torch.Generator().manual_seed(seed))
         began, busy = time.perf_counter(), time.process_time()
         rounds = list(self.engine.rounds(ids, new_tokens, sampling, draw))
-        self.seconds += time.perf_counter() - began
-        self.cpu += time.process_time() - busy
-        said = [token for record in rounds for token in record.emitted]
-        self.tokens += len(said)
-        self.stats.append(Stats.of(rounds))
-        return said
+        self._seconds += time.perf_counter() - began
+        self._cpu += time.process_time() - busy
+        self._stats.append(Stats.of(rounds))
+        return [token for record in rounds for token in record.emitted]
 
     def end_repeat(self) -> None:
-        """Keep the rate of the answers since the last repeat."""
-        self.rates.append(self.tokens / self.seconds)
-        self.seconds, self.tokens = 0.0, 0
+        """Keep what the answers since the last repeat came to."""
+        stats = Stats.sum(self._stats)
+        self.repeats.append(
+            {
+                "tokens_per_s": round(stats.tokens / self._seconds, 3),
+                "tokens_per_cpu_s": round(stats.tokens / self._cpu, 3),
+                "acceptance_rate": round(stats.acceptance_rate, 4),
+                "block_efficiency": round(stats.block_efficiency, 4),
+                "drafted": round(stats.drafted / stats.rounds, 3),
+                "undrafted": round(stats.undrafted / stats.rounds, 4),
+                "idle": stats.idle,
+            }
+        )
+        self._seconds, self._cpu, self._stats = 0.0, 0.0, []
 
     @property
     def rate(self) -> float:
         """Tokens a second, the median of the repeats."""
-        return statistics.median(self.rates)
+        return float(over(self.repeats)["tokens_per_s"])
 
     def summary(self) -> dict[str, Any]:
         """What its drafts came to."""
-        stats = Stats.sum(self.stats)
-        return {
-            "draft_len": self.drafting.longest,
-            "tokens_per_s": round(self.rate, 3),
-            "tokens_per_cpu_s": round(stats.tokens / self.cpu, 3),
-            "acceptance_rate": round(stats.acceptance_rate, 4),
-            "block_efficiency": round(stats.block_efficiency, 4),
-            "drafted": round(stats.drafted / stats.rounds, 3),
-            "undrafted": round(stats.undrafted / stats.rounds, 4),
-            "idle": stats.idle,
-        }
+        return {"draft_len": self.drafting.longest, **over(self.repeats)}
+
+
+def over(repeats: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What repeats came to: the median of each figure, and the last phrase."""
+    last = repeats[-1]
+    return {
+        name: round(statistics.median(each[name] for each in repeats), 4) if isinstance(value, float) else value
+        for name, value in last.items()
+    }
