@@ -19,6 +19,13 @@ CONTEXT = 4096
 torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def _no_default_drafter_from_the_hub(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What tests load must not depend on a network."""
+    if "hub" not in request.keywords:
+        monkeypatch.setattr("omnidraft.defaults.at_hand", lambda _: False)
+
+
 def save_model(folder: Path, tokenizer: Tokenizer, seed: int, context: int = CONTEXT) -> Path:
     """A two-layer model whose greedy text does not settle into one token: its head is scaled up."""
     bos = tokenizer.token_to_id("<s>")

@@ -254,7 +254,7 @@ def test_a_text_left_half_way_teaches_nothing() -> None:
     rounds = adaptation.following(engine_.rounds(prompts()[0], 16, Sampling(), GeneratorDraw(torch.Generator())))
     assert isinstance(rounds, Iterator)
     next(rounds)
-    rounds.close()  # type: ignore[attr-defined]
+    rounds.close()
     assert learner.calls == ["pause", "go on"]
 
 

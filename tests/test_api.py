@@ -121,7 +121,7 @@ def test_text_ends_where_the_generation_config_says(model: OmniDraft, target: Pa
     folder = shutil.copytree(target, tmp_path / "other")
     settings = json.loads((folder / "generation_config.json").read_text())
     (folder / "generation_config.json").write_text(json.dumps(settings | {"eos_token_id": [eos, tokens[-1] + 1]}))
-    ending = omnidraft.load(folder)
+    ending = omnidraft.load(folder, None)
     result = ending.generate(PROMPT, max_new_tokens=COUNT)
     assert (result.finish_reason, result.token_ids[-1]) == ("eos", eos)
     assert list(result.token_ids) == alone(ending, PROMPT)
@@ -273,7 +273,7 @@ def test_bad_input_to_generate(
         ({"target": "zoo:other"}, ModelError, "use one of drafter, target-a"),
         ({"draftlen": 3}, ConfigError, "did you mean 'draft_len'"),
         ({"draft_len": -1}, ConfigError, "draft_len is -1"),
-        ({"draft_len": 3}, ConfigError, "without a drafter"),
+        ({"drafter": None, "draft_len": 3}, ConfigError, "without a drafter"),
         ({"temperature": 1}, ConfigError, "give it to generate"),
     ],
 )
@@ -284,7 +284,7 @@ def test_bad_input_to_load(target: Path, options: dict[str, Any], error: type[Ex
 
 
 def test_a_model_of_nan(target: Path) -> None:
-    broken = omnidraft.load(target)
+    broken = omnidraft.load(target, None)
     with torch.no_grad():
         next(iter(broken.target.lm.model.parameters())).fill_(torch.nan)
     with pytest.raises(NumericsError, match="NaN"):

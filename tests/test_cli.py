@@ -49,7 +49,7 @@ def lines(text: str) -> list[str]:
 
 
 def test_the_answer_is_on_stdout_and_the_rest_on_stderr(target: Path, drafter: Path, capsys: Captured) -> None:
-    expected = load(target).generate("hello", max_new_tokens=12, temperature=0.8, seed=4, top_k=20)
+    expected = load(target, None).generate("hello", max_new_tokens=12, temperature=0.8, seed=4, top_k=20)
     capsys.readouterr()
     options = ("--max-new-tokens", 12, "--temperature", 0.8, "--seed", 4, "--top-k", 20)
     assert generate("hello", target, *options) == 0
@@ -81,7 +81,7 @@ def test_json_is_one_object(target: Path, drafter: Path, capsys: Captured) -> No
     out = capsys.readouterr().out
     assert out.count("\n") == 1
     answer = json.loads(out)
-    expected = load(target).generate("hello", max_new_tokens=12)
+    expected = load(target, None).generate("hello", max_new_tokens=12)
     assert (answer["text"], answer["token_ids"]) == (expected.text, list(expected.token_ids))
     assert answer["finish_reason"] == "length"
     assert answer["stats"]["tokens"] == 12
@@ -112,7 +112,7 @@ def test_every_setting_has_a_flag_and_its_default() -> None:
     assert set(flags.HELP) == names
     parsed = cli._parser().parse_args(["generate", "hello", "--target", "x"])
     assert not names & set(vars(parsed)), "defaults have one home, the settings themselves"
-    for call, options in ((load, flags.LOAD | flags.LEARN), (OmniDraft.generate, flags.GENERATE)):
+    for call, options in ((load, flags.LOAD | flags.LEARN), (OmniDraft.stream, flags.GENERATE)):
         parameters = inspect.signature(call).parameters
         assert {name: parameters[name].default for name in options} == {name: o[0] for name, o in options.items()}
 
@@ -275,7 +275,7 @@ def test_ctrl_c_keeps_the_text_so_far(target: Path, drafter: Path, home: Path) -
     assert (begun + rest).endswith(b"\n")
     assert b"ended by interrupted" in err
     assert b"Traceback" not in err
-    text, answer = "", load(target).stream("hello", max_new_tokens=4000)
+    text, answer = "", load(target, None).stream("hello", max_new_tokens=4000)
     shown = (begun + rest).decode().removesuffix("\n")
     while len(text) < len(shown):
         text += next(answer)

@@ -39,8 +39,8 @@ FLOORS = (  # lowest first; "omnidraft" is the package's own __init__, the face 
         "plan",
         "rate",
     ),
-    ("engine", "weights", "head_trainer", "pace", "counters", "trainer", "background", "profiles", "store"),
-    ("adaptation", "memory", "pairing", "text", "zoo", "answer", "api", "hf", PACKAGE),
+    ("rounds", "engine", "weights", "head_trainer", "pace", "counters", "trainer", "background", "profiles", "store"),
+    ("adaptation", "memory", "pairing", "text", "zoo", "answer", "prompting", "defaults", "api", "hf", PACKAGE),
     ("flags", "bench", "problems", "curve", "terminal", "second_act", "demo", "server"),
     ("commands", "cli", "__main__"),
 )

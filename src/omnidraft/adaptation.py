@@ -7,7 +7,7 @@ would be either way: q is recorded as it was drawn from.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Protocol
 
 import torch
@@ -122,7 +122,7 @@ class Adaptation:
         """What was learned since this was made; None for one that never learns."""
         return self._last if self.learner is None else self.learner.counters
 
-    def following(self, rounds: Iterator[Round]) -> Iterator[Round]:
+    def following(self, rounds: Iterator[Round]) -> Generator[Round]:
         """The rounds of one text as they are, learned from once it is complete."""
         self.use()
         learner = self.learner

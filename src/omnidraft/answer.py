@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Protocol, Self
 
 from omnidraft.engine import Round
 from omnidraft.metrics import Stats
-from omnidraft.text import TextStream
 
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
     """An answer.
 
-    `token_ids` are the target's, an end-of-text id included.  `finish_reason` is "eos", "length" (as many tokens as
-    were asked for), "context" (the target holds no more) or "interrupted" (a stream that was not read to its end).
+    `token_ids` are the target's, an end-of-text id included.  `finish_reason` is "eos", "stop" (the text ends before a
+    stop string, whose tokens are in `token_ids`), "length" (as many tokens as were asked for), "context" (the target
+    holds no more) or "interrupted" (a stream that was not read to its end).
     """
 
     text: str
@@ -24,15 +25,27 @@ class Generation:
     stats: Stats
 
 
+class Text(Protocol):
+    """Makes pieces of text of tokens."""
+
+    def feed(self, ids: Iterable[int]) -> str:
+        """What is certain of the text with these tokens."""
+
+    def end(self) -> str:
+        """What is left of it at its end."""
+
+
 class Stream:
     """An answer in the making: iterate over it for pieces of text, whole characters each.
 
-    `result` is the `Generation` so far, also after an interruption.
+    `result` is the `Generation` so far, also after an interruption.  One that is not read to its end is to be closed,
+    by `close` or at the end of a `with` block.
     """
 
-    def __init__(self, rounds: Iterator[Round], text: TextStream) -> None:
+    def __init__(self, rounds: Generator[Round], text: Text) -> None:
         self._rounds: list[Round] = []
         self._pieces: list[str] = []
+        self._records = rounds
         self._source = self._read(rounds, text)
 
     def __iter__(self) -> Iterator[str]:
@@ -40,6 +53,17 @@ class Stream:
 
     def __next__(self) -> str:
         return next(self._source)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the answer here, and let go of what the models hold of it."""
+        self._source.close()
+        self._records.close()
 
     @property
     def result(self) -> Generation:
@@ -51,7 +75,7 @@ class Stream:
             stats=Stats.of(self._rounds),
         )
 
-    def _read(self, rounds: Iterator[Round], text: TextStream) -> Iterator[str]:
+    def _read(self, rounds: Iterator[Round], text: Text) -> Generator[str]:
         for record in rounds:
             piece = text.feed(record.emitted) + (text.end() if record.finish else "")
             self._rounds.append(record)

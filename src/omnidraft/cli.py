@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import omnidraft
 from omnidraft import flags, zoo
-from omnidraft.config import Drafting, Learning, Sampling, suggestion
+from omnidraft.config import Drafting, Learning, Sampling, names, suggestion
 from omnidraft.errors import ConfigError, InputError, NumericsError, OmniDraftError, PromptError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _run(arguments: Sequence[str]) -> int:
     except SystemExit:  # after --help or --version
         return 0
     if unknown:
-        own = ("target", "drafter", "json", "out")
+        own = ("target", "drafter", "raw", "stop", "json", "out")
         known = [flags.flag(name) for name in (*flags.HELP, *flags.LOAD, *flags.LEARN, *flags.GENERATE, *own)]
         fix = suggestion(unknown[0], known) if unknown[0].startswith("-") else "put quotation marks around the prompt"
         raise ConfigError(f"unknown argument {unknown[0]!r}: {fix}")
@@ -85,23 +85,34 @@ def _run(arguments: Sequence[str]) -> int:
 def _generate(options: argparse.Namespace) -> int:
     given = vars(options)
     sampling, drafting, learning = (
-        {name: given[name] for name in flags.names(cls) if name in given} for cls in (Sampling, Drafting, Learning)
+        {name: given[name] for name in names(cls) if name in given} for cls in (Sampling, Drafting, Learning)
     )
     # what is wrong with the options or the prompt is said before seconds are spent on loading
     Sampling(**sampling)
     Drafting(**drafting)
     Learning(**learning)
     prompt = _prompt(options.prompt)
+    if "" in options.stop:
+        raise ConfigError("stop is '': give some text, or leave it out")
     from omnidraft.api import load
 
     if "profile" in given:
-        given["profile"] = flags.profile(given["profile"])
+        given["profile"] = flags.unless_none(given["profile"])
     loading = {name: given[name] for name in (*flags.LOAD, *flags.LEARN) if name in given}
-    model = load(options.target, options.drafter, warn=flags.say, **loading, **drafting, **learning)
+    drafter = flags.unless_none(options.drafter)
+    model = load(options.target, drafter, warn=flags.say, **loading, **drafting, **learning)
     for role, m in _models(model).items():
         step = f"; steps: {m['step']}" if m["step"] else ""
         flags.say(f"{role} {m['name']} in {m['dtype']} on {m['device']} ({m['dtype_reason']}){step}")
-    stream = model.stream(prompt, **{name: given[name] for name in flags.GENERATE if name in given}, **sampling)
+    if model.sampling != Sampling():
+        asked = (
+            f"{name} {value}" for name, value in vars(model.sampling).items() if value != getattr(Sampling(), name)
+        )
+        flags.say(f"the target's generation config: {', '.join(asked)}")
+    ids = model.encode(prompt) if options.raw else model.encode_message(prompt)
+    stream = model.stream(
+        ids, stop=options.stop, **{name: given[name] for name in flags.GENERATE if name in given}, **sampling
+    )
     code = 0
     try:
         with flags.interruptible() as check:
@@ -183,20 +194,42 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"omnidraft {omnidraft.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
-    generate = commands.add_parser("generate", help="continue a prompt", allow_abbrev=False)
-    embedded = {role: ", ".join(zoo.PREFIX + name for name in zoo.names(role)) for role in ("target", "drafter")}
-    generate.add_argument("prompt", metavar="PROMPT", help="the text to continue; - reads it from stdin")
-    generate.add_argument(
-        "--target", required=True, metavar="MODEL", help=f"a folder, a hub id, or one that ships: {embedded['target']}"
+    generate = commands.add_parser(
+        "generate",
+        help="answer a prompt",
+        description="Answer a prompt: in the chat template of a target that has one, else by continuing it.",
+        allow_abbrev=False,
+        examples=(
+            'omnidraft generate "def mean(values):" --target zoo:target-a',
+            'omnidraft generate "Why is the sky blue?" --target Qwen/Qwen2-7B-Instruct --max-new-tokens 500',
+            "omnidraft generate - --target ./my-model --drafter zoo:drafter --adapt background < prompt.txt",
+        ),
     )
-    generate.add_argument("--drafter", metavar="MODEL", help=f"likewise ({embedded['drafter']}); default: none")
+    embedded = ", ".join(zoo.PREFIX + name for name in zoo.names("target"))
+    generate.add_argument("prompt", metavar="PROMPT", help="the text; - reads it from stdin")
+    generate.add_argument(
+        "--target", required=True, metavar="MODEL", help=f"a folder, a hub id, or one that ships: {embedded}"
+    )
+    generate.add_argument(
+        "--drafter", default="auto", metavar="MODEL", help=f"likewise, or none (default: {flags.DRAFTER})"
+    )
+    generate.add_argument("--raw", action="store_true", help="continue the text as it stands, without a chat template")
+    generate.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end the answer before this text; repeatable"
+    )
     generate.add_argument("--json", action="store_true", help="print one JSON object with text, token ids and stats")
     flags.add(generate, "models", flags.LOAD)
     flags.add(generate, "drafting", flags.settings(Drafting))
     flags.add(generate, "learning", {**flags.LEARN, **flags.settings(Learning)})
     flags.add(generate, "sampling", {**flags.GENERATE, **flags.settings(Sampling)})
 
-    demo = commands.add_parser("demo", help="see the models that ship at work", allow_abbrev=False)
+    demo = commands.add_parser(
+        "demo",
+        help="see the models that ship at work",
+        description="See the models that ship at work: answers without and with drafts, and a drafter that learns.",
+        allow_abbrev=False,
+        examples=("omnidraft demo", "omnidraft demo --json --out curves"),
+    )
     demo.add_argument("--json", action="store_true", help="print the figures as JSON, on the last line of stdout")
     demo.add_argument("--out", type=Path, metavar="DIR", help="keep the curve of what was learned (default: nothing)")
 

@@ -5,9 +5,15 @@ from __future__ import annotations
 import difflib
 import math
 import os
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    Settings = TypeVar("Settings", bound=DataclassInstance)
 
 from omnidraft.errors import ConfigError
 
@@ -140,6 +146,26 @@ class Learning:
         _number("reject_weight", self.reject_weight, low=0.0, low_open=True, fix="use 1 for chances that are true")
         _number("margin", self.margin, low=0.0, fix="use 0 to take back every update that does not help")
         _number("least_gain", self.least_gain, low=0.0, fix="use 0 for updates that never become rarer")
+
+
+def names(cls: type[DataclassInstance]) -> list[str]:
+    """The names of some settings."""
+    return [f.name for f in fields(cls)]
+
+
+def settings_of(cls: type[Settings], keywords: dict[str, Any], own: Sequence[str] = ()) -> Settings:
+    """Settings from the keywords of a call whose own parameters are `own`; ConfigError for an unknown one."""
+    known = [*(f.name for f in fields(cls)), *own]
+    homes = {
+        f.name: call
+        for other, call in ((Drafting, "load"), (Learning, "load"), (Sampling, "generate"))
+        for f in fields(other)
+    }
+    for name in keywords:
+        if name not in known:
+            fix = f"give it to {homes[name]}" if name in homes else suggestion(name, known)
+            raise ConfigError(f"unknown option {name!r}: {fix}")
+    return cls(**keywords)
 
 
 def suggestion(name: str, known: Collection[str]) -> str:

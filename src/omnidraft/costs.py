@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 KEPT = 31  # observations of each kind
 RECENT = 5  # rounds that tell how fast the machine is at present
+SETTLED = 64  # rounds after which the costs of verifying are looked at only now and then
+LOOK_EVERY = 8  # rounds
 AGE = 400  # rounds after which one of a pass of the target says nothing any more
 FRESH = 3  # observations of each kind that are kept where all is to be looked at anew
 ENOUGH = 3  # of them say something
@@ -43,13 +45,14 @@ class Costs:
         """Take in a round; the `first` of a text has the target's pass over the prompt in it."""
         verified, seconds = len(record.proposals) + 1, max(LEAST, record.verify_s + record.translate_s)
         self._rounds += 1
-        if not first:
+        if not first and record.finish != "stop":  # of which not all that was verified is told
             seen = self._verify[verified]
             if verified == 1 or len(seen) >= ENOUGH:
                 self._recent.append(seconds / self.verify(verified))
             if self._recent:
                 seen.append((self._rounds, seconds / (self.seconds or 1.0)))
-            self._table = []
+            if self._rounds < SETTLED or self._rounds % LOOK_EVERY == 0:
+                self._table = []
         if record.draft_passes and self.seconds:
             drafting, later = record.draft_s / self.seconds, record.draft_passes - 1
             if self.reads(record):
@@ -70,6 +73,7 @@ class Costs:
         for seen in kinds:
             while len(seen) > FRESH:
                 seen.popleft()
+        self._table = []
 
     @staticmethod
     def reads(record: Round) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -37,6 +38,7 @@ class Serving:
     def __init__(self, source: TransformersModel, *, lean_step: bool = True) -> None:
         self.source = source
         self.texts = 0  # begun with it, for any target
+        self.turn = threading.RLock()  # whoever drafts has it, from round to round
         self.replies = 0
         self.learners: list[Pausable] = []  # of all its targets
         self._lean = lean(source) if lean_step else None

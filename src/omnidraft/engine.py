@@ -6,7 +6,7 @@ A round costs one forward pass of the target: the last token of the round before
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,54 +18,18 @@ from omnidraft.head import Head
 from omnidraft.laws import SparseLaw, sparse
 from omnidraft.models import LanguageModel
 from omnidraft.ngrams import NgramCache
-from omnidraft.paper import DirectMap, Proposal, merge, verify_paper
+from omnidraft.paper import DirectMap, merge, verify_paper
 from omnidraft.rate import make_stopping
-from omnidraft.sampling import Draw, Probs, Processing, Processor, TargetLaw, softmax
+from omnidraft.rounds import Draft, Halt, Round, drafts_accepted, ended, false_merge
+from omnidraft.sampling import Draw, Processing, Processor, TargetLaw, softmax
 from omnidraft.stopping import Fixed, Stopping
 from omnidraft.verify import Outcome, verify_block, verify_greedy, verify_token
-from omnidraft.walk import STOP, Walk
+from omnidraft.walk import Walk
 
 if TYPE_CHECKING:
     import torch
 
-
-@dataclass(frozen=True, kw_only=True)
-class Round:
-    """What one round did; times in seconds."""
-
-    emitted: tuple[int, ...]  # target tokens, cut at the end of the text and at the length asked for
-    draft: tuple[int, ...]  # draft tokens
-    proposals: tuple[int, ...]  # target tokens put to the target
-    accepted: int  # of the proposals
-    symbols: int  # of the walk
-    symbols_accepted: int
-    ngrams_proposed: int
-    ngrams_accepted: int
-    false_merges: int  # the walk merged on where the target's token ended, or ended where it went on
-    draft_s: float
-    verify_s: float  # the target's forward pass
-    translate_s: float  # everything else: segmentation, acceptance, n-gram cache, context
-    finish: str | None  # "eos", "length" or "context" on the last round
-    draft_passes: int = 0  # of the drafter
-    draft_read: int = 0  # tokens that these read
-    draft_accepted: int = 0  # of the draft tokens, with all that was read from them
-    idle: str | None = None  # why there is no draft, a phrase, where the stop policy wants none
-    laws: tuple[SparseLaw, ...] = ()  # the target's at each emitted token, where they are asked for
-
-
-@dataclass(slots=True)
-class _Draft:
-    """The draft of one round as it is put to the target."""
-
-    tokens: list[int] = field(default_factory=list)
-    vectors: list[Probs] = field(default_factory=list)
-    proposals: list[int] = field(default_factory=list)
-    walk: Walk | None = None  # modes exact and intersection
-    merged: list[Proposal] = field(default_factory=list)  # mode paper
-    ended: bool = False  # the last proposal ends the text
-    passes: int = 0  # of the drafter
-    read: int = 0  # tokens that these read
-    idle: str | None = None  # why there is none, if so
+__all__ = ["Engine", "Pair", "Round"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,11 +80,12 @@ class Engine:
         sampling: Sampling,
         draw: Draw,
         processors: Sequence[Processor] = (),
-    ) -> Iterator[Round]:
+        halt: Halt | None = None,
+    ) -> Generator[Round]:
         """Decode up to `max_new_tokens` after a prompt of target tokens, a record at a time.
 
         `processors` are applied to the logits after those that `sampling` asks for.  They may keep state: with
-        any given, symbols are settled one by one, so that each sees only ids that stay.
+        any given, symbols are settled one by one, so that each sees only ids that stay.  `halt` may end the text.
         Raises PromptError for an empty or over-long prompt, NumericsError for unusable logits.
         """
         self.check(prompt)
@@ -134,12 +99,18 @@ class Engine:
             self.pair.drafter.start(text)
             self.stopping.open(len(text), max_new_tokens)
         while max_new_tokens > 0:
-            record = self._round(ids, end, sampling, processing, verification, draw)
+            record = self._round(ids, end, sampling, processing, verification, draw, halt)
             ids += record.emitted
             self.stopping.learn(record)
             yield record
             if record.finish is not None:
                 return
+
+    def release(self) -> None:
+        """Let go of what both models hold of a text."""
+        self.target.crop(0)
+        if self.pair is not None:
+            self.pair.drafter.start(())
 
     def check(self, prompt: Sequence[int]) -> None:
         """Raise PromptError for a prompt that is empty or longer than the target's context."""
@@ -160,6 +131,7 @@ class Engine:
         processing: Processing,
         verification: str,
         draw: Draw,
+        halt: Halt | None,
     ) -> Round:
         began = time.perf_counter()
         draft = self._propose(self._draft_len(ids, end), sampling, draw)
@@ -173,24 +145,28 @@ class Engine:
 
         law = TargetLaw(logits, ids, fed, processing)
         outcome = self._verify(draft, law, sampling, verification, draw)
+        emitted, finish = self._cut(outcome.emitted, len(ids), end, halt)
+        symbols = draft.symbols
+        if len(emitted) < len(outcome.emitted):
+            draft, outcome = ended(draft, outcome, len(emitted))
+            symbols = outcome.symbols_accepted  # what is kept of proposals was accepted
         self.target.crop(len(ids) + min(outcome.accepted, len(fed)))
-        emitted, finish = self._cut(outcome.emitted, len(ids), end)
-        false_merge = self._commit(draft, outcome, emitted)
+        failed = self._commit(draft, outcome, emitted)
         laws = self._laws(logits, len(emitted))
         done = time.perf_counter()
         return Round(
             emitted=emitted,
             draft=tuple(draft.tokens),
-            proposals=tuple(proposals),
+            proposals=tuple(draft.proposals),
             accepted=outcome.accepted,
-            symbols=len(draft.walk.symbols) if draft.walk else len(proposals),
+            symbols=symbols,
             symbols_accepted=outcome.symbols_accepted,
-            ngrams_proposed=self._ngrams(proposals),
+            ngrams_proposed=self._ngrams(draft.proposals),
             ngrams_accepted=self._ngrams(proposals[: outcome.accepted]),
-            false_merges=int(false_merge is not None),
+            false_merges=int(failed is not None),
             draft_passes=draft.passes,
             draft_read=draft.read,
-            draft_accepted=_accepted(draft, outcome),
+            draft_accepted=drafts_accepted(draft, outcome),
             draft_s=drafted - began,
             verify_s=verified - drafted,
             translate_s=done - verified,
@@ -212,13 +188,13 @@ class Engine:
         length = min(self.drafting.longest, end - len(ids) - 1, self.pair.drafter.model.context // 2)
         return max(0, min(length, (self.target.context - len(ids)) // self._longest))
 
-    def _propose(self, length: int, sampling: Sampling, draw: Draw) -> _Draft:
+    def _propose(self, length: int, sampling: Sampling, draw: Draw) -> Draft:
         if self.pair is None or length <= 0:
-            return _Draft()
+            return Draft()
         cache, drafter, stopping = self.pair.cache, self.pair.drafter, self.stopping
         walk = Walk(cache, self.eos)
         if not stopping.begin(walk if self.drafting.mode != "paper" else None):
-            return _Draft(idle=stopping.idle)
+            return Draft(idle=stopping.idle)
         own = self.drafting.drafter_temperature
         temperature = sampling.temperature if own is None else own
         if self.drafting.mode == "paper" and self._direct is not None:
@@ -231,13 +207,13 @@ class Engine:
             end = next((i + 1 for i, token in enumerate(proposals) if token in self.eos), len(proposals))
             merged, proposals = merged[:end], proposals[:end]
             ended = bool(proposals) and proposals[-1] in self.eos
-            return _Draft(tokens, vectors, proposals, None, merged, ended, drafter.passes, drafter.read, stopping.idle)
+            return Draft(tokens, vectors, proposals, None, merged, ended, drafter.passes, drafter.read, stopping.idle)
         allowed = self._direct.mapped if self._direct else None
         tokens, vectors = drafter.draft(length, temperature, draw, walk.read, allowed, stopping)
         walk.finish()
-        return _Draft(tokens, vectors, walk.tokens, walk, [], walk.ended, drafter.passes, drafter.read, stopping.idle)
+        return Draft(tokens, vectors, walk.tokens, walk, [], walk.ended, drafter.passes, drafter.read, stopping.idle)
 
-    def _verify(self, draft: _Draft, law: TargetLaw, sampling: Sampling, verification: str, draw: Draw) -> Outcome:
+    def _verify(self, draft: Draft, law: TargetLaw, sampling: Sampling, verification: str, draw: Draw) -> Outcome:
         if sampling.greedy:
             if draft.walk is not None:
                 return verify_greedy(draft.walk, law.best)
@@ -256,44 +232,33 @@ class Engine:
             return Outcome(emitted_, accepted, accepted, None)
         return Outcome((draw(law.probs(0)),), 0, 0, None)
 
-    def _cut(self, emitted: Sequence[int], length: int, end: int) -> tuple[tuple[int, ...], str | None]:
+    def _cut(
+        self, emitted: Sequence[int], length: int, end: int, halt: Halt | None
+    ) -> tuple[tuple[int, ...], str | None]:
         """What counts of the emitted tokens, and why decoding ends here if it does."""
-        kept = list(emitted[: end - length])
+        kept, finish = list(emitted[: end - length]), None
+        if length + len(kept) >= end:
+            finish = "length"
+        elif length + len(kept) > self.target.context:
+            finish = "context"
         for position, token in enumerate(kept):
             if token in self.eos:
-                return tuple(kept[: position + 1]), "eos"
-        if length + len(kept) >= end:
-            return tuple(kept), "length"
-        return tuple(kept), "context" if length + len(kept) > self.target.context else None
+                kept, finish = kept[: position + 1], "eos"
+                break
+        stay = None if halt is None else halt(kept)
+        return (tuple(kept), finish) if stay is None else (tuple(kept[:stay]), "stop")
 
-    def _commit(self, draft: _Draft, outcome: Outcome, emitted: Sequence[int]) -> int | None:
+    def _commit(self, draft: Draft, outcome: Outcome, emitted: Sequence[int]) -> int | None:
         """Carry the emitted tokens to the drafter's context and the n-gram cache; the merge that failed, if one did."""
         if self.pair is None:
             return None
         self.pair.drafter.extend(self.pair.translator.tokens(emitted))
-        false_merge = _false_merge(draft, outcome)
-        self.pair.cache.observe(emitted, false_merge)
-        return false_merge
+        failed = false_merge(draft, outcome)
+        self.pair.cache.observe(emitted, failed)
+        return failed
 
     def _ngrams(self, tokens: Sequence[int]) -> int:
         if self.pair is None:
             return 0
         table = self.pair.cache.table
         return sum(len(table.spelling(token)) > 1 for token in tokens)
-
-
-def _accepted(draft: _Draft, outcome: Outcome) -> int:
-    """How many draft tokens were accepted with all that was read from them."""
-    if draft.walk is not None:
-        return draft.walk.drafts_in(outcome.symbols_accepted)
-    return sum(proposal.length for proposal in draft.merged[: outcome.accepted])
-
-
-def _false_merge(draft: _Draft, outcome: Outcome) -> int | None:
-    """The proposal whose merge was wrong: it went on where the target's token ended, or ended where it went on."""
-    symbol, walk = outcome.refused, draft.walk
-    if symbol is None or walk is None or symbol.node == 0 or symbol.index >= len(walk.tokens):
-        return None
-    ended_early = symbol.symbol == STOP
-    went_on = outcome.emitted[-1] == walk.cache.token_at(symbol.node)
-    return walk.tokens[symbol.index] if ended_early or went_on else None

@@ -7,11 +7,12 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, NoReturn
 
+from omnidraft import defaults
 from omnidraft.config import (
     ADAPT,
     ADAPTERS,
@@ -82,6 +83,7 @@ GENERATE = {
     "max_new_tokens": (256, "tokens of the answer at most"),
     "seed": (0, "decides every draw"),
 }
+DRAFTER = f"{defaults.DRAFTER}, or {defaults.EMBEDDED} where the hub is out of reach"  # where none is named
 
 
 def say(message: str) -> None:
@@ -99,15 +101,15 @@ def quiet_libraries() -> None:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser whose mistakes are a ConfigError."""
+    """A parser whose mistakes are a ConfigError, and whose help ends with examples."""
+
+    def __init__(self, *, examples: Sequence[str] = (), **options: Any) -> None:
+        if examples:
+            options["epilog"] = "\n".join(["examples:", *(f"  {example}" for example in examples)])
+        super().__init__(**options, formatter_class=argparse.RawDescriptionHelpFormatter)
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}: see {self.prog} --help")
-
-
-def names(cls: type[Sampling | Drafting | Learning]) -> list[str]:
-    """The names of some settings."""
-    return [f.name for f in fields(cls)]
 
 
 def settings(cls: type[Sampling | Drafting | Learning]) -> dict[str, tuple[Any, str]]:
@@ -144,8 +146,8 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def profile(given: str) -> str | None:
-    """The profile that a flag asks for."""
+def unless_none(given: str) -> str | None:
+    """The profile or drafter that a flag asks for."""
     return None if given == "none" else given
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 EDGES = (0.97, 0.92, 0.86, 0.78, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)  # between the bins of what the head thinks
 MEMORY = 0.99  # of what was observed, with each new observation of the same kind
 GUESS = 4.0  # observations that the first guess of a chance is worth
-PLAN_EVERY = 24  # drafts, or refused tokens of them; more often at first
+PLAN_EVERY = 48  # drafts, or refused tokens of them; more often at first
 PLAIN_EVERY = 64  # rounds: one of them without a draft, to know what that costs
 DRAW_EVERY = 40  # draws that did not seem to pay: one is made all the same
 FIRST_ROUNDS = 16  # of a trial at the beginning: nobody knows yet what the drafter is worth, or costs
@@ -247,7 +247,7 @@ class Rate:
             accepted = record.draft_accepted
             if accepted and record.finish is None:
                 self._weigh(accepted, len(record.draft), len(record.emitted) - 1)
-            for length, place in enumerate(self._bins[: accepted + 1]):
+            for length, place in enumerate(self._bins[: min(accepted + 1, len(record.draft))]):
                 self._chances[place].learn(happened=length < accepted)
         if self._probe and self._asked_for:
             self._probe -= 1

@@ -52,6 +52,14 @@ class TextStream:
         """What is left at the end of the text; U+FFFD for a character that was begun."""
         return self._trim(self._end_run() + self._decode(b"", final=True))
 
+    def ending(self) -> str:
+        """What `end` would return now, while the text goes on."""
+        before, bytes_before = dict(vars(self)), self._decoder.getstate()
+        text = self.end()
+        vars(self).update(before)
+        self._decoder.setstate(bytes_before)
+        return text
+
     def _add(self, token: int, data: bytes) -> str:
         if self._opening is not None:
             if data.startswith(b" "):
@@ -83,3 +91,46 @@ class TextStream:
             return text
         drop, self._drop = self._drop, 0
         return text[:drop].lstrip(" ") + text[drop:]
+
+
+class StopStrings:
+    """A text that ends before the first of these strings, and holds back what may be the beginning of one.
+
+    It ends with the first token whose text, all of it so far, holds one of them.  The tokens of each round are given
+    to `halt` first, then as many of them as it leaves to `feed`.
+    """
+
+    def __init__(self, text: TextStream, strings: Sequence[str]) -> None:
+        self._text = text
+        self._strings = tuple(strings)
+        self._held = ""
+        self._stopped = False
+
+    def halt(self, ids: Sequence[int]) -> int | None:
+        """How many of these tokens the text keeps where it ends with one of them."""
+        for count, token in enumerate(ids, 1):
+            self._held += self._text.feed([token])
+            whole = self._held + self._text.ending()
+            places = [place for string in self._strings if (place := whole.find(string)) >= 0]
+            if places:
+                self._held, self._stopped = whole[: min(places)], True
+                return count
+        return None
+
+    def feed(self, _: Iterable[int]) -> str:
+        """The characters of the tokens that `halt` was given last that are certain."""
+        length = len(self._held)
+        if not self._stopped:
+            length -= max(map(self._begun, self._strings), default=0)
+        ready, self._held = self._held[:length], self._held[length:]
+        return ready
+
+    def end(self) -> str:
+        """What is left at the end of the text."""
+        held, self._held = self._held, ""
+        return held if self._stopped else held + self._text.end()
+
+    def _begun(self, string: str) -> int:
+        """How long a beginning of the string the text ends with."""
+        longest = min(len(string) - 1, len(self._held))
+        return next((n for n in range(longest, 0, -1) if self._held.endswith(string[:n])), 0)

@@ -85,7 +85,9 @@ class Noting(Fixed):
 
     def learn(self, record: Round) -> None:
         accepted = record.draft_accepted
-        self.seen += [(chance, at < accepted) for at, chance in enumerate(self._thought[: accepted + 1])]
+        self.seen += [
+            (chance, at < accepted) for at, chance in enumerate(self._thought[: min(accepted + 1, len(record.draft))])
+        ]
         self._thought = []  # a round without a draft begins none
 
 

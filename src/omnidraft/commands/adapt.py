@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from omnidraft import flags, zoo
-from omnidraft.config import Drafting, Learning, Sampling
+from omnidraft.config import Drafting, Learning, Sampling, names
 from omnidraft.errors import ConfigError, InputError, PromptError
 from omnidraft.metrics import Stats
 
@@ -30,10 +30,10 @@ NAMED = 10  # numbers of broken lines that are listed
 EXAMPLE = (
     f"omnidraft adapt --target {zoo.PREFIX}{zoo.names('target')[0]} --drafter {zoo.PREFIX}{zoo.names('drafter')[0]}"
 )
-EXAMPLES = f"""examples:
-  {EXAMPLE} --data prompts.jsonl
-  {EXAMPLE} --data prompts.jsonl --profile my-profile --adapter lora
-"""
+EXAMPLES = (
+    f"{EXAMPLE} --data prompts.jsonl",
+    f"{EXAMPLE} --data prompts.jsonl --profile my-profile --adapter lora",
+)
 
 
 def main(arguments: Sequence[str], parser: flags.Parser) -> int:
@@ -43,21 +43,20 @@ def main(arguments: Sequence[str], parser: flags.Parser) -> int:
         return 0
     given = vars(options)
     loading, drafting, learning = (
-        {name: given[name] for name in names if name in given}
-        for names in (flags.LOAD, flags.names(Drafting), flags.names(Learning))
+        {name: given[name] for name in its if name in given} for its in (flags.LOAD, names(Drafting), names(Learning))
     )
-    if flags.profile(options.profile) is None:
+    if flags.unless_none(options.profile) is None:
         raise ConfigError("profile is 'none', so what is learned would be lost: leave it out, or give a folder")
     Drafting(**drafting)
     Learning(**learning)
-    sampling = Sampling(**{name: given[name] for name in flags.names(Sampling) if name in given})
+    sampling = Sampling(**{name: given[name] for name in names(Sampling) if name in given})
     data = Data(options.data)
     count = len(data.prompts) if options.count is None else min(options.count, len(data.prompts))
     data.report()
     from omnidraft.api import load
 
     flags.quiet_libraries()
-    settings = {**loading, **drafting, **learning, "adapt": "inline", "profile": flags.profile(options.profile)}
+    settings = {**loading, **drafting, **learning, "adapt": "inline", "profile": flags.unless_none(options.profile)}
     with load(options.target, options.drafter, warn=flags.say, **settings) as model:
         code = _learn(model, data, count, {"max_new_tokens": given.get("max_new_tokens", 96), **asdict(sampling)})
     print(json.dumps(_result(model, data, count)))
@@ -173,12 +172,11 @@ def _parsed(arguments: Sequence[str], parser: flags.Parser) -> argparse.Namespac
     adapt = parser(
         prog="omnidraft adapt",
         description="Let a drafter learn from the target's answers to a file of prompts.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=EXAMPLES,
         allow_abbrev=False,
     )
     adapt.add_argument("--target", required=True, metavar="MODEL", help="a folder, a hub id or zoo:NAME")
-    adapt.add_argument("--drafter", required=True, metavar="MODEL", help="likewise")
+    adapt.add_argument("--drafter", default="auto", metavar="MODEL", help=f"likewise (default: {flags.DRAFTER})")
     adapt.add_argument("--data", required=True, type=Path, metavar="FILE", help="JSONL, a `prompt` in each line")
     adapt.add_argument("--count", type=flags.number, metavar="N", help="the first N prompts (default: all)")
     adapt.add_argument("--profile", default="auto", metavar="DIR", help="a folder (default: that of the two models)")

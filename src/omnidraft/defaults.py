@@ -1,0 +1,118 @@
+"""What is done where nothing else is asked for: a model's own way to sample, and the drafter beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omnidraft import zoo
+from omnidraft.config import Sampling
+from omnidraft.errors import ConfigError, ModelError
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig
+
+    from omnidraft.models import LoadedModel
+
+AUTO = "auto"  # as the name of a drafter
+DRAFTER = "JackFram/llama-68m"  # small, trained on much text, of an open license
+EMBEDDED = zoo.PREFIX + "drafter"  # where that is out of reach
+PATIENCE = 5.0  # seconds that the hub may take to answer
+# what `generate` of transformers does by itself where a generation config says to sample and nothing else
+TOP_K = 50
+# options of a generation config that change what is said, with the values that change nothing
+LEFT_OUT: dict[str, tuple[object, ...]] = {
+    "num_beams": (1,),
+    "typical_p": (1.0,),
+    "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,),
+    "top_h": (),
+    "no_repeat_ngram_size": (0,),
+    "bad_words_ids": ([],),
+    "suppress_tokens": ([],),
+    "begin_suppress_tokens": ([],),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "exponential_decay_length_penalty": (),
+    "sequence_bias": ({},),
+    "guidance_scale": (1.0, 1),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "watermarking_config": (),
+}
+
+
+def sampling_of(config: GenerationConfig | None, warn: Callable[[str], None]) -> Sampling:
+    """How a model is sampled from by its own generation config; greedy where that does not ask for sampling.
+
+    What it asks for and is not done goes to `warn`, one line.
+    """
+    if config is None:
+        return Sampling()
+    given: dict[str, Any] = {name: getattr(config, name, None) for name in ("temperature", "top_k", "top_p", "min_p")}
+    given = {name: value for name, value in given.items() if value is not None}
+    # of no effect without it
+    given = {"temperature": 1.0, "top_k": TOP_K, **given} if getattr(config, "do_sample", None) else {}
+    if (penalty := getattr(config, "repetition_penalty", None)) is not None:
+        given["repetition_penalty"] = penalty
+    names = [
+        name
+        for name, neutral in LEFT_OUT.items()
+        if (value := getattr(config, name, None)) is not None and value not in neutral
+    ]
+    if names:
+        warn(f"the target's generation config asks for {', '.join(names)}, which is left out here")
+    try:
+        return Sampling(**given)
+    except ConfigError as error:
+        warn(f"the target's generation config is not followed: {error}")
+        return Sampling()
+
+
+def drafter_for(target: str | Path, note: Callable[[str], None]) -> str:
+    """The drafter for a target that comes without one, which is told to `note`.
+
+    That is `DRAFTER` from the hub, and where it cannot be had, or the target is one that ships, the one that ships.
+    """
+    if str(target).startswith(zoo.PREFIX):
+        chosen, why = EMBEDDED, "which learned from the same texts"
+    elif at_hand(DRAFTER):
+        chosen, why = DRAFTER, "the default"
+    else:
+        chosen, why = EMBEDDED, f"as {DRAFTER} is out of reach"
+    note(f"no drafter is named: {chosen} drafts, {why}")
+    return chosen
+
+
+def load_drafter(
+    target: str | Path, drafter: str | Path, dtype: str, device: str, warn: Callable[[str], None]
+) -> LoadedModel:
+    """Load a drafter, where it is `AUTO` the default for a target; raises ModelError."""
+    from omnidraft.models import load_model  # PyTorch, which the names above do without
+
+    if drafter != AUTO:
+        return load_model(zoo.resolve(drafter), dtype, device)
+    chosen = drafter_for(target, warn)
+    try:
+        return load_model(zoo.resolve(chosen), dtype, device)
+    except ModelError as error:
+        if chosen == EMBEDDED:
+            raise
+        warn(f"{EMBEDDED} drafts instead: {error}")
+        return load_model(zoo.resolve(EMBEDDED), dtype, device)
+
+
+def at_hand(name: str) -> bool:
+    """Whether a model of the hub is on this machine, or the hub answers when it is asked for it."""
+    from huggingface_hub import HfApi, constants, try_to_load_from_cache
+
+    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+        return True
+    if constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        HfApi().model_info(name, timeout=PATIENCE)
+    except Exception:  # noqa: BLE001  of whatever library it asks the hub by
+        return False
+    return True

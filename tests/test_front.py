@@ -1,0 +1,416 @@
+"""How a model is used: messages, stop strings, defaults of its own, the default drafter, several threads."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import GenerationConfig
+
+import omnidraft
+from omnidraft import defaults
+from omnidraft.api import OmniDraft
+from omnidraft.config import Sampling
+from omnidraft.errors import ConfigError, ModelError, OmniDraftError, PromptError
+from omnidraft.prompting import encode
+from omnidraft.text import StopStrings, TextStream
+
+PROMPT = "hello world"
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    "{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    "{% if tone is defined %}({{ tone }})\n{% endif %}{% if add_generation_prompt %}assistant:{% endif %}"
+)
+USER = {"role": "user", "content": "hello"}
+
+
+@pytest.fixture
+def model(target: Path, drafter: Path) -> OmniDraft:
+    return omnidraft.load(target, drafter, dtype="float32", profile=None, stopping="fixed", draft_len=4)
+
+
+@pytest.fixture
+def chatting(model: OmniDraft) -> OmniDraft:
+    model.target.tokenizer.chat_template = TEMPLATE
+    return model
+
+
+# ---------------------------------------------------------------- stop strings
+
+
+def tokens_of(text: str) -> tuple[bytes, ...]:
+    return tuple(character.encode() for character in text)
+
+
+@pytest.mark.parametrize("cuts", [[11], [1] * 11, [3, 3, 5], [6, 5]])
+@pytest.mark.parametrize(
+    ("strings", "expected", "count"),
+    [
+        (["lo"], "hel", 5),
+        (["o w", "lo"], "hel", 5),
+        (["o", "hello"], "hell", 5),  # the one that is complete with that token and begins first, not the longest
+        (["hello", "o"], "", 5),
+        (["ld"], "hello wor", 11),
+        (["xyz", "dd"], None, None),
+        (["h"], "", 1),
+    ],
+)
+def test_a_text_ends_before_a_stop_string(
+    cuts: list[int], strings: list[str], expected: str | None, count: int | None
+) -> None:
+    text = "hello world"
+    if strings == ["o", "hello"]:
+        expected = ""  # "hello" begins before its "o", and both are complete with the fifth token
+    ids, words = list(range(len(text))), tokens_of(text)
+    stops = StopStrings(TextStream(words), strings)
+    pieces, kept = [], 0
+    for size in cuts:
+        part = ids[kept : kept + size]
+        stay = stops.halt(part)
+        kept += len(part) if stay is None else stay
+        pieces.append(stops.feed(part[:stay]))
+        if stay is not None:
+            break
+    pieces.append(stops.end())
+    assert "".join(pieces) == (text if expected is None else expected)
+    assert kept == (len(text) if count is None else count)
+
+
+def test_what_may_begin_a_stop_string_is_held_back_and_no_more() -> None:
+    words = tokens_of("ab<|x<|end")
+    stops = StopStrings(TextStream(words), ["<|end|>"])
+    given = []
+    for token in range(len(words)):
+        assert stops.halt([token]) is None
+        given.append(stops.feed([token]))
+    assert given == ["a", "b", "", "", "<|x", "", "", "", "", ""]
+    assert stops.end() == "<|end"
+
+
+def test_a_stop_string_of_byte_tokens_is_seen_at_once() -> None:
+    words = (b"a", b"\n", b"\xe2", b"\x82", b"\xac", b"b")
+    stops = StopStrings(TextStream(words, fallback=[1, 2, 3, 4]), ["\n"])
+    assert stops.halt([0, 1, 2, 3]) == 2
+    assert stops.feed([0, 1]) + stops.end() == "a"
+    stops = StopStrings(TextStream(words, fallback=[1, 2, 3, 4]), ["€"])
+    assert stops.halt([0, 2, 3]) is None
+    assert stops.halt([4, 5]) == 1
+    assert stops.feed([4]) + stops.end() == "a"
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 3}])
+def test_the_end_by_a_stop_string_is_the_same_at_every_place_of_a_round(target: Path, sampling: dict[str, Any]) -> None:
+    # a drafter that is always right, so that texts end inside drafts
+    model = omnidraft.load(target, target, dtype="float32", profile=None, stopping="fixed", draft_len=4)
+    whole = model.generate(PROMPT, max_new_tokens=40, **sampling)
+    assert len(whole.text) > 20
+    places = set()
+    for begin in range(0, len(whole.text) - 3, 2):
+        stop = whole.text[begin : begin + 3]
+        if "\ufffd" in stop:
+            continue
+        expected = whole.text[: whole.text.find(stop)]
+        stream = model.stream(PROMPT, max_new_tokens=40, stop=stop, **sampling)
+        pieces = list(stream)
+        result = stream.result
+        assert "".join(pieces) == result.text == expected
+        assert result.finish_reason == "stop"
+        assert whole.token_ids[: len(result.token_ids)] == result.token_ids
+        text = model.text_after(model.encode(PROMPT))
+        before = text.feed(result.token_ids[:-1]) + text.ending()
+        assert stop not in before, "it ends with the first token that completes the string"
+        last = stream._rounds[-1]
+        if last.accepted == len(last.emitted):  # it ends inside the draft, and what comes after it counts for nothing
+            assert last.proposals == last.emitted
+            assert last.symbols == last.symbols_accepted
+            assert len(last.draft) == last.draft_accepted
+            assert last.false_merges == 0
+        places.add(len(last.emitted) - last.accepted)
+        assert result.stats.tokens == len(result.token_ids)
+    assert places == {0, 1}, "inside a round, and with its last token"
+
+
+def test_what_follows_a_stop_string_is_neither_kept_nor_counted(
+    model: OmniDraft, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    pair = model.engine.pair
+    assert pair is not None
+    observe = pair.cache.observe
+
+    def noting(tokens: Any, failed: int | None = None) -> None:
+        seen.extend(tokens)
+        observe(tokens, failed)
+
+    monkeypatch.setattr(pair.cache, "observe", noting)
+    whole = model.generate(PROMPT, max_new_tokens=40)
+    seen.clear()
+    lengths = []
+    monkeypatch.setattr(model.engine, "release", lambda: lengths.append(model.target.lm.length))
+    result = model.generate(PROMPT, max_new_tokens=40, stop=whole.text[9:12])
+    assert result.finish_reason == "stop"
+    assert tuple(seen) == result.token_ids
+    assert lengths[0] <= len(model.encode(PROMPT)) + len(result.token_ids)
+
+
+@pytest.mark.parametrize("stop", ["", ["a", ""], [3]])
+def test_stop_strings_that_are_none(model: OmniDraft, stop: Any) -> None:
+    with pytest.raises(ConfigError, match="stop is"):
+        model.generate(PROMPT, stop=stop)
+
+
+# ---------------------------------------------------------------- prompts
+
+
+def test_messages_are_written_in_the_template_with_one_first_token(chatting: OmniDraft) -> None:
+    tokenizer = chatting.target.tokenizer
+    ids = chatting.encode([USER])
+    assert ids == tokenizer("user: hello\nassistant:")["input_ids"]
+    assert ids.count(tokenizer.bos_token_id) == 1
+    assert ids == chatting.encode_message("hello")
+    told = chatting.encode([USER], {"tone": "brief"})
+    assert str(tokenizer.decode(told, skip_special_tokens=True)).endswith("(brief)\nassistant:")
+    begun = chatting.encode([USER, {"role": "assistant", "content": "well"}], {"continue_final_message": True})
+    assert str(tokenizer.decode(begun)).endswith("assistant: well")
+    answer = chatting.generate([USER], max_new_tokens=5, template={"tone": "brief"})
+    assert answer.token_ids == chatting.generate(told, max_new_tokens=5).token_ids
+
+
+def test_a_text_that_writes_the_first_token_has_it_once(model: OmniDraft) -> None:
+    tokenizer = model.target.tokenizer
+    once = model.encode(PROMPT)
+    assert once[0] == tokenizer.bos_token_id
+    written = encode(tokenizer, model.vocab.size, tokenizer.bos_token + PROMPT)
+    assert written.count(tokenizer.bos_token_id) == 1
+    assert written == tokenizer(tokenizer.bos_token + PROMPT, add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "template", "words"),
+    [
+        ([{"role": "system", "content": "x"}], None, "refuses these messages .*no system"),
+        ([USER, "hello"], None, "is no message"),
+        ([{"content": "x"}], None, "is no message"),
+        ([{"role": "user", "content": "\ud800"}], None, "no valid Unicode"),
+        ("hello", {"tone": "brief"}, "template is for messages"),
+    ],
+)
+def test_messages_that_cannot_be_used(chatting: OmniDraft, prompt: Any, template: Any, words: str) -> None:
+    with pytest.raises(PromptError, match=words) as caught:
+        chatting.generate(prompt, template=template)
+    assert "\n" not in str(caught.value)
+
+
+def test_messages_without_a_template(model: OmniDraft) -> None:
+    with pytest.raises(PromptError, match="no chat template"):
+        model.generate([USER])
+
+
+# ---------------------------------------------------------------- a model's own way to sample
+
+
+def read(**config: Any) -> tuple[Sampling, list[str]]:
+    warnings: list[str] = []
+    return defaults.sampling_of(GenerationConfig(**config), warnings.append), warnings
+
+
+def test_a_generation_config_says_how_to_sample() -> None:
+    assert read() == (Sampling(), [])
+    assert read(temperature=0.6, top_p=0.9) == (Sampling(), []), "without do_sample it is greedy"
+    assert read(do_sample=True) == (Sampling(temperature=1.0, top_k=50), [])
+    asked: dict[str, Any] = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05}
+    assert read(do_sample=True, **asked) == (Sampling(**asked), [])
+    assert read(do_sample=False, repetition_penalty=1.1) == (Sampling(repetition_penalty=1.1), [])
+    sampling, (warning,) = read(no_repeat_ngram_size=3, suppress_tokens=[5], num_beams=1)
+    assert sampling == Sampling()
+    assert "no_repeat_ngram_size, suppress_tokens" in warning
+    assert "num_beams" not in warning
+    sampling, (warning,) = read(do_sample=True, top_p=7.0)
+    assert sampling == Sampling()
+    assert "top_p is 7.0" in warning
+
+
+def test_a_text_follows_the_generation_config_and_keywords_go_before_it(target: Path, tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"do_sample": True, "temperature": 0.8, "top_k": 7, "repetition_penalty": 1.2}
+    plain = omnidraft.load(target, None, dtype="float32")
+    folder = tmp_path / "own"
+    plain.target.lm.model.generation_config = GenerationConfig(**asked, eos_token_id=plain.target.lm.eos[0])
+    plain.target.lm.model.save_pretrained(folder)
+    plain.target.tokenizer.save_pretrained(folder)
+    plain.target.lm.model.generation_config = GenerationConfig()
+    own = omnidraft.load(folder, None, dtype="float32")
+    del asked["do_sample"]
+    assert own.sampling == Sampling(**asked)
+    for keywords in ({}, {"temperature": 0.0}, {"top_k": 0, "top_p": 0.5}):
+        expected = plain.generate(PROMPT, max_new_tokens=24, seed=5, **{**asked, **keywords})
+        assert own.generate(PROMPT, max_new_tokens=24, seed=5, **keywords).token_ids == expected.token_ids
+    assert own.generate(PROMPT, max_new_tokens=24).token_ids != plain.generate(PROMPT, max_new_tokens=24).token_ids
+
+
+# ---------------------------------------------------------------- the default drafter
+
+
+def test_a_drafter_that_is_not_named_is_said(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    loaded = omnidraft.load(target, dtype="float32", profile=None, warn=said.append)
+    assert loaded.drafter is not None
+    assert loaded.drafter.name == "drafter"
+    assert any("zoo:drafter drafts, as JackFram/llama-68m is out of reach" in line for line in said)
+    monkeypatch.setattr(defaults, "at_hand", lambda _: True)
+    assert defaults.drafter_for(target, said.append) == "JackFram/llama-68m"
+    assert said[-1] == "no drafter is named: JackFram/llama-68m drafts, the default"
+    assert defaults.drafter_for("zoo:target-a", said.append) == "zoo:drafter"
+
+
+def test_a_default_drafter_that_cannot_be_loaded_is_replaced(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(defaults, "at_hand", lambda _: True)
+    monkeypatch.setattr(defaults, "DRAFTER", "nobody/nothing")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    loaded = omnidraft.load(target, dtype="float32", profile=None, warn=said.append)
+    assert loaded.drafter is not None
+    assert loaded.drafter.name == "drafter"
+    assert any(line.startswith("zoo:drafter drafts instead: ") for line in said)
+
+
+def test_no_drafter_is_loaded_where_none_is_wanted(target: Path) -> None:
+    for options in ({"drafter": None}, {"draft_len": 0}):
+        alone = omnidraft.load(target, **options, warn=pytest.fail)
+        assert alone.drafter is None
+
+
+@pytest.mark.hub
+def test_a_hub_out_of_reach_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    assert not defaults.at_hand("nobody/nothing-of-this-name")
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: object())
+    assert defaults.at_hand("nobody/nothing-of-this-name")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert not defaults.at_hand("nobody/nothing-of-this-name")
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: "config.json")
+    assert defaults.at_hand("nobody/nothing-of-this-name")
+
+
+# ---------------------------------------------------------------- one text at a time
+
+
+def test_texts_of_several_threads_are_made_one_after_the_other(model: OmniDraft) -> None:
+    prompts = ["hello world", "the world was", "don't", "ing 10"]
+    expected = [model.generate(prompt, max_new_tokens=40).token_ids for prompt in prompts]
+    found: list[Any] = [None] * len(prompts) * 3
+
+    def answer(number: int) -> None:
+        found[number] = model.generate(prompts[number % len(prompts)], max_new_tokens=40).token_ids
+
+    threads = [threading.Thread(target=answer, args=(number,)) for number in range(len(found))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == expected * 3
+
+
+def test_streams_of_two_threads_are_never_mixed(model: OmniDraft) -> None:
+    whole = model.generate(PROMPT, max_new_tokens=200).text
+    errors, texts = [], []
+    barrier = threading.Barrier(4)
+
+    def read_it() -> None:
+        barrier.wait()
+        try:
+            texts.append("".join(model.stream(PROMPT, max_new_tokens=200)))
+        except OmniDraftError as error:
+            errors.append(str(error))
+
+    threads = [threading.Thread(target=read_it) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(errors) + len(texts) == 4
+    assert texts, "the one that began last is read to its end"
+    assert set(texts) == {whole}
+    assert all("another text was begun" in error for error in errors)
+
+
+def test_a_text_begun_inside_another_one_ends_that_one(model: OmniDraft) -> None:
+    def meddling(_: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        model.generate("the world", max_new_tokens=2)
+        return scores
+
+    with pytest.raises(OmniDraftError, match="another text was begun"):
+        model.generate(PROMPT, max_new_tokens=8, logits_processor=[meddling])
+    assert model.generate(PROMPT, max_new_tokens=8).finish_reason == "length"
+
+
+def test_a_logits_processor_decides_what_may_be_said(model: OmniDraft) -> None:
+    allowed = model.encode("world")[-1]
+
+    def only(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        assert ids.shape[0] == 1
+        masked = torch.full_like(scores, -torch.inf)
+        masked[:, allowed] = scores[:, allowed]
+        return masked
+
+    for sampling in ({}, {"temperature": 1.0}):
+        answer = model.generate(PROMPT, max_new_tokens=8, logits_processor=[only], **sampling)
+        assert answer.token_ids == (allowed,) * 8
+
+
+@pytest.mark.parametrize("ending", ["closed", "with", "forgotten", "read"])
+def test_a_stream_lets_go_of_its_state(model: OmniDraft, ending: str) -> None:
+    stream: Iterator[str] | None = model.stream(PROMPT, max_new_tokens=40)
+    assert stream is not None
+    next(stream)
+    assert model.target.lm.length > 0
+    if ending == "closed":
+        stream.close()  # type: ignore[attr-defined]
+    elif ending == "with":
+        with stream:  # type: ignore[attr-defined]
+            next(stream)
+    elif ending == "read":
+        list(stream)
+    stream = None
+    gc.collect()
+    assert model.target.lm.length == 0
+    assert model.engine.pair is not None
+    assert model.engine.pair.drafter.model.length == 0
+
+
+def test_a_stream_that_was_overtaken_leaves_the_later_one_alone(model: OmniDraft) -> None:
+    whole = model.generate(PROMPT, max_new_tokens=40).text
+    earlier = model.stream("the world", max_new_tokens=40)
+    next(earlier)
+    later = model.stream(PROMPT, max_new_tokens=40)
+    pieces = [next(later)]
+    earlier.close()
+    del earlier
+    gc.collect()
+    pieces += later
+    assert "".join(pieces) == whole
+
+
+def test_models_that_share_a_drafter_take_turns(target: Path, model: OmniDraft) -> None:
+    other = omnidraft.load(target, model, dtype="float32", profile=None)
+    expected = [m.generate(PROMPT, max_new_tokens=60).token_ids for m in (model, other)]
+    found: dict[int, Any] = {}
+    threads = [
+        threading.Thread(target=lambda n=n, m=m: found.update({n: m.generate(PROMPT, max_new_tokens=60).token_ids}))
+        for n, m in enumerate((model, other))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[0], found[1]] == expected
+
+
+def test_an_unknown_model_is_no_reason_for_a_default(tmp_path: Path, drafter: Path) -> None:
+    with pytest.raises(ModelError):
+        omnidraft.load(tmp_path / "none", drafter)
