@@ -189,7 +189,13 @@ def _summary(result: Generation) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = flags.CommandParser(
-        prog="omnidraft", description="Faster answers of any causal language model, unchanged."
+        prog="omnidraft",
+        description="Faster answers of any causal language model, unchanged.",
+        examples=(
+            "omnidraft demo",
+            'omnidraft generate "def mean(values):" --target zoo:target-a',
+            "omnidraft COMMAND --help",
+        ),
     )
     parser.add_argument("--version", action="version", version=f"omnidraft {omnidraft.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -197,6 +203,7 @@ def _parser() -> argparse.ArgumentParser:
     generate = commands.add_parser(
         "generate",
         help="answer a prompt",
+        usage="%(prog)s PROMPT --target MODEL [--drafter MODEL] [OPTION ...]",
         description="Answer a prompt: in the chat template of a target that has one, else by continuing it.",
         allow_abbrev=False,
         examples=(

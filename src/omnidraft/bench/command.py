@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from omnidraft.api import OmniDraft
     from omnidraft.bench.compare import Question
 
+EXAMPLES = ("omnidraft bench compare --help", f"omnidraft bench compare {options_of.PAIR} --task prompts.jsonl --quick")
 QUICK_S = 150.0  # for the timed part of a quick run: fewer repeats where the machine is slow
 LARGEST = 2**31  # of any number on the command line
 Parser = Callable[..., argparse.ArgumentParser]
@@ -39,7 +40,11 @@ def main(arguments: Sequence[str], parser: Parser) -> int:
 
     `parser` makes the parsers, so that mistakes are reported as everywhere else.  Raises InputError and its kinds.
     """
-    bench = parser(prog="omnidraft bench", description="Compare ways of decoding, every figure beside its baseline.")
+    bench = parser(
+        prog="omnidraft bench",
+        description="Compare ways of decoding, every figure beside its baseline.",
+        examples=EXAMPLES,
+    )
     commands = bench.add_subparsers(metavar="COMMAND", required=True)
     options_of.add_compare(commands, _compare)
     options_of.add_report(commands, _report)

@@ -25,13 +25,21 @@ SIZES = {
     "beside": "prompts beside the background trainer",
     "new_tokens": "tokens of an answer",
 }
+PAIR = "--target zoo:target-a --drafter zoo:drafter"  # of examples
 QUICK = {"count": 6, "max_new_tokens": 48}
 Run = Callable[[argparse.Namespace, Console], int]
 
 
 def add_compare(commands: Any, run: Run) -> None:
     """Those of `bench compare`, which `run` takes."""
-    compare = commands.add_parser("compare", help="run the methods against the clock", allow_abbrev=False)
+    compare = _parser(
+        commands,
+        "compare",
+        "run the methods against the clock",
+        f"{PAIR} --task prompts.jsonl --quick",
+        f"{PAIR} --task gsm8k --count 100 --temperature 1 --out results",
+        f"{PAIR} --task prompts.jsonl --methods exact,generate --json",
+    )
     compare.set_defaults(run=run, parser=compare)
     compare.add_argument("--target", required=True, metavar="MODEL", help="a folder, a hub id or zoo:NAME")
     compare.add_argument("--drafter", required=True, metavar="MODEL", help="likewise")
@@ -71,7 +79,12 @@ def add_compare(commands: Any, run: Run) -> None:
 
 def add_report(commands: Any, run: Run) -> None:
     """Those of `bench report`."""
-    parser = commands.add_parser("report", help="merge result files and print their tables", allow_abbrev=False)
+    parser = _parser(
+        commands,
+        "report",
+        "merge result files and print their tables",
+        "results/compare-*.jsonl --out results/compare",
+    )
     parser.set_defaults(run=run, parser=parser)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="written by `bench compare --out`")
     parser.add_argument("--out", type=Path, metavar="STEM", help="write STEM.md and STEM.png")
@@ -80,7 +93,12 @@ def add_report(commands: Any, run: Run) -> None:
 
 def add_overhead(commands: Any, run: Run) -> None:
     """Those of `bench overhead`."""
-    overhead = commands.add_parser("overhead", help="what a round costs beside its passes", allow_abbrev=False)
+    overhead = _parser(
+        commands,
+        "overhead",
+        "what a round costs beside its passes",
+        "--quick --target-tokenizer zoo:target-a --drafter-tokenizer zoo:drafter",
+    )
     overhead.set_defaults(run=run, parser=overhead)
     tokenizer = "its vocabulary: a folder, a hub id or zoo:NAME (default: %(default)s)"
     overhead.add_argument("--target-tokenizer", default="Qwen/Qwen2-7B", metavar="MODEL", help=tokenizer)
@@ -132,9 +150,20 @@ def add_stopping(commands: Any, run: Run) -> None:
     )
 
 
+def _parser(commands: Any, name: str, about: str, *examples: str) -> argparse.ArgumentParser:
+    made: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=about,
+        description=about.capitalize() + ".",
+        allow_abbrev=False,
+        examples=[f"omnidraft bench {name} {example}" for example in examples],
+    )
+    return made
+
+
 def _study(commands: Any, name: str, about: str, run: Run) -> argparse.ArgumentParser:
     """A command that studies one drafter with several targets on GSM8K and MBPP."""
-    study: argparse.ArgumentParser = commands.add_parser(name, help=about, allow_abbrev=False)
+    study = _parser(commands, name, about, f"{PAIR} --data DIR --quick", f"{PAIR} --data DIR --out results/{name}")
     study.set_defaults(run=run, parser=study)
     study.add_argument(
         "--target", required=True, action="append", metavar="MODEL", help="a folder, a hub id or zoo:NAME; repeatable"

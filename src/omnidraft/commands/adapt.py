@@ -171,6 +171,7 @@ def _result(model: OmniDraft, data: Data, count: int) -> dict[str, Any]:
 def _parsed(arguments: Sequence[str], parser: flags.Parser) -> argparse.Namespace | None:
     adapt = parser(
         prog="omnidraft adapt",
+        usage="%(prog)s --target MODEL --data FILE [--drafter MODEL] [OPTION ...]",
         description="Let a drafter learn from the target's answers to a file of prompts.",
         examples=EXAMPLES,
         allow_abbrev=False,

@@ -11,6 +11,8 @@ from typing import Any
 from omnidraft import flags
 from omnidraft.store import Entry, ProfileStore
 
+EXAMPLE = {"name": "drafter/target-a-0123456789ab", "file": "mine.omnidraft"}
+EXAMPLES = ("omnidraft profiles list", f"omnidraft profiles export {EXAMPLE['name']} {EXAMPLE['file']}")
 Run = Callable[[argparse.Namespace, ProfileStore], None]
 
 
@@ -19,7 +21,9 @@ def main(arguments: Sequence[str], parser: flags.Parser) -> int:
 
     `parser` makes the parsers, so that mistakes are reported as everywhere else.  Raises InputError and its kinds.
     """
-    profiles = parser(prog="omnidraft profiles", description="What was learned, for each drafter and target.")
+    profiles = parser(
+        prog="omnidraft profiles", description="What was learned, for each drafter and target.", examples=EXAMPLES
+    )
     commands = profiles.add_subparsers(metavar="COMMAND", required=True)
     _add(commands, "list", "all profiles", _list, json=True)
     _add(commands, "show", "one profile, its checksums compared", _show, name=True, json=True)
@@ -37,7 +41,10 @@ def main(arguments: Sequence[str], parser: flags.Parser) -> int:
 
 
 def _add(commands: Any, command: str, text: str, run: Run, **takes: bool) -> None:
-    parser = commands.add_parser(command, help=text, description=text.capitalize() + ".", allow_abbrev=False)
+    example = " ".join(["omnidraft profiles", command, *(EXAMPLE[name] for name in takes if name in EXAMPLE)])
+    parser = commands.add_parser(
+        command, help=text, description=text.capitalize() + ".", allow_abbrev=False, examples=(example,)
+    )
     parser.set_defaults(run=run, parser=parser)
     if "name" in takes:
         parser.add_argument("name", metavar="NAME", help="as `omnidraft profiles list` prints it")
