@@ -5,11 +5,12 @@
     model = omnidraft.load(target="zoo:target-a", drafter="zoo:drafter")
     print(model.generate("Question: What is 2 plus 3? Answer:").text)
 
-Everything that needs PyTorch is imported when it is first used.
+Everything that needs PyTorch is imported when it is first used, `omnidraft.hf` for `generate` of transformers, too.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from omnidraft.errors import ConfigError, InputError, ModelError, NumericsError, OmniDraftError, PromptError
@@ -40,8 +41,10 @@ def __getattr__(name: str) -> Any:
         from omnidraft import api
 
         return getattr(api, name)
+    if name == "hf":
+        return import_module("omnidraft.hf")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATE})
+    return sorted({*globals(), *_LATE, "hf"})

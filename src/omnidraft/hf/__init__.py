@@ -1,0 +1,173 @@
+"""Drafting inside `generate` of transformers, which goes on doing everything else.
+
+    model.generate(**inputs, custom_generate=omnidraft.hf.generate, omnidraft_drafter="zoo:drafter")
+
+`generate` here decodes with what transformers made of its own arguments; `text` shows one text to their processors and
+criteria, `ready` keeps the drafters that were made ready for a model.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from omnidraft.config import Drafting, suggestion
+from omnidraft.engine import Engine, Round
+from omnidraft.errors import ConfigError, OmniDraftError
+from omnidraft.hf.ready import Drafts, Ready, make_ready
+from omnidraft.hf.text import Text, law
+from omnidraft.models import TransformersModel
+from omnidraft.sampling import GeneratorDraw
+
+if TYPE_CHECKING:
+    from transformers import (
+        GenerationConfig,
+        LogitsProcessorList,
+        PreTrainedModel,
+        PreTrainedTokenizerBase,
+        StoppingCriteriaList,
+    )
+
+__all__ = ["generate"]
+UNASKED = {  # what `generate` can be asked for and drafting cannot do, by the values that do not ask for it
+    "num_beams": (None, 1),
+    "num_return_sequences": (None, 1),
+    "output_attentions": (None, False),
+    "output_hidden_states": (None, False),
+    "use_cache": (None, True),
+    "cache_implementation": (None, "dynamic"),
+    "prompt_lookup_num_tokens": (None,),
+}
+_log = logging.getLogger("omnidraft")
+
+
+class Streamer(Protocol):
+    """What is given the prompt's ids (1, T), then each new token (1,), as the streamers of transformers are."""
+
+    def put(self, value: torch.Tensor) -> None:
+        """The next ids."""
+
+    def end(self) -> None:
+        """There are no more."""
+
+
+class Silence:
+    """Where nothing is streamed."""
+
+    def put(self, value: torch.Tensor) -> None:
+        """The next ids."""
+
+    def end(self) -> None:
+        """There are no more."""
+
+
+def generate(  # noqa: PLR0913  transformers hands over those of its arguments that are named here
+    model: PreTrainedModel,
+    input_ids: torch.LongTensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    *,
+    omnidraft_drafter: Drafts | None = None,
+    omnidraft_drafter_tokenizer: PreTrainedTokenizerBase | None = None,
+    omnidraft_tokenizer: PreTrainedTokenizerBase | None = None,
+    omnidraft_streamer: Streamer | None = None,
+    omnidraft_options: Mapping[str, Any] | None = None,
+    **inputs: Any,
+) -> torch.Tensor | GenerateDecoderOnlyOutput:
+    """Decode for `model.generate(custom_generate=omnidraft.hf.generate, omnidraft_drafter=...)`.
+
+    The drafter is a folder, a hub id, `zoo:NAME`, an OmniDraft whose drafter is shared, or a transformers model.  The
+    tokenizers are those found under the models' names where they are not given.  `omnidraft_options` takes the fields
+    of `config.Drafting`.  What is made ready for a model is kept for later calls, and goes with the model.
+
+    Takes input_ids (1, T) and returns what `generate` returns: ids (1, T + new), or with `return_dict_in_generate` a
+    GenerateDecoderOnlyOutput, its `past_key_values` None.  Torch's global seed decides every draw.  Raises ConfigError
+    for an option, ModelError for a model, PromptError for a prompt that is empty or over-long, NumericsError for
+    logits that are NaN.
+    """
+    if model.training:
+        raise ConfigError("the model is in training mode, and says something else each time: call model.eval()")
+    # made anew for each text: nothing that is kept may hold the model, and its cache goes with the text
+    target = TransformersModel(model)
+    _refuse(input_ids, generation_config, inputs)
+    drafting = _drafting(omnidraft_options)
+    streamer = Silence() if omnidraft_streamer is None else omnidraft_streamer
+    if not (hasattr(streamer, "put") and hasattr(streamer, "end")):
+        raise ConfigError(f"omnidraft_streamer is of type {type(streamer).__name__}: give a streamer of transformers")
+    ready = make_ready(target, omnidraft_drafter, omnidraft_drafter_tokenizer, omnidraft_tokenizer, drafting)
+    text = Text(input_ids, logits_processor, stopping_criteria, generation_config)
+    sampled = bool(generation_config.do_sample)
+    sampling, processors, drafting = law(text, logits_processor, drafting, sampled=sampled)
+    engine = Engine(target, text.eos, ready.pair, drafting, ready.stopping)
+    seed = int(torch.randint(2**63 - 1, ())) if sampled else 0
+    draw = GeneratorDraw(torch.Generator().manual_seed(seed))
+    prompt = input_ids[0].tolist()
+    engine.check(prompt)
+    streamer.put(input_ids.cpu())
+    for record in _alone(ready, engine.rounds(prompt, text.most, sampling, draw, processors, text.halt)):
+        if record.finish == "context":
+            _log.warning("the text ends where the model's context does, at %d tokens", target.context)
+        for token in record.emitted:
+            streamer.put(torch.tensor([token]))
+    streamer.end()
+    if generation_config.return_dict_in_generate:
+        return GenerateDecoderOnlyOutput(sequences=text.ids, scores=text.scores, logits=text.logits)
+    ids: torch.Tensor = text.ids
+    return ids
+
+
+def _alone(ready: Ready, rounds: Iterator[Round]) -> Iterator[Round]:
+    """The rounds of one text with the drafter's weights for it; raises OmniDraftError where another is begun."""
+    serving = ready.side.serving
+    serving.texts += 1
+    begun = serving.texts
+    for record in ready.side.adaptation.following(rounds):
+        yield record
+        if record.finish is None and serving.texts != begun:
+            raise OmniDraftError("another text was begun with the same drafter: let one end before the next")
+
+
+def _drafting(options: Mapping[str, Any] | None) -> Drafting:
+    """The settings of these options; raises ConfigError for an unknown one."""
+    if not isinstance(options or {}, Mapping):
+        raise ConfigError(f"omnidraft_options is of type {type(options).__name__}: give a dict, {{'draft_len': 4}}")
+    known = [each.name for each in fields(Drafting)]
+    for name in options or ():
+        if name not in known:
+            raise ConfigError(f"unknown option {name!r} in omnidraft_options: {suggestion(name, known)}")
+    return Drafting(**(options or {}))
+
+
+def _refuse(input_ids: torch.Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> None:
+    """Raise ConfigError for whatever is asked that would have to be left undone."""
+    for name, allowed in UNASKED.items():
+        if (value := getattr(config, name, None)) not in allowed:
+            raise ConfigError(f"{name} is {value!r}, which drafting cannot do: use {allowed[-1]!r}")
+    mode = config.get_generation_mode().value
+    if mode not in {"greedy_search", "sample"}:
+        raise ConfigError(f"the generation config asks for {mode}: use greedy decoding or sampling")
+    if len(input_ids) != 1:
+        raise ConfigError(f"the batch has {len(input_ids)} texts, one is allowed: call generate for each of them")
+    for name, value in inputs.items():
+        if value is not None and not _plain(name, value, input_ids.shape[1]):
+            fix = "leave the padding out" if name == "attention_mask" else "leave it out"
+            raise ConfigError(f"{name} is given, where only ids can be that are all seen, one after the other: {fix}")
+
+
+def _plain(name: str, value: Any, length: int) -> bool:
+    """Whether an input of the model says no more than the ids, of which there are `length`, do."""
+    match name:
+        case "attention_mask":
+            return bool((value == 1).all())
+        case "position_ids":
+            return bool(value.flatten().tolist() == list(range(length)))
+        case "past_key_values":  # transformers makes an empty one
+            return not (value.get_seq_length() or getattr(value, "_is_user_defined", False))
+        case _:
+            return name in {"logits_to_keep", "use_cache"}  # no text depends on these

@@ -1,0 +1,123 @@
+"""Drafters made ready for models that are in memory, and kept as long as these are."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from omnidraft import zoo
+from omnidraft.api import OmniDraft
+from omnidraft.config import Drafting
+from omnidraft.drafter import Serving
+from omnidraft.engine import Pair
+from omnidraft.errors import ConfigError, ModelError
+from omnidraft.models import LoadedModel, TransformersModel, load_model, load_tokenizer
+from omnidraft.pairing import DrafterSide, Use, make_pair, make_side
+from omnidraft.rate import make_stopping
+from omnidraft.stopping import Stopping
+from omnidraft.vocab import read_vocab
+
+KEPT = 4  # for a model: a drafter with its options each, the latest ones
+KINDS = "a folder, a hub id, zoo:NAME, an OmniDraft, or a transformers model"
+GIVEN = "as it was given"  # why weights have the dtype they have
+Drafts = str | Path | OmniDraft | PreTrainedModel
+Tokenizer = PreTrainedTokenizerBase | None
+_log = logging.getLogger("omnidraft")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """A drafter made ready for a model, with what was measured of the two; it does not hold the model."""
+
+    pair: Pair
+    stopping: Stopping
+    side: DrafterSide
+
+
+_READY: WeakKeyDictionary[PreTrainedModel, dict[tuple[object, ...], Ready]] = WeakKeyDictionary()
+
+
+def make_ready(
+    target: TransformersModel,
+    drafter: Drafts | None,
+    drafter_tokenizer: Tokenizer,
+    tokenizer: Tokenizer,
+    drafting: Drafting,
+) -> Ready:
+    """What was made of these before, or is now; raises ConfigError for what is no drafter, ModelError for a model."""
+    what, load = _source(target, drafter, drafter_tokenizer, drafting)
+    source = (what, drafter_tokenizer, drafting.drafter_step)
+    key = (source, tokenizer, drafting)
+    kept = _READY.setdefault(target.model, {})
+    ready = kept.pop(key, None)
+    if ready is None:
+        # with other options a drafter is not loaded again
+        side = next((each.side for other, each in kept.items() if other[0] == source), None)
+        loaded, serving = (side.loaded, side.serving) if side else load()
+        own = _tokenizer(target.model, "omnidraft_tokenizer") if tokenizer is None else tokenizer
+        ready = _make(LoadedModel(target, own, _name(target.model), GIVEN), loaded, serving, drafting)
+    kept[key] = ready  # the latest last
+    for old in list(kept)[:-KEPT]:
+        del kept[old]
+    return ready
+
+
+def _make(target: LoadedModel, drafter: LoadedModel, serving: Serving, drafting: Drafting) -> Ready:
+    vocab = read_vocab(target.tokenizer, target.lm.vocab_size, target.lm.eos)
+    pair = make_pair(target, vocab, drafter, drafting, _log.warning, serving)
+    side = make_side(target, drafter, pair, serving, Use(learning={}, warn=_log.warning))
+    return Ready(pair=pair, stopping=make_stopping(drafting, pair.head), side=side)
+
+
+def _source(
+    target: TransformersModel, drafter: object, tokenizer: Tokenizer, drafting: Drafting
+) -> tuple[object, Callable[[], tuple[LoadedModel, Serving]]]:
+    """What tells a drafter from others, and how to get it; raises ConfigError for what is none."""
+    if drafter is target.model:
+        raise ConfigError("omnidraft_drafter is the model itself: give a smaller one")
+    lean_step = drafting.drafter_step == "auto"
+    if isinstance(drafter, PreTrainedModel):
+        return drafter, lambda: _serving(_given(drafter, tokenizer), lean_step)
+    if tokenizer is not None:
+        raise ConfigError("omnidraft_drafter_tokenizer is for a drafter that is given as a model: leave it out")
+    if isinstance(drafter, str | Path):
+        place = zoo.resolve(drafter)
+        return place, lambda: _serving(load_model(place, device=str(target.device)), lean_step)
+    if isinstance(drafter, OmniDraft):
+        side = drafter.side
+        if side is None:
+            raise ConfigError("the OmniDraft given has no drafter to share: load one with it")
+        if not lean_step:
+            raise ConfigError("drafter_step is that of the drafter that is shared: leave it out, or give its folder")
+        return side.serving, lambda: (side.loaded, side.serving)
+    given = "missing" if drafter is None else f"of type {type(drafter).__name__}"
+    raise ConfigError(f"omnidraft_drafter is {given}: give {KINDS}")
+
+
+def _serving(drafter: LoadedModel, lean_step: bool) -> tuple[LoadedModel, Serving]:
+    return drafter, Serving(drafter.lm, lean_step=lean_step)
+
+
+def _given(drafter: PreTrainedModel, tokenizer: Tokenizer) -> LoadedModel:
+    own = _tokenizer(drafter, "omnidraft_drafter_tokenizer") if tokenizer is None else tokenizer
+    return LoadedModel(TransformersModel(drafter), own, _name(drafter), GIVEN)
+
+
+def _tokenizer(model: PreTrainedModel, option: str) -> PreTrainedTokenizerBase:
+    """That which is found under the model's name."""
+    try:
+        return load_tokenizer(model.name_or_path or "")
+    except ModelError as error:
+        raise ConfigError(f"no tokenizer is found under the name {model.name_or_path!r}: give {option}") from error
+
+
+def _name(model: PreTrainedModel) -> str:
+    """The model's hub id, or its folder's own name, as `load` has it."""
+    name = model.name_or_path or ""
+    folder = Path(name)
+    return folder.resolve().name if name and folder.is_dir() else name or type(model).__name__

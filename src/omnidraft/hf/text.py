@@ -1,0 +1,127 @@
+"""One text as the processors and criteria of transformers see it: each prefix once, in the order of plain decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList, TemperatureLogitsWarper
+
+from omnidraft.config import COLDEST, Drafting, Sampling
+from omnidraft.errors import ConfigError
+from omnidraft.models import NO_LIMIT
+from omnidraft.sampling import Processor, target_processors
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, LogitsProcessorList
+
+HOTTEST = 100.0  # temperature of a draft, which may have any
+SETTINGS = {  # by what the processors that stand for them call it
+    "penalty": "repetition_penalty",
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+}
+
+
+class Text:
+    """One text; `ids` (1, T) is what there is of it so far.
+
+    `scores` and `logits` hold a row (1, V) for each new token where `generate` is to return them, and are None else.
+    """
+
+    def __init__(
+        self,
+        prompt: torch.LongTensor,
+        processors: LogitsProcessorList,
+        criteria: StoppingCriteriaList,
+        config: GenerationConfig,
+    ) -> None:
+        self.ids: Any = prompt
+        self._first = prompt.shape[1]
+        longest = min((each.max_length for each in criteria if type(each) is MaxLengthCriteria), default=NO_LIMIT)
+        self.most = max(1, longest - self._first)  # new tokens; one comes before any criterion is asked
+        self.eos = [int(token) for each in criteria if type(each) is EosTokenCriteria for token in each.eos_token_id]
+        # those two the engine sees to
+        others = [each for each in criteria if type(each) not in {MaxLengthCriteria, EosTokenCriteria}]
+        self._criteria = StoppingCriteriaList(others)
+        self._processors = processors
+        kept = config.return_dict_in_generate
+        self.scores: Any = () if kept and config.output_scores else None
+        self.logits: Any = () if kept and config.output_logits else None
+        self._judged = self._first
+        self._end: int | None = None  # where a criterion ended the text
+        self._asked, self._answer = 0, torch.empty(0)  # the length of the last prefix, and its scores
+
+    def process(self, ids: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+        """The scores (1, V) after `ids` (1, T), whose logits are `row` (1, V): a `Processor` that is all of them."""
+        length = ids.shape[1]
+        if length == self._asked:
+            return self._answer
+        seen: Any = ids.to(self.ids.device)
+        self._judge(seen)
+        if self._end is not None or length >= self._first + self.most:
+            return row  # the text has ended: what comes of this is cut off
+        logits: Any = row.to(seen.device, copy=True)  # processors may write into it
+        if self.logits is not None:
+            self.logits += (logits.clone(),)
+        self._asked, self._answer = length, self._processors(seen, logits)
+        if self.scores is not None:
+            self.scores += (self._answer,)
+        return self._answer
+
+    def halt(self, emitted: Sequence[int]) -> int | None:
+        """Add the tokens of a round; how many of them stay, where a criterion ends the text among them."""
+        before = self.ids.shape[1]
+        new = torch.tensor([list(emitted)], dtype=self.ids.dtype, device=self.ids.device)
+        self.ids = torch.cat([self.ids, new], dim=1)
+        self._judge(self.ids)
+        if self._end is None:
+            return None
+        self.ids = self.ids[:, : self._end]
+        return int(self.ids.shape[1] - before)
+
+    def _judge(self, ids: Any) -> None:
+        """Ask the criteria about each new token of `ids` (1, T), until they end the text."""
+        while self._criteria and self._end is None and self._judged < ids.shape[1]:
+            self._judged += 1
+            scores = None if self.scores is None else self.scores[: self._judged - self._first]
+            if bool(self._criteria(ids[:, : self._judged], scores)):
+                self._end = self._judged
+
+
+def law(
+    text: Text, processors: LogitsProcessorList, drafting: Drafting, *, sampled: bool
+) -> tuple[Sampling, Sequence[Processor], Drafting]:
+    """How an engine is to follow these processors: by settings that stand for them, or by asking them each time."""
+    known = None if text.scores is not None or text.logits is not None else settings(processors, sampled=sampled)
+    if known is not None:
+        return known, (), drafting
+    if sampled and drafting.drafter_temperature is None:
+        # the engine does not see that of the text
+        found = (float(each.temperature) for each in processors if type(each) is TemperatureLogitsWarper)
+        drafting = replace(drafting, drafter_temperature=min(max(next(found, 1.0), COLDEST), HOTTEST))
+    return Sampling(temperature=float(sampled)), (text.process,), drafting
+
+
+def settings(processors: LogitsProcessorList, *, sampled: bool) -> Sampling | None:
+    """The settings that stand for exactly these processors, in their order and with all that they hold; or None.
+
+    There are such for repetition penalty, temperature, top-k, top-p and min-p, as `generate` makes them of its own
+    arguments for sampling, and for no processors at all.
+    """
+    if not sampled:
+        return None if processors else Sampling()
+    held = [item for each in processors for item in getattr(each, "__dict__", {}).items()]
+    named: dict[str, Any] = {SETTINGS[name]: value for name, value in held if name in SETTINGS}
+    try:
+        sampling = Sampling(**{"temperature": 1.0} | named)
+    except ConfigError:
+        return None
+    same = target_processors(sampling)
+    if [*map(type, processors)] != [*map(type, same)] or [*map(vars, processors)] != [*map(vars, same)]:
+        return None
+    return sampling
