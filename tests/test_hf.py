@@ -387,6 +387,17 @@ def test_streamers_are_given_the_prompt_each_token_and_the_end(model: PreTrained
     assert ours.given == theirs.given
 
 
+def test_texts_of_several_threads_queue(model: PreTrainedModel, twin: PreTrainedModel) -> None:
+    expected = helped(model, twin).tolist()
+    found: list[Any] = []
+    threads = [threading.Thread(target=lambda: found.append(helped(model, twin).tolist())) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [expected] * 6
+
+
 def test_text_is_streamed_to_another_thread(model: PreTrainedModel, twin: PreTrainedModel) -> None:
     tokenizer = tokenizer_of(model)
     streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=30)

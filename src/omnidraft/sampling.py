@@ -33,7 +33,7 @@ class GeneratorDraw:
         self._generator = generator
 
     def __call__(self, weights: Probs) -> int:
-        u = torch.rand((), dtype=torch.float64, generator=self._generator).item()
+        u = torch.rand((), dtype=torch.float64, device="cpu", generator=self._generator).item()
         first = 0
         if len(weights) > 2 * BLOCK:  # first the block, then the index within it: no running sum over a vocabulary
             starts = np.arange(0, len(weights), BLOCK)

@@ -110,12 +110,13 @@ def generate(  # noqa: PLR0913  transformers hands over those of its arguments t
     prompt = input_ids[0].tolist()
     engine.check(prompt)
     streamer.put(input_ids.cpu())
-    for record in _alone(ready, engine.rounds(prompt, text.most, sampling, draw, processors, text.halt)):
-        if record.finish == "context":
-            _log.warning("the text ends where the model's context does, at %d tokens", target.context)
-        for token in record.emitted:
-            streamer.put(torch.tensor([token]))
-    streamer.end()
+    with ready.side.serving.turn:  # texts of several threads are made one after the other
+        for record in _alone(ready, engine.rounds(prompt, text.most, sampling, draw, processors, text.halt)):
+            if record.finish == "context":
+                _log.warning("the text ends where the model's context does, at %d tokens", target.context)
+            for token in record.emitted:
+                streamer.put(torch.tensor([token]))
+        streamer.end()
     if generation_config.return_dict_in_generate:
         return GenerateDecoderOnlyOutput(sequences=text.ids, scores=text.scores, logits=text.logits)
     ids: torch.Tensor = text.ids
