@@ -583,7 +583,7 @@ def test_models_that_cannot_be_drafted_for_are_refused(model: PreTrainedModel, t
     with pytest.raises(ConfigError, match="is the model itself"):
         helped(model, model)
     with pytest.raises(ConfigError, match="no drafter to share"):
-        helped(model, omnidraft.load(target))
+        helped(model, omnidraft.load(target, None))
     with pytest.raises(ConfigError, match="drafter_step is that of the drafter"):
         helped(model, omnidraft.load(target, drafter), omnidraft_options={"drafter_step": "transformers"})
     training: Any = load(target)
