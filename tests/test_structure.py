@@ -40,7 +40,7 @@ FLOORS = (  # lowest first; "omnidraft" is the package's own __init__, the face 
         "rate",
     ),
     ("engine", "weights", "head_trainer", "pace", "counters", "trainer", "background", "profiles", "store"),
-    ("adaptation", "memory", "pairing", "text", "zoo", "answer", "api", "hf", PACKAGE),
+    ("adaptation", "memory", "pairing", "text", "zoo", "inspection", "answer", "api", "hf", PACKAGE),
     ("flags", "bench", "problems", "curve", "terminal", "second_act", "demo", "server"),
     ("commands", "cli", "__main__"),
 )
