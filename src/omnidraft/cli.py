@@ -32,6 +32,7 @@ NO_READER = 141  # 128 + SIGPIPE
 ELSEWHERE = {
     "adapt": ("omnidraft.commands.adapt", "let a drafter learn from a file of prompts"),
     "bench": ("omnidraft.bench.command", "compare ways of decoding, or report on comparisons"),
+    "inspect": ("omnidraft.commands.inspect", "whether a drafter works for a target, and what it is worth"),
     "profiles": ("omnidraft.commands.profiles", "list, show, remove, export or import what was learned"),
 }
 
