@@ -52,7 +52,7 @@ def test_the_answer_is_on_stdout_and_the_rest_on_stderr(target: Path, drafter: P
     expected = load(target, None).generate("hello", max_new_tokens=12, temperature=0.8, seed=4, top_k=20)
     capsys.readouterr()
     options = ("--max-new-tokens", 12, "--temperature", 0.8, "--seed", 4, "--top-k", 20)
-    assert generate("hello", target, *options) == 0
+    assert generate("hello", target, "--drafter", "none", *options) == 0
     out, err = capsys.readouterr()
     assert out == expected.text + "\n"
     assert "target target in float32 on cpu (" in err

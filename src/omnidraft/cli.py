@@ -1,4 +1,4 @@
-"""The command line: `omnidraft generate`, `demo`, `bench`, `adapt` and `profiles`.
+"""The command line: `omnidraft generate`, `inspect`, `demo`, `bench`, `adapt` and `profiles`.
 
 Answers go to stdout and everything else to stderr.  Exit codes: 0, 1 (something failed), 2 (bad input), 130 (Ctrl-C),
 141 (the reader of stdout is gone).
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import omnidraft
-from omnidraft import flags, zoo
+from omnidraft import defaults, flags, zoo
 from omnidraft.config import Drafting, Learning, Sampling, names, suggestion
 from omnidraft.errors import ConfigError, InputError, NumericsError, OmniDraftError, PromptError
 
@@ -26,12 +26,14 @@ if TYPE_CHECKING:
     from omnidraft.api import Generation, OmniDraft
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+EMBEDDED = tuple(zoo.PREFIX + name for name in zoo.names("target"))
 NO_READER = 141  # 128 + SIGPIPE
 
 # commands that are read elsewhere, and their help
 ELSEWHERE = {
     "adapt": ("omnidraft.commands.adapt", "let a drafter learn from a file of prompts"),
     "bench": ("omnidraft.bench.command", "compare ways of decoding, or report on comparisons"),
+    "inspect": ("omnidraft.commands.inspect", "whether a drafter works for a target, and what it is worth"),
     "profiles": ("omnidraft.commands.profiles", "list, show, remove, export or import what was learned"),
 }
 
@@ -193,7 +195,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Faster answers of any causal language model, unchanged.",
         examples=(
             "omnidraft demo",
-            'omnidraft generate "def mean(values):" --target zoo:target-a',
+            f'omnidraft generate "def mean(values):" --target {EMBEDDED[0]}',
             "omnidraft COMMAND --help",
         ),
     )
@@ -207,15 +209,14 @@ def _parser() -> argparse.ArgumentParser:
         description="Answer a prompt: in the chat template of a target that has one, else by continuing it.",
         allow_abbrev=False,
         examples=(
-            'omnidraft generate "def mean(values):" --target zoo:target-a',
+            f'omnidraft generate "def mean(values):" --target {EMBEDDED[0]}',
             'omnidraft generate "Why is the sky blue?" --target Qwen/Qwen2-7B-Instruct --max-new-tokens 500',
-            "omnidraft generate - --target ./my-model --drafter zoo:drafter --adapt background < prompt.txt",
+            f"omnidraft generate - --target ./my-model --drafter {defaults.EMBEDDED} --adapt background < prompt.txt",
         ),
     )
-    embedded = ", ".join(zoo.PREFIX + name for name in zoo.names("target"))
     generate.add_argument("prompt", metavar="PROMPT", help="the text; - reads it from stdin")
     generate.add_argument(
-        "--target", required=True, metavar="MODEL", help=f"a folder, a hub id, or one that ships: {embedded}"
+        "--target", required=True, metavar="MODEL", help=f"a folder, a hub id, or one that ships: {', '.join(EMBEDDED)}"
     )
     generate.add_argument(
         "--drafter", default="auto", metavar="MODEL", help=f"likewise, or none (default: {flags.DRAFTER})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -12,7 +13,7 @@ import torch
 
 from omnidraft.head import tap
 from omnidraft.lean import lean
-from omnidraft.models import LanguageModel, LentWeights, TransformersModel
+from omnidraft.models import LanguageModel, TransformersModel
 from omnidraft.sampling import Draw, Probs, tempered
 
 if TYPE_CHECKING:
@@ -27,6 +28,21 @@ class Pausable(Protocol):
 
     def go_on(self) -> None:
         """It is made."""
+
+
+class LentWeights(TransformersModel):
+    """A copy of a model that can be given other weights, and its own again."""
+
+    def __init__(self, source: TransformersModel) -> None:
+        super().__init__(copy.deepcopy(source.model))
+        self._source = source
+
+    @torch.no_grad()
+    def take(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Have these weights, by the names of `named_parameters`, and else the source's; the cache stays as it is."""
+        own = dict(self.model.named_parameters())
+        for name, weight in self._source.model.named_parameters():
+            own[name].copy_(weights.get(name, weight))
 
 
 class Serving:

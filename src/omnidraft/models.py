@@ -3,17 +3,17 @@
 LanguageModel      what the engine and the drafter ask of a model: append, read logits, crop
 TransformersModel  a `transformers` causal model on a KV cache that can be cropped at any point
 load_model         folder or hub id -> LoadedModel: the model, its tokenizer, and why it has its dtype
+load_skeleton      the same model without weights, and load_tokenizer its tokenizer alone
 """
 
 from __future__ import annotations
 
-import copy
 import inspect
 import math
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -146,21 +146,6 @@ class TransformersModel:
         return kept[0] if len(kept) == 1 else torch.cat(kept)
 
 
-class LentWeights(TransformersModel):
-    """A copy of a model that can be given other weights, and its own again."""
-
-    def __init__(self, source: TransformersModel) -> None:
-        super().__init__(copy.deepcopy(source.model))
-        self._source = source
-
-    @torch.no_grad()
-    def take(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Have these weights, by the names of `named_parameters`, and else the source's; the cache stays as it is."""
-        own = dict(self.model.named_parameters())
-        for name, weight in self._source.model.named_parameters():
-            own[name].copy_(weights.get(name, weight))
-
-
 @dataclass(frozen=True)
 class LoadedModel:
     """A language model with the tokenizer it came with."""
@@ -181,27 +166,18 @@ def load_model(name: str | Path, dtype: str = "auto", device: str = "auto") -> L
     if dtype != "auto" and dtype not in DTYPES:
         raise ConfigError(f"dtype {dtype!r} is not known: use auto, {', '.join(DTYPES)}")
     place = choose_device(device)
-    source, local = _source(name)
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
+    source, local = locate(name)
+    skeleton: Any = load_skeleton(name)  # to look at before gigabytes of weights are read
+    from transformers import AutoModelForCausalLM
 
-    options: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False}
-    with _reading("config.json", source, local):
-        config = AutoConfig.from_pretrained(source, **options)
-    # before a class is chosen: of some encoder-decoders the decoder alone would be loaded
-    if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        kind = "an encoder-decoder" if config.is_encoder_decoder else "no causal language model"
-        raise ModelError(f"model {source!r} of type {config.model_type!r} is {kind}: use {SUPPORTED}")
     auto: Any = AutoModelForCausalLM
-    with _reading("config.json", source, local), torch.device("meta"):
-        skeleton = auto.from_config(config)  # no storage: to look at before gigabytes of weights are read
-    _refuse_unsupported(skeleton)
     chosen, reason = DTYPES.get(dtype), "asked for"
     if chosen is None:
-        chosen, reason = choose_dtype(place, config.dtype, skeleton.num_parameters())
+        chosen, reason = choose_dtype(place, skeleton.config.dtype, skeleton.num_parameters())
     tokenizer = _tokenizer(source, local)
     with _reading("weights", source, local):
-        options |= {"dtype": chosen, "ignore_mismatched_sizes": True, "output_loading_info": True}
-        model, report = auto.from_pretrained(source, **options)
+        options: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False, "dtype": chosen}
+        model, report = auto.from_pretrained(source, **options, ignore_mismatched_sizes=True, output_loading_info=True)
         model = model.to(place)
     # what the files lack is filled with random numbers, which must not pass for a model
     lacking = sorted(report["missing_keys"]) + sorted(entry[0] for entry in report["mismatched_keys"])
@@ -213,9 +189,29 @@ def load_model(name: str | Path, dtype: str = "auto", device: str = "auto") -> L
     return LoadedModel(TransformersModel(model), tokenizer, Path(source).resolve().name if local else source, reason)
 
 
+def load_skeleton(name: str | Path) -> PreTrainedModel:
+    """A model without storage, from its configs alone, to look at; raises ModelError where `load_model` would."""
+    source, local = locate(name)
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    with _reading("config.json", source, local):
+        config = AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=False)
+    # before a class is chosen: of some encoder-decoders the decoder alone would be loaded
+    if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        kind = "an encoder-decoder" if config.is_encoder_decoder else "no causal language model"
+        raise ModelError(f"model {source!r} of type {config.model_type!r} is {kind}: use {SUPPORTED}")
+    auto: Any = AutoModelForCausalLM
+    with _reading("config.json", source, local), torch.device("meta"):
+        skeleton: PreTrainedModel = auto.from_config(config)
+    _refuse_unsupported(skeleton)
+    with _reading("generation_config.json", source, local), suppress(OSError):  # some come without
+        skeleton.generation_config = GenerationConfig.from_pretrained(source, local_files_only=local)
+    return skeleton
+
+
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a folder or a hub id, no model needed; raises ModelError."""
-    return _tokenizer(*_source(name))
+    return _tokenizer(*locate(name))
 
 
 def _tokenizer(source: str, local: bool) -> PreTrainedTokenizerBase:
@@ -265,8 +261,8 @@ def _reading(part: str, source: str, local: bool) -> Iterator[None]:
         logging.set_verbosity(level)
 
 
-def _source(name: str | Path) -> tuple[str, bool]:
-    """What to load from, and whether it is a folder."""
+def locate(name: str | Path) -> tuple[str, bool]:
+    """What to load from, and whether it is a folder; raises ModelError for neither folder nor hub id."""
     folder = Path(name).expanduser()
     if str(name) and folder.is_dir():  # an empty name would be the working directory
         return str(folder), True

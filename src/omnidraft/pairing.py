@@ -63,12 +63,7 @@ def make_pair(
     """Make a drafter ready for a target whose vocabulary is `vocab`; the spelling table comes from the disk cache."""
     own = read_vocab(drafter.tokenizer, drafter.lm.vocab_size, drafter.lm.eos)
     speller = Speller(drafter.tokenizer, own)
-    try:
-        folder = default_cache_dir()
-    except ConfigError as error:
-        folder = None
-        warn(f"spelling tables are not stored: {error}")
-    table = load_table(own, vocab, speller, Speller(target.tokenizer, vocab), folder, warn)
+    table = read_table(own, vocab, speller, Speller(target.tokenizer, vocab), warn)
     translator = Translator(table, vocab, own, speller)
     return Pair(
         drafter=Drafter(serving.model),
@@ -76,6 +71,16 @@ def make_pair(
         cache=make_cache(table, drafting),
         head=Head(hidden_size(drafter.lm.model)),
     )
+
+
+def read_table(drafter: Vocab, target: Vocab, speller: Speller, target_speller: Speller, warn: Warn) -> SpellingTable:
+    """The spelling table of a pair, from the disk cache where a home folder is known."""
+    try:
+        folder = default_cache_dir()
+    except ConfigError as error:
+        folder = None
+        warn(f"spelling tables are not stored: {error}")
+    return load_table(drafter, target, speller, target_speller, folder, warn)
 
 
 def make_cache(table: SpellingTable, drafting: Drafting) -> NgramCache:

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from omnidraft import flags
+from omnidraft import flags, zoo
 from omnidraft.bench import prompts
 from omnidraft.bench.records import BASELINE, METHODS
 from omnidraft.config import Learning
@@ -25,7 +25,8 @@ SIZES = {
     "beside": "prompts beside the background trainer",
     "new_tokens": "tokens of an answer",
 }
-PAIR = "--target zoo:target-a --drafter zoo:drafter"  # of examples
+TARGET, DRAFTER = (zoo.PREFIX + zoo.names(role)[0] for role in ("target", "drafter"))
+PAIR = f"--target {TARGET} --drafter {DRAFTER}"  # of examples
 QUICK = {"count": 6, "max_new_tokens": 48}
 Run = Callable[[argparse.Namespace, Console], int]
 
@@ -97,7 +98,7 @@ def add_overhead(commands: Any, run: Run) -> None:
         commands,
         "overhead",
         "what a round costs beside its passes",
-        "--quick --target-tokenizer zoo:target-a --drafter-tokenizer zoo:drafter",
+        f"--quick --target-tokenizer {TARGET} --drafter-tokenizer {DRAFTER}",
     )
     overhead.set_defaults(run=run, parser=overhead)
     tokenizer = "its vocabulary: a folder, a hub id or zoo:NAME (default: %(default)s)"

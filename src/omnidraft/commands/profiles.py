@@ -11,7 +11,7 @@ from typing import Any
 from omnidraft import flags
 from omnidraft.store import Entry, ProfileStore
 
-EXAMPLE = {"name": "drafter/target-a-0123456789ab", "file": "mine.omnidraft"}
+EXAMPLE = {"name": "my-drafter/my-target-0123456789ab", "file": "mine.omnidraft"}
 EXAMPLES = ("omnidraft profiles list", f"omnidraft profiles export {EXAMPLE['name']} {EXAMPLE['file']}")
 Run = Callable[[argparse.Namespace, ProfileStore], None]
 
