@@ -32,13 +32,18 @@ Floats = npt.NDArray[np.float32]
 
 def spread(logits: torch.Tensor, temperature: float) -> tuple[float, float]:
     """Entropy in nats, and logarithm of the largest probability, of logits (V,) at a temperature, 1 where it is 0."""
-    scores = logits.float().cpu().numpy()
-    scores = (scores - scores.max()) / (temperature or 1.0)
-    scores = np.maximum(scores, LEAST)
+    # few passes: right after the drafter's step nothing of this is in the processor's caches
+    scores: Floats = logits.float().cpu().numpy()
+    scores = scores - scores.max()
+    if temperature not in (0, 1):
+        scores /= temperature
     weights = np.exp(scores)
-    total = float(weights.sum())
+    with np.errstate(invalid="ignore"):
+        total, mean = float(weights.sum()), float(weights @ scores)
+    if math.isnan(mean):  # of tokens that are masked out: 0 times minus infinity
+        mean = float(weights @ np.maximum(scores, LEAST))
     best = -math.log(total)
-    return max(0.0, -best - float(weights @ scores) / total), best
+    return max(0.0, -best - mean / total), best
 
 
 def bound(nats: float) -> float:
@@ -113,7 +118,7 @@ class Head:
     def __init__(self, size: int | None = None) -> None:
         self._size = size
         self.version = 0  # goes up with everything that was learned, by the head or by the drafter beside it
-        self._inner: tuple[Floats, Floats] | None = None
+        self._inner: tuple[Floats, Floats, Floats] | None = None  # for the hidden state, for the rest, and the bias
         self._outer: tuple[Floats, Floats] | None = None
 
     @property
@@ -135,7 +140,8 @@ class Head:
         whole = {"inner.weight": (WIDTH, width), "inner.bias": (WIDTH,), "outer.weight": (2, WIDTH), "outer.bias": (2,)}
         if shapes != whole or (self._size is not None and width != self._size + EXTRA):
             raise ModelError(MISFIT)
-        self._inner = arrays["inner.weight"], arrays["inner.bias"]
+        inner = arrays["inner.weight"]
+        self._inner = inner[:, :-EXTRA].copy(), inner[:, -EXTRA:].copy(), arrays["inner.bias"]
         self._outer = arrays["outer.weight"], arrays["outer.bias"]
 
     def chance(self, logits: torch.Tensor, hidden: torch.Tensor | None, temperature: float) -> float:
@@ -144,11 +150,11 @@ class Head:
         if self._inner is None or self._outer is None or hidden is None:
             return bound(nats)
         state = hidden.float().cpu().numpy()
-        state = state / max(1e-6, math.sqrt(float(state @ state) / len(state)))
+        scale = max(1e-6, math.sqrt(float(state @ state) / len(state)))
         likely = min(1 - SURE, max(SURE, 1 - math.sqrt(SLOPE * nats)))
         base = math.log(likely / (1 - likely))
-        weight, bias = self._inner
-        x = weight[:, :-EXTRA] @ state + weight[:, -EXTRA:] @ np.array([base, nats, best], np.float32) + bias
+        of_state, of_rest, bias = self._inner
+        x = of_state @ state / scale + of_rest @ np.array([base, nats, best], np.float32) + bias
         at = base + self._outer[0] @ (x / (1 + np.exp(-np.clip(x, LEAST, None)))) + self._outer[1]
         warm = min(1.0, temperature)
         return 1 / (1 + math.exp(-max(LEAST, float((1 - warm) * at[0] + warm * at[1]))))

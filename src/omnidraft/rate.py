@@ -8,6 +8,7 @@ head thought alike, or as long as that is untrained, whose bound by entropy was 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from omnidraft.walk import Walk
 
 EDGES = (0.97, 0.92, 0.86, 0.78, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)  # between the bins of what the head thinks
+FALLING = [-edge for edge in EDGES]
 MEMORY = 0.99  # of what was observed, with each new observation of the same kind
 GUESS = 4.0  # observations that the first guess of a chance is worth
 PLAN_EVERY = 48  # drafts, or refused tokens of them; more often at first
@@ -159,10 +161,11 @@ class Rate:
     def draws(self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None) -> bool:
         """Whether a token of such a law pays, now that its step is made."""
         likely = self._head.chance(logits, hidden, temperature)
-        place = sum(likely < edge for edge in EDGES)
+        place = bisect_left(FALLING, -likely)
         length = len(self._bins)
-        self._seen[min(length, 1)] *= MEMORY
-        self._seen[min(length, 1), place] += 1
+        seen = self._seen[min(length, 1)]
+        seen *= MEMORY
+        seen[place] += 1
         if not (self._probe or self._unfinished) and self._reach < self.plan.draw[length, place]:
             self._refused += 1
             self._news += not self._bins  # a step for nothing
