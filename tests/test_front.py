@@ -158,6 +158,47 @@ def test_what_follows_a_stop_string_is_neither_kept_nor_counted(
     assert lengths[0] <= len(model.encode(PROMPT)) + len(result.token_ids)
 
 
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 3}])
+@pytest.mark.parametrize("ending", ["eos", "length"])
+def test_a_text_that_ends_anywhere_in_a_round_is_the_beginning_of_the_whole(
+    target: Path, sampling: dict[str, Any], ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = omnidraft.load(target, target, dtype="float32", profile=None, stopping="fixed", draft_len=4)
+    pair = model.engine.pair
+    assert pair is not None
+    prompt = model.encode(PROMPT)
+    whole = model.generate(prompt, max_new_tokens=30, **sampling).token_ids
+    places, lengths = set(), []
+    seen: list[int] = []
+    monkeypatch.setattr(model.engine, "release", lambda: lengths.append(model.target.lm.length))
+    observe = pair.cache.observe
+
+    def noting(tokens: Any, failed: int | None) -> None:
+        seen.extend(tokens)
+        observe(tokens, failed)
+
+    monkeypatch.setattr(pair.cache, "observe", noting)
+    for count in range(1, len(whole)):
+        if ending == "eos":
+            if whole[count - 1] in whole[: count - 1]:
+                continue
+            model.engine.eos = frozenset({whole[count - 1]})
+        seen.clear()
+        stream = model.stream(prompt, max_new_tokens=30 if ending == "eos" else count, **sampling)
+        list(stream)
+        last = stream._rounds[-1]
+        if sampling:  # an end of text is drafted in another way, and draws go on from there
+            assert len(stream.result.token_ids) <= 30
+        else:
+            assert stream.result.token_ids == whole[:count]
+        assert stream.result.finish_reason in {ending, "length"}
+        assert tuple(seen) == stream.result.token_ids
+        assert len(prompt) <= lengths[-1] <= len(prompt) + len(seen)
+        assert last.accepted <= len(last.emitted)
+        places.add((len(last.emitted), len(last.emitted) - last.accepted))
+    assert len(places) > 3, "at several places of a round, by an accepted token and by another one"
+
+
 @pytest.mark.parametrize("stop", ["", ["a", ""], [3]])
 def test_stop_strings_that_are_none(model: OmniDraft, stop: Any) -> None:
     with pytest.raises(ConfigError, match="stop is"):
