@@ -42,18 +42,18 @@ def test_shell(capsys: pytest.CaptureFixture[str]) -> None:
 def test_long_commands_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes minutes is not run, but its options are read."""
     commands = [line for block in blocks("console") for line in block.splitlines() if line.startswith("$ omnidraft ")]
-    assert len(commands) == 4
+    assert len(commands) == 5
     read: list[str] = []
 
     def note(options: argparse.Namespace, _console: object) -> int:
         read.append(options.arguments[1])
         return 0
 
-    for name in ("_adapt", "_compare", "_overhead", "_stopping"):
+    for name in ("_adapt", "_compare", "_law", "_overhead", "_stopping"):
         monkeypatch.setattr(bench, name, note)
     for line in commands:
         assert main(shlex.split(line, comments=True)[2:]) == 0
-    assert read == ["compare", "overhead", "adapt", "stopping"]
+    assert read == ["compare", "overhead", "adapt", "law", "stopping"]
 
 
 def test_make_targets_exist() -> None:

@@ -51,6 +51,7 @@ def main(arguments: Sequence[str], parser: Parser) -> int:
     options_of.add_overhead(commands, _overhead)
     options_of.add_adapt(commands, _adapt)
     options_of.add_stopping(commands, _stopping)
+    options_of.add_law(commands, _law)
     try:
         options, unknown = bench.parse_known_args(arguments)
     except SystemExit:  # after --help
@@ -82,6 +83,16 @@ def _adapt(options: argparse.Namespace, console: Console) -> int:
 def _stopping(options: argparse.Namespace, console: Console) -> int:
     _check(options, dict.fromkeys(("count", "repeats", "max_new_tokens", "hopeless", "learn", "threads"), 1))
     from omnidraft.bench.stopping import main as measure
+
+    return measure(options, console)
+
+
+def _law(options: argparse.Namespace, console: Console) -> int:
+    options.samples = options.samples or (400 if options.quick else 2000)
+    _check(options, {"samples": 100, "seed": 0, "threads": 1})
+    if not 0 < options.alpha < 1:
+        raise ConfigError(f"alpha is {options.alpha:g}; it must be above 0 and below 1: 0.001 is usual")
+    from omnidraft.bench.law import main as measure
 
     return measure(options, console)
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from omnidraft import flags, zoo
 from omnidraft.bench import prompts
 from omnidraft.bench.records import BASELINE, METHODS
-from omnidraft.config import Learning
+from omnidraft.config import Drafting, Learning, Sampling
 from omnidraft.errors import InputError
 
 SIZES = {
@@ -126,6 +126,36 @@ def add_adapt(commands: Any, run: Run) -> None:
     adapt.add_argument("--draft-len", type=int, default=4, metavar="N", help="draft tokens a round (default: 4)")
     flags.add(adapt, "learning", flags.settings(Learning))
     adapt.add_argument("--out", type=Path, metavar="STEM", help="write STEM.json, STEM.md and figures")
+
+
+def add_law(commands: Any, run: Run) -> None:
+    """Those of `bench law`."""
+    law = _parser(
+        commands,
+        "law",
+        "whether sampled text has the target's own law: a statistical test, exit code 1 where it fails",
+        f"{PAIR} --quick",
+        f"{PAIR} --samples 10000 --prompt 'Dear Sir,' --temperature 0.8 --top-p 0.95",
+        f"{PAIR} --quick --fault permuted-q",
+    )
+    law.set_defaults(run=run, parser=law)
+    law.add_argument("--target", required=True, metavar="MODEL", help="a folder, a hub id or zoo:NAME")
+    law.add_argument("--drafter", default="auto", metavar="MODEL", help=f"likewise (default: {flags.DRAFTER})")
+    law.add_argument("--prompt", action="append", metavar="TEXT", help="text to continue; repeatable (default: three)")
+    law.add_argument("--samples", type=int, metavar="N", help="texts for each prompt (default: 2000, 400 with --quick)")
+    law.add_argument(
+        "--alpha", type=float, default=1e-3, metavar="N", help="chance to fail without a fault (default: 0.001)"
+    )
+    law.add_argument("--seed", type=int, default=0, metavar="N", help="decides every draw (default: 0)")
+    law.add_argument("--fault", choices=("permuted-q",), help="plant a fault, to see it found")
+    law.add_argument("--dtype", default="float32", metavar="NAME", help="of both models (default: float32)")
+    law.add_argument("--device", default="auto", metavar="NAME", help="for both models (default: auto)")
+    law.add_argument("--threads", type=int, metavar="N", help="threads of PyTorch (default: its own choice)")
+    law.add_argument("--quick", action="store_true", help="fewer samples")
+    law.add_argument("--out", type=Path, metavar="STEM", help="write STEM.json and STEM.md")
+    law.add_argument("--json", action="store_true", help="print one JSON line instead of Markdown")
+    flags.add(law, "drafting", flags.settings(Drafting))
+    flags.add(law, "sampling", flags.settings(Sampling))
 
 
 def add_stopping(commands: Any, run: Run) -> None:
