@@ -88,10 +88,7 @@ def _stopping(options: argparse.Namespace, console: Console) -> int:
 
 
 def _law(options: argparse.Namespace, console: Console) -> int:
-    options.samples = options.samples or (400 if options.quick else 2000)
     _check(options, {"samples": 100, "seed": 0, "threads": 1})
-    if not 0 < options.alpha < 1:
-        raise ConfigError(f"alpha is {options.alpha:g}; it must be above 0 and below 1: 0.001 is usual")
     from omnidraft.bench.law import main as measure
 
     return measure(options, console)

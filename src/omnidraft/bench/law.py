@@ -40,6 +40,8 @@ PROMPTS = (
     "def mean(values):\n",
     "Once upon a time there was a",
 )
+SAMPLES = 2000
+QUICK_SAMPLES = 400
 POWER = 0.95  # chance to find the distance that is stated
 EXPECTED = 8.0  # smallest expected count of a bin
 LENGTH = 2  # tokens of a text that are looked at
@@ -206,6 +208,9 @@ def permute(drafter: Drafter) -> None:
 
 def main(options: argparse.Namespace, console: Console) -> int:
     """Test a pair; 1 where sampled text does not have the target's law."""
+    options.samples = options.samples or (QUICK_SAMPLES if options.quick else SAMPLES)
+    if not 0 < options.alpha < 1:
+        raise ConfigError(f"alpha is {options.alpha:g}; it must be above 0 and below 1: 0.001 is usual")
     given = vars(options)
     # drafts in every round, or there would be nothing to test
     drafting = {"stopping": "fixed"} | {name: given[name] for name in names(Drafting) if name in given}
