@@ -227,17 +227,7 @@ def main(options: argparse.Namespace, console: Console) -> int:
         raise ConfigError("there is no drafter to test: give --drafter, and a draft_len above 0")
     if options.fault == "permuted-q":
         permute(pair.drafter)
-    texts = options.prompt or list(PROMPTS)
-    findings = []
-    with progress(console, "sampling", options.samples * len(texts)) as step:
-        for number, text in enumerate(texts):
-            finding = _tested(model, text, options, sampling, number, step)
-            if finding is None:
-                console.print(f"after {text!r} the target is too sure for a test: it is left out")
-            else:
-                findings.append(finding)
-    if not findings:
-        raise InputError("after no prompt is the target unsure enough: give another --prompt, or more --samples")
+    findings = _findings(model, options, sampling, console)
     passes = all(finding.passes for finding in findings)
     result = {
         "passes": passes,
@@ -260,6 +250,20 @@ def main(options: argparse.Namespace, console: Console) -> int:
     else:
         Console(markup=False, highlight=False).print(Markdown(page))
     return 0 if passes else 1
+
+
+def _findings(model: OmniDraft, options: argparse.Namespace, sampling: Sampling, console: Console) -> list[Finding]:
+    texts, findings = options.prompt or list(PROMPTS), []
+    with progress(console, "sampling", options.samples * len(texts)) as step:
+        for number, text in enumerate(texts):
+            finding = _tested(model, text, options, sampling, number, step)
+            if finding is None:
+                console.print(f"after {text!r} the target is too sure for a test: it is left out")
+            else:
+                findings.append(finding)
+    if not findings:
+        raise InputError("after no prompt is the target unsure enough: give another --prompt, or more --samples")
+    return findings
 
 
 def _tested(
