@@ -270,7 +270,8 @@ class Engine:
         """Carry the emitted tokens to the drafter's context and the n-gram cache; the merge that failed, if one did."""
         if self.pair is None:
             return None
-        self.pair.drafter.extend(self.pair.translator.tokens(emitted))
+        drafter = self.pair.drafter
+        drafter.extend(*self.pair.translator.after(drafter.text, drafter.begun, emitted))
         false_merge = _false_merge(draft, outcome)
         self.pair.cache.observe(emitted, false_merge)
         return false_merge
