@@ -100,7 +100,7 @@ def test_a_file_of_another_format_is_built_anew(tmp_path: Path, monkeypatch: pyt
     stored(tmp_path).rename(tmp_path / f"{BUILT.fingerprint}.safetensors")
     table, (warning,) = load(tmp_path)
     assert contents(table) == contents(BUILT)
-    assert "its format is 0, not 1" in warning
+    assert "its format is 0, not 2" in warning
 
 
 def test_a_file_of_another_pair_is_built_anew(tmp_path: Path) -> None:

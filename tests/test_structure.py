@@ -23,7 +23,7 @@ PACKAGE = "omnidraft"
 FLOORS = (  # lowest first; "omnidraft" is the package's own __init__, the face it shows to users
     ("errors", "config"),
     ("truncation", "sampling", "losses", "metrics", "atomic"),
-    ("vocab", "spelling", "ngrams", "walk", "verify", "paper", "laws", "teacher", "manifest", "learned"),
+    ("decoding", "vocab", "spelling", "ngrams", "walk", "verify", "paper", "laws", "teacher", "manifest", "learned"),
     (
         "devices",
         "kv",

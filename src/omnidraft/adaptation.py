@@ -186,8 +186,8 @@ class Adaptation:
         laws = [law for record in records for law in record.laws]
         written = [tuple(self.pair.translator.tokens([token])) for token in tokens]
         room = min(LONGEST, self.pair.drafter.model.context)
-        text = self.pair.drafter.text
-        prompt = text[: len(text) - sum(map(len, written))][-(room // 2) :]
+        drafter = self.pair.drafter
+        prompt = drafter.text[: drafter.begun][-(room // 2) :]  # its text may write the answer otherwise
         length, kept = len(prompt), 0
         while kept < len(tokens) and length + len(written[kept]) <= room:
             length += len(written[kept])

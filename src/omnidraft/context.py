@@ -1,4 +1,8 @@
-"""Target text as drafter tokens: the prompt is written once, each committed target token adds its spelling."""
+"""Target text as drafter tokens: the prompt is written once, each committed target token adds its spelling.
+
+English and code lose next to nothing by that.  In other scripts target tokens end inside words and characters, where
+no drafter token would: there the last word is written again with each addition.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,20 @@ from collections.abc import Iterable, Sequence
 from omnidraft.spelling import SpellingTable
 from omnidraft.vocab import Speller, Vocab
 
+WINDOW = 32  # bytes at the end that are written again, at most: the cost of a text grows with its length alone
+
 
 def special_map(target: Vocab, drafter: Vocab) -> dict[int, int | None]:
     """What a special target token becomes in the drafter's context: its own counterpart, or None for dropped.
 
-    End of text maps to end of text and the first token to the first token; template markers of the target mean
-    nothing to the drafter.
+    End of text maps to end of text; template markers of the target mean nothing to the drafter.  The first token is
+    dropped unless it ends texts as well: the drafter's own is put in front of the whole context.
     """
     table: dict[int, int | None] = dict.fromkeys(target.special)
+    if target.bos is not None:
+        table[target.bos] = None
     for token in target.eos:
         table[token] = drafter.eos[0] if drafter.eos else None
-    if target.bos is not None:
-        table[target.bos] = None  # the drafter's own is put in front of the whole context
     return table
 
 
@@ -31,12 +37,14 @@ class Translator:
         self._drafter = drafter
         self._speller = speller
         self.special = special_map(target, drafter)
+        self._beyond_ascii = bytes([data is not None and not data.isascii() for data in target.tokens])
 
     def prompt(self, ids: Sequence[int]) -> list[int]:
         """Drafter tokens of a whole prompt, tokenized as text, with the drafter's own first token in front."""
         result = [] if self._drafter.bos is None else [self._drafter.bos]
+        first = next((i for i, token in enumerate(ids) if token != self._target.bos), len(ids))
         run = bytearray()
-        for token in ids:
+        for token in ids[first:]:
             data = self._target.tokens[token]
             if data is not None:
                 run += data
@@ -59,5 +67,33 @@ class Translator:
                 result.append(special)
         return result
 
+    def after(self, text: Sequence[int], begun: int, ids: Sequence[int]) -> tuple[list[int], int]:
+        """How a drafter text goes on with committed target tokens: the tokens to add, and after how many of the text.
+
+        Where a character beyond ASCII is among or before them, these take the place of the text's last word; of the
+        first `begun` tokens, a prompt, all stay.
+        """
+        added = self.tokens(ids)
+        before = (self._drafter.tokens[text[-1]] if len(text) > begun else None) or b""
+        if before.isascii() and not any(map(self._beyond_ascii.__getitem__, ids)):
+            return added, len(text)
+        kept = self._last_word(text, begun)
+        run = [self._drafter.tokens[token] for token in (*text[kept:], *added)]
+        whole = b"".join(data for data in run if data is not None)
+        again = self._speller.spell(whole) if None not in run else None  # after the end of a text nothing is drafted
+        return (added, len(text)) if again is None else (list(again), kept)
+
+    def _last_word(self, text: Sequence[int], begun: int) -> int:
+        """Where the last word of a drafter text begins, or its last WINDOW bytes."""
+        tokens = self._drafter.tokens
+        start, size = len(text), 0
+        while start > begun and (data := tokens[text[start - 1]]) is not None:
+            start, size = start - 1, size + len(data)
+            before = (tokens[text[start - 1]] if start > begun else None) or b""
+            if size >= WINDOW or (data[:1].isspace() and not before[-1:].isspace()):
+                break
+        return start
+
     def _write(self, data: bytes) -> list[int]:
-        return list(self._speller.spell(data) or ()) if data else []
+        spelling = self._speller.spell(data)
+        return list(self._speller.spell_most(data) if spelling is None else spelling)

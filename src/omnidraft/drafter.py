@@ -92,6 +92,7 @@ class Drafter:
         self.model = model
         self._tap = tap(model.model) if isinstance(model, TransformersModel) else None
         self._text: list[int] = []  # the committed text
+        self.begun = 0  # how many of its tokens are the prompt
         self._base = 0  # where the model's window begins in it
         self._cached: list[int] = []  # the tokens in the model's cache, from `_base` on
         self._agreed = 0  # how many of them are known to be committed text
@@ -101,6 +102,7 @@ class Drafter:
     def start(self, tokens: Sequence[int]) -> None:
         """Begin a new text with an empty cache, whatever became of the last one."""
         self._text, self._cached = list(tokens), []
+        self.begun = len(tokens)
         self._base = self._agreed = 0
         self.model.crop(0)
 
@@ -115,8 +117,13 @@ class Drafter:
         self._tap = tap(model.model) if isinstance(model, TransformersModel) else None
         self._cached, self._agreed = [], 0
 
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Add committed tokens."""
+    def extend(self, tokens: Sequence[int], kept: int | None = None) -> None:
+        """Add committed tokens; with `kept`, in place of all that follows so many tokens of the text."""
+        if kept is not None and kept < len(self._text):
+            del self._text[kept:]
+            if kept < self._base:
+                self._base, self._cached = 0, []
+            self._agreed = min(self._agreed, max(0, kept - self._base))
         self._text += tokens
 
     def draft(

@@ -252,7 +252,8 @@ class Engine:
         """Carry the emitted tokens to the drafter's context and the n-gram cache; the merge that failed, if one did."""
         if self.pair is None:
             return None
-        self.pair.drafter.extend(self.pair.translator.tokens(emitted))
+        drafter = self.pair.drafter
+        drafter.extend(*self.pair.translator.after(drafter.text, drafter.begun, emitted))
         failed = false_merge(draft, outcome)
         self.pair.cache.observe(emitted, failed)
         return failed

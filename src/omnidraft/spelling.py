@@ -19,7 +19,7 @@ from omnidraft.config import data_folder
 from omnidraft.vocab import Speller, Vocab
 
 ROOT = 0
-FORMAT = "1"  # raised whenever the arrays or the way they are built change
+FORMAT = "2"  # raised whenever the arrays or the way they are built change
 
 Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
