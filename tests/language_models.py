@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from omnidraft.vocab import Speller, Vocab
+
 
 class _Base:
     """Keeps the ids that a cache would hold."""
@@ -51,6 +53,19 @@ class Scripted(_Base):
         logits = torch.full((self.vocab_size,), -4.0)
         logits[token] = 12.0
         return logits
+
+
+class Knowing(Scripted):
+    """Goes on with a known text from wherever the bytes of its input end, wrongly at every `wrong`-th position."""
+
+    def __init__(self, vocab: Vocab, speller: Speller, text: bytes, wrong: int = 0) -> None:
+        super().__init__(vocab.size, (), wrong)
+        self._tokens, self._speller, self._text = vocab.tokens, speller, text
+
+    def row(self, ids: tuple[int, ...]) -> torch.Tensor:
+        known = sum(len(self._tokens[i] or b"") for i in ids)
+        self._script = [*ids, *(self._speller.spell(self._text[known : known + 40]) or ())]
+        return super().row(ids)
 
 
 class Constant(_Base):

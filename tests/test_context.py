@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from enumeration import EXACT, Law, distance, enumerate_draws, first_tokens, plain_law
-from language_models import Scripted
+from language_models import Knowing, Scripted
 from omnidraft import context
 from omnidraft.adaptation import Adaptation
 from omnidraft.config import Sampling
@@ -223,26 +223,13 @@ def rounds(target: LanguageModel, drafter: LanguageModel, prompt: list[int], cou
     return list(engine_.rounds(prompt, count, Sampling(), GeneratorDraw(torch.Generator().manual_seed(0))))
 
 
-class Knowing(Scripted):
-    """Goes on with a known text from wherever the bytes of its input end, wrongly now and then."""
-
-    def __init__(self, own: Language, text: bytes, wrong: int) -> None:
-        super().__init__(own.vocab.size, (), wrong)
-        self._own, self._known = own, text
-
-    def row(self, ids: tuple[int, ...]) -> torch.Tensor:
-        rest = self._known[len(written(self._own.vocab, ids)) :][:40]
-        self._script = [*ids, *(self._own.speller.spell(rest) or ())]
-        return super().row(ids)
-
-
 @pytest.mark.parametrize("script", TEXTS)
 def test_greedy_text_is_that_of_the_target_in_any_script(script: str) -> None:
     """The drafter knows the text, so drafts are accepted from one change of its text to the next."""
     own, other = small("llama2"), small("qwen2")
     ids = other.tokenizer.encode(TEXTS[script], add_special_tokens=False)[:90]
     prompt, answer = ids[:10], ids[10:]
-    drafter = Knowing(own, TEXTS[script].encode(), wrong=7)
+    drafter = Knowing(own.vocab, own.speller, TEXTS[script].encode(), wrong=7)
     for k in (1, 4):
         target = Scripted(other.vocab.size, ids)
         records = rounds(target, drafter, prompt, len(answer), k)

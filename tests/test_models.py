@@ -19,6 +19,7 @@ import transformers
 from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from architectures import KINDS, LONGROPE, ROWS, TEXT, afresh, build
 from omnidraft import devices, kv, models
 from omnidraft.devices import BF16_PARAMETERS
 from omnidraft.errors import ConfigError, InputError, ModelError, NumericsError, OmniDraftError, PromptError
@@ -26,59 +27,6 @@ from omnidraft.models import NO_LIMIT, TransformersModel, load_model
 from small_tokenizers import sentencepiece, wrap
 
 transformers_logging.disable_progress_bar()
-
-ROWS = 96
-TEXT = [(7 * i * i + 3 * i) % ROWS for i in range(40)]  # five windows of 8
-SMALL: dict[str, Any] = {
-    "vocab_size": ROWS,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-}
-WINDOW = {"sliding_window": 8}
-ALTERNATING = {**WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
-EXPERTS = {"num_local_experts": 2, "interleave_moe_layer_step": 1}
-LONGROPE: dict[str, Any] = {
-    "rope_parameters": {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4},
-    "original_max_position_embeddings": 32,
-    "pad_token_id": 0,
-    "eos_token_id": 1,
-}
-KINDS: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "mistral": WINDOW,
-    "gemma2": ALTERNATING,
-    "gemma3_text": ALTERNATING,
-    "qwen2": {**WINDOW, "use_sliding_window": True, "max_window_layers": 1},
-    "llama4_text": {**EXPERTS, "attention_chunk_size": 8, "layer_types": ["chunked_attention", "full_attention"]},
-    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
-    "gpt_neox": {},
-}
-
-
-def build(kind: str = "llama", **changes: object) -> PreTrainedModel:
-    """A random model; its weights are wide enough for every token seen to move the logits."""
-    options = {**SMALL, **KINDS.get(kind, {}), **changes}
-    if kind == "gpt2":
-        options = {key: options[key] for key in (*KINDS["gpt2"], "vocab_size", *changes)}
-    config = transformers.CONFIG_MAPPING[kind](**options)
-    torch.manual_seed(0)
-    model = cast(Any, transformers.AutoModelForCausalLM).from_config(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(std=0.05)
-    return cast(PreTrainedModel, model.eval())
-
-
-def afresh(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
-    """Logits (T, V) without any cache."""
-    with torch.no_grad():
-        return cast(torch.Tensor, model(torch.tensor([ids]), use_cache=False).logits[0].float())
 
 
 def close(left: torch.Tensor, right: torch.Tensor) -> bool:
@@ -280,6 +228,8 @@ REFUSED = {
     "rwkv": ("RwkvForCausalLM", "a state other than a KV cache"),
     "openai-gpt": ("OpenAIGPTLMHeadModel", "a state other than a KV cache"),
     "bert": ("BertLMHeadModel", "attention to later tokens"),
+    "rembert": ("RemBertForCausalLM", "attention to later tokens"),
+    "big_bird": ("BigBirdForCausalLM", "attention to later tokens"),
     "t5": ("T5ForConditionalGeneration", "an encoder"),
 }
 

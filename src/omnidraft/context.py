@@ -7,11 +7,13 @@ no drafter token would: there the last word is written again with each addition.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from omnidraft.spelling import SpellingTable
 from omnidraft.vocab import Speller, Vocab
 
 WINDOW = 32  # bytes at the end that are written again, at most: the cost of a text grows with its length alone
+COMMON = 4096  # target tokens whose spellings are kept at hand
 
 
 def special_map(target: Vocab, drafter: Vocab) -> dict[int, int | None]:
@@ -37,6 +39,7 @@ class Translator:
         self._drafter = drafter
         self._speller = speller
         self.special = special_map(target, drafter)
+        self._spelling = lru_cache(COMMON)(self._spell)
         self._beyond_ascii = bytes([data is not None and not data.isascii() for data in target.tokens])
 
     def prompt(self, ids: Sequence[int]) -> list[int]:
@@ -58,14 +61,7 @@ class Translator:
 
     def tokens(self, ids: Iterable[int]) -> list[int]:
         """Drafter tokens of committed target tokens: their spellings, one after the other."""
-        result: list[int] = []
-        for token in ids:
-            spelling = self._table.spelling(token)
-            if len(spelling):
-                result += spelling.tolist()
-            elif (special := self.special.get(token)) is not None:
-                result.append(special)
-        return result
+        return [symbol for token in ids for symbol in self._spelling(token)]
 
     def after(self, text: Sequence[int], begun: int, ids: Sequence[int]) -> tuple[list[int], int]:
         """How a drafter text goes on with committed target tokens: the tokens to add, and after how many of the text.
@@ -82,6 +78,11 @@ class Translator:
         whole = b"".join(data for data in run if data is not None)
         again = self._speller.spell(whole) if None not in run else None  # after the end of a text nothing is drafted
         return (added, len(text)) if again is None else (list(again), kept)
+
+    def _spell(self, token: int) -> tuple[int, ...]:
+        spelling: tuple[int, ...] = tuple(self._table.spelling(token).tolist())
+        special = self.special.get(token)
+        return spelling if spelling or special is None else (special,)
 
     def _last_word(self, text: Sequence[int], begun: int) -> int:
         """Where the last word of a drafter text begins, or its last WINDOW bytes."""

@@ -83,7 +83,10 @@ def tap(model: PreTrainedModel) -> Tap | None:
 def hidden_size(model: PreTrainedModel) -> int | None:
     """Numbers in what the output layer of a model reads; None of a model without one."""
     layer = model.get_output_embeddings()
-    return None if layer is None else int(layer.weight.shape[1])
+    if layer is None:
+        return None
+    # weights that are packed have another shape, or are no tensor
+    return int(layer.in_features if hasattr(layer, "in_features") else layer.weight.shape[1])
 
 
 class HeadNet(torch.nn.Module):

@@ -184,6 +184,9 @@ def obstacle(source: TransformersModel) -> str | None:
         return f"it is on {source.device.type}"
     if source.dtype != torch.float32 and not available():
         return "this machine has no products of 8 bits, and 32 bits a weight are worse than 16"
+    weights = source.model.state_dict().values()  # those of quantized layers are integers, or tensors of another kind
+    if not all(type(weight) is torch.Tensor and weight.is_floating_point() for weight in weights):
+        return "its weights are quantized"
     if source.context >= NO_LIMIT or _cache_bytes(config, source.context) > LARGEST_CACHE:
         return "its context is too long to make room for at the start"
     plain = (

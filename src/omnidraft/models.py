@@ -230,7 +230,8 @@ def _refuse_unsupported(model: PreTrainedModel) -> None:
     """Raise ModelError unless what `model` keeps of a text is one entry a token and layer, blind to later tokens."""
     config = model.config
     kinds = set(getattr(config.get_text_config(decoder=True), "layer_types", None) or ()) - ATTENTION
-    blind = all(getattr(module, "is_causal", True) for module in model.modules())
+    # encoders say by one or the other which way they look; some decoders have a config that says they are none
+    blind = all(getattr(module, name, True) for module in model.modules() for name in ("is_causal", "is_decoder"))
     if config.is_encoder_decoder:
         found = "an encoder"
     elif kinds:
