@@ -27,7 +27,7 @@ from omnidraft.vocab import Speller, Vocab, read_vocab
 from pairs import Language, engine, generate, language, random_model, table, tokens
 from shared_data import shared
 from small_vocabularies import Greedy
-from tokenizers_of import WHOLE, family
+from tokenizers_of import PARTIAL, WHOLE, family
 from worlds import PROMPT, Shape, TableModel, make_world
 from writing import TEXTS
 
@@ -247,6 +247,26 @@ def test_greedy_identity_where_the_text_is_broken_characters(k: int) -> None:
     assert len(set(expected)) > 20
     drafter = random_model("llama", small("llama2").vocab.size, seed=2, layers=1)
     assert tokens(rounds(target, drafter, prompt, 60, k)) == expected
+
+
+FAMILIES = [*WHOLE, *PARTIAL]
+
+
+@pytest.mark.parametrize("place", range(len(FAMILIES)), ids=FAMILIES)
+def test_greedy_identity_for_every_family_of_tokenizers(place: int) -> None:
+    """Each drafts for the one before it, for a random target and one that says a text in two scripts."""
+    own, other = small(FAMILIES[place]), small(FAMILIES[place - 1])
+    size = other.vocab.size
+    known = TEXTS["English"][:60] + TEXTS["Russian"][:60]
+    ids = other.tokenizer.encode(known, add_special_tokens=False)
+    random = random_model("llama", size, seed=4)
+    for target, said in ((Scripted(size, ids), ids[5:45]), (random, generate(random, ids[:5], 40, other.vocab.eos))):
+        drafter = Knowing(own.vocab, own.speller, written(other.vocab, [*ids[:5], *said]), wrong=4)
+        engine_ = engine(target, other, drafter, own, draft_len=4)
+        draw = GeneratorDraw(torch.Generator().manual_seed(0))
+        records = list(engine_.rounds(ids[:5], 40, Sampling(), draw))
+        assert tokens(records) == said
+        assert target is random or sum(record.accepted for record in records) > 3
 
 
 @pytest.mark.parametrize("script", ["Russian", "Hindi"])

@@ -111,10 +111,8 @@ class Speller:
         ids = [backend.token_to_id(f"<0x{byte:02X}>") if reader.byte_tokens else None for byte in range(256)]
         self._byte_ids = {byte: i for byte, i in enumerate(ids) if i is not None}
         # Merges of text cannot reach a token that breaks off inside a character, as in half of a curly quote.
-        written = [(data, i) for i, data in enumerate(vocab.tokens) if data is not None]
-        self._fragments = {data: i for data, i in written if not is_text(data)}
-        # Pre-tokenizers may drop a character that the vocabulary has, as those that split at white space do.
-        self._letters = {data: i for data, i in written if len(data) <= 4 and is_text(data) and len(data.decode()) == 1}
+        fragments = enumerate(vocab.tokens)
+        self._fragments = {data: i for i, data in fragments if data is not None and not is_text(data)}
         # Bytes that are no UTF-8 decode to lone surrogates; a literal space marker would be read back as a space.
         self._not_text = re.compile(f"([\udc80-\udcff{re.escape(reader.space)}]+)")
 
@@ -170,7 +168,11 @@ class Speller:
 
     def _spell_bytes(self, part: str) -> tuple[int, ...] | None:
         data = part.encode("utf-8", "surrogateescape")
-        if (own := self._fragments.get(data, self._letters.get(data))) is not None:
+        if data in self._fragments:
+            return (self._fragments[data],)
+        # pre-tokenizers may drop a character that the vocabulary has, as those that split at white space do
+        own = self._text.token_to_id(part) if is_text(data) else None
+        if own is not None and self._tokens[own] == data:
             return (own,)
         if self._reader.byte_level:
             aliases = "".join(ALIASES[byte] for byte in data)
