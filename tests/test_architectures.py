@@ -117,24 +117,6 @@ def test_drafts_are_drawn_from_what_a_fresh_pass_says(kind: str) -> None:
     assert checked > 20
 
 
-@pytest.mark.parametrize("kind", MORE)
-def test_a_cropped_cache_is_a_fresh_one(kind: str) -> None:
-    model = build(kind)
-    lm = TransformersModel(model)
-    whole = afresh(model, TEXT)
-    assert close(lm.forward(TEXT, len(TEXT)), whole)
-    for length in (39, 33, 26, 8, 1):  # back over a window, within one, to the start of one
-        lm.crop(length)
-        lm.forward([5, 90, 17, 4][: len(TEXT) - length], 1)  # what a rejected draft leaves behind
-        lm.crop(length)
-        assert close(lm.forward(TEXT[length:], len(TEXT) - length), whole[length:])
-    lm.crop(20)
-    assert close(torch.cat([lm.forward([token], 1) for token in TEXT[20:]]), whole[20:])
-    lm.crop(30)
-    lm.forward([(TEXT[30] + 1) % 96], 0)
-    assert not close(lm.forward(TEXT[31:34], 3), whole[31:34])  # the comparison notices one wrong token
-
-
 STATEFUL: dict[str, dict[str, Any]] = {
     "falcon_h1": {},
     "lfm2": {"layer_types": ["conv", "full_attention"]},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, cast
@@ -29,10 +29,9 @@ from shared_data import shared
 from small_vocabularies import Greedy
 from tokenizers_of import PARTIAL, WHOLE, family
 from worlds import PROMPT, Shape, TableModel, make_world
-from writing import TEXTS
+from writing import ROUNDS, TEXTS, chunks
 
 SCRIPTS = [script for script in TEXTS if script not in ("English", "code")]
-ROUNDS = (1, 3, 1, 2, 5, 1, 1, 4)  # tokens that are committed at a time
 SIZES = {"llama2": 32_000, "llama3": 128_256, "qwen2": 152_064}
 
 
@@ -50,15 +49,6 @@ def real(name: str) -> Language:
 
 def translator(drafter: Language, target: Language) -> Translator:
     return Translator(table(drafter, target), target.vocab, drafter.vocab, drafter.speller)
-
-
-def chunks(ids: Sequence[int], sizes: Sequence[int] = ROUNDS) -> Iterator[Sequence[int]]:
-    start = 0
-    for size in itertools.cycle(sizes):
-        if start >= len(ids):
-            return
-        yield ids[start : start + size]
-        start += size
 
 
 def committed(other: Translator, ids: Sequence[int], prompt: Sequence[int] = ()) -> list[int]:

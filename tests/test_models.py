@@ -19,7 +19,7 @@ import transformers
 from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from architectures import KINDS, LONGROPE, ROWS, TEXT, afresh, build
+from architectures import KINDS, LONGROPE, MORE, ROWS, TEXT, afresh, build
 from omnidraft import devices, kv, models
 from omnidraft.devices import BF16_PARAMETERS
 from omnidraft.errors import ConfigError, InputError, ModelError, NumericsError, OmniDraftError, PromptError
@@ -29,8 +29,8 @@ from small_tokenizers import sentencepiece, wrap
 transformers_logging.disable_progress_bar()
 
 
-def close(left: torch.Tensor, right: torch.Tensor) -> bool:
-    return left.shape == right.shape and bool(((left - right).abs() <= 1e-6).all())
+def close(left: torch.Tensor, right: torch.Tensor, within: float = 1e-6) -> bool:
+    return left.shape == right.shape and bool(((left - right).abs() <= within).all())
 
 
 def message(error: pytest.ExceptionInfo[OmniDraftError], *parts: str) -> None:
@@ -42,28 +42,33 @@ def message(error: pytest.ExceptionInfo[OmniDraftError], *parts: str) -> None:
         assert part in text
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def noise(kind: str) -> float:
+    """By how much passes over the same tokens differ that are cut otherwise."""
+    return 1e-6 if kind in KINDS else 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS | MORE)
 def test_crop_equals_recompute(kind: str) -> None:
-    model = build(kind)
+    model, within = build(kind), noise(kind)
     lm = TransformersModel(model)
     whole = afresh(model, TEXT)
-    assert close(lm.forward(TEXT, len(TEXT)), whole)
+    assert close(lm.forward(TEXT, len(TEXT)), whole, within)
     for length in (39, 33, 26, 8, 1):  # back over a window, within one, to the start of one
         lm.crop(length)
         lm.forward([5, 90, 17, 4][: len(TEXT) - length], 1)  # what a rejected draft leaves behind
         lm.crop(length)
         assert lm.length == length
-        assert close(lm.forward(TEXT[length:], len(TEXT) - length), whole[length:])
+        assert close(lm.forward(TEXT[length:], len(TEXT) - length), whole[length:], within)
     lm.crop(20)
-    assert close(torch.cat([lm.forward([token], 1) for token in TEXT[20:]]), whole[20:])
+    assert close(torch.cat([lm.forward([token], 1) for token in TEXT[20:]]), whole[20:], within)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS | MORE)
 def test_the_crop_check_notices_one_wrong_token(kind: str) -> None:
     model = build(kind)
     lm = TransformersModel(model)
     lm.forward([*TEXT[:30], (TEXT[30] + 1) % ROWS], 0)
-    assert not close(lm.forward(TEXT[31:34], 3), afresh(model, TEXT[:34])[31:])
+    assert not close(lm.forward(TEXT[31:34], 3), afresh(model, TEXT[:34])[31:], noise(kind))
 
 
 def test_a_cache_that_drops_what_leaves_the_window_cannot_be_cropped() -> None:

@@ -1,5 +1,12 @@
 """Short texts in several scripts, for what tokenizers make of them."""
 
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+ROUNDS = (1, 3, 1, 2, 5, 1, 1, 4)  # tokens that are committed at a time
+
 ENGLISH = """\
 The river had been rising since Tuesday, and by noon the lower meadow was under water. Two farmers from the village \
 moved their sheep to the hill behind the church, where the grass was short but dry. "It was worse in my \
@@ -108,3 +115,13 @@ TEXTS = {
     "Arabic": ARABIC,
     "emoji": EMOJI,
 }
+
+
+def chunks(ids: Sequence[int], sizes: Sequence[int] = ROUNDS) -> Iterator[Sequence[int]]:
+    """Tokens as rounds commit them."""
+    start = 0
+    for size in itertools.cycle(sizes):
+        if start >= len(ids):
+            return
+        yield ids[start : start + size]
+        start += size

@@ -8,10 +8,9 @@ long both take for a committed token: the least of several runs, the first of wh
 
 from __future__ import annotations
 
-import itertools
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from omnidraft.context import Translator
@@ -19,37 +18,27 @@ from omnidraft.models import load_tokenizer
 from omnidraft.spelling import build_table
 from omnidraft.vocab import Speller, read_vocab
 
-ROUNDS = (1, 3, 1, 2, 5, 1, 1, 4)  # tokens that are committed at a time
 RUNS = 20
 Commit = Callable[[list[int], Sequence[int]], None]
 
 
-def chunks(ids: Sequence[int]) -> Iterator[Sequence[int]]:
-    start = 0
-    for size in itertools.cycle(ROUNDS):
-        if start >= len(ids):
-            return
-        yield ids[start : start + size]
-        start += size
-
-
-def measured(commit: Commit, ids: Sequence[int]) -> tuple[list[int], float]:
-    """The text that comes of it, and microseconds a target token."""
+def measured(commit: Commit, rounds: Sequence[Sequence[int]]) -> tuple[list[int], float]:
+    """The text that comes of committing these rounds, and microseconds a target token."""
     text: list[int] = []
     best = float("inf")
     for _ in range(RUNS):
         text, taken = [], 0.0
-        for part in chunks(ids):
+        for part in rounds:
             began = time.perf_counter()
             commit(text, part)
             taken += time.perf_counter() - began
         best = min(best, taken)
-    return text, 1e6 * best / len(ids)
+    return text, 1e6 * best / sum(map(len, rounds))
 
 
 def main(drafter_name: str, *target_names: str) -> None:
     sys.path.append(str(Path(__file__).parents[1] / "tests"))
-    from writing import TEXTS
+    from writing import TEXTS, chunks
 
     drafter = load_tokenizer(drafter_name)
     own = read_vocab(drafter)
@@ -70,7 +59,9 @@ def main(drafter_name: str, *target_names: str) -> None:
 
         for script, written in TEXTS.items():
             ids: list[int] = target.encode(written, add_special_tokens=False)
-            (before, before_us), (after, after_us) = (measured(commit, ids) for commit in (spelled, committed))
+            (before, before_us), (after, after_us) = (
+                measured(commit, list(chunks(ids))) for commit in (spelled, committed)
+            )
             canonical = speller.spell(b"".join(vocab.tokens[i] or b"" for i in ids)) or ()
             excess = [f"{100 * (len(text) / len(canonical) - 1):+.1f} %" for text in (before, after)]
             place = Path(name).name

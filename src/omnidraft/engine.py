@@ -20,7 +20,7 @@ from omnidraft.models import LanguageModel
 from omnidraft.ngrams import NgramCache
 from omnidraft.paper import DirectMap, merge, verify_paper
 from omnidraft.rate import make_stopping
-from omnidraft.rounds import Draft, Halt, Round, drafts_accepted, ended, false_merge
+from omnidraft.rounds import Draft, Halt, Round, drafts_accepted, false_merge, shortened
 from omnidraft.sampling import Draw, Processing, Processor, TargetLaw, softmax
 from omnidraft.stopping import Fixed, Stopping
 from omnidraft.verify import Outcome, verify_block, verify_greedy, verify_token
@@ -148,7 +148,7 @@ class Engine:
         emitted, finish = self._cut(outcome.emitted, len(ids), end, halt)
         symbols = draft.symbols
         if len(emitted) < len(outcome.emitted):
-            draft, outcome = ended(draft, outcome, len(emitted))
+            draft, outcome = shortened(draft, outcome, len(emitted))
             symbols = outcome.symbols_accepted  # what is kept of proposals was accepted
         self.target.crop(len(ids) + min(outcome.accepted, len(fed)))
         failed = self._commit(draft, outcome, emitted)

@@ -62,7 +62,7 @@ class Draft:
         return len(self.proposals) if self.walk is None else len(self.walk.symbols)
 
 
-def ended(draft: Draft, outcome: Outcome, count: int) -> tuple[Draft, Outcome]:
+def shortened(draft: Draft, outcome: Outcome, count: int) -> tuple[Draft, Outcome]:
     """What a round drafted and what became of it where the text ends with the first `count` of its tokens."""
     walk, accepted = draft.walk, min(outcome.accepted, count)
     symbols = accepted

@@ -11,7 +11,7 @@ import argparse
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -101,8 +101,10 @@ class Kept:
 # ---------------------------------------------------------------- the test
 
 
-def joint_law(model: LanguageModel, prompt: Sequence[int], eos: Sequence[int], sampling: Sampling, floor: float) -> Any:
-    """Probabilities of the beginnings of a text, by the target alone: a dict of `Text` to float.
+def joint_law(
+    model: LanguageModel, prompt: Sequence[int], eos: Sequence[int], sampling: Sampling, floor: float
+) -> dict[Text, float]:
+    """Probabilities of the beginnings of a text, by the target alone.
 
     Pairs of tokens of at least `floor`, and for what lies below it the first token alone, as far as that is so likely.
     """
@@ -127,7 +129,7 @@ def joint_law(model: LanguageModel, prompt: Sequence[int], eos: Sequence[int], s
 
 
 def sampled(
-    engine: Engine, prompt: Sequence[int], count: int, sampling: Sampling, seed: int, step: Any
+    engine: Engine, prompt: Sequence[int], count: int, sampling: Sampling, seed: int, step: Callable[[], None]
 ) -> tuple[Counter[Text], Stats]:
     """How often each beginning came up in `count` texts, and what was drafted for them."""
     draw = GeneratorDraw(torch.Generator().manual_seed(seed))
@@ -267,7 +269,7 @@ def _findings(model: OmniDraft, options: argparse.Namespace, sampling: Sampling,
 
 
 def _tested(
-    model: OmniDraft, text: str, options: argparse.Namespace, sampling: Sampling, number: int, step: Any
+    model: OmniDraft, text: str, options: argparse.Namespace, sampling: Sampling, number: int, step: Callable[[], None]
 ) -> Finding | None:
     engine, ids = model.engine, model.encode(text)
     engine.check(ids)

@@ -62,10 +62,7 @@ def add_compare(commands: Any, run: Run) -> None:
     compare.add_argument("--max-new-tokens", type=int, metavar="N", help="of each answer (default: 64)")
     compare.add_argument("--repeats", type=int, default=3, metavar="N", help="turns of every method (default: 3)")
     compare.add_argument("--draft-len", type=int, default=4, metavar="N", help="draft tokens a round (default: 4)")
-    compare.add_argument("--dtype", default="float32", metavar="NAME", help="of both models (default: float32)")
-    compare.add_argument("--device", default="auto", metavar="NAME", help="for both models (default: auto)")
-    compare.add_argument("--threads", type=int, metavar="N", help="threads of PyTorch (default: its own choice)")
-    compare.add_argument("--seed", type=int, default=0, metavar="N", help="decides every draw (default: 0)")
+    _add_run(compare)
     compare.add_argument("--temperature", type=float, default=0.0, metavar="N", help="0 is greedy (default: 0)")
     compare.add_argument("--out", type=Path, metavar="DIR", help="write results, Markdown and figure (default: none)")
     compare.add_argument(
@@ -146,11 +143,8 @@ def add_law(commands: Any, run: Run) -> None:
     law.add_argument(
         "--alpha", type=float, default=1e-3, metavar="N", help="chance to fail without a fault (default: 0.001)"
     )
-    law.add_argument("--seed", type=int, default=0, metavar="N", help="decides every draw (default: 0)")
     law.add_argument("--fault", choices=("permuted-q",), help="plant a fault, to see it found")
-    law.add_argument("--dtype", default="float32", metavar="NAME", help="of both models (default: float32)")
-    law.add_argument("--device", default="auto", metavar="NAME", help="for both models (default: auto)")
-    law.add_argument("--threads", type=int, metavar="N", help="threads of PyTorch (default: its own choice)")
+    _add_run(law)
     law.add_argument("--quick", action="store_true", help="fewer samples")
     law.add_argument("--out", type=Path, metavar="STEM", help="write STEM.json and STEM.md")
     law.add_argument("--json", action="store_true", help="print one JSON line instead of Markdown")
@@ -179,6 +173,14 @@ def add_stopping(commands: Any, run: Run) -> None:
     stopping.add_argument(
         "--more", action="store_true", help="add repeats to the cells in STEM.json (default: new ones)"
     )
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    """How two models are run."""
+    parser.add_argument("--dtype", default="float32", metavar="NAME", help="of both models (default: float32)")
+    parser.add_argument("--device", default="auto", metavar="NAME", help="for both models (default: auto)")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads of PyTorch (default: its own choice)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="decides every draw (default: 0)")
 
 
 def _parser(commands: Any, name: str, about: str, *examples: str) -> argparse.ArgumentParser:

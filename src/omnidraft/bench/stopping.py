@@ -251,9 +251,8 @@ def _merged(result: Row, rows: Sequence[tuple[str, Row]], run: Row, *, more: boo
         result.setdefault(section, [])
     for section, row in rows:
         same = [name for name in KEYS if name in row]
-        place = [all(old.get(name) == row[name] for name in same) for old in result[section]]
-        before = [old for old, is_same in zip(result[section], place, strict=True) if is_same]
-        result[section] = [old for old, is_same in zip(result[section], place, strict=True) if not is_same]
+        before = [old for old in result[section] if all(old.get(name) == row[name] for name in same)]
+        result[section] = [old for old in result[section] if old not in before]
         result[section].append(_together(before[0], row) if more and before and "repeats" in row else row)
     if run:
         result["runs"] = [old for old in result["runs"] if old.get("command") != run["command"]] + [run]

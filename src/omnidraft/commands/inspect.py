@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from omnidraft import flags, zoo
-from omnidraft.defaults import drafter_for
+from omnidraft.defaults import AUTO, drafter_for
 from omnidraft.errors import InputError
 
 LONGEST = 2**18  # characters of a text that are looked at
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str], parser: flags.Parser) -> int:
     from omnidraft.inspection.samples import SAMPLES
 
     flags.quiet_libraries()
-    drafter = drafter_for(options.target, flags.say) if options.drafter is None else options.drafter
+    drafter = drafter_for(options.target, flags.say) if options.drafter == AUTO else options.drafter
     found = inspect_pair(options.target, drafter, samples or SAMPLES, time=options.time, say=_progress, warn=flags.say)
     if options.json:
         print(json.dumps(found.as_dict()))
@@ -71,7 +71,7 @@ def _parsed(arguments: Sequence[str], parser: flags.Parser) -> argparse.Namespac
         allow_abbrev=False,
     )
     inspect.add_argument("target", metavar="TARGET", help="a folder, a hub id or zoo:NAME")
-    inspect.add_argument("--drafter", metavar="MODEL", help=f"likewise (default: {flags.DRAFTER})")
+    inspect.add_argument("--drafter", default=AUTO, metavar="MODEL", help=f"likewise (default: {flags.DRAFTER})")
     inspect.add_argument(
         "--text", type=Path, metavar="FILE", help="measure on this text (default: a sample in several scripts)"
     )
