@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from omnidraft import plan
 from omnidraft.costs import ENOUGH, Costs
 from omnidraft.costs import FRESH as FEW
 from omnidraft.head import Head, bound
@@ -229,6 +230,18 @@ def test_a_drafter_that_becomes_useful_is_noticed_within_twenty_texts(monkeypatc
     assert clock.after(useful, 40) > 0.97 * optimum(useful)
 
 
+def test_a_drafter_that_cannot_pay_is_hardly_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(Rate(LONGEST), 1, monkeypatch)
+    slow = SCENES["a drafter slower than the target"]
+    clock.after(slow, 10)
+    assert 0 < sum(clock.drafted) < 20
+    clock.after(slow, 200)
+    assert 0 < sum(clock.drafted) < 80
+    assert max(clock.drafted) == 1
+    clock.after(replace(slow, step=0.1), 20)  # it has got a device of its own
+    assert sum(clock.drafted[-40:]) > 100
+
+
 def test_a_drafter_that_is_better_than_its_entropy_says_is_found_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(0.14, even(0.07), {3.0: 0.8, 4.5: 0.7})  # the bound gives such tokens .23 and .05
     clock = Clock(Rate(LONGEST), 4, monkeypatch)
@@ -287,7 +300,7 @@ def test_texts_that_can_have_no_draft_are_no_reason_for_a_trial(monkeypatch: pyt
 
 def test_a_trial_lets_what_comes_count_more(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(Rate(LONGEST), 1, monkeypatch)
-    clock.after(SCENES["a hopeless drafter"], 30)
+    clock.after(SCENES["a hopeless drafter"], 60)
     seen = max(chance.seen for chance in clock.policy._chances)
     observed = max(map(len, clock.policy.costs._verify.values()))
     assert seen > FRESH
@@ -391,9 +404,9 @@ def test_costs_are_medians_with_lines_between() -> None:
 
 
 def planned(
-    step: float, verify: list[float], chances: list[float], weights: list[float], rate: float, **more: float
+    step: float, verify: list[float], chances: list[float], weights: list[float], rate: float, **more: np.ndarray
 ) -> Plan:
-    settings = {"worth": 1.0, "lost": 0.0} | more
+    settings = {"worth": np.ones(len(verify) - 1)} | more
     both = np.array([weights, weights])
     return make_plan(
         Known(step=(step, step), verify=np.array(verify), chances=np.array(chances), weights=both, **settings), rate
@@ -419,13 +432,27 @@ def test_the_plan_weighs_what_a_step_may_show() -> None:
 
 def test_the_plan_knows_what_tokens_are_worth() -> None:
     verify = [1.0, 1.1, 1.2]
-    assert planned(0.1, verify, [0.5], [1.0], 1.0, worth=0.9).step[0] <= 1
-    assert planned(0.1, verify, [0.5], [1.0], 1.0, worth=0.35).step[0] == NEVER
-    safe, risky = (planned(0.05, verify, [0.5], [1.0], 1.4, lost=lost) for lost in (0.0, 0.4))
-    assert risky.step[0] == pytest.approx(safe.step[0], rel=0.2), "before the first token there is nothing to lose"
-    # 0.5 · reach against 0.21; half of the time 0.4 of what is accepted is lost
-    assert safe.step[1] == pytest.approx(0.21 / 0.5, rel=0.03)
-    assert risky.step[1] == pytest.approx(0.21 / 0.3, rel=0.03)
+    assert planned(0.1, verify, [0.5], [1.0], 1.0, worth=np.array([0.9, 0.9])).step[0] <= 1
+    assert planned(0.1, verify, [0.5], [1.0], 1.0, worth=np.array([0.35, 0.35])).step[0] == NEVER
+    alike, less = (planned(0.05, verify, [0.5], [1.0], 1.4, worth=np.array([1.0, second])) for second in (1.0, 0.6))
+    # worth · 0.5 · reach against 0.21
+    assert alike.step[1] == pytest.approx(0.21 / 0.5, rel=0.03)
+    assert less.step[1] == pytest.approx(0.21 / 0.3, rel=0.03)
+    nothing_by_itself = planned(0.05, verify, [0.9], [1.0], 1.0, worth=np.array([0.0, 2.0]))
+    assert nothing_by_itself.step[0] <= 1, "the second token makes up for the first"
+
+
+@pytest.mark.parametrize("dear", [0, 2, 9], ids="verifying {} is dear".format)
+@pytest.mark.parametrize("little", [1, 3, 9], ids="token {} brings little".format)
+def test_what_is_skipped_makes_no_difference(little: int, dear: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    verify = list(1 + np.cumsum([0.0, *(0.3 if length == dear else 0.05 for length in range(LONGEST))]))
+    worth = np.array([0.2 if length == little else 1.0 for length in range(LONGEST)])
+    quick = planned(0.05, verify, [0.9, 0.7, 0.4], [3.0, 2.0, 1.0], 1.3, worth=worth)
+    monkeypatch.setattr(plan, "CLOSE", 0.0)
+    whole = planned(0.05, verify, [0.9, 0.7, 0.4], [3.0, 2.0, 1.0], 1.3, worth=worth)
+    assert quick.step == pytest.approx(whole.step, rel=0.02)
+    assert quick.draw == pytest.approx(whole.draw, rel=0.02)
+    assert quick.step[little] > 1.2 * quick.step[little + 1]
 
 
 def test_first_tokens_may_be_less_likely_than_later_ones() -> None:
@@ -435,8 +462,7 @@ def test_first_tokens_may_be_less_likely_than_later_ones() -> None:
         verify=np.array([1.0, 1.1, 1.2]),
         chances=np.array([0.9, 0.1]),
         weights=both,
-        worth=1.0,
-        lost=0.0,
+        worth=np.ones(2),
     )
     plan = make_plan(known, 1.0)
     assert plan.step[0] == NEVER
@@ -455,10 +481,11 @@ def test_it_learns_what_accepted_tokens_bring() -> None:
     policy = Rate(LONGEST)
     for drafted, accepted, brought in ((2, 2, 1), (3, 3, 2), (4, 2, 1), (4, 0, 0), (1, 1, 1)) * 200:
         policy.learn(replace(made(drafted, brought + 1, verify_s=1.0), draft_accepted=accepted))
-    assert policy.worth == pytest.approx(4 / 6, rel=0.01)
-    assert policy.lost == pytest.approx(2 * 4 / 6 - 1, rel=0.05)
+    # one brings 1, two bring 1, three bring 2; of more it is known what tokens bring on average
+    assert policy.worth[:3] == pytest.approx([1, 0, 1], abs=0.03)
+    assert policy.worth[3:] == pytest.approx(4 / 6, rel=0.03)  # of each length alike
     before = policy.worth
     policy.learn(
         replace(made(9, 1, verify_s=1.0), draft_accepted=9, finish="length")
     )  # cut short: nobody knows what it was worth
-    assert policy.worth == before
+    assert (policy.worth == before).all()

@@ -38,6 +38,7 @@ class Costs:
         self._later: deque[float] = deque(maxlen=KEPT)
         self._read: deque[float] = deque(maxlen=KEPT)
         self._verify: dict[int, deque[tuple[int, float]]] = defaultdict(lambda: deque(maxlen=KEPT))
+        self.seconds = 0.0  # what a step of the target alone takes at present; 0 as long as that is not known
         self._rounds = 0
         self._table: list[float] = []  # of verifying 1, 2, … tokens
 
@@ -49,6 +50,7 @@ class Costs:
             seen = self._verify[verified]
             if verified == 1 or len(seen) >= ENOUGH:
                 self._recent.append(seconds / self.verify(verified))
+                self.seconds = statistics.median(self._recent)
             if self._recent:
                 seen.append((self._rounds, seconds / (self.seconds or 1.0)))
             if self._rounds < SETTLED or self._rounds % LOOK_EVERY == 0:
@@ -84,11 +86,6 @@ class Costs:
     def known(self) -> bool:
         """Whether it is known what decoding without drafts costs."""
         return len(self._verify[1]) >= ENOUGH
-
-    @property
-    def seconds(self) -> float:
-        """What a step of the target alone takes at present; 0 as long as that is not known."""
-        return statistics.median(self._recent) if self._recent else 0.0
 
     @property
     def steps(self) -> tuple[float, float]:

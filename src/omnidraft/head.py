@@ -32,18 +32,24 @@ Floats = npt.NDArray[np.float32]
 
 def spread(logits: torch.Tensor, temperature: float) -> tuple[float, float]:
     """Entropy in nats, and logarithm of the largest probability, of logits (V,) at a temperature, 1 where it is 0."""
-    # few passes: right after the drafter's step nothing of this is in the processor's caches
-    scores: Floats = logits.float().cpu().numpy()
-    scores = scores - scores.max()
+    # few calls, and those the shortest: after a pass of the target none of this is in the processor's caches
+    scores = _array(logits)
+    scores = scores - np.maximum.reduce(scores)
     if temperature not in (0, 1):
         scores /= temperature
     weights = np.exp(scores)
     with np.errstate(invalid="ignore"):
-        total, mean = float(weights.sum()), float(weights @ scores)
+        total, mean = float(np.add.reduce(weights)), float(weights @ scores)
     if math.isnan(mean):  # of tokens that are masked out: 0 times minus infinity
         mean = float(weights @ np.maximum(scores, LEAST))
     best = -math.log(total)
     return max(0.0, -best - mean / total), best
+
+
+def _array(values: torch.Tensor) -> Floats:
+    plain = values.dtype == torch.float32 and values.device.type == "cpu"
+    array: Floats = (values if plain else values.float().cpu()).numpy()
+    return array
 
 
 def bound(nats: float) -> float:
@@ -121,8 +127,8 @@ class Head:
     def __init__(self, size: int | None = None) -> None:
         self._size = size
         self.version = 0  # goes up with everything that was learned, by the head or by the drafter beside it
-        self._inner: tuple[Floats, Floats, Floats] | None = None  # for the hidden state, for the rest, and the bias
-        self._outer: tuple[Floats, Floats] | None = None
+        self._inner: tuple[Floats, Floats] | None = None  # for the hidden state, and for the rest with the bias; halved
+        self._outer: tuple[Floats, list[float]] | None = None
 
     @property
     def trained(self) -> bool:
@@ -143,21 +149,27 @@ class Head:
         whole = {"inner.weight": (WIDTH, width), "inner.bias": (WIDTH,), "outer.weight": (2, WIDTH), "outer.bias": (2,)}
         if shapes != whole or (self._size is not None and width != self._size + EXTRA):
             raise ModelError(MISFIT)
-        inner = arrays["inner.weight"]
-        self._inner = inner[:, :-EXTRA].copy(), inner[:, -EXTRA:].copy(), arrays["inner.bias"]
-        self._outer = arrays["outer.weight"], arrays["outer.bias"]
+        inner = (np.column_stack([arrays["inner.weight"], arrays["inner.bias"]]) / 2).astype(np.float32)
+        self._inner = inner[:, : -EXTRA - 1].copy(), inner[:, -EXTRA - 1 :].copy()
+        self._outer = arrays["outer.weight"], arrays["outer.bias"].tolist()
 
     def chance(self, logits: torch.Tensor, hidden: torch.Tensor | None, temperature: float) -> float:
         """How likely a token of these logits (V_q,) is to be accepted, where `hidden` (H,) is what they are made of."""
         nats, best = spread(logits, 1.0 if self.trained else temperature)
         if self._inner is None or self._outer is None or hidden is None:
             return bound(nats)
-        state = hidden.float().cpu().numpy()
+        state = _array(hidden)
         scale = max(1e-6, math.sqrt(float(state @ state) / len(state)))
         likely = min(1 - SURE, max(SURE, 1 - math.sqrt(SLOPE * nats)))
         base = math.log(likely / (1 - likely))
-        of_state, of_rest, bias = self._inner
-        x = of_state @ state / scale + of_rest @ np.array([base, nats, best], np.float32) + bias
-        at = base + self._outer[0] @ (x / (1 + np.exp(-np.clip(x, LEAST, None)))) + self._outer[1]
-        warm = min(1.0, temperature)
-        return 1 / (1 + math.exp(-max(LEAST, float((1 - warm) * at[0] + warm * at[1]))))
+        of_state, of_rest = self._inner
+        half = of_state @ state
+        half /= scale
+        half += of_rest @ np.array((base, nats, best, 1.0), np.float32)
+        active = np.tanh(half)  # x · sigmoid(x) = x / 2 · (1 + tanh(x / 2))
+        active += 1
+        active *= half
+        cold, warm = (self._outer[0] @ active).tolist()
+        cold, warm = cold + self._outer[1][0], warm + self._outer[1][1]
+        score = base + cold + min(1.0, temperature) * (warm - cold)
+        return 1 / (1 + math.exp(-max(LEAST, score)))

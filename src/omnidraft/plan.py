@@ -37,8 +37,7 @@ class Known:
     verify: Floats  # (K + 1,) the target's pass with a draft of 0 … K tokens
     chances: Floats  # (B,) of acceptance
     weights: Floats  # (2, B) how often each comes up for the first token of a draft, and for a later one
-    worth: float  # target tokens that an accepted draft token brings
-    lost: float  # target tokens that are lost of an accepted draft where the next token is refused: merged with it
+    worth: Floats  # (K,) target tokens that the first, second, … accepted draft token brings
 
 
 def make_plan(known: Known, rate: float) -> Plan:
@@ -59,7 +58,6 @@ def make_plan(known: Known, rate: float) -> Plan:
 def _for_rate(known: Known, rate: float) -> Plan:
     longest, bins = len(known.verify) - 1, len(known.chances)
     after = GRID[:, None] * known.chances  # (G, B) with the next token
-    refused = (GRID[:, None] - after) * known.lost
     # where these lie on the grid, whose logarithms are evenly spaced; below it nothing is to be had
     place = np.maximum(0.0, np.log(np.maximum(after, GRID[0]) / GRID[0]) / SPACING)
     below = np.minimum(place.astype(np.intp), len(GRID) - 2)
@@ -70,15 +68,15 @@ def _for_rate(known: Known, rate: float) -> Plan:
         return result
 
     tokens = spent = value = np.zeros(len(GRID))
-    settled, last = False, math.nan
+    settled, last = False, (math.nan, math.nan)
     step, draw = np.full(longest, NEVER), np.full((longest, bins), NEVER)
     for length in reversed(range(longest)):
         weights = known.weights[min(length, 1)] / known.weights[min(length, 1)].sum()
-        longer = float(known.verify[length + 1] - known.verify[length])
-        if settled and length and abs(longer - last) < CLOSE:
+        longer, worth = float(known.verify[length + 1] - known.verify[length]), float(known.worth[length])
+        if settled and length and max(abs(longer - last[0]), abs(worth - last[1])) < CLOSE:
             step[length], draw[length] = step[length + 1], draw[length + 1]
             continue
-        brings = after * known.worth - (refused if length else 0.0) + then(tokens)
+        brings = after * worth + then(tokens)
         costs = longer + then(spent)
         draw[length] = _from(brings - rate * costs)
         pays = GRID[:, None] >= draw[length]  # (G, B)
@@ -88,7 +86,7 @@ def _for_rate(known: Known, rate: float) -> Plan:
         made = step[length] <= GRID
         tokens, spent = made * gained, made * cost
         before, value = value, tokens - rate * spent
-        settled, last = bool(length < longest - 1 and np.abs(value - before).max() < CLOSE), longer
+        settled, last = bool(length < longest - 1 and np.abs(value - before).max() < CLOSE), (longer, worth)
     return Plan(step, draw, float(tokens[-1]), float(spent[-1]))
 
 

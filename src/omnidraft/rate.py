@@ -18,7 +18,7 @@ import torch
 from omnidraft.config import Drafting
 from omnidraft.costs import Costs
 from omnidraft.head import Head
-from omnidraft.plan import Known, Plan, make_plan
+from omnidraft.plan import Floats, Known, Plan, make_plan
 from omnidraft.stopping import UNSURE, Confidence, Entropy, Fixed, Predicted, Stopping
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ EDGES = (0.97, 0.92, 0.86, 0.78, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)  # between t
 FALLING = [-edge for edge in EDGES]
 MEMORY = 0.99  # of what was observed, with each new observation of the same kind
 GUESS = 4.0  # observations that the first guess of a chance is worth
-PLAN_EVERY = 48  # drafts, or refused tokens of them; more often at first
+PLAN_EVERY = 96  # drafts, or refused tokens of them; more often at first
 PLAIN_EVERY = 64  # rounds: one of them without a draft, to know what that costs
 DRAW_EVERY = 40  # draws that did not seem to pay: one is made all the same
 FIRST_ROUNDS = 16  # of a trial at the beginning: nobody knows yet what the drafter is worth, or costs
@@ -37,8 +37,9 @@ FIRST_LENGTHS = (6, 1, 4, 2)  # draft tokens of its rounds, in turns
 PROBE_TEXTS = 2  # texts without a draft, after which one is tried again
 PROBE_ROUNDS = 5  # rounds of such a trial
 PROBE_LENGTHS = (2,)  # draft tokens of such a round
+VAIN_ROUNDS = 2  # of a trial that is to show costs alone: the first one reads the prompt
 FRESH = 12.0  # what a trial leaves of the weight of earlier observations
-SHARE = 0.015  # of the time of decoding that trials may take
+SHARE = 0.01  # of the time of decoding that trials may take
 LEARNED_SHARE = 0.03  # that those may take which look at a drafter that has learned
 AGAIN = 32  # tokens after which a text that was thought too short is looked at again
 
@@ -81,8 +82,8 @@ class Rate:
         self._begin_chances()
         self._tokens, self._steps = 0.0, 0.0  # of the latest rounds, without the passes over prompts
         self._made_up, self._drafted = 2.0, 2.0  # target tokens proposed, and draft tokens they were made of
-        self._brought, self._accepted = 2.0, 2.0  # target tokens of drafts that were accepted as a whole, draft tokens
-        self._lost, self._cut = 0.0, 2.0  # target tokens lost of drafts accepted in part, and those drafts
+        # of drafts with 0, 1, 2, … accepted tokens: how many there were, and the target tokens that they brought
+        self._accepted, self._brought = np.zeros(longest + 1), np.zeros(longest + 1)
         self._length = 64.0  # of the latest answers, in tokens
         self._spent, self._all = 0.0, 0.0  # seconds of trials, and of everything
         self._undrafted = 0  # texts since the last draft
@@ -121,12 +122,14 @@ class Rate:
         self._undrafted += self._wanted
         self._wanted = False
         self._reads = not self.costs.known or self._worth_reading(min(self._length, new_tokens))
-        cost = (self.costs.reading(prompt) + PROBE_ROUNDS * sum(self.costs.steps)) * self.costs.seconds
+        probe, lengths = (VAIN_ROUNDS, (1,)) if self._in_vain else (PROBE_ROUNDS, PROBE_LENGTHS)
+        first, later = self.costs.steps
+        steps = self.costs.reading(prompt) + probe * (first + (lengths[0] - 1) * later)
         learned = self._version != self._head.version
         texts, share = (0, LEARNED_SHARE) if learned else (PROBE_TEXTS, SHARE)
-        if self._undrafted > texts and self._spent + cost <= share * self._all:
+        if self._undrafted > texts and self._spent + steps * self.costs.seconds <= share * self._all:
             self._version = self._head.version
-            self._probe, self._lengths = PROBE_ROUNDS, PROBE_LENGTHS
+            self._probe, self._lengths = probe, lengths
             self.costs.fade()
             self._plan = None
             for chance in self._chances:
@@ -195,7 +198,6 @@ class Rate:
                 chances=np.array([chance.value for chance in self._chances]),
                 weights=self._seen,
                 worth=self.worth,
-                lost=self.lost,
             )
             self._plan = make_plan(known, max(self.rate, 0.98 * self._promised))
             self._promised = (1 + self._plan.tokens) / (1 + self._plan.steps)
@@ -207,6 +209,14 @@ class Rate:
         """Whether the draft so far ends inside a target token, and would lose what is inside."""
         walk = self._walk
         return walk is not None and walk.node != 0 and walk.cache.token_at(walk.node) < 0
+
+    @property
+    def _in_vain(self) -> bool:
+        """Whether the costs alone say that nothing is to be had, not even where all that is drafted is accepted."""
+        first, later = self.costs.steps
+        drafted = np.arange(1, self._longest + 1)
+        costs = first + (drafted - 1) * later + [self.costs.verify(1 + tokens) for tokens in drafted * self.each]
+        return bool((1 + np.cumsum(self.worth) < costs).all())
 
     def _worth_reading(self, tokens: float) -> bool:
         """Whether drafts would save, over so many tokens, more than reading the text so far takes."""
@@ -221,14 +231,18 @@ class Rate:
         return self._made_up / self._drafted
 
     @property
-    def worth(self) -> float:
-        """Target tokens that a draft token brings where the whole draft is accepted."""
-        return self._brought / self._accepted
+    def worth(self) -> Floats:
+        """Target tokens (K,) that the first, second, … accepted draft token brings, beside those before it.
 
-    @property
-    def lost(self) -> float:
-        """Target tokens that are lost of accepted draft tokens where the next one is refused."""
-        return max(0.0, self._lost / self._cut)
+        They are not alike: a token that ends inside one of the target's brings nothing as long as the rest is missing.
+        """
+        lengths = np.arange(self._longest + 1)
+        each = (self._brought.sum() + GUESS) / (self._accepted @ lengths + GUESS)
+        brought = [0.0]
+        for count, whole in zip(self._accepted[1:], self._brought[1:], strict=True):
+            guess = brought[-1] + each
+            brought.append(max(brought[-1], (whole + GUESS * guess) / (count + GUESS)))
+        return np.diff(brought)
 
     @property
     def rate(self) -> float:
@@ -248,8 +262,9 @@ class Rate:
             self._made_up = 0.995 * self._made_up + len(record.proposals)
             self._drafted = 0.995 * self._drafted + len(record.draft)
             accepted = record.draft_accepted
-            if accepted and record.finish is None:
-                self._weigh(accepted, len(record.draft), len(record.emitted) - 1)
+            if accepted and record.finish is None:  # else not all that it brought is told
+                self._accepted[accepted] = 0.995 * self._accepted[accepted] + 1
+                self._brought[accepted] = 0.995 * self._brought[accepted] + len(record.emitted) - 1
             for length, place in enumerate(self._bins[: min(accepted + 1, len(record.draft))]):
                 self._chances[place].learn(happened=length < accepted)
         if self._probe and self._asked_for:
@@ -263,17 +278,10 @@ class Rate:
             self._steps = 0.98 * self._steps + seconds / self.costs.seconds
         if self.costs.known and not self._tried:
             self._tried, self._probe = True, FIRST_ROUNDS
+        elif self._probe and self._lengths == FIRST_LENGTHS and self._in_vain:
+            self._probe = 0  # enough is known
         self._first = self._asked_for = False
         self._said += len(record.emitted)
-
-    def _weigh(self, accepted: int, drafted: int, brought: int) -> None:
-        """Take in what the accepted tokens of a draft brought: less where one more was drafted and refused."""
-        if accepted == drafted:
-            self._brought = 0.995 * self._brought + brought
-            self._accepted = 0.995 * self._accepted + accepted
-        else:
-            self._lost = 0.995 * self._lost + accepted * self.worth - brought
-            self._cut = 0.995 * self._cut + 1
 
 
 def make_stopping(drafting: Drafting, head: Head | None = None) -> Stopping:
