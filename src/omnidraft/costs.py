@@ -40,13 +40,16 @@ class Costs:
         self._verify: dict[int, deque[tuple[int, float]]] = defaultdict(lambda: deque(maxlen=KEPT))
         self.seconds = 0.0  # what a step of the target alone takes at present; 0 as long as that is not known
         self._rounds = 0
+        self._met: set[int] = set()  # numbers of tokens that were verified
         self._table: list[float] = []  # of verifying 1, 2, … tokens
 
     def learn(self, record: Round, *, first: bool) -> None:
         """Take in a round; the `first` of a text has the target's pass over the prompt in it."""
         verified, seconds = len(record.proposals) + 1, max(LEAST, record.verify_s + record.translate_s)
         self._rounds += 1
-        if not first and record.finish != "stop":  # of which not all that was verified is told
+        new = verified not in self._met  # the first pass over so many tokens takes longer: libraries prepare for it
+        self._met.add(verified)
+        if not first and not new and record.finish != "stop":  # of which not all that was verified is told
             seen = self._verify[verified]
             if verified == 1 or len(seen) >= ENOUGH:
                 self._recent.append(seconds / self.verify(verified))

@@ -34,13 +34,13 @@ PLAIN_EVERY = 64  # rounds: one of them without a draft, to know what that costs
 DRAW_EVERY = 40  # draws that did not seem to pay: one is made all the same
 FIRST_ROUNDS = 16  # of a trial at the beginning: nobody knows yet what the drafter is worth, or costs
 FIRST_LENGTHS = (6, 1, 4, 2)  # draft tokens of its rounds, in turns
-PROBE_TEXTS = 2  # texts without a draft, after which one is tried again
+PROBE_TEXTS = 1  # texts without a draft, after which one is tried again
 PROBE_ROUNDS = 5  # rounds of such a trial
 PROBE_LENGTHS = (2,)  # draft tokens of such a round
 VAIN_ROUNDS = 2  # of a trial that is to show costs alone: the first one reads the prompt
 FRESH = 12.0  # what a trial leaves of the weight of earlier observations
-SHARE = 0.01  # of the time of decoding that trials may take
-LEARNED_SHARE = 0.03  # that those may take which look at a drafter that has learned
+SHARE = 0.01  # of the time of decoding that may be lost to trials
+LEARNED_SHARE = 0.03  # that may be lost to those which look at a drafter that has learned
 AGAIN = 32  # tokens after which a text that was thought too short is looked at again
 
 MEASURED = "a step of the target alone is measured"
@@ -85,7 +85,7 @@ class Rate:
         # of drafts with 0, 1, 2, … accepted tokens: how many there were, and the target tokens that they brought
         self._accepted, self._brought = np.zeros(longest + 1), np.zeros(longest + 1)
         self._length = 64.0  # of the latest answers, in tokens
-        self._spent, self._all = 0.0, 0.0  # seconds of trials, and of everything
+        self._spent, self._all = 0.0, 0.0  # seconds lost to trials, and of everything
         self._undrafted = 0  # texts since the last draft
         self._rounds, self._refused = 0, 0
         self._prompt, self._asked = 0, 0  # tokens of the present text
@@ -270,9 +270,10 @@ class Rate:
         if self._probe and self._asked_for:
             self._probe -= 1
             self._plan = None
-            self._spent += record.draft_s
+            spent = record.draft_s - (len(record.emitted) - 1) * self.costs.seconds  # what was gained costs nothing
             if not self._first:  # whose pass reads the prompt
-                self._spent += max(0.0, record.verify_s + record.translate_s - self.costs.seconds)
+                spent += max(0.0, record.verify_s + record.translate_s - self.costs.seconds)
+            self._spent = max(0.0, self._spent + spent)
         elif not self._first and self.costs.seconds and not self.costs.reads(record):
             self._tokens = 0.98 * self._tokens + len(record.emitted)
             self._steps = 0.98 * self._steps + seconds / self.costs.seconds
