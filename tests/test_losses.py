@@ -146,6 +146,25 @@ def test_the_hybrid_loss_is_written_out() -> None:
     assert hybrid(logits, direct, shared, ngrams).tolist() == pytest.approx(rows, rel=1e-6)
 
 
+def test_the_hybrid_loss_may_have_another_divergence_at_directly_mapped_tokens() -> None:
+    logits = some_logits(3)
+    direct, shared, ngrams = paper_parts()
+    rows = []
+    for row, position in enumerate(direct.positions.tolist()):
+        log_q = torch.log_softmax(logits[position].masked_fill(~shared, -torch.inf), -1)
+        mine = direct.rows == row
+        p = direct.probs[mine]
+        rows.append(float((p * (p.log() - log_q[direct.symbols[mine]])).sum()))
+    usual = hybrid(logits, direct, shared, ngrams)
+    forward, none = (hybrid(logits, direct, shared, ngrams, kind) for kind in ("forward", "none"))
+    assert forward[: len(rows)].tolist() == pytest.approx(rows, rel=1e-5)
+    assert none[: len(rows)].tolist() == [0.0] * len(rows)
+    assert torch.equal(forward[len(rows) :], usual[len(rows) :])
+    assert torch.equal(none[len(rows) :], usual[len(rows) :])
+    assert gradients_agree(lambda logits: hybrid(logits, direct, shared, ngrams, "forward"))
+    assert gradients_agree(lambda logits: hybrid(logits, direct, shared, ngrams, "none"))
+
+
 def test_gradients_of_the_hybrid_loss() -> None:
     direct, shared, ngrams = paper_parts()
     assert gradients_agree(lambda logits: hybrid(logits, direct, shared, ngrams))

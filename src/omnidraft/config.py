@@ -25,6 +25,7 @@ STOPPINGS = ("confidence", "entropy", "fixed", "head", "rate")
 TRAINS = ("drafter", "head", "interleaved", "joint")
 DRAFTER_STEPS = ("auto", "transformers")
 DIVERGENCES = ("forward", "forward+tv", "reverse", "tv")
+DIRECT = ("forward", "none", "reverse")
 LOSSES = ("hybrid", "marginal")
 ADAPTERS = ("full", "lora")
 ADAPT = ("background", "inline", "off")
@@ -104,6 +105,7 @@ class Learning:
     trains: str = "interleaved"  # the drafter and its acceptance head, or one of them
     loss: str = "marginal"
     divergence: str = "forward+tv"  # of the marginal loss
+    direct: str = "reverse"  # divergence of the hybrid loss at directly mapped tokens, or none
     ngram_weight: float | None = 0.2  # λ of the hybrid loss; None: the target's probability of the n-gram
     teacher_temperature: float = 0.5  # what softens the target's laws, whatever the text is sampled with
     adapter: str = "full"
@@ -127,6 +129,7 @@ class Learning:
         if self.loss == "hybrid" and self.trains in ("head", "joint"):
             raise ConfigError(f"trains is {self.trains!r} with the hybrid loss, which has no head: use loss='marginal'")
         _choice("divergence", self.divergence, DIVERGENCES)
+        _choice("direct", self.direct, DIRECT)
         if self.ngram_weight is not None:
             _number("ngram_weight", self.ngram_weight, low=0.0, fix="use 0.2, or None for the target's probability")
         _number("teacher_temperature", self.teacher_temperature, low=COLDEST, fix="use 1 for the target's own laws")

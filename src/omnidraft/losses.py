@@ -111,15 +111,20 @@ def _total_variation(q: torch.Tensor, outside: torch.Tensor, laws: Laws) -> torc
     return 1 - _sum(torch.minimum(q, laws.probs), laws) - rest
 
 
-def hybrid(logits: torch.Tensor, direct: Laws, shared: torch.Tensor, ngrams: Labels) -> torch.Tensor:
+def hybrid(
+    logits: torch.Tensor, direct: Laws, shared: torch.Tensor, ngrams: Labels, kind: str = "reverse"
+) -> torch.Tensor:
     """The paper's loss, (N,): L_DM at directly mapped tokens, then λ·L_N-gram at the rest (Eq. 3 and 4).
 
     `logits` (T, V_q).  `direct` are the target's laws where a directly mapped token follows, a target token being
     written as the drafter token of the same bytes; `shared` (V_q,) bool are the drafter tokens that have one, over
-    which q is renormalized.  `ngrams` are the sub-tokens of n-grams, each with the weight λ.
+    which q is renormalized.  `ngrams` are the sub-tokens of n-grams, each with the weight λ.  `kind` is the divergence
+    at directly mapped tokens: "reverse", the paper's; "forward", what their likelihood is on average; or "none".
     """
-    mapped = _wide(logits[direct.positions]).masked_fill(~shared, -torch.inf)
-    own = replace(direct, positions=torch.arange(len(direct.positions), device=logits.device))
     log_q = torch.log_softmax(_wide(logits[ngrams.positions]), dim=-1)
     unlikely = -ngrams.weights * log_q.gather(-1, ngrams.symbols[:, None])[:, 0]
-    return torch.cat([divergence(mapped, own, "reverse"), unlikely])
+    if kind == "none":
+        return torch.cat([unlikely.new_zeros(len(direct.positions)), unlikely])
+    mapped = _wide(logits[direct.positions]).masked_fill(~shared, -torch.inf)
+    own = replace(direct, positions=torch.arange(len(direct.positions), device=logits.device))
+    return torch.cat([divergence(mapped, own, kind), unlikely])

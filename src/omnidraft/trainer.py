@@ -240,7 +240,7 @@ class Trainer:
         batch, flat, _ = read
         if self.learning.loss == "marginal":
             return divergence(flat, batch.laws, self.learning.divergence)
-        return hybrid(flat, batch.laws, self._shared.to(flat.device), batch.labels)
+        return hybrid(flat, batch.laws, self._shared.to(flat.device), batch.labels, self.learning.direct)
 
     # ------------------------------------------------------------ weights
 

@@ -21,7 +21,7 @@ def write(result: Row, stem: Path) -> None:
         stem.with_suffix(".md").write_text(markdown(result), encoding="utf-8")
         for part, draw in FIGURES.items():
             if result.get(part):
-                _figure(result[part], draw, stem.with_name(f"{stem.name}-{part}.png"))
+                figure(result[part], draw, stem.with_name(f"{stem.name}-{part}.png"))
 
 
 # ---------------------------------------------------------------- tables
@@ -100,18 +100,19 @@ def moving(curve: Sequence[Sequence[int]], window: int = WINDOW) -> list[float]:
     return [(tokens[end] - tokens[max(0, end - window)]) / (rounds[end] - rounds[max(0, end - window)]) for end in ends]
 
 
-def _figure(rows: Sequence[Row], draw: Callable[[Row, Any], None], path: Path) -> None:
+def figure(rows: Sequence[Row], draw: Callable[[Row, Any], None], path: Path) -> None:
+    """Write a figure with a panel for each row, where matplotlib is installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return
-    figure = Figure(figsize=SIZE, dpi=100, layout="constrained")
-    panels = figure.subplots(1, len(rows), sharey=True, squeeze=False)[0]
+    drawing = Figure(figsize=SIZE, dpi=100, layout="constrained")
+    panels = drawing.subplots(1, len(rows), sharey=True, squeeze=False)[0]
     for row, panel in zip(rows, panels, strict=True):
         draw(row, panel)
         panel.grid(alpha=0.3)
     panels[0].legend(frameon=False)
-    figure.savefig(path, format="png")
+    drawing.savefig(path, format="png")
 
 
 def _live(row: Row, panel: Any) -> None:
@@ -133,7 +134,7 @@ def _switch(row: Row, panel: Any) -> None:
         style = ":" if label.endswith("frozen") else "-"
         panel.plot(range(1, len(curve) + 1), moving(curve), style, color=COLORS[number // 2], label=label)
     panel.axvline(row["at"] + 0.5, color="black", linewidth=1.0)
-    panel.set_title(f"{row['target']}: GSM8K, then MBPP")
+    panel.set_title(f"{row['target']}: {row.get('tasks', 'GSM8K, then MBPP')}")
     panel.set_xlabel("prompts")
     panel.set_ylabel(f"block efficiency, last {WINDOW} prompts")
 

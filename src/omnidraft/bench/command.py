@@ -6,6 +6,7 @@ What people read goes to stderr, but for the Markdown table; the last line of st
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import math
 import re
@@ -50,8 +51,10 @@ def main(arguments: Sequence[str], parser: Parser) -> int:
     options_of.add_report(commands, _report)
     options_of.add_overhead(commands, _overhead)
     options_of.add_adapt(commands, _adapt)
-    options_of.add_stopping(commands, _stopping)
-    options_of.add_law(commands, _law)
+    sizes = dict.fromkeys(("count", "repeats", "max_new_tokens", "hopeless", "learn", "threads"), 1)
+    options_of.add_stopping(commands, _study("stopping", **sizes))
+    options_of.add_law(commands, _study("law", samples=100, seed=0, threads=1))
+    options_of.add_paper(commands, _study("paper", threads=1))
     try:
         options, unknown = bench.parse_known_args(arguments)
     except SystemExit:  # after --help
@@ -80,18 +83,15 @@ def _adapt(options: argparse.Namespace, console: Console) -> int:
     return measure(options, console)
 
 
-def _stopping(options: argparse.Namespace, console: Console) -> int:
-    _check(options, dict.fromkeys(("count", "repeats", "max_new_tokens", "hopeless", "learn", "threads"), 1))
-    from omnidraft.bench.stopping import main as measure
+def _study(name: str, **smallest: int) -> options_of.Run:
+    """What the module of this name does, its numbers being looked at first."""
 
-    return measure(options, console)
+    def run(options: argparse.Namespace, console: Console) -> int:
+        _check(options, smallest)
+        code: int = importlib.import_module(f"omnidraft.bench.{name}").main(options, console)
+        return code
 
-
-def _law(options: argparse.Namespace, console: Console) -> int:
-    _check(options, {"samples": 100, "seed": 0, "threads": 1})
-    from omnidraft.bench.law import main as measure
-
-    return measure(options, console)
+    return run
 
 
 # ---------------------------------------------------------------- compare

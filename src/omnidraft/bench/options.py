@@ -152,6 +152,40 @@ def add_law(commands: Any, run: Run) -> None:
     flags.add(law, "sampling", flags.settings(Sampling))
 
 
+def add_paper(commands: Any, run: Run) -> None:
+    """Those of `bench paper`."""
+    paper = _parser(
+        commands,
+        "paper",
+        "the tables and figures of the paper, by a recipe",
+        "recipes/zoo.toml --data DIR --quick",
+        "recipes/zoo.toml --data DIR --parts table-1,table-14 --out results/paper-zoo",
+        "recipes/paper.toml --plan --use lmsys/vicuna-7b-v1.3=FOLDER",
+    )
+    paper.set_defaults(run=run, parser=paper)
+    paper.add_argument("recipe", type=Path, metavar="FILE", help="models, tasks, sizes and settings, as in recipes/")
+    paper.add_argument(
+        "--parts",
+        default="all",
+        metavar="A,B",
+        help="some of table-1, -2, -3, -5, -6, -11, -12, -14, figure-5, -6, -7, -8, -9, each in full (default: all)",
+    )
+    paper.add_argument("--plan", action="store_true", help="print what there is to do, and how long it will take")
+    paper.add_argument(
+        "--use",
+        action="append",
+        default=[],
+        metavar="NAME=MODEL",
+        help="take a model in place of one that the recipe names; repeatable",
+    )
+    paper.add_argument("--data", type=Path, metavar="DIR", help="the folder of the tasks (default: the hub)")
+    paper.add_argument("--device", default="auto", metavar="NAME", help="for all models (default: auto)")
+    paper.add_argument("--threads", type=int, metavar="N", help="threads of PyTorch (default: its own choice)")
+    paper.add_argument("--quick", action="store_true", help="two prompts of each cell, to see that all of them run")
+    paper.add_argument("--out", type=Path, metavar="DIR", help="write results there, and go on with what is there")
+    paper.add_argument("--json", action="store_true", help="print no Markdown, only the JSON line")
+
+
 def add_stopping(commands: Any, run: Run) -> None:
     """Those of `bench stopping`."""
     stopping = _study(commands, "stopping", "what each way to end a draft is worth", run)

@@ -1,4 +1,8 @@
-"""Tasks and their prompts: GSM8K, MBPP, HumanEval, or a JSONL file of one's own."""
+"""Tasks and their prompts: GSM8K, MBPP, HumanEval, or a JSONL file of one's own; and those of a study, to learn from.
+
+A study's tasks are GSM8K, `code` (MBPP and HumanEval together), Alpaca and XSum, each in two parts that have no prompt
+in common.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import importlib
 import itertools
 import json
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +63,25 @@ TASKS = {
 }
 
 
+def _any_mbpp(row: dict[str, Any]) -> str:
+    return f"Task: {row['text']}\n{row['test_list'][0]}\nSolution:\n"
+
+
+def _alpaca(row: dict[str, Any]) -> str:
+    return "\n\n".join(part for part in (row["instruction"], row["input"]) if part)
+
+
+def _xsum(row: dict[str, Any]) -> str:
+    return f"{row['document']}\n\nSummary in one sentence:"
+
+
+_ALPACA = _Task(("tatsu-lab/alpaca",), ("alpaca/train.jsonl",), _alpaca)
+_XSUM = _Task(("EdinburghNLP/xsum",), ("xsum/test.jsonl",), _xsum)
+_MBPP_SPLITS = ("prompt", "test", "validation", "train")  # on the hub, in the order of the one file elsewhere
+STUDIED = ("gsm8k", "code", "alpaca", "xsum")
+TEST_EVERY = 5  # of the tasks that have no split of their own, every fifth prompt is for tests: 228 of MBPP + HumanEval
+
+
 def name_of(task: str) -> str:
     """The name that a task goes by: its own, or its file's without folder and endings."""
     return task if task in TASKS else Path(task).name.split(".")[0]
@@ -89,6 +112,44 @@ def training(data: Path) -> list[Prompt]:
     """All prompts of GSM8K's training file below the folder `data`; raises InputError and PromptError as `read`."""
     rows = _lines(_below(data, ("gsm8k/train.jsonl", "train.jsonl")))
     return [Prompt("gsm8k", text) for text in _texts(rows, _gsm8k)]
+
+
+def parts(task: str, data: Path | None, *, unseen: bool = False) -> tuple[list[Prompt], list[Prompt]]:
+    """Prompts of a study's task to learn from, and others for tests; `data` as for `read`.
+
+    With `unseen`, only those that the embedded models never saw.  Raises as `read`.
+    """
+    if task == "gsm8k":
+        learn = _prompts(task, _rows(TASKS[task], task, data, "train"), _gsm8k)
+        return learn[-KEPT_OUT:] if unseen else learn, read(task, data)
+    if task == "xsum":
+        learn, tests = (_prompts(task, _rows(_XSUM, task, data, split), _xsum) for split in ("train", "test"))
+        return learn, tests
+    if task == "alpaca":
+        return _parted(_prompts(task, _rows(_ALPACA, task, data, "train"), _alpaca))
+    if task == "code":
+        mbpp = _mbpp if unseen else _any_mbpp
+        found = _prompts(task, _rows(TASKS["mbpp"], task, data, *_MBPP_SPLITS), mbpp)
+        return _parted(found + _prompts(task, _rows(TASKS["humaneval"], task, data, "test"), _prompt))
+    raise ConfigError(f"task {task!r} is not known: use some of {', '.join(STUDIED)}")
+
+
+def _parted(found: Sequence[Prompt]) -> tuple[list[Prompt], list[Prompt]]:
+    return [one for i, one in enumerate(found) if i % TEST_EVERY], list(found[::TEST_EVERY])
+
+
+def _prompts(task: str, rows: Iterable[tuple[str, Any]], write: Callable[[dict[str, Any]], str | None]) -> list[Prompt]:
+    return [Prompt(task, text) for text in _texts(iter(rows), write)]
+
+
+def _rows(task: _Task, name: str, data: Path | None, *splits: str) -> Iterator[tuple[str, Any]]:
+    """The rows of some splits, from the file of each below `data`, or of all of them, else from the hub."""
+    if data is None:
+        return itertools.chain.from_iterable(_hub(name, task.hub, split) for split in splits)
+    if splits == ("train",):
+        files = tuple(file.replace("test.jsonl", "train.jsonl") for file in task.files)
+        return _lines(_below(data, files))
+    return _lines(_below(data, task.files))
 
 
 def digest(prompts: Sequence[Prompt]) -> str:
@@ -142,14 +203,14 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
         raise InputError(f"cannot read {path} ({error}): check the file") from error
 
 
-def _hub(task: str, source: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+def _hub(task: str, source: tuple[str, ...], split: str = "test") -> Iterator[tuple[str, Any]]:
     try:
         datasets: Any = importlib.import_module("datasets")
     except ImportError as error:
         fix = "pip install 'omnidraft[bench]', or give --data the folder it lies in"
         raise ConfigError(f"task {task!r} is on the hub, which takes the datasets library: {fix}") from error
     try:
-        rows = datasets.load_dataset(*source, split="test")
+        rows = datasets.load_dataset(*source, split=split)
     except Exception as error:  # the connection, the hub's answers, damaged files: anything
         fix = "check the connection, or give --data the folder it lies in"
         raise InputError(f"cannot get task {task!r} from the hub ({type(error).__name__}): {fix}") from error

@@ -100,6 +100,12 @@ class Pupil:
         self.adaptation.refresh()
         self.spent_s += time.perf_counter() - began
 
+    def flush(self) -> None:
+        """Learn from everything so far."""
+        began = time.perf_counter()
+        self.adaptation.flush()
+        self.spent_s += time.perf_counter() - began
+
     # ------------------------------------------------------------ examination
 
     def examine(self, tests: Sequence[Recorded]) -> Stats:

@@ -44,9 +44,15 @@ def command(arguments: Sequence[str]) -> str:
 
 def relative(argument: str) -> str:
     """An argument whose value, where it is a path to somewhere else, is only the path's last part."""
-    flag, equals, value = argument.partition("=") if argument.startswith("-") else ("", "", argument)
+    name, equals, value = argument.partition("=")
+    if not equals or not (argument.startswith("-") or _elsewhere(value)):
+        name, equals, value = "", "", argument
+    return name + equals + (Path(value).name if _elsewhere(value) else value)
+
+
+def _elsewhere(value: str) -> bool:
     path = Path(value)
-    return flag + equals + (path.name if path.is_absolute() or ".." in path.parts or value[:1] == "~" else value)
+    return path.is_absolute() or ".." in path.parts or value[:1] == "~"
 
 
 def commit(file: Path) -> str | None:

@@ -38,6 +38,10 @@ class Way:
         self._stats.append(Stats.of(rounds))
         return [token for record in rounds for token in record.emitted]
 
+    def warm(self, ids: Sequence[int], new_tokens: int, sampling: Sampling) -> None:
+        """Answer a prompt, which does not count."""
+        list(self.engine.rounds(ids, new_tokens, sampling, GeneratorDraw(torch.Generator().manual_seed(0))))
+
     def end_repeat(self) -> None:
         """Keep what the answers since the last repeat came to."""
         stats = Stats.sum(self._stats)
@@ -47,6 +51,7 @@ class Way:
                 "tokens_per_cpu_s": round(stats.tokens / self._cpu, 3),
                 "acceptance_rate": round(stats.acceptance_rate, 4),
                 "block_efficiency": round(stats.block_efficiency, 4),
+                "ngram_hits": round(stats.ngrams_accepted / stats.rounds, 4),
                 "drafted": round(stats.drafted / stats.rounds, 3),
                 "undrafted": round(stats.undrafted / stats.rounds, 4),
                 "idle": stats.idle,

@@ -1,0 +1,212 @@
+"""One target of the paper's evaluation at work: it answers, drafters learn from that, and are timed beside it."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich.console import Console
+
+from omnidraft.api import OmniDraft, load
+from omnidraft.bench import prompts
+from omnidraft.bench.paper_tables import LORA_RATE, METHODS, Cell, Method
+from omnidraft.bench.pupil import GREEDY, Pupil, Recorded, record
+from omnidraft.bench.recipe import Recipe, Task
+from omnidraft.bench.recordings import Recordings
+from omnidraft.bench.study import Study
+from omnidraft.bench.ways import Way
+from omnidraft.config import Drafting, Learning, Sampling
+from omnidraft.drafter import Serving
+from omnidraft.engine import Engine
+from omnidraft.errors import PromptError
+from omnidraft.weights import parted
+
+Row = dict[str, Any]
+Texts = dict[str, tuple[list[prompts.Prompt], list[prompts.Prompt]]]  # of each task: to learn from, and for tests
+PROBE_TOKENS = 24
+PROBE_ANSWERS = 2
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Seconds, as they were measured."""
+
+    token: float  # of the target alone
+    lesson: float  # of learning from an answer
+
+
+class Evaluation:
+    """A target of a recipe, loaded with its drafter."""
+
+    def __init__(
+        self, recipe: Recipe, target: str, texts: Texts, recordings: Recordings, device: str, console: Console
+    ) -> None:
+        self.recipe, self.target, self.console = recipe, target, console
+        self._recordings, self._texts = recordings, texts
+        self.model: OmniDraft = load(
+            recipe.place(target),
+            recipe.place(recipe.drafter),
+            dtype=recipe.dtype,
+            device=device,
+            profile=None,
+            warn=console.print,
+        )
+        self._encoded: dict[tuple[str, bool], list[list[int]]] = {}
+
+    # ------------------------------------------------------------ prompts and answers
+
+    def size(self, task: str, *, subset: bool) -> Task:
+        """How many prompts of a task are used."""
+        whole = self.recipe.tasks[task]
+        if not subset:
+            return whole
+        few = self.recipe.subset
+        return replace(few, train=min(few.train, whole.train), test=min(few.test, whole.test))
+
+    def prompts(self, task: str, *, tests: bool, subset: bool) -> list[list[int]]:
+        """Prompts as token ids, without those that leave no room for an answer."""
+        if (task, tests) not in self._encoded:
+            room = self.model.target.lm.context - self.recipe.new_tokens
+            encoded = (self.model.encode_message(prompt.text) for prompt in self._texts[task][tests])
+            self._encoded[task, tests] = [ids for ids in encoded if len(ids) <= room]
+        size = self.size(task, subset=subset)
+        found = self._encoded[task, tests][: size.test if tests else size.train]
+        if not found:
+            raise PromptError(f"no prompt of {task} leaves {self.target} room for an answer: use fewer new_tokens")
+        return found
+
+    def stream(self, task: str, temperature: float, *, subset: bool) -> list[Recorded]:
+        """The target's answers to the prompts to learn from, made once."""
+        asked = self.prompts(task, tests=False, subset=subset)
+        left = self._recordings.left(self._name(task, temperature), asked)
+        if left:
+            self.say(f"recording {left} answers ({task}, temperature {temperature:g})")
+
+        def make(some: Sequence[list[int]], before: int) -> list[Recorded]:
+            teacher = self.recipe.learning.teacher_temperature
+            sampling = Sampling(temperature=temperature)
+            return record(self.model, some, self.recipe.new_tokens, sampling, teacher, seed=before)
+
+        return self._recordings.answers(self._name(task, temperature), asked, make)
+
+    def unrecorded(self, task: str, temperature: float, *, subset: bool) -> int:
+        """How many answers are yet to be made for that."""
+        asked = self.prompts(task, tests=False, subset=subset)
+        return self._recordings.left(self._name(task, temperature), asked)
+
+    def _name(self, task: str, temperature: float) -> str:
+        return f"{self.target.replace('/', '--').replace(':', '-')}-{task}-{temperature:g}"
+
+    # ------------------------------------------------------------ what is measured
+
+    def cell(self, cell: Cell) -> Row:
+        """Learn as the method does, then answer the tests in turns with the target alone."""
+        stream = self.stream(cell.task, cell.temperature, subset=cell.subset)
+        pupil = self.pupil(METHODS[cell.method], self.size(cell.task, subset=cell.subset).threshold)
+        for one in stream:
+            pupil.pair.cache.observe(one.tokens)
+            pupil.learn(one)
+        pupil.flush()
+        tests = self.prompts(cell.task, tests=True, subset=cell.subset)
+        found = self.timed({cell.method: pupil}, tests, cell.temperature)[cell.method]
+        learner = pupil.adaptation.learner
+        learned = parted(pupil.adaptation.state)[0].values()
+        return found | {
+            "ngrams": pupil.pair.cache.size,
+            "training_s": round(pupil.spent_s, 2),
+            "updates": learner.counters.updates if learner else 0,
+            "learned_bytes": sum(weight.numel() * weight.element_size() for weight in learned),
+            "train": len(stream),
+            "test": len(tests),
+        }
+
+    def pupil(self, method: Method, threshold: float) -> Pupil:
+        """A drafter of its own for a method."""
+        if self.model.drafter is None:
+            raise ValueError("the evaluation needs a drafter")
+        drafting: dict[str, Any] = dict(method.drafting)
+        if drafting["stopping"] == "fixed":
+            drafting["draft_len"] = self.recipe.draft_len
+        elif drafting["stopping"] == "head":
+            drafting.setdefault("threshold", threshold)
+        learning = None if method.learning is None else replace(self.recipe.learning, **method.learning)
+        if learning is not None and method.lora:
+            learning = replace(learning, adapter="lora", learning_rate=LORA_RATE * learning.learning_rate)
+        return Pupil(self.model, Serving(self.model.drafter.lm), Drafting(**drafting), learning)
+
+    def timed(self, pupils: dict[str, Pupil], tests: Sequence[list[int]], temperature: float) -> dict[str, Row]:
+        """Answer the tests with each, and with the target alone, in turns; what each came to, by its name."""
+        target, eos = self.model.engine.target, sorted(self.model.engine.eos)
+        ways = [Way("alone", Drafting(draft_len=0), Engine(target, eos))]
+        for name, pupil in pupils.items():
+            pupil.adaptation.use()
+            ways.append(Way(name, pupil.drafting, pupil.engine()))
+        sampling = Sampling(temperature=temperature)
+        order = random.Random(0)  # noqa: S311  an order, not a secret
+        identical = True
+        for way in ways:  # warm up
+            way.warm(tests[0], self.recipe.new_tokens, sampling)
+        for repeat in range(self.recipe.repeats):
+            for number, ids in enumerate(tests):
+                seed = 10_000 * repeat + number
+                said = [
+                    way.answer(ids, self.recipe.new_tokens, sampling, seed) for way in order.sample(ways, len(ways))
+                ]
+                identical &= not sampling.greedy or all(tokens == said[0] for tokens in said)
+            for way in ways:
+                way.end_repeat()
+        alone = ways[0].summary()
+        return {
+            way.policy: {
+                **way.summary(),
+                "plain_tokens_per_s": alone["tokens_per_s"],
+                "speedup": round(way.rate / ways[0].rate, 4),
+                "speedup_cpu": round(way.summary()["tokens_per_cpu_s"] / alone["tokens_per_cpu_s"], 4),
+                "identical": identical if sampling.greedy else None,
+            }
+            for way in ways[1:]
+        }
+
+    # ------------------------------------------------------------ the rest
+
+    def study(self, task: str, other: str) -> Study:
+        """The same, as the studies of changes of task and target take it: greedy, with all that is recorded."""
+        stream, second = (self.stream(name, 0.0, subset=True) for name in (task, other))
+        study = Study(
+            model=self.model,
+            name=self.target,
+            stream=[list(one.prompt) for one in stream],
+            tests=self.prompts(task, tests=True, subset=True),
+            other=[list(one.prompt) for one in second],
+            new_tokens=self.recipe.new_tokens,
+            draft_len=self.recipe.draft_len,
+            learning=replace(self.recipe.learning, trains="drafter"),
+            console=self.console,
+            ablation=len(stream),
+            sampled=1,
+        )
+        study.keep("stream", stream)
+        study.keep("other", second)
+        return study
+
+    def speeds(self) -> Speeds:
+        """Measure what a token of the target alone takes, and learning from an answer as by default."""
+        task = next(iter(self.recipe.tasks))
+        asked = self.prompts(task, tests=False, subset=True)[:PROBE_ANSWERS]
+        tokens = min(PROBE_TOKENS, self.recipe.new_tokens)
+        record(self.model, asked[:1], 2, GREEDY, 1.0)  # warms up
+        began = time.perf_counter()
+        answers = record(self.model, asked, tokens, GREEDY, Learning().teacher_temperature)
+        token = (time.perf_counter() - began) / max(1, sum(len(one.tokens) for one in answers))
+        pupil = self.pupil(METHODS["ours"], 0.4)
+        for one in answers:
+            pupil.learn(one)
+        pupil.flush()
+        return Speeds(token, pupil.spent_s / len(answers) * self.recipe.new_tokens / tokens)
+
+    def say(self, text: str) -> None:
+        """A line of progress."""
+        self.console.print(f"{self.target}: {text}")

@@ -1,0 +1,286 @@
+"""`omnidraft bench paper`: the tables and figures of the paper, by a recipe of models, tasks and sizes.
+
+A plan is printed first.  Every cell is written as soon as it is measured, and not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from omnidraft import flags
+from omnidraft.atomic import replace_file
+from omnidraft.bench import cache_study, paper_figures, paper_tables, prompts, recipe, setting
+from omnidraft.bench.ablations import switch, targets
+from omnidraft.bench.evaluation import Evaluation, Speeds, Texts
+from omnidraft.bench.options import writing
+from omnidraft.bench.paper_tables import TABLES
+from omnidraft.bench.recordings import Recordings
+from omnidraft.errors import ConfigError, InputError
+
+Row = dict[str, Any]
+CACHE = ("table-14", "figure-7", "figure-8", "figure-9")  # come of one study
+SWITCH, VISIT = "figure-5", "figure-6"
+PARTS = (*TABLES, *CACHE, SWITCH, VISIT)
+FILE = "paper.json"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One thing to be measured with a target: its place in the file, what it takes, and how it is done."""
+
+    section: str
+    key: str
+    part: str  # the first that asks for it
+    needs: tuple[tuple[str, float, bool], ...]  # recorded answers: of which task, temperature, and whether of a subset
+    passes: float  # how often they are learned from, or drafted for
+    timed: int  # ways that answer the tests
+    run: Callable[[Evaluation], Row]
+
+
+class Paper:
+    """One run of the command."""
+
+    def __init__(self, options: argparse.Namespace, console: Console) -> None:
+        self.options, self.console = options, console
+        found = recipe.read(options.recipe, _instead(options.use))
+        self.recipe = found.quick() if options.quick else found
+        self.parts = _parts(options.parts)
+        self.texts = _texts(self.recipe, options.data)
+        self.result = self._kept()
+        self.recordings = Recordings(options.out and options.out / "answers")
+        self._device = torch.device("cpu")  # that of the models
+
+    # ------------------------------------------------------------ what there is to do
+
+    def tasks(self, target: str) -> Iterator[Task]:
+        """What is to be measured with a target."""
+        seen = set()
+        for part, table in TABLES.items():
+            for cell in table.cells(self.recipe) if part in self.parts else ():
+                if cell.target == target and cell.key not in seen:
+                    seen.add(cell.key)
+                    needs = ((cell.task, cell.temperature, cell.subset),)
+                    passes = 0.0 if paper_tables.METHODS[cell.method].learning is None else 1.0
+                    yield Task("cells", cell.key, part, needs, passes, 2, partial(Evaluation.cell, cell=cell))
+        if target == self.recipe.targets[0]:
+            yield from self._studies(target)
+
+    def _studies(self, target: str) -> Iterator[Task]:
+        """Those of the cache, and of a change of task."""
+        if set(CACHE) & set(self.parts):
+            ways = 3 + len(cache_study.SHARES) * len(cache_study.EVICTIONS)
+            for task, seed in product(self.recipe.tasks, cache_study.SEEDS):
+                run = partial(cache_study.cache_study, task=task, seed=seed)
+                yield Task("cache", f"{target}|{task}|{seed}", CACHE[0], ((task, 0.0, False),), 2.0, ways, run)
+        names = list(self.recipe.tasks)[:2]
+        if SWITCH in self.parts and len(names) == 2:
+            needs = tuple((name, 0.0, True) for name in names)
+            yield Task("switch", target, SWITCH, needs, 6.0, 0, partial(_switched, names=names))
+
+    def left(self, target: str) -> list[Task]:
+        """What is not measured yet."""
+        return [task for task in self.tasks(target) if task.key not in self.result[task.section]]
+
+    @property
+    def targets(self) -> list[str]:
+        """All targets that something is to be measured with, in order."""
+        named = (*self.recipe.targets, *self.recipe.same, *self.recipe.larger)
+        return [name for name in dict.fromkeys(named) if any(True for _ in self.tasks(name))]
+
+    # ------------------------------------------------------------ doing it
+
+    def plan(self) -> None:
+        """Print what there is to do for each target, and how long it will take by costs measured now."""
+        whole = 0.0
+        for target in self.targets:
+            left = self.left(target)
+            done = sum(1 for _ in self.tasks(target)) - len(left)
+            if not left:
+                self.console.print(f"{target}: all of {done} cells are there")
+                continue
+            evaluation = self._loaded(target)
+            speeds = evaluation.speeds()
+            seconds = estimate(evaluation, left, speeds)
+            whole += seconds
+            parts = ", ".join(dict.fromkeys(task.part for task in left))
+            self.console.print(
+                f"{target}: {len(left)} cells ({parts}), {done} there already; "
+                f"a token {1000 * speeds.token:.1f} ms, a lesson {1000 * speeds.lesson:.0f} ms: {_duration(seconds)}"
+            )
+        if self._visits_left():
+            self.console.print(f"{' and '.join(self.recipe.switch)}: {VISIT}")
+        self.console.print(f"about {_duration(whole)} in all")
+
+    def run(self) -> None:
+        """Measure what is left."""
+        for target in self.targets:
+            left = self.left(target)
+            evaluation = self._loaded(target) if left else None
+            for number, task in enumerate(left, 1):
+                began = time.perf_counter()
+                found = task.run(evaluation)  # type: ignore[arg-type]
+                self._add(task.section, task.key, found)
+                about = ", ".join(task.key.split("|")[1:4]) or task.part
+                said = (
+                    f"acceptance {found['acceptance_rate']:.3f}, {found['speedup']:.2f}x, "
+                    if "speedup" in found
+                    else ""
+                )
+                self.console.print(
+                    f"{target}, {number} of {len(left)}: {about}: {said}{time.perf_counter() - began:.0f} s"
+                )
+        if self._visits_left():
+            one, other = (self._loaded(name) for name in self.recipe.switch)
+            names = list(self.recipe.tasks)
+            studies = [at.study(names[0], names[0]) for at in (one, other)]
+            self._add("targets", "|".join(self.recipe.switch), targets(*studies))
+
+    def _visits_left(self) -> bool:
+        return VISIT in self.parts and bool(self.recipe.switch) and not self.result["targets"]
+
+    def _loaded(self, target: str) -> Evaluation:
+        made = Evaluation(self.recipe, target, self.texts, self.recordings, self.options.device, self.console)
+        self._device = made.model.target.lm.device
+        return made
+
+    # ------------------------------------------------------------ the file
+
+    def _kept(self) -> Row:
+        """What the file holds; raises ConfigError where it was made in another setting."""
+        empty: Row = {"recipe": self._setting(), "runs": [], "cells": {}, "cache": {}, "switch": {}, "targets": {}}
+        path = self.options.out and self.options.out / FILE
+        if path is None or not path.exists():
+            return empty
+        try:
+            found: Row = json.loads(path.read_text(encoding="utf-8"))
+            was = found["recipe"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"cannot read {path} ({error!r}): remove it, or give --out another folder") from error
+        now = empty["recipe"]
+        different = [name for name in now if was.get(name) != now[name]]
+        if different:
+            raise ConfigError(
+                f"{path} was made with another {', '.join(different)}: give the same recipe, or --out another folder"
+            )
+        return found
+
+    def _setting(self) -> Row:
+        """All that figures depend on, but for the machine."""
+        said = asdict(self.recipe) | {"instead": sorted(self.recipe.instead)}
+        said["hashes"] = {name: [prompts.digest(part) for part in its] for name, its in self.texts.items()}
+        settings: Row = json.loads(json.dumps(said))
+        return settings
+
+    def _add(self, section: str, key: str, row: Row) -> None:
+        self.result[section][key] = row | {"commit": setting.machine(torch.device("cpu"))["commit"]}
+        self.write()
+
+    def write(self) -> None:
+        """Write the file, its tables and its figures, where there is a folder."""
+        folder = self.options.out
+        if folder is None:
+            return
+        with writing(folder / FILE):
+            replace_file(folder / FILE, json.dumps(self.result).encode() + b"\n")
+            (folder / "paper.md").write_text(self.markdown(), encoding="utf-8")
+
+    def markdown(self) -> str:
+        """All tables that there is something for."""
+        studies = list(self.result["cache"].values())
+        sections = paper_tables.markdown(self.result["cells"], self.recipe, self.parts) + cache_study.markdown(studies)
+        commands = "".join(f"    {run['command']}\n" for run in self.result["runs"])
+        return "\n".join([f"# The paper's evaluation, {self.recipe.name}\n\n{commands}", *sections])
+
+    def end(self) -> None:
+        """Note how it was made, and draw the figures."""
+        machine = setting.machine(self._device)
+        run = {"command": setting.command(self.options.arguments), "machine": machine}
+        self.result["runs"] = [old for old in self.result["runs"] if old["command"] != run["command"]] + [run]
+        self.write()
+        if self.options.out is not None:
+            rows = {section: list(self.result[section].values()) for section in ("cache", "switch", "targets")}
+            with writing(self.options.out / FILE):
+                paper_figures.draw(rows, self.options.out)
+
+
+def main(options: argparse.Namespace, console: Console) -> int:
+    """Print the plan and measure; 1 where a greedy answer was not the target's own."""
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    flags.quiet_libraries()
+    paper = Paper(options, console)
+    paper.plan()
+    if options.plan:
+        return 0
+    paper.run()
+    paper.end()
+    if not options.json:
+        print(paper.markdown())
+    sys.stdout.write(json.dumps(paper.result) + "\n")
+    rows = [
+        *paper.result["cells"].values(),
+        *(row for study in paper.result["cache"].values() for row in study["rows"]),
+    ]
+    return 0 if all(row["identical"] is not False for row in rows) else 1
+
+
+def estimate(evaluation: Evaluation, left: Sequence[Task], speeds: Speeds) -> float:
+    """Seconds that tasks will take: answers that are not recorded, lessons, and tests."""
+    settings = evaluation.recipe
+    needs = {need for task in left for need in task.needs}
+    widest = {need for need in needs if not (need[2] and (need[0], need[1], False) in needs)}
+    unrecorded = sum(evaluation.unrecorded(task, warm, subset=subset) for task, warm, subset in widest)
+    seconds = unrecorded * settings.new_tokens * speeds.token
+    for task in left:
+        for name, _, subset in task.needs:
+            size = evaluation.size(name, subset=subset)
+            seconds += task.passes * size.train * speeds.lesson
+            seconds += task.timed * size.test * settings.repeats * settings.new_tokens * speeds.token
+    return seconds
+
+
+def _switched(evaluation: Evaluation, names: Sequence[str]) -> Row:
+    return switch(evaluation.study(*names)) | {"tasks": ", then ".join(names)}
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 3600:.1f} h" if seconds >= 5400 else f"{max(1, round(seconds / 60))} min"
+
+
+def _parts(given: str) -> list[str]:
+    asked = list(PARTS) if given == "all" else given.split(",")
+    for part in asked:
+        if part not in PARTS:
+            raise ConfigError(f"part {part!r} is not known; use some of {', '.join(PARTS)}, with commas between")
+    return asked
+
+
+def _instead(given: Sequence[str]) -> dict[str, str]:
+    """NAME=MODEL, each."""
+    for one in given:
+        if "=" not in one:
+            raise ConfigError(f"--use {one!r} names no model to take instead: give it as NAME=MODEL")
+    return dict(one.split("=", 1) for one in given)
+
+
+def _texts(settings: recipe.Recipe, data: Path | None) -> Texts:
+    found = {name: prompts.parts(name, data, unseen=settings.unseen) for name in settings.tasks}
+    for name, its in found.items():
+        for part, asked, here in zip(
+            ("train", "test"), (settings.tasks[name].train, settings.tasks[name].test), its, strict=True
+        ):
+            if len(here) < asked:
+                raise ConfigError(f"{name} has {len(here)} prompts for {part}, {asked} are asked for: use fewer")
+    return found

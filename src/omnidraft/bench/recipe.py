@@ -1,0 +1,113 @@
+"""Recipes of the paper's evaluation: which models, tasks, sizes and settings, from a TOML file."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from omnidraft.bench import prompts
+from omnidraft.config import Learning, settings_of, suggestion
+from omnidraft.errors import ConfigError, InputError
+
+QUICK = {"train": 2, "test": 1}  # prompts
+QUICK_TOKENS = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """How many prompts of a task are learned from, and how many others are for tests."""
+
+    train: int
+    test: int
+    threshold: float = 0.4  # of the acceptance head: 1 − γ of the paper's Eq. 7
+
+    def __post_init__(self) -> None:
+        for name in ("train", "test"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be a positive integer: give another")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What one run of the evaluation takes; models are folders, hub ids or zoo:NAME."""
+
+    name: str
+    drafter: str
+    targets: tuple[str, ...]  # of another tokenizer than the drafter's
+    same: tuple[str, ...] = ()  # of the drafter's own, for Table 2
+    larger: tuple[str, ...] = ()  # for Table 3
+    switch: tuple[str, ...] = ()  # two, for Figure 6
+    tasks: Mapping[str, Task]
+    subset: Task = field(default_factory=lambda: Task(train=160, test=50))  # of Tables 5, 6, 11 and 12, and the figures
+    unseen: bool = False  # only prompts that the embedded models never saw
+    new_tokens: int = 96
+    draft_len: int = 4
+    repeats: int = 3
+    temperature: float = 0.0
+    dtype: str = "float32"
+    instead: Mapping[str, str] = field(default_factory=dict)  # models to take in place of those that are named
+    learning: Learning = field(default_factory=Learning)
+
+    def __post_init__(self) -> None:
+        if not self.targets:
+            raise ConfigError("the recipe has no targets: give at least one")
+        if len(self.switch) not in (0, 2):
+            raise ConfigError(f"switch has {len(self.switch)} targets; it takes two: give two, or leave it out")
+        for task in self.tasks:
+            if task not in prompts.STUDIED:
+                raise ConfigError(f"task {task!r} is not known: {suggestion(task, prompts.STUDIED)}")
+        if not self.tasks:
+            raise ConfigError("the recipe has no tasks: give at least one")
+
+    def place(self, model: str) -> str:
+        """Where a model of the recipe is taken from."""
+        return self.instead.get(model, model)
+
+    def quick(self) -> Recipe:
+        """The same with next to no prompts: every cell is gone through, and no figure means anything."""
+        tasks = {name: replace(task, **QUICK) for name, task in self.tasks.items()}
+        subset = replace(self.subset, **QUICK)
+        return replace(self, tasks=tasks, subset=subset, new_tokens=QUICK_TOKENS, repeats=1)
+
+
+def read(path: Path, instead: Mapping[str, str] | None = None) -> Recipe:
+    """The recipe in a file; `instead` has models to take in place of those it names.
+
+    Raises InputError for a file that cannot be read, ConfigError for what is wrong in it.
+    """
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read recipe {path} ({error}): give one as in recipes/ of the project") from error
+    try:
+        return _recipe(found, path.stem, instead or {})
+    except ConfigError as error:
+        raise ConfigError(f"recipe {path.name}: {error}") from error
+
+
+def _recipe(found: dict[str, Any], name: str, instead: Mapping[str, str]) -> Recipe:
+    known = {f.name for f in fields(Recipe)} - {"name", "instead"}
+    for key in found:
+        if key not in known:
+            raise ConfigError(f"unknown key {key!r}: {suggestion(key, known)}")
+    for key in ("drafter", "targets", "tasks"):
+        if key not in found:
+            raise ConfigError(f"there is no {key}: give it")
+    named = {
+        found["drafter"],
+        *(each for key in ("targets", "same", "larger", "switch") for each in found.get(key, ())),
+    }
+    for model in instead:
+        if model not in named:
+            raise ConfigError(f"there is no model {model!r} to replace: {suggestion(model, named)}")
+    made: dict[str, Any] = {**found, "name": name, "instead": instead}
+    for key in ("targets", "same", "larger", "switch"):
+        made[key] = tuple(found.get(key, ()))
+    made["tasks"] = {task: settings_of(Task, its) for task, its in found["tasks"].items()}
+    if "subset" in found:
+        made["subset"] = settings_of(Task, found["subset"])
+    made["learning"] = settings_of(Learning, found.get("learning", {}))
+    return Recipe(**made)
