@@ -110,12 +110,13 @@ class Evaluation:
             pupil.pair.cache.observe(one.tokens)
             pupil.learn(one)
         pupil.flush()
+        ngrams = pupil.pair.cache.size
         tests = self.prompts(cell.task, tests=True, subset=cell.subset)
         found = self.timed({cell.method: pupil}, tests, cell.temperature)[cell.method]
         learner = pupil.adaptation.learner
         learned = parted(pupil.adaptation.state)[0].values()
         return found | {
-            "ngrams": pupil.pair.cache.size,
+            "ngrams": ngrams,
             "training_s": round(pupil.spent_s, 2),
             "updates": learner.counters.updates if learner else 0,
             "learned_bytes": sum(weight.numel() * weight.element_size() for weight in learned),

@@ -103,49 +103,49 @@ class Paper:
 
     def plan(self) -> None:
         """Print what there is to do for each target, and how long it will take by costs measured now."""
-        whole = 0.0
-        for target in self.targets:
-            left = self.left(target)
-            done = sum(1 for _ in self.tasks(target)) - len(left)
-            if not left:
-                self.console.print(f"{target}: all of {done} cells are there")
-                continue
-            evaluation = self._loaded(target)
-            speeds = evaluation.speeds()
-            seconds = estimate(evaluation, left, speeds)
-            whole += seconds
-            parts = ", ".join(dict.fromkeys(task.part for task in left))
-            self.console.print(
-                f"{target}: {len(left)} cells ({parts}), {done} there already; "
-                f"a token {1000 * speeds.token:.1f} ms, a lesson {1000 * speeds.lesson:.0f} ms: {_duration(seconds)}"
-            )
+        whole = sum(self._planned(target) for target in self.targets)
         if self._visits_left():
             self.console.print(f"{' and '.join(self.recipe.switch)}: {VISIT}")
         self.console.print(f"about {_duration(whole)} in all")
 
+    def _planned(self, target: str) -> float:
+        """Seconds that what is left of a target will take; it is let go of after that."""
+        left = self.left(target)
+        done = sum(1 for _ in self.tasks(target)) - len(left)
+        if not left:
+            self.console.print(f"{target}: all of {done} cells are there")
+            return 0.0
+        evaluation = self._loaded(target)
+        speeds = evaluation.speeds()
+        seconds = estimate(evaluation, left, speeds)
+        parts = ", ".join(dict.fromkeys(task.part for task in left))
+        self.console.print(
+            f"{target}: {len(left)} cells ({parts}), {done} there already; "
+            f"a token {1000 * speeds.token:.1f} ms, a lesson {1000 * speeds.lesson:.0f} ms: {_duration(seconds)}"
+        )
+        return seconds
+
     def run(self) -> None:
         """Measure what is left."""
         for target in self.targets:
-            left = self.left(target)
-            evaluation = self._loaded(target) if left else None
-            for number, task in enumerate(left, 1):
-                began = time.perf_counter()
-                found = task.run(evaluation)  # type: ignore[arg-type]
-                self._add(task.section, task.key, found)
-                about = ", ".join(task.key.split("|")[1:4]) or task.part
-                said = (
-                    f"acceptance {found['acceptance_rate']:.3f}, {found['speedup']:.2f}x, "
-                    if "speedup" in found
-                    else ""
-                )
-                self.console.print(
-                    f"{target}, {number} of {len(left)}: {about}: {said}{time.perf_counter() - began:.0f} s"
-                )
+            self._measure(target, self.left(target))
         if self._visits_left():
             one, other = (self._loaded(name) for name in self.recipe.switch)
-            names = list(self.recipe.tasks)
-            studies = [at.study(names[0], names[0]) for at in (one, other)]
-            self._add("targets", "|".join(self.recipe.switch), targets(*studies))
+            task = next(iter(self.recipe.tasks))
+            self._add("targets", "|".join(self.recipe.switch), targets(one.study(task, task), other.study(task, task)))
+
+    def _measure(self, target: str, left: Sequence[Task]) -> None:
+        """Measure something with a target, and let go of it."""
+        evaluation = self._loaded(target) if left else None
+        for number, task in enumerate(left, 1):
+            began = time.perf_counter()
+            found = task.run(evaluation)  # type: ignore[arg-type]
+            self._add(task.section, task.key, found)
+            about = ", ".join(task.key.split("|")[1:4]) or task.part
+            said = ""
+            if "speedup" in found:
+                said = f"acceptance {found['acceptance_rate']:.3f}, {found['speedup']:.2f}x, "
+            self.console.print(f"{target}, {number} of {len(left)}: {about}: {said}{time.perf_counter() - began:.0f} s")
 
     def _visits_left(self) -> bool:
         return VISIT in self.parts and bool(self.recipe.switch) and not self.result["targets"]
