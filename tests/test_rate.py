@@ -402,6 +402,7 @@ def test_a_trial_that_brought_what_it_cost_counts_for_nothing() -> None:
         policy.begin(None)
         policy.learn(made(0, 1, verify_s=1.0))
     assert policy._probe > 0
+    policy._lengths = (2,)  # the first trial is free
     for emitted, lost in ((3, 0.0), (1, 0.5), (2, 0.0), (1, 0.5), (1, 1.0)):  # drafting and verifying cost half a step
         policy.begin(None)
         policy.learn(replace(made(2, emitted, draft_s=0.3, verify_s=1.2), draft_passes=2, draft_read=2))

@@ -43,6 +43,8 @@ SHARE = 0.01  # of the time of decoding that may be lost to trials
 LEARNED_SHARE = 0.03  # that may be lost to those which look at a drafter that has learned
 AGAIN = 32  # tokens after which a text that was thought too short is looked at again
 
+EVEN = 0.99  # of the present rate: drafts that bring as much are made, for what they tell
+
 MEASURED = "a step of the target alone is measured"
 TOO_SHORT = "the drafter would have more to read than it could save"
 TOO_DEAR = "drafts cost more than they bring"
@@ -199,7 +201,7 @@ class Rate:
                 weights=self._seen,
                 worth=self.worth,
             )
-            self._plan = make_plan(known, max(self.rate, 0.98 * self._promised))
+            self._plan = make_plan(known, max(EVEN * self.rate, 0.98 * self._promised))
             self._promised = (1 + self._plan.tokens) / (1 + self._plan.steps)
             self._news = 0
         return self._plan
@@ -240,7 +242,7 @@ class Rate:
         each = (self._brought.sum() + GUESS) / (self._accepted @ lengths + GUESS)
         brought = [0.0]
         for count, whole in zip(self._accepted[1:], self._brought[1:], strict=True):
-            guess = brought[-1] + each
+            guess = brought[-1] + (each if brought[1:] else 1.0)  # a single token is seldom less than one
             brought.append(max(brought[-1], (whole + GUESS * guess) / (count + GUESS)))
         return np.diff(brought)
 
@@ -273,7 +275,8 @@ class Rate:
             spent = record.draft_s - (len(record.emitted) - 1) * self.costs.seconds  # what was gained costs nothing
             if not self._first:  # whose pass reads the prompt
                 spent += max(0.0, record.verify_s + record.translate_s - self.costs.seconds)
-            self._spent = max(0.0, self._spent + spent)
+            if self._lengths != FIRST_LENGTHS:  # of which there is one
+                self._spent = max(0.0, self._spent + spent)
         elif not self._first and self.costs.seconds and not self.costs.reads(record):
             self._tokens = 0.98 * self._tokens + len(record.emitted)
             self._steps = 0.98 * self._steps + seconds / self.costs.seconds
