@@ -15,6 +15,7 @@ import omnidraft
 from enumeration import EXACT, SAMPLED, deviation, enumerate_draws
 from learning_users import PROMPTS, alone
 from omnidraft.config import STOPPINGS, Drafting, Sampling
+from omnidraft.costs import ENOUGH
 from omnidraft.drafter import Drafter
 from omnidraft.engine import Engine, Round
 from omnidraft.errors import ConfigError
@@ -34,7 +35,7 @@ class Steady(Rate):
 
     def __init__(self, step: float, verify: tuple[float, float], chances: tuple[float, ...], probe: int = 0) -> None:
         super().__init__(LONGEST)
-        for _ in range(3):
+        for _ in range(1 + ENOUGH):  # the first does not count
             for drafted, seconds in enumerate(verify):
                 self.costs.learn(made(drafted=drafted, verify_s=seconds, draft_s=step * drafted), first=False)
         for chance, value in zip(self._chances, chances, strict=True):
