@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from omnidraft import plan
+from omnidraft.chances import EDGES, Chance
 from omnidraft.costs import ENOUGH, Costs
 from omnidraft.costs import FRESH as FEW
 from omnidraft.head import Head, bound
 from omnidraft.plan import GRID, NEVER, Known, Plan, make_plan
 from omnidraft.rate import (
-    EDGES,
     FRESH,
     LEARNED_SHARE,
     MEASURED,
@@ -204,6 +204,30 @@ def test_it_is_never_slower_from_the_first_text_on(name: str, monkeypatch: pytes
     assert clock.after(scene, 200, rounds=60, prompt=100) > 0.97
     clock.policy.open(100, 60)
     assert not clock.policy.begin(None) or clock.policy.idle is None
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("chance", "least"), [(0.36, 0.97), (0.3, 0.98), (0.22, 0.98)])
+def test_in_doubt_drafts_go_on_as_long_as_that_costs_little(
+    chance: float, least: float, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a draft token takes 0.26 steps of the target
+    scene = Scene(0.16, even(0.1), {2.0: chance + 0.1, 3.0: chance, 4.0: chance - 0.1})
+    clock = Clock(Rate(LONGEST), seed, monkeypatch)
+    clock.after(scene, 10)
+    fixed = Clock(UpTo(1), seed, monkeypatch).after(scene, 50)
+    assert clock.after(scene, 100) > least * max(1.0, fixed)
+
+
+def test_what_may_well_be_is_near_what_was_seen_often() -> None:
+    chance = Chance(0.5)
+    assert chance.hopeful == pytest.approx(0.75)
+    for number in range(1000):
+        chance.learn(happened=number % 2 == 0)
+    assert chance.hopeful == pytest.approx(0.55, abs=0.01)
+    for _ in range(2000):
+        chance.learn(happened=False)
+    assert chance.hopeful < 0.01
 
 
 def test_long_prompts_with_short_answers_are_left_to_the_target(monkeypatch: pytest.MonkeyPatch) -> None:

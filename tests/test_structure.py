@@ -37,6 +37,7 @@ FLOORS = (  # lowest first; "omnidraft" is the package's own __init__, the face 
         "stopping",
         "costs",
         "plan",
+        "chances",
         "rate",
     ),
     ("rounds", "engine", "weights", "head_trainer", "pace", "counters", "trainer", "background", "profiles", "store"),

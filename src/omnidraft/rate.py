@@ -9,12 +9,13 @@ head thought alike, or as long as that is untrained, whose bound by entropy was 
 from __future__ import annotations
 
 from bisect import bisect_left
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from omnidraft.chances import EDGES, GUESS, MEMORY, believed
 from omnidraft.config import Drafting
 from omnidraft.costs import Costs
 from omnidraft.head import Head
@@ -25,15 +26,12 @@ if TYPE_CHECKING:
     from omnidraft.engine import Round
     from omnidraft.walk import Walk
 
-EDGES = (0.97, 0.92, 0.86, 0.78, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)  # between the bins of what the head thinks
 FALLING = [-edge for edge in EDGES]
-MEMORY = 0.99  # of what was observed, with each new observation of the same kind
-GUESS = 4.0  # observations that the first guess of a chance is worth
 PLAN_EVERY = 96  # drafts, or refused tokens of them; more often at first
 PLAIN_EVERY = 64  # rounds: one of them without a draft, to know what that costs
 DRAW_EVERY = 40  # draws that did not seem to pay: one is made all the same
-FIRST_ROUNDS = 16  # of a trial at the beginning: nobody knows yet what the drafter is worth, or costs
-FIRST_LENGTHS = (6, 1, 4, 2)  # draft tokens of its rounds, in turns
+FIRST_ROUNDS = 24  # of a trial at the beginning: nobody knows yet what the drafter is worth, or costs
+FIRST_LENGTHS = (4, 1, 2, 1)  # draft tokens of its rounds, in turns
 PROBE_TEXTS = 1  # texts without a draft, after which one is tried again
 PROBE_ROUNDS = 5  # rounds of such a trial
 PROBE_LENGTHS = (2,)  # draft tokens of such a round
@@ -43,31 +41,9 @@ SHARE = 0.01  # of the time of decoding that may be lost to trials
 LEARNED_SHARE = 0.03  # that may be lost to those which look at a drafter that has learned
 AGAIN = 32  # tokens after which a text that was thought too short is looked at again
 
-EVEN = 0.99  # of the present rate: drafts that bring as much are made, for what they tell
-
 MEASURED = "a step of the target alone is measured"
 TOO_SHORT = "the drafter would have more to read than it could save"
 TOO_DEAR = "drafts cost more than they bring"
-
-
-class Chance:
-    """How often something happened lately, beginning with a guess."""
-
-    def __init__(self, guess: float) -> None:
-        self.yes, self.seen = guess * GUESS, GUESS
-
-    def learn(self, *, happened: bool) -> None:
-        self.yes = self.yes * MEMORY + happened
-        self.seen = self.seen * MEMORY + 1
-
-    def fade(self, weight: float) -> None:
-        """Let what comes count more."""
-        scale = min(1.0, weight / self.seen)
-        self.yes, self.seen = self.yes * scale, self.seen * scale
-
-    @property
-    def value(self) -> float:
-        return self.yes / self.seen
 
 
 class Rate:
@@ -99,6 +75,7 @@ class Rate:
         self._version = self._head.version  # at the last draft or trial
         self._wanted = self._asked_for = False  # whether drafts were possible in the present text, and in this round
         self._plan: Plan | None = None
+        self._hoping = False  # whether that is one of chances that may well be, and drafts by it count as trials
         self._drafts = self._news = 0  # all, and those since the plan
         self._promised = 1.0  # of the last plan, as `rate`
         self._walk: Walk | None = None
@@ -108,7 +85,7 @@ class Rate:
     def _begin_chances(self) -> None:
         """Believe the head, until more is known."""
         self._trained = self._head.trained
-        self._chances = [Chance((above + below) / 2) for above, below in pairwise((1.0, *EDGES, 0.0))]
+        self._chances = believed()
         # how often laws of each bin came up, for the first token of a draft and for later ones
         self._seen = np.ones((2, len(self._chances)))
 
@@ -129,7 +106,7 @@ class Rate:
         steps = self.costs.reading(prompt) + probe * (first + (lengths[0] - 1) * later)
         learned = self._version != self._head.version
         texts, share = (0, LEARNED_SHARE) if learned else (PROBE_TEXTS, SHARE)
-        if self._undrafted > texts and self._spent + steps * self.costs.seconds <= share * self._all:
+        if self._undrafted > texts and self._affords(steps, share):
             self._version = self._head.version
             self._probe, self._lengths = probe, lengths
             self.costs.fade()
@@ -193,18 +170,28 @@ class Rate:
     @property
     def plan(self) -> Plan:
         if self._plan is None:
-            lengths = np.arange(self._longest + 1) * self.each
-            known = Known(
-                step=self.costs.steps,
-                verify=np.array([self.costs.verify(1 + length) for length in lengths]),
-                chances=np.array([chance.value for chance in self._chances]),
-                weights=self._seen,
-                worth=self.worth,
-            )
-            self._plan = make_plan(known, max(EVEN * self.rate, 0.98 * self._promised))
+            self._plan, self._hoping = self._made([chance.value for chance in self._chances]), False
             self._promised = (1 + self._plan.tokens) / (1 + self._plan.steps)
             self._news = 0
+            if self._plan.step[0] > 1 and self._affords():
+                hopeful = self._made([chance.hopeful for chance in self._chances])
+                if hopeful.step[0] <= 1:
+                    self._plan, self._hoping = hopeful, True
         return self._plan
+
+    def _made(self, chances: Sequence[float]) -> Plan:
+        known = Known(
+            step=self.costs.steps,
+            verify=np.array([self.costs.verify(1 + tokens) for tokens in np.arange(self._longest + 1) * self.each]),
+            chances=np.array(chances),
+            weights=self._seen,
+            worth=self.worth,
+        )
+        return make_plan(known, max(self.rate, 0.98 * self._promised))
+
+    def _affords(self, steps: float = 0.0, share: float = SHARE) -> bool:
+        """Whether trials may cost so many steps of the target more."""
+        return self._spent + steps * self.costs.seconds <= share * self._all
 
     @property
     def _unfinished(self) -> bool:
@@ -269,14 +256,12 @@ class Rate:
                 self._brought[accepted] = 0.995 * self._brought[accepted] + len(record.emitted) - 1
             for length, place in enumerate(self._bins[: min(accepted + 1, len(record.draft))]):
                 self._chances[place].learn(happened=length < accepted)
+        free = self._probe and self._lengths == FIRST_LENGTHS  # there is one of these
+        if record.draft_passes and (self._probe or self._hoping) and not free:
+            self._charge(record)
         if self._probe and self._asked_for:
             self._probe -= 1
             self._plan = None
-            spent = record.draft_s - (len(record.emitted) - 1) * self.costs.seconds  # what was gained costs nothing
-            if not self._first:  # whose pass reads the prompt
-                spent += max(0.0, record.verify_s + record.translate_s - self.costs.seconds)
-            if self._lengths != FIRST_LENGTHS:  # of which there is one
-                self._spent = max(0.0, self._spent + spent)
         elif not self._first and self.costs.seconds and not self.costs.reads(record):
             self._tokens = 0.98 * self._tokens + len(record.emitted)
             self._steps = 0.98 * self._steps + seconds / self.costs.seconds
@@ -286,6 +271,15 @@ class Rate:
             self._probe = 0  # enough is known
         self._first = self._asked_for = False
         self._said += len(record.emitted)
+
+    def _charge(self, record: Round) -> None:
+        """Take in what a round of a trial lost: what it cost, less what it gained."""
+        lost = record.draft_s - (len(record.emitted) - 1) * self.costs.seconds
+        if not self._first:  # whose pass reads the prompt
+            lost += record.verify_s + record.translate_s - self.costs.seconds
+        self._spent = max(0.0, self._spent + lost)
+        if self._hoping and not self._affords():
+            self._plan = None
 
 
 def make_stopping(drafting: Drafting, head: Head | None = None) -> Stopping:
