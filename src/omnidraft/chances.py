@@ -1,4 +1,4 @@
-"""How often draft tokens are accepted, by what was thought of them: in bins, each of which remembers what came lately."""
+"""How often draft tokens are accepted, in bins of what was thought of them; each remembers what came lately."""
 
 from __future__ import annotations
 
