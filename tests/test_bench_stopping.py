@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import statistics
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 import omnidraft
 from omnidraft.api import OmniDraft
 from omnidraft.bench import head_study, hopeless, stopping
-from omnidraft.bench.ways import Way
+from omnidraft.bench.ways import Way, repeat
 from omnidraft.cli import main
 from omnidraft.config import Drafting, Sampling
 from omnidraft.engine import Engine
@@ -73,6 +74,25 @@ def test_answers_of_later_repeats_are_drawn_with_other_seeds(model: OmniDraft, m
     monkeypatch.setattr(Way, "end_repeat", lambda way: way.repeats.append(dict.fromkeys(stopping.UNITS, 1.0)))
     list(stopping.cell(model, [[1], [2]], Sampling(), SIZES, (1,), Head(), first=3))
     assert set(seen) == {3000, 3001, 4000, 4001}
+
+
+@pytest.mark.parametrize(("temperature", "wrong"), [(0.0, True), (0.0, False), (1.0, True)])
+def test_greedy_answers_that_differ_are_noticed(
+    temperature: float, wrong: bool, model: OmniDraft, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Drafting(draft_len=0)
+    ways = [Way(name, plain, stopping.fresh(model, plain, Head())) for name in ("one", "other")]
+    answer = Way.answer
+
+    def changed(self: Way, ids: list[int], new_tokens: int, sampling: Sampling, seed: int) -> list[int]:
+        said = answer(self, ids, new_tokens, sampling, seed)
+        return said[:-1] if wrong and self.policy == "other" and seed == 7 else said
+
+    monkeypatch.setattr(Way, "answer", changed)
+    prompts = [model.encode(text) for text in ("hello world", "the world was")]
+    same = repeat(ways, prompts, 8, Sampling(temperature=temperature), random.Random(0), 6)
+    assert same is not (wrong and temperature == 0)
+    assert [len(way.repeats) for way in ways] == [1, 1]
 
 
 def test_measurements_outlive_a_repeat_and_ngrams_do_not(model: OmniDraft) -> None:

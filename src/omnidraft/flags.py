@@ -16,6 +16,7 @@ from omnidraft import defaults
 from omnidraft.config import (
     ADAPT,
     ADAPTERS,
+    DIRECT,
     DIVERGENCES,
     EVICTIONS,
     LOSSES,
@@ -55,7 +56,7 @@ HELP = {
     "reject_weight": "of what is refused, in the head's loss; 1 leaves its chances true",
     "loss": f"what is learned by: {', '.join(LOSSES)}",
     "divergence": f"of the marginal loss: {', '.join(DIVERGENCES)}",
-    "direct": "divergence of the hybrid loss at directly mapped tokens, or none",
+    "direct": f"divergence of the hybrid loss at directly mapped tokens: {', '.join(DIRECT)}",
     "ngram_weight": "weight of n-grams in the hybrid loss",
     "teacher_temperature": "softens what the target teaches above 1, sharpens it below",
     "adapter": f"what is trained: {', '.join(ADAPTERS)}",

@@ -54,6 +54,7 @@ def background(study: Study, count: int, pause_s: float = THINKING_S) -> Row:
         for ids in prompts:
             list(adaptation.following(rounds(engine, ids, study)))
             time.sleep(pause_s)
+        learner.flush()  # of the last answer too, as the trainer between replies
         adaptation.refresh()
         tests = study.recorded("tests")
         found = study.pupil(None)
@@ -90,6 +91,7 @@ def _beside(study: Study, learning: Learning) -> tuple[tuple[Engine, Adaptation]
         raise ValueError("a study needs a model with a drafter")
     own: Pair = replace(pair, cache=make_cache(pair.cache.table, study.drafting()))
     learner = BackgroundTrainer(study.serving.source.model, learning, own.cache.table)
+    learner.flush()  # until it is up, which is no part of what is measured
     adaptation = Adaptation(own, study.serving, learner)
     engine = Engine(study.model.engine.target, sorted(study.model.engine.eos), own, study.drafting())
     engine.teacher_temperature = learning.teacher_temperature

@@ -17,8 +17,8 @@ from omnidraft.bench.pupil import GREEDY, Pupil, Recorded, record
 from omnidraft.bench.recipe import Recipe, Task
 from omnidraft.bench.recordings import Recordings
 from omnidraft.bench.study import Study
-from omnidraft.bench.ways import Way
-from omnidraft.config import Drafting, Learning, Sampling
+from omnidraft.bench.ways import Way, repeat
+from omnidraft.config import Drafting, Sampling
 from omnidraft.drafter import Serving
 from omnidraft.engine import Engine
 from omnidraft.errors import PromptError
@@ -64,7 +64,7 @@ class Evaluation:
         if not subset:
             return whole
         few = self.recipe.subset
-        return replace(few, train=min(few.train, whole.train), test=min(few.test, whole.test))
+        return replace(whole, train=min(few.train, whole.train), test=min(few.test, whole.test))
 
     def prompts(self, task: str, *, tests: bool, subset: bool) -> list[list[int]]:
         """Prompts as token ids, without those that leave no room for an answer."""
@@ -150,15 +150,8 @@ class Evaluation:
         identical = True
         for way in ways:  # warm up
             way.warm(tests[0], self.recipe.new_tokens, sampling)
-        for repeat in range(self.recipe.repeats):
-            for number, ids in enumerate(tests):
-                seed = 10_000 * repeat + number
-                said = [
-                    way.answer(ids, self.recipe.new_tokens, sampling, seed) for way in order.sample(ways, len(ways))
-                ]
-                identical &= not sampling.greedy or all(tokens == said[0] for tokens in said)
-            for way in ways:
-                way.end_repeat()
+        for number in range(self.recipe.repeats):
+            identical &= repeat(ways, tests, self.recipe.new_tokens, sampling, order, 1000 * number)
         alone = ways[0].summary()
         return {
             way.policy: {
@@ -200,7 +193,7 @@ class Evaluation:
         tokens = min(PROBE_TOKENS, self.recipe.new_tokens)
         record(self.model, asked[:1], 2, GREEDY, 1.0)  # warms up
         began = time.perf_counter()
-        answers = record(self.model, asked, tokens, GREEDY, Learning().teacher_temperature)
+        answers = record(self.model, asked, tokens, GREEDY, self.recipe.learning.teacher_temperature)
         token = (time.perf_counter() - began) / max(1, sum(len(one.tokens) for one in answers))
         pupil = self.pupil(METHODS["ours"], 0.4)
         for one in answers:

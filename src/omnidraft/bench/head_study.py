@@ -15,7 +15,7 @@ import torch
 
 from omnidraft.api import OmniDraft
 from omnidraft.bench.pupil import Pupil, Recorded, record
-from omnidraft.bench.ways import Way
+from omnidraft.bench.ways import Way, repeat
 from omnidraft.config import Drafting, Learning, Sampling
 from omnidraft.drafter import Serving
 from omnidraft.engine import Engine, Round
@@ -151,12 +151,8 @@ def schedules(model: OmniDraft, schedule: Schedule) -> Iterator[Row]:
     ways = [Way("plain", plain, Engine(model.engine.target, sorted(model.engine.eos)))]
     ways += [Way(name, pupil.drafting, pupil.engine()) for name, pupil in pupils.items()]
     order = random.Random(0)  # noqa: S311  an order, not a secret
-    for repeat in range(schedule.repeats):
-        for number, ids in enumerate(schedule.tests):
-            for way in order.sample(ways, len(ways)):
-                way.answer(ids, schedule.new_tokens, Sampling(), seed=1000 * repeat + number)
-        for way in ways:
-            way.end_repeat()
+    for number in range(schedule.repeats):
+        repeat(ways, schedule.tests, schedule.new_tokens, Sampling(), order, 1000 * number)
     alone = ways[0].rate
     for way in ways[1:]:
         yield {"method": way.policy, "speedup": round(way.rate / alone, 4), **way.summary()}

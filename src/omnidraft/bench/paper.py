@@ -37,7 +37,7 @@ FILE = "paper.json"
 
 
 @dataclass(frozen=True)
-class Task:
+class Job:
     """One thing to be measured with a target: its place in the file, what it takes, and how it is done."""
 
     section: str
@@ -64,7 +64,7 @@ class Paper:
 
     # ------------------------------------------------------------ what there is to do
 
-    def tasks(self, target: str) -> Iterator[Task]:
+    def jobs(self, target: str) -> Iterator[Job]:
         """What is to be measured with a target."""
         seen = set()
         for part, table in TABLES.items():
@@ -73,31 +73,31 @@ class Paper:
                     seen.add(cell.key)
                     needs = ((cell.task, cell.temperature, cell.subset),)
                     passes = 0.0 if paper_tables.METHODS[cell.method].learning is None else 1.0
-                    yield Task("cells", cell.key, part, needs, passes, 2, partial(Evaluation.cell, cell=cell))
+                    yield Job("cells", cell.key, part, needs, passes, 2, partial(Evaluation.cell, cell=cell))
         if target == self.recipe.targets[0]:
             yield from self._studies(target)
 
-    def _studies(self, target: str) -> Iterator[Task]:
+    def _studies(self, target: str) -> Iterator[Job]:
         """Those of the cache, and of a change of task."""
         if set(CACHE) & set(self.parts):
             ways = 3 + len(cache_study.SHARES) * len(cache_study.EVICTIONS)
             for task, seed in product(self.recipe.tasks, cache_study.SEEDS):
                 run = partial(cache_study.cache_study, task=task, seed=seed)
-                yield Task("cache", f"{target}|{task}|{seed}", CACHE[0], ((task, 0.0, False),), 2.0, ways, run)
+                yield Job("cache", f"{target}|{task}|{seed}", CACHE[0], ((task, 0.0, False),), 2.0, ways, run)
         names = list(self.recipe.tasks)[:2]
         if SWITCH in self.parts and len(names) == 2:
             needs = tuple((name, 0.0, True) for name in names)
-            yield Task("switch", target, SWITCH, needs, 6.0, 0, partial(_switched, names=names))
+            yield Job("switch", target, SWITCH, needs, 6.0, 0, partial(_switched, names=names))
 
-    def left(self, target: str) -> list[Task]:
+    def left(self, target: str) -> list[Job]:
         """What is not measured yet."""
-        return [task for task in self.tasks(target) if task.key not in self.result[task.section]]
+        return [job for job in self.jobs(target) if job.key not in self.result[job.section]]
 
     @property
     def targets(self) -> list[str]:
         """All targets that something is to be measured with, in order."""
         named = (*self.recipe.targets, *self.recipe.same, *self.recipe.larger)
-        return [name for name in dict.fromkeys(named) if any(True for _ in self.tasks(name))]
+        return [name for name in dict.fromkeys(named) if any(True for _ in self.jobs(name))]
 
     # ------------------------------------------------------------ doing it
 
@@ -111,14 +111,14 @@ class Paper:
     def _planned(self, target: str) -> float:
         """Seconds that what is left of a target will take; it is let go of after that."""
         left = self.left(target)
-        done = sum(1 for _ in self.tasks(target)) - len(left)
+        done = sum(1 for _ in self.jobs(target)) - len(left)
         if not left:
             self.console.print(f"{target}: all of {done} cells are there")
             return 0.0
         evaluation = self._loaded(target)
         speeds = evaluation.speeds()
         seconds = estimate(evaluation, left, speeds)
-        parts = ", ".join(dict.fromkeys(task.part for task in left))
+        parts = ", ".join(dict.fromkeys(job.part for job in left))
         self.console.print(
             f"{target}: {len(left)} cells ({parts}), {done} there already; "
             f"a token {1000 * speeds.token:.1f} ms, a lesson {1000 * speeds.lesson:.0f} ms: {_duration(seconds)}"
@@ -134,14 +134,14 @@ class Paper:
             task = next(iter(self.recipe.tasks))
             self._add("targets", "|".join(self.recipe.switch), targets(one.study(task, task), other.study(task, task)))
 
-    def _measure(self, target: str, left: Sequence[Task]) -> None:
+    def _measure(self, target: str, left: Sequence[Job]) -> None:
         """Measure something with a target, and let go of it."""
         evaluation = self._loaded(target) if left else None
-        for number, task in enumerate(left, 1):
+        for number, job in enumerate(left, 1):
             began = time.perf_counter()
-            found = task.run(evaluation)  # type: ignore[arg-type]
-            self._add(task.section, task.key, found)
-            about = ", ".join(task.key.split("|")[1:4]) or task.part
+            found = job.run(evaluation)  # type: ignore[arg-type]
+            self._add(job.section, job.key, found)
+            about = ", ".join(job.key.split("|")[1:4]) or job.part
             said = ""
             if "speedup" in found:
                 said = f"acceptance {found['acceptance_rate']:.3f}, {found['speedup']:.2f}x, "
@@ -184,7 +184,7 @@ class Paper:
         return settings
 
     def _add(self, section: str, key: str, row: Row) -> None:
-        self.result[section][key] = row | {"commit": setting.machine(torch.device("cpu"))["commit"]}
+        self.result[section][key] = row | {"commit": setting.commit(Path(__file__))}
         self.write()
 
     def write(self) -> None:
@@ -236,18 +236,18 @@ def main(options: argparse.Namespace, console: Console) -> int:
     return 0 if all(row["identical"] is not False for row in rows) else 1
 
 
-def estimate(evaluation: Evaluation, left: Sequence[Task], speeds: Speeds) -> float:
-    """Seconds that tasks will take: answers that are not recorded, lessons, and tests."""
+def estimate(evaluation: Evaluation, left: Sequence[Job], speeds: Speeds) -> float:
+    """Seconds that jobs will take: answers that are not recorded, lessons, and tests."""
     settings = evaluation.recipe
-    needs = {need for task in left for need in task.needs}
+    needs = {need for job in left for need in job.needs}
     widest = {need for need in needs if not (need[2] and (need[0], need[1], False) in needs)}
     unrecorded = sum(evaluation.unrecorded(task, warm, subset=subset) for task, warm, subset in widest)
     seconds = unrecorded * settings.new_tokens * speeds.token
-    for task in left:
-        for name, _, subset in task.needs:
+    for job in left:
+        for name, _, subset in job.needs:
             size = evaluation.size(name, subset=subset)
-            seconds += task.passes * size.train * speeds.lesson
-            seconds += task.timed * size.test * settings.repeats * settings.new_tokens * speeds.token
+            seconds += job.passes * size.train * speeds.lesson
+            seconds += job.timed * size.test * settings.repeats * settings.new_tokens * speeds.token
     return seconds
 
 

@@ -32,6 +32,7 @@ class Method:
     lora: bool = False
 
 
+UNTRAINED, DISTILLED = Method(FIXED), Method(FIXED, ALONE)  # each has another name in Table 2
 METHODS: dict[str, Method] = {
     "direct mapping": Method(DIRECT),
     "direct mapping + cache": Method(PAPER),
@@ -43,12 +44,12 @@ METHODS: dict[str, Method] = {
     "L_N-gram alone (NLL)": Method(PAPER, HYBRID | {"direct": "none"}),
     "NLL + NLL": Method(PAPER, HYBRID | {"direct": "forward"}),
     "KL through the trie": Method(PAPER, ALONE | {"divergence": "reverse"}),
-    "exact, untrained": Method(FIXED),
-    "ours, fixed": Method(FIXED, ALONE),
+    "exact, untrained": UNTRAINED,
+    "ours, fixed": DISTILLED,
     "ours": Method({"stopping": "rate"}, {}),
-    "plain SpD": Method(FIXED),
+    "plain SpD": UNTRAINED,
     "adapt only": Method({"stopping": "head"}, {"trains": "head"}),
-    "distil only": Method(FIXED, ALONE),
+    "distil only": DISTILLED,
     "joint": Method({"stopping": "head"}, {"trains": "joint"}),
     "interleaved": Method({"stopping": "head"}, {"trains": "interleaved"}),
     **{f"interleaved, γ = {g:g}": Method({"stopping": "head", "threshold": round(1 - g, 3)}, {}) for g in GAMMAS},

@@ -29,7 +29,7 @@ from omnidraft.api import OmniDraft, load
 from omnidraft.bench import head_study, hopeless, prompts, setting
 from omnidraft.bench.options import writing
 from omnidraft.bench.stopping_tables import markdown
-from omnidraft.bench.ways import Way, over
+from omnidraft.bench.ways import Way, over, repeat
 from omnidraft.config import Drafting, Sampling
 from omnidraft.engine import Engine
 from omnidraft.errors import ConfigError, InputError
@@ -89,18 +89,11 @@ def cell(
     compared = ways(model, lengths, head)
     order = random.Random(0)  # noqa: S311  an order, not a secret
     identical = True
-    for repeat in range(first, first + sizes["repeats"]):
+    for number in range(first, first + sizes["repeats"]):
         for way in compared:
             own = way.engine.pair.head if way.engine.pair else head
             way.engine = fresh(model, way.drafting, own, way.engine)
-        for number, prompt in enumerate(ids):
-            said = [
-                way.answer(prompt, sizes["max_new_tokens"], sampling, seed=1000 * repeat + number)
-                for way in order.sample(compared, len(compared))
-            ]
-            identical &= not sampling.greedy or all(tokens == said[0] for tokens in said)
-        for way in compared:
-            way.end_repeat()
+        identical &= repeat(compared, ids, sizes["max_new_tokens"], sampling, order, 1000 * number)
     for way in compared:
         each = [
             mine | {f"plain_{unit}": plain[unit] for unit in UNITS}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Sequence
@@ -67,6 +68,27 @@ class Way:
     def summary(self) -> dict[str, Any]:
         """What its drafts came to."""
         return {"draft_len": self.drafting.longest, **over(self.repeats)}
+
+
+def repeat(
+    ways: Sequence[Way],
+    prompts: Sequence[Sequence[int]],
+    new_tokens: int,
+    sampling: Sampling,
+    order: random.Random,
+    seed: int,
+) -> bool:
+    """Answer every prompt by every way, in turns; whether all said the same, where that is greedy.
+
+    The seed of a prompt's answers is `seed` and its place.
+    """
+    identical = True
+    for number, prompt in enumerate(prompts):
+        said = [way.answer(prompt, new_tokens, sampling, seed=seed + number) for way in order.sample(ways, len(ways))]
+        identical &= not sampling.greedy or all(tokens == said[0] for tokens in said)
+    for way in ways:
+        way.end_repeat()
+    return identical
 
 
 def over(repeats: Sequence[dict[str, Any]]) -> dict[str, Any]:
