@@ -62,13 +62,12 @@ def round_law(
     sampling: Sampling = SAMPLED,
     processors: Sequence[Processor] = (),
     seen: Callable[[float, Round], None] | None = None,
+    prompt: Sequence[int] = (PROMPT,),
 ) -> Law:
-    """The law of the tokens that one round emits after `context`."""
+    """The law of the tokens that one round emits after `prompt` and `context`."""
     law: Law = {}
-    prompt = [PROMPT, *context]
-    for probability, record in enumerate_draws(
-        lambda draw: next(engine.rounds(prompt, FAR, sampling, draw, processors))
-    ):
+    ids = [*prompt, *context]
+    for probability, record in enumerate_draws(lambda draw: next(engine.rounds(ids, FAR, sampling, draw, processors))):
         law[record.emitted] = law.get(record.emitted, 0.0) + probability
         if seen is not None:
             seen(probability, record)
