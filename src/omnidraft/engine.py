@@ -16,7 +16,7 @@ from omnidraft.drafter import Drafter
 from omnidraft.errors import ConfigError, PromptError
 from omnidraft.head import Head
 from omnidraft.laws import SparseLaw, sparse
-from omnidraft.models import LanguageModel
+from omnidraft.models import LanguageModel, check_ids
 from omnidraft.ngrams import NgramCache
 from omnidraft.paper import DirectMap, merge, verify_paper
 from omnidraft.rate import make_stopping
@@ -86,7 +86,7 @@ class Engine:
 
         `processors` are applied to the logits after those that `sampling` asks for.  They may keep state: with
         any given, symbols are settled one by one, so that each sees only ids that stay.  `halt` may end the text.
-        Raises PromptError for an empty or over-long prompt, NumericsError for unusable logits.
+        Raises PromptError for an empty or over-long prompt or foreign ids, NumericsError for unusable logits.
         """
         self.check(prompt)
         processing = Processing.of(sampling, processors)
@@ -113,13 +113,14 @@ class Engine:
             self.pair.drafter.start(())
 
     def check(self, prompt: Sequence[int]) -> None:
-        """Raise PromptError for a prompt that is empty or longer than the target's context."""
+        """Raise PromptError for a prompt that is empty, or that the target has no rows or no room for."""
         if not prompt:
             raise PromptError("the prompt is empty: give at least one token")
         if len(prompt) > self.target.context:
             raise PromptError(
                 f"the prompt has {len(prompt)} tokens; the target's context holds {self.target.context}: shorten it"
             )
+        check_ids(prompt, self.target.vocab_size)
 
     # ------------------------------------------------------------ one round
 

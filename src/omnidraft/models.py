@@ -121,11 +121,7 @@ class TransformersModel:
                 f"{self._length} + {len(ids)} tokens do not fit model {self.name!r}, which holds {self.context}: "
                 "shorten the prompt or generate fewer tokens"
             )
-        if ids and (min(ids) < 0 or max(ids) >= self.vocab_size):
-            # checked here because on a GPU it is a crash that only a new process recovers from
-            wrong = next(i for i in ids if not 0 <= i < self.vocab_size)
-            allowed = f"0..{self.vocab_size - 1}, the vocabulary of model {self.name!r}"
-            raise PromptError(f"token id {wrong} is not in {allowed}: use the tokenizer that belongs to it")
+        check_ids(ids, self.vocab_size)  # on a GPU it would be a crash that only a new process recovers from
 
     def _read(self, ids: Sequence[int], keep: int) -> torch.Tensor:
         """The model over `ids` in chunks; logits (keep, vocab_size) float32."""
@@ -271,6 +267,14 @@ def locate(name: str | Path) -> tuple[str, bool]:
         kind = "a file" if folder.is_file() else "no folder that exists"
         raise ModelError(f"model {str(name)!r} is {kind}: give a folder with a config.json or a hub id, owner/name")
     return name, False
+
+
+def check_ids(ids: Sequence[int], size: int) -> None:
+    """Raise PromptError for an id that a model with `size` rows of logits does not have."""
+    if ids and (min(ids) < 0 or max(ids) >= size):
+        wrong = next(i for i in ids if not 0 <= i < size)
+        fix = "use only tokens that it has rows of logits for"  # its own tokenizer may have more
+        raise PromptError(f"token id {wrong} is not in 0..{size - 1}, the model's vocabulary: {fix}")
 
 
 def _context(config: PreTrainedConfig) -> int:

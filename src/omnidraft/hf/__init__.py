@@ -88,8 +88,8 @@ def generate(  # noqa: PLR0913  transformers hands over those of its arguments t
 
     Takes input_ids (1, T) and returns what `generate` returns: ids (1, T + new), or with `return_dict_in_generate` a
     GenerateDecoderOnlyOutput, its `past_key_values` None.  Torch's global seed decides every draw.  Raises ConfigError
-    for an option, ModelError for a model, PromptError for a prompt that is empty or over-long, NumericsError for
-    logits that are NaN.
+    for an option, ModelError for a model, PromptError for a prompt that is empty, over-long or of ids that the
+    model does not have, NumericsError for logits that are NaN.
     """
     if model.training:
         raise ConfigError("the model is in training mode, and says something else each time: call model.eval()")
