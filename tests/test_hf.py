@@ -244,7 +244,7 @@ def test_nothing_is_processed_beyond_the_length_asked_for() -> None:
     prompt: Any = torch.tensor([[1, 2]])
     text = Text(prompt, LogitsProcessorList([watch]), StoppingCriteriaList([MaxLengthCriteria(4)]), GenerationConfig())
     ids = torch.tensor([[1, 2, 3, 1, 2]])
-    results = [text.process(ids[:, :length], row) for length in (2, 3, 4, 5)]
+    results = [text.process(ids[:, :length], row.clone()) for length in (2, 3, 4, 5)]
     assert watch.seen == [[1, 2], [1, 2, 3]]
     assert [float(result[0, 0]) for result in results] == [-torch.inf, -torch.inf, 1.0, 1.0]
 
@@ -596,6 +596,8 @@ def test_models_that_cannot_be_drafted_for_are_refused(model: PreTrainedModel, t
     encoder = T5ForConditionalGeneration(config).eval()
     with pytest.raises(ModelError, match="has an encoder"):
         helped(encoder, drafter, ids=torch.tensor([[3, 4]]))
+    with pytest.raises(PromptError, match="token id 99999 is not in"):
+        helped(model, drafter, ids=torch.tensor([[5, 99999]]))
     with pytest.raises(PromptError, match="the prompt has"):
         helped(model, drafter, ids=torch.full((1, 4097), 5))
     with pytest.raises(ConfigError, match="omnidraft_streamer is of type int"):

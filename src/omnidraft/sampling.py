@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from omnidraft.config import Sampling
-from omnidraft.errors import NumericsError
+from omnidraft.errors import ConfigError, NumericsError
 from omnidraft.truncation import Truncation
 
 if TYPE_CHECKING:
@@ -66,6 +66,14 @@ def _wide(scores: torch.Tensor) -> torch.Tensor:
     return scores if scores.dtype == torch.float64 else scores.float()
 
 
+def _check(processor: Processor, scores: object, size: int) -> None:
+    """Raise ConfigError unless these are scores (1, size)."""
+    if not isinstance(scores, torch.Tensor) or scores.shape != (1, size):
+        found = tuple(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
+        name = getattr(processor, "__name__", type(processor).__name__)
+        raise ConfigError(f"logits processor {name!r} returns {found}; it must return scores of shape (1, {size})")
+
+
 def largest(scores: torch.Tensor) -> list[int]:
     """The index of the largest of each row (n, V), the lowest one of equals."""
     # numpy's search is twenty times as fast as that of torch on a CPU
@@ -113,17 +121,19 @@ class Processing:
     """How the target's logits become probabilities: by all the processors, or by the penalties and what they do."""
 
     processors: Sequence[Processor]
+    own: int  # so many of them are ours, the others are the caller's
     penalties: Sequence[Processor] = ()
     warping: Truncation | None = None  # temperature, top-k, top-p and min-p, where nothing comes after them
 
     @classmethod
     def of(cls, sampling: Sampling, more: Sequence[Processor] = ()) -> Processing:
         """That of these settings, and of `more` processors after them."""
-        processors = [*target_processors(sampling), *more]
+        own = target_processors(sampling)
+        processors = [*own, *more]
         if sampling.greedy or more:
-            return cls(processors)
+            return cls(processors, len(own))
         warping = Truncation(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
-        return cls(processors, processors[: int(sampling.repetition_penalty != 1)], warping)
+        return cls(processors, len(own), processors[: int(sampling.repetition_penalty != 1)], warping)
 
 
 class TargetLaw:
@@ -152,8 +162,12 @@ class TargetLaw:
         scores = _wide(self._logits[index : index + 1])
         if self._ids is not None and processors:
             ids = self._ids[:, : self._length + index]
-            for processor in processors:
+            for place, processor in enumerate(processors):
+                if place == self._processing.own:  # the caller's may write into what they are given
+                    scores = scores.clone()
                 scores = processor(ids, scores)
+                if place >= self._processing.own:
+                    _check(processor, scores, self._logits.shape[-1])
         return scores[0]
 
     def probs(self, index: int) -> Probs:

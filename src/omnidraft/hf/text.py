@@ -65,7 +65,7 @@ class Text:
         self._judge(seen)
         if self._end is not None or length >= self._first + self.most:
             return row  # the text has ended: what comes of this is cut off
-        logits: Any = row.to(seen.device, copy=True)  # processors may write into it
+        logits: Any = row.to(seen.device)  # a copy already, into which processors may write
         if self.logits is not None:
             self.logits += (logits.clone(),)
         self._asked, self._answer = length, self._processors(seen, logits)
