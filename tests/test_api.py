@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import omnidraft
 from conftest import CONTEXT
 from omnidraft import ConfigError, ModelError, NumericsError, OmniDraft, OmniDraftError, PromptError, spelling
+from omnidraft.config import Drafting
 
 PROMPT = "hello world"
 COUNT = 24
@@ -237,11 +239,18 @@ def test_warnings_are_logged_by_default(
         ("", {}, PromptError, "empty"),
         ([], {}, PromptError, "empty"),
         (b"hello", {}, PromptError, "type bytes"),
-        (["hello"], {}, PromptError, "type list"),
+        (["hello"], {}, PromptError, "holds 'hello' at place 0"),
+        ([5, 1.5], {}, PromptError, "holds 1.5 at place 1"),
+        ([True], {}, PromptError, "holds True at place 0"),
+        ([[1, 2]], {}, PromptError, "holds a list at place 0: give one text"),
+        (torch.tensor([[1, 2]]), {}, PromptError, "holds a Tensor at place 0: give one text"),
+        (torch.tensor(1), {}, PromptError, "type Tensor"),
+        ({"role": "user", "content": "hello"}, {}, PromptError, "put the message into a list"),
+        ({"input_ids": [1]}, {}, PromptError, "type dict"),
         (None, {}, PromptError, "type NoneType"),
         ("a \udcff", {}, PromptError, "no valid Unicode"),
-        ([1, 10**6], {}, PromptError, "prompt token id 1000000 is not in"),
-        ([-1], {}, PromptError, "prompt token id -1 is not in"),
+        ([1, 10**6], {}, PromptError, "token id 1000000 is not in"),
+        ([-1], {}, PromptError, "token id -1 is not in"),
         ([5] * (CONTEXT + 1), {}, PromptError, f"{CONTEXT + 1} tokens"),
         (PROMPT, {"temperature": -1}, ConfigError, "temperature is -1"),
         (PROMPT, {"temperature": 1e-9}, ConfigError, "at least 0.0001"),
@@ -254,6 +263,13 @@ def test_warnings_are_logged_by_default(
         (PROMPT, {"max_new_tokens": True}, ConfigError, "max_new_tokens is True"),
         (PROMPT, {"seed": -1}, ConfigError, "seed is -1"),
         (PROMPT, {"seed": 1 << 64}, ConfigError, "seed is"),
+        (PROMPT, {"logits_processor": abs}, ConfigError, "put it into a list"),
+        (PROMPT, {"logits_processor": 3}, ConfigError, "logits_processor is of type int"),
+        (PROMPT, {"logits_processor": [None]}, ConfigError, "logits_processor holds None"),
+        (PROMPT, {"logits_processor": [lambda _ids, _scores: None]}, ConfigError, "'<lambda>' returns NoneType"),
+        (PROMPT, {"logits_processor": [lambda _ids, scores: scores[0]]}, ConfigError, "scores of shape"),
+        (PROMPT, {"template": "x"}, ConfigError, "template is of type str"),
+        ([{"role": "user"}], {"template": [("a", 1)]}, ConfigError, "template is of type list"),
         (PROMPT, {"temprature": 1}, ConfigError, "did you mean 'temperature'"),
         (PROMPT, {"max_tokens": 1}, ConfigError, "did you mean 'max_new_tokens'"),
         (PROMPT, {"draft_len": 1}, ConfigError, "give it to load"),
@@ -265,6 +281,14 @@ def test_bad_input_to_generate(
     with pytest.raises(error, match=words) as caught:
         model.generate(prompt, **options)
     assert "\n" not in str(caught.value)
+
+
+def test_numbers_of_numpy_and_none_for_no_list(model: OmniDraft) -> None:
+    plain: dict[str, Any] = {"temperature": 0.75, "top_k": 20, "max_new_tokens": 12, "seed": 1}
+    other = {name: np.float32(value) if name == "temperature" else np.int64(value) for name, value in plain.items()}
+    found = model.generate(PROMPT, **other, stop=None, logits_processor=None)
+    assert found.token_ids == model.generate(PROMPT, **plain).token_ids
+    assert Drafting(draft_len=np.int32(3), threshold=np.float64(0.5), stopping="entropy").longest == 3  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ def test_a_text_that_ends_anywhere_in_a_round_is_the_beginning_of_the_whole(
     assert len(places) > 3, "at several places of a round, by an accepted token and by another one"
 
 
-@pytest.mark.parametrize("stop", ["", ["a", ""], [3]])
+@pytest.mark.parametrize("stop", ["", ["a", ""], [3], 5, {"a": 1}])
 def test_stop_strings_that_are_none(model: OmniDraft, stop: Any) -> None:
     with pytest.raises(ConfigError, match="stop is"):
         model.generate(PROMPT, stop=stop)
@@ -245,6 +245,15 @@ def test_messages_that_cannot_be_used(chatting: OmniDraft, prompt: Any, template
     with pytest.raises(PromptError, match=words) as caught:
         chatting.generate(prompt, template=template)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["text", "messages", "ids"])
+def test_a_token_that_the_model_has_no_row_for(chatting: OmniDraft, kind: str) -> None:
+    chatting.target.tokenizer.add_tokens(["<more>"])
+    beyond = chatting.vocab.size
+    prompts = {"text": "hello <more>", "messages": [USER | {"content": "<more>"}], "ids": [5, beyond]}
+    with pytest.raises(PromptError, match=f"token id {beyond} is not in 0..{beyond - 1}, the model's vocabulary"):
+        chatting.generate(prompts[kind])
 
 
 def test_messages_without_a_template(model: OmniDraft) -> None:
@@ -402,6 +411,27 @@ def test_a_logits_processor_decides_what_may_be_said(model: OmniDraft) -> None:
     for sampling in ({}, {"temperature": 1.0}):
         answer = model.generate(PROMPT, max_new_tokens=8, logits_processor=[only], **sampling)
         assert answer.token_ids == (allowed,) * 8
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0}, {"repetition_penalty": 1.3}])
+def test_a_logits_processor_may_write_into_its_scores(model: OmniDraft, sampling: dict[str, Any]) -> None:
+    banned = list(model.generate(PROMPT, max_new_tokens=8, **sampling).token_ids)
+
+    def aside(_: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores.index_fill(1, torch.tensor(banned), -1e9)
+
+    def in_place(_: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores[:, banned] = -1e9
+        return scores
+
+    model.engine.teacher_temperature = 1.0  # so that the target's own laws are kept, as where they are learned from
+    found = []
+    for processor in (aside, in_place):
+        stream = model.stream(PROMPT, max_new_tokens=8, logits_processor=[processor], **sampling)
+        list(stream)
+        found.append([(record.emitted, [law.tokens.tolist() for law in record.laws]) for record in stream._rounds])
+    assert found[0] == found[1]
+    assert any(token in ids for _, laws in found[1] for ids in laws for token in banned), "and not in what is learned"
 
 
 @pytest.mark.parametrize("ending", ["closed", "with", "forgotten", "read"])

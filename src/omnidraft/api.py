@@ -15,7 +15,7 @@ import torch
 
 from omnidraft import zoo
 from omnidraft.answer import Generation, Stream
-from omnidraft.config import ADAPT, Drafting, Learning, Sampling, names, settings_of
+from omnidraft.config import ADAPT, Drafting, Extent, Learning, Sampling, names, settings_of, stop_strings
 from omnidraft.defaults import AUTO, load_drafter, sampling_of
 from omnidraft.drafter import Serving
 from omnidraft.engine import Engine, Round
@@ -29,7 +29,6 @@ from omnidraft.text import StopStrings, TextStream
 from omnidraft.vocab import Vocab, read_vocab
 
 __all__ = ["Generation", "OmniDraft", "Stream", "load"]
-LARGEST_SEED = 2**64 - 1  # what a torch.Generator takes
 OPTIONS = ("max_new_tokens", "seed", "stop", "template", "logits_processor")  # of a text, beside sampling
 _log = logging.getLogger("omnidraft")
 
@@ -118,9 +117,9 @@ class OmniDraft:
         *,
         max_new_tokens: int = 256,
         seed: int = 0,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = None,
         template: Mapping[str, Any] | None = None,
-        logits_processor: Sequence[Processor] = (),
+        logits_processor: Sequence[Processor] | None = None,
         **sampling: Any,
     ) -> Stream:
         """`generate`, piece by piece; beginning another text ends this one with an OmniDraftError.
@@ -131,24 +130,19 @@ class OmniDraft:
         whose defaults are those of the target's generation config: `OmniDraft.sampling`.
         """
         settings = settings_of(Sampling, asdict(self.sampling) | sampling, OPTIONS)
-        if type(max_new_tokens) is not int or max_new_tokens < 1:
-            raise ConfigError(f"max_new_tokens is {max_new_tokens!r}; it must be an integer at least 1: ask for some")
-        if type(seed) is not int or not 0 <= seed <= LARGEST_SEED:
-            raise ConfigError(f"seed is {seed!r}; it must be an integer from 0 to {LARGEST_SEED}: choose any of them")
-        ends: tuple[object, ...] = (stop,) if isinstance(stop, str) else tuple(stop)
-        if not all(isinstance(end, str) and end for end in ends):
-            raise ConfigError(f"stop is {stop!r}; it must be strings that are not empty: leave it out for none")
+        extent = Extent(max_new_tokens=max_new_tokens, seed=seed)
+        ends, processors = stop_strings(stop), _processors(logits_processor)
         ids = self.encode(prompt, template)
         self.engine.check(ids)
-        draw = GeneratorDraw(torch.Generator().manual_seed(seed))
+        draw = GeneratorDraw(torch.Generator().manual_seed(extent.seed))
         text = self.text_after(ids)
-        stops = StopStrings(text, list(map(str, ends))) if ends else None
+        stops = StopStrings(text, ends) if ends else None
         with self._turn:
             self._texts += 1
             if self.side is not None:
                 self.side.serving.texts += 1
             rounds = self.engine.rounds(
-                ids, max_new_tokens, settings, draw, tuple(logits_processor), stops.halt if stops else None
+                ids, extent.max_new_tokens, settings, draw, processors, stops.halt if stops else None
             )
             if self.side is not None:
                 rounds = self._learning(rounds, self.side)
@@ -273,6 +267,18 @@ def _shared(drafter: OmniDraft, options: Mapping[str, Any]) -> tuple[LoadedModel
     if "drafter_step" in options:
         raise ConfigError("drafter_step is that of the drafter that is shared: leave it out, or load the drafter anew")
     return drafter.side.loaded, drafter.side.serving
+
+
+def _processors(given: object) -> tuple[Processor, ...]:
+    """The logits processors of a list of them; raises ConfigError for anything else."""
+    if given is None:
+        return ()
+    if not isinstance(given, Sequence):
+        fix = "put it into a list" if callable(given) else "give a list of processors"
+        raise ConfigError(f"logits_processor is of type {type(given).__name__}: {fix}")
+    if wrong := [each for each in given if not callable(each)]:
+        raise ConfigError(f"logits_processor holds {wrong[0]!r}, which cannot be called: give a list of processors")
+    return tuple(given)
 
 
 def _nothing() -> None:

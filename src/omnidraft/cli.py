@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import omnidraft
 from omnidraft import defaults, flags, zoo
-from omnidraft.config import Drafting, Learning, Sampling, names, suggestion
+from omnidraft.config import Drafting, Extent, Learning, Sampling, names, stop_strings, suggestion
 from omnidraft.errors import ConfigError, InputError, NumericsError, OmniDraftError, PromptError
 
 if TYPE_CHECKING:
@@ -93,9 +93,10 @@ def _generate(options: argparse.Namespace) -> int:
     Sampling(**sampling)
     Drafting(**drafting)
     Learning(**learning)
+    extent = {name: given[name] for name in flags.GENERATE if name in given}
+    Extent(**extent)
+    stop_strings(options.stop)
     prompt = _prompt(options.prompt)
-    if "" in options.stop:
-        raise ConfigError("stop is '': give some text, or leave it out")
     from omnidraft.api import load
 
     if "profile" in given:
@@ -112,9 +113,7 @@ def _generate(options: argparse.Namespace) -> int:
         )
         flags.say(f"the target's generation config: {', '.join(asked)}")
     ids = model.encode(prompt) if options.raw else model.encode_message(prompt)
-    stream = model.stream(
-        ids, stop=options.stop, **{name: given[name] for name in flags.GENERATE if name in given}, **sampling
-    )
+    stream = model.stream(ids, stop=options.stop, **extent, **sampling)
     code = 0
     try:
         with flags.interruptible() as check:

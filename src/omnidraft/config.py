@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 import math
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,6 +32,7 @@ ADAPTERS = ("full", "lora")
 ADAPT = ("background", "inline", "off")
 MAX_RANK = 1024
 MAX_DRAFT_LEN = 64
+MAX_SEED = 2**64 - 1  # what a torch.Generator takes
 COLDEST = 1e-4  # logits divided by less may overflow
 LARGEST = 1e30  # so do scores multiplied by more
 
@@ -46,11 +48,11 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        _temperature("temperature", self.temperature, fix="use 0 for greedy decoding")
-        _integer("top_k", self.top_k, low=0, fix="use 0 to switch it off")
-        _number("top_p", self.top_p, low=0.0, high=1.0, low_open=True, fix="use 1 to switch it off")
-        _number("min_p", self.min_p, low=0.0, high=1.0, fix="use 0 to switch it off")
-        _number("repetition_penalty", self.repetition_penalty, low=COLDEST, fix="use 1 to switch it off")
+        _temperature(self, "temperature", fix="use 0 for greedy decoding")
+        _integer(self, "top_k", low=0, fix="use 0 to switch it off")
+        _number(self, "top_p", low=0.0, high=1.0, low_open=True, fix="use 1 to switch it off")
+        _number(self, "min_p", low=0.0, high=1.0, fix="use 0 to switch it off")
+        _number(self, "repetition_penalty", low=COLDEST, fix="use 1 to switch it off")
 
     @property
     def greedy(self) -> bool:
@@ -74,10 +76,10 @@ class Drafting:
 
     def __post_init__(self) -> None:
         if self.draft_len is not None:
-            _integer("draft_len", self.draft_len, low=0, high=MAX_DRAFT_LEN, fix="use 0 for plain decoding")
+            _integer(self, "draft_len", low=0, high=MAX_DRAFT_LEN, fix="use 0 for plain decoding")
         _choice("stopping", self.stopping, STOPPINGS)
         if self.threshold is not None:
-            _number("threshold", self.threshold, low=0.0, high=1.0, fix="leave it out for 0.4")
+            _number(self, "threshold", low=0.0, high=1.0, fix="leave it out for 0.4")
             if self.stopping not in ("confidence", "entropy", "head"):
                 raise ConfigError(
                     f"threshold is for confidence, entropy or head, not for {self.stopping!r}: leave it out"
@@ -85,10 +87,10 @@ class Drafting:
         _choice("mode", self.mode, MODES)
         _choice("verification", self.verification, VERIFICATIONS)
         if self.drafter_temperature is not None:
-            _temperature("drafter_temperature", self.drafter_temperature, fix="leave it out to follow the target")
+            _temperature(self, "drafter_temperature", fix="leave it out to follow the target")
         _choice("ngram_seed", self.ngram_seed, NGRAM_SEEDS)
         if self.ngram_bound is not None:
-            _integer("ngram_bound", self.ngram_bound, low=1, fix="leave it out for no bound")
+            _integer(self, "ngram_bound", low=1, fix="leave it out for no bound")
         _choice("ngram_eviction", self.ngram_eviction, EVICTIONS)
         _choice("drafter_step", self.drafter_step, DRAFTER_STEPS)
 
@@ -131,24 +133,44 @@ class Learning:
         _choice("divergence", self.divergence, DIVERGENCES)
         _choice("direct", self.direct, DIRECT)
         if self.ngram_weight is not None:
-            _number("ngram_weight", self.ngram_weight, low=0.0, fix="use 0.2, or None for the target's probability")
-        _number("teacher_temperature", self.teacher_temperature, low=COLDEST, fix="use 1 for the target's own laws")
+            _number(self, "ngram_weight", low=0.0, fix="use 0.2, or None for the target's probability")
+        _number(self, "teacher_temperature", low=COLDEST, fix="use 1 for the target's own laws")
         _choice("adapter", self.adapter, ADAPTERS)
-        _integer("rank", self.rank, low=1, high=MAX_RANK, fix="32 is usual")
-        _number(
-            "learning_rate", self.learning_rate, low=0.0, high=1.0, low_open=True, fix="use adapt='off' not to learn"
-        )
-        _number("weight_decay", self.weight_decay, low=0.0, fix="use 0 for none")
-        _number("clip", self.clip, low=0.0, low_open=True, fix="1 is usual")
-        _integer("interval", self.interval, low=1, fix="use 1 to learn after every answer")
-        _integer("batch", self.batch, low=1, fix="8 is usual")
-        _integer("replays", self.replays, low=0, fix="use 0 for none")
-        _integer("memory_bytes", self.memory_bytes, low=2**20, fix="use at least a mebibyte")
-        _integer("hold_out", self.hold_out, low=2, fix="10 keeps one answer in ten")
-        _number("head_rate", self.head_rate, low=0.0, high=1.0, low_open=True, fix="use trains='drafter' for no head")
-        _number("reject_weight", self.reject_weight, low=0.0, low_open=True, fix="use 1 for chances that are true")
-        _number("margin", self.margin, low=0.0, fix="use 0 to take back every update that does not help")
-        _number("least_gain", self.least_gain, low=0.0, fix="use 0 for updates that never become rarer")
+        _integer(self, "rank", low=1, high=MAX_RANK, fix="32 is usual")
+        _number(self, "learning_rate", low=0.0, high=1.0, low_open=True, fix="use adapt='off' not to learn")
+        _number(self, "weight_decay", low=0.0, fix="use 0 for none")
+        _number(self, "clip", low=0.0, low_open=True, fix="1 is usual")
+        _integer(self, "interval", low=1, fix="use 1 to learn after every answer")
+        _integer(self, "batch", low=1, fix="8 is usual")
+        _integer(self, "replays", low=0, fix="use 0 for none")
+        _integer(self, "memory_bytes", low=2**20, fix="use at least a mebibyte")
+        _integer(self, "hold_out", low=2, fix="10 keeps one answer in ten")
+        _number(self, "head_rate", low=0.0, high=1.0, low_open=True, fix="use trains='drafter' for no head")
+        _number(self, "reject_weight", low=0.0, low_open=True, fix="use 1 for chances that are true")
+        _number(self, "margin", low=0.0, fix="use 0 to take back every update that does not help")
+        _number(self, "least_gain", low=0.0, fix="use 0 for updates that never become rarer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extent:
+    """How long a text may get, and which one of those that may be drawn it is."""
+
+    max_new_tokens: int = 256
+    seed: int = 0  # decides every draw
+
+    def __post_init__(self) -> None:
+        _integer(self, "max_new_tokens", low=1, fix="ask for some")
+        _integer(self, "seed", low=0, high=MAX_SEED, fix="choose any of them")
+
+
+def stop_strings(stop: object) -> tuple[str, ...]:
+    """The strings that a text is to end before, of one or several; raises ConfigError for anything else."""
+    given = () if stop is None else (stop,) if isinstance(stop, str) else stop
+    if not isinstance(given, Collection) or isinstance(given, Mapping):
+        raise ConfigError(f"stop is {stop!r}; it must be a string or a list of strings: leave it out for none")
+    if not all(isinstance(end, str) and end for end in given):
+        raise ConfigError(f"stop is {stop!r}; it must be strings that are not empty: leave it out for none")
+    return tuple(given)
 
 
 def names(cls: type[DataclassInstance]) -> list[str]:
@@ -193,26 +215,32 @@ def data_folder() -> Path:
     return data / "omnidraft"
 
 
-def _temperature(name: str, value: object, fix: str) -> None:
-    _number(name, value, low=0.0, fix=fix)
-    if 0 < value < COLDEST:  # type: ignore[operator]
+def _temperature(own: object, name: str, fix: str) -> None:
+    _number(own, name, low=0.0, fix=fix)
+    if 0 < (value := getattr(own, name)) < COLDEST:
         raise ConfigError(f"{name} is {value!r}; it must be 0 or at least {COLDEST:g}: {fix}")
 
 
 def _number(
-    name: str, value: object, *, low: float, high: float = math.inf, low_open: bool = False, fix: str = ""
+    own: object, name: str, *, low: float, high: float = math.inf, low_open: bool = False, fix: str = ""
 ) -> None:
-    good = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
-    if not good or not (low <= value <= high) or (low_open and value == low):  # type: ignore[operator]
+    """Check a field, and make it a number of Python, which those who are given it ask for."""
+    value = getattr(own, name)
+    good = issubclass(type(value), Real) and not isinstance(value, bool) and abs(value) < LARGEST
+    if not good or not (low <= value <= high) or (low_open and value == low):
         allowed = f"{'above' if low_open else 'at least'} {low:g}" + (f", at most {high:g}" if high < math.inf else "")
         raise ConfigError(f"{name} is {value!r}; it must be a finite number {allowed}: {fix}")
+    object.__setattr__(own, name, int(value) if isinstance(value, Integral) else float(value))
 
 
-def _integer(name: str, value: object, *, low: int, high: int | None = None, fix: str = "") -> None:
-    good = isinstance(value, int) and not isinstance(value, bool)
-    if not good or value < low or (high is not None and value > high):  # type: ignore[operator]
+def _integer(own: object, name: str, *, low: int, high: int | None = None, fix: str = "") -> None:
+    """Likewise for an integer."""
+    value = getattr(own, name)
+    good = issubclass(type(value), Integral) and not isinstance(value, bool)
+    if not good or value < low or (high is not None and value > high):
         allowed = f"at least {low}" + (f", at most {high}" if high is not None else "")
         raise ConfigError(f"{name} is {value!r}; it must be an integer {allowed}: {fix}")
+    object.__setattr__(own, name, int(value))
 
 
 def _choice(name: str, value: object, allowed: Collection[str]) -> None:

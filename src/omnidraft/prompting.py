@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import operator
+import reprlib
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from omnidraft.errors import PromptError
+from omnidraft.errors import ConfigError, PromptError
+from omnidraft.models import check_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -23,8 +25,17 @@ def encode(
     """A prompt as token ids below `size`, its first token included and never twice.
 
     `template` holds what the chat template is to be told beside the messages, such as tools.  Raises PromptError for
-    what is no prompt, messages that the template refuses, or messages for a model without one.
+    what is no prompt, ids that the target has no row of logits for, messages that the template refuses, or messages for
+    a model without one; ConfigError for a template that is no mapping.
     """
+    ids = _encoded(tokenizer, prompt, template)
+    check_ids(ids, size)
+    return ids
+
+
+def _encoded(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, template: Mapping[str, Any] | None) -> list[int]:
+    if template is not None and not isinstance(template, Mapping):
+        raise ConfigError(f"template is of type {type(template).__name__}: give a dict of what the template is to know")
     if _are_messages(prompt):
         text = _chat(tokenizer, prompt, template or {})
         # the template writes the first token itself
@@ -33,7 +44,7 @@ def encode(
         raise PromptError("template is for messages: give a list of them, or leave it out")
     if isinstance(prompt, str):
         return _once(tokenizer, prompt, list(tokenizer(usable(prompt))["input_ids"]))
-    return _checked(prompt, size)
+    return _integers(prompt)
 
 
 def has_template(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -87,15 +98,28 @@ def _once(tokenizer: PreTrainedTokenizerBase, text: str, ids: list[int]) -> list
     return ids[1:] if twice and not text.startswith(written * 2) else ids
 
 
-def _checked(prompt: Sequence[Any], size: int) -> list[int]:
+def _integers(prompt: Any) -> list[int]:
+    """The ids of a sequence of integers of any library."""
+    if isinstance(prompt, Mapping) and "role" in prompt:
+        raise PromptError("the prompt is a single message: put the message into a list")
     try:
-        if isinstance(prompt, bytes | bytearray):
+        if isinstance(prompt, bytes | bytearray | Mapping):
             raise TypeError
-        ids = [operator.index(token) for token in prompt]
+        tokens = list(prompt)
     except TypeError:
         kind = type(prompt).__name__
         raise PromptError(f"the prompt is of type {kind}: give a str, messages, or a sequence of token ids") from None
-    for token in ids:
-        if not 0 <= token < size:
-            raise PromptError(f"prompt token id {token} is not in 0..{size - 1}: use the target's own ids")
-    return ids
+    return [_integer(token, place) for place, token in enumerate(tokens)]
+
+
+def _integer(token: Any, place: int) -> int:
+    if isinstance(token, list | tuple) or getattr(token, "shape", None):
+        kind = type(token).__name__
+        raise PromptError(f"the prompt holds a {kind} at place {place}: give one text, a flat sequence of token ids")
+    try:
+        if isinstance(token, bool):
+            raise TypeError
+        return operator.index(token)
+    except TypeError:
+        found = f"{reprlib.repr(token)} at place {place}"
+        raise PromptError(f"the prompt holds {found}, which is no token id: give integers, or a text") from None
