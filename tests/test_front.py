@@ -251,7 +251,7 @@ def test_messages_that_cannot_be_used(chatting: OmniDraft, prompt: Any, template
 def test_a_token_that_the_model_has_no_row_for(chatting: OmniDraft, kind: str) -> None:
     chatting.target.tokenizer.add_tokens(["<more>"])
     beyond = chatting.vocab.size
-    prompts = {"text": "hello <more>", "messages": [USER | {"content": "<more>"}], "ids": [5, beyond]}
+    prompts: dict[str, Any] = {"text": "hello <more>", "messages": [USER | {"content": "<more>"}], "ids": [5, beyond]}
     with pytest.raises(PromptError, match=f"token id {beyond} is not in 0..{beyond - 1}, the model's vocabulary"):
         chatting.generate(prompts[kind])
 
@@ -465,6 +465,43 @@ def test_a_stream_that_was_overtaken_leaves_the_later_one_alone(model: OmniDraft
     gc.collect()
     pieces += later
     assert "".join(pieces) == whole
+
+
+def test_a_stream_is_closed_by_another_thread(model: OmniDraft) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def waiting(_: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        begun.set()
+        assert go_on.wait(60)
+        return scores
+
+    stream = model.stream(PROMPT, max_new_tokens=400, logits_processor=[waiting])
+    pieces: list[str] = []
+    reader = threading.Thread(target=lambda: pieces.extend(stream))
+    reader.start()
+    assert begun.wait(60)
+    with pytest.raises(OmniDraftError, match="read it in one place"):
+        next(stream)
+    stream.close()
+    go_on.set()
+    reader.join(60)
+    assert not reader.is_alive()
+    result = stream.result
+    assert (result.stats.rounds, result.finish_reason, result.text) == (1, "interrupted", "".join(pieces))
+    assert list(stream) == []
+    assert model.target.lm.length == 0
+
+
+def test_a_stream_that_its_own_processor_reads_or_closes(model: OmniDraft) -> None:
+    def closing(_: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        with pytest.raises(OmniDraftError, match="read it in one place"):
+            next(stream)
+        stream.close()
+        return scores
+
+    stream = model.stream(PROMPT, max_new_tokens=40, logits_processor=[closing])
+    list(stream)
+    assert (stream.result.stats.rounds, model.target.lm.length) == (1, 0)
 
 
 def test_models_that_share_a_drafter_take_turns(target: Path, model: OmniDraft) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, Self
 
 from omnidraft.engine import Round
+from omnidraft.errors import OmniDraftError
 from omnidraft.metrics import Stats
 
 
@@ -39,7 +41,7 @@ class Stream:
     """An answer in the making: iterate over it for pieces of text, whole characters each.
 
     `result` is the `Generation` so far, also after an interruption.  One that is not read to its end is to be closed,
-    by `close` or at the end of a `with` block.
+    by `close`, of any thread, or at the end of a `with` block.  One thread at a time reads it, else OmniDraftError.
     """
 
     def __init__(self, rounds: Generator[Round], text: Text) -> None:
@@ -47,12 +49,23 @@ class Stream:
         self._pieces: list[str] = []
         self._records = rounds
         self._source = self._read(rounds, text)
+        self._busy = threading.Lock()  # never waited for: who holds it may wait for the models
+        self._closed = False
 
     def __iter__(self) -> Iterator[str]:
         return self
 
     def __next__(self) -> str:
-        return next(self._source)
+        if not self._busy.acquire(blocking=False):
+            raise OmniDraftError(
+                "the stream is being read, by another thread or around this call: read it in one place"
+            )
+        try:
+            return next(self._source)
+        finally:
+            self._busy.release()
+            if self._closed:  # meanwhile
+                self.close()
 
     def __enter__(self) -> Self:
         return self
@@ -61,9 +74,14 @@ class Stream:
         self.close()
 
     def close(self) -> None:
-        """End the answer here, and let go of what the models hold of it."""
-        self._source.close()
-        self._records.close()
+        """End the answer here, and let go of what the models hold of it; with the round that another thread is at."""
+        self._closed = True
+        if self._busy.acquire(blocking=False):  # else the reader sees to it
+            try:
+                self._source.close()
+                self._records.close()
+            finally:
+                self._busy.release()
 
     @property
     def result(self) -> Generation:
@@ -82,3 +100,5 @@ class Stream:
             if piece:
                 self._pieces.append(piece)
                 yield piece
+            if self._closed:
+                return
