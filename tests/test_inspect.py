@@ -78,13 +78,23 @@ def test_a_pair_is_what_load_makes_of_it(target: Path, drafter: Path) -> None:
     assert found.spellings.table_bytes == table.nbytes
 
 
-def test_the_ids_that_end_a_text_are_those_of_the_generation_config(tmp_path: Path) -> None:
+def test_the_ids_that_end_a_text_are_those_of_the_generation_config(tmp_path: Path, drafter: Path) -> None:
     folder = save_model(tmp_path / "model", byte_level(), seed=1)
     path = folder / "generation_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": [5, 9]}))
     side = read_side(folder)
     assert side.model is not None
     assert side.model.eos == load_model(folder).lm.eos == (5, 9)
+    loaded = omnidraft.load(folder, drafter, profile=None)
+    assert side.language is not None
+    assert side.language.vocab == loaded.vocab
+    assert loaded.engine.eos == {*loaded.vocab.eos} == {5, 9}
+    assert loaded.engine.pair is not None
+    own = loaded.target.tokenizer.eos_token_id
+    assert loaded.engine.pair.translator.tokens([own]) == [], "in the middle of a text it is none of its ends"
+    drafting = read_side(folder, drafts=True).language
+    assert drafting is not None
+    assert drafting.vocab.eos == (own, 5, 9)
     path.unlink()
     side = read_side(folder)
     assert side.model is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -206,6 +207,8 @@ def test_end_of_text_ids_are_the_tokenizers_own_first_and_each_once() -> None:
     tokenizer = wrap(sentencepiece())
     assert read_vocab(tokenizer).eos == (2,)
     assert read_vocab(tokenizer, eos=[7, 2, 7]).eos == (2, 7)
+    assert read_vocab(tokenizer, eos=[7]).eos == (7,), "generation does not end with the tokenizer's own"
+    assert read_vocab(tokenizer, eos=[7], drafts=True).eos == (2, 7)
     tokenizer.eos_token = None
     assert read_vocab(tokenizer, eos=[7]).eos == (7,)
     assert read_vocab(tokenizer).eos == ()
@@ -226,10 +229,12 @@ def test_added_tokens_above_the_logits_are_dropped() -> None:
         (sentencepiece, 100, (), "only 100 rows of logits"),
         (sentencepiece, None, (10**6,), "end-of-text id 1000000 is not in 0"),
         (sentencepiece, None, (-1,), "end-of-text id -1 is not in 0"),
+        (sentencepiece, None, ("x",), "end-of-text id 'x' is not in 0"),
+        (sentencepiece, None, ([2],), "end-of-text id .2. is not in 0"),
     ],
 )
 def test_a_model_that_does_not_fit_its_tokenizer_is_refused(
-    backend: Callable[[], Tokenizer], size: int | None, eos: tuple[int, ...], message: str
+    backend: Callable[[], Tokenizer], size: int | None, eos: tuple[Any, ...], message: str
 ) -> None:
     with pytest.raises(ModelError, match=message):
         read_vocab(wrap(backend()), size, eos)

@@ -241,11 +241,9 @@ def load(
             settings = settings_of(Drafting, options | {"draft_len": 0})
     loaded = load_model(zoo.resolve(target), dtype, device)
     vocab = read_vocab(loaded.tokenizer, loaded.lm.vocab_size, loaded.lm.eos)
-    # generate of transformers ends at the ids of the generation config only, and so does this
-    eos = loaded.lm.eos or vocab.eos
     sampling = sampling_of(loaded.lm.model.generation_config, warn)
     if drafter is None:
-        return OmniDraft(loaded, vocab, Engine(loaded.lm, eos, None, settings), sampling=sampling)
+        return OmniDraft(loaded, vocab, Engine(loaded.lm, vocab.eos, None, settings), sampling=sampling)
     if isinstance(drafter, OmniDraft):
         helper, serving = _shared(drafter, options)
     else:
@@ -254,7 +252,7 @@ def load(
     pair = make_pair(loaded, vocab, helper, settings, warn, serving)
     use = Use(adapt=adapt, learning=learning, profile=profile, warn=warn)
     side = make_side(loaded, helper, pair, serving, use)
-    engine = Engine(loaded.lm, eos, pair, settings)
+    engine = Engine(loaded.lm, vocab.eos, pair, settings)
     if adapt != "off":
         engine.teacher_temperature = side.memory.learning.teacher_temperature
     return OmniDraft(loaded, vocab, engine, side, sampling)

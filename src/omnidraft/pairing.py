@@ -61,7 +61,7 @@ def make_pair(
     target: LoadedModel, vocab: Vocab, drafter: LoadedModel, drafting: Drafting, warn: Warn, serving: Serving
 ) -> Pair:
     """Make a drafter ready for a target whose vocabulary is `vocab`; the spelling table comes from the disk cache."""
-    own = read_vocab(drafter.tokenizer, drafter.lm.vocab_size, drafter.lm.eos)
+    own = read_vocab(drafter.tokenizer, drafter.lm.vocab_size, drafter.lm.eos, drafts=True)
     speller = Speller(drafter.tokenizer, own)
     table = read_table(own, vocab, speller, Speller(target.tokenizer, vocab), warn)
     translator = Translator(table, vocab, own, speller)

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Tokenizer
@@ -24,9 +25,10 @@ class Vocab:
     """One model's vocabulary, as bytes.
 
     `tokens` has one entry for each of the `size` rows of the model's logits; None stands for an id that writes nothing
-    (special, unused or padded).  `eos` lists every id that ends a text, the tokenizer's own first.  `special` maps the
-    ids of special added tokens to their content.  `fingerprint` (SHA-256, hex) covers everything that determines the
-    bytes of a token, the merge rules, `size` and `eos`; normalizers are not part of it, because spelling ignores them.
+    (special, unused or padded).  `eos` lists the ids that end a text, the tokenizer's own first where it is one.
+    `special` maps the ids of special added tokens to their content.  `fingerprint` (SHA-256, hex) covers everything
+    that determines the bytes of a token, the merge rules, `size` and `eos`; normalizers are not part of it, because
+    spelling ignores them.
     """
 
     tokens: tuple[bytes | None, ...]
@@ -37,12 +39,15 @@ class Vocab:
     fingerprint: str
 
 
-def read_vocab(tokenizer: PreTrainedTokenizerBase, size: int | None = None, eos: Sequence[int] = ()) -> Vocab:
+def read_vocab(
+    tokenizer: PreTrainedTokenizerBase, size: int | None = None, eos: Sequence[int] = (), *, drafts: bool = False
+) -> Vocab:
     """Read the bytes of every token of `tokenizer`.
 
     `size` is the number of rows of the model's logits (default: just enough for the tokenizer); ids above the
-    tokenizer's are padding, added tokens above `size` are dropped, because the model cannot emit them.  `eos` adds ids
-    that end a text, as in a generation config.  Raises ModelError where the tokenizer has no fast backend, where its
+    tokenizer's are padding, added tokens above `size` are dropped, because the model cannot emit them.  `eos` are the
+    ids that end a text, as in a generation config, in place of the tokenizer's own; one that `drafts` keeps that first,
+    because it was trained to end texts with it.  Raises ModelError where the tokenizer has no fast backend, where its
     tokens do not concatenate to text, or where the model is too small for the tokenizer.
     """
     backend = backend_of(tokenizer)
@@ -71,9 +76,11 @@ def read_vocab(tokenizer: PreTrainedTokenizerBase, size: int | None = None, eos:
         if (data := tokens[i]) and data != added[i].content.encode()
     }
     own = tokenizer.eos_token_id
-    ends = tuple(dict.fromkeys([*([] if own is None else [own]), *eos]))
-    if wrong := [i for i in ends if not 0 <= i < size]:
-        raise ModelError(f"end-of-text id {wrong[0]} is not in 0..{size - 1}: use the model's own tokenizer")
+    first = [own] if own is not None and (drafts or not eos or own in eos) else []
+    if wrong := [i for i in (*first, *eos) if not isinstance(i, Integral) or not 0 <= int(i) < size]:
+        fix = "use the model's own tokenizer, or mend its generation config"
+        raise ModelError(f"end-of-text id {wrong[0]!r} is not in 0..{size - 1}: {fix}")
+    ends = tuple(dict.fromkeys([*first, *eos]))
     return Vocab(
         tokens=tuple(tokens[:size]),
         size=size,

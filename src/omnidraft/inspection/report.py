@@ -90,9 +90,9 @@ def inspect_pair(
     worth knowing.  Raises ModelError where there is no model of a name, ConfigError where there is nothing to time.
     """
     sides: list[Side] = []
-    for name in (target, drafter):
+    for name, drafts in ((target, False), (drafter, True)):
         say(f"{name} is read")
-        sides.append(read_side(name))
+        sides.append(read_side(name, drafts=drafts))
     models = [_model(side) for side in sides]
     about: dict[str, Any] = {
         "target": models[0],

@@ -34,8 +34,10 @@ class Side:
     problem: str | None
 
 
-def read_side(name: str | Path) -> Side:
+def read_side(name: str | Path, *, drafts: bool = False) -> Side:
     """Read what a folder, a hub id or `zoo:NAME` says of itself; what `load` would refuse is its `problem`.
+
+    `drafts` is whether it is the drafter of the two.
 
     Raises ModelError for what is neither a folder nor a hub id, and for a hub id of which nothing can be fetched.
     """
@@ -45,7 +47,7 @@ def read_side(name: str | Path) -> Side:
     try:
         if not local or (Path(source) / "config.json").exists():
             model = TransformersModel(load_skeleton(source))
-        language = _read_language(source, model)
+        language = _read_language(source, model, drafts=drafts)
     except ModelError as error:
         if not local and isinstance(error.__cause__, OSError):
             raise  # a name that is mistyped, or no network: that says nothing of the model
@@ -53,7 +55,8 @@ def read_side(name: str | Path) -> Side:
     return Side(name=name, model=model, language=language, problem=problem)
 
 
-def _read_language(source: str, model: TransformersModel | None) -> Language:
+def _read_language(source: str, model: TransformersModel | None, *, drafts: bool) -> Language:
     tokenizer = load_tokenizer(source)
-    vocab = read_vocab(tokenizer) if model is None else read_vocab(tokenizer, model.vocab_size, model.eos)
+    known = () if model is None else (model.vocab_size, model.eos)
+    vocab = read_vocab(tokenizer, *known, drafts=drafts)
     return Language(tokenizer=tokenizer, vocab=vocab, speller=Speller(tokenizer, vocab))
