@@ -295,6 +295,11 @@ def test_numbers_of_numpy_and_none_for_no_list(model: OmniDraft) -> None:
     ("options", "error", "words"),
     [
         ({"target": "zoo:other"}, ModelError, "use one of drafter, target-a"),
+        ({"target": 3}, ConfigError, "the model is 3: give a folder"),
+        ({"target": None}, ConfigError, "the model is None"),
+        ({"drafter": 3}, ConfigError, "the model is 3"),
+        ({"device": 0}, ConfigError, "device 0 is not here"),
+        ({"dtype": []}, ConfigError, "dtype .. is not known"),
         ({"draftlen": 3}, ConfigError, "did you mean 'draft_len'"),
         ({"draft_len": -1}, ConfigError, "draft_len is -1"),
         ({"drafter": None, "draft_len": 3}, ConfigError, "without a drafter"),

@@ -280,9 +280,26 @@ def test_a_generation_config_says_how_to_sample() -> None:
     assert sampling == Sampling()
     assert "no_repeat_ngram_size, suppress_tokens" in warning
     assert "num_beams" not in warning
-    sampling, (warning,) = read(do_sample=True, top_p=7.0)
-    assert sampling == Sampling()
-    assert "top_p is 7.0" in warning
+
+
+@pytest.mark.parametrize(
+    ("asked", "followed", "words"),
+    [
+        ({"top_p": 7.0}, {"temperature": 1.0, "top_k": 50}, "not followed, top_p is 1.0: top_p is 7.0"),
+        ({"temperature": -1.0, "top_k": 9}, {"temperature": 1.0, "top_k": 9}, "temperature is 1.0: temperature is -1"),
+        (
+            {"temperature": 0.6, "repetition_penalty": 0.0},
+            {"temperature": 0.6, "top_k": 50},
+            "repetition_penalty is 1.0: repetition_penalty is 0.0",
+        ),
+        ({"temperature": 0.0}, {"temperature": 0.0, "top_k": 50}, "at temperature 0, which is greedy decoding"),
+    ],
+)
+def test_what_a_generation_config_asks_for_in_vain(asked: Any, followed: Any, words: str) -> None:
+    sampling, (warning,) = read(do_sample=True, **asked)
+    assert sampling == Sampling(**followed)
+    assert words in warning
+    assert "\n" not in warning
 
 
 def test_a_text_follows_the_generation_config_and_keywords_go_before_it(target: Path, tmp_path: Path) -> None:

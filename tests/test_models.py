@@ -455,7 +455,7 @@ def byte_tokenizer(folder: Path) -> None:
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
-    "no config": (remove("config.json"), ("config.json", "model_type")),
+    "no config": (remove("config.json"), ("config.json", "no config.json")),
     "broken config": (overwrite("config.json", b"{"), ("config.json", "not a valid JSON file")),
     "unknown type": (replace_in("config.json", model_type="zork"), ("config.json", "zork")),
     "bad field": (replace_in("config.json", num_attention_heads="x"), ("config.json", "num_attention_heads")),
@@ -469,7 +469,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "corrupt weights": (flip, ("weights", "SafetensorError")),
     "a layer missing": (replace_in("config.json", num_hidden_layers=3), ("9 tensors", "model.layers.2.")),
     "another shape": (replace_in("config.json", intermediate_size=40), ("6 tensors", "mlp")),
-    "no tokenizer": (remove("tokenizer.json"), ("tokenizer",)),
+    "no tokenizer": (remove("tokenizer.json"), ("has no tokenizer.json",)),
     "broken tokenizer": (overwrite("tokenizer.json", b"{"), ("tokenizer", "JSON")),
     "slow tokenizer": (byte_tokenizer, ("no fast tokenizer", "tokenizer.json")),
 }

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from omnidraft import zoo
-from omnidraft.config import Sampling
+from omnidraft.config import Sampling, names
 from omnidraft.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
@@ -46,28 +47,28 @@ LEFT_OUT: dict[str, tuple[object, ...]] = {
 def sampling_of(config: GenerationConfig | None, warn: Callable[[str], None]) -> Sampling:
     """How a model is sampled from by its own generation config; greedy where that does not ask for sampling.
 
-    What it asks for and is not done goes to `warn`, one line.
+    What it asks for and is not done goes to `warn`, one line each, with what is done instead.
     """
     if config is None:
         return Sampling()
-    given: dict[str, Any] = {name: getattr(config, name, None) for name in ("temperature", "top_k", "top_p", "min_p")}
-    given = {name: value for name, value in given.items() if value is not None}
-    # of no effect without it
-    given = {"temperature": 1.0, "top_k": TOP_K, **given} if getattr(config, "do_sample", None) else {}
-    if (penalty := getattr(config, "repetition_penalty", None)) is not None:
-        given["repetition_penalty"] = penalty
-    names = [
+    sampled = bool(getattr(config, "do_sample", None))  # all but the penalty are of no effect without it
+    sampling = Sampling(temperature=1.0, top_k=TOP_K) if sampled else Sampling()
+    for name in names(Sampling) if sampled else ("repetition_penalty",):
+        if (value := getattr(config, name, None)) is not None:
+            try:
+                sampling = replace(sampling, **{name: value})
+            except ConfigError as error:
+                warn(f"the target's generation config is not followed, {name} is {getattr(sampling, name)}: {error}")
+    if sampled and sampling.greedy:
+        warn("the target's generation config asks for sampling at temperature 0, which is greedy decoding here")
+    left_out = [
         name
         for name, neutral in LEFT_OUT.items()
         if (value := getattr(config, name, None)) is not None and value not in neutral
     ]
-    if names:
-        warn(f"the target's generation config asks for {', '.join(names)}, which is left out here")
-    try:
-        return Sampling(**given)
-    except ConfigError as error:
-        warn(f"the target's generation config is not followed: {error}")
-        return Sampling()
+    if left_out:
+        warn(f"the target's generation config asks for {', '.join(left_out)}, which is left out here")
+    return sampling
 
 
 def drafter_for(target: str | Path, note: Callable[[str], None]) -> str:

@@ -18,7 +18,7 @@ def choose_device(asked: str) -> torch.device:
     if asked == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
-    match = re.fullmatch(r"(cpu|cuda|mps)(?::(\d+))?", asked)
+    match = re.fullmatch(r"(cpu|cuda|mps)(?::(\d+))?", str(asked))
     if match is None or int(match[2] or 0) >= there[match[1]]:
         names = [kind for kind, count in there.items() if count]
         raise ConfigError(f"device {asked!r} is not here: use auto or {', '.join(names)}")

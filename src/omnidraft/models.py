@@ -159,7 +159,7 @@ def load_model(name: str | Path, dtype: str = "auto", device: str = "auto") -> L
     key of DTYPES; `device` is auto, cpu, cuda, cuda:N or mps.  Raises ConfigError for these two, ModelError for
     everything that is wrong with the model.
     """
-    if dtype != "auto" and dtype not in DTYPES:
+    if dtype not in ("auto", *DTYPES):
         raise ConfigError(f"dtype {dtype!r} is not known: use auto, {', '.join(DTYPES)}")
     place = choose_device(device)
     source, local = locate(name)
@@ -213,7 +213,7 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
 def _tokenizer(source: str, local: bool) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
-    with _reading("tokenizer", source, local):
+    with _reading("tokenizer.json", source, local):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             source, local_files_only=local, trust_remote_code=False
         )
@@ -253,6 +253,8 @@ def _reading(part: str, source: str, local: bool) -> Iterator[None]:
         yield
     except Exception as error:  # damaged files raise anything, KeyError and ZeroDivisionError included
         reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
+        if local and part.endswith(".json") and not (Path(source) / part).exists():
+            raise ModelError(f"folder {source!r} has no {part}: get the complete files of the model") from error
         raise ModelError(f"cannot read the {part} of model {source!r} ({reason}): {fix}") from error
     finally:
         logging.set_verbosity(level)
@@ -260,6 +262,8 @@ def _reading(part: str, source: str, local: bool) -> Iterator[None]:
 
 def locate(name: str | Path) -> tuple[str, bool]:
     """What to load from, and whether it is a folder; raises ModelError for neither folder nor hub id."""
+    if not isinstance(name, str | Path):
+        raise ConfigError(f"the model is {name!r}: give a folder, a hub id, or one that ships, zoo:NAME")
     folder = Path(name).expanduser()
     if str(name) and folder.is_dir():  # an empty name would be the working directory
         return str(folder), True
