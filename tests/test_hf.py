@@ -579,6 +579,13 @@ def test_what_says_no_more_than_the_ids_is_taken(model: PreTrainedModel, drafter
     assert torch.equal(helped(model, drafter, ids=ids, position_ids=positions), alone(model))
 
 
+def test_ids_come_back_as_generate_gives_them(model: PreTrainedModel, drafter: Path) -> None:
+    narrow = ids_of(model).int()
+    found, expected = helped(model, drafter, ids=narrow), alone(model, ids=narrow)
+    assert found.dtype == expected.dtype == torch.long
+    assert torch.equal(found, expected)
+
+
 def test_models_that_cannot_be_drafted_for_are_refused(model: PreTrainedModel, target: Path, drafter: Path) -> None:
     with pytest.raises(ConfigError, match="is the model itself"):
         helped(model, model)

@@ -76,7 +76,8 @@ class Text:
     def halt(self, emitted: Sequence[int]) -> int | None:
         """Add the tokens of a round; how many of them stay, where a criterion ends the text among them."""
         before = self.ids.shape[1]
-        new = torch.tensor([list(emitted)], dtype=self.ids.dtype, device=self.ids.device)
+        # int64, as those that generate adds, whatever the prompt's are
+        new = torch.tensor([list(emitted)], dtype=torch.long, device=self.ids.device)
         self.ids = torch.cat([self.ids, new], dim=1)
         self._judge(self.ids)
         if self._end is None:
