@@ -124,10 +124,12 @@ class OmniDraft:
     ) -> Stream:
         """`generate`, piece by piece; beginning another text ends this one with an OmniDraftError.
 
-        `seed` decides every draw.  The text ends before the first of the `stop` strings.  `template` is told to the
-        chat template beside messages.  Each `logits_processor`, as those of transformers, is given the ids so far
-        (1, T) and the target's scores (1, V), and returns scores.  `sampling` takes the fields of `config.Sampling`,
-        whose defaults are those of the target's generation config: `OmniDraft.sampling`.
+        `seed` decides every draw; with `stopping="fixed"` it gives the same text again, as long as the drafter and the
+        n-grams in use, which texts before may have changed, are the same.  The text ends before the first of the `stop`
+        strings.  `template` is told to the chat template beside messages.  Each `logits_processor`, as those of
+        transformers, is given the ids so far (1, T) and the target's scores (1, V), and returns scores.  `sampling`
+        takes the fields of `config.Sampling`, whose defaults are those of the target's generation config:
+        `OmniDraft.sampling`.
         """
         settings = settings_of(Sampling, asdict(self.sampling) | sampling, OPTIONS)
         extent = Extent(max_new_tokens=max_new_tokens, seed=seed)
