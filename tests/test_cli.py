@@ -239,6 +239,12 @@ def test_bad_bytes_on_stdin(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -
         assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("command", "words"), [("generat", "did you mean 'generate'"), ("x", "use one of adapt")])
+def test_an_unknown_command(command: str, words: str, capsys: Captured) -> None:
+    assert cli.main([command, "hello"]) == 2
+    assert words in capsys.readouterr().err
+
+
 def test_no_command(capsys: Captured) -> None:
     assert cli.main([]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1

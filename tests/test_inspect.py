@@ -387,6 +387,8 @@ def test_mistakes_of_usage(tmp_path: Path, drafter: Path, capsys: Captured) -> N
         (tmp_path / "none",): "no folder that exists",
         (drafter, "--drafter", "a/b/c"): "'a/b/c'",
         ("zoo:nothing",): "zoo model 'nothing'",
+        ("",): "no folder that exists",
+        (drafter, "--drafter", "none"): "inspect looks at two models",
         (alone, "--drafter", drafter, "--time"): "alone has no config.json",
     }
     for arguments, part in mistakes.items():
@@ -395,6 +397,7 @@ def test_mistakes_of_usage(tmp_path: Path, drafter: Path, capsys: Captured) -> N
         assert out == ""
         *notes, error = err.splitlines()
         assert all("no drafter is named" in note for note in notes)
+        assert not notes or arguments[0] == drafter, "the target is looked for first"
         assert error.startswith("omnidraft: error: ")
         assert part in error
 

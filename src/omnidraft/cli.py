@@ -36,6 +36,7 @@ ELSEWHERE = {
     "inspect": ("omnidraft.commands.inspect", "whether a drafter works for a target, and what it is worth"),
     "profiles": ("omnidraft.commands.profiles", "list, show, remove, export or import what was learned"),
 }
+COMMANDS = ("generate", "demo", *ELSEWHERE)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,6 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str]) -> int:
     if arguments and arguments[0] in ELSEWHERE:
         return int(importlib.import_module(ELSEWHERE[arguments[0]][0]).main(arguments[1:], flags.CommandParser))
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
+        raise ConfigError(f"unknown command {arguments[0]!r}: {suggestion(arguments[0], COMMANDS)}")
     try:
         options, unknown = _parser().parse_known_args(arguments)
     except SystemExit:  # after --help or --version
@@ -195,6 +198,7 @@ def _parser() -> argparse.ArgumentParser:
         examples=(
             "omnidraft demo",
             f'omnidraft generate "def mean(values):" --target {EMBEDDED[0]}',
+            f"omnidraft inspect {EMBEDDED[-1]}",
             "omnidraft COMMAND --help",
         ),
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from omnidraft import flags, zoo
 from omnidraft.defaults import AUTO, drafter_for
-from omnidraft.errors import InputError
+from omnidraft.errors import ConfigError, InputError
 
 LONGEST = 2**18  # characters of a text that are looked at
 TARGET = zoo.PREFIX + zoo.names("target")[-1]
@@ -27,10 +27,14 @@ def main(arguments: Sequence[str], parser: flags.Parser) -> int:
     if options is None:
         return 0
     samples = None if options.text is None else _read(options.text)
+    if flags.unless_none(options.drafter) is None:
+        raise ConfigError("drafter is none, and inspect looks at two models: name one, or leave --drafter out")
     from omnidraft.inspection.report import inspect_pair
     from omnidraft.inspection.samples import SAMPLES
+    from omnidraft.models import locate
 
     flags.quiet_libraries()
+    locate(zoo.resolve(options.target))  # before the hub is asked for a drafter, which may take a while
     drafter = drafter_for(options.target, flags.say) if options.drafter == AUTO else options.drafter
     found = inspect_pair(options.target, drafter, samples or SAMPLES, time=options.time, say=_progress, warn=flags.say)
     if options.json:
