@@ -285,12 +285,12 @@ def test_a_generation_config_says_how_to_sample() -> None:
 @pytest.mark.parametrize(
     ("asked", "followed", "words"),
     [
-        ({"top_p": 7.0}, {"temperature": 1.0, "top_k": 50}, "not followed, top_p is 1.0: top_p is 7.0"),
-        ({"temperature": -1.0, "top_k": 9}, {"temperature": 1.0, "top_k": 9}, "temperature is 1.0: temperature is -1"),
+        ({"top_p": 7.0}, {"temperature": 1.0, "top_k": 50}, "config is left out, it is 1.0 instead: top_p is 7.0"),
+        ({"temperature": -1.0, "top_k": 9}, {"temperature": 1.0, "top_k": 9}, "1.0 instead: temperature is -1"),
         (
             {"temperature": 0.6, "repetition_penalty": 0.0},
             {"temperature": 0.6, "top_k": 50},
-            "repetition_penalty is 1.0: repetition_penalty is 0.0",
+            "1.0 instead: repetition_penalty is 0.0",
         ),
         ({"temperature": 0.0}, {"temperature": 0.0, "top_k": 50}, "at temperature 0, which is greedy decoding"),
     ],
@@ -497,7 +497,7 @@ def test_a_stream_is_closed_by_another_thread(model: OmniDraft) -> None:
     reader = threading.Thread(target=lambda: pieces.extend(stream))
     reader.start()
     assert begun.wait(60)
-    with pytest.raises(OmniDraftError, match="read it in one place"):
+    with pytest.raises(OmniDraftError, match="being read already"):
         next(stream)
     stream.close()
     go_on.set()
@@ -511,7 +511,7 @@ def test_a_stream_is_closed_by_another_thread(model: OmniDraft) -> None:
 
 def test_a_stream_that_its_own_processor_reads_or_closes(model: OmniDraft) -> None:
     def closing(_: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        with pytest.raises(OmniDraftError, match="read it in one place"):
+        with pytest.raises(OmniDraftError, match="being read already"):
             next(stream)
         stream.close()
         return scores

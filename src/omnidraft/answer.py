@@ -57,9 +57,7 @@ class Stream:
 
     def __next__(self) -> str:
         if not self._busy.acquire(blocking=False):
-            raise OmniDraftError(
-                "the stream is being read, by another thread or around this call: read it in one place"
-            )
+            raise OmniDraftError("the stream is being read already: read it in one thread, not in its processors")
         try:
             return next(self._source)
         finally:

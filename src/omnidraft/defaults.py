@@ -58,7 +58,8 @@ def sampling_of(config: GenerationConfig | None, warn: Callable[[str], None]) ->
             try:
                 sampling = replace(sampling, **{name: value})
             except ConfigError as error:
-                warn(f"the target's generation config is not followed, {name} is {getattr(sampling, name)}: {error}")
+                instead = getattr(sampling, name)
+                warn(f"{name} of the target's generation config is left out, it is {instead} instead: {error}")
     if sampled and sampling.greedy:
         warn("the target's generation config asks for sampling at temperature 0, which is greedy decoding here")
     left_out = [
