@@ -509,6 +509,49 @@ def test_a_stream_is_closed_by_another_thread(model: OmniDraft) -> None:
     assert model.target.lm.length == 0
 
 
+def test_a_closed_stream_waits_for_no_later_text(model: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, later = threading.Event(), threading.Event()
+    pieces: list[str] = []
+    alive: list[bool] = []
+    stream = model.stream(PROMPT, max_new_tokens=400)
+    reader = threading.Thread(target=lambda: pieces.extend(stream))
+    feed = TextStream.feed
+
+    def between_rounds(self: TextStream, ids: Any) -> str:
+        if threading.current_thread() is reader:
+            read.set()
+            assert later.wait(60)
+        return feed(self, ids)
+
+    def holding(_: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        later.set()
+        reader.join(10)
+        alive.append(reader.is_alive())
+        return scores
+
+    monkeypatch.setattr(TextStream, "feed", between_rounds)
+    reader.start()
+    assert read.wait(60)
+    stream.close()
+    assert list(stream) == [], "and it is no error to read it, while another thread is at it"
+    model.generate("the world", max_new_tokens=1, logits_processor=[holding])
+    assert alive == [False]
+
+
+def test_a_stream_that_is_closed_before_its_turn_ends_quietly(model: OmniDraft) -> None:
+    stream = model.stream(PROMPT, max_new_tokens=40)
+    found: list[list[str]] = []
+    reader = threading.Thread(target=lambda: found.append(list(stream)))
+    with model._turn:
+        reader.start()
+        while not stream._busy.locked():
+            pass
+        stream.close()
+        model.stream("the world")
+        reader.join(10)
+        assert found == [[]]
+
+
 def test_a_stream_that_its_own_processor_reads_or_closes(model: OmniDraft) -> None:
     def closing(_: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         with pytest.raises(OmniDraftError, match="being read already"):

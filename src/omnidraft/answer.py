@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, Self
 
 from omnidraft.engine import Round
 from omnidraft.errors import OmniDraftError
 from omnidraft.metrics import Stats
+
+LOOK_S = 0.02  # seconds between looks at whether a text is still the one in the making
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +60,15 @@ class Stream:
 
     def __next__(self) -> str:
         if not self._busy.acquire(blocking=False):
+            if self._closed:
+                raise StopIteration
             raise OmniDraftError("the stream is being read already: read it in one thread, not in its processors")
         try:
             return next(self._source)
+        except OmniDraftError:
+            if self._closed:  # while it waited for the models, which have a later text now
+                raise StopIteration from None
+            raise
         finally:
             self._busy.release()
             if self._closed:  # meanwhile
@@ -100,3 +109,15 @@ class Stream:
                 yield piece
             if self._closed:
                 return
+
+
+@contextmanager
+def turn_of(turn: threading.RLock, current: Callable[[], bool]) -> Iterator[None]:
+    """Hold `turn` for a text, or go on without it once that is not `current`: a later one may have it for long."""
+    while not (held := turn.acquire(timeout=LOOK_S)) and current():
+        pass
+    try:
+        yield
+    finally:
+        if held:
+            turn.release()

@@ -14,7 +14,7 @@ from typing import Any, Self
 import torch
 
 from omnidraft import zoo
-from omnidraft.answer import Generation, Stream
+from omnidraft.answer import Generation, Stream, turn_of
 from omnidraft.config import ADAPT, Drafting, Extent, Learning, Sampling, names, settings_of, stop_strings
 from omnidraft.defaults import AUTO, load_drafter, sampling_of
 from omnidraft.drafter import Serving
@@ -179,9 +179,10 @@ class OmniDraft:
 
     def _in_turn(self, text: tuple[int, int], rounds: Generator[Round]) -> Generator[Round]:
         """The rounds of a text one by one, as long as no other one is begun; in the end the models let go of it."""
+        turn = partial(turn_of, self._turn, lambda: text == self._begun)
         try:
             while True:
-                with self._turn:
+                with turn():
                     self._check(text)
                     try:
                         record = next(rounds)
@@ -193,7 +194,7 @@ class OmniDraft:
                     self._check(text)
                 yield record
         finally:
-            with self._turn:
+            with turn():  # or without it, where there is nothing to let go of
                 rounds.close()
                 if text == self._begun:
                     self.engine.release()
