@@ -454,6 +454,12 @@ def byte_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}')
 
 
+def to_convert(folder: Path) -> None:
+    """One that transformers reads only with a package that is not here, or that is broken."""
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.model").write_bytes(b"{")
+
+
 DAMAGE: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "no config": (remove("config.json"), ("config.json", "no config.json")),
     "broken config": (overwrite("config.json", b"{"), ("config.json", "not a valid JSON file")),
@@ -470,6 +476,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "a layer missing": (replace_in("config.json", num_hidden_layers=3), ("9 tensors", "model.layers.2.")),
     "another shape": (replace_in("config.json", intermediate_size=40), ("6 tensors", "mlp")),
     "no tokenizer": (remove("tokenizer.json"), ("has no tokenizer.json",)),
+    "a tokenizer to convert": (to_convert, ("cannot read the tokenizer.json",)),
+    "broken generation config": (
+        overwrite("generation_config.json", b"{not json"),
+        ("generation_config.json", "not a valid JSON file"),
+    ),
     "broken tokenizer": (overwrite("tokenizer.json", b"{"), ("tokenizer", "JSON")),
     "slow tokenizer": (byte_tokenizer, ("no fast tokenizer", "tokenizer.json")),
 }
@@ -491,7 +502,16 @@ def test_names_that_are_neither_folder_nor_hub_id(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("model.gguf").touch()
-    for name in (tmp_path / "none", Path("a/b"), str(tmp_path / "none"), "./none", "a/b/c", "", "model.gguf"):
+    for name in (
+        tmp_path / "none",
+        Path("a/b"),
+        str(tmp_path / "none"),
+        "./none",
+        "a/b/c",
+        "",
+        "~nobody-here/x",
+        "model.gguf",
+    ):
         with pytest.raises(ModelError) as error:
             load_model(name)
         message(error, repr(str(name)), "a folder with a config.json or a hub id")

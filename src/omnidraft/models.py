@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -51,10 +52,7 @@ class LanguageModel(Protocol):
 
 
 class TransformersModel:
-    """A `transformers` causal language model, batch 1.
-
-    Raises ModelError for a model whose state cannot be rolled back to an earlier token.
-    """
+    """A `transformers` causal language model, batch 1; raises ModelError where its state cannot be rolled back."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         from omnidraft.kv import new_cache
@@ -200,7 +198,8 @@ def load_skeleton(name: str | Path) -> PreTrainedModel:
     with _reading("config.json", source, local), torch.device("meta"):
         skeleton: PreTrainedModel = auto.from_config(config)
     _refuse_unsupported(skeleton)
-    with _reading("generation_config.json", source, local), suppress(OSError):  # some come without
+    absent = () if (Path(source) / "generation_config.json").exists() else (OSError,)  # some come without
+    with _reading("generation_config.json", source, local), suppress(*absent):
         skeleton.generation_config = GenerationConfig.from_pretrained(source, local_files_only=local)
     return skeleton
 
@@ -253,7 +252,8 @@ def _reading(part: str, source: str, local: bool) -> Iterator[None]:
         yield
     except Exception as error:  # damaged files raise anything, KeyError and ZeroDivisionError included
         reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
-        if local and part.endswith(".json") and not (Path(source) / part).exists():
+        others = ("*.model", "vocab.*", "*.tiktoken") if part == "tokenizer.json" else ()  # what may stand for it
+        if local and part.endswith(".json") and not any(any(Path(source).glob(each)) for each in (part, *others)):
             raise ModelError(f"folder {source!r} has no {part}: get the complete files of the model") from error
         raise ModelError(f"cannot read the {part} of model {source!r} ({reason}): {fix}") from error
     finally:
@@ -264,7 +264,7 @@ def locate(name: str | Path) -> tuple[str, bool]:
     """What to load from, and whether it is a folder; raises ModelError for neither folder nor hub id."""
     if not isinstance(name, str | Path):
         raise ConfigError(f"the model is {name!r}: give a folder, a hub id, or one that ships, zoo:NAME")
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))  # noqa: PTH111  that of Path raises where there is no such user
     if str(name) and folder.is_dir():  # an empty name would be the working directory
         return str(folder), True
     if isinstance(name, Path) or folder.exists() or not HUB_ID.fullmatch(name):
