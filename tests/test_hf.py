@@ -573,6 +573,16 @@ def test_what_cannot_be_done_is_refused(model: PreTrainedModel, drafter: Path, n
         helped(model, drafter, **options)
 
 
+class Forgetful(LogitsProcessor):
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> Any:
+        """Returns nothing."""
+
+
+def test_a_processor_that_returns_nothing_is_named(model: PreTrainedModel, drafter: Path) -> None:
+    with pytest.raises(ConfigError, match="'Forgetful' returns NoneType"):
+        helped(model, drafter, logits_processor=LogitsProcessorList([Forgetful()]))
+
+
 def test_what_says_no_more_than_the_ids_is_taken(model: PreTrainedModel, drafter: Path) -> None:
     ids = ids_of(model)
     positions = torch.arange(ids.shape[1])[None]

@@ -66,8 +66,8 @@ def _wide(scores: torch.Tensor) -> torch.Tensor:
     return scores if scores.dtype == torch.float64 else scores.float()
 
 
-def _check(processor: Processor, scores: object, size: int) -> None:
-    """Raise ConfigError unless these are scores (1, size)."""
+def check_scores(processor: Processor, scores: object, size: int) -> None:
+    """Raise ConfigError unless these, which `processor` returned, are scores (1, size)."""
     if not isinstance(scores, torch.Tensor) or scores.shape != (1, size):
         found = tuple(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
         name = getattr(processor, "__name__", type(processor).__name__)
@@ -167,7 +167,7 @@ class TargetLaw:
                     scores = scores.clone()
                 scores = processor(ids, scores)
                 if place >= self._processing.own:
-                    _check(processor, scores, self._logits.shape[-1])
+                    check_scores(processor, scores, self._logits.shape[-1])
         return scores[0]
 
     def probs(self, index: int) -> Probs:

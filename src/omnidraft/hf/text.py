@@ -12,7 +12,7 @@ from transformers import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaLi
 from omnidraft.config import COLDEST, Drafting, Sampling
 from omnidraft.errors import ConfigError
 from omnidraft.models import NO_LIMIT
-from omnidraft.sampling import Processor, target_processors
+from omnidraft.sampling import Processor, check_scores, target_processors
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, LogitsProcessorList
@@ -68,7 +68,10 @@ class Text:
         logits: Any = row.to(seen.device)  # a copy already, into which processors may write
         if self.logits is not None:
             self.logits += (logits.clone(),)
-        self._asked, self._answer = length, self._processors(seen, logits)
+        answer = self._processors(seen, logits)
+        if self._processors:  # it is the last one's
+            check_scores(self._processors[-1], answer, row.shape[-1])
+        self._asked, self._answer = length, answer
         if self.scores is not None:
             self.scores += (self._answer,)
         return self._answer
