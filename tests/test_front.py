@@ -199,7 +199,7 @@ def test_a_text_that_ends_anywhere_in_a_round_is_the_beginning_of_the_whole(
     assert len(places) > 3, "at several places of a round, by an accepted token and by another one"
 
 
-@pytest.mark.parametrize("stop", ["", ["a", ""], [3], 5, {"a": 1}])
+@pytest.mark.parametrize("stop", ["", b"", ["a", ""], [3], 5, {"a": 1}])
 def test_stop_strings_that_are_none(model: OmniDraft, stop: Any) -> None:
     with pytest.raises(ConfigError, match="stop is"):
         model.generate(PROMPT, stop=stop)
@@ -292,6 +292,7 @@ def test_a_generation_config_says_how_to_sample() -> None:
             {"temperature": 0.6, "top_k": 50},
             "1.0 instead: repetition_penalty is 0.0",
         ),
+        ({"temperature": 1e-5}, {"temperature": 0.0, "top_k": 50}, "at temperature 1e-05, which is greedy decoding"),
         ({"temperature": 0.0}, {"temperature": 0.0, "top_k": 50}, "at temperature 0, which is greedy decoding"),
     ],
 )

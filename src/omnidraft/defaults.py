@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omnidraft import zoo
-from omnidraft.config import Sampling, names
+from omnidraft.config import COLDEST, Sampling, names
 from omnidraft.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
@@ -55,13 +55,16 @@ def sampling_of(config: GenerationConfig | None, warn: Callable[[str], None]) ->
     sampling = Sampling(temperature=1.0, top_k=TOP_K) if sampled else Sampling()
     for name in names(Sampling) if sampled else ("repetition_penalty",):
         if (value := getattr(config, name, None)) is not None:
+            if name == "temperature" and isinstance(value, float) and 0 < value < COLDEST:
+                value = 0.0  # too cold to be sampled at: greedy decoding is what is meant
             try:
                 sampling = replace(sampling, **{name: value})
             except ConfigError as error:
                 instead = getattr(sampling, name)
                 warn(f"{name} of the target's generation config is left out, it is {instead} instead: {error}")
     if sampled and sampling.greedy:
-        warn("the target's generation config asks for sampling at temperature 0, which is greedy decoding here")
+        asked = f"sampling at temperature {config.temperature:g}"
+        warn(f"the target's generation config asks for {asked}, which is greedy decoding here")
     left_out = [
         name
         for name, neutral in LEFT_OUT.items()
@@ -93,7 +96,7 @@ def load_drafter(
     """Load a drafter, where it is `AUTO` the default for a target; raises ModelError."""
     from omnidraft.models import load_model  # PyTorch, which the names above do without
 
-    if drafter != AUTO:
+    if not isinstance(drafter, str) or drafter != AUTO:
         return load_model(zoo.resolve(drafter), dtype, device)
     chosen = drafter_for(target, warn)
     try:
