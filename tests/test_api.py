@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 import omnidraft
 from conftest import CONTEXT
 from omnidraft import ConfigError, ModelError, NumericsError, OmniDraft, OmniDraftError, PromptError, spelling
-from omnidraft.config import Drafting
+from omnidraft.config import Drafting, Sampling
 
 PROMPT = "hello world"
 COUNT = 24
@@ -242,6 +243,8 @@ def test_warnings_are_logged_by_default(
         (["hello"], {}, PromptError, "holds 'hello' at place 0"),
         ([5, 1.5], {}, PromptError, "holds 1.5 at place 1"),
         ([True], {}, PromptError, "holds True at place 0"),
+        (torch.tensor([True]), {}, PromptError, "True. at place 0"),
+        ({5, 6}, {}, PromptError, "type set"),
         ([[1, 2]], {}, PromptError, "holds a list at place 0: give one text"),
         (torch.tensor([[1, 2]]), {}, PromptError, "holds a Tensor at place 0: give one text"),
         (torch.tensor(1), {}, PromptError, "type Tensor"),
@@ -262,6 +265,7 @@ def test_warnings_are_logged_by_default(
         (PROMPT, {"max_new_tokens": 0}, ConfigError, "max_new_tokens is 0"),
         (PROMPT, {"max_new_tokens": True}, ConfigError, "max_new_tokens is True"),
         (PROMPT, {"seed": -1}, ConfigError, "seed is -1"),
+        (PROMPT, {"seed": 10**5000}, ConfigError, "seed is of type int"),
         (PROMPT, {"seed": 1 << 64}, ConfigError, "seed is"),
         (PROMPT, {"logits_processor": abs}, ConfigError, "put it into a list"),
         (PROMPT, {"logits_processor": 3}, ConfigError, "logits_processor is of type int"),
@@ -288,6 +292,9 @@ def test_numbers_of_numpy_and_none_for_no_list(model: OmniDraft) -> None:
     other = {name: np.float32(value) if name == "temperature" else np.int64(value) for name, value in plain.items()}
     found = model.generate(PROMPT, **other, stop=None, logits_processor=None)
     assert found.token_ids == model.generate(PROMPT, **plain).token_ids
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Sampling(temperature=np.float16(0.5)).temperature == 0.5  # type: ignore[arg-type]
     assert Drafting(draft_len=np.int32(3), threshold=np.float64(0.5), stopping="entropy").longest == 3  # type: ignore[arg-type]
 
 
@@ -298,6 +305,9 @@ def test_numbers_of_numpy_and_none_for_no_list(model: OmniDraft) -> None:
         ({"target": 3}, ConfigError, "the model is 3: give a folder"),
         ({"target": None}, ConfigError, "the model is None"),
         ({"drafter": 3}, ConfigError, "the model is 3"),
+        ({"drafter": np.array([1, 2])}, ConfigError, "the model is array"),
+        ({"stopping": np.array(["rate", "fixed"])}, ConfigError, "stopping is array"),
+        ({"adapt": np.array(["off", "inline"])}, ConfigError, "adapt is array"),
         ({"device": 0}, ConfigError, "device 0 is not here"),
         ({"dtype": []}, ConfigError, "dtype .. is not known"),
         ({"draftlen": 3}, ConfigError, "did you mean 'draft_len'"),

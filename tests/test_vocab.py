@@ -229,6 +229,7 @@ def test_added_tokens_above_the_logits_are_dropped() -> None:
         (sentencepiece, 100, (), "only 100 rows of logits"),
         (sentencepiece, None, (10**6,), "end-of-text id 1000000 is not in 0"),
         (sentencepiece, None, (-1,), "end-of-text id -1 is not in 0"),
+        (sentencepiece, None, (True,), "end-of-text id True is not in 0"),
         (sentencepiece, None, ("x",), "end-of-text id 'x' is not in 0"),
         (sentencepiece, None, ([2],), "end-of-text id .2. is not in 0"),
     ],

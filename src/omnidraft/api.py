@@ -15,7 +15,7 @@ import torch
 
 from omnidraft import zoo
 from omnidraft.answer import Generation, Stream, turn_of
-from omnidraft.config import ADAPT, Drafting, Extent, Learning, Sampling, names, settings_of, stop_strings
+from omnidraft.config import ADAPT, Drafting, Extent, Learning, Sampling, choice, names, settings_of, stop_strings
 from omnidraft.defaults import AUTO, load_drafter, sampling_of
 from omnidraft.drafter import Serving
 from omnidraft.engine import Engine, Round
@@ -230,12 +230,11 @@ def load(
     learning = {name: options.pop(name) for name in names(Learning) if name in options}
     settings = settings_of(Drafting, options, own)
     Learning(**learning)
-    if adapt not in ADAPT:
-        raise ConfigError(f"adapt is {adapt!r}; use one of {', '.join(ADAPT)}")
+    choice("adapt", adapt, ADAPT)
     place: object = profile
     if place is not None and (not isinstance(place, str | Path) or not str(place)):
         raise ConfigError(f"profile is {profile!r}; use 'auto', a folder, or None for none")
-    if drafter == AUTO and settings.draft_len == 0:
+    if isinstance(drafter, str) and drafter == AUTO and settings.draft_len == 0:
         drafter = None
     if drafter is None:
         if adapt != "off":

@@ -35,6 +35,7 @@ MAX_DRAFT_LEN = 64
 MAX_SEED = 2**64 - 1  # what a torch.Generator takes
 COLDEST = 1e-4  # logits divided by less may overflow
 LARGEST = 1e30  # so do scores multiplied by more
+LONGEST = 100  # characters of a value in a message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,22 +78,22 @@ class Drafting:
     def __post_init__(self) -> None:
         if self.draft_len is not None:
             _integer(self, "draft_len", low=0, high=MAX_DRAFT_LEN, fix="use 0 for plain decoding")
-        _choice("stopping", self.stopping, STOPPINGS)
+        choice("stopping", self.stopping, STOPPINGS)
         if self.threshold is not None:
             _number(self, "threshold", low=0.0, high=1.0, fix="leave it out for 0.4")
             if self.stopping not in ("confidence", "entropy", "head"):
                 raise ConfigError(
                     f"threshold is for confidence, entropy or head, not for {self.stopping!r}: leave it out"
                 )
-        _choice("mode", self.mode, MODES)
-        _choice("verification", self.verification, VERIFICATIONS)
+        choice("mode", self.mode, MODES)
+        choice("verification", self.verification, VERIFICATIONS)
         if self.drafter_temperature is not None:
             _temperature(self, "drafter_temperature", fix="leave it out to follow the target")
-        _choice("ngram_seed", self.ngram_seed, NGRAM_SEEDS)
+        choice("ngram_seed", self.ngram_seed, NGRAM_SEEDS)
         if self.ngram_bound is not None:
             _integer(self, "ngram_bound", low=1, fix="leave it out for no bound")
-        _choice("ngram_eviction", self.ngram_eviction, EVICTIONS)
-        _choice("drafter_step", self.drafter_step, DRAFTER_STEPS)
+        choice("ngram_eviction", self.ngram_eviction, EVICTIONS)
+        choice("drafter_step", self.drafter_step, DRAFTER_STEPS)
 
     @property
     def longest(self) -> int:
@@ -126,16 +127,16 @@ class Learning:
     least_gain: float = 1e-3  # of an update, in that loss, as a share of it: where they bring less, they become rarer
 
     def __post_init__(self) -> None:
-        _choice("trains", self.trains, TRAINS)
-        _choice("loss", self.loss, LOSSES)
+        choice("trains", self.trains, TRAINS)
+        choice("loss", self.loss, LOSSES)
         if self.loss == "hybrid" and self.trains in ("head", "joint"):
             raise ConfigError(f"trains is {self.trains!r} with the hybrid loss, which has no head: use loss='marginal'")
-        _choice("divergence", self.divergence, DIVERGENCES)
-        _choice("direct", self.direct, DIRECT)
+        choice("divergence", self.divergence, DIVERGENCES)
+        choice("direct", self.direct, DIRECT)
         if self.ngram_weight is not None:
             _number(self, "ngram_weight", low=0.0, fix="use 0.2, or None for the target's probability")
         _number(self, "teacher_temperature", low=COLDEST, fix="use 1 for the target's own laws")
-        _choice("adapter", self.adapter, ADAPTERS)
+        choice("adapter", self.adapter, ADAPTERS)
         _integer(self, "rank", low=1, high=MAX_RANK, fix="32 is usual")
         _number(self, "learning_rate", low=0.0, high=1.0, low_open=True, fix="use adapt='off' not to learn")
         _number(self, "weight_decay", low=0.0, fix="use 0 for none")
@@ -166,10 +167,10 @@ class Extent:
 def stop_strings(stop: object) -> tuple[str, ...]:
     """The strings that a text is to end before, of one or several; raises ConfigError for anything else."""
     given = () if stop is None else (stop,) if isinstance(stop, str) else stop
-    if not isinstance(given, Collection) or isinstance(given, Mapping):
-        raise ConfigError(f"stop is {stop!r}; it must be a string or a list of strings: leave it out for none")
+    if not isinstance(given, Collection) or isinstance(given, Mapping | bytes | bytearray):
+        raise ConfigError(f"stop is {shown(stop)}; it must be a string or a list of strings: leave it out for none")
     if not all(isinstance(end, str) and end for end in given):
-        raise ConfigError(f"stop is {stop!r}; it must be strings that are not empty: leave it out for none")
+        raise ConfigError(f"stop is {shown(stop)}; it must be strings that are not empty: leave it out for none")
     return tuple(given)
 
 
@@ -226,10 +227,10 @@ def _number(
 ) -> None:
     """Check a field, and make it a number of Python, which those who are given it ask for."""
     value = getattr(own, name)
-    good = issubclass(type(value), Real) and not isinstance(value, bool) and abs(value) < LARGEST
+    good = issubclass(type(value), Real) and not isinstance(value, bool) and _bounded(value)
     if not good or not (low <= value <= high) or (low_open and value == low):
         allowed = f"{'above' if low_open else 'at least'} {low:g}" + (f", at most {high:g}" if high < math.inf else "")
-        raise ConfigError(f"{name} is {value!r}; it must be a finite number {allowed}: {fix}")
+        raise ConfigError(f"{name} is {shown(value)}; it must be a finite number {allowed}: {fix}")
     object.__setattr__(own, name, int(value) if isinstance(value, Integral) else float(value))
 
 
@@ -239,10 +240,27 @@ def _integer(own: object, name: str, *, low: int, high: int | None = None, fix: 
     good = issubclass(type(value), Integral) and not isinstance(value, bool)
     if not good or value < low or (high is not None and value > high):
         allowed = f"at least {low}" + (f", at most {high}" if high is not None else "")
-        raise ConfigError(f"{name} is {value!r}; it must be an integer {allowed}: {fix}")
+        raise ConfigError(f"{name} is {shown(value)}; it must be an integer {allowed}: {fix}")
     object.__setattr__(own, name, int(value))
 
 
-def _choice(name: str, value: object, allowed: Collection[str]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{name} is {value!r}; use one of {', '.join(sorted(allowed))}")
+def _bounded(value: Any) -> bool:
+    try:  # in double precision: a narrower type of numpy cannot be compared with the bound
+        return abs(float(value)) < LARGEST
+    except OverflowError:
+        return False
+
+
+def shown(value: object) -> str:
+    """A value in a message of one line."""
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # an integer of thousands of digits
+        text = f"of type {type(value).__name__}"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+def choice(name: str, value: object, allowed: Collection[str]) -> None:
+    """Raise ConfigError unless the value is one of those allowed."""
+    if not isinstance(value, str) or value not in allowed:
+        raise ConfigError(f"{name} is {shown(value)}; use one of {', '.join(sorted(allowed))}")

@@ -103,7 +103,7 @@ def _integers(prompt: Any) -> list[int]:
     if isinstance(prompt, Mapping) and "role" in prompt:
         raise PromptError("the prompt is a single message: put the message into a list")
     try:
-        if isinstance(prompt, bytes | bytearray | Mapping):
+        if isinstance(prompt, bytes | bytearray | Mapping | set | frozenset):
             raise TypeError
         tokens = list(prompt)
     except TypeError:
@@ -117,7 +117,7 @@ def _integer(token: Any, place: int) -> int:
         kind = type(token).__name__
         raise PromptError(f"the prompt holds a {kind} at place {place}: give one text, a flat sequence of token ids")
     try:
-        if isinstance(token, bool):
+        if isinstance(token.item() if hasattr(token, "item") else token, bool):
             raise TypeError
         return operator.index(token)
     except TypeError:

@@ -77,7 +77,9 @@ def read_vocab(
     }
     own = tokenizer.eos_token_id
     first = [own] if own is not None and (drafts or not eos or own in eos) else []
-    if wrong := [i for i in (*first, *eos) if not isinstance(i, Integral) or not 0 <= int(i) < size]:
+    if wrong := [
+        i for i in (*first, *eos) if isinstance(i, bool) or not isinstance(i, Integral) or not 0 <= int(i) < size
+    ]:
         fix = "use the model's own tokenizer, or mend its generation config"
         raise ModelError(f"end-of-text id {wrong[0]!r} is not in 0..{size - 1}: {fix}")
     ends = tuple(dict.fromkeys([*first, *eos]))
