@@ -56,7 +56,7 @@ def sampling_of(config: GenerationConfig | None, warn: Callable[[str], None]) ->
     for name in names(Sampling) if sampled else ("repetition_penalty",):
         if (value := getattr(config, name, None)) is not None:
             if name == "temperature" and isinstance(value, float) and 0 < value < COLDEST:
-                value = 0.0  # too cold to be sampled at: greedy decoding is what is meant
+                value = 0  # too cold to be sampled at: greedy decoding is what is meant
             try:
                 sampling = replace(sampling, **{name: value})
             except ConfigError as error:
