@@ -95,6 +95,17 @@ def test_a_single_answer_teaches_at_the_end(target: Path, drafter: Path, how: st
     assert not torch.equal(drafts(again), pristine)
 
 
+def test_a_complete_answer_that_is_closed_teaches(target: Path, drafter: Path) -> None:
+    with omnidraft.load(target, drafter, adapt="inline", **FAST, warn=pytest.fail) as model:
+        with model.stream(PROMPTS[0], max_new_tokens=COUNT) as stream:
+            next(stream)
+        assert (stream.result.finish_reason, model.learned["answers"]) == ("interrupted", 0)
+        with model.stream(PROMPTS[0], max_new_tokens=COUNT) as stream:
+            while stream.result.finish_reason == "interrupted":
+                next(stream)
+        assert model.learned["answers"] == 1
+
+
 def test_nothing_said_is_nothing_saved(target: Path, drafter: Path, home: Path) -> None:
     omnidraft.load(target, drafter, adapt="inline", warn=pytest.fail).close()
     assert saved(home) == []

@@ -179,6 +179,7 @@ class OmniDraft:
 
     def _in_turn(self, text: tuple[int, int], rounds: Generator[Round]) -> Generator[Round]:
         """The rounds of a text one by one, as long as no other one is begun; in the end the models let go of it."""
+        record: Round | None = None
         turn = partial(turn_of, self._turn, lambda: text == self._begun)
         try:
             while True:
@@ -195,8 +196,11 @@ class OmniDraft:
                 yield record
         finally:
             with turn():  # or without it, where there is nothing to let go of
+                begun = text == self._begun
+                if begun and record is not None and record.finish:
+                    next(rounds, None)  # it is complete, and to be learned from, read to its end or not
                 rounds.close()
-                if text == self._begun:
+                if begun:
                     self.engine.release()
 
     def _check(self, text: tuple[int, int]) -> None:
