@@ -226,7 +226,7 @@ def test_a_text_that_writes_the_first_token_has_it_once(model: OmniDraft) -> Non
     tokenizer = model.target.tokenizer
     once = model.encode(PROMPT)
     assert once[0] == tokenizer.bos_token_id
-    written = encode(tokenizer, model.vocab.size, tokenizer.bos_token + PROMPT)
+    written = encode(tokenizer, tokenizer.bos_token + PROMPT)
     assert written.count(tokenizer.bos_token_id) == 1
     assert written == tokenizer(tokenizer.bos_token + PROMPT, add_special_tokens=False)["input_ids"]
 

@@ -164,7 +164,7 @@ class OmniDraft:
 
         `template` is told to the chat template beside messages.
         """
-        return encode(self.target.tokenizer, self.vocab.size, prompt, template)
+        return encode(self.target.tokenizer, prompt, template)
 
     def encode_message(self, message: str) -> list[int]:
         """A user's message as token ids of the target: in its chat template where it has one, else as it stands."""

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from omnidraft.errors import ConfigError, PromptError
-from omnidraft.models import check_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -19,21 +18,13 @@ Prompt = str | Sequence[int] | Sequence[Message]
 """A text to continue, the target's token ids, or messages such as {"role": "user", "content": "Hello"}."""
 
 
-def encode(
-    tokenizer: PreTrainedTokenizerBase, size: int, prompt: Prompt, template: Mapping[str, Any] | None = None
-) -> list[int]:
-    """A prompt as token ids below `size`, its first token included and never twice.
+def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, template: Mapping[str, Any] | None = None) -> list[int]:
+    """A prompt as token ids, its first token included and never twice; the engine looks whether the target has them.
 
     `template` holds what the chat template is to be told beside the messages, such as tools.  Raises PromptError for
-    what is no prompt, ids that the target has no row of logits for, messages that the template refuses, or messages for
-    a model without one; ConfigError for a template that is no mapping.
+    what is no prompt, messages that the template refuses, or messages for a model without one; ConfigError for a
+    template that is no mapping.
     """
-    ids = _encoded(tokenizer, prompt, template)
-    check_ids(ids, size)
-    return ids
-
-
-def _encoded(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, template: Mapping[str, Any] | None) -> list[int]:
     if template is not None and not isinstance(template, Mapping):
         raise ConfigError(f"template is of type {type(template).__name__}: give a dict of what the template is to know")
     if _are_messages(prompt):
