@@ -158,7 +158,8 @@ def test_the_commit_is_that_of_a_checkout(tmp_path: Path) -> None:
         )
         return done.stdout.strip()
 
-    file = tmp_path / "module.py"
+    file = tmp_path / "package" / "module.py"
+    file.parent.mkdir()
     file.touch()
     assert setting.commit(file) is None
     git("init")
@@ -166,6 +167,14 @@ def test_the_commit_is_that_of_a_checkout(tmp_path: Path) -> None:
     assert setting.commit(file) is None, "an installed copy in the folder of some checkout"
     git("add", ".")
     git("commit", "-m", "one")
-    assert setting.commit(file) == git("rev-parse", "--short=12", "HEAD")
+    head = git("rev-parse", "--short=12", "HEAD")
+    assert setting.commit(file) == head
+    (tmp_path / "results.json").touch()
+    assert setting.commit(file) == head, "what a run writes is no change of the package"
+    (file.parent / "new").mkdir()
+    (file.parent / "new" / "other.py").touch()
+    assert setting.commit(file) == head + "+dirty"
+    shutil.rmtree(file.parent / "new")
+    assert setting.commit(file) == head
     file.write_text("1")
-    assert setting.commit(file) == git("rev-parse", "--short=12", "HEAD") + "+dirty"
+    assert setting.commit(file) == head + "+dirty"

@@ -184,7 +184,7 @@ class Paper:
         return settings
 
     def _add(self, section: str, key: str, row: Row) -> None:
-        self.result[section][key] = row | {"commit": setting.commit(Path(__file__))}
+        self.result[section][key] = row | {"commit": setting.commit()}
         self.write()
 
     def write(self) -> None:

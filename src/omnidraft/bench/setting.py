@@ -18,6 +18,7 @@ import torch
 import omnidraft
 
 CPUINFO = Path("/proc/cpuinfo")
+PACKAGE = Path(omnidraft.__file__)
 
 
 def machine(device: torch.device) -> dict[str, Any]:
@@ -25,7 +26,7 @@ def machine(device: torch.device) -> dict[str, Any]:
     libraries = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit(Path(omnidraft.__file__)),
+        "commit": commit(),
         "omnidraft": omnidraft.__version__,
         **libraries,
         "python": platform.python_version(),
@@ -55,8 +56,11 @@ def _elsewhere(value: str) -> bool:
     return path.is_absolute() or ".." in path.parts or value[:1] == "~"
 
 
-def commit(file: Path) -> str | None:
-    """The commit that a file of a checkout is at, with a mark where the checkout differs from it; None outside."""
+def commit(file: Path = PACKAGE) -> str | None:
+    """The commit that a file of a checkout is at, with a mark where its folder differs from it; None outside.
+
+    The results that a run writes beside the package are no change of what is measured.
+    """
     git = shutil.which("git")
     if git is None:
         return None
@@ -70,7 +74,7 @@ def commit(file: Path) -> str | None:
     if ask("ls-files", "--error-unmatch", file.name) is None:  # an installed copy may lie in another's checkout
         return None
     head = ask("rev-parse", "--short=12", "HEAD")
-    return head and head + ("+dirty" if ask("status", "--porcelain") else "")
+    return head and head + ("+dirty" if ask("status", "--porcelain", "--", ".") else "")
 
 
 def _cpu() -> str:
