@@ -236,3 +236,11 @@ def test_the_command_writes_its_files(
     assert {row["method"] for row in result["schedules"]} == set(head_study.METHODS)
     assert "| interleaved |" in text
     assert main(["bench", "stopping", *arguments, "--parts", "cells,none"]) == 2
+    assert main(["bench", "stopping", *arguments, "--draft-len", "0"]) == 2
+    assert "a fixed draft length to measure is 1 or more" in capsys.readouterr().err
+    one = ["--parts", "cells", "--task", "gsm8k", "--draft-len", "3", "--more"]
+    assert main(["bench", "stopping", *arguments, *sizes, *one]) == 0
+    found = [row for row in json.loads(capsys.readouterr().out.splitlines()[-1])["cells"] if row["task"] == "gsm8k"]
+    times = {row["draft_len"]: len(row["repeats"]) for row in found if row["policy"] == "fixed"}
+    assert times == {1: 2, 2: 2, 4: 2, 3: 2}
+    assert all(len(row["repeats"]) == 4 for row in found if row["policy"] == "rate")

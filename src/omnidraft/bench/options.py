@@ -198,6 +198,13 @@ def add_stopping(commands: Any, run: Run) -> None:
         choices=("gsm8k", "mbpp", "in turns"),
         help="one task only; repeatable (default: all)",
     )
+    stopping.add_argument(
+        "--draft-len",
+        type=int,
+        action="append",
+        metavar="N",
+        help="a fixed draft length to measure; repeatable (default: 1 to 8; 1, 2 and 4 with --quick)",
+    )
     stopping.add_argument("--count", type=int, metavar="N", help="prompts of a task (default: 50, less with --quick)")
     stopping.add_argument("--learn", type=int, metavar="N", help="prompts a task to learn from (default: 100, or 8)")
     stopping.add_argument("--repeats", type=int, metavar="N", help="turns of every way (default: 3, 1 with --quick)")

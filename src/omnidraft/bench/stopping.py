@@ -118,7 +118,7 @@ class Bench:
     def __init__(self, options: argparse.Namespace, console: Console) -> None:
         self.options, self.console = options, console
         self.sizes = {name: getattr(options, name) or size for name, size in (QUICK if options.quick else FULL).items()}
-        self.lengths = QUICK_LENGTHS if options.quick else LENGTHS
+        self.lengths = options.draft_len or (QUICK_LENGTHS if options.quick else LENGTHS)
         self.texts, self.others = _texts(options.data, self.sizes)
         self.rows: list[tuple[str, Row]] = []
         self.tasks = options.task or (*TASKS, IN_TURNS)
@@ -186,6 +186,8 @@ def main(options: argparse.Namespace, console: Console) -> int:
     for part in parts:
         if part not in PARTS:
             raise ConfigError(f"part {part!r} is not known; use some of {', '.join(PARTS)}, with commas between")
+    if any(length < 1 for length in options.draft_len or ()):
+        raise ConfigError("a fixed draft length to measure is 1 or more: plain decoding is always measured")
     if options.more and options.out is None:
         raise ConfigError("more repeats need a file that holds the others: give --out")
     if options.threads:
