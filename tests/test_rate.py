@@ -13,12 +13,14 @@ import pytest
 import torch
 
 from omnidraft import plan
-from omnidraft.chances import EDGES, Chance
-from omnidraft.costs import ENOUGH, Costs
+from omnidraft.chances import EDGES, Chance, Chances
+from omnidraft.costs import ENOUGH, WINDOW, Costs
 from omnidraft.costs import FRESH as FEW
+from omnidraft.costs import _solved as costs_solved
 from omnidraft.head import Head, bound
 from omnidraft.plan import GRID, NEVER, Known, Plan, make_plan
 from omnidraft.rate import (
+    ASK_EVERY,
     FRESH,
     LEARNED_SHARE,
     MEASURED,
@@ -206,17 +208,20 @@ def test_it_is_never_slower_from_the_first_text_on(name: str, monkeypatch: pytes
     assert not clock.policy.begin(None) or clock.policy.idle is None
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(("chance", "least"), [(0.36, 0.97), (0.3, 0.98), (0.22, 0.98)])
+@pytest.mark.parametrize(("chance", "mean"), [(0.36, 0.995), (0.3, 0.99), (0.26, 0.99), (0.22, 0.98)])
 def test_in_doubt_drafts_go_on_as_long_as_that_costs_little(
-    chance: float, least: float, seed: int, monkeypatch: pytest.MonkeyPatch
+    chance: float, mean: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # a draft token takes 0.26 steps of the target
     scene = Scene(0.16, even(0.1), {2.0: chance + 0.1, 3.0: chance, 4.0: chance - 0.1})
-    clock = Clock(Rate(LONGEST), seed, monkeypatch)
-    clock.after(scene, 10)
-    fixed = Clock(UpTo(1), seed, monkeypatch).after(scene, 50)
-    assert clock.after(scene, 100) > least * max(1.0, fixed)
+    found = []
+    for seed in range(6):
+        clock = Clock(Rate(LONGEST), seed, monkeypatch)
+        clock.after(scene, 10)
+        fixed = Clock(UpTo(1), seed, monkeypatch).after(scene, 50)
+        found.append(clock.after(scene, 100) / max(1.0, fixed))
+    assert min(found) > 0.97
+    assert np.mean(found) > mean
 
 
 def test_what_may_well_be_is_near_what_was_seen_often() -> None:
@@ -313,28 +318,28 @@ def test_a_clock_that_stands_still_stops_nothing(monkeypatch: pytest.MonkeyPatch
 def test_texts_that_can_have_no_draft_are_no_reason_for_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(Rate(LONGEST), 1, monkeypatch)
     clock.after(SCENES["an easy text"], 5)
-    before = [chance.seen for chance in clock.policy._chances]
+    before = [chance.seen for chance in clock.policy._chances.bins]
     for _ in range(40):
         clock.policy.open(20, 1)
         clock.policy.learn(made(verify_s=1.0))  # nothing was asked
-    assert [chance.seen for chance in clock.policy._chances] == before
+    assert [chance.seen for chance in clock.policy._chances.bins] == before
     assert clock.policy._probe == 0
 
 
 def test_a_trial_lets_what_comes_count_more(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(Rate(LONGEST), 1, monkeypatch)
     clock.after(SCENES["a hopeless drafter"], 60)
-    seen = max(chance.seen for chance in clock.policy._chances)
+    seen = max(chance.seen for chance in clock.policy._chances.bins)
     observed = max(map(len, clock.policy.costs._verify.values()))
     assert seen > FRESH
-    assert observed > 20
+    assert observed > FEW
     for _ in range(12):
         clock.text(SCENES["a hopeless drafter"], 40)
         if any(clock.drafted[-40:]):
             break
         clock.policy.open(20, 100)
         if clock.policy._probe:
-            assert max(chance.seen for chance in clock.policy._chances) == FRESH
+            assert max(chance.seen for chance in clock.policy._chances.bins) == FRESH
             assert max(map(len, clock.policy.costs._verify.values())) == FEW
             return
     pytest.fail("there was no trial")
@@ -370,13 +375,13 @@ def test_what_a_drafter_learns_brings_no_more_trials_than_a_share_of_the_time(mo
 def test_a_head_that_becomes_trained_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     head = Head()
     policy = Rate(LONGEST, head)
-    for chance in policy._chances:
+    for chance in policy._chances.bins:
         chance.yes, chance.seen = 0.0, 100.0
     policy.begin(None)
-    assert max(chance.value for chance in policy._chances) == 0
+    assert max(chance.value for chance in policy._chances.bins) == 0
     monkeypatch.setattr(Head, "trained", True)
     policy.begin(None)
-    values = [chance.value for chance in policy._chances]
+    values = [chance.value for chance in policy._chances.bins]
     assert values == sorted(values, reverse=True)
     assert values[0] == pytest.approx(0.985)
     assert values[-1] == pytest.approx(0.05)
@@ -387,7 +392,7 @@ def test_tokens_that_did_not_seem_to_pay_are_drawn_now_and_then(monkeypatch: pyt
     clock = Clock(Rate(LONGEST), 2, monkeypatch)
     clock.after(scene, 2)
     unlikely = sum(bound(3.0) < edge for edge in EDGES)
-    chance = clock.policy._chances[unlikely]
+    chance = clock.policy._chances.bins[unlikely]
     chance.yes, chance.seen = 1.0, 100.0  # which is wrong
     clock.policy._plan = None
     clock.after(scene, 60)
@@ -417,7 +422,106 @@ def test_the_first_pass_over_so_many_tokens_does_not_count() -> None:
     costs.learn(made(2, 1, verify_s=9.0), first=False)
     for seconds in (1.2, 1.3, 1.4):
         costs.learn(made(2, 1, verify_s=seconds), first=False)
+    for _ in range(WINDOW - 7):
+        costs.learn(made(0, 1, verify_s=1.0), first=False)
     assert costs.verify(3) == pytest.approx(1.3, abs=0.01)
+
+
+@pytest.mark.parametrize("believed", [1.0, 1.4])
+def test_costs_are_found_where_nearly_all_rounds_are_alike(believed: float) -> None:
+    """Set against what they are thought to cost themselves, they would stay what they are thought to be."""
+    costs, clock = Costs(), random.Random(1)
+
+    def round_(drafted: int, cost: float) -> None:
+        costs.learn(made(drafted, verify_s=cost * clock.uniform(0.93, 1.07)), first=False)
+
+    for _ in range(30):
+        round_(0, 1.0)
+        round_(1, believed)
+    for number in range(64 * 40):
+        round_(*((0, 1.0) if number % 64 == 0 else (1, 1.15)))
+    assert costs.verify(2) == pytest.approx(1.15, abs=0.03)
+
+
+def test_what_hardly_more_than_one_token_costs_says_little_of_many() -> None:
+    costs = Costs()
+    for drafted in (0, 0, *(0, 1) * WINDOW):
+        costs.learn(made(drafted, verify_s=1.0 + (drafted > 0)), first=False)
+    assert costs.verify(2) == pytest.approx(2.0, rel=0.02)
+    assert costs.verify(5) == pytest.approx(5.0, rel=0.05), "a guess"
+    assert costs.at_least(5) == pytest.approx(2.0, rel=0.02)
+    for drafted in (4, *(0, 4) * WINDOW):
+        costs.learn(made(drafted, verify_s=1.0 + (drafted > 0)), first=False)
+    assert costs.verify(5) == costs.at_least(9) == pytest.approx(2.0, rel=0.02)
+
+
+def test_comparisons_that_do_not_fit_are_settled_between() -> None:
+    pairs = {(1, 2): (1.2, 4.0), (2, 3): (1.1, 4.0), (1, 3): (1.2, 8.0), (4, 5): (1.5, 3.0), (1, 9): (3.0, 0.5)}
+    found = {tokens: cost for tokens, (cost, _) in costs_solved(pairs).items()}
+    assert found[1] == pytest.approx(1.0)
+    assert 1.2 * 1.1 > found[3] > 1.2
+    assert found[2] < 1.2
+    assert found[5] / found[4] == pytest.approx(1.5, rel=0.02), "and what was compared with no other stays near a guess"
+    assert 9 not in found, "too little was seen of it"
+
+
+# ---------------------------------------------------------------- drafts whose chance nobody asks for
+
+
+class Asking(Clock):
+    """A clock on which asking for a chance takes so many steps of the target."""
+
+    def __init__(self, policy: Rate, seed: int, monkeypatch: pytest.MonkeyPatch, asking: float) -> None:
+        super().__init__(policy, seed, monkeypatch)
+        self.asked = 0
+        known, now = policy._head.chance, 0.0
+
+        def chance(*given: Any) -> float:
+            nonlocal now
+            now += asking
+            self.asked += 1
+            return known(*given)
+
+        monkeypatch.setattr(policy._head, "chance", chance)
+        monkeypatch.setattr("omnidraft.rate.time.perf_counter", lambda: now)
+
+
+ALIKE = Scene(0.15, even(0.11), {1.0: 0.5, 2.0: 0.4, 3.0: 0.3})  # a single token pays, and more do not
+
+
+@pytest.mark.parametrize(("asking", "often"), [(0.1, False), (0.0, True)])
+def test_nobody_asks_where_that_takes_more_than_it_brings(
+    asking: float, often: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = ALIKE if not often else Scene(0.05, even(0.25), {0.1: 0.9, 3.0: 0.02})
+    clock = Asking(Rate(LONGEST), 0, monkeypatch, asking)
+    clock.after(scene, 30)
+    clock.asked = 0
+    clock.after(scene, 30)
+    drafts = sum(drafted > 0 for drafted in clock.drafted)
+    assert drafts > 300
+    assert (clock.asked > 0.9 * drafts) is often
+    assert clock.asked > drafts / 2 / ASK_EVERY, "now and then, to know whether that has changed"
+
+
+def test_what_becomes_of_tokens_of_no_known_bin_counts_for_all_bins() -> None:
+    chances = Chances()
+    for _ in range(50):
+        for likely in (0.95, 0.45):
+            chances.learn(chances.meet(likely, 0), happened=likely > 0.9)
+    before = [each.value for each in chances.bins]
+    first = chances.first()
+    for _ in range(60):
+        chances.learn_blindly(happened=True)
+    assert chances.first() > first + 0.1
+    after = [each.value for each in chances.bins]
+    sure, unsure = chances.meet(0.95, 0), chances.meet(0.45, 0)
+    assert after[unsure] > before[unsure]
+    assert after[sure] >= before[sure] - 1e-9
+    assert chances.first() == pytest.approx(chances.first()), "it is taken in once"
+    for _ in range(400):
+        chances.learn_blindly(happened=False)
+    assert chances.first() < 0.2
 
 
 def test_a_trial_that_brought_what_it_cost_counts_for_nothing() -> None:
@@ -435,7 +539,8 @@ def test_a_trial_that_brought_what_it_cost_counts_for_nothing() -> None:
 
 def test_costs_are_medians_with_lines_between() -> None:
     costs = Costs()
-    for drafted, seconds in ((0, 2.0), (0, 2.0), (0, 9.0), (0, 2.0), (4, 3.0), (4, 3.0), (4, 9.0), (4, 3.0)):
+    seen = ((0, 2.0), (0, 2.0), (0, 9.0), (0, 2.0), (4, 3.0), (4, 3.0), (4, 9.0), (4, 3.0))
+    for drafted, seconds in seen * 2:
         costs.learn(made(drafted, draft_s=0.2 * drafted, verify_s=seconds), first=False)
     assert costs.known
     assert costs.seconds == pytest.approx(2.0, rel=0.05)

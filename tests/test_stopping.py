@@ -15,7 +15,7 @@ import omnidraft
 from enumeration import EXACT, SAMPLED, deviation, enumerate_draws
 from learning_users import PROMPTS, alone
 from omnidraft.config import STOPPINGS, Drafting, Sampling
-from omnidraft.costs import ENOUGH
+from omnidraft.costs import WINDOW
 from omnidraft.drafter import Drafter
 from omnidraft.engine import Engine, Round
 from omnidraft.errors import ConfigError
@@ -33,19 +33,23 @@ LONGEST = 3
 class Steady(Rate):
     """A rate policy that has come to know a machine and a drafter, and stays as it is: to be enumerated."""
 
-    def __init__(self, step: float, verify: tuple[float, float], chances: tuple[float, ...], probe: int = 0) -> None:
+    def __init__(
+        self, step: float, verify: tuple[float, float], chances: tuple[float, ...], probe: int = 0, asking: float = 0.0
+    ) -> None:
         super().__init__(LONGEST)
-        for _ in range(1 + ENOUGH):  # the first does not count
+        for _ in range(1 + WINDOW // 2):  # the first does not count
             for drafted, seconds in enumerate(verify):
                 self.costs.learn(made(drafted=drafted, verify_s=seconds, draft_s=step * drafted), first=False)
-        for chance, value in zip(self._chances, chances, strict=True):
+        for chance, value in zip(self._chances.bins, chances, strict=True):
             chance.yes, chance.seen = value * 100, 100.0
         self._tries = probe
+        self.costs._asking.append(asking)
+        self._drafts = asking > 0  # the first one asks
 
     def begin(self, walk: Walk | None) -> bool:
         self._rounds = self._refused = 0
         self._reads, self._probe, self._lengths = True, self._tries, PROBE_LENGTHS
-        self._seen = np.ones((2, len(self._chances)))
+        self._chances.met = np.ones_like(self._chances.met)
         self._plan = None
         return super().begin(walk)
 
@@ -91,6 +95,7 @@ POLICIES: dict[str, Stopping] = {
     "rate": Steady(0.05, (1.0, 1.25), FALLING),
     "rate, dear steps": Steady(0.2, (1.0, 1.1), FALLING),
     "rate, on trial": Steady(0.3, (1.0, 1.1), FALLING, probe=1),
+    "rate, blind": Steady(0.05, (1.0, 1.1), FALLING, asking=5.0),
 }
 
 
@@ -128,13 +133,20 @@ def lengths(engine: Engine) -> Iterator[int]:
         yield len(record.draft)
 
 
-@pytest.mark.parametrize("policy", [name for name in POLICIES if name != "fixed"])
+@pytest.mark.parametrize("policy", [name for name in POLICIES if name not in ("fixed", "rate, blind")])
 def test_these_policies_do_end_drafts(policy: str) -> None:
     """Else the tests of the law would say nothing."""
     found: set[int] = set()
     for seed in range(4):
         found |= set(lengths(with_policy(make_world("nested", seed), POLICIES[policy], "all", seed)))
     assert len(found) > 1
+
+
+def test_drafts_that_nobody_asks_for_are_of_one_token() -> None:
+    blind = POLICIES["rate, blind"]
+    found = {k for seed in range(4) for k in lengths(with_policy(make_world("nested", seed), blind, "all", seed))}
+    assert found == {1}
+    assert not blind._asks  # type: ignore[attr-defined]
     assert min(found) < LONGEST
 
 

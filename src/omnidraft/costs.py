@@ -1,29 +1,40 @@
 """What a round costs on this machine, in steps of the target alone, from what rounds have cost.
 
-Machines are now slower, now faster, as others use them.  So each observation is set against the rounds just before it,
-and costs are medians of such ratios: what slows everything alike changes none of them.
+Machines are now slower, now faster, as others use them.  So costs are medians of ratios of what was measured within a
+few rounds: what slows everything alike changes none of them.  Of the target's passes, only those over different numbers
+of tokens say anything about each other; set against what one of them is thought to cost, an error would confirm itself.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
+from bisect import bisect_left
 from collections import defaultdict, deque
+from collections.abc import Collection, Iterable, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 if TYPE_CHECKING:
     from omnidraft.engine import Round
 
+    _Pass = tuple[int, float]  # tokens that the target verified, and seconds with all else but drafting
+    _Seen = tuple[int, float, float]  # number of the round, ratio of passes over more tokens to those over less, weight
+
 KEPT = 31  # observations of each kind
+WINDOW = 12  # rounds whose passes are compared
 RECENT = 5  # rounds that tell how fast the machine is at present
-SETTLED = 64  # rounds after which the costs of verifying are looked at only now and then
-LOOK_EVERY = 8  # rounds
+SETTLED = 64  # rounds after which costs are worked out only when they are asked for
 AGE = 400  # rounds after which one of a pass of the target says nothing any more
 FRESH = 3  # observations of each kind that are kept where all is to be looked at anew
 ENOUGH = 3  # of them say something
+HEAVY = 1.5  # weight of comparisons that say something: two passes against many, or three against three
 SHORT = 8  # tokens that the drafter reads in about the time of one
 LEAST = 1e-9  # seconds: clocks may stand still
 SLOPE = 0.04  # of verifying one more token, as long as nothing is known
+GUESS = 0.01  # weight of that slope beside what was seen
 
 
 class Costs:
@@ -33,33 +44,43 @@ class Costs:
     """
 
     def __init__(self) -> None:
-        self._recent: deque[float] = deque(maxlen=RECENT)  # seconds of a step of the target, as each round tells
+        self._recent: deque[_Pass] = deque(maxlen=RECENT)
+        self._window: list[_Pass] = []
+        self._alone = 0  # passes over a single token
         self._first: deque[float] = deque(maxlen=KEPT)  # steps of drafts; the first reads what is new of the text
         self._later: deque[float] = deque(maxlen=KEPT)
         self._read: deque[float] = deque(maxlen=KEPT)
-        self._verify: dict[int, deque[tuple[int, float]]] = defaultdict(lambda: deque(maxlen=KEPT))
+        self._asking: deque[float] = deque(maxlen=KEPT)
+        self._verify: dict[tuple[int, int], deque[_Seen]] = defaultdict(lambda: deque(maxlen=KEPT))
         self.seconds = 0.0  # what a step of the target alone takes at present; 0 as long as that is not known
         self._rounds = 0
         self._met: set[int] = set()  # numbers of tokens that were verified
-        self._table: list[float] = []  # of verifying 1, 2, … tokens
+        self._table: list[float] = []  # of verifying 1, 2, … tokens; empty where it is to be worked out anew
+        self._last = [1.0]  # the same, as it is and was last
+        self._sure: Collection[int] = {1}  # of how many tokens that is known
 
-    def learn(self, record: Round, *, first: bool) -> None:
-        """Take in a round; the `first` of a text has the target's pass over the prompt in it."""
+    def learn(self, record: Round, *, first: bool, asking: Sequence[float] = ()) -> None:
+        """Take in a round; the `first` of a text has the target's pass over the prompt in it.
+
+        Each time that the stop policy asked for a chance took so many seconds of the draft's.
+        """
         verified, seconds = len(record.proposals) + 1, max(LEAST, record.verify_s + record.translate_s)
         self._rounds += 1
         new = verified not in self._met  # the first pass over so many tokens takes longer: libraries prepare for it
         self._met.add(verified)
         if not first and not new and record.finish != "stop":  # of which not all that was verified is told
-            seen = self._verify[verified]
-            if verified == 1 or len(seen) >= ENOUGH:
-                self._recent.append(seconds / self.verify(verified))
-                self.seconds = statistics.median(self._recent)
-            if self._recent:
-                seen.append((self._rounds, seconds / (self.seconds or 1.0)))
-            if self._rounds < SETTLED or self._rounds % LOOK_EVERY == 0:
-                self._table = []
+            self._alone += verified == 1
+            if verified in self._sure:
+                self._recent.append((verified, seconds))
+                self.seconds = self._step(self._recent)
+            self._window.append((verified, seconds))
+            if len(self._window) == WINDOW:
+                self._compare()
+                if self._rounds < SETTLED:
+                    self.verify(1)
         if record.draft_passes and self.seconds:
-            drafting, later = record.draft_s / self.seconds, record.draft_passes - 1
+            drafting, later = max(0.0, record.draft_s - sum(asking)) / self.seconds, record.draft_passes - 1
+            self._asking.extend(seconds / self.seconds for seconds in asking)
             if self.reads(record):
                 if self._first:
                     rest = drafting - later * self.steps[1]
@@ -71,6 +92,20 @@ class Costs:
                 self._later.append(max(0.0, drafting - own) / later)
                 if len(self._first) < ENOUGH:
                     self._first.append(own)
+
+    def _compare(self) -> None:
+        """Set the passes of the latest rounds against those that were most of them."""
+        by_size = defaultdict(list)
+        for tokens, seconds in self._window:
+            by_size[tokens].append(seconds)
+        self._window.clear()
+        most = max(by_size, key=lambda tokens: (len(by_size[tokens]), -tokens))
+        for tokens in by_size.keys() - {most}:
+            pair = less, more = min(tokens, most), max(tokens, most)
+            ratio = statistics.median(by_size[more]) / statistics.median(by_size[less])
+            weight = len(by_size[less]) * len(by_size[more]) / (len(by_size[less]) + len(by_size[more]))
+            self._verify[pair].append((self._rounds, ratio, weight))
+            self._table = []
 
     def fade(self) -> None:
         """Let what comes count more."""
@@ -88,13 +123,18 @@ class Costs:
     @property
     def known(self) -> bool:
         """Whether it is known what decoding without drafts costs."""
-        return len(self._verify[1]) >= ENOUGH
+        return self._alone >= ENOUGH
 
     @property
     def steps(self) -> tuple[float, float]:
         """Of the first step of a draft, and of a later one; none as long as none was seen."""
         first = statistics.median(self._first) if self._first else 0.0
         return first, min(first, statistics.median(self._later)) if self._later else first
+
+    @property
+    def asking(self) -> float:
+        """Of asking what the chance of a token is."""
+        return statistics.median(self._asking) if self._asking else 0.0
 
     def reading(self, tokens: int) -> float:
         """Of the drafter's reading so many tokens; those of as many steps at most."""
@@ -110,41 +150,78 @@ class Costs:
             self._table = self._fitted(2 * below + 1)
         return self._table[below - 1] + (tokens - below) * (self._table[below] - self._table[below - 1])
 
+    def at_least(self, tokens: float) -> float:
+        """`verify`, but for more tokens than ever were compared what the most of those cost: more is a guess."""
+        return self.verify(min(tokens, max(self._sure)))
+
+    def _step(self, passes: Iterable[_Pass]) -> float:
+        """Seconds of a step of the target alone, as these passes tell."""
+        return statistics.median(seconds / self._known(tokens) for tokens, seconds in passes)
+
+    def _known(self, tokens: int) -> float:
+        return self._last[min(tokens, len(self._last)) - 1]
+
     def _fitted(self, longest: int) -> list[float]:
-        """Medians where there are enough observations, lines between them, never less for more."""
-        late = {
-            m: [cost for at, cost in seen if m == 1 or self._rounds - at <= AGE] for m, seen in self._verify.items()
-        }
-        if all(len(costs) < ENOUGH for m, costs in late.items() if m > 1):  # no drafts since
-            late = {m: [cost for _, cost in seen] for m, seen in self._verify.items()}
-        known = _rising({m: costs for m, costs in late.items() if len(costs) >= ENOUGH})
-        at = sorted(known)
-        if not at:
-            return [1.0 + SLOPE * m for m in range(longest)]
-        slope = SLOPE * known[at[0]]
-        if len(at) > 1:
-            slope = (known[at[-1]] - known[at[0]]) / (at[-1] - at[0])
-        costs = []
-        for m in range(1, longest + 1):
-            below, above = max((k for k in at if k <= m), default=None), min((k for k in at if k >= m), default=None)
-            if below is None:
-                costs.append(known[at[0]])
-            elif above is None:
-                costs.append(known[below] + slope * (m - below))
-            else:
-                share = (m - below) / (above - below) if above > below else 0.0
-                costs.append(known[below] + share * (known[above] - known[below]))
-        return [cost / costs[0] for cost in costs]
+        """What suits all comparisons best where there are enough, lines between them, never less for more."""
+        pairs = {pair: [one for one in seen if self._rounds - one[0] <= AGE] for pair, seen in self._verify.items()}
+        costs = _solved({pair: _median(seen) for pair, seen in pairs.items() if seen})
+        if len(costs) == 1:  # hardly a draft since
+            costs = _solved({pair: _median(list(seen)) for pair, seen in self._verify.items()})
+        self._sure = costs.keys()
+        self._last = _drawn(_rising(costs), max([longest, *costs]))
+        return self._last[:longest]
 
 
-def _rising(seen: dict[int, list[float]]) -> dict[int, float]:
-    """Medians, neighbors that fall instead of rising being replaced by their mean, weighted by their numbers."""
-    blocks: list[tuple[float, int, list[int]]] = []  # median, observations, and which they are for
+def _median(seen: list[_Seen]) -> tuple[float, float]:
+    """The median of ratios by their weights, and the sum of these."""
+    ratios = sorted((ratio, weight) for _, ratio, weight in seen)
+    sums = list(accumulate(weight for _, weight in ratios))
+    return ratios[bisect_left(sums, sums[-1] / 2)][0], sums[-1]
+
+
+def _solved(pairs: dict[tuple[int, int], tuple[float, float]]) -> dict[int, tuple[float, float]]:
+    """Costs of so many tokens in relation to one, and their weights: least squares of the logarithms of ratios."""
+    sizes = sorted({1}.union(*pairs))
+    place = {tokens: number for number, tokens in enumerate(sizes)}
+    guess = np.log1p(SLOPE * (np.array(sizes) - 1))
+    matrix, wanted = GUESS * np.eye(len(sizes)), GUESS * guess
+    matrix[0, 0] = 1e9  # the unit
+    weights = dict.fromkeys(sizes, 0.0) | {1: float(KEPT)}
+    for (less, more), (ratio, weight) in pairs.items():
+        at, to = place[less], place[more]
+        matrix[[at, to], [at, to]] += weight
+        matrix[[at, to], [to, at]] -= weight
+        wanted[at] -= weight * math.log(ratio)
+        wanted[to] += weight * math.log(ratio)
+        weights[less] += weight
+        weights[more] += weight
+    costs = np.exp(np.linalg.solve(matrix, wanted)).tolist()
+    return {m: (cost, weights[m]) for m, cost in zip(sizes, costs, strict=True) if weights[m] >= HEAVY}
+
+
+def _drawn(known: dict[int, float], longest: int) -> list[float]:
+    """Costs of 1, 2, … tokens in relation to the first, on lines through those that are known."""
+    at = sorted(known)
+    slope = (known[at[-1]] - known[1]) / (at[-1] - 1) if len(at) > 1 else SLOPE
+    costs = []
+    for m in range(1, longest + 1):
+        below, above = max(k for k in at if k <= m), min((k for k in at if k >= m), default=None)
+        if above is None:
+            costs.append(known[below] + slope * (m - below))
+        else:
+            share = (m - below) / (above - below) if above > below else 0.0
+            costs.append(known[below] + share * (known[above] - known[below]))
+    return [cost / costs[0] for cost in costs]
+
+
+def _rising(seen: dict[int, tuple[float, float]]) -> dict[int, float]:
+    """Costs with their weights, neighbors that fall instead of rising being replaced by their mean."""
+    blocks: list[tuple[float, float, list[int]]] = []  # cost, weight, and which they are for
     for m in sorted(seen):
-        block = (statistics.median(seen[m]), len(seen[m]), [m])
+        block = (*seen[m], [m])
         while blocks and blocks[-1][0] >= block[0]:
-            value, count, members = blocks.pop()
-            total = count + block[1]
-            block = ((value * count + block[0] * block[1]) / total, total, members + block[2])
+            value, weight, members = blocks.pop()
+            total = weight + block[1]
+            block = ((value * weight + block[0] * block[1]) / total, total, members + block[2])
         blocks.append(block)
     return {m: value for value, _, members in blocks for m in members}

@@ -6,7 +6,7 @@ Worked out from the end of the longest draft to its beginning.  Pure array code.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ GRID = np.exp(np.linspace(np.log(1e-3), 0.0, 33))  # probabilities that a draft 
 SPACING = float(np.log(GRID[1] / GRID[0]))
 CLOSE = 1e-3  # what makes no difference
 NEVER = 2.0  # in place of such a probability
+LITTLE = 0.01  # steps of the target that a round would gain: too little to be believed
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +28,7 @@ class Plan:
     draw: Floats  # (K, B) once it is known which chance the next token has
     tokens: float  # target tokens that a round gains by it, on average
     steps: float  # that it costs, on average
+    blind: bool = False  # whether a single token gains more, whose chance nobody asks for
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,12 +40,15 @@ class Known:
     chances: Floats  # (B,) of acceptance
     weights: Floats  # (2, B) how often each comes up for the first token of a draft, and for a later one
     worth: Floats  # (K,) target tokens that the first, second, … accepted draft token brings
+    asking: float = 0.0  # what it takes to learn which chance a token has
+    first: float = 0.0  # the chance of a first token as long as that is not known
 
 
 def make_plan(known: Known, rate: float) -> Plan:
     """The plan that gains most over `rate` target tokens in a step of the target alone.
 
-    Where it promises more than that rate, it is made anew for what it promises.
+    Where it promises more than that rate, it is made anew for what it promises.  A plan that is `blind` draws a first
+    token whatever its chance is.
     """
     plan = _for_rate(known, rate)
     for _ in range(ROUNDS):
@@ -52,6 +57,10 @@ def make_plan(known: Known, rate: float) -> Plan:
             break
         rate = promised
         plan = _for_rate(known, rate)
+    tokens, steps = known.first * float(known.worth[0]), known.step[0] + float(known.verify[1] - known.verify[0])
+    if tokens - rate * steps > max(LITTLE, plan.tokens - rate * plan.steps):
+        plan.step[0], plan.draw[0] = 0.0, 0.0
+        plan = replace(plan, tokens=tokens, steps=steps, blind=True)
     return plan
 
 
@@ -81,7 +90,7 @@ def _for_rate(known: Known, rate: float) -> Plan:
         draw[length] = _from(brings - rate * costs)
         pays = GRID[:, None] >= draw[length]  # (G, B)
         gained = (pays * brings) @ weights
-        cost = known.step[min(length, 1)] + (pays * costs) @ weights
+        cost = known.step[min(length, 1)] + known.asking + (pays * costs) @ weights
         step[length : length + 1] = _from((gained - rate * cost)[:, None])
         made = step[length] <= GRID
         tokens, spent = made * gained, made * cost

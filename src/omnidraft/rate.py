@@ -8,14 +8,13 @@ head thought alike, or as long as that is untrained, whose bound by entropy was 
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from omnidraft.chances import EDGES, GUESS, MEMORY, believed
+from omnidraft.chances import GUESS, Chances
 from omnidraft.config import Drafting
 from omnidraft.costs import Costs
 from omnidraft.head import Head
@@ -26,9 +25,9 @@ if TYPE_CHECKING:
     from omnidraft.engine import Round
     from omnidraft.walk import Walk
 
-FALLING = [-edge for edge in EDGES]
 PLAN_EVERY = 96  # drafts, or refused tokens of them; more often at first
 PLAIN_EVERY = 64  # rounds: one of them without a draft, to know what that costs
+ASK_EVERY = 4  # drafts of one token, whose chance need not be known: one is asked for all the same
 DRAW_EVERY = 40  # draws that did not seem to pay: one is made all the same
 FIRST_ROUNDS = 24  # of a trial at the beginning: nobody knows yet what the drafter is worth, or costs
 FIRST_LENGTHS = (4, 1, 2, 1)  # draft tokens of its rounds, in turns
@@ -57,7 +56,7 @@ class Rate:
         self.costs = Costs()
         self._longest = longest
         self._head = head or Head()
-        self._begin_chances()
+        self._trained, self._chances = self._head.trained, Chances()  # which believes the head, until more is known
         self._tokens, self._steps = 0.0, 0.0  # of the latest rounds, without the passes over prompts
         self._made_up, self._drafted = 2.0, 2.0  # target tokens proposed, and draft tokens they were made of
         # of drafts with 0, 1, 2, … accepted tokens: how many there were, and the target tokens that they brought
@@ -79,15 +78,10 @@ class Rate:
         self._drafts = self._news = 0  # all, and those since the plan
         self._promised = 1.0  # of the last plan, as `rate`
         self._walk: Walk | None = None
-        self._bins: list[int] = []  # of the tokens of the present draft
+        self._bins: list[int] = []  # of the tokens of the present draft that were asked for
+        self._asks = True  # whether it asks for them
+        self._asking: list[float] = []  # seconds that each time took
         self._reach = 1.0  # the chance that all of them are accepted
-
-    def _begin_chances(self) -> None:
-        """Believe the head, until more is known."""
-        self._trained = self._head.trained
-        self._chances = believed()
-        # how often laws of each bin came up, for the first token of a draft and for later ones
-        self._seen = np.ones((2, len(self._chances)))
 
     # ------------------------------------------------------------ what is decided
 
@@ -111,21 +105,24 @@ class Rate:
             self._probe, self._lengths = probe, lengths
             self.costs.fade()
             self._plan = None
-            for chance in self._chances:
-                chance.fade(FRESH)
+            self._chances.fade(FRESH)
 
     def begin(self, walk: Walk | None) -> bool:
         """Whether a first draft token pays, and reading the text for it."""
         self._wanted = self._asked_for = True
         self._walk, self._bins, self._reach = walk, [], 1.0
+        self._asking = []
         self._rounds += 1
         if self._trained != self._head.trained:
-            self._begin_chances()
+            self._trained, self._chances = self._head.trained, Chances()
             self._plan = None
         if self._news >= min(PLAN_EVERY, 4 + self._drafts // 4):
             self._plan = None
         self.idle = self._obstacle()
-        return self.idle is None
+        if self.idle is not None:
+            return False
+        self._asks = bool(self._probe) or not self.plan.blind or self._drafts % ASK_EVERY == 0
+        return True
 
     def _obstacle(self) -> str | None:
         if self._probe:
@@ -142,12 +139,12 @@ class Rate:
 
     def draws(self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None) -> bool:
         """Whether a token of such a law pays, now that its step is made."""
-        likely = self._head.chance(logits, hidden, temperature)
-        place = bisect_left(FALLING, -likely)
+        if not self._asks:
+            return True
+        began = time.perf_counter()
         length = len(self._bins)
-        seen = self._seen[min(length, 1)]
-        seen *= MEMORY
-        seen[place] += 1
+        place = self._chances.meet(self._head.chance(logits, hidden, temperature), length)
+        self._asking.append(time.perf_counter() - began)
         if not (self._probe or self._unfinished) and self._reach < self.plan.draw[length, place]:
             self._refused += 1
             self._news += not self._bins  # a step for nothing
@@ -155,11 +152,13 @@ class Rate:
                 self.idle = UNSURE
                 return False
         self._bins.append(place)
-        self._reach *= self._chances[place].value
+        self._reach *= self._chances.bins[place].value
         return True
 
     def steps(self, token: int) -> bool:  # noqa: ARG002
         """Whether another step pays, before it is known what it will say."""
+        if not self._asks:
+            return self._unfinished
         length = len(self._bins)
         if length >= self._longest:
             return False
@@ -170,22 +169,24 @@ class Rate:
     @property
     def plan(self) -> Plan:
         if self._plan is None:
-            self._plan, self._hoping = self._made([chance.value for chance in self._chances]), False
+            self._plan, self._hoping = self._made(*self._chances.thought(hope=False)), False
             self._promised = (1 + self._plan.tokens) / (1 + self._plan.steps)
             self._news = 0
             if self._plan.step[0] > 1 and self._affords():
-                hopeful = self._made([chance.hopeful for chance in self._chances])
-                if hopeful.step[0] <= 1:
-                    self._plan, self._hoping = hopeful, True
+                bold = self._made(*self._chances.thought(hope=True))
+                if bold.step[0] <= 1:
+                    self._plan, self._hoping = bold, True
         return self._plan
 
-    def _made(self, chances: Sequence[float]) -> Plan:
+    def _made(self, chances: list[float], first: float) -> Plan:
         known = Known(
             step=self.costs.steps,
             verify=np.array([self.costs.verify(1 + tokens) for tokens in np.arange(self._longest + 1) * self.each]),
             chances=np.array(chances),
-            weights=self._seen,
+            weights=self._chances.met,
             worth=self.worth,
+            asking=self.costs.asking,
+            first=first,
         )
         return make_plan(known, max(self.rate, 0.98 * self._promised))
 
@@ -204,7 +205,7 @@ class Rate:
         """Whether the costs alone say that nothing is to be had, not even where all that is drafted is accepted."""
         first, later = self.costs.steps
         drafted = np.arange(1, self._longest + 1)
-        costs = first + (drafted - 1) * later + [self.costs.verify(1 + tokens) for tokens in drafted * self.each]
+        costs = first + (drafted - 1) * later + [self.costs.at_least(1 + tokens) for tokens in drafted * self.each]
         return bool((1 + np.cumsum(self.worth) < costs).all())
 
     def _worth_reading(self, tokens: float) -> bool:
@@ -241,7 +242,7 @@ class Rate:
     def learn(self, record: Round) -> None:
         """Take in what the round cost, and which of its tokens were accepted."""
         seconds = record.draft_s + record.verify_s + record.translate_s
-        self.costs.learn(record, first=self._first)
+        self.costs.learn(record, first=self._first, asking=self._asking)
         self._all += record.draft_s if self._first else seconds  # what is spent on prompts buys no trials
         self._reads |= record.draft_passes > 0
         if record.draft:
@@ -255,7 +256,9 @@ class Rate:
                 self._accepted[accepted] = 0.995 * self._accepted[accepted] + 1
                 self._brought[accepted] = 0.995 * self._brought[accepted] + len(record.emitted) - 1
             for length, place in enumerate(self._bins[: min(accepted + 1, len(record.draft))]):
-                self._chances[place].learn(happened=length < accepted)
+                self._chances.learn(place, happened=length < accepted)
+            if not self._asks:
+                self._chances.learn_blindly(happened=accepted > 0)
         free = self._probe and self._lengths == FIRST_LENGTHS  # there is one of these
         if record.draft_passes and (self._probe or self._hoping) and not free:
             self._charge(record)
