@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -14,8 +14,9 @@ import torch
 
 from omnidraft import plan
 from omnidraft.chances import EDGES, Chance, Chances
-from omnidraft.costs import ENOUGH, WINDOW, Costs
+from omnidraft.costs import AGE, ENOUGH, WINDOW, Costs
 from omnidraft.costs import FRESH as FEW
+from omnidraft.costs import _median as costs_median
 from omnidraft.costs import _solved as costs_solved
 from omnidraft.head import Head, bound
 from omnidraft.plan import GRID, NEVER, Known, Plan, make_plan
@@ -100,13 +101,17 @@ class Clock:
                     passes += 1
             reads = 0 if read or not passes else prompt
             read |= passes > 0
-            draft_s, verify_s = passes * scene.step + reads * scene.read, scene.verify(drafted + 1)
+            draft_s, verify_s = passes * scene.step + reads * scene.read + self.asking(), scene.verify(drafted + 1)
             self.seconds += draft_s + verify_s
             self.drafted.append(drafted)
             noise = self.slow * self._random.uniform(0.93, 1.07)  # of a real clock
             own_prompt = 0.0 if number else PROMPT_PASS * self.slow
             record = made(drafted, accepted + 1, draft_s=draft_s * noise, verify_s=verify_s * noise + own_prompt)
             self.policy.learn(replace(record, draft_accepted=accepted, draft_passes=passes, draft_read=passes + reads))
+
+    def asking(self) -> float:
+        """What asking for chances has taken since the last time."""
+        return 0.0
 
     @property
     def rate(self) -> float:
@@ -284,6 +289,44 @@ def test_a_drafter_that_gets_worse_is_left_alone(monkeypatch: pytest.MonkeyPatch
     assert clock.after(SCENES["a hopeless drafter"], 100) > 0.97
 
 
+@pytest.mark.parametrize(("before", "now"), [(0.05, 1.3), (0.05, 0.3), (0.8, 0.05)])
+def test_a_drafter_that_becomes_slower_or_faster_while_drafts_are_long_is_noticed(
+    before: float, now: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all drafts are alike, their steps are not told apart by what some of them were once."""
+    scene = replace(SCENES["a large target"], step=before)
+    clock = Clock(Rate(LONGEST), 0, monkeypatch)
+    clock.after(scene, 20)
+    other = replace(scene, step=now)
+    clock.after(other, 20)
+    assert clock.after(other, 30) > 0.97 * optimum(other)
+
+
+@pytest.mark.parametrize("rounds", [16, 24])
+def test_verification_that_becomes_cheap_is_noticed_within_twenty_texts(
+    rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dear = Scene(0.1, even(1.5), {0.1: 0.9, 0.3: 0.8})
+    for seed in range(4):
+        clock = Clock(Rate(LONGEST), seed, monkeypatch)
+        clock.after(dear, 100, rounds=rounds)
+        assert not clock.drafted[-1]
+        clock.after(replace(dear, verify=even(0.07)), 15, rounds=rounds)
+        assert clock.after(replace(dear, verify=even(0.07)), 5, rounds=rounds) > 1.3
+
+
+@pytest.mark.parametrize("rounds", [32, 64])
+def test_the_target_alone_is_measured_whatever_the_length_of_texts(
+    rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first round of a text says nothing of it, as the prompt is in it."""
+    scene = SCENES["two tokens at twice the cost"]
+    clock = Clock(Rate(LONGEST), 0, monkeypatch)
+    clock.after(scene, 200 * 64 // rounds, rounds=rounds)
+    assert [clock.policy.costs.verify(m) for m in (1, 2, 5)] == pytest.approx([1.0, 2.0, 2.15], rel=0.1)
+    assert clock.policy.costs.seconds == pytest.approx(1.0, rel=0.1)
+
+
 @pytest.mark.parametrize("texts", [1, 5, 20])
 def test_a_machine_that_was_slow_for_a_while_is_believed_again(texts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     scene = SCENES["an easy text"]
@@ -341,6 +384,7 @@ def test_a_trial_lets_what_comes_count_more(monkeypatch: pytest.MonkeyPatch) -> 
         if clock.policy._probe:
             assert max(chance.seen for chance in clock.policy._chances.bins) == FRESH
             assert max(map(len, clock.policy.costs._verify.values())) == FEW
+            assert len(clock.policy.costs._asking) == FEW
             return
     pytest.fail("there was no trial")
 
@@ -455,6 +499,43 @@ def test_what_hardly_more_than_one_token_costs_says_little_of_many() -> None:
     assert costs.verify(5) == costs.at_least(9) == pytest.approx(2.0, rel=0.02)
 
 
+def test_a_comparison_of_long_ago_counts_where_there_is_no_later_one() -> None:
+    costs = Costs()
+
+    def rounds(drafts: Sequence[int], slope: float) -> None:
+        for drafted in drafts:
+            costs.learn(made(drafted, verify_s=1 + slope * drafted), first=False)
+
+    rounds([0, 2, *(0, 2) * WINDOW, 4, *(0, 4) * WINDOW], 0.2)
+    rounds([3, *[3] * (AGE + WINDOW)], 0.2)
+    rounds([0, 2] * WINDOW, 0.1)
+    assert costs.verify(3) == pytest.approx(1.2, rel=0.02), "that of before no longer counts"
+    assert costs.verify(5) == pytest.approx(1.8, rel=0.02), "nobody knows better"
+
+
+def test_asking_is_no_part_of_a_step() -> None:
+    costs = Costs()
+    for drafted in (0, 2, *(0, 2) * WINDOW):
+        costs.learn(made(drafted, draft_s=0.2 * drafted, verify_s=1.0), first=False, asking=(0.05, 0.15)[:drafted])
+    assert costs.asking == pytest.approx(0.1, rel=0.01)
+    assert costs.steps == pytest.approx((0.1, 0.1), rel=0.01)
+
+
+def test_a_round_that_a_stop_string_ends_says_nothing_of_costs() -> None:
+    costs = Costs()
+    for drafted in (0, 2, *(0, 2) * WINDOW):
+        costs.learn(made(drafted, verify_s=1 + 0.1 * drafted), first=False)
+        costs.learn(replace(made(2, verify_s=9.0), finish="stop"), first=False)
+    assert costs.verify(3) == pytest.approx(1.2, rel=0.02)
+
+
+def test_a_median_lies_between_two_that_weigh_the_same() -> None:
+    seen = [(0, 1.2, 2.0), (0, 1.0, 0.5), (0, 1.4, 2.0), (0, 1.6, 0.5)]
+    assert costs_median(seen) == pytest.approx((1.3, 5.0))
+    assert costs_median(seen[:3]) == pytest.approx((1.2, 4.5))
+    assert costs_median([(0, 1.0, 1 / 3), (0, 2.0, 1 / 6), (0, 4.0, 1 / 2)]) == pytest.approx((3.0, 1.0))
+
+
 def test_comparisons_that_do_not_fit_are_settled_between() -> None:
     pairs = {(1, 2): (1.2, 4.0), (2, 3): (1.1, 4.0), (1, 3): (1.2, 8.0), (4, 5): (1.5, 3.0), (1, 9): (3.0, 0.5)}
     found = {tokens: cost for tokens, (cost, _) in costs_solved(pairs).items()}
@@ -474,16 +555,20 @@ class Asking(Clock):
     def __init__(self, policy: Rate, seed: int, monkeypatch: pytest.MonkeyPatch, asking: float) -> None:
         super().__init__(policy, seed, monkeypatch)
         self.asked = 0
-        known, now = policy._head.chance, 0.0
+        self._now = self._told = 0.0
+        known = policy._head.chance
 
         def chance(*given: Any) -> float:
-            nonlocal now
-            now += asking
+            self._now += asking
             self.asked += 1
             return known(*given)
 
         monkeypatch.setattr(policy._head, "chance", chance)
-        monkeypatch.setattr("omnidraft.rate.time.perf_counter", lambda: now)
+        monkeypatch.setattr("omnidraft.rate.time.perf_counter", lambda: self._now)
+
+    def asking(self) -> float:
+        taken, self._told = self._now - self._told, self._now
+        return taken
 
 
 ALIKE = Scene(0.15, even(0.11), {1.0: 0.5, 2.0: 0.4, 3.0: 0.3})  # a single token pays, and more do not
@@ -502,6 +587,8 @@ def test_nobody_asks_where_that_takes_more_than_it_brings(
     assert drafts > 300
     assert (clock.asked > 0.9 * drafts) is often
     assert clock.asked > drafts / 2 / ASK_EVERY, "now and then, to know whether that has changed"
+    assert clock.policy.costs.asking == pytest.approx(asking, rel=0.1)
+    assert clock.policy.costs.steps[0] == pytest.approx(scene.step, rel=0.1), "asking is no part of a step"
 
 
 def test_what_becomes_of_tokens_of_no_known_bin_counts_for_all_bins() -> None:
@@ -522,6 +609,47 @@ def test_what_becomes_of_tokens_of_no_known_bin_counts_for_all_bins() -> None:
     for _ in range(400):
         chances.learn_blindly(happened=False)
     assert chances.first() < 0.2
+    assert max(each.seen for each in chances.bins) < 101, "as many as are remembered"
+
+
+def test_what_became_of_tokens_of_no_known_bin_fades_too() -> None:
+    chances = Chances()
+    for _ in range(300):
+        chances.learn(chances.meet(0.5, 0), happened=True)
+        chances.learn_blindly(happened=True)
+    chances.fade(FRESH)
+    before = chances.first()
+    assert chances.first() == before
+    assert max(each.seen for each in chances.bins) <= FRESH
+
+
+def test_likelier_tokens_take_more_of_what_is_accepted_in_vain_and_less_of_what_is_not() -> None:
+    """By odds: what is nearly sure stays so where more is accepted than was thought."""
+    chances = Chances()
+    for _ in range(400):
+        for likely in (0.95, 0.45):
+            chances.learn(chances.meet(likely, 0), happened=likely > 0.9)
+    for _ in range(100):
+        chances.learn_blindly(happened=True)
+    chances.first()
+    sure, unsure = (chances.bins[chances.meet(likely, 0)].value for likely in (0.95, 0.45))
+    assert 1 >= sure > 0.99
+    assert 0.3 < unsure < 0.6, "half of the tokens are of this bin, and all of them were accepted"
+
+
+def test_what_was_always_accepted_is_no_more_than_sure() -> None:
+    for seed in range(50):
+        likely = [random.Random(seed + turn).random() for turn in (0, 100, 200)]
+        chances = Chances()
+        for each in chances.bins:
+            each.yes = each.seen = 100.0
+        for turn in range(200):
+            chances.meet(likely[turn % 3], 0)
+        for _ in range(60):
+            chances.learn_blindly(happened=True)
+        values, first = chances.thought(hope=True)
+        assert max(values) == 1
+        assert first == pytest.approx(1.0)
 
 
 def test_a_trial_that_brought_what_it_cost_counts_for_nothing() -> None:

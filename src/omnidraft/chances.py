@@ -11,6 +11,7 @@ import numpy as np
 EDGES = (0.97, 0.92, 0.86, 0.78, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)  # between the bins of what the head thinks
 FALLING = [-edge for edge in EDGES]
 MEMORY = 0.99  # of what was observed, with each new observation of the same kind
+LEAST = 1e-9  # in place of a chance of nothing
 GUESS = 4.0  # observations that the first guess of a chance is worth
 
 
@@ -21,10 +22,11 @@ class Chance:
         self.yes, self.seen = guess * GUESS, GUESS
 
     def learn(self, *, happened: float, times: float = 1.0) -> None:
-        """Take in so many observations, in so many of which it happened."""
+        """Take in so many observations, in that share of which it happened."""
         kept = MEMORY**times
-        self.yes = self.yes * kept + happened
-        self.seen = self.seen * kept + times
+        gained = (1 - kept) / (1 - MEMORY)  # each makes those before it count less
+        self.yes = self.yes * kept + happened * gained
+        self.seen = self.seen * kept + gained
 
     def fade(self, weight: float) -> None:
         """Let what comes count more."""
@@ -70,20 +72,32 @@ class Chances:
 
     def fade(self, weight: float) -> None:
         """Let what comes count more."""
+        self._settle()
         for each in self.bins:
             each.fade(weight)
 
     def first(self) -> float:
         """That of a first token, whichever its bin."""
-        weights, values = self.met[0] / self.met[0].sum(), np.array([each.value for each in self.bins])
-        if count := self._yes + self._no:  # of no known bin: that many of each as come up, and all more or less likely
-            share, thought = self._yes / count, float(weights @ values)
-            told = values * share / thought if share < thought else 1 - (1 - values) * (1 - share) / (1 - thought)
-            for each, times, value in zip(self.bins, (count * weights).tolist(), told.tolist(), strict=True):
-                each.learn(happened=times * value, times=times)
+        self._settle()
+        return sum(share * each.value for share, each in zip(self._shares(), self.bins, strict=True))
+
+    def _shares(self) -> list[float]:
+        """How often first tokens are of each bin."""
+        shares: list[float] = (self.met[0] / self.met[0].sum()).tolist()
+        return shares
+
+    def _settle(self) -> None:
+        """Take in those of no known bin: as many of each as come up, all of them more likely than thought, or less."""
+        if count := self._yes + self._no:
+            shares, happened = self._shares(), self._yes / count
+            thought = sum(share * each.value for share, each in zip(shares, self.bins, strict=True))
+            for share, each in zip(shares, self.bins, strict=True):
+                if happened < thought:
+                    told = each.value * happened / thought
+                else:
+                    told = 1 - (1 - each.value) * (1 - happened) / max(1 - thought, LEAST)
+                each.learn(happened=min(max(told, 0.0), 1.0), times=count * share)
             self._yes = self._no = 0
-            values = np.array([each.value for each in self.bins])
-        return float(weights @ values)
 
     def thought(self, *, hope: bool) -> tuple[list[float], float]:
         """The chance in each bin, and that of a first token; with `hope` what they may well be."""
@@ -94,4 +108,4 @@ class Chances:
 
 
 def _hopeful(value: float, seen: float) -> float:
-    return min(1.0, value + math.sqrt(value * (1 - value) / seen))
+    return min(1.0, value + math.sqrt(max(0.0, value * (1 - value)) / seen))

@@ -11,7 +11,7 @@ import math
 import statistics
 from bisect import bisect_left
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +40,7 @@ GUESS = 0.01  # weight of that slope beside what was seen
 class Costs:
     """Of a draft step, of reading a token of the prompt, and of verifying, what goes with each included.
 
-    The unit is a step of the target alone, which takes `second` seconds at present.
+    The unit is a step of the target alone, which takes `seconds` seconds at present.
     """
 
     def __init__(self) -> None:
@@ -49,15 +49,16 @@ class Costs:
         self._alone = 0  # passes over a single token
         self._first: deque[float] = deque(maxlen=KEPT)  # steps of drafts; the first reads what is new of the text
         self._later: deque[float] = deque(maxlen=KEPT)
+        self._went_on = False  # whether the latest draft had a later one
         self._read: deque[float] = deque(maxlen=KEPT)
         self._asking: deque[float] = deque(maxlen=KEPT)
         self._verify: dict[tuple[int, int], deque[_Seen]] = defaultdict(lambda: deque(maxlen=KEPT))
         self.seconds = 0.0  # what a step of the target alone takes at present; 0 as long as that is not known
         self._rounds = 0
         self._met: set[int] = set()  # numbers of tokens that were verified
-        self._table: list[float] = []  # of verifying 1, 2, … tokens; empty where it is to be worked out anew
-        self._last = [1.0]  # the same, as it is and was last
-        self._sure: Collection[int] = {1}  # of how many tokens that is known
+        self._points = {1: 1.0}  # of verifying so many tokens, where that is known
+        self._table = [1.0]  # of verifying 1, 2, … tokens, from these
+        self._stale = False  # whether there are comparisons that these say nothing of
 
     def learn(self, record: Round, *, first: bool, asking: Sequence[float] = ()) -> None:
         """Take in a round; the `first` of a text has the target's pass over the prompt in it.
@@ -70,17 +71,18 @@ class Costs:
         self._met.add(verified)
         if not first and not new and record.finish != "stop":  # of which not all that was verified is told
             self._alone += verified == 1
-            if verified in self._sure:
+            if verified in self._points:
                 self._recent.append((verified, seconds))
                 self.seconds = self._step(self._recent)
             self._window.append((verified, seconds))
             if len(self._window) == WINDOW:
                 self._compare()
                 if self._rounds < SETTLED:
-                    self.verify(1)
+                    self._work_out()
         if record.draft_passes and self.seconds:
             drafting, later = max(0.0, record.draft_s - sum(asking)) / self.seconds, record.draft_passes - 1
             self._asking.extend(seconds / self.seconds for seconds in asking)
+            self._went_on = later > 0
             if self.reads(record):
                 if self._first:
                     rest = drafting - later * self.steps[1]
@@ -88,10 +90,11 @@ class Costs:
             elif not later:
                 self._first.append(drafting)
             else:
-                own = self.steps[0] if len(self._first) >= ENOUGH else drafting / record.draft_passes
-                self._later.append(max(0.0, drafting - own) / later)
-                if len(self._first) < ENOUGH:
+                own = self.steps[0]
+                if len(self._first) < ENOUGH or own > drafting:  # which it is no longer
+                    own = drafting / record.draft_passes
                     self._first.append(own)
+                self._later.append((drafting - own) / later)
 
     def _compare(self) -> None:
         """Set the passes of the latest rounds against those that were most of them."""
@@ -105,15 +108,15 @@ class Costs:
             ratio = statistics.median(by_size[more]) / statistics.median(by_size[less])
             weight = len(by_size[less]) * len(by_size[more]) / (len(by_size[less]) + len(by_size[more]))
             self._verify[pair].append((self._rounds, ratio, weight))
-            self._table = []
+            self._stale = True
 
     def fade(self) -> None:
         """Let what comes count more."""
-        kinds: list[deque[Any]] = [self._first, self._later, self._read, *self._verify.values()]
+        kinds: list[deque[Any]] = [self._first, self._later, self._read, self._asking, *self._verify.values()]
         for seen in kinds:
             while len(seen) > FRESH:
                 seen.popleft()
-        self._table = []
+        self._stale = True
 
     @staticmethod
     def reads(record: Round) -> bool:
@@ -129,7 +132,10 @@ class Costs:
     def steps(self) -> tuple[float, float]:
         """Of the first step of a draft, and of a later one; none as long as none was seen."""
         first = statistics.median(self._first) if self._first else 0.0
-        return first, min(first, statistics.median(self._later)) if self._later else first
+        later = statistics.median(self._later) if self._later else first
+        if later > first:  # one of them is of long ago
+            return (later, later) if self._went_on else (first, first)
+        return first, later
 
     @property
     def asking(self) -> float:
@@ -145,38 +151,41 @@ class Costs:
 
         Between whole numbers, those of the line between them.
         """
+        self._work_out()
         below = math.floor(tokens)
         if len(self._table) <= below:
-            self._table = self._fitted(2 * below + 1)
+            self._table = _drawn(self._points, 2 * below + 1)
         return self._table[below - 1] + (tokens - below) * (self._table[below] - self._table[below - 1])
 
     def at_least(self, tokens: float) -> float:
         """`verify`, but for more tokens than ever were compared what the most of those cost: more is a guess."""
-        return self.verify(min(tokens, max(self._sure)))
+        self._work_out()
+        return self.verify(min(tokens, max(self._points)))
 
     def _step(self, passes: Iterable[_Pass]) -> float:
         """Seconds of a step of the target alone, as these passes tell."""
-        return statistics.median(seconds / self._known(tokens) for tokens, seconds in passes)
+        return statistics.median(seconds / self._points[tokens] for tokens, seconds in passes if tokens in self._points)
 
-    def _known(self, tokens: int) -> float:
-        return self._last[min(tokens, len(self._last)) - 1]
-
-    def _fitted(self, longest: int) -> list[float]:
-        """What suits all comparisons best where there are enough, lines between them, never less for more."""
-        pairs = {pair: [one for one in seen if self._rounds - one[0] <= AGE] for pair, seen in self._verify.items()}
-        costs = _solved({pair: _median(seen) for pair, seen in pairs.items() if seen})
-        if len(costs) == 1:  # hardly a draft since
-            costs = _solved({pair: _median(list(seen)) for pair, seen in self._verify.items()})
-        self._sure = costs.keys()
-        self._last = _drawn(_rising(costs), max([longest, *costs]))
-        return self._last[:longest]
+    def _work_out(self) -> None:
+        """Find what suits all comparisons best, where there are others than before; never less for more tokens."""
+        if self._stale:
+            pairs = {
+                pair: _median([one for one in seen if self._rounds - one[0] <= AGE] or [*seen])
+                for pair, seen in self._verify.items()
+            }
+            self._points = _rising(_solved(pairs))
+            self._table = _drawn(self._points, max(len(self._table), *self._points))
+            self._stale = False
 
 
 def _median(seen: list[_Seen]) -> tuple[float, float]:
     """The median of ratios by their weights, and the sum of these."""
     ratios = sorted((ratio, weight) for _, ratio, weight in seen)
     sums = list(accumulate(weight for _, weight in ratios))
-    return ratios[bisect_left(sums, sums[-1] / 2)][0], sums[-1]
+    half = sums[-1] / 2 * (1 - LEAST)
+    middle = bisect_left(sums, half)
+    other = middle + math.isclose(sums[middle], half, rel_tol=4 * LEAST)  # just half of them are below
+    return (ratios[middle][0] + ratios[other][0]) / 2, sums[-1]
 
 
 def _solved(pairs: dict[tuple[int, int], tuple[float, float]]) -> dict[int, tuple[float, float]]:
@@ -201,17 +210,11 @@ def _solved(pairs: dict[tuple[int, int], tuple[float, float]]) -> dict[int, tupl
 
 def _drawn(known: dict[int, float], longest: int) -> list[float]:
     """Costs of 1, 2, … tokens in relation to the first, on lines through those that are known."""
-    at = sorted(known)
+    at, sizes = sorted(known), np.arange(1, longest + 1)
     slope = (known[at[-1]] - known[1]) / (at[-1] - 1) if len(at) > 1 else SLOPE
-    costs = []
-    for m in range(1, longest + 1):
-        below, above = max(k for k in at if k <= m), min((k for k in at if k >= m), default=None)
-        if above is None:
-            costs.append(known[below] + slope * (m - below))
-        else:
-            share = (m - below) / (above - below) if above > below else 0.0
-            costs.append(known[below] + share * (known[above] - known[below]))
-    return [cost / costs[0] for cost in costs]
+    costs = np.interp(sizes, at, [known[m] for m in at]) + slope * np.maximum(0, sizes - at[-1])
+    drawn: list[float] = (costs / costs[0]).tolist()
+    return drawn
 
 
 def _rising(seen: dict[int, tuple[float, float]]) -> dict[int, float]:

@@ -64,7 +64,7 @@ class Rate:
         self._length = 64.0  # of the latest answers, in tokens
         self._spent, self._all = 0.0, 0.0  # seconds lost to trials, and of everything
         self._undrafted = 0  # texts since the last draft
-        self._rounds, self._refused = 0, 0
+        self._since_plain, self._refused = 0, 0  # rounds since the last of the target alone, and refused tokens
         self._prompt, self._asked = 0, 0  # tokens of the present text
         self._said, self._looked = 0, 0  # target tokens of it, and how many there were at the last look
         self._first, self._reads = True, True
@@ -95,9 +95,9 @@ class Rate:
         self._undrafted += self._wanted
         self._wanted = False
         self._reads = not self.costs.known or self._worth_reading(min(self._length, new_tokens))
-        probe, lengths = (VAIN_ROUNDS, (1,)) if self._in_vain else (PROBE_ROUNDS, PROBE_LENGTHS)
-        first, later = self.costs.steps
-        steps = self.costs.reading(prompt) + probe * (first + (lengths[0] - 1) * later)
+        in_vain = self._in_vain(max(PROBE_LENGTHS))
+        probe, lengths = (VAIN_ROUNDS, (1,)) if in_vain else (PROBE_ROUNDS, PROBE_LENGTHS)
+        steps = self.costs.reading(prompt) + probe * (self._round_of(max(lengths)) - 1)
         learned = self._version != self._head.version
         texts, share = (0, LEARNED_SHARE) if learned else (PROBE_TEXTS, SHARE)
         if self._undrafted > texts and self._affords(steps, share):
@@ -112,7 +112,6 @@ class Rate:
         self._wanted = self._asked_for = True
         self._walk, self._bins, self._reach = walk, [], 1.0
         self._asking = []
-        self._rounds += 1
         if self._trained != self._head.trained:
             self._trained, self._chances = self._head.trained, Chances()
             self._plan = None
@@ -127,7 +126,7 @@ class Rate:
     def _obstacle(self) -> str | None:
         if self._probe:
             return None
-        if not self.costs.known or self._rounds % PLAIN_EVERY == 0:
+        if not self.costs.known or (self._since_plain >= PLAIN_EVERY and not self._first):
             return MEASURED
         if not self._reads and self._said - self._looked >= AGAIN:
             self._looked = self._said
@@ -141,6 +140,7 @@ class Rate:
         """Whether a token of such a law pays, now that its step is made."""
         if not self._asks:
             return True
+        logits = logits.cpu()  # a device may still be at work on them, which is part of the step
         began = time.perf_counter()
         length = len(self._bins)
         place = self._chances.meet(self._head.chance(logits, hidden, temperature), length)
@@ -200,13 +200,15 @@ class Rate:
         walk = self._walk
         return walk is not None and walk.node != 0 and walk.cache.token_at(walk.node) < 0
 
-    @property
-    def _in_vain(self) -> bool:
-        """Whether the costs alone say that nothing is to be had, not even where all that is drafted is accepted."""
+    def _in_vain(self, longest: int) -> bool:
+        """Whether no draft of up to so many tokens pays by the costs alone, not even where all of it is accepted."""
+        costs = [self._round_of(drafted) for drafted in range(1, min(longest, self._longest) + 1)]
+        return bool((1 + np.cumsum(self.worth)[: len(costs)] < costs).all())
+
+    def _round_of(self, drafted: int) -> float:
+        """What a round with so many draft tokens costs at least."""
         first, later = self.costs.steps
-        drafted = np.arange(1, self._longest + 1)
-        costs = first + (drafted - 1) * later + [self.costs.at_least(1 + tokens) for tokens in drafted * self.each]
-        return bool((1 + np.cumsum(self.worth) < costs).all())
+        return first + (drafted - 1) * later + self.costs.at_least(1 + drafted * self.each)
 
     def _worth_reading(self, tokens: float) -> bool:
         """Whether drafts would save, over so many tokens, more than reading the text so far takes."""
@@ -259,6 +261,7 @@ class Rate:
                 self._chances.learn(place, happened=length < accepted)
             if not self._asks:
                 self._chances.learn_blindly(happened=accepted > 0)
+        self._since_plain = 0 if not (self._first or record.proposals) else self._since_plain + 1
         free = self._probe and self._lengths == FIRST_LENGTHS  # there is one of these
         if record.draft_passes and (self._probe or self._hoping) and not free:
             self._charge(record)
@@ -270,7 +273,7 @@ class Rate:
             self._steps = 0.98 * self._steps + seconds / self.costs.seconds
         if self.costs.known and not self._tried:
             self._tried, self._probe = True, FIRST_ROUNDS
-        elif self._probe and self._lengths == FIRST_LENGTHS and self._in_vain:
+        elif self._probe and self._lengths == FIRST_LENGTHS and self._in_vain(max(FIRST_LENGTHS)):
             self._probe = 0  # enough is known
         self._first = self._asked_for = False
         self._said += len(record.emitted)
@@ -288,7 +291,7 @@ class Rate:
 def make_stopping(drafting: Drafting, head: Head | None = None) -> Stopping:
     """The stop policy that these settings ask for; `head` is the acceptance head beside the drafter."""
     threshold = 0.4 if drafting.threshold is None else drafting.threshold
-    if drafting.stopping == "rate":
+    if drafting.stopping == "rate" and drafting.longest:
         return Rate(drafting.longest, head)
     if drafting.stopping == "head":
         return Predicted(threshold, head or Head())
