@@ -513,6 +513,16 @@ def test_a_comparison_of_long_ago_counts_where_there_is_no_later_one() -> None:
     assert costs.verify(5) == pytest.approx(1.8, rel=0.02), "nobody knows better"
 
 
+def test_a_second_token_that_seems_to_make_a_pass_cheaper_changes_no_unit() -> None:
+    costs = Costs()
+    for drafted in (0, 1, *(0, 1) * WINDOW):
+        costs.learn(made(drafted, verify_s=1.0 - 0.2 * drafted), first=False)
+    assert costs.verify(1) == costs.verify(2) == 1
+    for _ in range(5):
+        costs.learn(made(0, verify_s=1.0), first=False)
+    assert costs.seconds == pytest.approx(1.0)
+
+
 def test_asking_is_no_part_of_a_step() -> None:
     costs = Costs()
     for drafted in (0, 2, *(0, 2) * WINDOW):

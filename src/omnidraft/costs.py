@@ -173,7 +173,8 @@ class Costs:
                 pair: _median([one for one in seen if self._rounds - one[0] <= AGE] or [*seen])
                 for pair, seen in self._verify.items()
             }
-            self._points = _rising(_solved(pairs))
+            points = _rising(_solved(pairs))
+            self._points = {tokens: cost / points[1] for tokens, cost in points.items()}
             self._table = _drawn(self._points, max(len(self._table), *self._points))
             self._stale = False
 
@@ -213,7 +214,7 @@ def _drawn(known: dict[int, float], longest: int) -> list[float]:
     at, sizes = sorted(known), np.arange(1, longest + 1)
     slope = (known[at[-1]] - known[1]) / (at[-1] - 1) if len(at) > 1 else SLOPE
     costs = np.interp(sizes, at, [known[m] for m in at]) + slope * np.maximum(0, sizes - at[-1])
-    drawn: list[float] = (costs / costs[0]).tolist()
+    drawn: list[float] = costs.tolist()
     return drawn
 
 
