@@ -1,11 +1,12 @@
 """Time the parts that docs/performance.md speaks of, one at a time; what is compared takes turns in one run.
 
-    python tools/measure_parts.py bookkeeping TARGET_TOKENIZER DRAFTER_TOKENIZER TEXT_FILE
+    python tools/measure_parts.py bookkeeping TARGET_TOKENIZER DRAFTER_TOKENIZER TEXT_FILE [NGRAM_SEED]
     python tools/measure_parts.py step
     python tools/measure_parts.py cache
     python tools/measure_parts.py swap
 
-`bookkeeping`: a round over prepared logits, no forward passes; PYTHONPATH=OTHER/src measures another checkout.
+`bookkeeping`: a round over prepared logits, no forward passes, of texts that the n-gram cache knows and of a new one;
+PYTHONPATH=OTHER/src measures another checkout.
 `step`: one token through the drafter by `transformers`, lean, and lean in 8 bits.
 `cache`: one token and five at several contexts, on the cache of `transformers` and on ours.
 `swap`: the embedded drafter takes other weights, and reads a text of 200 tokens again.
@@ -19,7 +20,9 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -30,7 +33,7 @@ from omnidraft.config import Drafting, Sampling
 from omnidraft.drafter import Serving
 from omnidraft.engine import Engine
 from omnidraft.models import LoadedModel, TransformersModel
-from omnidraft.pairing import make_pair
+from omnidraft.pairing import make_cache, make_pair
 from omnidraft.sampling import GeneratorDraw
 from omnidraft.vocab import read_vocab
 
@@ -51,6 +54,7 @@ class Prepared:
     """
 
     eos: tuple[int, ...] = ()
+    model = SimpleNamespace(get_output_embeddings=lambda: None)  # so there is nothing for an acceptance head to read
 
     def __init__(self, vocab_size: int, said: float) -> None:
         self.vocab_size, self.context, self.length, self.seconds = vocab_size, 4096, 0, 0.0
@@ -83,7 +87,7 @@ class Prepared:
         return logits
 
 
-def bookkeeping(target_name: str, drafter_name: str, text: Path) -> None:
+def bookkeeping(target_name: str, drafter_name: str, text: Path, seed: str = "vocabulary") -> None:
     tokenizers = [AutoTokenizer.from_pretrained(name) for name in (target_name, drafter_name)]
     sizes = [-(-len(tokenizer) // 128) * 128 for tokenizer in tokenizers]
     target, drafter = Prepared(sizes[0], SAID), Prepared(sizes[1], DRAFTED)
@@ -98,15 +102,16 @@ def bookkeeping(target_name: str, drafter_name: str, text: Path) -> None:
     chance = random.Random(0)  # noqa: S311  the same in every run
     right = [chance.random() < 0.7 for _ in drafts]
     target.say = script.__getitem__
-    engine = Engine(target, (), pair, Drafting(draft_len=4))
+    drafting = Drafting(draft_len=4, stopping="fixed", ngram_seed=seed)
 
     def follow(ids: Sequence[int]) -> None:
         """Let the drafter say how the script goes on after a text that may have left it."""
         written = len(pair.translator.prompt(ids[:PROMPT])) + len(pair.translator.tokens(ids[PROMPT:]))
         ahead = pair.translator.tokens(script[len(ids) : len(ids) + 4])
-        drafter.say = lambda i: ahead[i - written]
+        drafter.say = lambda i: ahead[min(i - written, len(ahead) - 1)]
 
     for sampling in SAMPLINGS:
+        engine = Engine(target, (), replace(pair, cache=make_cache(pair.cache.table, drafting)), drafting)
         target.temperature = drafter.temperature = sampling.temperature
         taken, count = [], 0
         for _ in range(4):
@@ -125,7 +130,8 @@ def bookkeeping(target_name: str, drafter_name: str, text: Path) -> None:
                     follow(ids)
                 aside += time.perf_counter() - done
             taken.append((time.perf_counter() - began - aside - target.seconds - drafter.seconds) / count)
-        print(sampling, f"{1e3 * statistics.median(taken[1:]):.2f} ms a round, {count} rounds")
+        new, known = 1e3 * taken[0], 1e3 * statistics.median(taken[1:])
+        print(sampling, f"{known:.2f} ms a round, {count} rounds; {new:.2f} ms where the text is new")
 
 
 def llama(**shape: int) -> Any:
@@ -227,6 +233,6 @@ def swap() -> None:
 if __name__ == "__main__":
     torch.set_grad_enabled(False)
     if sys.argv[1] == "bookkeeping":
-        bookkeeping(sys.argv[2], sys.argv[3], Path(sys.argv[4]))
+        bookkeeping(sys.argv[2], sys.argv[3], Path(sys.argv[4]), *sys.argv[5:])
     else:
         {"step": step, "cache": cache, "swap": swap}[sys.argv[1]]()

@@ -38,7 +38,7 @@ class Outcome:
 
 
 def _drafter_root(cache: NgramCache, q: Probs, after: int) -> Probs:
-    """q (V_q,), or after an implied STOP at node `after`: everything but its active children, renormalised."""
+    """q (V_q,), or after an implied STOP at node `after`: everything but its active children, renormalized."""
     if after < 0:
         return q
     rest = q.copy()

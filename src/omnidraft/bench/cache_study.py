@@ -20,7 +20,8 @@ COMMONEST = 2000  # n-grams whose use is kept
 def cache_study(evaluation: Evaluation, task: str, seed: str) -> Row:
     """A drafter learns with an unbounded cache, and its weights draft with bounded ones that saw the same answers.
 
-    Greedy, and with drafts of a fixed length, so that nothing but the cache differs.
+    Greedy, and with drafts of a fixed length.  Bounded caches saw the answers, but none of the drafts for them: they
+    hold no merges that were wrong.
     """
     stream = evaluation.stream(task, 0.0, subset=False)
     tests = evaluation.prompts(task, tests=True, subset=False)
@@ -37,6 +38,7 @@ def cache_study(evaluation: Evaluation, task: str, seed: str) -> Row:
             pupils[f"{share} {eviction}"] = _with_weights(evaluation, whole, drafting, stream)
             bounds[f"{share} {eviction}"] = bound
     before = {name: _held(pupil) for name, pupil in pupils.items()}
+    uses = sorted(map(int, whole.pair.cache.hits[whole.pair.cache.hits > 0]), reverse=True)
     found = evaluation.timed(pupils, tests, 0.0)
     return {
         "target": evaluation.target,
@@ -46,7 +48,7 @@ def cache_study(evaluation: Evaluation, task: str, seed: str) -> Row:
         "test": len(tests),
         "rows": [{"cache": name, "bound": bounds[name], **before[name], **row} for name, row in found.items()],
         "curve": curve,
-        "uses": sorted(map(int, whole.pair.cache.hits[whole.pair.cache.hits > 0]), reverse=True)[:COMMONEST],
+        "uses": uses[:COMMONEST],
     }
 
 
