@@ -303,6 +303,10 @@ def test_the_plan_reckons_with_what_is_left(evaluation: Evaluation) -> None:
 def test_the_cache_study_bounds_what_saw_the_same_answers(evaluation: Evaluation) -> None:
     evaluation.recipe = replace(evaluation.recipe, new_tokens=32)
     grown, seeded = (cache_study.cache_study(evaluation, "gsm8k", seed) for seed in ("empty", "vocabulary"))
+    assert evaluation.model.engine.pair is not None
+    table = evaluation.model.engine.pair.cache.table
+    stream = evaluation.stream("gsm8k", 0.0, subset=False)
+    said = sum(len(table.spelling(token)) > 1 for one in stream for token in one.tokens)
     for found in (grown, seeded):
         rows = {row["cache"]: row for row in found["rows"]}
         bounded = [f"{share} {eviction}" for share in ("1/8", "1/4", "1/2") for eviction in ("lru", "lfu")]
@@ -317,6 +321,7 @@ def test_the_cache_study_bounds_what_saw_the_same_answers(evaluation: Evaluation
         assert found["curve"][-1][4] == full
         assert sum(point[0] for point in found["curve"]) == 4 * 32
         assert found["uses"] == sorted(found["uses"], reverse=True)
+        assert sum(found["uses"]) == said, "those of the answers, not of the tests"
     assert all(a[4] <= b[4] for a, b in pairwise(grown["curve"]))
     assert len(grown["uses"]) == grown["rows"][1]["entries"] > 0, "what was emitted is what it holds"
     assert grown["rows"][1]["bytes"] > 0
