@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from functools import cache
 
 import pytest
@@ -136,27 +137,28 @@ def knowing(name: str, text: list[int], wrong: int = 0) -> Scripted:
     return Scripted(spoken(other).vocab.size, script, wrong)
 
 
-def varied(language_: Language, prompt: list[int]) -> tuple[TransformersModel, list[int]]:
-    """A random target and its greedy text, one that does not go round in circles or end."""
-    for seed in range(20):
+def varied(language_: Language, prompt: list[int]) -> Iterator[tuple[TransformersModel, list[int]]]:
+    """Random targets and their greedy texts, such as do not go round in circles or end."""
+    for seed in itertools.count():
+        assert seed < 40, "random models had no texts worth comparing"
         target = random_model("llama", language_.vocab.size, seed)
         text = generate(target, prompt, NEW)
         if len(set(text)) > NEW / 2 and not set(text) & set(language_.vocab.eos):
-            return target, text
-    raise AssertionError("no random model had a text worth comparing")
+            yield target, text
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_greedy_texts_are_those_of_transformers(name: str) -> None:
     language_, (_, prompt, _) = spoken(name), said(name)
-    target, expected = varied(language_, prompt)
     accepted = 0
-    for wrong, length in itertools.product((0, 3), (1, 4)):
-        drafter = knowing(name, expected, wrong)
-        found = rounds(engine(target, language_, drafter, spoken(drafter_of(name)), draft_len=length), prompt, NEW)
-        assert tokens(found) == expected
-        accepted += sum(record.accepted for record in found)
-    assert accepted > NEW / 2
+    for target, expected in itertools.islice(varied(language_, prompt), 2):
+        for wrong, length in itertools.product((0, 3), (1, 4)):
+            drafter = knowing(name, expected, wrong)
+            found = rounds(engine(target, language_, drafter, spoken(drafter_of(name)), draft_len=length), prompt, NEW)
+            assert tokens(found) == expected
+            accepted += sum(record.accepted for record in found)
+    # How much of a random text a drafter can write depends on its bytes; texts that are all written are below.
+    assert accepted > NEW / 4
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -6,8 +6,10 @@ What makes a family is its normalizer, pre-tokenizer, model options, added token
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import cache
+from math import log
 from typing import Any, cast
 
 import transformers
@@ -18,6 +20,7 @@ from writing import TEXTS
 
 BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 MERGES = 600  # about: enough for words of every script
+ALPHABET = 200  # characters that are tokens of their own where bytes stand for the others
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 SYMBOLS = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LLAMA3 = rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{SYMBOLS}"
@@ -85,10 +88,17 @@ def sentencepiece(special: Iterable[str] = ("<unk>", "<s>", "</s>"), words: Iter
     trained.normalizer = normalizers.Replace(" ", "▁")
     trained.pre_tokenizer = pre_tokenizers.Split(Regex("▁+[^▁]*|\n"), "isolated")
     base = [*special, *BYTES]
+    counts = Counter("".join(_lines()).replace(" ", "▁"))
+    # Named here, as of characters that are equally frequent the trainer keeps others in each process.
+    alphabet = sorted(counts, key=lambda char: (-counts[char], char))[:ALPHABET]
     trained.train_from_iterator(
         _lines(),
         trainers.BpeTrainer(
-            vocab_size=MERGES + len(base), special_tokens=base, limit_alphabet=200, show_progress=False
+            vocab_size=MERGES + len(base),
+            special_tokens=base,
+            initial_alphabet=alphabet,
+            limit_alphabet=ALPHABET,
+            show_progress=False,
         ),
     )
     state = _state(trained)
@@ -105,16 +115,15 @@ def sentencepiece(special: Iterable[str] = ("<unk>", "<s>", "</s>"), words: Iter
 
 
 def unigram(*, fallback: bool, special: Iterable[str] = ("<unk>", "<s>", "</s>")) -> Tokenizer:
-    """Unigram over words marked by Metaspace."""
-    trained = Tokenizer(models.Unigram())
+    """Unigram over words marked by Metaspace, its pieces those of BPE, scored by how often they occur."""
+    trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.Metaspace("▁", "always")
-    trained.train_from_iterator(
-        _lines(),
-        trainers.UnigramTrainer(
-            vocab_size=MERGES, special_tokens=list(special), unk_token="<unk>", show_progress=False
-        ),
-    )
-    pieces = [(word, score) for word, score in _state(trained)["vocab"]]
+    # Not by the trainer for Unigram, which adds up in another order, and finds other pieces, in each process.
+    trained.train_from_iterator(_lines(), trainers.BpeTrainer(vocab_size=MERGES, show_progress=False))
+    text = "▁" + "".join(_lines()).replace(" ", "▁")
+    found = {word: text.count(word) for word in _state(trained)["vocab"]}
+    pieces = [(word, 0.0) for word in special]
+    pieces += [(word, log(max(count, 1) / len(text))) for word, count in found.items()]
     if fallback:
         pieces += [(word, -20.0) for word in BYTES]
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=fallback))
