@@ -271,6 +271,29 @@ def test_methods_are_given_what_the_recipe_says(evaluation: Evaluation) -> None:
     assert evaluation.pupil(METHODS["interleaved, γ = 0.9"], 0.3).drafting.threshold == 0.1
 
 
+def test_answers_of_other_settings_lie_elsewhere(evaluation: Evaluation) -> None:
+    recipe = evaluation.recipe
+    names = {evaluation._name("gsm8k", 0.0)}
+    for other in (
+        replace(recipe, new_tokens=recipe.new_tokens + 1),
+        replace(recipe, learning=replace(recipe.learning, teacher_temperature=0.7)),
+        replace(recipe, dtype="bfloat16"),
+        replace(recipe, instead={evaluation.target: "elsewhere"}),
+    ):
+        evaluation.recipe = other
+        names.add(evaluation._name("gsm8k", 0.0))
+    assert len(names) == 5
+
+
+def test_it_does_not_matter_how_many_answers_are_sampled_at_a_time(evaluation: Evaluation) -> None:
+    whole = evaluation.stream("gsm8k", 1.0, subset=False)
+    evaluation._recordings = Recordings(None)
+    few = evaluation.stream("gsm8k", 1.0, subset=True)
+    assert len(few) < len(whole)
+    both = few + evaluation.stream("gsm8k", 1.0, subset=False)[len(few) :]
+    assert [one.tokens for one in both] == [one.tokens for one in whole]
+
+
 def test_prompts_that_leave_no_room_are_left_out(evaluation: Evaluation) -> None:
     evaluation.recipe = replace(evaluation.recipe, new_tokens=evaluation.model.target.lm.context)
     with pytest.raises(PromptError, match=r"leaves .* room for an answer"):
@@ -310,7 +333,7 @@ def test_the_cache_study_bounds_what_saw_the_same_answers(evaluation: Evaluation
     for found in (grown, seeded):
         rows = {row["cache"]: row for row in found["rows"]}
         bounded = [f"{share} {eviction}" for share in ("1/8", "1/4", "1/2") for eviction in ("lru", "lfu")]
-        assert list(rows) == ["none", "full", *bounded]
+        assert list(rows) == [cache_study.NEVER, "none", "full", *bounded]
         assert rows["none"]["entries"] == rows["none"]["bytes"] == rows["none"]["ngram_hits"] == 0
         full = rows["full"]["entries"]
         for name in bounded:
@@ -323,9 +346,10 @@ def test_the_cache_study_bounds_what_saw_the_same_answers(evaluation: Evaluation
         assert found["uses"] == sorted(found["uses"], reverse=True)
         assert sum(found["uses"]) == said, "those of the answers, not of the tests"
     assert all(a[4] <= b[4] for a, b in pairwise(grown["curve"]))
-    assert len(grown["uses"]) == grown["rows"][1]["entries"] > 0, "what was emitted is what it holds"
-    assert grown["rows"][1]["bytes"] > 0
-    assert seeded["rows"][1]["entries"] > 8
+    own, whole = (next(row for row in found["rows"] if row["cache"] == "full") for found in (grown, seeded))
+    assert len(grown["uses"]) == own["entries"] > 0, "what was emitted is what it holds"
+    assert own["bytes"] > 0
+    assert whole["entries"] > 8
     text = "\n".join(cache_study.markdown([grown, seeded]))
     assert text.count("\n| none |") == 1
     assert "empty: hits a round" in text

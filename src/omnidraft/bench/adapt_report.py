@@ -132,7 +132,8 @@ def _switch(row: Row, panel: Any) -> None:
     """Block efficiency along a stream that changes its task."""
     for number, (label, curve) in enumerate(row["curves"].items()):
         style = ":" if label.endswith("frozen") else "-"
-        panel.plot(range(1, len(curve) + 1), moving(curve), style, color=COLORS[number // 2], label=label)
+        first, then = (moving(part) for part in (curve[: row["at"]], curve[row["at"] :]))  # no mean is of both
+        panel.plot(range(1, len(curve) + 1), [*first, *then], style, color=COLORS[number // 2], label=label)
     panel.axvline(row["at"] + 0.5, color="black", linewidth=1.0)
     panel.set_title(f"{row['target']}: {row.get('tasks', 'GSM8K, then MBPP')}")
     panel.set_xlabel("prompts")

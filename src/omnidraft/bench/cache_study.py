@@ -14,14 +14,14 @@ Row = dict[str, Any]
 SHARES = {"1/8": 8, "1/4": 4, "1/2": 2}  # of what the cache holds without a bound
 EVICTIONS = ("lru", "lfu")
 SEEDS = ("empty", "vocabulary")
+NEVER = "none, nor in learning"
 COMMONEST = 2000  # n-grams whose use is kept
 
 
 def cache_study(evaluation: Evaluation, task: str, seed: str) -> Row:
-    """A drafter learns with an unbounded cache, and its weights draft with bounded ones that saw the same answers.
+    """A drafter learns with an unbounded cache, and its weights draft with what a bound leaves of that, or with none.
 
-    Greedy, and with drafts of a fixed length.  Bounded caches saw the answers, but none of the drafts for them: they
-    hold no merges that were wrong.
+    Beside them another drafter, which learned without n-grams.  Greedy, and with drafts of a fixed length.
     """
     stream = evaluation.stream(task, 0.0, subset=False)
     tests = evaluation.prompts(task, tests=True, subset=False)
@@ -29,13 +29,17 @@ def cache_study(evaluation: Evaluation, task: str, seed: str) -> Row:
     curve = [_point(whole, one) for one in stream]
     whole.flush()
     size = whole.pair.cache.size
-    pupils = {"none": _with_weights(evaluation, whole, DIRECT, ()), "full": whole}
-    bounds: dict[str, int | None] = {"none": 0, "full": None}
+    without = evaluation.pupil(Method(DIRECT, ALONE), 0.0)
+    for one in stream:
+        without.learn(one)
+    without.flush()
+    pupils = {NEVER: without, "none": _with_weights(evaluation, whole, DIRECT), "full": whole}
+    bounds: dict[str, int | None] = {NEVER: 0, "none": 0, "full": None}
     for share, parts in SHARES.items():
         for eviction in EVICTIONS:
             bound = max(1, size // parts)
             drafting = FIXED | {"ngram_seed": seed, "ngram_bound": bound, "ngram_eviction": eviction}
-            pupils[f"{share} {eviction}"] = _with_weights(evaluation, whole, drafting, stream)
+            pupils[f"{share} {eviction}"] = _with_weights(evaluation, whole, drafting)
             bounds[f"{share} {eviction}"] = bound
     before = {name: _held(pupil) for name, pupil in pupils.items()}
     uses = sorted(map(int, whole.pair.cache.hits[whole.pair.cache.hits > 0]), reverse=True)
@@ -65,13 +69,12 @@ def _point(pupil: Pupil, answer: Recorded) -> list[int]:
     return [stats.tokens, stats.rounds, stats.ngrams_proposed, stats.ngrams_accepted, pupil.pair.cache.size]
 
 
-def _with_weights(evaluation: Evaluation, source: Pupil, drafting: Row, stream: Sequence[Recorded]) -> Pupil:
-    """A drafter with the weights of another, and a cache of its own that saw these answers."""
+def _with_weights(evaluation: Evaluation, source: Pupil, drafting: Row) -> Pupil:
+    """A drafter with the weights of another, and what a cache of its own may keep of that one's."""
     pupil = evaluation.pupil(Method(drafting), 0.0)
     pupil.adaptation = Adaptation(pupil.pair, pupil.adaptation.serving, None, source.adaptation.state)
-    for one in stream:
-        for token in one.tokens:  # one by one, as their order decides what was used last
-            pupil.pair.cache.observe([token])
+    if not pupil.pair.cache.frozen:
+        pupil.pair.cache.resume(source.pair.cache.state())
     return pupil
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import time
 from collections.abc import Sequence
@@ -88,7 +89,10 @@ class Evaluation:
         def make(some: Sequence[list[int]], before: int) -> list[Recorded]:
             teacher = self.recipe.learning.teacher_temperature
             sampling = Sampling(temperature=temperature)
-            return record(self.model, some, self.recipe.new_tokens, sampling, teacher, seed=before)
+            new_tokens = self.recipe.new_tokens
+            # each with a seed of its own, so that it does not matter how many are made at a time
+            each = (record(self.model, [ids], new_tokens, sampling, teacher, before + i) for i, ids in enumerate(some))
+            return [answer for answers in each for answer in answers]
 
         return self._recordings.answers(self._name(task, temperature), asked, make)
 
@@ -98,7 +102,10 @@ class Evaluation:
         return self._recordings.left(self._name(task, temperature), asked)
 
     def _name(self, task: str, temperature: float) -> str:
-        return f"{self.target.replace('/', '--').replace(':', '-')}-{task}-{temperature:g}"
+        recipe = self.recipe
+        settings = (recipe.place(self.target), recipe.new_tokens, recipe.learning.teacher_temperature, recipe.dtype)
+        digest = hashlib.sha256(repr(settings).encode()).hexdigest()[:8]
+        return f"{self.target.replace('/', '--').replace(':', '-')}-{task}-{temperature:g}-{digest}"
 
     # ------------------------------------------------------------ what is measured
 

@@ -80,10 +80,10 @@ class Paper:
     def _studies(self, target: str) -> Iterator[Job]:
         """Those of the cache, and of a change of task."""
         if set(CACHE) & set(self.parts):
-            ways = 3 + len(cache_study.SHARES) * len(cache_study.EVICTIONS)
+            ways = 4 + len(cache_study.SHARES) * len(cache_study.EVICTIONS)
             for task, seed in product(self.recipe.tasks, cache_study.SEEDS):
                 run = partial(cache_study.cache_study, task=task, seed=seed)
-                yield Job("cache", f"{target}|{task}|{seed}", CACHE[0], ((task, 0.0, False),), 2.0, ways, run)
+                yield Job("cache", f"{target}|{task}|{seed}", CACHE[0], ((task, 0.0, False),), 3.0, ways, run)
         names = list(self.recipe.tasks)[:2]
         if SWITCH in self.parts and len(names) == 2:
             needs = tuple((name, 0.0, True) for name in names)
@@ -178,13 +178,14 @@ class Paper:
 
     def _setting(self) -> Row:
         """All that figures depend on, but for the machine."""
-        said = asdict(self.recipe) | {"instead": sorted(self.recipe.instead)}
+        instead = sorted(f"{name}={Path(place).name}" for name, place in self.recipe.instead.items())
+        said = asdict(self.recipe) | {"instead": instead}
         said["hashes"] = {name: [prompts.digest(part) for part in its] for name, its in self.texts.items()}
         settings: Row = json.loads(json.dumps(said))
         return settings
 
     def _add(self, section: str, key: str, row: Row) -> None:
-        self.result[section][key] = row | {"commit": setting.commit()}
+        self.result[section][key] = row | {"commit": setting.commit(), "threads": torch.get_num_threads()}
         self.write()
 
     def write(self) -> None:
@@ -207,7 +208,8 @@ class Paper:
         """Note how it was made, and draw the figures."""
         machine = setting.machine(self._device)
         run = {"command": setting.command(self.options.arguments), "machine": machine}
-        self.result["runs"] = [old for old in self.result["runs"] if old["command"] != run["command"]] + [run]
+        # a run that went on where another stopped, on the same machine, takes its place
+        self.result["runs"] = [old for old in self.result["runs"] if _undated(old) != _undated(run)] + [run]
         self.write()
         if self.options.out is not None:
             rows = {section: list(self.result[section].values()) for section in ("cache", "switch", "targets")}
@@ -234,6 +236,10 @@ def main(options: argparse.Namespace, console: Console) -> int:
         *(row for study in paper.result["cache"].values() for row in study["rows"]),
     ]
     return 0 if all(row["identical"] is not False for row in rows) else 1
+
+
+def _undated(run: Row) -> Row:
+    return run | {"machine": {name: value for name, value in run["machine"].items() if name != "date"}}
 
 
 def estimate(evaluation: Evaluation, left: Sequence[Job], speeds: Speeds) -> float:

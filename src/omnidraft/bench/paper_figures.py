@@ -37,8 +37,8 @@ def _rows(section: str, rows: Sequence[Row]) -> list[Row]:
 
 def _uses(row: Row, panel: Any) -> None:
     """How often each n-gram was emitted, the commonest first."""
-    for color, study in zip(COLORS, row["studies"], strict=False):
-        panel.plot(range(1, len(study["uses"]) + 1), study["uses"], color=color, label=f"seed {study['seed']}")
+    uses = row["studies"][0]["uses"]  # whatever the seed: drafts do not change what is said
+    panel.plot(range(1, len(uses) + 1), uses, color=COLORS[0], label="n-grams")
     panel.set_xscale("log")
     panel.set_yscale("log")
     panel.set_title(row["at"])
@@ -50,12 +50,14 @@ def _hits(row: Row, panel: Any) -> None:
     """N-grams accepted a round, and the share of those proposed, along the stream."""
     for color, study in zip(COLORS, row["studies"], strict=False):
         rounds, proposed, accepted = ([point[column] for point in study["curve"]] for column in (1, 2, 3))
-        prompts = range(1, len(rounds) + 1)
-        panel.plot(prompts, _moving(accepted, rounds), color=color, label=f"seed {study['seed']}: hits a round")
-        panel.plot(prompts, _moving(accepted, proposed), ":", color=color, label="of those proposed")
+        begin = min(WINDOW, len(rounds)) - 1  # before that, a handful of proposals
+        prompts = range(begin + 1, len(rounds) + 1)
+        a_round, of_proposed = (_moving(accepted, wholes)[begin:] for wholes in (rounds, proposed))
+        panel.plot(prompts, a_round, color=color, label=f"seed {study['seed']}: accepted a round")
+        panel.plot(prompts, of_proposed, ":", color=color, label=f"seed {study['seed']}: share of those proposed")
     panel.set_title(row["at"])
     panel.set_xlabel("answers")
-    panel.set_ylabel(f"over the last {WINDOW} answers")
+    panel.set_ylabel(f"n-grams, over the last {WINDOW} answers")
 
 
 def _growth(row: Row, panel: Any) -> None:
