@@ -363,6 +363,17 @@ def run(*arguments: object) -> int:
     return main(["bench", "paper", *map(str, arguments)])
 
 
+def test_the_help_names_every_part(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--help") == 0
+    listed = re.search(r"some of (.*), each in full", " ".join(capsys.readouterr().out.split()))
+    assert listed is not None
+    named, kind = [], ""
+    for word in listed[1].split(", "):
+        kind, number = word.split("-") if word[0] != "-" else (kind, word[1:])
+        named.append(f"{kind}-{number}")
+    assert sorted(named) == sorted(paper.PARTS)
+
+
 def test_a_run_is_gone_on_with(
     small: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
