@@ -412,6 +412,16 @@ def test_a_run_is_gone_on_with(
     assert run(*given, "--plan") == 0
     assert "all of 15 cells are there" in capsys.readouterr().err
     assert len(calls) == 11
+    machine = paper.setting.machine
+    for cpu, count in (("", 1), ("another", 2), ("another", 2), ("", 2)):
+        monkeypatch.setattr(paper.setting, "machine", lambda device, cpu=cpu: machine(device) | {"cpu": cpu})
+        assert run(*given) == 0
+        kept = json.loads((out / paper.FILE).read_text())
+        assert [one["machine"]["cpu"] for one in kept["runs"]][-1] == cpu
+        assert len(kept["runs"]) == 1 + count, "one of each machine, the first one's among them"
+    assert all(row["threads"] > 0 for row in (*kept["cells"].values(), *kept["cache"].values()))
+    assert len(calls) == 11
+    capsys.readouterr()
     assert run(*given, "--quick") == 2
     assert "was made with another" in capsys.readouterr().err
 
@@ -509,6 +519,7 @@ def test_every_cell_of_the_papers_recipe_runs(tasks: Path, tmp_path: Path) -> No
     assert len(result["cache"]) == len(whole.tasks) * len(cache_study.SEEDS)
     assert result["switch"]
     assert result["targets"]
+    assert result["recipe"]["instead"] == sorted(f"{name}={folder.name}" for name, folder in folders.items())
     assert {path.name for path in out.glob("*.png")} == {f"figure-{number}.png" for number in (5, 6, 7, 8, 9)}
     for title in ("Table 1", "Table 2", "Table 3", "Table 5", "Table 6", "Table 11", "Table 12", "Table 14"):
         assert f"## {title}:" in (out / "paper.md").read_text()
