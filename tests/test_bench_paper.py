@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from omnidraft.bench import cache_study, paper, paper_figures, paper_tables, prompts, recipe
+from omnidraft.bench import cache_study, paper, paper_figures, paper_tables, prompts, recipe, setting
 from omnidraft.bench.evaluation import Evaluation, Speeds
 from omnidraft.bench.paper_tables import METHODS, TABLES, Cell
 from omnidraft.bench.pupil import Recorded
@@ -412,9 +412,9 @@ def test_a_run_is_gone_on_with(
     assert run(*given, "--plan") == 0
     assert "all of 15 cells are there" in capsys.readouterr().err
     assert len(calls) == 11
-    machine = paper.setting.machine
+    machine = setting.machine
     for cpu, count in (("", 1), ("another", 2), ("another", 2), ("", 2)):
-        monkeypatch.setattr(paper.setting, "machine", lambda device, cpu=cpu: machine(device) | {"cpu": cpu})
+        monkeypatch.setattr(setting, "machine", lambda device, cpu=cpu: machine(device) | {"cpu": cpu})
         assert run(*given) == 0
         kept = json.loads((out / paper.FILE).read_text())
         assert [one["machine"]["cpu"] for one in kept["runs"]][-1] == cpu

@@ -56,8 +56,8 @@ def test_parts_of_the_drafter(part: str, monkeypatch: pytest.MonkeyPatch, capsys
     assert capsys.readouterr().out.count(" ms") == {"step": 6, "swap": 3}[part]
 
 
-def test_scripts(folders: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_scripts(folders: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     scripts = tool("measure_scripts")
-    scripts.RUNS = 1
+    monkeypatch.setattr(scripts, "RUNS", 1)
     scripts.main(*folders)
     assert capsys.readouterr().out.count("\n") >= len(TEXTS)

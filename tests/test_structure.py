@@ -38,6 +38,7 @@ FLOORS = (  # lowest first; "omnidraft" is the package's own __init__, the face 
         "costs",
         "plan",
         "chances",
+        "worth",
         "rate",
     ),
     ("rounds", "engine", "weights", "head_trainer", "pace", "counters", "trainer", "background", "profiles", "store"),

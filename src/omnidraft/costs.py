@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from bisect import bisect_left
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -27,14 +27,15 @@ KEPT = 31  # observations of each kind
 WINDOW = 12  # rounds whose passes are compared
 RECENT = 5  # rounds that tell how fast the machine is at present
 SETTLED = 64  # rounds after which costs are worked out only when they are asked for
-AGE = 400  # rounds after which one of a pass of the target says nothing any more
+HALF = 150.0  # rounds after which a comparison counts half of the latest one
+OLD = 0.02  # that it counts at least
 FRESH = 3  # observations of each kind that are kept where all is to be looked at anew
 ENOUGH = 3  # of them say something
 HEAVY = 1.5  # weight of comparisons that say something: two passes against many, or three against three
 SHORT = 8  # tokens that the drafter reads in about the time of one
 LEAST = 1e-9  # seconds: clocks may stand still
 SLOPE = 0.04  # of verifying one more token, as long as nothing is known
-GUESS = 0.01  # weight of that slope beside what was seen
+GUESS = 1e-3  # weight of that slope beside what was seen
 
 
 class Costs:
@@ -167,21 +168,22 @@ class Costs:
         return statistics.median(seconds / self._points[tokens] for tokens, seconds in passes if tokens in self._points)
 
     def _work_out(self) -> None:
-        """Find what suits all comparisons best, where there are others than before; never less for more tokens."""
+        """Find what suits all comparisons best, late ones most of all; never less for more tokens."""
         if self._stale:
-            pairs = {
-                pair: _median([one for one in seen if self._rounds - one[0] <= AGE] or [*seen])
-                for pair, seen in self._verify.items()
-            }
-            points = _rising(_solved(pairs))
+            latest = max((seen[-1][0] for seen in self._verify.values()), default=0)
+            pairs, heavy = {}, Counter({1: HEAVY})
+            for pair, seen in self._verify.items():
+                pairs[pair] = _median([(x, weight * max(OLD, 0.5 ** ((latest - at) / HALF))) for at, x, weight in seen])
+                heavy.update(dict.fromkeys(pair, sum(weight for _, _, weight in seen)))
+            points = _rising({tokens: cost for tokens, cost in _solved(pairs).items() if heavy[tokens] >= HEAVY})
             self._points = {tokens: cost / points[1] for tokens, cost in points.items()}
             self._table = _drawn(self._points, max(len(self._table), *self._points))
             self._stale = False
 
 
-def _median(seen: list[_Seen]) -> tuple[float, float]:
+def _median(seen: list[tuple[float, float]]) -> tuple[float, float]:
     """The median of ratios by their weights, and the sum of these."""
-    ratios = sorted((ratio, weight) for _, ratio, weight in seen)
+    ratios = sorted(seen)
     sums = list(accumulate(weight for _, weight in ratios))
     half = sums[-1] / 2 * (1 - LEAST)
     middle = bisect_left(sums, half)
@@ -206,7 +208,7 @@ def _solved(pairs: dict[tuple[int, int], tuple[float, float]]) -> dict[int, tupl
         weights[less] += weight
         weights[more] += weight
     costs = np.exp(np.linalg.solve(matrix, wanted)).tolist()
-    return {m: (cost, weights[m]) for m, cost in zip(sizes, costs, strict=True) if weights[m] >= HEAVY}
+    return {tokens: (cost, weights[tokens]) for tokens, cost in zip(sizes, costs, strict=True)}
 
 
 def _drawn(known: dict[int, float], longest: int) -> list[float]:

@@ -14,23 +14,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from omnidraft.chances import GUESS, Chances
+from omnidraft.chances import Chances
 from omnidraft.config import Drafting
 from omnidraft.costs import Costs
 from omnidraft.head import Head
-from omnidraft.plan import Floats, Known, Plan, make_plan
+from omnidraft.plan import Known, Plan, make_plan
 from omnidraft.stopping import UNSURE, Confidence, Entropy, Fixed, Predicted, Stopping
+from omnidraft.worth import Worth
 
 if TYPE_CHECKING:
     from omnidraft.engine import Round
     from omnidraft.walk import Walk
 
 PLAN_EVERY = 96  # drafts, or refused tokens of them; more often at first
-PLAIN_EVERY = 64  # rounds: one of them without a draft, to know what that costs
+PLAIN_EVERY = 8, 64  # rounds: one of them without a draft, to know what that costs; the more, the more drafts gain
+PLAIN_SHARE = 0.005  # of the time that may be lost to these rounds
 ASK_EVERY = 4  # drafts of one token, whose chance need not be known: one is asked for all the same
 DRAW_EVERY = 40  # draws that did not seem to pay: one is made all the same
-FIRST_ROUNDS = 24  # of a trial at the beginning: nobody knows yet what the drafter is worth, or costs
-FIRST_LENGTHS = (4, 1, 2, 1)  # draft tokens of its rounds, in turns
+FIRST_ROUNDS = 36  # of a trial at the beginning: nobody knows yet what the drafter is worth, or costs
+FIRST_LENGTHS = (0, 4, 1, 0, 2, 1)  # draft tokens of its rounds, in turns; none, to compare with
 PROBE_TEXTS = 1  # texts without a draft, after which one is tried again
 PROBE_ROUNDS = 5  # rounds of such a trial
 PROBE_LENGTHS = (2,)  # draft tokens of such a round
@@ -58,9 +60,7 @@ class Rate:
         self._head = head or Head()
         self._trained, self._chances = self._head.trained, Chances()  # which believes the head, until more is known
         self._tokens, self._steps = 0.0, 0.0  # of the latest rounds, without the passes over prompts
-        self._made_up, self._drafted = 2.0, 2.0  # target tokens proposed, and draft tokens they were made of
-        # of drafts with 0, 1, 2, … accepted tokens: how many there were, and the target tokens that they brought
-        self._accepted, self._brought = np.zeros(longest + 1), np.zeros(longest + 1)
+        self.worth = Worth(longest)
         self._length = 64.0  # of the latest answers, in tokens
         self._spent, self._all = 0.0, 0.0  # seconds lost to trials, and of everything
         self._undrafted = 0  # texts since the last draft
@@ -125,8 +125,8 @@ class Rate:
 
     def _obstacle(self) -> str | None:
         if self._probe:
-            return None
-        if not self.costs.known or (self._since_plain >= PLAIN_EVERY and not self._first):
+            return None if self._length_of_probe else MEASURED
+        if not self.costs.known or (self._since_plain >= self._plain_every and not self._first):
             return MEASURED
         if not self._reads and self._said - self._looked >= AGAIN:
             self._looked = self._said
@@ -163,7 +163,7 @@ class Rate:
         if length >= self._longest:
             return False
         if self._probe:
-            return self._unfinished or length < self._lengths[self._probe % len(self._lengths)]
+            return self._unfinished or length < self._length_of_probe
         return self._unfinished or bool(self._reach >= self.plan.step[length])
 
     @property
@@ -181,10 +181,10 @@ class Rate:
     def _made(self, chances: list[float], first: float) -> Plan:
         known = Known(
             step=self.costs.steps,
-            verify=np.array([self.costs.verify(1 + tokens) for tokens in np.arange(self._longest + 1) * self.each]),
+            verify=np.array([self.costs.verify(1 + n * self.worth.each) for n in range(self._longest + 1)]),
             chances=np.array(chances),
             weights=self._chances.met,
-            worth=self.worth,
+            worth=self.worth.values,
             asking=self.costs.asking,
             first=first,
         )
@@ -195,6 +195,17 @@ class Rate:
         return self._spent + steps * self.costs.seconds <= share * self._all
 
     @property
+    def _length_of_probe(self) -> int:
+        """Draft tokens that the present round of a trial is to have."""
+        return self._lengths[self._probe % len(self._lengths)]
+
+    @property
+    def _plain_every(self) -> int:
+        """Rounds of which one is without a draft: the less that draft would gain, the more is to be known."""
+        fewest, most = PLAIN_EVERY
+        return int(min(most, max(fewest, (self._promised - 1) / PLAIN_SHARE)))
+
+    @property
     def _unfinished(self) -> bool:
         """Whether the draft so far ends inside a target token, and would lose what is inside."""
         walk = self._walk
@@ -203,12 +214,12 @@ class Rate:
     def _in_vain(self, longest: int) -> bool:
         """Whether no draft of up to so many tokens pays by the costs alone, not even where all of it is accepted."""
         costs = [self._round_of(drafted) for drafted in range(1, min(longest, self._longest) + 1)]
-        return bool((1 + np.cumsum(self.worth)[: len(costs)] < costs).all())
+        return bool((1 + np.cumsum(self.worth.values)[: len(costs)] < costs).all())
 
     def _round_of(self, drafted: int) -> float:
         """What a round with so many draft tokens costs at least."""
         first, later = self.costs.steps
-        return first + (drafted - 1) * later + self.costs.at_least(1 + drafted * self.each)
+        return first + (drafted - 1) * later + self.costs.at_least(1 + drafted * self.worth.each)
 
     def _worth_reading(self, tokens: float) -> bool:
         """Whether drafts would save, over so many tokens, more than reading the text so far takes."""
@@ -216,25 +227,6 @@ class Rate:
         return tokens * (1 - promised) > self.costs.reading(self._prompt + self._said)
 
     # ------------------------------------------------------------ what is known
-
-    @property
-    def each(self) -> float:
-        """Target tokens that a draft token makes up."""
-        return self._made_up / self._drafted
-
-    @property
-    def worth(self) -> Floats:
-        """Target tokens (K,) that the first, second, … accepted draft token brings, beside those before it.
-
-        They are not alike: a token that ends inside one of the target's brings nothing as long as the rest is missing.
-        """
-        lengths = np.arange(self._longest + 1)
-        each = (self._brought.sum() + GUESS) / (self._accepted @ lengths + GUESS)
-        brought = [0.0]
-        for count, whole in zip(self._accepted[1:], self._brought[1:], strict=True):
-            guess = brought[-1] + (each if brought[1:] else 1.0)  # a single token is seldom less than one
-            brought.append(max(brought[-1], (whole + GUESS * guess) / (count + GUESS)))
-        return np.diff(brought)
 
     @property
     def rate(self) -> float:
@@ -251,12 +243,8 @@ class Rate:
             self._undrafted = 0
             self._drafts += 1
             self._news += max(1, len(record.draft) - record.draft_accepted)  # what went wrong is news
-            self._made_up = 0.995 * self._made_up + len(record.proposals)
-            self._drafted = 0.995 * self._drafted + len(record.draft)
+            self.worth.learn(record)
             accepted = record.draft_accepted
-            if accepted and record.finish is None:  # else not all that it brought is told
-                self._accepted[accepted] = 0.995 * self._accepted[accepted] + 1
-                self._brought[accepted] = 0.995 * self._brought[accepted] + len(record.emitted) - 1
             for length, place in enumerate(self._bins[: min(accepted + 1, len(record.draft))]):
                 self._chances.learn(place, happened=length < accepted)
             if not self._asks:
