@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shlex
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from omnidraft.cli import main
-
-ROOT = Path(__file__).parents[1]
+from our_tools import tool
 
 
 @pytest.fixture(scope="module")
-def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("write_cli_docs", ROOT / "tools" / "write_cli_docs.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def page() -> ModuleType:
+    return tool("write_cli_docs")
 
 
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="argparse words help differently in other versions")
-def test_the_page_is_what_the_commands_say(tool: ModuleType) -> None:
-    assert tool.PAGE.read_text(encoding="utf-8") == tool.page(), "run python tools/write_cli_docs.py"
+def test_the_page_is_what_the_commands_say(page: ModuleType) -> None:
+    assert page.PAGE.read_text(encoding="utf-8") == page.page(), "run python tools/write_cli_docs.py"
 
 
-def test_every_command_has_examples_that_are_commands(tool: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    helps = tool.helps()
+def test_every_command_has_examples_that_are_commands(page: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    helps = page.helps()
     assert {"omnidraft generate", "omnidraft bench compare", "omnidraft profiles export"} <= helps.keys()
     for name, text in helps.items():
         _, _, examples = text.partition("\nexamples:\n")
