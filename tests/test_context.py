@@ -23,6 +23,7 @@ from omnidraft.drafter import Drafter, Serving
 from omnidraft.engine import Round
 from omnidraft.models import LanguageModel, TransformersModel
 from omnidraft.sampling import Draw, GeneratorDraw, Probs, tempered
+from omnidraft.stopping import Fixed
 from omnidraft.vocab import Speller, Vocab, read_vocab
 from pairs import Language, engine, generate, language, random_model, table, tokens
 from shared_data import shared
@@ -225,6 +226,46 @@ def test_greedy_text_is_that_of_the_target_in_any_script(script: str) -> None:
         records = rounds(target, drafter, prompt, len(answer), k)
         assert tokens(records) == answer
         assert sum(record.accepted for record in records) > len(answer) // 5
+
+
+class Seldom(Fixed):
+    """Wants a draft in every fifth round."""
+
+    def __init__(self) -> None:
+        self._rounds = 0
+
+    def begin(self, walk: object) -> bool:  # noqa: ARG002
+        self._rounds += 1
+        return self._rounds % 5 == 0
+
+
+@pytest.mark.parametrize("script", TEXTS)
+def test_the_drafter_reads_all_that_was_said_since_its_last_draft(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, other = small("llama2"), small("qwen2")
+    ids = other.tokenizer.encode(TEXTS[script], add_special_tokens=False)[:70]
+    drafter = Knowing(own.vocab, own.speller, TEXTS[script].encode(), wrong=7)
+    engine_ = engine(Scripted(other.vocab.size, ids), other, drafter, own, draft_len=3)
+    engine_.stopping = Seldom()
+    assert engine_.pair is not None
+    began = len(engine_.pair.translator.prompt(ids[:10]))
+    read: list[bytes] = []
+    draft = Drafter.draft
+
+    def noted(self: Drafter, *arguments: Any) -> tuple[list[int], list[Probs]]:
+        read.append(written(own.vocab, self.text[began:]))
+        return draft(self, *arguments)
+
+    monkeypatch.setattr(Drafter, "draft", noted)
+    said: list[bytes] = []
+    records: list[Round] = []
+    for record in engine_.rounds(ids[:10], 50, Sampling(), GeneratorDraw(torch.Generator().manual_seed(0))):
+        if record.draft:
+            said.append(written(other.vocab, tokens(records)))
+        records.append(record)
+    assert tokens(records) == ids[10:60]
+    assert read == said
+    assert len(read) > 5
+    assert sum(record.draft_accepted for record in records) > 5, "as the drafter knows where it is"
 
 
 @pytest.mark.parametrize("k", [1, 4, 7])

@@ -27,6 +27,7 @@ from omnidraft.rate import (
     FRESH,
     LEARNED_SHARE,
     MEASURED,
+    QUIET,
     SHARE,
     TOO_DEAR,
     TOO_SHORT,
@@ -393,6 +394,25 @@ def test_texts_that_can_have_no_draft_are_no_reason_for_a_trial(monkeypatch: pyt
         clock.policy.learn(made(verify_s=1.0))  # nothing was asked
     assert [chance.seen for chance in clock.policy._chances.bins] == before
     assert clock.policy._probe == 0
+
+
+@pytest.mark.parametrize("rounds", [7, 40, 75])
+def test_rounds_that_nobody_looked_at_are_made_up_for(rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for quiet in (1, QUIET):
+        monkeypatch.setattr("omnidraft.rate.QUIET", quiet)
+        clock = Clock(Rate(LONGEST), 1, monkeypatch)
+        clock.after(SCENES["a hopeless drafter"], 30, rounds=rounds)
+        assert clock.policy.idle == TOO_DEAR
+        assert len(clock.policy._quiet) < quiet
+        clock.policy.open(20, 100)
+        assert not clock.policy._quiet
+        policy = clock.policy
+        found.append(
+            (clock.drafted, policy._all, policy._length, policy.costs.seconds, policy.costs._rounds, policy.rate)
+        )
+    assert found[0] == found[1]
+    assert found[0][4] == 30 * rounds
 
 
 def test_a_trial_lets_what_comes_count_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,8 @@ from omnidraft.engine import Engine, Round
 from omnidraft.errors import ConfigError
 from omnidraft.head import Head, spread
 from omnidraft.metrics import Stats
-from omnidraft.rate import MEASURED, PROBE_LENGTHS, Rate, make_stopping
+from omnidraft.policies import make_stopping
+from omnidraft.rate import MEASURED, PROBE_LENGTHS, Rate
 from omnidraft.sampling import Draw
 from omnidraft.stopping import UNSURE, Confidence, Entropy, Fixed, Predicted, Stopping
 from omnidraft.walk import Walk

@@ -40,6 +40,7 @@ FLOORS = (  # lowest first; "omnidraft" is the package's own __init__, the face 
         "chances",
         "worth",
         "rate",
+        "policies",
     ),
     ("rounds", "engine", "weights", "head_trainer", "pace", "counters", "trainer", "background", "profiles", "store"),
     (

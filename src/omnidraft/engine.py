@@ -19,7 +19,7 @@ from omnidraft.laws import SparseLaw, sparse
 from omnidraft.models import LanguageModel, check_ids
 from omnidraft.ngrams import NgramCache
 from omnidraft.paper import DirectMap, merge, verify_paper
-from omnidraft.rate import make_stopping
+from omnidraft.policies import make_stopping
 from omnidraft.rounds import Draft, Halt, Round, drafts_accepted, false_merge, shortened
 from omnidraft.sampling import Draw, Processing, Processor, TargetLaw, softmax
 from omnidraft.stopping import Fixed, Stopping
@@ -62,6 +62,7 @@ class Engine:
         self.pair = pair
         self.drafting = drafting or Drafting(draft_len=0)
         self.stopping: Stopping = stopping or (Fixed() if pair is None else make_stopping(self.drafting, pair.head))
+        self._unread: list[int] = []  # committed tokens that are not in the drafter's text yet
         self.teacher_temperature: float | None = None  # where one is set, records hold the target's laws at it
         if pair is None and self.drafting.longest > 0:
             raise ConfigError(f"draft_len is {self.drafting.longest} without a drafter: give one, or use draft_len=0")
@@ -97,6 +98,7 @@ class Engine:
         if self.pair is not None:
             text = self.pair.translator.prompt(ids)
             self.pair.drafter.start(text)
+            self._unread = []
             self.stopping.open(len(text), max_new_tokens)
         while max_new_tokens > 0:
             record = self._round(ids, end, sampling, processing, verification, draw, halt)
@@ -196,6 +198,9 @@ class Engine:
         walk = Walk(cache, self.eos)
         if not stopping.begin(walk if self.drafting.mode != "paper" else None):
             return Draft(idle=stopping.idle)
+        if self._unread:
+            drafter.extend(*self.pair.translator.after(drafter.text, drafter.begun, self._unread))
+            self._unread = []
         own = self.drafting.drafter_temperature
         temperature = sampling.temperature if own is None else own
         if self.drafting.mode == "paper" and self._direct is not None:
@@ -250,11 +255,13 @@ class Engine:
         return (tuple(kept), finish) if stay is None else (tuple(kept[:stay]), "stop")
 
     def _commit(self, draft: Draft, outcome: Outcome, emitted: Sequence[int]) -> int | None:
-        """Carry the emitted tokens to the drafter's context and the n-gram cache; the merge that failed, if one did."""
+        """Carry the emitted tokens to the n-gram cache; the merge that failed, if one did.
+
+        To the drafter they are carried with the next draft: where there is none, nobody reads them.
+        """
         if self.pair is None:
             return None
-        drafter = self.pair.drafter
-        drafter.extend(*self.pair.translator.after(drafter.text, drafter.begun, emitted))
+        self._unread += emitted
         failed = false_merge(draft, outcome)
         self.pair.cache.observe(emitted, failed)
         return failed

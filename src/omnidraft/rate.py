@@ -15,11 +15,10 @@ import numpy as np
 import torch
 
 from omnidraft.chances import Chances
-from omnidraft.config import Drafting
 from omnidraft.costs import Costs
 from omnidraft.head import Head
 from omnidraft.plan import Known, Plan, make_plan
-from omnidraft.stopping import UNSURE, Confidence, Entropy, Fixed, Predicted, Stopping
+from omnidraft.stopping import UNSURE
 from omnidraft.worth import Worth
 
 if TYPE_CHECKING:
@@ -40,11 +39,13 @@ VAIN_ROUNDS = 2  # of a trial that is to show costs alone: the first one reads t
 FRESH = 12.0  # what a trial leaves of the weight of earlier observations
 SHARE = 0.01  # of the time of decoding that may be lost to trials
 LEARNED_SHARE = 0.03  # that may be lost to those which look at a drafter that has learned
+QUIET = 16  # rounds of a text that does not draft whose records are looked at together: each is cold by itself
 AGAIN = 32  # tokens after which a text that was thought too short is looked at again
 
 MEASURED = "a step of the target alone is measured"
 TOO_SHORT = "the drafter would have more to read than it could save"
 TOO_DEAR = "drafts cost more than they bring"
+GIVEN_UP = TOO_SHORT, TOO_DEAR  # which change with the next text at the earliest, or after long
 
 
 class Rate:
@@ -68,6 +69,7 @@ class Rate:
         self._prompt, self._asked = 0, 0  # tokens of the present text
         self._said, self._looked = 0, 0  # target tokens of it, and how many there were at the last look
         self._first, self._reads = True, True
+        self._quiet: list[Round] = []  # that were not looked at yet
         self._probe = 0  # rounds of a trial that are left
         self._lengths: tuple[int, ...] = FIRST_LENGTHS  # of these
         self._tried = False  # at the beginning
@@ -87,6 +89,7 @@ class Rate:
 
     def open(self, prompt: int, new_tokens: int) -> None:
         """Decide whether the drafter is to read the prompt, or to be tried again."""
+        self._catch_up()
         if self._said:
             self._length += (self._said - self._length) / 8
         self._said = self._looked = 0
@@ -109,6 +112,8 @@ class Rate:
 
     def begin(self, walk: Walk | None) -> bool:
         """Whether a first draft token pays, and reading the text for it."""
+        if self._quiet:
+            return False  # as before: nothing was learned since
         self._wanted = self._asked_for = True
         self._walk, self._bins, self._reach = walk, [], 1.0
         self._asking = []
@@ -235,6 +240,20 @@ class Rate:
 
     def learn(self, record: Round) -> None:
         """Take in what the round cost, and which of its tokens were accepted."""
+        if self.idle in GIVEN_UP and not (self._first or self._probe or record.draft_passes):
+            self._quiet.append(record)
+            if len(self._quiet) == QUIET:
+                self._catch_up()
+        else:
+            self._catch_up()
+            self._take_in(record)
+
+    def _catch_up(self) -> None:
+        quiet, self._quiet = self._quiet, []
+        for record in quiet:
+            self._take_in(record)
+
+    def _take_in(self, record: Round) -> None:
         seconds = record.draft_s + record.verify_s + record.translate_s
         self.costs.learn(record, first=self._first, asking=self._asking)
         self._all += record.draft_s if self._first else seconds  # what is spent on prompts buys no trials
@@ -274,15 +293,3 @@ class Rate:
         self._spent = max(0.0, self._spent + lost)
         if self._hoping and not self._affords():
             self._plan = None
-
-
-def make_stopping(drafting: Drafting, head: Head | None = None) -> Stopping:
-    """The stop policy that these settings ask for; `head` is the acceptance head beside the drafter."""
-    threshold = 0.4 if drafting.threshold is None else drafting.threshold
-    if drafting.stopping == "rate" and drafting.longest:
-        return Rate(drafting.longest, head)
-    if drafting.stopping == "head":
-        return Predicted(threshold, head or Head())
-    if drafting.stopping == "confidence":
-        return Confidence(threshold)
-    return Entropy(threshold) if drafting.stopping == "entropy" else Fixed()

@@ -18,7 +18,7 @@ from omnidraft.engine import Engine, Round
 from omnidraft.errors import ConfigError, OmniDraftError
 from omnidraft.models import LanguageModel, TransformersModel
 from omnidraft.pairing import make_cache
-from omnidraft.rate import make_stopping
+from omnidraft.policies import make_stopping
 from omnidraft.sampling import GeneratorDraw
 
 if TYPE_CHECKING:

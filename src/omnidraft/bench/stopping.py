@@ -35,7 +35,7 @@ from omnidraft.engine import Engine
 from omnidraft.errors import ConfigError, InputError
 from omnidraft.head import Head
 from omnidraft.pairing import make_cache
-from omnidraft.rate import make_stopping
+from omnidraft.policies import make_stopping
 
 Row = dict[str, Any]
 Sizes = dict[str, int]

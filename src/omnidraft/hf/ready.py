@@ -18,7 +18,7 @@ from omnidraft.engine import Pair
 from omnidraft.errors import ConfigError, ModelError
 from omnidraft.models import LoadedModel, TransformersModel, load_model, load_tokenizer
 from omnidraft.pairing import DrafterSide, Use, make_pair, make_side
-from omnidraft.rate import make_stopping
+from omnidraft.policies import make_stopping
 from omnidraft.stopping import Stopping
 from omnidraft.vocab import read_vocab
 
