@@ -14,7 +14,7 @@ import torch
 import omnidraft
 from omnidraft.api import OmniDraft
 from omnidraft.bench import head_study, hopeless, stopping
-from omnidraft.bench.ways import Way, repeat
+from omnidraft.bench.ways import UNITS, Way, repeat
 from omnidraft.cli import main
 from omnidraft.config import Drafting, Sampling
 from omnidraft.engine import Engine
@@ -57,7 +57,7 @@ def test_repeats_are_numbered_on_and_come_together_in_the_file(model: OmniDraft,
     found = stopping.keep(stem, rows, {}, more=True)
     for row in found["cells"]:
         assert len(row["repeats"]) == 4
-        for unit in (*stopping.UNITS, *(f"plain_{unit}" for unit in stopping.UNITS), "acceptance_rate"):
+        for unit in (*UNITS, *(f"plain_{unit}" for unit in UNITS), "acceptance_rate"):
             assert row[unit] == pytest.approx(statistics.median(each[unit] for each in row["repeats"]), abs=1e-4)
     found = stopping.keep(stem, [rows[0]], {})
     assert [len(row["repeats"]) for row in found["cells"] if row["policy"] == "plain"] == [2]
@@ -66,12 +66,9 @@ def test_repeats_are_numbered_on_and_come_together_in_the_file(model: OmniDraft,
 def test_answers_of_later_repeats_are_drawn_with_other_seeds(model: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 
-    def answer(*_: object, seed: int) -> list[int]:
-        seen.append(seed)
-        return []
-
-    monkeypatch.setattr(Way, "answer", answer)
-    monkeypatch.setattr(Way, "end_repeat", lambda way: way.repeats.append(dict.fromkeys(stopping.UNITS, 1.0)))
+    monkeypatch.setattr(Way, "begin", lambda *_, seed: seen.append(seed))
+    monkeypatch.setattr(Way, "end", lambda _: [])
+    monkeypatch.setattr(Way, "end_repeat", lambda way: way.repeats.append(dict.fromkeys(UNITS, 1.0)))
     list(stopping.cell(model, [[1], [2]], Sampling(), SIZES, (1,), Head(), first=3))
     assert set(seen) == {3000, 3001, 4000, 4001}
 
@@ -82,17 +79,44 @@ def test_greedy_answers_that_differ_are_noticed(
 ) -> None:
     plain = Drafting(draft_len=0)
     ways = [Way(name, plain, stopping.fresh(model, plain, Head())) for name in ("one", "other")]
-    answer = Way.answer
+    end, answers = Way.end, iter(range(4))
 
-    def changed(self: Way, ids: list[int], new_tokens: int, sampling: Sampling, seed: int) -> list[int]:
-        said = answer(self, ids, new_tokens, sampling, seed)
-        return said[:-1] if wrong and self.policy == "other" and seed == 7 else said
+    def changed(self: Way) -> list[int]:
+        said = end(self)
+        return said[:-1] if next(answers) == 3 and wrong else said  # the last one, of the last prompt
 
-    monkeypatch.setattr(Way, "answer", changed)
+    monkeypatch.setattr(Way, "end", changed)
     prompts = [model.encode(text) for text in ("hello world", "the world was")]
     same = repeat(ways, prompts, 8, Sampling(temperature=temperature), random.Random(0), 6)
     assert same is not (wrong and temperature == 0)
     assert [len(way.repeats) for way in ways] == [1, 1]
+
+
+def test_ways_answer_a_prompt_at_once(model: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[tuple[int, str, int]] = []  # a length that is wanted, a way, and the length that it comes to
+    go_on = Way.go_on
+
+    def noted(self: Way, length: int) -> bool:
+        goes_on = go_on(self, length)
+        turns.append((length, f"{self.policy} {self.drafting.longest}", self._length))
+        return goes_on
+
+    monkeypatch.setattr(Way, "go_on", noted)
+    compared = stopping.ways(model, (1, 3), Head())
+    assert len({id(way.engine.target) for way in compared}) == len(compared)
+    assert len({id(way.engine.pair.drafter.model) for way in compared if way.engine.pair}) == len(compared) - 1
+    prompts = [model.encode(text) for text in ("hello world", "the world was")]
+    assert repeat(compared, prompts, 20, Sampling(), random.Random(0), 0), "what one holds of a text is not another's"
+    lengths = [length for length, _, _ in turns]
+    second = lengths.index(min(lengths), lengths.index(max(lengths)))
+    assert lengths == sorted(lengths[:second]) + sorted(lengths[second:])
+    by_length = {length: [name for wanted, name, _ in turns if wanted == length] for length in lengths}
+    assert all(len(names) == 2 * len(compared) for length, names in by_length.items() if length <= 20)
+    assert len({tuple(names) for names in by_length.values()}) == len(by_length) > 4, "in another order each time"
+    assert all(came >= wanted or came == 20 for wanted, _, came in turns)
+    assert all(came == wanted for wanted, name, came in turns if name == "plain 0" and wanted <= 20)
+    for way in compared:
+        assert way.repeats[0]["tokens_per_s"] > 0
 
 
 def test_measurements_outlive_a_repeat_and_ngrams_do_not(model: OmniDraft) -> None:
@@ -105,6 +129,8 @@ def test_measurements_outlive_a_repeat_and_ngrams_do_not(model: OmniDraft) -> No
     assert second.pair is not None
     assert second.pair.cache is not first.pair.cache
     assert second.pair.head is first.pair.head is head
+    assert second.target is first.target
+    assert second.pair.drafter is first.pair.drafter
 
 
 # ---------------------------------------------------------------- the head

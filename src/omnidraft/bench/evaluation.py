@@ -18,7 +18,7 @@ from omnidraft.bench.pupil import GREEDY, Pupil, Recorded, record
 from omnidraft.bench.recipe import Recipe, Task
 from omnidraft.bench.recordings import Recordings
 from omnidraft.bench.study import Study
-from omnidraft.bench.ways import Way, repeat
+from omnidraft.bench.ways import Way, apart, repeat
 from omnidraft.config import Drafting, Sampling
 from omnidraft.drafter import Serving
 from omnidraft.engine import Engine
@@ -110,7 +110,7 @@ class Evaluation:
     # ------------------------------------------------------------ what is measured
 
     def cell(self, cell: Cell) -> Row:
-        """Learn as the method does, then answer the tests in turns with the target alone."""
+        """Learn as the method does, then answer the tests side by side with the target alone."""
         stream = self.stream(cell.task, cell.temperature, subset=cell.subset)
         pupil = self.pupil(METHODS[cell.method], self.size(cell.task, subset=cell.subset).threshold)
         for one in stream:
@@ -143,10 +143,13 @@ class Evaluation:
         learning = None if method.learning is None else replace(self.recipe.learning, **method.learning)
         if learning is not None and method.lora:
             learning = replace(learning, adapter="lora", learning_rate=LORA_RATE * learning.learning_rate)
-        return Pupil(self.model, Serving(self.model.drafter.lm), Drafting(**drafting), learning)
+        return Pupil(self.model, Serving(apart(self.model.drafter.lm)), Drafting(**drafting), learning)
 
     def timed(self, pupils: dict[str, Pupil], tests: Sequence[list[int]], temperature: float) -> dict[str, Row]:
-        """Answer the tests with each, and with the target alone, in turns; what each came to, by its name."""
+        """Answer the tests with each, and with the target alone, side by side; what each came to, by its name.
+
+        Each needs a drafter of its own.
+        """
         target, eos = self.model.engine.target, sorted(self.model.engine.eos)
         ways = [Way("alone", Drafting(draft_len=0), Engine(target, eos))]
         for name, pupil in pupils.items():

@@ -15,7 +15,7 @@ import torch
 
 from omnidraft.api import OmniDraft
 from omnidraft.bench.pupil import Pupil, Recorded, record
-from omnidraft.bench.ways import Way, repeat
+from omnidraft.bench.ways import Way, apart, repeat
 from omnidraft.config import Drafting, Learning, Sampling
 from omnidraft.drafter import Serving
 from omnidraft.engine import Engine, Round
@@ -61,11 +61,11 @@ def teach(model: OmniDraft, recorded: Sequence[Recorded]) -> Head:
 
 
 def _pupil(model: OmniDraft, trains: str | None, stopping: str) -> Pupil:
-    """A drafter with weights of its own, so that taking turns with others costs nothing."""
+    """A drafter with weights and a KV cache of its own, so that taking turns with others costs nothing."""
     if model.drafter is None:
         raise ValueError("there is no drafter that could learn")
     drafting = Drafting(stopping=stopping, draft_len=DRAFT_LEN if stopping == "fixed" else None)
-    return Pupil(model, Serving(model.drafter.lm), drafting, None if trains is None else Learning(trains=trains))
+    return Pupil(model, Serving(apart(model.drafter.lm)), drafting, None if trains is None else Learning(trains=trains))
 
 
 # ---------------------------------------------------------------- calibration
@@ -136,7 +136,7 @@ class Schedule:
 
 
 def schedules(model: OmniDraft, schedule: Schedule) -> Iterator[Row]:
-    """A row for each method: what its drafts come to on prompts it never saw, beside the target alone, in turns."""
+    """A row for each method: what its drafts come to on prompts it never saw, beside the target alone."""
     teacher = Learning().teacher_temperature
     stream = record(model, schedule.stream, schedule.new_tokens, Sampling(), teacher)
     pupils: dict[str, Pupil] = {}

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import copy
 import random
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from omnidraft.api import OmniDraft
+from omnidraft.bench.ways import UNITS, Way, apart, repeat
 from omnidraft.config import Drafting, Sampling
 from omnidraft.drafter import Serving
 from omnidraft.engine import Engine, Pair
-from omnidraft.metrics import Stats
 from omnidraft.models import LanguageModel, TransformersModel
 from omnidraft.pairing import make_pair
-from omnidraft.sampling import GeneratorDraw
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+Target = Callable[[], LanguageModel]  # a new one, with a KV cache of its own
 
 NEW_TOKENS = 48
 SHORT = 8  # tokens of an answer to a long prompt
@@ -54,15 +54,19 @@ class OneByOne:
 
 
 def cases(model: OmniDraft, ids: Sequence[list[int]], count: int) -> Iterator[dict[str, Any]]:
-    """A row for each case: seconds of the target alone over those by `rate`, on so many prompts in turns."""
-    pair, target = model.engine.pair, model.engine.target
+    """A row for each case: seconds of the target alone over those by `rate`, on so many prompts, side by side."""
+    pair = model.engine.pair
     if pair is None or model.drafter is None:
         raise ValueError("there is no drafter that could be hopeless")
     own = model.drafter.lm.model
+
+    def target() -> LanguageModel:
+        return apart(model.target.lm)
+
     yield _row("a drafter of random weights", model, target, _with(model, scrambled(own)), ids, count, NEW_TOKENS)
     slow = scrambled(own, layers=SLOW_LAYERS)
     yield _row("a drafter slower than the target", model, target, _with(model, slow), ids, count, NEW_TOKENS)
-    yield _row("several tokens verified one by one", model, OneByOne(target), pair, ids, count, NEW_TOKENS)
+    yield _row("several tokens verified one by one", model, lambda: OneByOne(target()), pair, ids, count, NEW_TOKENS)
     whole = [token for prompt in ids for token in prompt]
     long = [(whole[i * 97 % len(whole) :] + whole * (LONG // len(whole) + 1))[:LONG] for i in range(len(ids))]
     yield _row("long prompts, short answers", model, target, pair, long, count, SHORT)
@@ -91,36 +95,32 @@ def _with(model: OmniDraft, drafter: PreTrainedModel) -> Pair:
 def _row(
     case: str,
     model: OmniDraft,
-    target: LanguageModel,
+    target: Target,
     pair: Pair,
     ids: Sequence[list[int]],
     count: int,
     new_tokens: int,
 ) -> dict[str, Any]:
-    eos = sorted(model.engine.eos)
-    engines = {"plain": Engine(target, eos), "rate": Engine(target, eos, pair, Drafting(stopping="rate"))}
+    ways = [_way(model, target, None, Drafting(draft_len=0)), _way(model, target, pair, Drafting(stopping="rate"))]
+    for way in (ways[0], _way(model, target, pair, Drafting(draft_len=2, stopping="fixed"))):
+        way.warm(ids[0], new_tokens, Sampling())
+    prompts = [ids[number % len(ids)] for number in range(count)]
     order = random.Random(0)  # noqa: S311  an order, not a secret
-    seconds = dict.fromkeys(engines, 0.0)
-    stats: list[Stats] = []
-    for engine in (engines["plain"], Engine(target, eos, pair, Drafting(draft_len=2, stopping="fixed"))):  # warm up
-        list(engine.rounds(ids[0], new_tokens, Sampling(), _never()))
-    for number in range(count):
-        for name in order.sample(list(engines), len(engines)):
-            began = time.perf_counter()
-            rounds = list(engines[name].rounds(ids[number % len(ids)], new_tokens, Sampling(), _never()))
-            seconds[name] += time.perf_counter() - began
-            if name == "rate":
-                stats.append(Stats.of(rounds))
-    whole = Stats.sum(stats)
+    identical = repeat(ways, prompts, new_tokens, Sampling(), order, 0)
+    plain, rate = (way.summary() for way in ways)
+    names = dict(zip(UNITS, ("ratio", "ratio_cpu"), strict=True))
     return {
         "case": case,
-        "ratio": round(seconds["plain"] / seconds["rate"], 4),
+        **{name: round(rate[unit] / plain[unit], 4) for unit, name in names.items()},
         "prompts": count,
-        "acceptance_rate": round(whole.acceptance_rate, 4),
-        "undrafted": round(whole.undrafted / whole.rounds, 4),
-        "idle": whole.idle,
+        "identical": identical,
+        **{name: rate[name] for name in ("acceptance_rate", "undrafted", "idle")},
     }
 
 
-def _never() -> GeneratorDraw:
-    return GeneratorDraw(torch.Generator())
+def _way(model: OmniDraft, target: Target, pair: Pair | None, drafting: Drafting) -> Way:
+    return Way(
+        "plain" if pair is None else drafting.stopping,
+        drafting,
+        Engine(target(), sorted(model.engine.eos), pair, drafting),
+    )

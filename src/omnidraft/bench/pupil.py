@@ -11,6 +11,7 @@ import torch
 from omnidraft.adaptation import Adaptation, InlineTrainer
 from omnidraft.api import OmniDraft
 from omnidraft.bench.replay import Replay
+from omnidraft.bench.ways import apart
 from omnidraft.config import Drafting, Learning, Sampling
 from omnidraft.drafter import Drafter, Serving
 from omnidraft.engine import Engine, Pair, Round
@@ -122,8 +123,8 @@ class Pupil:
         return Stats.of(record for rounds in texts for record in rounds)
 
     def engine(self) -> Engine:
-        """Its engine over the target itself."""
-        return self._engine(self._model.engine.target, self.pair.cache)
+        """Its engine over the target itself, with a KV cache of its own."""
+        return self._engine(apart(self._model.target.lm), self.pair.cache)
 
     def _settled(self) -> NgramCache:
         """The n-gram cache as it is, to be used up."""

@@ -4,8 +4,9 @@ cells      policies beside draft lengths that are fixed and no drafts at all, fo
 hopeless   where drafts cannot pay
 schedules  the acceptance head beside a drafter that learns: the shape of the paper's Table 2
 
-All ways answer a prompt in turns.  Each has n-grams and, where it learns, measurements of its own: n-grams begin anew
-with each repeat, measurements with each cell.  The acceptance head learned beforehand, from other prompts of the tasks.
+All ways answer a prompt at once, in turns.  Each has n-grams and, where it learns, measurements of its own:
+n-grams begin anew with each repeat, measurements with each cell.  The acceptance head learned beforehand, from other
+prompts of the tasks.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ from omnidraft.api import OmniDraft, load
 from omnidraft.bench import head_study, hopeless, prompts, setting
 from omnidraft.bench.options import writing
 from omnidraft.bench.stopping_tables import markdown
-from omnidraft.bench.ways import Way, over, repeat
+from omnidraft.bench.ways import UNITS, Way, apart, over, repeat
 from omnidraft.config import Drafting, Sampling
+from omnidraft.drafter import Drafter, Serving
 from omnidraft.engine import Engine
 from omnidraft.errors import ConfigError, InputError
 from omnidraft.head import Head
@@ -43,7 +45,6 @@ PARTS = ("cells", "hopeless", "schedules")
 TASKS = ("gsm8k", "mbpp")
 IN_TURNS = "in turns"  # of the tasks
 TEMPERATURES = (0.0, 1.0)
-UNITS = ("tokens_per_s", "tokens_per_cpu_s")
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8)
 FULL = {"count": 50, "repeats": 3, "max_new_tokens": 96, "hopeless": 200, "learn": 100}
 QUICK = {"count": 2, "repeats": 1, "max_new_tokens": 48, "hopeless": 8, "learn": 8}
@@ -62,15 +63,17 @@ def ways(model: OmniDraft, lengths: Sequence[int], head: Head) -> list[Way]:
 
 
 def fresh(model: OmniDraft, drafting: Drafting, head: Head, before: Engine | None = None) -> Engine:
-    """An engine with n-grams of its own, and the measurements of the one before it."""
+    """An engine with n-grams and KV caches of its own, and the measurements of the one before it."""
     pair = model.engine.pair
-    if pair is None:
+    if pair is None or model.drafter is None:
         raise ValueError("a comparison of stop policies needs a drafter")
+    target, eos = before.target if before else apart(model.target.lm), sorted(model.engine.eos)
     if drafting.draft_len == 0:
-        return Engine(model.engine.target, sorted(model.engine.eos))
-    own = replace(pair, cache=make_cache(pair.cache.table, drafting), head=head)
+        return Engine(target, eos)
+    drafter = before.pair.drafter if before and before.pair else Drafter(Serving(apart(model.drafter.lm)).model)
+    own = replace(pair, drafter=drafter, cache=make_cache(pair.cache.table, drafting), head=head)
     stopping = before.stopping if before else make_stopping(drafting, head)
-    return Engine(model.engine.target, sorted(model.engine.eos), own, drafting, stopping)
+    return Engine(target, eos, own, drafting, stopping)
 
 
 def cell(

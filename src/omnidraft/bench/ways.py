@@ -1,25 +1,33 @@
-"""Ways to end drafts, each answering against the clock."""
+"""Ways to end drafts, which answer side by side against the clock.
+
+Machines are now slower, now faster, for seconds at a time, and by more than ways differ.  So all ways answer a prompt
+at once: a few tokens of one, a few of the next.  Each needs KV caches of its own for that.
+"""
 
 from __future__ import annotations
 
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from omnidraft.config import Drafting, Sampling
-from omnidraft.engine import Engine
+from omnidraft.engine import Engine, Round
 from omnidraft.metrics import Stats
+from omnidraft.models import TransformersModel
 from omnidraft.sampling import GeneratorDraw
+
+TURN = 4  # tokens: with one, what a way left in the caches of the processor is gone when it is its turn again
+UNITS = ("tokens_per_s", "tokens_per_cpu_s")
 
 
 @dataclass
 class Way:
-    """One way to end drafts, and what it did."""
+    """One way to end drafts, and what it did; no two may share what the models of their engines hold of a text."""
 
     policy: str  # "plain" for none
     drafting: Drafting
@@ -28,16 +36,29 @@ class Way:
     _seconds: float = 0.0  # of the present one
     _cpu: float = 0.0  # seconds of the processor: what others do on the machine does not count
     _stats: list[Stats] = field(default_factory=list)
+    _rounds: Iterator[Round] = field(default_factory=lambda: iter(()))  # of the present answer
+    _done: list[Round] = field(default_factory=list)  # those that were made
+    _length: int = 0  # tokens of it
 
-    def answer(self, ids: Sequence[int], new_tokens: int, sampling: Sampling, seed: int) -> list[int]:
-        """Answer a prompt against the clock."""
+    def begin(self, ids: Sequence[int], new_tokens: int, sampling: Sampling, seed: int) -> None:
+        """Begin to answer a prompt."""
         draw = GeneratorDraw(torch.Generator().manual_seed(seed))
+        self._rounds, self._done, self._length = self.engine.rounds(ids, new_tokens, sampling, draw), [], 0
+
+    def go_on(self, length: int) -> bool:
+        """Decode against the clock until the answer has so many tokens; False where it ends before that."""
         began, busy = time.perf_counter(), time.process_time()
-        rounds = list(self.engine.rounds(ids, new_tokens, sampling, draw))
+        while self._length < length and (record := next(self._rounds, None)) is not None:
+            self._done.append(record)
+            self._length += len(record.emitted)
         self._seconds += time.perf_counter() - began
         self._cpu += time.process_time() - busy
-        self._stats.append(Stats.of(rounds))
-        return [token for record in rounds for token in record.emitted]
+        return self._length >= length
+
+    def end(self) -> list[int]:
+        """The answer, which counts from now on."""
+        self._stats.append(Stats.of(self._done))
+        return [token for record in self._done for token in record.emitted]
 
     def warm(self, ids: Sequence[int], new_tokens: int, sampling: Sampling) -> None:
         """Answer a prompt, which does not count."""
@@ -78,17 +99,28 @@ def repeat(
     order: random.Random,
     seed: int,
 ) -> bool:
-    """Answer every prompt by every way, in turns; whether all said the same, where that is greedy.
+    """Answer every prompt by every way, a few tokens in turns; whether all said the same, where that is greedy.
 
     The seed of a prompt's answers is `seed` and its place.
     """
     identical = True
     for number, prompt in enumerate(prompts):
-        said = [way.answer(prompt, new_tokens, sampling, seed=seed + number) for way in order.sample(ways, len(ways))]
+        for way in ways:
+            way.begin(prompt, new_tokens, sampling, seed=seed + number)
+        going, length = list(ways), 0
+        while going:
+            length += TURN
+            going = [way for way in order.sample(going, len(going)) if way.go_on(length)]
+        said = [way.end() for way in ways]
         identical &= not sampling.greedy or all(tokens == said[0] for tokens in said)
     for way in ways:
         way.end_repeat()
     return identical
+
+
+def apart(model: TransformersModel) -> TransformersModel:
+    """The same weights with a KV cache of its own."""
+    return TransformersModel(model.model)
 
 
 def over(repeats: Sequence[dict[str, Any]]) -> dict[str, Any]:
