@@ -14,6 +14,7 @@ import torch
 import omnidraft
 from omnidraft.api import OmniDraft
 from omnidraft.bench import head_study, hopeless, stopping
+from omnidraft.bench.stopping_tables import markdown
 from omnidraft.bench.ways import UNITS, Way, repeat
 from omnidraft.cli import main
 from omnidraft.config import Drafting, Sampling
@@ -32,7 +33,7 @@ def model(target: Path, drafter: Path) -> OmniDraft:
 
 def test_a_cell_compares_the_same_answers(model: OmniDraft) -> None:
     ids = [model.encode(text) for text in ("hello world", "the world was")]
-    rows = list(stopping.cell(model, ids, Sampling(), SIZES, (1, 3), Head()))
+    rows = list(stopping.cell(model, stopping.ways(model, (1, 3), Head()), ids, Sampling(), SIZES))
     policies = ["plain", "fixed", "fixed", "confidence", "entropy", "head", "rate", "rate without the head"]
     assert [row["policy"] for row in rows] == policies
     assert [row["draft_len"] for row in rows] == [0, 1, 3, 16, 16, 16, 16, 16]
@@ -41,9 +42,9 @@ def test_a_cell_compares_the_same_answers(model: OmniDraft) -> None:
     assert rows[0]["block_efficiency"] == 1
     assert 0 < rows[1]["drafted"] <= 1 < rows[2]["drafted"] <= 3
     assert all(row["plain_tokens_per_s"] == rows[0]["tokens_per_s"] > 0 for row in rows)
-    assert {row["identical"] for row in stopping.cell(model, ids, Sampling(temperature=1.0), SIZES, (1,), Head())} == {
-        None
-    }
+    few = stopping.ways(model, (1,), Head(), rate_only=True)
+    rows = list(stopping.cell(model, few, ids, Sampling(temperature=1.0), SIZES))
+    assert [(row["policy"], row["identical"]) for row in rows] == [("plain", None), ("fixed", None), ("rate", None)]
 
 
 def test_repeats_are_numbered_on_and_come_together_in_the_file(model: OmniDraft, tmp_path: Path) -> None:
@@ -51,7 +52,7 @@ def test_repeats_are_numbered_on_and_come_together_in_the_file(model: OmniDraft,
     sampled = Sampling(temperature=1.0)
     about = {"target": "a", "task": "t", "temperature": 1.0}
     stem = tmp_path / "rows"
-    two = [[*stopping.cell(model, ids, sampled, SIZES, (1,), Head(), first)] for first in (0, 2)]
+    two = [[*stopping.cell(model, stopping.ways(model, (1,), Head()), ids, sampled, SIZES, first)] for first in (0, 2)]
     rows: list[tuple[str, Any]] = [("cells", about | row) for run in two for row in run]
     assert all(len(row["repeats"]) == 2 for _, row in rows)
     found = stopping.keep(stem, rows, {}, more=True)
@@ -69,7 +70,7 @@ def test_answers_of_later_repeats_are_drawn_with_other_seeds(model: OmniDraft, m
     monkeypatch.setattr(Way, "begin", lambda *_, seed: seen.append(seed))
     monkeypatch.setattr(Way, "end", lambda _: [])
     monkeypatch.setattr(Way, "end_repeat", lambda way: way.repeats.append(dict.fromkeys(UNITS, 1.0)))
-    list(stopping.cell(model, [[1], [2]], Sampling(), SIZES, (1,), Head(), first=3))
+    list(stopping.cell(model, stopping.ways(model, (1,), Head()), [[1], [2]], Sampling(), SIZES, first=3))
     assert set(seen) == {3000, 3001, 4000, 4001}
 
 
@@ -215,6 +216,25 @@ def test_rows_take_the_place_of_those_about_the_same(tmp_path: Path) -> None:
         stopping.keep(stem, [], {})
 
 
+def test_speedups_are_those_of_the_same_repeat() -> None:
+    def row(policy: str, length: int, *speeds: tuple[float, float]) -> dict[str, Any]:
+        each = [dict.fromkeys(UNITS, own) | {f"plain_{unit}": plain for unit in UNITS} for own, plain in speeds]
+        medians = {name: statistics.median(one[name] for one in each) for name in each[0]}
+        about = {"target": "a", "task": "t", "temperature": 0.0, "policy": policy, "draft_len": length}
+        return about | medians | {"repeats": each}
+
+    cells = [
+        row("fixed", 2, (14.0, 10.0)),  # but once: of no use as the best
+        row("head", 16, (11.5, 10.0)),
+        row("fixed", 1, (12.0, 10.0), (26.0, 20.0), (44.0, 40.0)),
+        row("rate", 16, (13.0, 10.0), (25.0, 20.0), (52.0, 40.0)),
+        row("plain", 0, (10.0, 10.0), (20.0, 20.0), (40.0, 40.0)),
+    ]
+    text = markdown({"cells": cells, "calibration": [], "never_slower": [], "schedules": []})
+    assert "| plain, tokens/s | fixed 1 | fixed 2 | head | rate | rate, of the best fixed |" in text
+    assert "| a | t | 0 | 20.0 | 1.200 | 1.400 | 1.150 | 1.300 | 1.083 |" in text
+
+
 # ---------------------------------------------------------------- where drafts cannot pay
 
 
@@ -237,6 +257,22 @@ def test_a_scrambled_drafter_knows_nothing_and_may_be_slower(model: OmniDraft) -
     mine = dict(own.named_parameters())
     assert not any(torch.equal(p, mine[name]) for name, p in other.named_parameters() if p.ndim > 1)
     assert (other.config.num_hidden_layers, slow.config.num_hidden_layers) == (own.config.num_hidden_layers, 5)
+
+
+def test_a_case_is_measured_beside_the_target_alone(model: OmniDraft) -> None:
+    ids = [model.encode(text) for text in ("hello world", "the world was")]
+    rows = list(hopeless.cases(model, ids, 2))
+    assert len({row["case"] for row in rows}) == len(rows) == 4
+    for row in rows:
+        assert row["identical"]
+        assert row["prompts"] == 2
+        assert 0 < row["undrafted"] <= 1
+        assert 0.05 < row["ratio"] < 20
+        assert 0.05 < row["ratio_cpu"] < 20
+    text = markdown(
+        {"cells": [], "calibration": [], "schedules": []} | {"never_slower": [{"target": "a"} | row for row in rows]}
+    )
+    assert "| a | a drafter of random weights |" in text
 
 
 @pytest.mark.slow
@@ -264,9 +300,15 @@ def test_the_command_writes_its_files(
     assert main(["bench", "stopping", *arguments, "--parts", "cells,none"]) == 2
     assert main(["bench", "stopping", *arguments, "--draft-len", "0"]) == 2
     assert "a fixed draft length to measure is 1 or more" in capsys.readouterr().err
-    one = ["--parts", "cells", "--task", "gsm8k", "--draft-len", "3", "--more"]
+    one = ["--parts", "cells", "--task", "gsm8k", "--draft-len", "3", "--more", "--rate-only", "--temperature", "0"]
     assert main(["bench", "stopping", *arguments, *sizes, *one]) == 0
-    found = [row for row in json.loads(capsys.readouterr().out.splitlines()[-1])["cells"] if row["task"] == "gsm8k"]
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])["cells"]
+    found = [row for row in found if row["task"] == "gsm8k" and row["temperature"] == 0]
     times = {row["draft_len"]: len(row["repeats"]) for row in found if row["policy"] == "fixed"}
     assert times == {1: 2, 2: 2, 4: 2, 3: 2}
-    assert all(len(row["repeats"]) == 4 for row in found if row["policy"] == "rate")
+    assert {row["policy"]: len(row["repeats"]) for row in found if row["policy"] in stopping.POLICIES} == {
+        "confidence": 2,
+        "entropy": 2,
+        "head": 2,
+        "rate": 4,
+    }

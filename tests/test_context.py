@@ -143,6 +143,20 @@ def test_a_text_that_ends_keeps_its_end() -> None:
     assert written(own.vocab, text).decode() == "дорогадорога"
 
 
+def test_what_follows_an_end_is_written_as_the_drafter_would() -> None:
+    own, other = small("llama2"), small("qwen2")
+    changed = translator(own, other)
+    first, second = (other.tokenizer.encode(text, add_special_tokens=False) for text in ("дорога", " дорога"))
+    end = own.vocab.eos[0]
+    for before in (first[:0], first):
+        added, kept = changed.after([], 0, [*before, other.vocab.eos[0], *second])
+        assert kept == 0
+        at = added.index(end)
+        assert added[at + 1 :] == list(own.speller.spell(" дорога".encode()) or ())
+        assert len(added) - at - 1 < len(changed.tokens(second)), "fewer than token by token"
+        assert written(own.vocab, added[:at]) == "дорога".encode() * bool(before)
+
+
 class Counting(Speller):
     """Keeps how many bytes it was asked to spell."""
 

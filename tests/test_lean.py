@@ -62,6 +62,29 @@ def test_logits_through_chunks_and_crops(key_heads: int, tie: bool) -> None:
     assert slow.length == fast.length == 19
 
 
+def test_one_beside_it_has_a_text_of_its_own() -> None:
+    _, fast = both(tiny())
+    other = fast.beside()
+    ids = [5, 9, 17, 33, 2, 8]
+    expected = fast.forward(ids, 6).clone()
+    assert other.length == 0
+    found = [other.forward([token], 1) for token in (7, *ids[::-1])]  # another text in between
+    assert torch.allclose(fast.forward([1], 1), tiny_after(ids, 1), atol=2e-5)
+    other.crop(0)
+    assert torch.equal(other.forward(ids, 6), expected)
+    assert len(found) == 7
+    learned = {"model.norm.weight": torch.full((32,), 0.5)}
+    other.take(learned)
+    fast.crop(0)
+    assert torch.equal(fast.forward(ids, 6), expected), "what one is given is not given to the other"
+    other.crop(0)
+    assert not torch.allclose(other.forward(ids, 6), expected)
+
+
+def tiny_after(ids: list[int], token: int) -> torch.Tensor:
+    return tiny().forward([*ids, token], 1)
+
+
 def test_a_long_prompt_is_read_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     slow, fast = both(tiny(max_position_embeddings=2048))
     attend = LeanLlama._attend

@@ -21,6 +21,7 @@ from omnidraft.costs import _solved as costs_solved
 from omnidraft.head import Head, bound
 from omnidraft.plan import GRID, NEVER, Known, Plan, make_plan
 from omnidraft.rate import (
+    AGAIN,
     ASK_EVERY,
     FIRST_LENGTHS,
     FIRST_ROUNDS,
@@ -394,6 +395,18 @@ def test_texts_that_can_have_no_draft_are_no_reason_for_a_trial(monkeypatch: pyt
         clock.policy.learn(made(verify_s=1.0))  # nothing was asked
     assert [chance.seen for chance in clock.policy._chances.bins] == before
     assert clock.policy._probe == 0
+
+
+def test_a_long_text_is_looked_at_again_though_its_rounds_are_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prompt is long and answers were short: the drafter is left out until the text has gone on for long enough."""
+    scene = replace(SCENES["an easy text"], read=0.02)
+    clock = Clock(Rate(LONGEST), 4, monkeypatch)
+    clock.after(scene, 10, prompt=100)
+    clock.after(scene, 60, rounds=4, prompt=1500, new_tokens=8)
+    clock.after(scene, 1, rounds=200, prompt=1500)
+    first = next(number for number, drafted in enumerate(clock.drafted) if drafted)
+    assert AGAIN <= first < 4 * AGAIN
+    assert sum(drafted > 0 for drafted in clock.drafted[first:]) > 0.8 * (200 - first)
 
 
 @pytest.mark.parametrize("rounds", [7, 40, 75])

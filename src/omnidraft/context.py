@@ -74,10 +74,11 @@ class Translator:
         if before.isascii() and not any(map(self._beyond_ascii.__getitem__, ids)):
             return added, len(text)
         kept = self._last_word(text, begun)
-        run = [self._drafter.tokens[token] for token in (*text[kept:], *added)]
-        whole = b"".join(data for data in run if data is not None)
-        again = self._speller.spell(whole) if None not in run else None  # after the end of a text nothing is drafted
-        return (added, len(text)) if again is None else (list(again), kept)
+        written = [*text[kept:], *added]
+        run = [self._drafter.tokens[token] for token in written]
+        first = next((at for at in range(len(run), 0, -1) if run[at - 1] is None), 0)  # after what is no text
+        again = self._speller.spell(b"".join(data for data in run[first:] if data is not None))
+        return (added, len(text)) if again is None else ([*written[:first], *again], kept)
 
     def _spell(self, token: int) -> tuple[int, ...]:
         spelling: tuple[int, ...] = tuple(self._table.spelling(token).tolist())

@@ -111,6 +111,7 @@ class Engine:
     def release(self) -> None:
         """Let go of what both models hold of a text."""
         self.target.crop(0)
+        self._unread = []
         if self.pair is not None:
             self.pair.drafter.start(())
 

@@ -6,8 +6,9 @@ Exactness does not rest on it: q is whatever (finite) vector the draft tokens we
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -85,6 +86,14 @@ class LeanLlama:
             keys=cache[0],
             values=cache[1],
         )
+
+    def beside(self) -> LeanLlama:
+        """Another one with the same weights, and keys and values of its own."""
+        other, caches = copy.copy(self), torch.zeros_like(self._caches)
+        pairs = zip(self._layers, caches, strict=True)
+        layers = [replace(layer, keys=cache[0], values=cache[1]) for layer, cache in pairs]
+        vars(other).update(_caches=caches, _layers=layers, length=0, hidden=None)
+        return other
 
     @property
     def weights(self) -> str:

@@ -113,7 +113,7 @@ class Rate:
     def begin(self, walk: Walk | None) -> bool:
         """Whether a first draft token pays, and reading the text for it."""
         if self._quiet:
-            return False  # as before: nothing was learned since
+            return False  # as before: what happened since is looked at later
         self._wanted = self._asked_for = True
         self._walk, self._bins, self._reach = walk, [], 1.0
         self._asking = []
@@ -245,7 +245,6 @@ class Rate:
             if len(self._quiet) == QUIET:
                 self._catch_up()
         else:
-            self._catch_up()
             self._take_in(record)
 
     def _catch_up(self) -> None:

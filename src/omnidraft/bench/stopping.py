@@ -32,16 +32,19 @@ from omnidraft.bench.options import writing
 from omnidraft.bench.stopping_tables import markdown
 from omnidraft.bench.ways import UNITS, Way, apart, over, repeat
 from omnidraft.config import Drafting, Sampling
-from omnidraft.drafter import Drafter, Serving
+from omnidraft.drafter import Drafter
 from omnidraft.engine import Engine
 from omnidraft.errors import ConfigError, InputError
 from omnidraft.head import Head
+from omnidraft.lean import LeanLlama
 from omnidraft.pairing import make_cache
 from omnidraft.policies import make_stopping
 
 Row = dict[str, Any]
 Sizes = dict[str, int]
 PARTS = ("cells", "hopeless", "schedules")
+POLICIES = ("confidence", "entropy", "head", "rate")
+WITHOUT = "rate without the head"
 TASKS = ("gsm8k", "mbpp")
 IN_TURNS = "in turns"  # of the tasks
 TEMPERATURES = (0.0, 1.0)
@@ -52,14 +55,14 @@ QUICK_LENGTHS = (1, 2, 4)
 KEYS = ("target", "task", "temperature", "policy", "method", "case", "draft_len")  # what a row is about
 
 
-def ways(model: OmniDraft, lengths: Sequence[int], head: Head) -> list[Way]:
+def ways(model: OmniDraft, lengths: Sequence[int], head: Head, *, rate_only: bool = False) -> list[Way]:
     """Plain decoding, fixed lengths, and the policies, of which `head` is for those that have one."""
     made = [("plain", Drafting(draft_len=0))]
     made += [("fixed", Drafting(draft_len=length, stopping="fixed")) for length in lengths]
-    made += [(name, Drafting(stopping=name)) for name in ("confidence", "entropy", "head", "rate")]
+    made += [(name, Drafting(stopping=name)) for name in (("rate",) if rate_only else POLICIES)]
     compared = [Way(name, drafting, fresh(model, drafting, head)) for name, drafting in made]
     without = Drafting(stopping="rate")
-    return [*compared, Way("rate without the head", without, fresh(model, without, Head()))]
+    return compared if rate_only else [*compared, Way(WITHOUT, without, fresh(model, without, Head()))]
 
 
 def fresh(model: OmniDraft, drafting: Drafting, head: Head, before: Engine | None = None) -> Engine:
@@ -70,7 +73,11 @@ def fresh(model: OmniDraft, drafting: Drafting, head: Head, before: Engine | Non
     target, eos = before.target if before else apart(model.target.lm), sorted(model.engine.eos)
     if drafting.draft_len == 0:
         return Engine(target, eos)
-    drafter = before.pair.drafter if before and before.pair else Drafter(Serving(apart(model.drafter.lm)).model)
+    step = pair.drafter.model
+    if before and before.pair:
+        drafter = before.pair.drafter
+    else:  # all with the same weights, which would else crowd the caches of the processor
+        drafter = Drafter(step.beside() if isinstance(step, LeanLlama) else apart(model.drafter.lm))
     own = replace(pair, drafter=drafter, cache=make_cache(pair.cache.table, drafting), head=head)
     stopping = before.stopping if before else make_stopping(drafting, head)
     return Engine(target, eos, own, drafting, stopping)
@@ -78,28 +85,26 @@ def fresh(model: OmniDraft, drafting: Drafting, head: Head, before: Engine | Non
 
 def cell(
     model: OmniDraft,
+    compared: Sequence[Way],
     ids: Sequence[list[int]],
     sampling: Sampling,
     sizes: Sizes,
-    lengths: Sequence[int],
-    head: Head,
     first: int = 0,
 ) -> Iterator[Row]:
     """Rows of one target, task and temperature; greedy answers must all be the same.
 
-    The repeats are numbered from `first` on, where there were others before.
+    The first of the ways is plain decoding.  The repeats are numbered from `first` on, where there were others before.
     """
-    compared = ways(model, lengths, head)
     order = random.Random(0)  # noqa: S311  an order, not a secret
     identical = True
     for number in range(first, first + sizes["repeats"]):
         for way in compared:
-            own = way.engine.pair.head if way.engine.pair else head
+            own = way.engine.pair.head if way.engine.pair else Head()
             way.engine = fresh(model, way.drafting, own, way.engine)
         identical &= repeat(compared, ids, sizes["max_new_tokens"], sampling, order, 1000 * number)
     for way in compared:
         each = [
-            mine | {f"plain_{unit}": plain[unit] for unit in UNITS}
+            mine | {f"plain_{unit}": plain[unit] for unit in UNITS} | {"ways": len(compared)}
             for mine, plain in zip(way.repeats, compared[0].repeats, strict=True)
         ]
         yield {
@@ -138,7 +143,7 @@ class Bench:
             head = head_study.teach(model, head_study.lessons(model, _in_turns(others), new_tokens))
             mixed = _in_turns({task: its[: -(-len(its) // 2)] for task, its in ids.items()})
             self._cells(model, about, {**ids, IN_TURNS: mixed}, head)
-            for temperature in TEMPERATURES if IN_TURNS in self.tasks else ():
+            for temperature in self.options.temperature or TEMPERATURES if IN_TURNS in self.tasks else ():
                 for row in head_study.calibration(model, head, mixed, new_tokens, temperature):
                     self.add("calibration", about | row)
                     self.console.print(
@@ -161,13 +166,15 @@ class Bench:
 
     def _cells(self, model: OmniDraft, about: Row, ids: dict[str, list[list[int]]], head: Head) -> None:
         for task in self.tasks:
-            for temperature in TEMPERATURES:
+            for temperature in self.options.temperature or TEMPERATURES:
                 where = {**about, "task": task, "temperature": temperature}
                 first = max((len(row["repeats"]) for row in self.before if where.items() <= row.items()), default=0)
                 sampling = Sampling(temperature=temperature)
-                rows = [where | row for row in cell(model, ids[task], sampling, self.sizes, self.lengths, head, first)]
+                its = ways(model, self.lengths, head, rate_only=self.options.rate_only)
+                rows = [where | row for row in cell(model, its, ids[task], sampling, self.sizes, first)]
                 for row in rows:
                     self.add("cells", row)
+                its.clear()  # before the next ones are made
                 for unit in UNITS:
                     best = max((r for r in rows if r["policy"] == "fixed"), key=lambda row: float(row[unit]))
                     rate = next(row for row in rows if row["policy"] == "rate")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,16 +26,31 @@ def _cells(rows: Sequence[Row], unit: str) -> Lines:
     cells: dict[tuple[str, str, float], list[Row]] = {}
     for row in rows:
         cells.setdefault((row["target"], row["task"], row["temperature"]), []).append(row)
-    names = list(dict.fromkeys(_name(row) for row in rows if row["policy"] != "plain"))
+    others = sorted(
+        (row for row in rows if row["policy"] != "plain"), key=lambda row: (row["policy"] != "fixed", row["draft_len"])
+    )
+    names = list(dict.fromkeys(map(_name, others)))
     lines = [["target", "task", "temperature", "plain, tokens/s", *names, "rate, of the best fixed"]]
     for (target, task, temperature), its in cells.items():
-        by_name = {_name(row): row for row in its}
-        best = max(float(row[unit]) for row in its if row["policy"] == "fixed")
-        plain = its[0][f"plain_{unit}"]
-        speedups = [f"{by_name[name][unit] / plain:.3f}" if name in by_name else "–" for name in names]
-        share = f"{by_name['rate'][unit] / best:.3f}"
-        lines.append([target, task, f"{temperature:g}", f"{plain:.1f}", *speedups, share])
+        found = {_name(row): _speedup(row, unit) for row in its}
+        speedups = [f"{found[name]:.3f}" if name in found else "–" for name in names]
+        plain = next(row for row in its if row["policy"] == "plain")[unit]
+        lines.append([target, task, f"{temperature:g}", f"{plain:.1f}", *speedups, f"{_of_best(its, unit):.3f}"])
     return lines
+
+
+def _speedup(row: Row, unit: str) -> float:
+    """The median over repeats, each beside plain decoding in the same one: not all rows need have the same repeats."""
+    return float(statistics.median(each[unit] / each[f"plain_{unit}"] for each in row["repeats"]))
+
+
+def _of_best(rows: Sequence[Row], unit: str) -> float:
+    """`rate` beside the best fixed length, of those that were measured as often; the median over repeats."""
+    rate = next(row for row in rows if row["policy"] == "rate")["repeats"]
+    fixed = [row for row in rows if row["policy"] == "fixed"]
+    most = max(len(row["repeats"]) for row in fixed)
+    best = max((row for row in fixed if len(row["repeats"]) == most), key=lambda row: _speedup(row, unit))
+    return float(statistics.median(a[unit] / b[unit] for a, b in zip(rate, best["repeats"], strict=False)))
 
 
 def _calibration(rows: Sequence[Row]) -> Lines:
@@ -50,10 +66,12 @@ def _calibration(rows: Sequence[Row]) -> Lines:
 
 
 def _hopeless(rows: Sequence[Row]) -> Lines:
-    lines = [["target", "case", "rate, of the target alone", "prompts", "rounds without a draft", "mostly as"]]
-    for row in rows:
+    head = ["target", "case", "rate, of the target alone", "in time of the processor", "prompts"]
+    lines = [[*head, "rounds without a draft", "mostly as"]]
+    for row in sorted(rows, key=lambda row: str(row["target"])):
         share, idle = f"{row['undrafted']:.2f}", row["idle"] or "–"
-        lines.append([row["target"], row["case"], f"{row['ratio']:.3f}", str(row["prompts"]), share, idle])
+        ratios = (f"{row['ratio']:.3f}", f"{row['ratio_cpu']:.3f}")
+        lines.append([row["target"], row["case"], *ratios, str(row["prompts"]), share, idle])
     return lines
 
 

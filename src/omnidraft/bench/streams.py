@@ -64,11 +64,11 @@ def live(study: Study, seed: int = 0) -> tuple[Live, Pupil]:
     target = study.model.engine.target
     eos = sorted(study.model.engine.eos)
     pupil, frozen = study.pupil(study.learning, seed=seed), study.pupil(None)
-    ours = pupil.engine()
+    ours, theirs = pupil.engine(), frozen.engine()
     ours.teacher_temperature = study.learning.teacher_temperature
     runs: dict[str, Callable[[list[int]], Iterator[Round]]] = {
         "adapted": lambda ids: pupil.adaptation.following(rounds(ours, ids, study)),
-        "frozen": lambda ids: frozen.adaptation.following(rounds(frozen.engine(), ids, study)),
+        "frozen": lambda ids: frozen.adaptation.following(rounds(theirs, ids, study)),
         "plain": lambda ids: rounds(Engine(target, eos), ids, study),
     }
     for run in (runs["frozen"], runs["plain"]):  # warm up
