@@ -110,7 +110,8 @@ def test_after_many_rounds_all_is_as_after_a_fresh_start(shape: str, way: str) -
             assert world.target.ids == tuple(ids[: world.target.length])
             if finish != "length" and way != "paper":  # the last token rides in the next round, if there is one
                 assert world.target.length == len(ids) - 1
-            assert drafter._text == translator.prompt(ids)
+            added, kept = translator.after(drafter.text, drafter.begun, engine._unread)  # with the next draft
+            assert [*drafter.text[:kept], *added] == translator.prompt(ids)
             assert tuple(drafter._cached) == world.drafter.ids
             assert drafter._cached[: drafter._agreed] == drafter._text[: drafter._agreed]
         assert next(records, None) is None
@@ -122,9 +123,13 @@ def test_the_recorded_vectors_are_those_of_the_text(shape: str, room: int, monke
     """Whatever was dropped from the drafter's cache or read anew: Q is what follows the committed text."""
     world = make_world(shape, 3)
     world.drafter.context = room
+    engine = world.engine(draft_len=3)
+    assert engine.pair is not None
+    translator, ids = engine.pair.translator, [PROMPT]
     draft, checked = Drafter.draft, set()
 
     def watched(drafter: Drafter, *arguments: Any) -> tuple[list[int], list[Probs]]:
+        assert drafter._text == translator.prompt(ids)
         tokens, vectors = draft(drafter, *arguments)
         window = drafter._text[drafter._base :]
         assert window
@@ -134,14 +139,11 @@ def test_the_recorded_vectors_are_those_of_the_text(shape: str, room: int, monke
         return tokens, vectors
 
     monkeypatch.setattr(Drafter, "draft", watched)
-    engine = world.engine(draft_len=3)
-    assert engine.pair is not None
     for seed in range(10):
-        ids = [PROMPT]
+        ids[:] = [PROMPT]
         for record in engine.rounds(
             ids, 20, Sampling(temperature=1.0), GeneratorDraw(torch.Generator().manual_seed(seed))
         ):
             ids += record.emitted
-            assert engine.pair.drafter._text == engine.pair.translator.prompt(ids)
     assert {base for base, _ in checked} == {False, True}
     assert {length for _, length in checked} >= set(range(1, min(3, room // 2) + 1))
