@@ -21,7 +21,7 @@ from omnidraft.metrics import Stats
 from omnidraft.models import TransformersModel
 from omnidraft.sampling import GeneratorDraw
 
-TURN = 4  # tokens: with one, what a way left in the caches of the processor is gone when it is its turn again
+TURN = 4  # tokens: the first of them finds little in the caches of the processor that its way left there
 UNITS = ("tokens_per_s", "tokens_per_cpu_s")
 
 
