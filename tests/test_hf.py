@@ -417,7 +417,7 @@ def test_a_pair_is_made_once_and_goes_on_learning(target: Path, drafter: Path, m
     assert torch.equal(helped(model, drafter, omnidraft_options={}), alone(model))
     ((_, kept),) = ready._READY[model].items()
     assert isinstance(kept.stopping, Rate)
-    clock, measured = kept.pair.cache._clock, kept.stopping._all
+    clock, measured = kept.pair.cache._clock, kept.stopping.trials._all
     assert clock
     assert measured
     with monkeypatch.context() as patch:
@@ -427,7 +427,7 @@ def test_a_pair_is_made_once_and_goes_on_learning(target: Path, drafter: Path, m
         helped(model, drafter, omnidraft_options=None, do_sample=True)
     assert list(ready._READY[model].values()) == [kept]
     assert kept.pair.cache._clock > clock
-    assert kept.stopping._all > measured
+    assert kept.stopping.trials._all > measured
 
     with monkeypatch.context() as patch:  # other options: another pair of the same drafter
         patch.setattr(ready, "load_model", lambda *_, **__: pytest.fail("loaded again"))

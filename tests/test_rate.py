@@ -23,18 +23,15 @@ from omnidraft.plan import GRID, NEVER, Known, Plan, make_plan
 from omnidraft.rate import (
     AGAIN,
     ASK_EVERY,
-    FIRST_LENGTHS,
-    FIRST_ROUNDS,
     FRESH,
-    LEARNED_SHARE,
     MEASURED,
     QUIET,
-    SHARE,
     TOO_DEAR,
     TOO_SHORT,
     Rate,
 )
 from omnidraft.stopping import Fixed, Stopping
+from omnidraft.trials import FIRST, LEARNED_SHARE, SHARE
 from test_stopping import made
 
 LONGEST = 16
@@ -355,10 +352,10 @@ def test_the_first_rounds_measure_the_target_alone(monkeypatch: pytest.MonkeyPat
 
 def test_the_first_trial_has_rounds_of_the_target_alone_to_compare_with(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(Rate(LONGEST), 0, monkeypatch)
-    clock.text(SCENES["an easy text"], 1 + ENOUGH + FIRST_ROUNDS)
-    trial = clock.drafted[-FIRST_ROUNDS:]
-    assert sorted(trial) == sorted([*FIRST_LENGTHS] * (FIRST_ROUNDS // len(FIRST_LENGTHS)))
-    assert trial.count(0) >= FIRST_ROUNDS / 4
+    clock.text(SCENES["an easy text"], 1 + ENOUGH + FIRST[0])
+    trial = clock.drafted[-FIRST[0] :]
+    assert sorted(trial) == sorted([*FIRST[1]] * (FIRST[0] // len(FIRST[1])))
+    assert trial.count(0) >= FIRST[0] / 4
 
 
 @pytest.mark.parametrize(("chance", "fewest", "most"), [(0.39, 8, 16), (0.47, 18, 32), (0.9, 60, 70)])
@@ -394,7 +391,7 @@ def test_texts_that_can_have_no_draft_are_no_reason_for_a_trial(monkeypatch: pyt
         clock.policy.open(20, 1)
         clock.policy.learn(made(verify_s=1.0))  # nothing was asked
     assert [chance.seen for chance in clock.policy._chances.bins] == before
-    assert clock.policy._probe == 0
+    assert clock.policy.trials.left == 0
 
 
 def test_a_long_text_is_looked_at_again_though_its_rounds_are_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -422,7 +419,7 @@ def test_rounds_that_nobody_looked_at_are_made_up_for(rounds: int, monkeypatch: 
         assert not clock.policy._quiet
         policy = clock.policy
         found.append(
-            (clock.drafted, policy._all, policy._length, policy.costs.seconds, policy.costs._rounds, policy.rate)
+            (clock.drafted, policy.trials._all, policy._length, policy.costs.seconds, policy.costs._rounds, policy.rate)
         )
     assert found[0] == found[1]
     assert found[0][4] == 30 * rounds
@@ -435,12 +432,10 @@ def test_a_trial_lets_what_comes_count_more(monkeypatch: pytest.MonkeyPatch) -> 
     observed = max(map(len, clock.policy.costs._verify.values()))
     assert seen > FRESH
     assert observed > FEW
-    for _ in range(12):
+    for _ in range(200):
         clock.text(SCENES["a hopeless drafter"], 40)
-        if any(clock.drafted[-40:]):
-            break
         clock.policy.open(20, 100)
-        if clock.policy._probe:
+        if clock.policy.trials.left:
             assert max(chance.seen for chance in clock.policy._chances.bins) == FRESH
             assert max(map(len, clock.policy.costs._verify.values())) == FEW
             assert len(clock.policy.costs._asking) == FEW
@@ -454,13 +449,13 @@ def test_a_drafter_that_has_learned_is_tried_at_once(monkeypatch: pytest.MonkeyP
     clock.after(SCENES["a hopeless drafter"], 100)
     while True:  # until just after a trial
         clock.policy.open(20, 100)
-        if clock.policy._probe:
+        if clock.policy.trials.left:
             break
         clock.text(SCENES["a hopeless drafter"], 40)
     clock.text(SCENES["a hopeless drafter"], 40)
     clock.text(SCENES["a hopeless drafter"], 40)
     assert not any(clock.drafted[-40:])
-    assert clock.policy._spent > SHARE / 2 * clock.policy._all
+    assert clock.policy.trials._spent > SHARE / 2 * clock.policy.trials._all
     head.take({})
     clock.text(SCENES["an easy text"], 40)
     assert any(clock.drafted[-40:])
@@ -472,7 +467,7 @@ def test_what_a_drafter_learns_brings_no_more_trials_than_a_share_of_the_time(mo
     for _ in range(300):
         head.take({})
         clock.text(SCENES["a hopeless drafter"], 40)
-    assert SHARE < clock.policy._spent / clock.policy._all < 1.1 * LEARNED_SHARE
+    assert SHARE < clock.policy.trials._spent / clock.policy.trials._all < 1.1 * LEARNED_SHARE
 
 
 def test_a_head_that_becomes_trained_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -756,12 +751,12 @@ def test_a_trial_that_brought_what_it_cost_counts_for_nothing() -> None:
     for _ in range(ENOUGH + 2):
         policy.begin(None)
         policy.learn(made(0, 1, verify_s=1.0))
-    assert policy._probe > 0
-    policy._lengths = (2,)  # the first trial is free
+    assert policy.trials.left > 0
+    policy.trials.start((99, (2,)))  # the first trial is free
     for emitted, lost in ((3, 0.0), (1, 0.5), (2, 0.0), (1, 0.5), (1, 1.0)):  # drafting and verifying cost half a step
         policy.begin(None)
         policy.learn(replace(made(2, emitted, draft_s=0.3, verify_s=1.2), draft_passes=2, draft_read=2))
-        assert policy._spent == pytest.approx(lost, abs=0.05)
+        assert policy.trials._spent == pytest.approx(lost, abs=0.05)
 
 
 def test_costs_are_medians_with_lines_between() -> None:

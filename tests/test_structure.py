@@ -39,6 +39,7 @@ FLOORS = (  # lowest first; "omnidraft" is the package's own __init__, the face 
         "plan",
         "chances",
         "worth",
+        "trials",
         "rate",
         "policies",
     ),

@@ -7,12 +7,17 @@ from bisect import bisect_left
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
+Floats = npt.NDArray[np.float64]
 EDGES = (0.97, 0.92, 0.86, 0.78, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)  # between the bins of what the head thinks
 FALLING = [-edge for edge in EDGES]
 MEMORY = 0.99  # of what was observed, with each new observation of the same kind
 LEAST = 1e-9  # in place of a chance of nothing
 GUESS = 4.0  # observations that the first guess of a chance is worth
+EARLIER = 4.0  # tokens of a text that all earlier texts are worth, as to which bins come up
+HOPE = 0.5  # standard errors that the chances of a text may well be better
+VARIANCE = 0.05  # between texts: of what is added to the logarithm of the odds of each bin
 
 
 class Chance:
@@ -47,12 +52,24 @@ class Chances:
     """Those of all bins, as what is thought has it as long as no more is known; and how often tokens of each come up.
 
     Of tokens whose bin nobody asked for only the number is kept, and how many were accepted, until it is wanted.
+    Texts differ: in which bins come up, and, less, in what becomes of tokens of the same bin.
     """
 
     def __init__(self) -> None:
         self.bins = [Chance((above + below) / 2) for above, below in pairwise((1.0, *EDGES, 0.0))]
         self.met = np.ones((2, len(self.bins)))  # for the first token of a draft, and for later ones
         self._yes, self._no = 0, 0  # of first tokens of no known bin
+        self._reset()
+
+    def _reset(self) -> None:
+        self._own = [0.0] * len(self.bins)  # first tokens of the present text, by bins
+        self._shift, self._precision = 0.0, 1 / VARIANCE  # of its odds
+        self._odds = 1.0
+
+    def open(self) -> None:
+        """A text begins."""
+        self._settle()
+        self._reset()
 
     def meet(self, likely: float, length: int) -> int:
         """The bin of a token that is thought to be so likely, after so many others of a draft."""
@@ -60,10 +77,23 @@ class Chances:
         met = self.met[min(length, 1)]
         met *= MEMORY
         met[place] += 1
+        if not length:
+            self._own[place] += 1
         return place
 
+    def value(self, place: int) -> float:
+        """The chance in a bin, in the present text."""
+        return _shifted(self.bins[place].value, self._odds)
+
     def learn(self, place: int, *, happened: bool) -> None:
+        self._tell(self.value(place), float(happened), 1)
         self.bins[place].learn(happened=happened)
+
+    def _tell(self, thought: float, happened: float, times: int) -> None:
+        """Take in what became of so many tokens of the present text, which were thought to be so likely."""
+        self._precision += times * thought * (1 - thought)
+        self._shift += times * (happened - thought) / self._precision
+        self._odds = math.exp(self._shift)
 
     def learn_blindly(self, *, happened: bool) -> None:
         """Take in what became of a first token of no known bin."""
@@ -75,21 +105,43 @@ class Chances:
         self._settle()
         for each in self.bins:
             each.fade(weight)
+        self.met *= np.minimum(1.0, weight / self.met.sum(1, keepdims=True))
 
     def first(self) -> float:
-        """That of a first token, whichever its bin."""
+        """That of a first token, whichever its bin, over all texts."""
         self._settle()
         return sum(share * each.value for share, each in zip(self._shares(), self.bins, strict=True))
+
+    def here(self, *, hope: bool) -> tuple[Floats, Floats, float]:
+        """Of first tokens of the present text: how often bins come up (B,), their chances (B,), and that of any.
+
+        With `hope` the chances are what they may well be.
+        """
+        self._settle()
+        shares = np.array(self._shares_here())
+        chances = np.array([self.value(place) for place in range(len(self.bins))])
+        first = float(shares @ chances)
+        if not hope:
+            return shares, chances, first
+        error = math.sqrt(first * (1 - first) / (EARLIER + sum(self._own)))
+        more = 1 + HOPE * error / max(first, LEAST)
+        return shares, np.minimum(1.0, chances * more), min(1.0, first * more)
 
     def _shares(self) -> list[float]:
         """How often first tokens are of each bin."""
         shares: list[float] = (self.met[0] / self.met[0].sum()).tolist()
         return shares
 
+    def _shares_here(self) -> list[float]:
+        """`_shares` of the present text."""
+        whole = EARLIER + sum(self._own)
+        return [(EARLIER * share + own) / whole for share, own in zip(self._shares(), self._own, strict=True)]
+
     def _settle(self) -> None:
         """Take in those of no known bin: as many of each as come up, all of them more likely than thought, or less."""
         if count := self._yes + self._no:
-            shares, happened = self._shares(), self._yes / count
+            shares, happened = self._shares_here(), self._yes / count
+            self._tell(sum(share * self.value(place) for place, share in enumerate(shares)), happened, count)
             thought = sum(share * each.value for share, each in zip(shares, self.bins, strict=True))
             for share, each in zip(shares, self.bins, strict=True):
                 if happened < thought:
@@ -105,6 +157,11 @@ class Chances:
         if not hope:
             return [each.value for each in self.bins], first
         return [each.hopeful for each in self.bins], _hopeful(first, sum(each.seen for each in self.bins))
+
+
+def _shifted(value: float, odds: float) -> float:
+    """A chance whose odds are so many times those of another."""
+    return value * odds / (1 - value + value * odds)
 
 
 def _hopeful(value: float, seen: float) -> float:

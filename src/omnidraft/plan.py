@@ -15,6 +15,7 @@ Floats = npt.NDArray[np.float64]
 ROUNDS = 3  # of making a plan anew, each for a better rate
 GRID = np.exp(np.linspace(np.log(1e-3), 0.0, 33))  # probabilities that a draft is accepted so far
 SPACING = float(np.log(GRID[1] / GRID[0]))
+LEAST = 1e-9  # in place of a chance of nothing
 CLOSE = 1e-3  # what makes no difference
 NEVER = 2.0  # in place of such a probability
 LITTLE = 0.01  # steps of the target that a round would gain: too little to be believed
@@ -28,7 +29,29 @@ class Plan:
     draw: Floats  # (K, B) once it is known which chance the next token has
     tokens: float  # target tokens that a round gains by it, on average
     steps: float  # that it costs, on average
+    chances: Floats  # (B,) that it was made with
+    brings: Floats  # (B,) target tokens that drawing a first token brings, with what follows
+    costs: Floats  # (B,) steps that this costs
+    start: float  # steps until it is known which chance that token has
+    alone: tuple[float, float]  # what a single token brings where it is accepted, and what it costs
     blind: bool = False  # whether a single token gains more, whose chance nobody asks for
+
+    def round_of(self, shares: Floats, chances: Floats, first: float) -> tuple[float, float]:
+        """Target tokens that a round gains in a text whose first draft tokens are such, and the steps that it costs.
+
+        How often each chance comes up (B,), what chances there are (B,), and that of a token of which nobody asks.
+        Draws are those that pay beside the target alone.
+        """
+        if self.blind:
+            return first * self.alone[0], self.alone[1]
+        brings = self.brings * (chances / np.maximum(self.chances, LEAST))
+        drawn = shares * (brings > self.costs)
+        return float(drawn @ brings), self.start + float(drawn @ self.costs)
+
+
+def saved(tokens: float, steps: float) -> float:
+    """What a round that gains so many tokens for so many steps saves of each step of the target alone."""
+    return (tokens - steps) / (1 + tokens)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +80,8 @@ def make_plan(known: Known, rate: float) -> Plan:
             break
         rate = promised
         plan = _for_rate(known, rate)
-    tokens, steps = known.first * float(known.worth[0]), known.step[0] + float(known.verify[1] - known.verify[0])
+    worth, steps = plan.alone
+    tokens = known.first * worth
     if tokens - rate * steps > max(LITTLE, plan.tokens - rate * plan.steps):
         plan.step[0], plan.draw[0] = 0.0, 0.0
         plan = replace(plan, tokens=tokens, steps=steps, blind=True)
@@ -77,6 +101,7 @@ def _for_rate(known: Known, rate: float) -> Plan:
         return result
 
     tokens = spent = value = np.zeros(len(GRID))
+    brings = costs = np.zeros((len(GRID), bins))
     settled, last = False, (math.nan, math.nan)
     step, draw = np.full(longest, NEVER), np.full((longest, bins), NEVER)
     for length in reversed(range(longest)):
@@ -96,7 +121,17 @@ def _for_rate(known: Known, rate: float) -> Plan:
         tokens, spent = made * gained, made * cost
         before, value = value, tokens - rate * spent
         settled, last = bool(length < longest - 1 and np.abs(value - before).max() < CLOSE), (longer, worth)
-    return Plan(step, draw, float(tokens[-1]), float(spent[-1]))
+    return Plan(
+        step=step,
+        draw=draw,
+        tokens=float(tokens[-1]),
+        steps=float(spent[-1]),
+        chances=known.chances,
+        brings=brings[-1],  # of the last length that was looked at, which is the first one
+        costs=costs[-1],
+        start=known.step[0] + known.asking,
+        alone=(float(known.worth[0]), known.step[0] + float(known.verify[1] - known.verify[0])),
+    )
 
 
 def _from(gains: Floats) -> Floats:

@@ -17,8 +17,9 @@ import torch
 from omnidraft.chances import Chances
 from omnidraft.costs import Costs
 from omnidraft.head import Head
-from omnidraft.plan import Known, Plan, make_plan
+from omnidraft.plan import Known, Plan, make_plan, saved
 from omnidraft.stopping import UNSURE
+from omnidraft.trials import FIRST, LATER, VAIN, Trials
 from omnidraft.worth import Worth
 
 if TYPE_CHECKING:
@@ -30,15 +31,9 @@ PLAIN_EVERY = 8, 64  # rounds: one of them without a draft, to know what that co
 PLAIN_SHARE = 0.005  # of the time that may be lost to these rounds
 ASK_EVERY = 4  # drafts of one token, whose chance need not be known: one is asked for all the same
 DRAW_EVERY = 40  # draws that did not seem to pay: one is made all the same
-FIRST_ROUNDS = 36  # of a trial at the beginning: nobody knows yet what the drafter is worth, or costs
-FIRST_LENGTHS = (0, 4, 1, 0, 2, 1)  # draft tokens of its rounds, in turns; none, to compare with
-PROBE_TEXTS = 1  # texts without a draft, after which one is tried again
-PROBE_ROUNDS = 5  # rounds of such a trial
-PROBE_LENGTHS = (2,)  # draft tokens of such a round
-VAIN_ROUNDS = 2  # of a trial that is to show costs alone: the first one reads the prompt
+ASK_FIRST = 8  # drafts of a text whose chances are asked for in any case, to know what kind of text it is
+CHECKS = 3  # one new draft for so many in a text is a reason to look anew whether they pay in it
 FRESH = 12.0  # what a trial leaves of the weight of earlier observations
-SHARE = 0.01  # of the time of decoding that may be lost to trials
-LEARNED_SHARE = 0.03  # that may be lost to those which look at a drafter that has learned
 QUIET = 16  # rounds of a text that does not draft whose records are looked at together: each is cold by itself
 AGAIN = 32  # tokens after which a text that was thought too short is looked at again
 
@@ -63,20 +58,21 @@ class Rate:
         self._tokens, self._steps = 0.0, 0.0  # of the latest rounds, without the passes over prompts
         self.worth = Worth(longest)
         self._length = 64.0  # of the latest answers, in tokens
-        self._spent, self._all = 0.0, 0.0  # seconds lost to trials, and of everything
-        self._undrafted = 0  # texts since the last draft
+        self.trials = Trials()
         self._since_plain, self._refused = 0, 0  # rounds since the last of the target alone, and refused tokens
         self._prompt, self._asked = 0, 0  # tokens of the present text
         self._said, self._looked = 0, 0  # target tokens of it, and how many there were at the last look
         self._first, self._reads = True, True
         self._quiet: list[Round] = []  # that were not looked at yet
-        self._probe = 0  # rounds of a trial that are left
-        self._lengths: tuple[int, ...] = FIRST_LENGTHS  # of these
-        self._tried = False  # at the beginning
         self._version = self._head.version  # at the last draft or trial
         self._wanted = self._asked_for = False  # whether drafts were possible in the present text, and in this round
+        self._drafted = False  # whether there was one in the present text
         self._plan: Plan | None = None
-        self._hoping = False  # whether that is one of chances that may well be, and drafts by it count as trials
+        self._bold = False  # whether that is one of chances that may well be
+        self._here = 0  # rounds of the present text in which the drafter was asked
+        self._checked: int | None = None  # of these, when it was last looked at whether drafts pay in this text
+        self._saves = 0.0  # of each step of the target alone, by drafts; what they lose is less than 0
+        self._hoping = False  # whether only by chances that may well be: then drafts count as trials
         self._drafts = self._news = 0  # all, and those since the plan
         self._promised = 1.0  # of the last plan, as `rate`
         self._walk: Walk | None = None
@@ -95,17 +91,16 @@ class Rate:
         self._said = self._looked = 0
         self._first = True
         self._prompt, self._asked = prompt, new_tokens
-        self._undrafted += self._wanted
-        self._wanted = False
+        idle, self._wanted, self._drafted = self._wanted and not self._drafted, False, False
+        self._chances.open()
+        self._checked, self._here = None, 0
         self._reads = not self.costs.known or self._worth_reading(min(self._length, new_tokens))
-        in_vain = self._in_vain(max(PROBE_LENGTHS))
-        probe, lengths = (VAIN_ROUNDS, (1,)) if in_vain else (PROBE_ROUNDS, PROBE_LENGTHS)
-        steps = self.costs.reading(prompt) + probe * (self._round_of(max(lengths)) - 1)
-        learned = self._version != self._head.version
-        texts, share = (0, LEARNED_SHARE) if learned else (PROBE_TEXTS, SHARE)
-        if self._undrafted > texts and self._affords(steps, share):
+        idle &= not (self._reads and self._saved() > 0)
+        rounds, lengths = kind = VAIN if self._in_vain(max(LATER[1])) else LATER
+        steps = self.costs.reading(prompt) + rounds * (self._round_of(max(lengths)) - 1)
+        if self.trials.due(steps * self.costs.seconds, idle=idle, learned=self._version != self._head.version):
             self._version = self._head.version
-            self._probe, self._lengths = probe, lengths
+            self.trials.start(kind)
             self.costs.fade()
             self._plan = None
             self._chances.fade(FRESH)
@@ -125,21 +120,39 @@ class Rate:
         self.idle = self._obstacle()
         if self.idle is not None:
             return False
-        self._asks = bool(self._probe) or not self.plan.blind or self._drafts % ASK_EVERY == 0
+        self._asks = (
+            bool(self.trials.left) or not self.plan.blind or self._here < ASK_FIRST or self._drafts % ASK_EVERY == 0
+        )
         return True
 
     def _obstacle(self) -> str | None:
-        if self._probe:
-            return None if self._length_of_probe else MEASURED
+        if self.trials.left:
+            return None if self.trials.length else MEASURED
         if not self.costs.known or (self._since_plain >= self._plain_every and not self._first):
             return MEASURED
         if not self._reads and self._said - self._looked >= AGAIN:
             self._looked = self._said
             # what has gone on for long will go on for as long again
             self._reads = self._worth_reading(min(self._said, self._asked - self._said))
-        if self.plan.step[0] > 1:
+        if self._saved() <= 0:
             return TOO_DEAR
-        return None if self._reads else TOO_SHORT
+        if self._reads:
+            return None
+        return TOO_DEAR if self._hoping else TOO_SHORT
+
+    def _saved(self) -> float:
+        """What drafts save of each step of the target in this text; looked at anew with more drafts, ever less often.
+
+        That is set against the target alone: how fast other texts are decoded makes this one no faster.
+        """
+        plan, bold = self.plan, self._bold
+        if self._checked is None or self._here >= self._checked + max(1, self._checked // CHECKS):
+            self._checked, self._hoping = self._here, bold
+            self._saves = saved(*plan.round_of(*self._chances.here(hope=bold)))
+            if self._saves <= 0 and not bold and self.trials.affords():
+                self._hoping = True
+                self._saves = saved(*plan.round_of(*self._chances.here(hope=True)))
+        return self._saves
 
     def draws(self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None) -> bool:
         """Whether a token of such a law pays, now that its step is made."""
@@ -150,14 +163,14 @@ class Rate:
         length = len(self._bins)
         place = self._chances.meet(self._head.chance(logits, hidden, temperature), length)
         self._asking.append(time.perf_counter() - began)
-        if not (self._probe or self._unfinished) and self._reach < self.plan.draw[length, place]:
+        if not (self.trials.left or self._unfinished) and self._reach < self.plan.draw[length, place]:
             self._refused += 1
             self._news += not self._bins  # a step for nothing
             if self._refused % DRAW_EVERY:
                 self.idle = UNSURE
                 return False
         self._bins.append(place)
-        self._reach *= self._chances.bins[place].value
+        self._reach *= self._chances.value(place)
         return True
 
     def steps(self, token: int) -> bool:  # noqa: ARG002
@@ -167,20 +180,21 @@ class Rate:
         length = len(self._bins)
         if length >= self._longest:
             return False
-        if self._probe:
-            return self._unfinished or length < self._length_of_probe
+        if self.trials.left:
+            return self._unfinished or length < self.trials.length
         return self._unfinished or bool(self._reach >= self.plan.step[length])
 
     @property
     def plan(self) -> Plan:
         if self._plan is None:
-            self._plan, self._hoping = self._made(*self._chances.thought(hope=False)), False
+            self._plan, self._bold = self._made(*self._chances.thought(hope=False)), False
+            self._checked = None
             self._promised = (1 + self._plan.tokens) / (1 + self._plan.steps)
             self._news = 0
-            if self._plan.step[0] > 1 and self._affords():
+            if self._plan.step[0] > 1 and self.trials.affords():
                 bold = self._made(*self._chances.thought(hope=True))
                 if bold.step[0] <= 1:
-                    self._plan, self._hoping = bold, True
+                    self._plan, self._bold = bold, True
         return self._plan
 
     def _made(self, chances: list[float], first: float) -> Plan:
@@ -194,15 +208,6 @@ class Rate:
             first=first,
         )
         return make_plan(known, max(self.rate, 0.98 * self._promised))
-
-    def _affords(self, steps: float = 0.0, share: float = SHARE) -> bool:
-        """Whether trials may cost so many steps of the target more."""
-        return self._spent + steps * self.costs.seconds <= share * self._all
-
-    @property
-    def _length_of_probe(self) -> int:
-        """Draft tokens that the present round of a trial is to have."""
-        return self._lengths[self._probe % len(self._lengths)]
 
     @property
     def _plain_every(self) -> int:
@@ -228,8 +233,7 @@ class Rate:
 
     def _worth_reading(self, tokens: float) -> bool:
         """Whether drafts would save, over so many tokens, more than reading the text so far takes."""
-        promised = (1 + self.plan.steps) / (1 + self.plan.tokens)  # of a token; the target alone has 1
-        return tokens * (1 - promised) > self.costs.reading(self._prompt + self._said)
+        return tokens * self._saved() > self.costs.reading(self._prompt + self._said)
 
     # ------------------------------------------------------------ what is known
 
@@ -240,7 +244,7 @@ class Rate:
 
     def learn(self, record: Round) -> None:
         """Take in what the round cost, and which of its tokens were accepted."""
-        if self.idle in GIVEN_UP and not (self._first or self._probe or record.draft_passes):
+        if self.idle in GIVEN_UP and not (self._first or self.trials.left or record.draft_passes):
             self._quiet.append(record)
             if len(self._quiet) == QUIET:
                 self._catch_up()
@@ -255,11 +259,13 @@ class Rate:
     def _take_in(self, record: Round) -> None:
         seconds = record.draft_s + record.verify_s + record.translate_s
         self.costs.learn(record, first=self._first, asking=self._asking)
-        self._all += record.draft_s if self._first else seconds  # what is spent on prompts buys no trials
+        # what is spent on prompts buys no trials
+        self.trials.learn(record.draft_s if self._first else seconds)
         self._reads |= record.draft_passes > 0
+        self._here += record.draft_passes > 0
         if record.draft:
-            self._undrafted = 0
             self._drafts += 1
+            self._drafted = True
             self._news += max(1, len(record.draft) - record.draft_accepted)  # what went wrong is news
             self.worth.learn(record)
             accepted = record.draft_accepted
@@ -268,27 +274,28 @@ class Rate:
             if not self._asks:
                 self._chances.learn_blindly(happened=accepted > 0)
         self._since_plain = 0 if not (self._first or record.proposals) else self._since_plain + 1
-        free = self._probe and self._lengths == FIRST_LENGTHS  # there is one of these
-        if record.draft_passes and (self._probe or self._hoping) and not free:
+        if record.draft_passes and not (self.trials.left and self.trials.first):
             self._charge(record)
-        if self._probe and self._asked_for:
-            self._probe -= 1
+        if self.trials.left and self._asked_for:
+            self.trials.left -= 1
             self._plan = None
         elif not self._first and self.costs.seconds and not self.costs.reads(record):
             self._tokens = 0.98 * self._tokens + len(record.emitted)
             self._steps = 0.98 * self._steps + seconds / self.costs.seconds
-        if self.costs.known and not self._tried:
-            self._tried, self._probe = True, FIRST_ROUNDS
-        elif self._probe and self._lengths == FIRST_LENGTHS and self._in_vain(max(FIRST_LENGTHS)):
-            self._probe = 0  # enough is known
+        if self.costs.known:
+            self.trials.begin()
+        if self.trials.left and self.trials.first and self._in_vain(max(FIRST[1])):
+            self.trials.left = 0  # enough is known
         self._first = self._asked_for = False
         self._said += len(record.emitted)
 
     def _charge(self, record: Round) -> None:
-        """Take in what a round of a trial lost: what it cost, less what it gained."""
+        """Take in what a round with a draft lost: what it cost, less what it gained."""
         lost = record.draft_s - (len(record.emitted) - 1) * self.costs.seconds
         if not self._first:  # whose pass reads the prompt
             lost += record.verify_s + record.translate_s - self.costs.seconds
-        self._spent = max(0.0, self._spent + lost)
-        if self._hoping and not self._affords():
-            self._plan = None
+        if not (self.trials.left or self._hoping or self.costs.reads(record)):
+            lost = min(lost, self.costs.seconds)  # more is the machine's doing
+        self.trials.lose(lost)
+        if self._hoping and not self.trials.affords():
+            self._checked, self._plan = None, None if self._bold else self._plan
