@@ -31,7 +31,7 @@ from omnidraft.rate import (
     Rate,
 )
 from omnidraft.stopping import Fixed, Stopping
-from omnidraft.trials import FIRST, LEARNED_SHARE, SHARE
+from omnidraft.trials import FIRST_TRIAL, LEARNED_SHARE, SHARE
 from test_stopping import made
 
 LONGEST = 16
@@ -352,10 +352,10 @@ def test_the_first_rounds_measure_the_target_alone(monkeypatch: pytest.MonkeyPat
 
 def test_the_first_trial_has_rounds_of_the_target_alone_to_compare_with(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(Rate(LONGEST), 0, monkeypatch)
-    clock.text(SCENES["an easy text"], 1 + ENOUGH + FIRST[0])
-    trial = clock.drafted[-FIRST[0] :]
-    assert sorted(trial) == sorted([*FIRST[1]] * (FIRST[0] // len(FIRST[1])))
-    assert trial.count(0) >= FIRST[0] / 4
+    clock.text(SCENES["an easy text"], 1 + ENOUGH + FIRST_TRIAL[0])
+    trial = clock.drafted[-FIRST_TRIAL[0] :]
+    assert sorted(trial) == sorted([*FIRST_TRIAL[1]] * (FIRST_TRIAL[0] // len(FIRST_TRIAL[1])))
+    assert trial.count(0) >= FIRST_TRIAL[0] / 4
 
 
 @pytest.mark.parametrize(("chance", "fewest", "most"), [(0.39, 8, 16), (0.47, 18, 32), (0.9, 60, 70)])

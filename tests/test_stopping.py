@@ -22,10 +22,10 @@ from omnidraft.errors import ConfigError
 from omnidraft.head import Head, spread
 from omnidraft.metrics import Stats
 from omnidraft.policies import make_stopping
-from omnidraft.rate import ASK_FIRST, MEASURED, Rate
+from omnidraft.rate import ASK_FIRST, BEGINNING, MEASURED, Rate
 from omnidraft.sampling import Draw
 from omnidraft.stopping import UNSURE, Confidence, Entropy, Fixed, Predicted, Stopping
-from omnidraft.trials import LATER
+from omnidraft.trials import LATER_TRIAL
 from omnidraft.walk import Walk
 from worlds import ACTIVE, PROMPT, SHAPES, World, frozen_cache, make_world
 
@@ -50,8 +50,8 @@ class Steady(Rate):
 
     def begin(self, walk: Walk | None) -> bool:
         self._since_plain = self._refused = 0
-        self._reads, self._here = True, ASK_FIRST
-        self.trials.start((self._tries, LATER[1]))
+        self._reads, self._here, self._said = True, ASK_FIRST, BEGINNING
+        self.trials.start((self._tries, LATER_TRIAL[1]))
         self._chances.met = np.ones_like(self._chances.met)
         self._chances.open()
         self._plan = None

@@ -13,9 +13,12 @@ Floats = npt.NDArray[np.float64]
 EDGES = (0.97, 0.92, 0.86, 0.78, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)  # between the bins of what the head thinks
 FALLING = [-edge for edge in EDGES]
 MEMORY = 0.99  # of what was observed, with each new observation of the same kind
+FIRST, LATER, OPENING = range(
+    3
+)  # tokens of drafts: the first of one, a later one, the first of one where a text begins
 LEAST = 1e-9  # in place of a chance of nothing
 GUESS = 4.0  # observations that the first guess of a chance is worth
-EARLIER = 4.0  # tokens of a text that all earlier texts are worth, as to which bins come up
+EARLIER = 8.0  # tokens of a text that all earlier texts are worth, as to which bins come up
 HOPE = 0.5  # standard errors that the chances of a text may well be better
 VARIANCE = 0.05  # between texts: of what is added to the logarithm of the odds of each bin
 
@@ -57,7 +60,7 @@ class Chances:
 
     def __init__(self) -> None:
         self.bins = [Chance((above + below) / 2) for above, below in pairwise((1.0, *EDGES, 0.0))]
-        self.met = np.ones((2, len(self.bins)))  # for the first token of a draft, and for later ones
+        self.met = np.ones((3, len(self.bins)))  # FIRST, LATER, OPENING
         self._yes, self._no = 0, 0  # of first tokens of no known bin
         self._reset()
 
@@ -71,13 +74,13 @@ class Chances:
         self._settle()
         self._reset()
 
-    def meet(self, likely: float, length: int) -> int:
-        """The bin of a token that is thought to be so likely, after so many others of a draft."""
+    def meet(self, likely: float, kind: int) -> int:
+        """The bin of a token of that kind, FIRST, LATER or OPENING, which is thought to be so likely."""
         place = bisect_left(FALLING, -likely)
-        met = self.met[min(length, 1)]
+        met = self.met[kind]
         met *= MEMORY
         met[place] += 1
-        if not length:
+        if kind == FIRST:
             self._own[place] += 1
         return place
 
@@ -112,24 +115,25 @@ class Chances:
         self._settle()
         return sum(share * each.value for share, each in zip(self._shares(), self.bins, strict=True))
 
-    def here(self, *, hope: bool) -> tuple[Floats, Floats, float]:
+    def here(self, *, opening: bool, hope: bool) -> tuple[Floats, Floats, float]:
         """Of first tokens of the present text: how often bins come up (B,), their chances (B,), and that of any.
 
-        With `hope` the chances are what they may well be.
+        How texts begin says little of how they go on: what came up in the `opening` counts for openings alone.  With
+        `hope` the chances are what they may well be.
         """
         self._settle()
-        shares = np.array(self._shares_here())
+        shares = self.met[OPENING] / self.met[OPENING].sum() if opening else np.array(self._shares_here())
         chances = np.array([self.value(place) for place in range(len(self.bins))])
         first = float(shares @ chances)
         if not hope:
             return shares, chances, first
-        error = math.sqrt(first * (1 - first) / (EARLIER + sum(self._own)))
-        more = 1 + HOPE * error / max(first, LEAST)
+        seen = self.met[OPENING].sum() if opening else EARLIER + sum(self._own)
+        more = 1 + HOPE * math.sqrt(first * (1 - first) / seen) / max(first, LEAST)
         return shares, np.minimum(1.0, chances * more), min(1.0, first * more)
 
     def _shares(self) -> list[float]:
         """How often first tokens are of each bin."""
-        shares: list[float] = (self.met[0] / self.met[0].sum()).tolist()
+        shares: list[float] = (self.met[FIRST] / self.met[FIRST].sum()).tolist()
         return shares
 
     def _shares_here(self) -> list[float]:

@@ -55,6 +55,7 @@ class Costs:
         self._asking: deque[float] = deque(maxlen=KEPT)
         self._verify: dict[tuple[int, int], deque[_Seen]] = defaultdict(lambda: deque(maxlen=KEPT))
         self.seconds = 0.0  # what a step of the target alone takes at present; 0 as long as that is not known
+        self.compared = 0  # comparisons made so far
         self._rounds = 0
         self._met: set[int] = set()  # numbers of tokens that were verified
         self._points = {1: 1.0}  # of verifying so many tokens, where that is known
@@ -109,6 +110,7 @@ class Costs:
             ratio = statistics.median(by_size[more]) / statistics.median(by_size[less])
             weight = len(by_size[less]) * len(by_size[more]) / (len(by_size[less]) + len(by_size[more]))
             self._verify[pair].append((self._rounds, ratio, weight))
+            self.compared += 1
             self._stale = True
 
     def fade(self) -> None:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from omnidraft.chances import Chances
+from omnidraft.chances import FIRST, LATER, OPENING, Chances
 from omnidraft.costs import Costs
 from omnidraft.head import Head
 from omnidraft.plan import Known, Plan, make_plan, saved
 from omnidraft.stopping import UNSURE
-from omnidraft.trials import FIRST, LATER, VAIN, Trials
+from omnidraft.trials import FIRST_TRIAL, Trials, in_vain
 from omnidraft.worth import Worth
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ PLAIN_EVERY = 8, 64  # rounds: one of them without a draft, to know what that co
 PLAIN_SHARE = 0.005  # of the time that may be lost to these rounds
 ASK_EVERY = 4  # drafts of one token, whose chance need not be known: one is asked for all the same
 DRAW_EVERY = 40  # draws that did not seem to pay: one is made all the same
+BEGINNING = 8  # tokens of a text: how hard these are says little of the rest
 ASK_FIRST = 8  # drafts of a text whose chances are asked for in any case, to know what kind of text it is
 CHECKS = 3  # one new draft for so many in a text is a reason to look anew whether they pay in it
 FRESH = 12.0  # what a trial leaves of the weight of earlier observations
@@ -55,26 +56,26 @@ class Rate:
         self._longest = longest
         self._head = head or Head()
         self._trained, self._chances = self._head.trained, Chances()  # which believes the head, until more is known
+        self.worth, self.trials = Worth(longest), Trials()
         self._tokens, self._steps = 0.0, 0.0  # of the latest rounds, without the passes over prompts
-        self.worth = Worth(longest)
         self._length = 64.0  # of the latest answers, in tokens
-        self.trials = Trials()
         self._since_plain, self._refused = 0, 0  # rounds since the last of the target alone, and refused tokens
         self._prompt, self._asked = 0, 0  # tokens of the present text
         self._said, self._looked = 0, 0  # target tokens of it, and how many there were at the last look
         self._first, self._reads = True, True
         self._quiet: list[Round] = []  # that were not looked at yet
         self._version = self._head.version  # at the last draft or trial
-        self._wanted = self._asked_for = False  # whether drafts were possible in the present text, and in this round
-        self._drafted = False  # whether there was one in the present text
+        self._wanted = self._drafted = (
+            False  # whether drafts were possible in the present text, and whether there was one
+        )
+        self._asked_for = False  # whether one is possible in this round
         self._plan: Plan | None = None
-        self._bold = False  # whether that is one of chances that may well be
+        self._bold = False  # whether that is made for chances as they may well be
         self._here = 0  # rounds of the present text in which the drafter was asked
         self._checked: int | None = None  # of these, when it was last looked at whether drafts pay in this text
-        self._saves = 0.0  # of each step of the target alone, by drafts; what they lose is less than 0
-        self._hoping = False  # whether only by chances that may well be: then drafts count as trials
+        self._pays = self._hoping = False  # whether they did; only if chances were as they may well be: as in a trial
         self._drafts = self._news = 0  # all, and those since the plan
-        self._promised = 1.0  # of the last plan, as `rate`
+        self._promised, self._compared = 1.0, 0  # of the last plan: `rate`, and comparisons of costs
         self._walk: Walk | None = None
         self._bins: list[int] = []  # of the tokens of the present draft that were asked for
         self._asks = True  # whether it asks for them
@@ -86,21 +87,18 @@ class Rate:
     def open(self, prompt: int, new_tokens: int) -> None:
         """Decide whether the drafter is to read the prompt, or to be tried again."""
         self._catch_up()
-        if self._said:
-            self._length += (self._said - self._length) / 8
-        self._said = self._looked = 0
-        self._first = True
+        if self.idle in GIVEN_UP and self._compared != self.costs.compared:
+            self._plan = None  # a trial has shown what was not known
+        self._length += (self._said - self._length) / 8 if self._said else 0.0
+        self._said, self._looked, self._first = 0, 0, True
         self._prompt, self._asked = prompt, new_tokens
         idle, self._wanted, self._drafted = self._wanted and not self._drafted, False, False
         self._chances.open()
         self._checked, self._here = None, 0
         self._reads = not self.costs.known or self._worth_reading(min(self._length, new_tokens))
-        idle &= not (self._reads and self._saved() > 0)
-        rounds, lengths = kind = VAIN if self._in_vain(max(LATER[1])) else LATER
-        steps = self.costs.reading(prompt) + rounds * (self._round_of(max(lengths)) - 1)
-        if self.trials.due(steps * self.costs.seconds, idle=idle, learned=self._version != self._head.version):
+        learned, idle = self._version != self._head.version, idle and not self._reads
+        if self.trials.open(self.costs, self.worth, prompt, idle=idle, learned=learned):
             self._version = self._head.version
-            self.trials.start(kind)
             self.costs.fade()
             self._plan = None
             self._chances.fade(FRESH)
@@ -110,8 +108,7 @@ class Rate:
         if self._quiet:
             return False  # as before: what happened since is looked at later
         self._wanted = self._asked_for = True
-        self._walk, self._bins, self._reach = walk, [], 1.0
-        self._asking = []
+        self._walk, self._bins, self._asking, self._reach = walk, [], [], 1.0
         if self._trained != self._head.trained:
             self._trained, self._chances = self._head.trained, Chances()
             self._plan = None
@@ -120,13 +117,12 @@ class Rate:
         self.idle = self._obstacle()
         if self.idle is not None:
             return False
-        self._asks = (
-            bool(self.trials.left) or not self.plan.blind or self._here < ASK_FIRST or self._drafts % ASK_EVERY == 0
-        )
+        blind = self.plan.blind and self._here >= ASK_FIRST and self._drafts % ASK_EVERY > 0
+        self._asks = self._trying or self._opening or not blind
         return True
 
     def _obstacle(self) -> str | None:
-        if self.trials.left:
+        if self._trying:
             return None if self.trials.length else MEASURED
         if not self.costs.known or (self._since_plain >= self._plain_every and not self._first):
             return MEASURED
@@ -134,25 +130,30 @@ class Rate:
             self._looked = self._said
             # what has gone on for long will go on for as long again
             self._reads = self._worth_reading(min(self._said, self._asked - self._said))
-        if self._saved() <= 0:
+        if not self._pays_here():
             return TOO_DEAR
         if self._reads:
             return None
         return TOO_DEAR if self._hoping else TOO_SHORT
 
-    def _saved(self) -> float:
-        """What drafts save of each step of the target in this text; looked at anew with more drafts, ever less often.
+    def _pays_here(self) -> bool:
+        """Whether drafts pay in this text, or in its opening; looked at anew with more drafts, ever less often."""
+        plan = self.plan
+        if self._checked is None or self._here >= self._checked + max(1, self._checked // CHECKS):
+            self._checked = self._here
+            saves, self._hoping = self._saving(plan, opening=self._opening)
+            self._pays = saves > 0
+        return self._pays
+
+    def _saving(self, plan: Plan, *, opening: bool) -> tuple[float, bool]:
+        """What drafts save of each step of the target in this text, less than 0 where they lose; and if so by hope.
 
         That is set against the target alone: how fast other texts are decoded makes this one no faster.
         """
-        plan, bold = self.plan, self._bold
-        if self._checked is None or self._here >= self._checked + max(1, self._checked // CHECKS):
-            self._checked, self._hoping = self._here, bold
-            self._saves = saved(*plan.round_of(*self._chances.here(hope=bold)))
-            if self._saves <= 0 and not bold and self.trials.affords():
-                self._hoping = True
-                self._saves = saved(*plan.round_of(*self._chances.here(hope=True)))
-        return self._saves
+        saves, hope = saved(*plan.round_of(*self._chances.here(opening=opening, hope=self._bold))), self._bold
+        if saves <= 0 and not hope and self.trials.affords():
+            saves, hope = saved(*plan.round_of(*self._chances.here(opening=opening, hope=True))), True
+        return saves, hope
 
     def draws(self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None) -> bool:
         """Whether a token of such a law pays, now that its step is made."""
@@ -161,9 +162,10 @@ class Rate:
         logits = logits.cpu()  # a device may still be at work on them, which is part of the step
         began = time.perf_counter()
         length = len(self._bins)
-        place = self._chances.meet(self._head.chance(logits, hidden, temperature), length)
+        kind = LATER if length else OPENING if self._opening else FIRST
+        place = self._chances.meet(self._head.chance(logits, hidden, temperature), kind)
         self._asking.append(time.perf_counter() - began)
-        if not (self.trials.left or self._unfinished) and self._reach < self.plan.draw[length, place]:
+        if not (self._trying or self._unfinished) and self._reach < self.plan.draw[length, place]:
             self._refused += 1
             self._news += not self._bins  # a step for nothing
             if self._refused % DRAW_EVERY:
@@ -180,7 +182,7 @@ class Rate:
         length = len(self._bins)
         if length >= self._longest:
             return False
-        if self.trials.left:
+        if self._trying:
             return self._unfinished or length < self.trials.length
         return self._unfinished or bool(self._reach >= self.plan.step[length])
 
@@ -189,6 +191,7 @@ class Rate:
         if self._plan is None:
             self._plan, self._bold = self._made(*self._chances.thought(hope=False)), False
             self._checked = None
+            self._compared = self.costs.compared
             self._promised = (1 + self._plan.tokens) / (1 + self._plan.steps)
             self._news = 0
             if self._plan.step[0] > 1 and self.trials.affords():
@@ -202,7 +205,7 @@ class Rate:
             step=self.costs.steps,
             verify=np.array([self.costs.verify(1 + n * self.worth.each) for n in range(self._longest + 1)]),
             chances=np.array(chances),
-            weights=self._chances.met,
+            weights=self._chances.met[:2],
             worth=self.worth.values,
             asking=self.costs.asking,
             first=first,
@@ -216,24 +219,24 @@ class Rate:
         return int(min(most, max(fewest, (self._promised - 1) / PLAIN_SHARE)))
 
     @property
+    def _opening(self) -> bool:
+        """Whether the text has only just begun."""
+        return self._said < BEGINNING
+
+    @property
+    def _trying(self) -> bool:
+        """Whether the present round is of a trial; what is to be learned of texts is not learned where they begin."""
+        return self.trials.left > 0 and (self.trials.first or not self._opening)
+
+    @property
     def _unfinished(self) -> bool:
         """Whether the draft so far ends inside a target token, and would lose what is inside."""
         walk = self._walk
         return walk is not None and walk.node != 0 and walk.cache.token_at(walk.node) < 0
 
-    def _in_vain(self, longest: int) -> bool:
-        """Whether no draft of up to so many tokens pays by the costs alone, not even where all of it is accepted."""
-        costs = [self._round_of(drafted) for drafted in range(1, min(longest, self._longest) + 1)]
-        return bool((1 + np.cumsum(self.worth.values)[: len(costs)] < costs).all())
-
-    def _round_of(self, drafted: int) -> float:
-        """What a round with so many draft tokens costs at least."""
-        first, later = self.costs.steps
-        return first + (drafted - 1) * later + self.costs.at_least(1 + drafted * self.worth.each)
-
     def _worth_reading(self, tokens: float) -> bool:
         """Whether drafts would save, over so many tokens, more than reading the text so far takes."""
-        return tokens * self._saved() > self.costs.reading(self._prompt + self._said)
+        return tokens * self._saving(self.plan, opening=False)[0] > self.costs.reading(self._prompt + self._said)
 
     # ------------------------------------------------------------ what is known
 
@@ -244,7 +247,7 @@ class Rate:
 
     def learn(self, record: Round) -> None:
         """Take in what the round cost, and which of its tokens were accepted."""
-        if self.idle in GIVEN_UP and not (self._first or self.trials.left or record.draft_passes):
+        if self.idle in GIVEN_UP and not (self._opening or self.trials.left or record.draft_passes):
             self._quiet.append(record)
             if len(self._quiet) == QUIET:
                 self._catch_up()
@@ -252,31 +255,24 @@ class Rate:
             self._take_in(record)
 
     def _catch_up(self) -> None:
-        quiet, self._quiet = self._quiet, []
-        for record in quiet:
-            self._take_in(record)
+        while self._quiet:
+            self._take_in(self._quiet.pop(0))
 
     def _take_in(self, record: Round) -> None:
         seconds = record.draft_s + record.verify_s + record.translate_s
         self.costs.learn(record, first=self._first, asking=self._asking)
-        # what is spent on prompts buys no trials
-        self.trials.learn(record.draft_s if self._first else seconds)
+        self.trials.learn(record.draft_s if self._first else seconds)  # what is spent on prompts buys no trials
         self._reads |= record.draft_passes > 0
         self._here += record.draft_passes > 0
         if record.draft:
-            self._drafts += 1
-            self._drafted = True
-            self._news += max(1, len(record.draft) - record.draft_accepted)  # what went wrong is news
-            self.worth.learn(record)
-            accepted = record.draft_accepted
-            for length, place in enumerate(self._bins[: min(accepted + 1, len(record.draft))]):
-                self._chances.learn(place, happened=length < accepted)
-            if not self._asks:
-                self._chances.learn_blindly(happened=accepted > 0)
+            self._learn_draft(record)
         self._since_plain = 0 if not (self._first or record.proposals) else self._since_plain + 1
-        if record.draft_passes and not (self.trials.left and self.trials.first):
-            self._charge(record)
-        if self.trials.left and self._asked_for:
+        if record.draft_passes and not (self._trying and self.trials.first):
+            noise = not (self._trying or self._hoping or self.costs.reads(record))
+            self.trials.charge(record, self.costs.seconds, first=self._first, noise=noise)
+            if self._hoping and not self.trials.affords():
+                self._checked, self._plan = None, None if self._bold else self._plan
+        if self._trying and self._asked_for:
             self.trials.left -= 1
             self._plan = None
         elif not self._first and self.costs.seconds and not self.costs.reads(record):
@@ -284,18 +280,21 @@ class Rate:
             self._steps = 0.98 * self._steps + seconds / self.costs.seconds
         if self.costs.known:
             self.trials.begin()
-        if self.trials.left and self.trials.first and self._in_vain(max(FIRST[1])):
+        if self.trials.left and self.trials.first and in_vain(self.costs, self.worth, FIRST_TRIAL):
             self.trials.left = 0  # enough is known
         self._first = self._asked_for = False
-        self._said += len(record.emitted)
+        opening, self._said = self._opening, self._said + len(record.emitted)
+        if opening != self._opening:
+            self._checked = None
 
-    def _charge(self, record: Round) -> None:
-        """Take in what a round with a draft lost: what it cost, less what it gained."""
-        lost = record.draft_s - (len(record.emitted) - 1) * self.costs.seconds
-        if not self._first:  # whose pass reads the prompt
-            lost += record.verify_s + record.translate_s - self.costs.seconds
-        if not (self.trials.left or self._hoping or self.costs.reads(record)):
-            lost = min(lost, self.costs.seconds)  # more is the machine's doing
-        self.trials.lose(lost)
-        if self._hoping and not self.trials.affords():
-            self._checked, self._plan = None, None if self._bold else self._plan
+    def _learn_draft(self, record: Round) -> None:
+        """Take in which tokens of a draft were accepted."""
+        self._drafts += 1
+        self._drafted = True
+        self._news += max(1, len(record.draft) - record.draft_accepted)  # what went wrong is news
+        self.worth.learn(record)
+        accepted = record.draft_accepted
+        for length, place in enumerate(self._bins[: min(accepted + 1, len(record.draft))]):
+            self._chances.learn(place, happened=length < accepted)
+        if not self._asks:
+            self._chances.learn_blindly(happened=accepted > 0)

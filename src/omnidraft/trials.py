@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import random
+from typing import TYPE_CHECKING
 
-FIRST = 36, (0, 4, 1, 0, 2, 1)  # rounds, and draft tokens of these in turns: of the trial at the beginning,
-# when nobody knows yet what the drafter is worth, or costs; none, to compare with
-LATER = 5, (2,)  # of later ones
-VAIN = 2, (1,)  # of those that are to show costs alone; their first round reads the prompt
-CHANCE = 0.5  # that a text is tried, after one without a draft: whatever texts alternate, trials fall in with none
+import numpy as np
+
+if TYPE_CHECKING:
+    from omnidraft.costs import Costs
+    from omnidraft.engine import Round
+    from omnidraft.worth import Worth
+
+Kind = tuple[int, tuple[int, ...]]  # rounds of a trial, and draft tokens of these, in turns
+# At the beginning nobody knows yet what the drafter is worth, or costs: no draft token, to compare with.
+FIRST_TRIAL: Kind = 36, (0, 4, 1, 0, 2, 1)
+LATER_TRIAL: Kind = 5, (2,)
+VAIN_TRIAL: Kind = 2, (1,)  # to show costs alone; the first round reads the prompt
+CHANCE = 0.7  # that a text is tried, after one without a draft: whatever texts alternate, trials fall in with none
 SHARE = 0.01  # of the time of decoding that may be lost to trials
 LEARNED_SHARE = 0.03  # that may be lost to those which look at a drafter that has learned
 
@@ -18,7 +27,7 @@ class Trials:
 
     def __init__(self) -> None:
         self.left = 0  # rounds of the present trial
-        self._lengths: tuple[int, ...] = FIRST[1]  # of their drafts, in turns
+        self._lengths = FIRST_TRIAL[1]  # of their drafts, in turns
         self._begun = False
         self._spent, self._all = 0.0, 0.0  # seconds lost, and of everything
         self._random = random.Random(0)  # noqa: S311  an order, not a secret
@@ -31,23 +40,29 @@ class Trials:
     @property
     def first(self) -> bool:
         """Whether the latest trial is the one at the beginning, which may lose what it will."""
-        return self._lengths == FIRST[1]
+        return self._lengths == FIRST_TRIAL[1]
 
     def begin(self) -> None:
         """Have the first trial, once."""
         if not self._begun:
-            self._begun, self.left = True, FIRST[0]
+            self._begun, self.left = True, FIRST_TRIAL[0]
 
-    def due(self, seconds: float, *, idle: bool, learned: bool) -> bool:
-        """Whether to try the drafter in a text, which takes so many seconds.
+    def open(self, costs: Costs, worth: Worth, prompt: int, *, idle: bool, learned: bool) -> bool:
+        """Whether a trial begins with a text, whose prompt has so many tokens.
 
-        `idle`: the text before had no draft; `learned`: the drafter has, since it was tried last.
+        `idle`: the text before had no draft, and this one would have none; `learned`: the drafter has, since the latest
+        trial.
         """
-        if learned:
-            return self.affords(seconds, learned=True)
-        return idle and self.affords(seconds) and self._random.random() < CHANCE
+        kind = VAIN_TRIAL if in_vain(costs, worth, LATER_TRIAL) else LATER_TRIAL
+        steps = costs.reading(prompt) + kind[0] * (round_of(costs, worth, max(kind[1])) - 1)
+        if self.left or not (learned or idle) or not self.affords(steps * costs.seconds, learned=learned):
+            return False
+        if not learned and self._random.random() >= CHANCE:
+            return False
+        self.start(kind)
+        return True
 
-    def start(self, kind: tuple[int, tuple[int, ...]]) -> None:
+    def start(self, kind: Kind) -> None:
         """Have a trial."""
         self.left, self._lengths = kind
 
@@ -59,6 +74,25 @@ class Trials:
         """Take in a round that took so long."""
         self._all += seconds
 
-    def lose(self, seconds: float) -> None:
-        """Take in what a round lost; where it gained, that makes up for what others lost."""
-        self._spent = max(0.0, self._spent + seconds)
+    def charge(self, record: Round, step: float, *, first: bool, noise: bool) -> None:
+        """Take in what a round with a draft lost, which makes up for what others lost where it gained.
+
+        What it cost, less what it gained; a step of the target alone takes `step` seconds.  The `first` round of a text
+        has the target's pass over the prompt in it.  Where a loss may be `noise`, more than a step is not believed.
+        """
+        lost = record.draft_s - (len(record.emitted) - 1) * step
+        if not first:
+            lost += record.verify_s + record.translate_s - step
+        self._spent = max(0.0, self._spent + (min(lost, step) if noise else lost))
+
+
+def in_vain(costs: Costs, worth: Worth, trial: Kind) -> bool:
+    """Whether no draft of a trial pays by the costs alone, not even where all of it is accepted."""
+    brought = 1 + np.cumsum(worth.values)[: max(trial[1])]
+    return all(bring < round_of(costs, worth, drafted) for drafted, bring in enumerate(brought, 1))
+
+
+def round_of(costs: Costs, worth: Worth, drafted: int) -> float:
+    """Steps of the target alone that a round with so many draft tokens costs at least."""
+    first, later = costs.steps
+    return first + (drafted - 1) * later + costs.at_least(1 + drafted * worth.each)

@@ -213,7 +213,7 @@ def add_stopping(commands: Any, run: Run) -> None:
         help="a fixed draft length to measure; repeatable (default: 1 to 8; 1, 2 and 4 with --quick)",
     )
     stopping.add_argument(
-        "--rate-only", action="store_true", help="of the policies rate alone, beside fixed lengths (default: all)"
+        "--rate-only", action="store_true", help="of the policies rate alone, with and without the head (default: all)"
     )
     stopping.add_argument("--count", type=int, metavar="N", help="prompts of a task (default: 50, less with --quick)")
     stopping.add_argument("--learn", type=int, metavar="N", help="prompts a task to learn from (default: 100, or 8)")

@@ -62,7 +62,7 @@ def ways(model: OmniDraft, lengths: Sequence[int], head: Head, *, rate_only: boo
     made += [(name, Drafting(stopping=name)) for name in (("rate",) if rate_only else POLICIES)]
     compared = [Way(name, drafting, fresh(model, drafting, head)) for name, drafting in made]
     without = Drafting(stopping="rate")
-    return compared if rate_only else [*compared, Way(WITHOUT, without, fresh(model, without, Head()))]
+    return [*compared, Way(WITHOUT, without, fresh(model, without, Head()))]
 
 
 def fresh(model: OmniDraft, drafting: Drafting, head: Head, before: Engine | None = None) -> Engine:
