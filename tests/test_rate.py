@@ -13,13 +13,14 @@ import pytest
 import torch
 
 from omnidraft import plan
-from omnidraft.chances import EDGES, Chance, Chances
+from omnidraft.chances import EARLIER, EDGES, FIRST, LATER, OPENING, Chance, Chances
 from omnidraft.costs import ENOUGH, HALF, WINDOW, Costs
 from omnidraft.costs import FRESH as FEW
 from omnidraft.costs import _median as costs_median
 from omnidraft.costs import _solved as costs_solved
 from omnidraft.head import Head, bound
-from omnidraft.plan import GRID, NEVER, Known, Plan, make_plan
+from omnidraft.plan import GRID, NEVER, Known, Plan, make_plan, saved
+from omnidraft.present import BEGINNING
 from omnidraft.rate import (
     AGAIN,
     ASK_EVERY,
@@ -31,7 +32,7 @@ from omnidraft.rate import (
     Rate,
 )
 from omnidraft.stopping import Fixed, Stopping
-from omnidraft.trials import FIRST_TRIAL, LEARNED_SHARE, SHARE
+from omnidraft.trials import FIRST_TRIAL, LEARNED_SHARE, SHARE, Trials
 from test_stopping import made
 
 LONGEST = 16
@@ -47,6 +48,7 @@ class Scene:
     verify: Callable[[int], float]
     chances: dict[float, float]
     read: float = 0.0  # of a token of the prompt
+    opening: dict[float, float] | None = None  # `chances` of the first tokens of a text, where they are others
 
 
 def even(slope: float) -> Callable[[int], float]:
@@ -74,6 +76,7 @@ class Clock:
         self.slow = 1.0  # how much slower the machine is at present
         self.tokens, self.seconds = 0.0, 0.0
         self.drafted: list[int] = []
+        self.passes = 0  # of the drafter
         self._random = random.Random(seed)
         self._nats = 0.0
         if isinstance(policy, Rate):
@@ -82,20 +85,21 @@ class Clock:
     def text(self, scene: Scene, rounds: int, prompt: int = 20, new_tokens: int = 10**6) -> None:
         """Decode a text of so many rounds."""
         self.policy.open(prompt, new_tokens)
-        read = False
+        read, said = False, 0
         for number in range(rounds):
             passes, drafted, accepted, whole, reach = 0, 0, 0, True, 1.0
+            chances = scene.opening if scene.opening and said < BEGINNING else scene.chances
             self.tokens += 1
             if self.policy.begin(None):
                 passes = 1
                 while True:
-                    self._nats = self._random.choice(list(scene.chances))
+                    self._nats = self._random.choice(list(chances))
                     if not self.policy.draws(NO_LOGITS, 0.0, None):
                         break
                     drafted += 1
-                    whole &= self._random.random() < scene.chances[self._nats]
+                    whole &= self._random.random() < chances[self._nats]
                     accepted += whole
-                    reach *= scene.chances[self._nats]
+                    reach *= chances[self._nats]
                     self.tokens += reach
                     if drafted == LONGEST or not self.policy.steps(0):
                         break
@@ -105,6 +109,8 @@ class Clock:
             draft_s, verify_s = passes * scene.step + reads * scene.read + self.asking(), scene.verify(drafted + 1)
             self.seconds += draft_s + verify_s
             self.drafted.append(drafted)
+            self.passes += passes
+            said += accepted + 1
             noise = self.slow * self._random.uniform(0.93, 1.07)  # of a real clock
             own_prompt = 0.0 if number else PROMPT_PASS * self.slow
             record = made(drafted, accepted + 1, draft_s=draft_s * noise, verify_s=verify_s * noise + own_prompt)
@@ -120,7 +126,7 @@ class Clock:
 
     def after(self, scene: Scene, texts: int, rounds: int = 40, **text: int) -> float:
         """The rate over so many texts from now on."""
-        self.tokens, self.seconds, self.drafted = 0.0, 0.0, []
+        self.tokens, self.seconds, self.drafted, self.passes = 0.0, 0.0, [], 0
         for _ in range(texts):
             self.text(scene, rounds, **text)
         return self.rate
@@ -200,6 +206,75 @@ def test_it_beats_every_fixed_length_where_texts_differ(monkeypatch: pytest.Monk
         return clock.rate
 
     assert alternating(Rate(LONGEST)) > max(alternating(UpTo(k)) for k in range(9))
+
+
+# What the embedded drafter comes to for word problems and for code: what is worth a draft token, and what hardly is,
+# comes up in both, one more often in these, the other in those.  Answers begin with what is hard to guess.
+HARD = {3.0: 0.15, 4.0: 0.05}
+WORDS = Scene(0.17, even(0.25), {0.3: 0.85, 0.8: 0.7, 1.5: 0.55, 2.5: 0.35, 3.5: 0.15}, 0.01, HARD)
+CODE = Scene(0.17, even(0.25), {0.8: 0.7, 1.5: 0.5, 2.5: 0.3, 3.5: 0.1, 4.5: 0.05}, 0.01, HARD)
+
+
+@pytest.mark.parametrize("order", [(WORDS, CODE), (WORDS, CODE, CODE), (WORDS, WORDS, CODE)], ids=len)
+def test_texts_in_which_drafts_pay_are_told_from_others_whatever_their_order(
+    order: tuple[Scene, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, drafted = [], {id(WORDS): [0, 0], id(CODE): [0, 0]}
+    for seed in range(4):
+        clock = Clock(Rate(LONGEST), seed, monkeypatch)
+        for turn in range(90):
+            scene = order[turn % len(order)]
+            before = len(clock.drafted)
+            clock.text(scene, 70)
+            drafted[id(scene)][0] += sum(length > 0 for length in clock.drafted[before:])
+            drafted[id(scene)][1] += 70
+        found.append(clock.rate)
+    fixed = []
+    for length in range(4):
+        clock = Clock(UpTo(length), 0, monkeypatch)
+        for turn in range(90):
+            clock.text(order[turn % len(order)], 70)
+        fixed.append(clock.rate)
+    words, code = (drafts / rounds for drafts, rounds in drafted.values())
+    assert words > 0.5
+    assert code < words / 2
+    assert np.mean(found) > max(fixed[1:]) + 0.02
+    assert np.mean(found) > fixed[0]
+
+
+def test_beginnings_that_are_hard_do_not_speak_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = replace(SCENES["an easy text"], opening={4.5: 0.0})
+    rest = Clock(Rate(LONGEST), 0, monkeypatch)
+    rest.after(SCENES["an easy text"], 20)
+    clock = Clock(Rate(LONGEST), 0, monkeypatch)
+    clock.after(scene, 20)
+    clock.after(scene, 20)
+    texts = [clock.drafted[at : at + 40] for at in range(0, 800, 40)]
+    assert sum(sum(text[:BEGINNING]) for text in texts) < 20, "where nothing is accepted next to nothing is drafted"
+    later = [sum(length > 0 for length in text[BEGINNING:]) / (40 - BEGINNING) for text in texts]
+    assert min(later) > 0.8
+    assert rest.after(SCENES["an easy text"], 20) > 1.5
+
+
+def test_beginnings_that_are_easy_are_drafted_though_the_rest_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = replace(SCENES["a hopeless drafter"], opening={0.1: 0.97, 0.3: 0.92})
+    clock = Clock(Rate(LONGEST), 0, monkeypatch)
+    clock.after(scene, 20)
+    clock.after(scene, 20)
+    texts = [clock.drafted[at : at + 40] for at in range(0, 800, 40)]
+    assert np.mean([text[0] for text in texts]) > 2
+    assert np.mean([sum(text[BEGINNING:]) for text in texts]) < 4
+
+
+def test_a_text_of_which_the_drafter_is_unsure_throughout_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of its steps is refused by its chance: there is no draft, yet each costs a step."""
+    clock = Clock(Rate(LONGEST), 0, monkeypatch)
+    scene = replace(WORDS, verify=even(0.15), opening=None)
+    clock.after(scene, 30, rounds=70)
+    clock.after(replace(scene, chances={4.5: 0.02}), 1, rounds=70)
+    assert not any(clock.drafted)
+    assert 0 < clock.passes < 25
+    assert clock.policy.idle == TOO_DEAR
 
 
 # ---------------------------------------------------------------- never slower, and noticed again
@@ -443,6 +518,59 @@ def test_a_trial_lets_what_comes_count_more(monkeypatch: pytest.MonkeyPatch) -> 
     pytest.fail("there was no trial")
 
 
+def test_a_trial_waits_until_a_text_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drafter whose every draft is accepted but at the beginning of a text, where none is."""
+    hopeless = SCENES["a hopeless drafter"]
+    clock = Clock(Rate(LONGEST), 1, monkeypatch)
+    clock.after(hopeless, 60)
+    clock.after(replace(hopeless, chances=dict.fromkeys(hopeless.chances, 0.9), opening={4.5: 0.0}), 20)
+    texts = [clock.drafted[at : at + 40] for at in range(0, 800, 40)]
+    first = next(text for text in texts if any(text))
+    assert not any(first[:BEGINNING])
+    assert sum(length > 0 for length in first) > 20, "and the first trial was enough"
+
+
+def test_a_trial_that_a_short_text_left_over_is_for_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(Rate(LONGEST), 1, monkeypatch)
+    clock.after(SCENES["a hopeless drafter"], 60)
+    clock.policy.trials.start((5, (2,)))
+    clock.after(SCENES["a hopeless drafter"], 1, rounds=BEGINNING + 2)
+    assert clock.drafted == [0] * BEGINNING + [2, 2]
+    clock.after(SCENES["a hopeless drafter"], 1, rounds=BEGINNING + 5)
+    assert clock.drafted == [0] * BEGINNING + [2, 2, 2, 0, 0]
+
+
+@pytest.mark.parametrize("period", [2, 3, 4])
+def test_trials_fall_in_with_no_order_of_texts(period: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, tried = Clock(Rate(LONGEST), 0, monkeypatch), [0] * period
+    clock.after(SCENES["a hopeless drafter"], 30)
+    for turn in range(600):
+        before = len(clock.drafted)
+        clock.text(SCENES["a hopeless drafter"], 40)
+        tried[turn % period] += any(clock.drafted[before:])
+    assert min(tried) > 0.4 * sum(tried) / period
+    assert sum(tried) < 200
+
+
+def test_what_drafts_gain_makes_up_for_trials_and_noise_for_nothing() -> None:
+    trials, drafted = Trials(), made(2, 1, draft_s=0.3, verify_s=1.2)
+    trials.learn(100.0)
+    for record, first, noise, lost in (
+        (drafted, False, False, 0.5),
+        (replace(drafted, verify_s=9.0), False, True, 1.5),  # a step at most
+        (replace(drafted, verify_s=9.0), True, True, 1.8),  # whose pass reads the prompt
+        (replace(drafted, verify_s=3.0), False, False, 4.1),
+        (made(2, 3, draft_s=0.3, verify_s=1.2), False, True, 2.6),
+        (made(9, 9, draft_s=0.3, verify_s=1.2), False, True, 0.0),
+        (drafted, False, True, 0.5),
+    ):
+        trials.charge(record, 1.0, first=first, noise=noise)
+        assert trials._spent == pytest.approx(lost)
+    assert trials.affords(0.5)
+    assert not trials.affords(0.6)
+    assert trials.affords(2.5, learned=True)
+
+
 def test_a_drafter_that_has_learned_is_tried_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     head = Head()
     clock = Clock(Rate(LONGEST, head), 1, monkeypatch)
@@ -608,6 +736,24 @@ def test_a_second_token_that_seems_to_make_a_pass_cheaper_changes_no_unit() -> N
     assert costs.seconds == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize(("before", "now"), [(0.05, 1.3), (1.3, 0.05)])
+def test_where_all_is_looked_at_anew_steps_of_long_ago_are_forgotten(before: float, now: float) -> None:
+    """The first steps of drafts were seen by themselves long ago, later ones just now, and now there are short ones."""
+    costs = Costs()
+
+    def rounds(drafted: int, step: float, count: int) -> None:
+        for _ in range(count):
+            costs.learn(made(drafted, draft_s=step * drafted, verify_s=1.0), first=False)
+
+    rounds(0, 0.0, 4)
+    rounds(1, before, 12)
+    rounds(8, now, 40)
+    assert costs.steps == pytest.approx((now, now), rel=0.05)
+    costs.fade()
+    rounds(1, now, 2)
+    assert costs.steps == pytest.approx((now, now), rel=0.05)
+
+
 def test_asking_is_no_part_of_a_step() -> None:
     costs = Costs()
     for drafted in (0, 2, *(0, 2) * WINDOW):
@@ -706,6 +852,86 @@ def test_what_becomes_of_tokens_of_no_known_bin_counts_for_all_bins() -> None:
     assert max(each.seen for each in chances.bins) < 101, "as many as are remembered"
 
 
+def learned(*likely: float, accepted: float = 0.5) -> Chances:
+    """What is known after many texts with first tokens that were thought to be so likely."""
+    chances = Chances()
+    for turn in range(400):
+        for each in likely:
+            chances.learn(chances.meet(each, FIRST), happened=turn % 10 < 10 * accepted)
+    chances.open()
+    return chances
+
+
+def test_what_comes_up_in_a_text_counts_for_that_text() -> None:
+    chances = learned(0.95, 0.05)
+    sure, unsure = (chances.meet(likely, LATER) for likely in (0.95, 0.05))
+    shares, _, _ = chances.here(opening=False, hope=False)
+    assert shares[[sure, unsure]] == pytest.approx([0.5, 0.5], abs=0.02)
+    for _ in range(int(EARLIER)):
+        chances.meet(0.05, FIRST)
+    shares, _, _ = chances.here(opening=False, hope=False)
+    assert shares[unsure] == pytest.approx(0.75, abs=0.03)
+    assert shares.sum() == pytest.approx(1)
+    chances.open()
+    shares, _, _ = chances.here(opening=False, hope=False)
+    assert shares[unsure] == pytest.approx(0.5, abs=0.06), "of many texts it was one"
+
+
+def test_tokens_of_a_bin_may_be_worth_less_in_a_text() -> None:
+    chances = learned(0.5)
+    place = chances.meet(0.5, FIRST)
+    before = chances.value(place)
+    for _ in range(30):
+        chances.learn(place, happened=False)
+    assert chances.value(place) < chances.bins[place].value - 0.05
+    for known in (0.0, 1.0):
+        chances.bins[place].yes = known * chances.bins[place].seen
+        assert chances.value(place) == known
+    chances.bins[place].yes = before * chances.bins[place].seen
+    chances.open()
+    assert chances.value(place) == chances.bins[place].value
+
+
+def test_tokens_of_no_known_bin_tell_of_the_text_as_well() -> None:
+    chances = learned(0.5)
+    before = chances.here(opening=False, hope=False)[2]
+    for _ in range(20):
+        chances.learn_blindly(happened=False)
+    shares, values, first = chances.here(opening=False, hope=False)
+    assert first < before - 0.1
+    assert first == pytest.approx(float(shares @ values))
+    for _ in range(5):
+        chances.learn_blindly(happened=False)
+    chances.open()  # takes them in, as of the text that ends
+    place = chances.meet(0.5, LATER)
+    assert chances.value(place) == chances.bins[place].value
+
+
+def test_beginnings_of_texts_are_kept_apart() -> None:
+    chances = learned(0.95)
+    before = chances.here(opening=False, hope=False)
+    for _ in range(300):
+        chances.meet(0.05, OPENING)
+    shares, _, _ = chances.here(opening=False, hope=False)
+    assert (shares == before[0]).all()
+    shares, _, first = chances.here(opening=True, hope=False)
+    assert shares[chances.meet(0.05, LATER)] > 0.9
+    assert first < before[2]
+
+
+@pytest.mark.parametrize("opening", [False, True])
+def test_the_less_is_known_of_a_text_the_more_may_be_hoped(opening: bool) -> None:
+    chances = learned(0.5)
+    first = chances.here(opening=opening, hope=False)[2]
+    early = chances.here(opening=opening, hope=True)[2] - first
+    assert 0.03 < early < 0.2
+    for _ in range(60):
+        chances.meet(0.5, OPENING if opening else FIRST)
+    _, values, hopeful = chances.here(opening=opening, hope=True)
+    assert 0 < hopeful - chances.here(opening=opening, hope=False)[2] < 0.6 * early
+    assert values.max() <= 1
+
+
 def test_what_became_of_tokens_of_no_known_bin_fades_too() -> None:
     chances = Chances()
     for _ in range(300):
@@ -777,9 +1003,9 @@ def test_costs_are_medians_with_lines_between() -> None:
 
 
 def planned(
-    step: float, verify: list[float], chances: list[float], weights: list[float], rate: float, **more: np.ndarray
+    step: float, verify: list[float], chances: list[float], weights: list[float], rate: float, **more: Any
 ) -> Plan:
-    settings = {"worth": np.ones(len(verify) - 1)} | more
+    settings: dict[str, Any] = {"worth": np.ones(len(verify) - 1)} | more
     both = np.array([weights, weights])
     return make_plan(
         Known(step=(step, step), verify=np.array(verify), chances=np.array(chances), weights=both, **settings), rate
@@ -801,6 +1027,28 @@ def test_the_plan_weighs_what_a_step_may_show() -> None:
     assert (dear.step > 1).all()
     assert (dear.tokens, dear.steps) == (0, 0)
     assert all(a < b for a, b in pairwise(GRID))
+
+
+@pytest.mark.parametrize("asking", [0.0, 0.02])
+def test_a_round_is_worth_in_a_text_what_comes_up_there(asking: float) -> None:
+    verify, chances = [1.0, 1.1, 1.2], np.array([0.9, 0.1])
+    even_ = np.array([0.5, 0.5])
+    plan = make_plan(
+        Known((0.2, 0.2), np.array(verify), chances, np.array([even_, even_]), np.ones(2), asking=asking), 1.0
+    )
+    tokens, steps = plan.expected(even_, chances, 0.5)
+    assert (tokens, steps) == pytest.approx((plan.tokens, plan.steps), rel=0.01)
+    assert saved(tokens, steps) == pytest.approx(1 - (1 + steps) / (1 + tokens))
+    sure, unsure = (plan.expected(shares, chances, 0.5) for shares in np.eye(2))
+    assert saved(*sure) > saved(tokens, steps) > 0 > saved(*unsure)
+    assert unsure == pytest.approx((0.0, 0.2 + asking)), "it is not drawn, but asked for"
+    assert plan.expected(np.eye(2)[0], chances / 2, 0.5)[0] == pytest.approx(sure[0] / 2)
+
+
+def test_a_round_of_a_single_token_is_worth_its_chance() -> None:
+    plan = planned(0.2, [1.0, 1.1], [0.5], [1.0], 1.0, worth=np.array([0.9]), asking=0.1, first=0.5)
+    assert plan.blind
+    assert plan.expected(np.ones(1), np.array([0.9]), 0.7) == pytest.approx((0.63, 0.3))
 
 
 def test_the_plan_knows_what_tokens_are_worth() -> None:

@@ -22,7 +22,8 @@ from omnidraft.errors import ConfigError
 from omnidraft.head import Head, spread
 from omnidraft.metrics import Stats
 from omnidraft.policies import make_stopping
-from omnidraft.rate import ASK_FIRST, BEGINNING, MEASURED, Rate
+from omnidraft.present import BEGINNING, Present
+from omnidraft.rate import ASK_FIRST, MEASURED, Rate
 from omnidraft.sampling import Draw
 from omnidraft.stopping import UNSURE, Confidence, Entropy, Fixed, Predicted, Stopping
 from omnidraft.trials import LATER_TRIAL
@@ -50,10 +51,11 @@ class Steady(Rate):
 
     def begin(self, walk: Walk | None) -> bool:
         self._since_plain = self._refused = 0
-        self._reads, self._here, self._said = True, ASK_FIRST, BEGINNING
+        self._text = Present(said=BEGINNING)
         self.trials.start((self._tries, LATER_TRIAL[1]))
         self._chances.met = np.ones_like(self._chances.met)
         self._chances.open()
+        self._chances._own = [float(ASK_FIRST)] * len(self._chances.bins)
         self._plan = None
         return super().begin(walk)
 

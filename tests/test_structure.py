@@ -40,6 +40,7 @@ FLOORS = (  # lowest first; "omnidraft" is the package's own __init__, the face 
         "chances",
         "worth",
         "trials",
+        "present",
         "rate",
         "policies",
     ),

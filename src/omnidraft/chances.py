@@ -13,9 +13,8 @@ Floats = npt.NDArray[np.float64]
 EDGES = (0.97, 0.92, 0.86, 0.78, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)  # between the bins of what the head thinks
 FALLING = [-edge for edge in EDGES]
 MEMORY = 0.99  # of what was observed, with each new observation of the same kind
-FIRST, LATER, OPENING = range(
-    3
-)  # tokens of drafts: the first of one, a later one, the first of one where a text begins
+# Tokens of drafts: the first of one, a later one, and the first of one where a text begins.
+FIRST, LATER, OPENING = range(3)
 LEAST = 1e-9  # in place of a chance of nothing
 GUESS = 4.0  # observations that the first guess of a chance is worth
 EARLIER = 8.0  # tokens of a text that all earlier texts are worth, as to which bins come up
@@ -74,6 +73,11 @@ class Chances:
         self._settle()
         self._reset()
 
+    @property
+    def known_here(self) -> float:
+        """First tokens of the present text whose bin is known, beginnings apart."""
+        return sum(self._own)
+
     def meet(self, likely: float, kind: int) -> int:
         """The bin of a token of that kind, FIRST, LATER or OPENING, which is thought to be so likely."""
         place = bisect_left(FALLING, -likely)
@@ -124,10 +128,10 @@ class Chances:
         self._settle()
         shares = self.met[OPENING] / self.met[OPENING].sum() if opening else np.array(self._shares_here())
         chances = np.array([self.value(place) for place in range(len(self.bins))])
-        first = float(shares @ chances)
+        first = min(1.0, float(shares @ chances))
         if not hope:
             return shares, chances, first
-        seen = self.met[OPENING].sum() if opening else EARLIER + sum(self._own)
+        seen = self.met[OPENING].sum() if opening else EARLIER + self.known_here
         more = 1 + HOPE * math.sqrt(first * (1 - first) / seen) / max(first, LEAST)
         return shares, np.minimum(1.0, chances * more), min(1.0, first * more)
 
@@ -138,7 +142,7 @@ class Chances:
 
     def _shares_here(self) -> list[float]:
         """`_shares` of the present text."""
-        whole = EARLIER + sum(self._own)
+        whole = EARLIER + self.known_here
         return [(EARLIER * share + own) / whole for share, own in zip(self._shares(), self._own, strict=True)]
 
     def _settle(self) -> None:

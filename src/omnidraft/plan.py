@@ -36,16 +36,16 @@ class Plan:
     alone: tuple[float, float]  # what a single token brings where it is accepted, and what it costs
     blind: bool = False  # whether a single token gains more, whose chance nobody asks for
 
-    def round_of(self, shares: Floats, chances: Floats, first: float) -> tuple[float, float]:
+    def expected(self, shares: Floats, chances: Floats, first: float) -> tuple[float, float]:
         """Target tokens that a round gains in a text whose first draft tokens are such, and the steps that it costs.
 
         How often each chance comes up (B,), what chances there are (B,), and that of a token of which nobody asks.
-        Draws are those that pay beside the target alone.
+        Draws are those of the plan.
         """
         if self.blind:
             return first * self.alone[0], self.alone[1]
         brings = self.brings * (chances / np.maximum(self.chances, LEAST))
-        drawn = shares * (brings > self.costs)
+        drawn = shares * (self.draw[0] <= 1)
         return float(drawn @ brings), self.start + float(drawn @ self.costs)
 
 

@@ -18,6 +18,7 @@ from omnidraft.chances import FIRST, LATER, OPENING, Chances
 from omnidraft.costs import Costs
 from omnidraft.head import Head
 from omnidraft.plan import Known, Plan, make_plan, saved
+from omnidraft.present import BEGINNING, Present
 from omnidraft.stopping import UNSURE
 from omnidraft.trials import FIRST_TRIAL, Trials, in_vain
 from omnidraft.worth import Worth
@@ -31,7 +32,6 @@ PLAIN_EVERY = 8, 64  # rounds: one of them without a draft, to know what that co
 PLAIN_SHARE = 0.005  # of the time that may be lost to these rounds
 ASK_EVERY = 4  # drafts of one token, whose chance need not be known: one is asked for all the same
 DRAW_EVERY = 40  # draws that did not seem to pay: one is made all the same
-BEGINNING = 8  # tokens of a text: how hard these are says little of the rest
 ASK_FIRST = 8  # drafts of a text whose chances are asked for in any case, to know what kind of text it is
 CHECKS = 3  # one new draft for so many in a text is a reason to look anew whether they pay in it
 FRESH = 12.0  # what a trial leaves of the weight of earlier observations
@@ -60,20 +60,12 @@ class Rate:
         self._tokens, self._steps = 0.0, 0.0  # of the latest rounds, without the passes over prompts
         self._length = 64.0  # of the latest answers, in tokens
         self._since_plain, self._refused = 0, 0  # rounds since the last of the target alone, and refused tokens
-        self._prompt, self._asked = 0, 0  # tokens of the present text
-        self._said, self._looked = 0, 0  # target tokens of it, and how many there were at the last look
-        self._first, self._reads = True, True
+        self._text = Present()
         self._quiet: list[Round] = []  # that were not looked at yet
-        self._version = self._head.version  # at the last draft or trial
-        self._wanted = self._drafted = (
-            False  # whether drafts were possible in the present text, and whether there was one
-        )
-        self._asked_for = False  # whether one is possible in this round
+        self._version = self._head.version  # at the last trial
+        self._asked_for = False  # whether a draft is possible in the present round
         self._plan: Plan | None = None
         self._bold = False  # whether that is made for chances as they may well be
-        self._here = 0  # rounds of the present text in which the drafter was asked
-        self._checked: int | None = None  # of these, when it was last looked at whether drafts pay in this text
-        self._pays = self._hoping = False  # whether they did; only if chances were as they may well be: as in a trial
         self._drafts = self._news = 0  # all, and those since the plan
         self._promised, self._compared = 1.0, 0  # of the last plan: `rate`, and comparisons of costs
         self._walk: Walk | None = None
@@ -89,14 +81,15 @@ class Rate:
         self._catch_up()
         if self.idle in GIVEN_UP and self._compared != self.costs.compared:
             self._plan = None  # a trial has shown what was not known
-        self._length += (self._said - self._length) / 8 if self._said else 0.0
-        self._said, self._looked, self._first = 0, 0, True
-        self._prompt, self._asked = prompt, new_tokens
-        idle, self._wanted, self._drafted = self._wanted and not self._drafted, False, False
+        before, self._text = self._text, Present(prompt, new_tokens)
+        self._length += (before.said - self._length) / 8 if before.said else 0.0
         self._chances.open()
-        self._checked, self._here = None, 0
-        self._reads = not self.costs.known or self._worth_reading(min(self._length, new_tokens))
-        learned, idle = self._version != self._head.version, idle and not self._reads
+        self._asked_for = False
+        length = min(self._length, new_tokens)
+        self._text.brief = length < 2 * BEGINNING
+        self._text.reads = not self.costs.known or self._worth_reading(length)
+        idle = before.wanted and not (before.drafted or self._text.reads)
+        learned = self._version != self._head.version
         if self.trials.open(self.costs, self.worth, prompt, idle=idle, learned=learned):
             self._version = self._head.version
             self.costs.fade()
@@ -107,7 +100,7 @@ class Rate:
         """Whether a first draft token pays, and reading the text for it."""
         if self._quiet:
             return False  # as before: what happened since is looked at later
-        self._wanted = self._asked_for = True
+        self._text.wanted = self._asked_for = True
         self._walk, self._bins, self._asking, self._reach = walk, [], [], 1.0
         if self._trained != self._head.trained:
             self._trained, self._chances = self._head.trained, Chances()
@@ -117,42 +110,43 @@ class Rate:
         self.idle = self._obstacle()
         if self.idle is not None:
             return False
-        blind = self.plan.blind and self._here >= ASK_FIRST and self._drafts % ASK_EVERY > 0
-        self._asks = self._trying or self._opening or not blind
+        # no plan is made where none is needed: that would be time of the draft
+        few = self._text.opening or self._chances.known_here < ASK_FIRST or self._drafts % ASK_EVERY == 0
+        self._asks = self._trying or few or not self.plan.blind
         return True
 
     def _obstacle(self) -> str | None:
         if self._trying:
             return None if self.trials.length else MEASURED
-        if not self.costs.known or (self._since_plain >= self._plain_every and not self._first):
+        if not self.costs.known or (self._since_plain >= self._plain_every and not self._text.first):
             return MEASURED
-        if not self._reads and self._said - self._looked >= AGAIN:
-            self._looked = self._said
+        if not self._text.reads and self._text.said - self._text.looked >= AGAIN:
+            self._text.looked = self._text.said
             # what has gone on for long will go on for as long again
-            self._reads = self._worth_reading(min(self._said, self._asked - self._said))
+            self._text.reads = self._worth_reading(min(self._text.said, self._text.asked - self._text.said))
         if not self._pays_here():
             return TOO_DEAR
-        if self._reads:
+        if self._text.reads:
             return None
-        return TOO_DEAR if self._hoping else TOO_SHORT
+        return TOO_DEAR if self._text.hoping else TOO_SHORT  # what may just pay is not what is short
 
     def _pays_here(self) -> bool:
         """Whether drafts pay in this text, or in its opening; looked at anew with more drafts, ever less often."""
-        plan = self.plan
-        if self._checked is None or self._here >= self._checked + max(1, self._checked // CHECKS):
-            self._checked = self._here
-            saves, self._hoping = self._saving(plan, opening=self._opening)
-            self._pays = saves > 0
-        return self._pays
+        plan, text = self.plan, self._text
+        if text.checked is None or text.rounds >= text.checked + max(1, text.checked // CHECKS):
+            text.checked = text.rounds
+            saves, text.hoping = self._saving(plan, opening=text.opening)
+            text.pays = saves > 0
+        return text.pays
 
     def _saving(self, plan: Plan, *, opening: bool) -> tuple[float, bool]:
         """What drafts save of each step of the target in this text, less than 0 where they lose; and if so by hope.
 
         That is set against the target alone: how fast other texts are decoded makes this one no faster.
         """
-        saves, hope = saved(*plan.round_of(*self._chances.here(opening=opening, hope=self._bold))), self._bold
+        saves, hope = saved(*plan.expected(*self._chances.here(opening=opening, hope=self._bold))), self._bold
         if saves <= 0 and not hope and self.trials.affords():
-            saves, hope = saved(*plan.round_of(*self._chances.here(opening=opening, hope=True))), True
+            saves, hope = saved(*plan.expected(*self._chances.here(opening=opening, hope=True))), True
         return saves, hope
 
     def draws(self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None) -> bool:
@@ -162,7 +156,7 @@ class Rate:
         logits = logits.cpu()  # a device may still be at work on them, which is part of the step
         began = time.perf_counter()
         length = len(self._bins)
-        kind = LATER if length else OPENING if self._opening else FIRST
+        kind = LATER if length else OPENING if self._text.opening else FIRST
         place = self._chances.meet(self._head.chance(logits, hidden, temperature), kind)
         self._asking.append(time.perf_counter() - began)
         if not (self._trying or self._unfinished) and self._reach < self.plan.draw[length, place]:
@@ -190,7 +184,7 @@ class Rate:
     def plan(self) -> Plan:
         if self._plan is None:
             self._plan, self._bold = self._made(*self._chances.thought(hope=False)), False
-            self._checked = None
+            self._text.checked = None
             self._compared = self.costs.compared
             self._promised = (1 + self._plan.tokens) / (1 + self._plan.steps)
             self._news = 0
@@ -219,14 +213,9 @@ class Rate:
         return int(min(most, max(fewest, (self._promised - 1) / PLAIN_SHARE)))
 
     @property
-    def _opening(self) -> bool:
-        """Whether the text has only just begun."""
-        return self._said < BEGINNING
-
-    @property
     def _trying(self) -> bool:
-        """Whether the present round is of a trial; what is to be learned of texts is not learned where they begin."""
-        return self.trials.left > 0 and (self.trials.first or not self._opening)
+        """Whether the present round is of a trial: not where a text begins, which says little, unless it is brief."""
+        return self.trials.left > 0 and (self.trials.first or self._text.brief or not self._text.opening)
 
     @property
     def _unfinished(self) -> bool:
@@ -236,7 +225,10 @@ class Rate:
 
     def _worth_reading(self, tokens: float) -> bool:
         """Whether drafts would save, over so many tokens, more than reading the text so far takes."""
-        return tokens * self._saving(self.plan, opening=False)[0] > self.costs.reading(self._prompt + self._said)
+        saves = tokens * max(0.0, self._saving(self.plan, opening=False)[0])
+        if self._text.opening:
+            saves += BEGINNING * max(0.0, self._saving(self.plan, opening=True)[0])
+        return saves > self.costs.reading(self._text.prompt + self._text.said)
 
     # ------------------------------------------------------------ what is known
 
@@ -247,7 +239,7 @@ class Rate:
 
     def learn(self, record: Round) -> None:
         """Take in what the round cost, and which of its tokens were accepted."""
-        if self.idle in GIVEN_UP and not (self._opening or self.trials.left or record.draft_passes):
+        if self.idle in GIVEN_UP and not (self._text.opening or self.trials.left or record.draft_passes):
             self._quiet.append(record)
             if len(self._quiet) == QUIET:
                 self._catch_up()
@@ -260,37 +252,37 @@ class Rate:
 
     def _take_in(self, record: Round) -> None:
         seconds = record.draft_s + record.verify_s + record.translate_s
-        self.costs.learn(record, first=self._first, asking=self._asking)
-        self.trials.learn(record.draft_s if self._first else seconds)  # what is spent on prompts buys no trials
-        self._reads |= record.draft_passes > 0
-        self._here += record.draft_passes > 0
+        self.costs.learn(record, first=self._text.first, asking=self._asking)
+        self.trials.learn(record.draft_s if self._text.first else seconds)  # what is spent on prompts buys no trials
+        self._text.reads |= record.draft_passes > 0
+        self._text.rounds += record.draft_passes > 0
         if record.draft:
             self._learn_draft(record)
-        self._since_plain = 0 if not (self._first or record.proposals) else self._since_plain + 1
+        self._since_plain = 0 if not (self._text.first or record.proposals) else self._since_plain + 1
         if record.draft_passes and not (self._trying and self.trials.first):
-            noise = not (self._trying or self._hoping or self.costs.reads(record))
-            self.trials.charge(record, self.costs.seconds, first=self._first, noise=noise)
-            if self._hoping and not self.trials.affords():
-                self._checked, self._plan = None, None if self._bold else self._plan
+            noise = not (self._trying or self._text.hoping or self.costs.reads(record))
+            self.trials.charge(record, self.costs.seconds, first=self._text.first, noise=noise)
+            if self._text.hoping and not self.trials.affords():
+                self._text.checked, self._plan = None, None if self._bold else self._plan
         if self._trying and self._asked_for:
             self.trials.left -= 1
             self._plan = None
-        elif not self._first and self.costs.seconds and not self.costs.reads(record):
+        elif not self._text.first and self.costs.seconds and not self.costs.reads(record):
             self._tokens = 0.98 * self._tokens + len(record.emitted)
             self._steps = 0.98 * self._steps + seconds / self.costs.seconds
         if self.costs.known:
             self.trials.begin()
         if self.trials.left and self.trials.first and in_vain(self.costs, self.worth, FIRST_TRIAL):
             self.trials.left = 0  # enough is known
-        self._first = self._asked_for = False
-        opening, self._said = self._opening, self._said + len(record.emitted)
-        if opening != self._opening:
-            self._checked = None
+        self._text.first = self._asked_for = False
+        opening, self._text.said = self._text.opening, self._text.said + len(record.emitted)
+        if opening != self._text.opening:
+            self._text.checked = None
 
     def _learn_draft(self, record: Round) -> None:
         """Take in which tokens of a draft were accepted."""
         self._drafts += 1
-        self._drafted = True
+        self._text.drafted = True
         self._news += max(1, len(record.draft) - record.draft_accepted)  # what went wrong is news
         self.worth.learn(record)
         accepted = record.draft_accepted

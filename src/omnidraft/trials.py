@@ -45,7 +45,8 @@ class Trials:
     def begin(self) -> None:
         """Have the first trial, once."""
         if not self._begun:
-            self._begun, self.left = True, FIRST_TRIAL[0]
+            self._begun = True
+            self.start(FIRST_TRIAL)
 
     def open(self, costs: Costs, worth: Worth, prompt: int, *, idle: bool, learned: bool) -> bool:
         """Whether a trial begins with a text, whose prompt has so many tokens.
@@ -55,7 +56,12 @@ class Trials:
         """
         kind = VAIN_TRIAL if in_vain(costs, worth, LATER_TRIAL) else LATER_TRIAL
         steps = costs.reading(prompt) + kind[0] * (round_of(costs, worth, max(kind[1])) - 1)
-        if self.left or not (learned or idle) or not self.affords(steps * costs.seconds, learned=learned):
+        if (
+            self.left
+            or not self._begun
+            or not (learned or idle)
+            or not self.affords(steps * costs.seconds, learned=learned)
+        ):
             return False
         if not learned and self._random.random() >= CHANCE:
             return False
