@@ -88,7 +88,7 @@ class Rate:
         length = min(self._length, new_tokens)
         self._text.brief = length < 2 * BEGINNING
         self._text.reads = not self.costs.known or self._worth_reading(length)
-        idle = before.wanted and not (before.drafted or self._text.reads)
+        idle = before.wanted and not before.drafted
         learned = self._version != self._head.version
         if self.trials.open(self.costs, self.worth, prompt, idle=idle, learned=learned):
             self._version = self._head.version
@@ -225,9 +225,10 @@ class Rate:
 
     def _worth_reading(self, tokens: float) -> bool:
         """Whether drafts would save, over so many tokens, more than reading the text so far takes."""
-        saves = tokens * max(0.0, self._saving(self.plan, opening=False)[0])
-        if self._text.opening:
-            saves += BEGINNING * max(0.0, self._saving(self.plan, opening=True)[0])
+        opening = min(tokens, BEGINNING) if self._text.opening else 0.0
+        saves = (tokens - opening) * max(0.0, self._saving(self.plan, opening=False)[0])
+        if opening:
+            saves += opening * max(0.0, self._saving(self.plan, opening=True)[0])
         return saves > self.costs.reading(self._text.prompt + self._text.said)
 
     # ------------------------------------------------------------ what is known

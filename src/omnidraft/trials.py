@@ -51,8 +51,7 @@ class Trials:
     def open(self, costs: Costs, worth: Worth, prompt: int, *, idle: bool, learned: bool) -> bool:
         """Whether a trial begins with a text, whose prompt has so many tokens.
 
-        `idle`: the text before had no draft, and this one would have none; `learned`: the drafter has, since the latest
-        trial.
+        `idle`: the text before had no draft; `learned`: the drafter has, since the latest trial.
         """
         kind = VAIN_TRIAL if in_vain(costs, worth, LATER_TRIAL) else LATER_TRIAL
         steps = costs.reading(prompt) + kind[0] * (round_of(costs, worth, max(kind[1])) - 1)
