@@ -115,11 +115,10 @@ class Costs:
 
     def fade(self) -> None:
         """Let what comes count more."""
-        believed = self.steps
-        for steps, seconds in zip((self._first, self._later), believed, strict=True):
-            if steps and statistics.median(steps) != seconds:  # they are of long ago
-                steps.clear()
-                steps.append(seconds)
+        for seen_steps, believed in zip((self._first, self._later), self.steps, strict=True):
+            if seen_steps and statistics.median(seen_steps) != believed:  # they are of long ago
+                seen_steps.clear()
+                seen_steps.append(believed)
         kinds: list[deque[Any]] = [self._first, self._later, self._read, self._asking, *self._verify.values()]
         for seen in kinds:
             while len(seen) > FRESH:
