@@ -250,6 +250,24 @@ def test_a_first_token_that_is_not_drawn_is_no_draft_and_says_why(policy: Stoppi
     assert record.idle is None
 
 
+class Once(Entropy):
+    """Is sure of the first token only."""
+
+    def draws(self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None) -> bool:
+        sure = self.idle is None
+        super().draws(logits, temperature, hidden)
+        self.idle = UNSURE
+        return sure
+
+
+def test_a_draft_of_which_a_stop_string_keeps_nothing_was_a_draft() -> None:
+    engine = with_policy(make_world("nested", 0), Once(0.5), "all", 0)
+    rounds = engine.rounds([PROMPT], 5, SAMPLED, lambda weights: int(weights.argmax()), halt=lambda _: 0)
+    record = next(rounds)
+    assert record.draft_passes > 0
+    assert (record.draft, record.emitted, record.idle) == ((), (), None)
+
+
 def test_near_the_end_of_the_context_drafts_become_shorter() -> None:
     world = make_world("long", 0)
     engine = with_policy(world, Fixed(), "all", 0)

@@ -142,7 +142,7 @@ class Engine:
         drafted = time.perf_counter()
 
         # one target forward: the ids it has not seen yet, and the proposals (nothing follows an end of text)
-        proposals = draft.proposals
+        proposals, idle = draft.proposals, None if draft.tokens else draft.idle
         fed = proposals[:-1] if draft.ended else proposals
         logits = self.target.forward(ids[self.target.length :] + fed, keep=len(fed) + 1)
         verified = time.perf_counter()
@@ -175,7 +175,7 @@ class Engine:
             verify_s=verified - drafted,
             translate_s=done - verified,
             finish=finish,
-            idle=None if draft.tokens else draft.idle,
+            idle=idle,
             laws=laws,
         )
 

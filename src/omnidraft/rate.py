@@ -20,7 +20,7 @@ from omnidraft.head import Head
 from omnidraft.plan import Known, Plan, make_plan, saved
 from omnidraft.present import BEGINNING, Present
 from omnidraft.stopping import UNSURE
-from omnidraft.trials import FIRST_TRIAL, Trials, in_vain
+from omnidraft.trials import FIRST_TRIAL, STALL, Trials, in_vain, round_of
 from omnidraft.worth import Worth
 
 if TYPE_CHECKING:
@@ -261,8 +261,7 @@ class Rate:
             self._learn_draft(record)
         self._since_plain = 0 if not (self._text.first or record.proposals) else self._since_plain + 1
         if record.draft_passes and not (self._trying and self.trials.first):
-            noise = not (self._trying or self._text.hoping or self.costs.reads(record))
-            self.trials.charge(record, self.costs.seconds, first=self._text.first, noise=noise)
+            self.trials.charge(record, self.costs.seconds, first=self._text.first, most=self._plausible(record))
             if self._text.hoping and not self.trials.affords():
                 self._text.checked, self._plan = None, None if self._bold else self._plan
         if self._trying and self._asked_for:
@@ -279,6 +278,13 @@ class Rate:
         opening, self._text.said = self._text.opening, self._text.said + len(record.emitted)
         if opening != self._text.opening:
             self._text.checked = None
+
+    def _plausible(self, record: Round) -> float:
+        """Seconds that a round with a draft can have lost; where that was thought to pay, losing more is noise."""
+        if not (self._trying or self._text.hoping or self.costs.reads(record)):
+            return self.costs.seconds
+        steps = self.costs.reading(record.draft_read) + round_of(self.costs, self.worth, record.draft_passes)
+        return STALL * steps * self.costs.seconds
 
     def _learn_draft(self, record: Round) -> None:
         """Take in which tokens of a draft were accepted."""

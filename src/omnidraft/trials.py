@@ -19,7 +19,11 @@ LATER_TRIAL: Kind = 5, (2,)
 VAIN_TRIAL: Kind = 2, (1,)  # to show costs alone; the first round reads the prompt
 CHANCE = 0.7  # that a text is tried, after one without a draft: whatever texts alternate, trials fall in with none
 SHARE = 0.01  # of the time of decoding that may be lost to trials
-LEARNED_SHARE = 0.03  # that may be lost to those which look at a drafter that has learned
+LEARNED_SHARE = 0.015  # that may be lost to those which look at a drafter that has learned
+# What is saved up for trials would be lost at once where drafts cease to pay: so it is that of so many texts, or these
+# target steps, or two trials, whichever is most.
+LATELY, SAVED = 100, 50
+STALL = 8.0  # times what a round should cost: where it took longer, the machine was busy with something else
 
 
 class Trials:
@@ -29,7 +33,7 @@ class Trials:
         self.left = 0  # rounds of the present trial
         self._lengths = FIRST_TRIAL[1]  # of their drafts, in turns
         self._begun = False
-        self._spent, self._all = 0.0, 0.0  # seconds lost, and of everything
+        self._spent, self._all = 0.0, 0.0  # seconds lost, and of everything, in the latest texts
         self._random = random.Random(0)  # noqa: S311  an order, not a secret
 
     @property
@@ -55,6 +59,8 @@ class Trials:
         """
         kind = VAIN_TRIAL if in_vain(costs, worth, LATER_TRIAL) else LATER_TRIAL
         steps = costs.reading(prompt) + kind[0] * (round_of(costs, worth, max(kind[1])) - 1)
+        if SHARE * self._all > max(SAVED, 2 * steps) * costs.seconds:
+            self._spent, self._all = self._spent * (1 - 1 / LATELY), self._all * (1 - 1 / LATELY)
         if (
             self.left
             or not self._begun
@@ -79,16 +85,16 @@ class Trials:
         """Take in a round that took so long."""
         self._all += seconds
 
-    def charge(self, record: Round, step: float, *, first: bool, noise: bool) -> None:
+    def charge(self, record: Round, step: float, *, first: bool, most: float) -> None:
         """Take in what a round with a draft lost, which makes up for what others lost where it gained.
 
         What it cost, less what it gained; a step of the target alone takes `step` seconds.  The `first` round of a text
-        has the target's pass over the prompt in it.  Where a loss may be `noise`, more than a step is not believed.
+        has the target's pass over the prompt in it.  More than `most` seconds are not believed.
         """
         lost = record.draft_s - (len(record.emitted) - 1) * step
         if not first:
             lost += record.verify_s + record.translate_s - step
-        self._spent = max(0.0, self._spent + (min(lost, step) if noise else lost))
+        self._spent = max(0.0, self._spent + min(lost, most))
 
 
 def in_vain(costs: Costs, worth: Worth, trial: Kind) -> bool:
