@@ -192,9 +192,12 @@ def test_what_was_thought_is_set_against_what_became_of_it(model: OmniDraft) -> 
 
 def test_schedules_are_compared_on_prompts_that_taught_nothing(model: OmniDraft) -> None:
     ids = [model.encode(text) for text in ("hello world", "the world was", "don't", "ing 10")]
-    rows = list(head_study.schedules(model, head_study.Schedule(ids[:3] * 3, ids[3:], 8, 1)))
+    rows = list(head_study.schedules(model, head_study.Schedule(ids[:3] * 3, ids[3:], 8, 3)))
     assert [row["method"] for row in rows] == list(head_study.METHODS)
-    assert all(row["speedup"] > 0 for row in rows)
+    for row in rows:
+        assert row["identical"] is True
+        assert row["speedup"] == pytest.approx(sorted(each["speedup"] for each in row["repeats"])[1])
+        assert row["speedup"] > 0
     assert {row["draft_len"] for row in rows} == {head_study.DRAFT_LEN, 16}
 
 

@@ -34,7 +34,7 @@ from omnidraft.rate import (
     Rate,
 )
 from omnidraft.stopping import Fixed, Stopping
-from omnidraft.trials import FIRST_TRIAL, LATER_TRIAL, LEARNED_SHARE, SHARE, Trials
+from omnidraft.trials import FIRST_TRIAL, LEARNED_SHARE, SHARE, STALL, Trials
 from test_stopping import made
 
 LONGEST = 16
@@ -611,11 +611,30 @@ def test_a_trial_that_a_short_text_left_over_is_for_the_next_one(monkeypatch: py
 def test_a_round_can_have_lost_a_few_times_what_it_should_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(Rate(LONGEST), 1, monkeypatch)
     clock.after(SCENES["an easy text"], 60)
-    policy, drafted = clock.policy, made(2, 1, draft_s=0.28, verify_s=1.14)
-    assert policy._plausible(drafted) == pytest.approx(1.0, rel=0.05), "a step where drafts are thought to pay"
-    policy.trials.start(LATER_TRIAL)
-    policy._text.first = False
-    assert 6 < policy._plausible(drafted) < 16
+    policy = clock.policy
+    should = 0.28 + 1.14
+    assert policy._plausible(made(2, 1)) == pytest.approx(STALL * should, rel=0.05)
+    stalled, before = made(2, 1, draft_s=0.28, verify_s=1e4), policy.trials._spent
+    policy._text.hoping = True
+    policy.learn(stalled)
+    assert policy.trials._spent - before == pytest.approx(STALL * should, rel=0.05)
+
+
+def test_losses_of_drafts_that_were_thought_to_pay_put_no_trial_off() -> None:
+    trials, lost = Trials(), made(2, 1, draft_s=0.3, verify_s=1.2)
+    trials.learn(100.0)
+    for _ in range(10):
+        trials.charge(lost, 1.0, first=False, most=1.0, tried=False)
+    assert trials._spent == pytest.approx(1.0)
+    trials.learn(50.0)
+    assert trials.affords(0.5)
+    trials.charge(lost, 1.0, first=False, most=1.0, tried=True)
+    trials.charge(lost, 1.0, first=False, most=1.0, tried=True)
+    assert not trials.affords()
+    trials.charge(lost, 1.0, first=False, most=1.0, tried=False)
+    assert trials._spent == pytest.approx(2.0), "what is owed is owed"
+    trials.charge(made(2, 3, draft_s=0.3, verify_s=1.2), 1.0, first=False, most=1.0, tried=False)
+    assert trials._spent == pytest.approx(0.5), "and gains are gains"
 
 
 @pytest.mark.parametrize("period", [2, 3, 4])
@@ -642,7 +661,7 @@ def test_what_drafts_gain_makes_up_for_trials_and_noise_for_nothing() -> None:
         (made(9, 9, draft_s=0.3, verify_s=1.2), False, 1.0, 0.0),
         (drafted, False, 1.0, 0.5),
     ):
-        trials.charge(record, 1.0, first=first, most=most)
+        trials.charge(record, 1.0, first=first, most=most, tried=True)
         assert trials._spent == pytest.approx(lost)
     assert trials.affords(0.5)
     assert not trials.affords(0.6)

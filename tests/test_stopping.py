@@ -53,7 +53,7 @@ class Steady(Rate):
         self._since_plain = self._refused = 0
         self._text = Present(said=BEGINNING)
         self.trials.start((self._tries, LATER_TRIAL[1]))
-        self._chances.met = np.ones_like(self._chances.met)
+        self._chances.met = [[1.0] * len(met) for met in self._chances.met]
         self._chances.open()
         self._chances._own = [float(ASK_FIRST)] * len(self._chances.bins)
         self._plan = None
@@ -248,6 +248,28 @@ def test_a_first_token_that_is_not_drawn_is_no_draft_and_says_why(policy: Stoppi
     record = next(drafted.rounds([PROMPT], 5, SAMPLED, lambda weights: int(weights.argmax())))
     assert record.draft
     assert record.idle is None
+
+
+class Dawdling(Fixed):
+    """Takes a second to begin a text with, and two to learn from a round."""
+
+    now = 0.0
+
+    def open(self, prompt: int, new_tokens: int) -> None:  # noqa: ARG002
+        self.now += 1.0
+
+    def learn(self, record: Round) -> None:
+        assert record.translate_s == 0.0
+        self.now += 2.0
+
+
+def test_the_time_that_a_policy_takes_is_in_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = Dawdling()
+    engine = with_policy(make_world("nested", 0), policy, "all", 0)
+    monkeypatch.setattr("omnidraft.engine.time.perf_counter", lambda: policy.now)
+    records = list(engine.rounds([PROMPT], 3, SAMPLED, lambda weights: int(weights.argmax())))
+    assert [record.translate_s for record in records] == [3.0] + [2.0] * (len(records) - 1)
+    assert Stats.of(records).seconds == policy.now
 
 
 class Once(Entropy):

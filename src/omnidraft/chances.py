@@ -59,7 +59,7 @@ class Chances:
 
     def __init__(self) -> None:
         self.bins = [Chance((above + below) / 2) for above, below in pairwise((1.0, *EDGES, 0.0))]
-        self.met = np.ones((3, len(self.bins)))  # FIRST, LATER, OPENING
+        self.met = [[1.0] * len(self.bins) for _ in range(3)]  # FIRST, LATER, OPENING
         self._yes, self._no = 0, 0  # of first tokens of no known bin
         self._reset()
 
@@ -81,8 +81,7 @@ class Chances:
     def meet(self, likely: float, kind: int) -> int:
         """The bin of a token of that kind, FIRST, LATER or OPENING, which is thought to be so likely."""
         place = bisect_left(FALLING, -likely)
-        met = self.met[kind]
-        met *= MEMORY
+        met = self.met[kind] = [MEMORY * each for each in self.met[kind]]
         met[place] += 1
         if kind == FIRST:
             self._own[place] += 1
@@ -112,7 +111,7 @@ class Chances:
         self._settle()
         for each in self.bins:
             each.fade(weight)
-        self.met *= np.minimum(1.0, weight / self.met.sum(1, keepdims=True))
+        self.met = [[each * min(1.0, weight / sum(met)) for each in met] for met in self.met]
 
     def first(self) -> float:
         """That of a first token, whichever its bin, over all texts."""
@@ -126,19 +125,19 @@ class Chances:
         `hope` the chances are what they may well be.
         """
         self._settle()
-        shares = self.met[OPENING] / self.met[OPENING].sum() if opening else np.array(self._shares_here())
+        shares = np.array(self._shares(OPENING) if opening else self._shares_here())
         chances = np.array([self.value(place) for place in range(len(self.bins))])
         first = min(1.0, float(shares @ chances))
         if not hope:
             return shares, chances, first
-        seen = self.met[OPENING].sum() if opening else EARLIER + self.known_here
+        seen = sum(self.met[OPENING]) if opening else EARLIER + self.known_here
         more = 1 + HOPE * math.sqrt(first * (1 - first) / seen) / max(first, LEAST)
         return shares, np.minimum(1.0, chances * more), min(1.0, first * more)
 
-    def _shares(self) -> list[float]:
-        """How often first tokens are of each bin."""
-        shares: list[float] = (self.met[FIRST] / self.met[FIRST].sum()).tolist()
-        return shares
+    def _shares(self, kind: int = FIRST) -> list[float]:
+        """How often tokens of that kind are of each bin."""
+        whole = sum(self.met[kind])
+        return [each / whole for each in self.met[kind]]
 
     def _shares_here(self) -> list[float]:
         """`_shares` of the present text."""

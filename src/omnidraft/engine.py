@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from omnidraft.config import Drafting, Sampling
@@ -95,18 +95,24 @@ class Engine:
         ids = list(prompt)
         end = len(ids) + max_new_tokens
         self.target.crop(0)
+        began = time.perf_counter()
         if self.pair is not None:
             text = self.pair.translator.prompt(ids)
             self.pair.drafter.start(text)
             self._unread = []
             self.stopping.open(len(text), max_new_tokens)
+        deciding = time.perf_counter() - began
         while max_new_tokens > 0:
             record = self._round(ids, end, sampling, processing, verification, draw, halt)
             ids += record.emitted
+            began = time.perf_counter()
             self.stopping.learn(record)
-            yield record
+            deciding += time.perf_counter() - began
+            # of which the policy is not told: to it a round costs what drafting and verifying do
+            yield replace(record, translate_s=record.translate_s + deciding)
             if record.finish is not None:
                 return
+            deciding = 0.0
 
     def release(self) -> None:
         """Let go of what both models hold of a text."""

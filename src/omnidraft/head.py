@@ -10,8 +10,6 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from omnidraft.errors import ModelError
@@ -27,29 +25,25 @@ LEAST = -80.0  # a score whose weight is nothing, and is finite
 WIDTH = 32
 EXTRA = 3  # inputs beside the hidden state
 SURE = 0.02  # nearer to 0 or 1 the bound is no correction's base
-Floats = npt.NDArray[np.float32]
 
 
 def spread(logits: torch.Tensor, temperature: float) -> tuple[float, float]:
     """Entropy in nats, and logarithm of the largest probability, of logits (V,) at a temperature, 1 where it is 0."""
-    # few calls, and those the shortest: after a pass of the target none of this is in the processor's caches
-    scores = _array(logits)
-    scores = scores - np.maximum.reduce(scores)
+    # few calls, and of what drafters use themselves: after a pass of the target, other code is in no cache of the
+    # processor, and takes ten times as long
+    scores = _plain(logits)
     if temperature not in (0, 1):
-        scores /= temperature
-    weights = np.exp(scores)
-    with np.errstate(invalid="ignore"):
-        total, mean = float(np.add.reduce(weights)), float(weights @ scores)
+        scores = scores / temperature
+    weights = torch.softmax(scores, -1)
+    largest, mean = scores.max().item(), torch.dot(weights, scores).item()
     if math.isnan(mean):  # of tokens that are masked out: 0 times minus infinity
-        mean = float(weights @ np.maximum(scores, LEAST))
-    best = -math.log(total)
-    return max(0.0, -best - mean / total), best
+        mean = torch.dot(weights, scores.clamp_min(largest + LEAST)).item()
+    best = math.log(weights.max().item())
+    return max(0.0, largest - best - mean), best
 
 
-def _array(values: torch.Tensor) -> Floats:
-    plain = values.dtype == torch.float32 and values.device.type == "cpu"
-    array: Floats = (values if plain else values.float().cpu()).numpy()
-    return array
+def _plain(values: torch.Tensor) -> torch.Tensor:
+    return values if values.dtype == torch.float32 and values.device.type == "cpu" else values.float().cpu()
 
 
 def bound(nats: float) -> float:
@@ -127,8 +121,10 @@ class Head:
     def __init__(self, size: int | None = None) -> None:
         self._size = size
         self.version = 0  # goes up with everything that was learned, by the head or by the drafter beside it
-        self._inner: tuple[Floats, Floats] | None = None  # for the hidden state, and for the rest with the bias; halved
-        self._outer: tuple[Floats, list[float]] | None = None
+        self._inner: torch.Tensor | None = None  # for the hidden state; halved
+        # for the rest, with the bias, halved, and what each unit is worth at temperature 0, and more at 1
+        self._units: list[tuple[float, ...]] = []
+        self._bias = 0.0, 0.0
 
     @property
     def trained(self) -> bool:
@@ -141,35 +137,33 @@ class Head:
         """
         self.version += 1
         if not weights:
-            self._inner = self._outer = None
+            self._inner = None
             return
-        arrays = {name: weight.detach().float().cpu().numpy() for name, weight in weights.items()}
-        shapes = {name: array.shape for name, array in arrays.items()}
+        own = {name: weight.detach().float().cpu() for name, weight in weights.items()}
+        shapes = {name: tuple(weight.shape) for name, weight in own.items()}
         width = shapes.get("inner.weight", (0, 0))[-1]
         whole = {"inner.weight": (WIDTH, width), "inner.bias": (WIDTH,), "outer.weight": (2, WIDTH), "outer.bias": (2,)}
         if shapes != whole or (self._size is not None and width != self._size + EXTRA):
             raise ModelError(MISFIT)
-        inner = (np.column_stack([arrays["inner.weight"], arrays["inner.bias"]]) / 2).astype(np.float32)
-        self._inner = inner[:, : -EXTRA - 1].copy(), inner[:, -EXTRA - 1 :].copy()
-        self._outer = arrays["outer.weight"], arrays["outer.bias"].tolist()
+        inner = own["inner.weight"] / 2
+        self._inner = inner[:, :-EXTRA].clone()
+        outer, bias = own["outer.weight"], own["outer.bias"]
+        rest = (inner[:, -EXTRA:], own["inner.bias"][:, None] / 2, outer[:1].T, (outer[1:] - outer[:1]).T)
+        self._units = [tuple(unit) for unit in torch.cat(rest, 1).tolist()]
+        self._bias = bias[0].item(), (bias[1] - bias[0]).item()
 
     def chance(self, logits: torch.Tensor, hidden: torch.Tensor | None, temperature: float) -> float:
         """How likely a token of these logits (V_q,) is to be accepted, where `hidden` (H,) is what they are made of."""
         nats, best = spread(logits, 1.0 if self.trained else temperature)
-        if self._inner is None or self._outer is None or hidden is None:
+        if self._inner is None or hidden is None:
             return bound(nats)
-        state = _array(hidden)
-        scale = max(1e-6, math.sqrt(float(state @ state) / len(state)))
+        state = _plain(hidden)
+        scale = max(1e-6, math.sqrt(torch.dot(state, state).item() / len(state)))
         likely = min(1 - SURE, max(SURE, 1 - math.sqrt(SLOPE * nats)))
-        base = math.log(likely / (1 - likely))
-        of_state, of_rest = self._inner
-        half = of_state @ state
-        half /= scale
-        half += of_rest @ np.array((base, nats, best, 1.0), np.float32)
-        active = np.tanh(half)  # x · sigmoid(x) = x / 2 · (1 + tanh(x / 2))
-        active += 1
-        active *= half
-        cold, warm = (self._outer[0] @ active).tolist()
-        cold, warm = cold + self._outer[1][0], warm + self._outer[1][1]
-        score = base + cold + min(1.0, temperature) * (warm - cold)
+        base, warmth = math.log(likely / (1 - likely)), min(1.0, temperature)
+        score = base + self._bias[0] + warmth * self._bias[1]
+        of_state = torch.mv(self._inner, state).tolist()
+        for half, (of_base, of_nats, of_best, bias, cold, warmer) in zip(of_state, self._units, strict=True):
+            x = half / scale + of_base * base + of_nats * nats + of_best * best + bias
+            score += x * (1 + math.tanh(x)) * (cold + warmth * warmer)  # 2x · sigmoid(2x) = x · (1 + tanh(x))
         return 1 / (1 + math.exp(-max(LEAST, score)))

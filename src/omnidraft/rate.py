@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from omnidraft.walk import Walk
 
 PLAN_EVERY = 96  # drafts, or refused tokens of them; more often at first
-PLAIN_EVERY = 8, 64  # rounds: one of them without a draft, to know what that costs; the more, the more drafts gain
+PLAIN_EVERY = 16, 64  # rounds: one of them without a draft, to know what that costs; the more, the more drafts gain
 PLAIN_SHARE = 0.005  # of the time that may be lost to these rounds
 ASK_EVERY = 4  # drafts of one token, whose chance need not be known: one is asked for all the same
 DRAW_EVERY = 40  # draws that did not seem to pay: one is made all the same
@@ -199,7 +199,7 @@ class Rate:
             step=self.costs.steps,
             verify=np.array([self.costs.verify(1 + n * self.worth.each) for n in range(self._longest + 1)]),
             chances=np.array(chances),
-            weights=self._chances.met[:2],
+            weights=np.array(self._chances.met[:2]),
             worth=self.worth.values,
             asking=self.costs.asking,
             first=first,
@@ -261,7 +261,9 @@ class Rate:
             self._learn_draft(record)
         self._since_plain = 0 if not (self._text.first or record.proposals) else self._since_plain + 1
         if record.draft_passes and not (self._trying and self.trials.first):
-            self.trials.charge(record, self.costs.seconds, first=self._text.first, most=self._plausible(record))
+            tried = self._trying or self._text.hoping or self.costs.reads(record)
+            most = self._plausible(record) if tried else self.costs.seconds  # more is noise
+            self.trials.charge(record, self.costs.seconds, first=self._text.first, most=most, tried=tried)
             if self._text.hoping and not self.trials.affords():
                 self._text.checked, self._plan = None, None if self._bold else self._plan
         if self._trying and self._asked_for:
@@ -280,9 +282,7 @@ class Rate:
             self._text.checked = None
 
     def _plausible(self, record: Round) -> float:
-        """Seconds that a round with a draft can have lost; where that was thought to pay, losing more is noise."""
-        if not (self._trying or self._text.hoping or self.costs.reads(record)):
-            return self.costs.seconds
+        """Seconds that a round with a draft can have taken, if the machine did nothing else."""
         steps = self.costs.reading(record.draft_read) + round_of(self.costs, self.worth, record.draft_passes)
         return STALL * steps * self.costs.seconds
 

@@ -85,16 +85,21 @@ class Trials:
         """Take in a round that took so long."""
         self._all += seconds
 
-    def charge(self, record: Round, step: float, *, first: bool, most: float) -> None:
+    def charge(self, record: Round, step: float, *, first: bool, most: float, tried: bool) -> None:
         """Take in what a round with a draft lost, which makes up for what others lost where it gained.
 
         What it cost, less what it gained; a step of the target alone takes `step` seconds.  The `first` round of a text
-        has the target's pass over the prompt in it.  More than `most` seconds are not believed.
+        has the target's pass over the prompt in it.  More than `most` seconds are not believed.  Where nothing was
+        `tried`, as it was thought to pay, a loss uses up what there is for trials, and no more: they are how one learns
+        that such drafts pay after all.
         """
         lost = record.draft_s - (len(record.emitted) - 1) * step
         if not first:
             lost += record.verify_s + record.translate_s - step
-        self._spent = max(0.0, self._spent + min(lost, most))
+        lost = min(lost, most)
+        if lost > 0 and not tried:
+            lost = min(lost, max(0.0, SHARE * self._all - self._spent))
+        self._spent = max(0.0, self._spent + lost)
 
 
 def in_vain(costs: Costs, worth: Worth, trial: Kind) -> bool:

@@ -15,7 +15,7 @@ import torch
 
 from omnidraft.api import OmniDraft
 from omnidraft.bench.pupil import Pupil, Recorded, record
-from omnidraft.bench.ways import Way, apart, repeat
+from omnidraft.bench.ways import Way, apart, over, repeat
 from omnidraft.config import Drafting, Learning, Sampling
 from omnidraft.drafter import Serving
 from omnidraft.engine import Engine, Round
@@ -151,8 +151,13 @@ def schedules(model: OmniDraft, schedule: Schedule) -> Iterator[Row]:
     ways = [Way("plain", plain, Engine(model.engine.target, sorted(model.engine.eos)))]
     ways += [Way(name, pupil.drafting, pupil.engine()) for name, pupil in pupils.items()]
     order = random.Random(0)  # noqa: S311  an order, not a secret
+    identical = True
     for number in range(schedule.repeats):
-        repeat(ways, schedule.tests, schedule.new_tokens, Sampling(), order, 1000 * number)
-    alone = ways[0].rate
+        identical &= repeat(ways, schedule.tests, schedule.new_tokens, Sampling(), order, 1000 * number)
+    alone = [each["tokens_per_s"] for each in ways[0].repeats]
     for way in ways[1:]:
-        yield {"method": way.policy, "speedup": round(way.rate / alone, 4), **way.summary()}
+        each = [
+            its | {"speedup": round(its["tokens_per_s"] / plain, 4)}
+            for its, plain in zip(way.repeats, alone, strict=True)
+        ]
+        yield {"method": way.policy, **way.summary(), **over(each), "identical": identical, "repeats": each}
