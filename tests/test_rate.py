@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from omnidraft import plan
-from omnidraft.chances import EARLIER, EDGES, FIRST, LATER, OPENING, Chance, Chances
+from omnidraft.chances import EARLIER, EDGES, ENDS, FIRST, LATER, OPENING, TEXTS, Chance, Chances
+from omnidraft.chances import FEW as FEW_TOKENS
 from omnidraft.costs import ENOUGH, HALF, WINDOW, Costs
 from omnidraft.costs import FRESH as FEW
 from omnidraft.costs import _median as costs_median
@@ -84,9 +85,10 @@ class Clock:
         if isinstance(policy, Rate):
             monkeypatch.setattr(policy._head, "chance", lambda *_: bound(self._nats))
 
-    def text(self, scene: Scene, rounds: int, prompt: int = 20, new_tokens: int = 10**6) -> None:
+    def text(self, scene: Scene, rounds: int, prompt: int | list[int] = 20, new_tokens: int = 10**6) -> None:
         """Decode a text of so many rounds."""
-        self.policy.open(prompt, new_tokens)
+        ids = range(prompt) if isinstance(prompt, int) else prompt
+        self.policy.open(ids, new_tokens)
         read, said = False, 0
         for number in range(rounds):
             passes, drafted, accepted, whole, reach = 0, 0, 0, True, 1.0
@@ -106,7 +108,7 @@ class Clock:
                     if drafted == LONGEST or not self.policy.steps(0):
                         break
                     passes += 1
-            reads = 0 if read or not passes else prompt
+            reads = 0 if read or not passes else len(ids)
             read |= passes > 0
             draft_s, verify_s = passes * scene.step + reads * scene.read + self.asking(), scene.verify(drafted + 1)
             self.seconds += draft_s + verify_s
@@ -244,6 +246,49 @@ def test_texts_in_which_drafts_pay_are_told_from_others_whatever_their_order(
     assert np.mean(found) > fixed[0]
 
 
+def test_what_a_text_is_like_is_known_from_texts_with_such_prompts() -> None:
+    """Half of the tokens of prompts are the same in all of them, as those of a template are."""
+    chances = Chances()
+    for turn in range(40):
+        chances.open([*range(40), *range(1000 * (turn % 2) + turn, 1000 * (turn % 2) + turn + 40)])
+        for _ in range(20):
+            chances.meet((0.99, 0.05)[turn % 2], FIRST)
+    likely, unlikely = [], []
+    for kind in range(2):
+        chances.open([*range(40), *range(1000 * kind + 40, 1000 * kind + 80)])
+        shares = chances.here(opening=False, hope=False)[0]
+        likely.append(shares[0])
+        unlikely.append(shares[-1])
+    assert likely == [pytest.approx(1, abs=0.2), pytest.approx(0, abs=0.2)]
+    assert unlikely == [pytest.approx(0, abs=0.2), pytest.approx(1, abs=0.2)]
+    chances.fade(1.0)  # so that the average of all counts more
+    assert unlikely[1] > chances.here(opening=False, hope=False)[0][-1] > unlikely[0]
+
+
+def test_no_more_is_remembered_than_so_many_texts_and_nothing_of_those_without_drafts() -> None:
+    chances = Chances()
+    for turn in range(3 * TEXTS):
+        chances.open(range(turn, turn + 500))
+        for _ in range(FEW_TOKENS - turn % 2):
+            chances.meet(0.5, FIRST)
+    assert len(chances._texts) == TEXTS
+    assert all(sum(own) == FEW_TOKENS for _, own in chances._texts)
+    assert max(len(prompt) for prompt, _ in chances._texts) == 2 * ENDS
+
+
+def test_prompts_without_a_token_in_common_say_nothing() -> None:
+    chances = Chances()
+    for prompt in (range(10), range(10, 20)):
+        chances.open(prompt)
+        for _ in range(FEW_TOKENS):
+            chances.meet(0.99, FIRST)
+    chances.open(range(20, 30))
+    average = chances.here(opening=False, hope=False)[0]
+    assert average == pytest.approx(chances._shares())
+    chances.open(range(5))
+    assert chances.here(opening=False, hope=False)[0][0] > average[0]
+
+
 def test_beginnings_that_are_hard_do_not_speak_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = replace(SCENES["an easy text"], opening={4.5: 0.0})
     clock = Clock(Rate(LONGEST), 0, monkeypatch)
@@ -284,7 +329,7 @@ def test_it_is_never_slower_from_the_first_text_on(name: str, monkeypatch: pytes
     scene = replace(SCENES[name], read=0.02)
     clock = Clock(Rate(LONGEST), 3, monkeypatch)
     assert clock.after(scene, 200, rounds=60, prompt=100) > 0.97
-    clock.policy.open(100, 60)
+    clock.policy.open(range(100), 60)
     assert not clock.policy.begin(None)
     assert clock.policy.idle in GIVEN_UP
 
@@ -490,7 +535,7 @@ def test_texts_that_can_have_no_draft_are_no_reason_for_a_trial(monkeypatch: pyt
     clock.after(SCENES["an easy text"], 5)
     before = [chance.seen for chance in clock.policy._chances.bins]
     for _ in range(40):
-        clock.policy.open(20, 1)
+        clock.policy.open(range(20), 1)
         clock.policy.learn(made(verify_s=1.0))  # nothing was asked
     assert [chance.seen for chance in clock.policy._chances.bins] == before
     assert clock.policy.trials.left == 0
@@ -517,7 +562,7 @@ def test_rounds_that_nobody_looked_at_are_made_up_for(rounds: int, monkeypatch: 
         clock.after(SCENES["a hopeless drafter"], 30, rounds=rounds)
         assert clock.policy.idle == TOO_DEAR
         assert len(clock.policy._quiet) < quiet
-        clock.policy.open(20, 100)
+        clock.policy.open(range(20), 100)
         assert not clock.policy._quiet
         policy = clock.policy
         found.append(
@@ -536,7 +581,7 @@ def test_a_trial_lets_what_comes_count_more(monkeypatch: pytest.MonkeyPatch) -> 
     assert observed > FEW
     for _ in range(200):
         clock.text(SCENES["a hopeless drafter"], 40)
-        clock.policy.open(20, 100)
+        clock.policy.open(range(20), 100)
         if clock.policy.trials.left:
             assert max(chance.seen for chance in clock.policy._chances.bins) == FRESH
             assert max(map(len, clock.policy.costs._verify.values())) == FEW
@@ -674,7 +719,7 @@ def test_a_drafter_that_has_learned_is_tried_at_once(monkeypatch: pytest.MonkeyP
     clock = Clock(Rate(LONGEST, head), 1, monkeypatch)
     clock.after(SCENES["a hopeless drafter"], 100)
     while True:  # until just after a trial
-        clock.policy.open(20, 100)
+        clock.policy.open(range(20), 100)
         if clock.policy.trials.left:
             break
         clock.text(SCENES["a hopeless drafter"], 40)
@@ -968,7 +1013,7 @@ def learned(*likely: float, accepted: float = 0.5) -> Chances:
     for turn in range(400):
         for each in likely:
             chances.learn(chances.meet(each, FIRST), happened=turn % 10 < 10 * accepted)
-    chances.open()
+    chances.open(())
     return chances
 
 
@@ -982,7 +1027,7 @@ def test_what_comes_up_in_a_text_counts_for_that_text() -> None:
     shares, _, _ = chances.here(opening=False, hope=False)
     assert shares[unsure] == pytest.approx(0.75, abs=0.03)
     assert shares.sum() == pytest.approx(1)
-    chances.open()
+    chances.open(())
     shares, _, _ = chances.here(opening=False, hope=False)
     assert shares[unsure] == pytest.approx(0.5, abs=0.06), "of many texts it was one"
 
@@ -998,7 +1043,7 @@ def test_tokens_of_a_bin_may_be_worth_less_in_a_text() -> None:
         chances.bins[place].yes = known * chances.bins[place].seen
         assert chances.value(place) == known
     chances.bins[place].yes = before * chances.bins[place].seen
-    chances.open()
+    chances.open(())
     assert chances.value(place) == chances.bins[place].value
 
 
@@ -1012,7 +1057,7 @@ def test_tokens_of_no_known_bin_tell_of_the_text_as_well() -> None:
     assert first == pytest.approx(float(shares @ values))
     for _ in range(5):
         chances.learn_blindly(happened=False)
-    chances.open()  # takes them in, as of the text that ends
+    chances.open(())  # takes them in, as of the text that ends
     place = chances.meet(0.5, LATER)
     assert chances.value(place) == chances.bins[place].value
 

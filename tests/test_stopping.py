@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ class Steady(Rate):
         self._text = Present(said=BEGINNING)
         self.trials.start((self._tries, LATER_TRIAL[1]))
         self._chances.met = [[1.0] * len(met) for met in self._chances.met]
-        self._chances.open()
+        self._chances.open(())
         self._chances._own = [float(ASK_FIRST)] * len(self._chances.bins)
         self._plan = None
         return super().begin(walk)
@@ -255,7 +255,7 @@ class Dawdling(Fixed):
 
     now = 0.0
 
-    def open(self, prompt: int, new_tokens: int) -> None:  # noqa: ARG002
+    def open(self, prompt: Sequence[int], new_tokens: int) -> None:  # noqa: ARG002
         self.now += 1.0
 
     def learn(self, record: Round) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -17,7 +19,13 @@ MEMORY = 0.99  # of what was observed, with each new observation of the same kin
 FIRST, LATER, OPENING = range(3)
 LEAST = 1e-9  # in place of a chance of nothing
 GUESS = 4.0  # observations that the first guess of a chance is worth
-EARLIER = 8.0  # tokens of a text that all earlier texts are worth, as to which bins come up
+EARLIER = 6.0  # tokens of a text that what is expected of it is worth, as to which bins come up
+TEXTS = 32  # that are remembered, to tell what a text is like from its prompt
+ENDS = 64  # tokens at each end of a prompt that are looked at
+NEAR = 4.0  # power of how alike prompts are
+PAST = 0.85  # of what a text counts, with each later one
+FEW = 4  # tokens of a text that are too few to remember
+AVERAGE = 8.0  # tokens that the average of all texts counts beside those of texts like the present one
 HOPE = 0.5  # standard errors that the chances of a text may well be better
 VARIANCE = 0.05  # between texts: of what is added to the logarithm of the odds of each bin
 
@@ -61,17 +69,37 @@ class Chances:
         self.bins = [Chance((above + below) / 2) for above, below in pairwise((1.0, *EDGES, 0.0))]
         self.met = [[1.0] * len(self.bins) for _ in range(3)]  # FIRST, LATER, OPENING
         self._yes, self._no = 0, 0  # of first tokens of no known bin
+        self._texts: deque[tuple[frozenset[int], list[float]]] = deque(maxlen=TEXTS)  # tokens of prompts, and `_own`
         self._reset()
 
-    def _reset(self) -> None:
+    def _reset(self, prompt: Sequence[int] = ()) -> None:
+        self._prompt = frozenset((*prompt[:ENDS], *prompt[-ENDS:]))
+        self._like = self._alike()
         self._own = [0.0] * len(self.bins)  # first tokens of the present text, by bins
         self._shift, self._precision = 0.0, 1 / VARIANCE  # of its odds
         self._odds = 1.0
 
-    def open(self) -> None:
-        """A text begins."""
+    def open(self, prompt: Sequence[int]) -> None:
+        """A text begins, whose prompt has these tokens."""
         self._settle()
-        self._reset()
+        if self.known_here >= FEW:
+            self._texts.append((self._prompt, self._own))
+        self._reset(prompt)
+
+    def _alike(self) -> list[float]:
+        """First tokens by bins of earlier texts, those with a prompt like the present one before all others.
+
+        Prompts are as alike as the tokens are many that are in both, of those that are in either.
+        """
+        counts = [0.0] * len(self.bins)
+        shared = [len(self._prompt & prompt) / max(1, len(self._prompt | prompt)) for prompt, _ in self._texts]
+        most = max(shared, default=0.0)
+        if most == 0:
+            return counts
+        for age, (near, (_, own)) in enumerate(zip(reversed(shared), reversed(self._texts), strict=True)):
+            weight = (near / most) ** NEAR * PAST**age
+            counts = [count + weight * each for count, each in zip(counts, own, strict=True)]
+        return counts
 
     @property
     def known_here(self) -> float:
@@ -111,7 +139,9 @@ class Chances:
         self._settle()
         for each in self.bins:
             each.fade(weight)
-        self.met = [[each * min(1.0, weight / sum(met)) for each in met] for met in self.met]
+        self.met = [_at_most(weight, met) for met in self.met]
+        self._texts = deque(((prompt, _at_most(weight, own)) for prompt, own in self._texts), TEXTS)
+        self._like = self._alike()
 
     def first(self) -> float:
         """That of a first token, whichever its bin, over all texts."""
@@ -140,9 +170,10 @@ class Chances:
         return [each / whole for each in self.met[kind]]
 
     def _shares_here(self) -> list[float]:
-        """`_shares` of the present text."""
-        whole = EARLIER + self.known_here
-        return [(EARLIER * share + own) / whole for share, own in zip(self._shares(), self._own, strict=True)]
+        """`_shares` of the present text, as long as little is known of it those of texts with such prompts."""
+        counts = [AVERAGE * share + like for share, like in zip(self._shares(), self._like, strict=True)]
+        expected, whole = EARLIER / sum(counts), EARLIER + self.known_here
+        return [(expected * count + own) / whole for count, own in zip(counts, self._own, strict=True)]
 
     def _settle(self) -> None:
         """Take in those of no known bin: as many of each as come up, all of them more likely than thought, or less."""
@@ -169,6 +200,12 @@ class Chances:
 def _shifted(value: float, odds: float) -> float:
     """A chance whose odds are so many times those of another."""
     return value * odds / (1 - value + value * odds)
+
+
+def _at_most(weight: float, counts: list[float]) -> list[float]:
+    """Counts that come to so much together, or less."""
+    scale = min(1.0, weight / max(LEAST, sum(counts)))
+    return [scale * count for count in counts]
 
 
 def _hopeful(value: float, seen: float) -> float:

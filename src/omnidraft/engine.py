@@ -100,7 +100,7 @@ class Engine:
             text = self.pair.translator.prompt(ids)
             self.pair.drafter.start(text)
             self._unread = []
-            self.stopping.open(len(text), max_new_tokens)
+            self.stopping.open(text, max_new_tokens)
         deciding = time.perf_counter() - began
         while max_new_tokens > 0:
             record = self._round(ids, end, sampling, processing, verification, draw, halt)

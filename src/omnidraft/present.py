@@ -18,8 +18,6 @@ class Present:
     first: bool = True  # whether its first round is still to come, whose pass reads the prompt
     reads: bool = True  # whether the drafter has read it, or is to read it
     brief: bool = False  # whether it may end with its beginning
-    wanted: bool = False  # whether drafts were possible
-    drafted: bool = False  # whether there was one
     rounds: int = 0  # in which the drafter was asked
     checked: int | None = None  # of these, when it was last looked at whether drafts pay here
     pays: bool = False  # whether they did

@@ -9,6 +9,7 @@ head thought alike, or as long as that is untrained, whose bound by entropy was 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -76,21 +77,20 @@ class Rate:
 
     # ------------------------------------------------------------ what is decided
 
-    def open(self, prompt: int, new_tokens: int) -> None:
+    def open(self, prompt: Sequence[int], new_tokens: int) -> None:
         """Decide whether the drafter is to read the prompt, or to be tried again."""
         self._catch_up()
         if self.idle in GIVEN_UP and self._compared != self.costs.compared:
             self._plan = None  # a trial has shown what was not known
-        before, self._text = self._text, Present(prompt, new_tokens)
+        before, self._text = self._text, Present(len(prompt), new_tokens)
         self._length += (before.said - self._length) / 8 if before.said else 0.0
-        self._chances.open()
+        self._chances.open(prompt)
         self._asked_for = False
         length = min(self._length, new_tokens)
         self._text.brief = length < 2 * BEGINNING
         self._text.reads = not self.costs.known or self._worth_reading(length)
-        idle = before.wanted and not before.drafted
         learned = self._version != self._head.version
-        if self.trials.open(self.costs, self.worth, prompt, idle=idle, learned=learned):
+        if self.trials.open(self.costs, self.worth, len(prompt), idle=not self._text.reads, learned=learned):
             self._version = self._head.version
             self.costs.fade()
             self._plan = None
@@ -100,7 +100,7 @@ class Rate:
         """Whether a first draft token pays, and reading the text for it."""
         if self._quiet:
             return False  # as before: what happened since is looked at later
-        self._text.wanted = self._asked_for = True
+        self._asked_for = True
         self._walk, self._bins, self._asking, self._reach = walk, [], [], 1.0
         if self._trained != self._head.trained:
             self._trained, self._chances = self._head.trained, Chances()
@@ -289,7 +289,6 @@ class Rate:
     def _learn_draft(self, record: Round) -> None:
         """Take in which tokens of a draft were accepted."""
         self._drafts += 1
-        self._text.drafted = True
         self._news += max(1, len(record.draft) - record.draft_accepted)  # what went wrong is news
         self.worth.learn(record)
         accepted = record.draft_accepted

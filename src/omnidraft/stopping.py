@@ -10,6 +10,7 @@ Predicted   until the acceptance head thinks that the draft will hardly be accep
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -34,8 +35,8 @@ class Stopping(Protocol):
     def idle(self) -> str | None:
         """Why the present round has no draft, a phrase, where it has none."""
 
-    def open(self, prompt: int, new_tokens: int) -> None:
-        """A text begins, whose prompt has so many drafter tokens, and which asks for so many target tokens."""
+    def open(self, prompt: Sequence[int], new_tokens: int) -> None:
+        """A text begins, whose prompt has these drafter tokens, and which asks for so many target tokens."""
 
     def begin(self, walk: Walk | None) -> bool:
         """Whether to draft in this round, where the draft is read by `walk`."""
@@ -55,7 +56,7 @@ class Fixed:
 
     idle: str | None = None
 
-    def open(self, prompt: int, new_tokens: int) -> None:
+    def open(self, prompt: Sequence[int], new_tokens: int) -> None:
         """No text is unlike another."""
 
     def begin(self, walk: Walk | None) -> bool:  # noqa: ARG002

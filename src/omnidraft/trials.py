@@ -17,7 +17,7 @@ Kind = tuple[int, tuple[int, ...]]  # rounds of a trial, and draft tokens of the
 FIRST_TRIAL: Kind = 36, (0, 4, 1, 0, 2, 1)
 LATER_TRIAL: Kind = 5, (2,)
 VAIN_TRIAL: Kind = 2, (1,)  # to show costs alone; the first round reads the prompt
-CHANCE = 0.7  # that a text is tried, after one without a draft: whatever texts alternate, trials fall in with none
+CHANCE = 0.7  # that a text is tried that would have no draft: whatever texts alternate, trials fall in with none
 SHARE = 0.01  # of the time of decoding that may be lost to trials
 LEARNED_SHARE = 0.015  # that may be lost to those which look at a drafter that has learned
 # What is saved up for trials would be lost at once where drafts cease to pay: so it is that of so many texts, or these
@@ -55,7 +55,7 @@ class Trials:
     def open(self, costs: Costs, worth: Worth, prompt: int, *, idle: bool, learned: bool) -> bool:
         """Whether a trial begins with a text, whose prompt has so many tokens.
 
-        `idle`: the text before had no draft; `learned`: the drafter has, since the latest trial.
+        `idle`: the text is to have no draft; `learned`: the drafter has, since the latest trial.
         """
         kind = VAIN_TRIAL if in_vain(costs, worth, LATER_TRIAL) else LATER_TRIAL
         steps = costs.reading(prompt) + kind[0] * (round_of(costs, worth, max(kind[1])) - 1)
