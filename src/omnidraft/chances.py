@@ -89,10 +89,12 @@ class Chances:
     def _alike(self) -> list[float]:
         """First tokens by bins of earlier texts, those with a prompt like the present one before all others.
 
-        Prompts are as alike as the tokens are many that are in both, of those that are in either.
+        Prompts are as alike as the tokens are many that are in both, of those that are in either; what is in all of
+        them, as a beginning of text is, says nothing.
         """
         counts = [0.0] * len(self.bins)
-        shared = [len(self._prompt & prompt) / max(1, len(self._prompt | prompt)) for prompt, _ in self._texts]
+        common = self._prompt.intersection(*(prompt for prompt, _ in self._texts))
+        shared = [len(self._prompt & prompt - common) / len(self._prompt | prompt | {0}) for prompt, _ in self._texts]
         most = max(shared, default=0.0)
         if most == 0:
             return counts
@@ -140,7 +142,8 @@ class Chances:
         for each in self.bins:
             each.fade(weight)
         self.met = [_at_most(weight, met) for met in self.met]
-        self._texts = deque(((prompt, _at_most(weight, own)) for prompt, own in self._texts), TEXTS)
+        scale = min(1.0, weight / max(LEAST, sum(sum(own) for _, own in self._texts)))
+        self._texts = deque(((prompt, [scale * count for count in own]) for prompt, own in self._texts), TEXTS)
         self._like = self._alike()
 
     def first(self) -> float:

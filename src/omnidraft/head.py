@@ -32,14 +32,14 @@ def spread(logits: torch.Tensor, temperature: float) -> tuple[float, float]:
     # few calls, and of what drafters use themselves: after a pass of the target, other code is in no cache of the
     # processor, and takes ten times as long
     scores = _plain(logits)
+    scores = scores - scores.max()
     if temperature not in (0, 1):
-        scores = scores / temperature
+        scores /= temperature
     weights = torch.softmax(scores, -1)
-    largest, mean = scores.max().item(), torch.dot(weights, scores).item()
+    mean, best = torch.dot(weights, scores).item(), math.log(weights.max().item())
     if math.isnan(mean):  # of tokens that are masked out: 0 times minus infinity
-        mean = torch.dot(weights, scores.clamp_min(largest + LEAST)).item()
-    best = math.log(weights.max().item())
-    return max(0.0, largest - best - mean), best
+        mean = torch.dot(weights, scores.clamp_min(LEAST)).item()
+    return max(0.0, -best - mean), best
 
 
 def _plain(values: torch.Tensor) -> torch.Tensor:
@@ -146,11 +146,11 @@ class Head:
         if shapes != whole or (self._size is not None and width != self._size + EXTRA):
             raise ModelError(MISFIT)
         inner = own["inner.weight"] / 2
-        self._inner = inner[:, :-EXTRA].clone()
         outer, bias = own["outer.weight"], own["outer.bias"]
         rest = (inner[:, -EXTRA:], own["inner.bias"][:, None] / 2, outer[:1].T, (outer[1:] - outer[:1]).T)
         self._units = [tuple(unit) for unit in torch.cat(rest, 1).tolist()]
         self._bias = bias[0].item(), (bias[1] - bias[0]).item()
+        self._inner = inner[:, :-EXTRA].clone()
 
     def chance(self, logits: torch.Tensor, hidden: torch.Tensor | None, temperature: float) -> float:
         """How likely a token of these logits (V_q,) is to be accepted, where `hidden` (H,) is what they are made of."""

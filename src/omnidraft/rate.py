@@ -21,7 +21,7 @@ from omnidraft.head import Head
 from omnidraft.plan import Known, Plan, make_plan, saved
 from omnidraft.present import BEGINNING, Present
 from omnidraft.stopping import UNSURE
-from omnidraft.trials import FIRST_TRIAL, STALL, Trials, in_vain, round_of
+from omnidraft.trials import FIRST_TRIAL, Kind, Trials, in_vain, plausible
 from omnidraft.worth import Worth
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ class Rate:
         self._text = Present()
         self._quiet: list[Round] = []  # that were not looked at yet
         self._version = self._head.version  # at the last trial
+        self._due: Kind | None = None  # the trial that the present text is to have
         self._asked_for = False  # whether a draft is possible in the present round
         self._plan: Plan | None = None
         self._bold = False  # whether that is made for chances as they may well be
@@ -86,21 +87,21 @@ class Rate:
         self._length += (before.said - self._length) / 8 if before.said else 0.0
         self._chances.open(prompt)
         self._asked_for = False
-        length = min(self._length, new_tokens)
+        length, known = min(self._length, new_tokens), self.costs.known
         self._text.brief = length < 2 * BEGINNING
-        self._text.reads = not self.costs.known or self._worth_reading(length)
+        self._text.reads = not known or self._worth_reading(length)
         learned = self._version != self._head.version
-        if self.trials.open(self.costs, self.worth, len(prompt), idle=not self._text.reads, learned=learned):
-            self._version = self._head.version
-            self.costs.fade()
-            self._plan = None
-            self._chances.fade(FRESH)
+        # that its beginning is drafted says nothing of the rest
+        idle = known and not (self._text.reads and self._saving(self.plan, opening=self._text.brief)[0] > 0)
+        self._due = self.trials.open(self.costs, self.worth, len(prompt), idle=idle, learned=learned)
 
     def begin(self, walk: Walk | None) -> bool:
         """Whether a first draft token pays, and reading the text for it."""
         if self._quiet:
             return False  # as before: what happened since is looked at later
         self._asked_for = True
+        if self._due is not None:
+            self._try(self._due)
         self._walk, self._bins, self._asking, self._reach = walk, [], [], 1.0
         if self._trained != self._head.trained:
             self._trained, self._chances = self._head.trained, Chances()
@@ -114,6 +115,13 @@ class Rate:
         few = self._text.opening or self._chances.known_here < ASK_FIRST or self._drafts % ASK_EVERY == 0
         self._asks = self._trying or few or not self.plan.blind
         return True
+
+    def _try(self, trial: Kind) -> None:
+        """Begin a trial, which looks at everything anew: what was observed so far counts less."""
+        self.trials.start(trial)
+        self._due, self._plan, self._version = None, None, self._head.version
+        self.costs.fade()
+        self._chances.fade(FRESH)
 
     def _obstacle(self) -> str | None:
         if self._trying:
@@ -260,10 +268,9 @@ class Rate:
         if record.draft:
             self._learn_draft(record)
         self._since_plain = 0 if not (self._text.first or record.proposals) else self._since_plain + 1
-        if record.draft_passes and not (self._trying and self.trials.first):
-            tried = self._trying or self._text.hoping or self.costs.reads(record)
-            most = self._plausible(record) if tried else self.costs.seconds  # more is noise
-            self.trials.charge(record, self.costs.seconds, first=self._text.first, most=most, tried=tried)
+        if record.draft_passes and (self._text.hoping or (self._trying and not self.trials.first)):
+            most = plausible(self.costs, self.worth, record)
+            self.trials.charge(record, self.costs.seconds, first=self._text.first, most=most)
             if self._text.hoping and not self.trials.affords():
                 self._text.checked, self._plan = None, None if self._bold else self._plan
         if self._trying and self._asked_for:
@@ -280,11 +287,6 @@ class Rate:
         opening, self._text.said = self._text.opening, self._text.said + len(record.emitted)
         if opening != self._text.opening:
             self._text.checked = None
-
-    def _plausible(self, record: Round) -> float:
-        """Seconds that a round with a draft can have taken, if the machine did nothing else."""
-        steps = self.costs.reading(record.draft_read) + round_of(self.costs, self.worth, record.draft_passes)
-        return STALL * steps * self.costs.seconds
 
     def _learn_draft(self, record: Round) -> None:
         """Take in which tokens of a draft were accepted."""

@@ -33,7 +33,7 @@ class Round:
     false_merges: int  # the walk merged on where the target's token ended, or ended where it went on
     draft_s: float  # with what was said since the last draft, which is written for the drafter
     verify_s: float  # the target's forward pass
-    translate_s: float  # everything else: acceptance, n-gram cache, what the stop policy learns between rounds
+    translate_s: float  # all else: acceptance, n-gram cache, what the stop policy and the drafter's prompt take
     finish: str | None  # "eos", "stop", "length" or "context" on the last round
     draft_passes: int = 0  # of the drafter
     draft_read: int = 0  # tokens that these read

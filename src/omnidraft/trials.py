@@ -52,8 +52,8 @@ class Trials:
             self._begun = True
             self.start(FIRST_TRIAL)
 
-    def open(self, costs: Costs, worth: Worth, prompt: int, *, idle: bool, learned: bool) -> bool:
-        """Whether a trial begins with a text, whose prompt has so many tokens.
+    def open(self, costs: Costs, worth: Worth, prompt: int, *, idle: bool, learned: bool) -> Kind | None:
+        """The trial that a text is to have, whose prompt has so many tokens, if any.
 
         `idle`: the text is to have no draft; `learned`: the drafter has, since the latest trial.
         """
@@ -67,11 +67,8 @@ class Trials:
             or not (learned or idle)
             or not self.affords(steps * costs.seconds, learned=learned)
         ):
-            return False
-        if not learned and self._random.random() >= CHANCE:
-            return False
-        self.start(kind)
-        return True
+            return None
+        return kind if learned or self._random.random() < CHANCE else None
 
     def start(self, kind: Kind) -> None:
         """Have a trial."""
@@ -85,21 +82,16 @@ class Trials:
         """Take in a round that took so long."""
         self._all += seconds
 
-    def charge(self, record: Round, step: float, *, first: bool, most: float, tried: bool) -> None:
-        """Take in what a round with a draft lost, which makes up for what others lost where it gained.
+    def charge(self, record: Round, step: float, *, first: bool, most: float) -> None:
+        """Take in what a round that was tried has lost, which makes up for what others lost where it gained.
 
         What it cost, less what it gained; a step of the target alone takes `step` seconds.  The `first` round of a text
-        has the target's pass over the prompt in it.  More than `most` seconds are not believed.  Where nothing was
-        `tried`, as it was thought to pay, a loss uses up what there is for trials, and no more: they are how one learns
-        that such drafts pay after all.
+        has the target's pass over the prompt in it.  More than `most` seconds are not believed.
         """
         lost = record.draft_s - (len(record.emitted) - 1) * step
         if not first:
             lost += record.verify_s + record.translate_s - step
-        lost = min(lost, most)
-        if lost > 0 and not tried:
-            lost = min(lost, max(0.0, SHARE * self._all - self._spent))
-        self._spent = max(0.0, self._spent + lost)
+        self._spent = max(0.0, self._spent + min(lost, most))
 
 
 def in_vain(costs: Costs, worth: Worth, trial: Kind) -> bool:
@@ -112,3 +104,8 @@ def round_of(costs: Costs, worth: Worth, drafted: int) -> float:
     """Steps of the target alone that a round with so many draft tokens costs at least."""
     first, later = costs.steps
     return first + (drafted - 1) * later + costs.at_least(1 + drafted * worth.each)
+
+
+def plausible(costs: Costs, worth: Worth, record: Round) -> float:
+    """Seconds that a round with a draft can have taken, if the machine did nothing else."""
+    return STALL * (costs.reading(record.draft_read) + round_of(costs, worth, record.draft_passes)) * costs.seconds
