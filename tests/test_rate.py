@@ -901,7 +901,8 @@ def test_a_second_token_that_seems_to_make_a_pass_cheaper_changes_no_unit() -> N
     assert costs.seconds == pytest.approx(1.0)
 
 
-def test_where_all_is_looked_at_anew_steps_of_long_ago_are_forgotten() -> None:
+@pytest.mark.parametrize(("before", "now"), [(0.05, 1.3), (1.3, 0.05)])
+def test_where_all_is_looked_at_anew_steps_of_long_ago_are_forgotten(before: float, now: float) -> None:
     """The first steps of drafts were seen by themselves long ago, later ones just now, and now there are short ones."""
     costs = Costs()
 
@@ -910,12 +911,12 @@ def test_where_all_is_looked_at_anew_steps_of_long_ago_are_forgotten() -> None:
             costs.learn(made(drafted, draft_s=step * drafted, verify_s=1.0), first=False)
 
     rounds(0, 0.0, 4)
-    rounds(1, 0.05, 12)
-    rounds(8, 1.3, 40)
-    assert costs.steps == pytest.approx((1.3, 1.3), rel=0.05)
+    rounds(1, before, 12)
+    rounds(8, now, 40)
+    assert costs.steps == pytest.approx((now, now), rel=0.05)
     costs.fade()
-    rounds(1, 1.3, 2)
-    assert costs.steps == pytest.approx((1.3, 1.3), rel=0.05)
+    rounds(1, now, 2)
+    assert costs.steps == pytest.approx((now, now), rel=0.05)
 
 
 def test_asking_is_no_part_of_a_step() -> None:
