@@ -276,6 +276,17 @@ def test_no_more_is_remembered_than_so_many_texts_and_nothing_of_those_without_d
     assert max(len(prompt) for prompt, _ in chances._texts) == 2 * ENDS
 
 
+def test_a_text_goes_on_where_its_chances_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    head, prompts = Head(), [[99, *range(10 * turn, 10 * turn + 10)] for turn in range(4)]
+    clock = Clock(Rate(LONGEST, head), 0, monkeypatch)
+    clock.text(SCENES["an easy text"], 40, prompts[0])
+    monkeypatch.setattr(Head, "trained", True)
+    for prompt in (*prompts[1:], []):
+        clock.text(SCENES["an easy text"], 40, prompt)
+    clock.policy.open([], 40)
+    assert [set(prompt) for prompt, _ in clock.policy._chances._texts] == [set(prompt) for prompt in prompts[1:]]
+
+
 def test_prompts_without_a_token_in_common_say_nothing() -> None:
     chances = Chances()
     for prompt in ([99, *range(10)], [99, *range(10, 20)]):
@@ -409,6 +420,17 @@ def test_a_stall_within_a_trial_does_not_end_all_trials(monkeypatch: pytest.Monk
     useful = replace(hopeless, chances=dict.fromkeys(hopeless.chances, 0.8))
     clock.after(useful, 20)
     assert clock.after(useful, 40) > 0.97 * optimum(useful)
+
+
+@pytest.mark.parametrize("before", [1, 2, 3])
+def test_a_stall_while_an_early_prompt_is_read_ends_no_drafts(before: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = replace(SCENES["an easy text"], read=0.02)
+    clock = Clock(Rate(LONGEST), before, monkeypatch)
+    clock.after(scene, before, prompt=100)
+    clock.text(replace(scene, read=5.0), 40, prompt=100)
+    for _ in range(3):
+        clock.after(scene, 1, prompt=100)
+        assert sum(drafted > 0 for drafted in clock.drafted) > 20
 
 
 def test_a_drafter_that_cannot_pay_is_hardly_tried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -761,6 +783,24 @@ def test_what_a_drafter_learns_brings_no_more_trials_than_a_share_of_the_time(mo
         head.take({})
         clock.text(SCENES["a hopeless drafter"], 40)
     assert SHARE < clock.policy.trials._spent / clock.policy.trials._all < 1.1 * LEARNED_SHARE
+
+
+@pytest.mark.parametrize("rounds", [10, 40])
+def test_trials_of_what_was_learned_cost_little_where_long_drafts_pay(
+    rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = []
+    for learns in (False, True):
+        head, scene = Head(), SCENES["a large target"]
+        clock = Clock(Rate(LONGEST, head), 0, monkeypatch)
+        clock.after(scene, 20, rounds=rounds)
+        clock.tokens = clock.seconds = 0.0
+        for _ in range(60):
+            if learns:
+                head.take({})
+            clock.text(scene, rounds)
+        rates.append(clock.rate)
+    assert rates[1] > 0.96 * rates[0]
 
 
 def test_a_head_that_becomes_trained_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1152,7 +1192,7 @@ def test_what_was_always_accepted_is_no_more_than_sure() -> None:
 
 def test_a_trial_that_brought_what_it_cost_counts_for_nothing() -> None:
     policy = Rate(LONGEST)
-    for _ in range(ENOUGH + 2):
+    for _ in range(ENOUGH + BEGINNING):
         policy.begin(None)
         policy.learn(made(0, 1, verify_s=1.0))
     assert policy.trials.left > 0
@@ -1173,7 +1213,10 @@ def test_costs_are_medians_with_lines_between() -> None:
     assert costs.steps == pytest.approx((0.1, 0.1), rel=0.05)
     assert [costs.verify(m) for m in (1, 3, 5, 9)] == pytest.approx([1.0, 1.25, 1.5, 2.0], rel=0.05)
     assert costs.verify(1.5) == pytest.approx((costs.verify(1) + costs.verify(2)) / 2)
-    costs.learn(replace(made(1, draft_s=2.2), draft_passes=2, draft_read=101), first=True)
+    guess = costs.reading(1000)
+    for _ in range(ENOUGH):
+        assert costs.reading(1000) == guess, "too little is known"
+        costs.learn(replace(made(1, draft_s=2.2), draft_passes=2, draft_read=101), first=True)
     assert costs.reading(1000) == pytest.approx(10.0, rel=0.1)
     for _ in range(20):
         costs.learn(made(5, draft_s=0.5, verify_s=0.8), first=False)

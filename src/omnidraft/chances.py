@@ -82,9 +82,15 @@ class Chances:
     def open(self, prompt: Sequence[int]) -> None:
         """A text begins, whose prompt has these tokens."""
         self._settle()
-        if self.known_here >= FEW:
+        if self._prompt and self.known_here >= FEW:
             self._texts.append((self._prompt, self._own))
         self._reset(prompt)
+
+    def anew(self) -> Chances:
+        """Those of nothing known yet, with the present text begun."""
+        new = Chances()
+        new.open(tuple(self._prompt))
+        return new
 
     def _alike(self) -> list[float]:
         """First tokens by bins of earlier texts, those with a prompt like the present one before all others.

@@ -150,8 +150,8 @@ class Costs:
         return statistics.median(self._asking) if self._asking else 0.0
 
     def reading(self, tokens: int) -> float:
-        """Of the drafter's reading so many tokens; those of as many steps at most."""
-        return statistics.median(self._read) * tokens if self._read else self.steps[1] * tokens / SHORT
+        """Of the drafter's reading so many tokens; a guess until it was seen `ENOUGH` times, as machines may stall."""
+        return tokens * (statistics.median(self._read) if len(self._read) >= ENOUGH else self.steps[1] / SHORT)
 
     def verify(self, tokens: float) -> float:
         """Of the target's pass over so many tokens, 1 or more, and of all that a round does beside drafting.

@@ -104,7 +104,7 @@ class Rate:
             self._try(self._due)
         self._walk, self._bins, self._asking, self._reach = walk, [], [], 1.0
         if self._trained != self._head.trained:
-            self._trained, self._chances = self._head.trained, Chances()
+            self._trained, self._chances = self._head.trained, self._chances.anew()
             self._plan = None
         if self._news >= min(PLAN_EVERY, 4 + self._drafts // 4):
             self._plan = None
@@ -269,8 +269,8 @@ class Rate:
             self._learn_draft(record)
         self._since_plain = 0 if not (self._text.first or record.proposals) else self._since_plain + 1
         if record.draft_passes and (self._text.hoping or (self._trying and not self.trials.first)):
-            most = plausible(self.costs, self.worth, record)
-            self.trials.charge(record, self.costs.seconds, first=self._text.first, most=most)
+            step = self.costs.seconds / (self.rate if self._trying else 1.0)  # they are in place of what may gain more
+            self.trials.charge(record, step, first=self._text.first, most=plausible(self.costs, self.worth, record))
             if self._text.hoping and not self.trials.affords():
                 self._text.checked, self._plan = None, None if self._bold else self._plan
         if self._trying and self._asked_for:

@@ -85,7 +85,7 @@ class Trials:
     def charge(self, record: Round, step: float, *, first: bool, most: float) -> None:
         """Take in what a round that was tried has lost, which makes up for what others lost where it gained.
 
-        What it cost, less what it gained; a step of the target alone takes `step` seconds.  The `first` round of a text
+        What it cost, less what it gained; a target token would have taken `step` seconds.  The `first` round of a text
         has the target's pass over the prompt in it.  More than `most` seconds are not believed.
         """
         lost = record.draft_s - (len(record.emitted) - 1) * step
