@@ -100,7 +100,7 @@ class Chances:
         """
         counts = [0.0] * len(self.bins)
         common = self._prompt.intersection(*(prompt for prompt, _ in self._texts))
-        shared = [len(self._prompt & prompt - common) / max(1, len(self._prompt | prompt)) for prompt, _ in self._texts]
+        shared = [len(self._prompt & prompt - common) / len(self._prompt | prompt) for prompt, _ in self._texts]
         most = max(shared, default=0.0)
         if most == 0:
             return counts
