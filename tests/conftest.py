@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, processors
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from small_tokenizers import byte_level, sentencepiece, wrap
+from support.saved_models import TEXTS, save_model
+from support.small_tokenizers import byte_level, sentencepiece
 
-CONTEXT = 4096
 # the models here are too small for a second thread to help, and idle threads of several test processes get in each
 # other's way
 torch.set_num_threads(1)
@@ -24,28 +22,6 @@ def _no_default_drafter_from_the_hub(request: pytest.FixtureRequest, monkeypatch
     """What tests load must not depend on a network."""
     if "hub" not in request.keywords:
         monkeypatch.setattr("omnidraft.defaults.at_hand", lambda _: False)
-
-
-def save_model(folder: Path, tokenizer: Tokenizer, seed: int, context: int = CONTEXT) -> Path:
-    """A two-layer model whose greedy text does not settle into one token: its head is scaled up."""
-    bos = tokenizer.token_to_id("<s>")
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", bos)])
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=context,
-        tie_word_embeddings=True,
-        initializer_range=0.2,
-        bos_token_id=bos,
-        eos_token_id=tokenizer.token_to_id("</s>"),
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    wrap(tokenizer).save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="session")
@@ -63,9 +39,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty OMNIDRAFT_HOME."""
     monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
-
-
-TEXTS = ("one two three", "four and five", "six or seven", "a list of things", "no more of it", "what is left")
 
 
 @pytest.fixture

@@ -29,13 +29,13 @@ from unittest.mock import patch
 import torch
 from transformers import AutoTokenizer, DynamicCache, LlamaConfig, LlamaForCausalLM
 
+from omnidraft.alignment.vocab import read_vocab
+from omnidraft.attach import make_cache, make_pair
 from omnidraft.config import Drafting, Sampling
-from omnidraft.drafter import Serving
-from omnidraft.engine import Engine
-from omnidraft.models import LoadedModel, TransformersModel
-from omnidraft.pairing import make_cache, make_pair
-from omnidraft.sampling import GeneratorDraw
-from omnidraft.vocab import read_vocab
+from omnidraft.decoding.drafter import Serving
+from omnidraft.decoding.engine import Engine
+from omnidraft.models.language_model import LoadedModel, TransformersModel
+from omnidraft.verification.sampling import GeneratorDraw
 
 TOKENS, PROMPT = 300, 100
 SAID, DRAFTED = 0.6, 0.7  # what a sampling target and a sampling drafter give to the script
@@ -151,9 +151,10 @@ def turns(actions: Mapping[str, Callable[[], object]], laps: int = 40) -> str:
 
 
 def step() -> None:
-    from omnidraft import int8, zoo
-    from omnidraft.lean import lean
-    from omnidraft.models import load_model
+    from omnidraft import zoo
+    from omnidraft.models import int8
+    from omnidraft.models.cpu_llama import lean
+    from omnidraft.models.language_model import load_model
 
     shape = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 2, "num_attention_heads": 12}
     sources = {
@@ -179,7 +180,7 @@ def step() -> None:
 
 @torch.inference_mode()
 def cache() -> None:
-    from omnidraft.kv import new_cache
+    from omnidraft.models.kv_cache import new_cache
 
     shape = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 9, "num_attention_heads": 16}
     model = llama(vocab_size=1000, max_position_embeddings=8192, **shape).to(torch.bfloat16)
@@ -204,9 +205,9 @@ def cache() -> None:
 
 def swap() -> None:
     from omnidraft import zoo
-    from omnidraft.drafter import Serving
-    from omnidraft.models import load_model
-    from omnidraft.weights import merged
+    from omnidraft.decoding.drafter import Serving
+    from omnidraft.distillation.weights import merged
+    from omnidraft.models.language_model import load_model
 
     serving = Serving(load_model(zoo.path(zoo.names("drafter")[0]), dtype="float32").lm)
     base = dict(serving.source.model.named_parameters())

@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from omnidraft.context import Translator
-from omnidraft.models import load_tokenizer
-from omnidraft.spelling import build_table
-from omnidraft.vocab import Speller, read_vocab
+from omnidraft.alignment.translator import Translator
+from omnidraft.alignment.trie import build_table
+from omnidraft.alignment.vocab import Speller, read_vocab
+from omnidraft.models.language_model import load_tokenizer
 
 RUNS = 20
 Commit = Callable[[list[int], Sequence[int]], None]
@@ -38,7 +38,7 @@ def measured(commit: Commit, rounds: Sequence[Sequence[int]]) -> tuple[list[int]
 
 def main(drafter_name: str, *target_names: str) -> None:
     sys.path.append(str(Path(__file__).parents[1] / "tests"))
-    from writing import TEXTS, chunks
+    from support.writing import TEXTS, chunks
 
     drafter = load_tokenizer(drafter_name)
     own = read_vocab(drafter)

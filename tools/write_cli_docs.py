@@ -26,7 +26,7 @@ _COMMAND = re.compile(r"^    (\w+)(?:  |$)", re.MULTILINE)
 
 def helps(words: tuple[str, ...] = ()) -> dict[str, str]:
     """The help of a command and of all below it, by name."""
-    from omnidraft.cli import main
+    from omnidraft.cli.main import main
 
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown):

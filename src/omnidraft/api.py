@@ -14,19 +14,20 @@ from typing import Any, Self
 import torch
 
 from omnidraft import zoo
-from omnidraft.answer import Generation, Stream, turn_of
+from omnidraft.alignment.vocab import Vocab, read_vocab
+from omnidraft.attach import DrafterSide, Use, make_pair, make_side
 from omnidraft.config import ADAPT, Drafting, Extent, Learning, Sampling, choice, names, settings_of, stop_strings
+from omnidraft.decoding.drafter import Serving
+from omnidraft.decoding.engine import Engine
 from omnidraft.defaults import AUTO, load_drafter, sampling_of
-from omnidraft.drafter import Serving
-from omnidraft.engine import Engine, Round
+from omnidraft.detokenizer import StopStrings, TextStream
 from omnidraft.errors import ConfigError, OmniDraftError
-from omnidraft.lean import LeanLlama, obstacle
-from omnidraft.models import LoadedModel, load_model
-from omnidraft.pairing import DrafterSide, Use, make_pair, make_side
+from omnidraft.generation import Generation, Stream, turn_of
+from omnidraft.models.cpu_llama import LeanLlama, obstacle
+from omnidraft.models.language_model import LoadedModel, load_model
 from omnidraft.prompting import Prompt, encode, has_template, usable
-from omnidraft.sampling import GeneratorDraw, Processor
-from omnidraft.text import StopStrings, TextStream
-from omnidraft.vocab import Vocab, read_vocab
+from omnidraft.verification.round import Round
+from omnidraft.verification.sampling import GeneratorDraw, Processor
 
 __all__ = ["Generation", "OmniDraft", "Stream", "load"]
 OPTIONS = ("max_new_tokens", "seed", "stop", "template", "logits_processor")  # of a text, beside sampling

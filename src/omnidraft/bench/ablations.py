@@ -9,7 +9,7 @@ from typing import Any
 from omnidraft.bench.pupil import Pupil, Recorded
 from omnidraft.bench.study import Row, Study, row, taught
 from omnidraft.config import Sampling
-from omnidraft.metrics import Stats
+from omnidraft.decoding.stats import Stats
 
 LOSSES: dict[str, tuple[str, dict[str, Any] | None]] = {  # mode of drafting, what is learned by
     "direct only": ("intersection", None),

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from operator import truediv
 
-from omnidraft.adaptation import Adaptation
-from omnidraft.background import BackgroundTrainer
+from omnidraft.attach import make_cache
 from omnidraft.bench.study import Row, Study, rounds, taught
 from omnidraft.config import Learning
-from omnidraft.engine import Engine, Pair
-from omnidraft.pairing import make_cache
+from omnidraft.decoding.engine import Engine, Pair
+from omnidraft.distillation.adaptation import Adaptation
+from omnidraft.distillation.background import BackgroundTrainer
 
 THINKING_S = 1.0  # between a reply and the next prompt
 

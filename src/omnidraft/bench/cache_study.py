@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from omnidraft.adaptation import Adaptation
 from omnidraft.bench.evaluation import Evaluation
 from omnidraft.bench.paper_tables import ALONE, DIRECT, FIXED, Method
 from omnidraft.bench.pupil import Pupil, Recorded
+from omnidraft.distillation.adaptation import Adaptation
 
 Row = dict[str, Any]
 SHARES = {"1/8": 8, "1/4": 4, "1/2": 2}  # of what the cache holds without a bound

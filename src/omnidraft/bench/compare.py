@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from omnidraft.bench.methods import Answer, Method, UnavailableError
 from omnidraft.bench.passes import Pass, Prober, counting
 from omnidraft.bench.records import Counts, Passes, Run, Writer
-from omnidraft.metrics import Stats
+from omnidraft.decoding.stats import Stats
 
 if TYPE_CHECKING:
     from omnidraft.bench.passes import Runner

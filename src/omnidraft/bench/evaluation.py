@@ -20,10 +20,10 @@ from omnidraft.bench.recordings import Recordings
 from omnidraft.bench.study import Study
 from omnidraft.bench.ways import Way, apart, repeat
 from omnidraft.config import Drafting, Sampling
-from omnidraft.drafter import Serving
-from omnidraft.engine import Engine
+from omnidraft.decoding.drafter import Serving
+from omnidraft.decoding.engine import Engine
+from omnidraft.distillation.weights import parted
 from omnidraft.errors import PromptError
-from omnidraft.weights import parted
 
 Row = dict[str, Any]
 Texts = dict[str, tuple[list[prompts.Prompt], list[prompts.Prompt]]]  # of each task: to learn from, and for tests

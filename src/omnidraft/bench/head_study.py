@@ -17,11 +17,12 @@ from omnidraft.api import OmniDraft
 from omnidraft.bench.pupil import Pupil, Recorded, record
 from omnidraft.bench.ways import Way, apart, over, repeat
 from omnidraft.config import Drafting, Learning, Sampling
-from omnidraft.drafter import Serving
-from omnidraft.engine import Engine, Round
-from omnidraft.head import Head
-from omnidraft.sampling import GeneratorDraw
-from omnidraft.stopping import Fixed
+from omnidraft.decoding.drafter import Serving
+from omnidraft.decoding.engine import Engine
+from omnidraft.draft_length.acceptance_head import Head
+from omnidraft.draft_length.policy import Fixed
+from omnidraft.verification.round import Round
+from omnidraft.verification.sampling import GeneratorDraw
 
 Row = dict[str, Any]
 DRAFT_LEN = 4  # of what does not decide it

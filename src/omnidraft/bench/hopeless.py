@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from omnidraft.api import OmniDraft
+from omnidraft.attach import make_pair
 from omnidraft.bench.ways import UNITS, Way, apart, repeat
 from omnidraft.config import Drafting, Sampling
-from omnidraft.drafter import Serving
-from omnidraft.engine import Engine, Pair
-from omnidraft.models import LanguageModel, TransformersModel
-from omnidraft.pairing import make_pair
+from omnidraft.decoding.drafter import Serving
+from omnidraft.decoding.engine import Engine, Pair
+from omnidraft.models.language_model import LanguageModel, TransformersModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -21,19 +21,21 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from omnidraft import flags
+from omnidraft.alignment.trie import Probs
 from omnidraft.api import OmniDraft, load
 from omnidraft.bench import setting
 from omnidraft.bench.compare import progress
 from omnidraft.bench.options import writing
 from omnidraft.config import Drafting, Sampling, names
-from omnidraft.engine import Engine, Round
+from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.stats import Stats
 from omnidraft.errors import ConfigError, InputError
-from omnidraft.metrics import Stats
-from omnidraft.models import LanguageModel
-from omnidraft.sampling import GeneratorDraw, Probs, softmax, target_processors
+from omnidraft.models.language_model import LanguageModel
+from omnidraft.verification.round import Round
+from omnidraft.verification.sampling import GeneratorDraw, softmax, target_processors
 
 if TYPE_CHECKING:
-    from omnidraft.drafter import Drafter
+    from omnidraft.decoding.drafter import Drafter
 
 PROMPTS = (
     "Question: Tom has 3",

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from omnidraft.api import OmniDraft
+from omnidraft.attach import make_cache
 from omnidraft.bench.records import BASELINE
 from omnidraft.config import Drafting, Sampling
-from omnidraft.engine import Engine, Round
+from omnidraft.decoding.engine import Engine
+from omnidraft.draft_length.policies import make_stopping
 from omnidraft.errors import ConfigError, OmniDraftError
-from omnidraft.models import LanguageModel, TransformersModel
-from omnidraft.pairing import make_cache
-from omnidraft.policies import make_stopping
-from omnidraft.sampling import GeneratorDraw
+from omnidraft.models.language_model import LanguageModel, TransformersModel
+from omnidraft.verification.round import Round
+from omnidraft.verification.sampling import GeneratorDraw
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -21,10 +21,10 @@ from omnidraft.bench.passes import Bare
 from omnidraft.bench.scripted import Shape
 from omnidraft.bench.turns import ACCEPTANCE, Models
 from omnidraft.config import Sampling
-from omnidraft.engine import Engine
-from omnidraft.lean import LeanLlama
-from omnidraft.models import CHUNK, LanguageModel, load_tokenizer
-from omnidraft.sampling import GeneratorDraw
+from omnidraft.decoding.engine import Engine
+from omnidraft.models.cpu_llama import LeanLlama
+from omnidraft.models.language_model import CHUNK, LanguageModel, load_tokenizer
+from omnidraft.verification.sampling import GeneratorDraw
 
 TARGET = Shape(layers=9, hidden=1024, intermediate=2816, heads=16, tied=True)  # 271M with a vocabulary of 152k
 DRAFTER = Shape(layers=2, hidden=768, intermediate=3072, heads=12, tied=False)  # that of Llama-68M

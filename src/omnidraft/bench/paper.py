@@ -20,7 +20,6 @@ import torch
 from rich.console import Console
 
 from omnidraft import flags
-from omnidraft.atomic import replace_file
 from omnidraft.bench import cache_study, paper_figures, paper_tables, prompts, recipe, setting
 from omnidraft.bench.ablations import switch, targets
 from omnidraft.bench.evaluation import Evaluation, Speeds, Texts
@@ -28,6 +27,7 @@ from omnidraft.bench.options import writing
 from omnidraft.bench.paper_tables import TABLES
 from omnidraft.bench.recordings import Recordings
 from omnidraft.errors import ConfigError, InputError
+from omnidraft.storage import replace_file
 
 Row = dict[str, Any]
 CACHE = ("table-14", "figure-7", "figure-8", "figure-9")  # come of one study

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from omnidraft.kv import new_cache
+from omnidraft.models.kv_cache import new_cache
 
 if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedModel
 
-    from omnidraft.models import LanguageModel
+    from omnidraft.models.language_model import LanguageModel
 
     Runner = PreTrainedModel | LanguageModel  # what does the work of a pass
 

@@ -8,21 +8,23 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from omnidraft.adaptation import Adaptation, InlineTrainer
+from omnidraft.alignment.ngram_cache import NgramCache
+from omnidraft.alignment.trie import Probs
 from omnidraft.api import OmniDraft
+from omnidraft.attach import make_cache
 from omnidraft.bench.replay import Replay
 from omnidraft.bench.ways import apart
 from omnidraft.config import Drafting, Learning, Sampling
-from omnidraft.drafter import Drafter, Serving
-from omnidraft.engine import Engine, Pair, Round
-from omnidraft.laws import SparseLaw
-from omnidraft.metrics import Stats
-from omnidraft.models import LanguageModel
-from omnidraft.ngrams import NgramCache
-from omnidraft.pairing import make_cache
-from omnidraft.sampling import GeneratorDraw, Probs
-from omnidraft.teacher import Answer, shared_tokens
-from omnidraft.trainer import Trainer
+from omnidraft.decoding.drafter import Drafter, Serving
+from omnidraft.decoding.engine import Engine, Pair
+from omnidraft.decoding.stats import Stats
+from omnidraft.distillation.adaptation import Adaptation, InlineTrainer
+from omnidraft.distillation.teacher import Answer, shared_tokens
+from omnidraft.distillation.trainer import Trainer
+from omnidraft.models.language_model import LanguageModel
+from omnidraft.verification.round import Round
+from omnidraft.verification.sampling import GeneratorDraw
+from omnidraft.verification.sparse_probs import SparseLaw
 
 GREEDY = Sampling()
 

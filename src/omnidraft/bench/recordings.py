@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from omnidraft.atomic import replace_file
 from omnidraft.bench.options import writing
 from omnidraft.bench.pupil import Recorded
 from omnidraft.errors import InputError
-from omnidraft.laws import SparseLaw
+from omnidraft.storage import replace_file
+from omnidraft.verification.sparse_probs import SparseLaw
 
 AT_ONCE = 25  # answers of a file
 Make = Callable[[Sequence[list[int]], int], list[Recorded]]

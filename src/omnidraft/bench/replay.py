@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from omnidraft.models import NO_LIMIT
+from omnidraft.models.language_model import NO_LIMIT
 
 UNKNOWN = 0  # what it says off the recorded text, where nobody will ask
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from omnidraft.truncation import Probs, Row, Truncation
+from omnidraft.verification.truncation import Probs, Row, Truncation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from omnidraft.models import LanguageModel
+    from omnidraft.models.language_model import LanguageModel
 
 Say = Callable[[int, torch.Tensor], None]
 """Rewrites the logits (V,) of what follows a position."""

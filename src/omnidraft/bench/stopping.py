@@ -27,18 +27,18 @@ from rich.console import Console
 
 from omnidraft import flags
 from omnidraft.api import OmniDraft, load
+from omnidraft.attach import make_cache
 from omnidraft.bench import head_study, hopeless, prompts, setting
 from omnidraft.bench.options import writing
 from omnidraft.bench.stopping_tables import markdown
 from omnidraft.bench.ways import UNITS, Way, apart, over, repeat
 from omnidraft.config import Drafting, Sampling
-from omnidraft.drafter import Drafter
-from omnidraft.engine import Engine
+from omnidraft.decoding.drafter import Drafter
+from omnidraft.decoding.engine import Engine
+from omnidraft.draft_length.acceptance_head import Head
+from omnidraft.draft_length.policies import make_stopping
 from omnidraft.errors import ConfigError, InputError
-from omnidraft.head import Head
-from omnidraft.lean import LeanLlama
-from omnidraft.pairing import make_cache
-from omnidraft.policies import make_stopping
+from omnidraft.models.cpu_llama import LeanLlama
 
 Row = dict[str, Any]
 Sizes = dict[str, int]

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from omnidraft.bench.pupil import Pupil, Recorded
 from omnidraft.bench.study import Row, Study, rounds, row, taught
-from omnidraft.engine import Engine, Round
+from omnidraft.decoding.engine import Engine
+from omnidraft.verification.round import Round
 
 FROZEN_EVERY, PLAIN_EVERY = 2, 4  # prompts: what does not learn is timed on so many fewer
 

@@ -12,10 +12,11 @@ from rich.console import Console
 from omnidraft.api import OmniDraft
 from omnidraft.bench.pupil import GREEDY, Pupil, Recorded, record
 from omnidraft.config import Drafting, Learning, Sampling
-from omnidraft.drafter import Serving
-from omnidraft.engine import Engine, Round
-from omnidraft.metrics import Stats
-from omnidraft.sampling import GeneratorDraw
+from omnidraft.decoding.drafter import Serving
+from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.stats import Stats
+from omnidraft.verification.round import Round
+from omnidraft.verification.sampling import GeneratorDraw
 
 Row = dict[str, Any]
 

@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from omnidraft.alignment.translator import Translator
+from omnidraft.alignment.trie import build_table
+from omnidraft.alignment.vocab import Speller, read_vocab
+from omnidraft.attach import make_cache
 from omnidraft.bench import memory
 from omnidraft.bench.scripted import Pass, Say, Shape, Spread, Watch, certain, counting_laws, watching
 from omnidraft.config import Drafting, Sampling
-from omnidraft.context import Translator
-from omnidraft.devices import choose_dtype
-from omnidraft.drafter import Drafter
-from omnidraft.engine import Engine, Pair
-from omnidraft.kv import ROOM
-from omnidraft.lean import lean
-from omnidraft.models import LanguageModel, TransformersModel
-from omnidraft.pairing import make_cache
-from omnidraft.sampling import GeneratorDraw
-from omnidraft.spelling import build_table
-from omnidraft.vocab import Speller, read_vocab
+from omnidraft.decoding.drafter import Drafter
+from omnidraft.decoding.engine import Engine, Pair
+from omnidraft.models.cpu_llama import lean
+from omnidraft.models.devices import choose_dtype
+from omnidraft.models.kv_cache import ROOM
+from omnidraft.models.language_model import LanguageModel, TransformersModel
+from omnidraft.verification.sampling import GeneratorDraw
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

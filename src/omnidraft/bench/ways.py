@@ -16,10 +16,11 @@ from typing import Any
 import torch
 
 from omnidraft.config import Drafting, Sampling
-from omnidraft.engine import Engine, Round
-from omnidraft.metrics import Stats
-from omnidraft.models import TransformersModel
-from omnidraft.sampling import GeneratorDraw
+from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.stats import Stats
+from omnidraft.models.language_model import TransformersModel
+from omnidraft.verification.round import Round
+from omnidraft.verification.sampling import GeneratorDraw
 
 TURN = 4  # tokens: the first of them finds little in the caches of the processor that its way left there
 UNITS = ("tokens_per_s", "tokens_per_cpu_s")

@@ -17,12 +17,13 @@ import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from omnidraft.config import Drafting, suggestion
-from omnidraft.engine import Engine, Round
+from omnidraft.decoding.engine import Engine
 from omnidraft.errors import ConfigError, OmniDraftError
 from omnidraft.hf.ready import Drafts, Ready, make_ready
 from omnidraft.hf.text import Text, law
-from omnidraft.models import TransformersModel
-from omnidraft.sampling import GeneratorDraw
+from omnidraft.models.language_model import TransformersModel
+from omnidraft.verification.round import Round
+from omnidraft.verification.sampling import GeneratorDraw
 
 if TYPE_CHECKING:
     from transformers import (

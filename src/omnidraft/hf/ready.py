@@ -11,16 +11,16 @@ from weakref import WeakKeyDictionary
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from omnidraft import zoo
+from omnidraft.alignment.vocab import read_vocab
 from omnidraft.api import OmniDraft
+from omnidraft.attach import DrafterSide, Use, make_pair, make_side
 from omnidraft.config import Drafting
-from omnidraft.drafter import Serving
-from omnidraft.engine import Pair
+from omnidraft.decoding.drafter import Serving
+from omnidraft.decoding.engine import Pair
+from omnidraft.draft_length.policies import make_stopping
+from omnidraft.draft_length.policy import Stopping
 from omnidraft.errors import ConfigError, ModelError
-from omnidraft.models import LoadedModel, TransformersModel, load_model, load_tokenizer
-from omnidraft.pairing import DrafterSide, Use, make_pair, make_side
-from omnidraft.policies import make_stopping
-from omnidraft.stopping import Stopping
-from omnidraft.vocab import read_vocab
+from omnidraft.models.language_model import LoadedModel, TransformersModel, load_model, load_tokenizer
 
 KEPT = 4  # for a model: a drafter with its options each, the latest ones
 KINDS = "a folder, a hub id, zoo:NAME, an OmniDraft, or a transformers model"

@@ -11,8 +11,8 @@ from transformers import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaLi
 
 from omnidraft.config import COLDEST, Drafting, Sampling
 from omnidraft.errors import ConfigError
-from omnidraft.models import NO_LIMIT
-from omnidraft.sampling import Processor, check_scores, target_processors
+from omnidraft.models.language_model import NO_LIMIT
+from omnidraft.verification.sampling import Processor, check_scores, target_processors
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, LogitsProcessorList

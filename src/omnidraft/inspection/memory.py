@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from omnidraft.devices import choose_device, choose_dtype
-from omnidraft.kv import new_cache
-from omnidraft.models import NO_LIMIT, TransformersModel
+from omnidraft.models.devices import choose_device, choose_dtype
+from omnidraft.models.kv_cache import new_cache
+from omnidraft.models.language_model import NO_LIMIT, TransformersModel
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from omnidraft import zoo
+from omnidraft.attach import make_cache, read_table
 from omnidraft.config import Drafting
-from omnidraft.drafter import Serving
+from omnidraft.decoding.drafter import Serving
 from omnidraft.errors import ConfigError, ModelError
 from omnidraft.inspection import texts, timing
 from omnidraft.inspection.memory import Memory, memory
 from omnidraft.inspection.sides import Language, Side, read_side
 from omnidraft.inspection.vocabularies import Special, Spellings, Vocabulary, specials, spellings, vocabulary
-from omnidraft.models import load_model
-from omnidraft.pairing import make_cache, read_table
+from omnidraft.models.language_model import load_model
 
 Say = Callable[[str], None]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omnidraft import zoo
+from omnidraft.alignment.vocab import Speller, Vocab, read_vocab
 from omnidraft.errors import ModelError
-from omnidraft.models import TransformersModel, load_skeleton, load_tokenizer, locate
-from omnidraft.vocab import Speller, Vocab, read_vocab
+from omnidraft.models.language_model import TransformersModel, load_skeleton, load_tokenizer, locate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from omnidraft.alignment.ngram_cache import NgramCache
+from omnidraft.alignment.trie import ROOT
 from omnidraft.inspection.sides import Language
-from omnidraft.ngrams import NgramCache
-from omnidraft.spelling import ROOT
-from omnidraft.walk import Walk
+from omnidraft.verification.walk import Walk
 
 
 @dataclass(frozen=True, kw_only=True)

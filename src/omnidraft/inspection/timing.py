@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from omnidraft.models import LanguageModel
+from omnidraft.models.language_model import LanguageModel
 
 SIZES = (1, 2, 4, 8, 16)  # tokens of a pass of the target
 LENGTHS = (1, 2, 4, 8)  # draft tokens of a round

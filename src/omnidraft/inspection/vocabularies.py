@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from omnidraft.context import special_map
+from omnidraft.alignment.translator import special_map
+from omnidraft.alignment.trie import SpellingTable, byte_matches
+from omnidraft.alignment.vocab import Vocab
 from omnidraft.inspection.sides import Language
-from omnidraft.spelling import SpellingTable, byte_matches
-from omnidraft.vocab import Vocab
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

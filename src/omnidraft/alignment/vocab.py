@@ -1,0 +1,235 @@
+"""Tokenizers read as bytes: what every token id writes, and how given bytes are written in a tokenizer's own tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import AddedToken, Tokenizer
+
+from omnidraft.alignment.token_bytes import ALIASES, assemble, backend_of, is_text, reader_of, state_of, steps_of
+from omnidraft.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Vocab:
+    """One model's vocabulary, as bytes.
+
+    `tokens` has one entry for each of the `size` rows of the model's logits; None stands for an id that writes nothing
+    (special, unused or padded).  `eos` lists the ids that end a text, the tokenizer's own first where it is one.
+    `special` maps the ids of special added tokens to their content.  `fingerprint` (SHA-256, hex) covers everything
+    that determines the bytes of a token, the merge rules, `size` and `eos`; normalizers are not part of it, because
+    spelling ignores them.
+    """
+
+    tokens: tuple[bytes | None, ...]
+    size: int
+    bos: int | None
+    eos: tuple[int, ...]
+    special: dict[int, str]
+    fingerprint: str
+
+
+def read_vocab(
+    tokenizer: PreTrainedTokenizerBase, size: int | None = None, eos: Sequence[int] = (), *, drafts: bool = False
+) -> Vocab:
+    """Read the bytes of every token of `tokenizer`.
+
+    `size` is the number of rows of the model's logits (default: just enough for the tokenizer); ids above the
+    tokenizer's are padding, added tokens above `size` are dropped, because the model cannot emit them.  `eos` are the
+    ids that end a text, as in a generation config, in place of the tokenizer's own; one that `drafts` keeps that first,
+    because it was trained to end texts with it.  Raises ModelError where the tokenizer has no fast backend, where its
+    tokens do not concatenate to text, or where the model is too small for the tokenizer.
+    """
+    backend = backend_of(tokenizer)
+    reader = reader_of(backend)
+    words = backend.get_vocab(with_added_tokens=False)
+    added = backend.get_added_tokens_decoder()
+    rows = 1 + max([*words.values(), *added], default=-1)
+    size = rows if size is None else size
+    beyond = 1 + max(words.values(), default=-1)
+    if beyond > size:
+        raise ModelError(
+            f"the tokenizer has {beyond} tokens, the model only {size} rows of logits: use the model's own tokenizer"
+        )
+    marked = set(tokenizer.all_special_ids)
+    special = {i: a.content for i, a in sorted(added.items()) if a.special or i in marked}
+    tokens: list[bytes | None] = [None] * max(size, rows)
+    for i, token in added.items():
+        tokens[i] = reader.read_added(token.content) or None
+    for word, i in words.items():
+        tokens[i] = reader.read(word) or None
+    for i in special:
+        tokens[i] = None
+    misread = {
+        i: data.hex()
+        for i in added.keys() - set(words.values())
+        if (data := tokens[i]) and data != added[i].content.encode()
+    }
+    own = tokenizer.eos_token_id
+    first = [own] if own is not None and (drafts or not eos or own in eos) else []
+    if wrong := [
+        i for i in (*first, *eos) if isinstance(i, bool) or not isinstance(i, Integral) or not 0 <= int(i) < size
+    ]:
+        fix = "use the model's own tokenizer, or mend its generation config"
+        raise ModelError(f"end-of-text id {wrong[0]!r} is not in 0..{size - 1}: {fix}")
+    ends = tuple(dict.fromkeys([*first, *eos]))
+    return Vocab(
+        tokens=tuple(tokens[:size]),
+        size=size,
+        bos=tokenizer.bos_token_id,
+        eos=ends,
+        special=special,
+        fingerprint=_fingerprint(backend, special, size, ends, misread),
+    )
+
+
+class Speller:
+    """Writes bytes in one tokenizer's tokens, by its own pre-tokenizer and merge rules.
+
+    No normalizer, no dummy prefix space and no BOS token; special tokens are never parsed from the bytes, so "</s>" is
+    literal text.  Maximal valid UTF-8 runs are merged as text, other bytes go through byte tokens; bytes that break off
+    inside a character and are exactly one token's become that token.  Whatever is returned has been checked: the bytes
+    of its tokens, concatenated, are the bytes given (design §3).
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, vocab: Vocab) -> None:
+        """Prepare to spell in `tokenizer`'s tokens; `vocab` is what `read_vocab` returned for it."""
+        backend = backend_of(tokenizer)
+        reader = reader_of(backend)
+        model = backend.model
+        if getattr(model, "dropout", None):  # merges drawn at random; the tokenizer itself keeps them
+            model = assemble(model=state_of(model) | {"dropout": None}).model
+        self._tokens = vocab.tokens
+        self._reader = reader
+        self._text = Tokenizer(model)
+        if backend.pre_tokenizer is not None:
+            state = _without_prefix(state_of(backend.pre_tokenizer))
+            self._text.pre_tokenizer = assemble(pre_tokenizer=state).pre_tokenizer
+        self._added = self._add_literal_tokens(backend)
+        self._aliases = Tokenizer(model)
+        ids = [backend.token_to_id(f"<0x{byte:02X}>") if reader.byte_tokens else None for byte in range(256)]
+        self._byte_ids = {byte: i for byte, i in enumerate(ids) if i is not None}
+        # Merges of text cannot reach a token that breaks off inside a character, as in half of a curly quote.
+        fragments = enumerate(vocab.tokens)
+        self._fragments = {data: i for i, data in fragments if data is not None and not is_text(data)}
+        # Bytes that are no UTF-8 decode to lone surrogates; a literal space marker would be read back as a space.
+        self._not_text = re.compile(f"([\udc80-\udcff{re.escape(reader.space)}]+)")
+
+    def spell(self, data: bytes) -> tuple[int, ...] | None:
+        """Return the tokens that write `data`, or None where no tokens can."""
+        return self.spell_many([data])[0]
+
+    def spell_most(self, data: bytes) -> tuple[int, ...]:
+        """Return the tokens that write `data` but for the characters that no tokens can write."""
+        parts = self._split(data)
+        runs = iter(self._spell_runs([run for run in parts[::2] if run], whole=False))
+        pieces = [self._spell_bytes(part) if place % 2 else next(runs) for place, part in enumerate(parts) if part]
+        return tuple(itertools.chain.from_iterable(piece or () for piece in pieces))
+
+    def spell_many(self, texts: Sequence[bytes]) -> list[tuple[int, ...] | None]:
+        """Return the tokens that write each text; None where no tokens can, () for no bytes."""
+        if len(texts) > _BATCH:  # what lies between texts and spellings takes several times their memory
+            starts = range(0, len(texts), _BATCH)
+            return [ids for start in starts for ids in self.spell_many(texts[start : start + _BATCH])]
+        parts = [self._split(data) for data in texts]
+        runs = iter(self._spell_runs([run for split in parts for run in split[::2] if run]))
+        spellings: list[tuple[int, ...] | None] = []
+        for split in parts:
+            pieces = [self._spell_bytes(part) if place % 2 else next(runs) for place, part in enumerate(split) if part]
+            known = [piece for piece in pieces if piece is not None]
+            spellings.append(tuple(itertools.chain.from_iterable(known)) if len(known) == len(pieces) else None)
+        return spellings
+
+    def _split(self, data: bytes) -> list[str]:
+        """Split into text (even places) and other bytes (odd places), the latter as lone surrogates where not UTF-8."""
+        text = data.decode("utf-8", "surrogateescape")
+        return ["", text] if data in self._fragments else self._not_text.split(text)
+
+    def _spell_runs(self, runs: list[str], *, whole: bool = True) -> list[tuple[int, ...] | None]:
+        space = self._reader.space
+        inputs = [run.replace(" ", space) for run in runs] if space else runs
+        batch = self._text.encode_batch_fast(inputs, add_special_tokens=False)
+        found = [tuple(encoding.ids) for encoding in batch]
+        if self._added:
+            found = [tuple([self._added.get(i, i) for i in ids]) for ids in found]
+        pairs = zip(found, runs, strict=True)
+        return [ids if self._write(ids) == run.encode() else self._halve(run, whole=whole) for ids, run in pairs]
+
+    def _halve(self, run: str, *, whole: bool) -> tuple[int, ...] | None:
+        """Narrow a run that its tokens do not write down to the characters at fault; those become byte tokens."""
+        if len(run) == 1:
+            return self._spell_bytes(run)
+        middle = len(run) // 2
+        left, right = self._spell_runs([run[:middle], run[middle:]], whole=whole)
+        if whole and (left is None or right is None):
+            return None
+        return (left or ()) + (right or ())
+
+    def _spell_bytes(self, part: str) -> tuple[int, ...] | None:
+        data = part.encode("utf-8", "surrogateescape")
+        if data in self._fragments:
+            return (self._fragments[data],)
+        # pre-tokenizers may drop a character that the vocabulary has, as those that split at white space do
+        own = self._text.token_to_id(part) if is_text(data) else None
+        if own is not None and self._tokens[own] == data:
+            return (own,)
+        if self._reader.byte_level:
+            aliases = "".join(ALIASES[byte] for byte in data)
+            ids = tuple(self._aliases.encode(aliases, add_special_tokens=False).ids)
+        else:
+            ids = tuple([self._byte_ids[byte] for byte in data if byte in self._byte_ids])
+        return ids if self._write(ids) == data else None
+
+    def _write(self, ids: Sequence[int]) -> bytes | None:
+        pieces = [piece for i in ids if (piece := self._tokens[i]) is not None]
+        return b"".join(pieces) if len(pieces) == len(ids) else None
+
+    def _add_literal_tokens(self, backend: Tokenizer) -> dict[int, int]:
+        """Give the copy the added tokens that are literal text; return its ids for them where they differ."""
+        space = self._reader.space
+        ids: dict[str, int] = {}
+        for i, token in sorted(backend.get_added_tokens_decoder().items()):
+            if i < len(self._tokens) and self._tokens[i] == token.content.encode():
+                content = token.content.replace(" ", space) if space else token.content
+                self._text.add_tokens([AddedToken(content, single_word=token.single_word, normalized=False)])
+                ids[content] = i
+        pairs = ((self._text.token_to_id(content), i) for content, i in ids.items())
+        return {mine: i for mine, i in pairs if mine is not None and mine != i}
+
+
+def _without_prefix(state: dict[str, Any]) -> dict[str, Any]:
+    """Take from a pre-tokenizer the space that some put before a text."""
+    for step in steps_of(state, "pretokenizers"):
+        if "prepend_scheme" in step:
+            step["prepend_scheme"] = "never"
+        if "add_prefix_space" in step:
+            step["add_prefix_space"] = False
+    return state
+
+
+def _fingerprint(
+    backend: Tokenizer, special: dict[int, str], size: int, eos: tuple[int, ...], misread: dict[int, str]
+) -> str:
+    added = [
+        (i, token.content, token.single_word, i in special)
+        for i, token in sorted(backend.get_added_tokens_decoder().items())
+    ]
+    digest = hashlib.sha256(json.dumps([added, size, eos, *([misread] if misread else [])]).encode())
+    for component in (backend.model, backend.pre_tokenizer, backend.decoder):
+        state = b"" if component is None else component.__getstate__()
+        digest.update(len(state).to_bytes(8))
+        digest.update(state)
+    return digest.hexdigest()
+
+
+_BATCH = 1024  # encodings alive at once: Python's garbage collector walks them all, again and again

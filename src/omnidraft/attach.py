@@ -1,0 +1,233 @@
+"""A drafter made ready for a target: spellings, n-grams, and what was learned for the two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
+
+from omnidraft.alignment.ngram_cache import NgramCache
+from omnidraft.alignment.translator import Translator
+from omnidraft.alignment.trie import SpellingTable, default_cache_dir, load_table
+from omnidraft.alignment.vocab import Speller, Vocab, read_vocab
+from omnidraft.config import Drafting, Learning
+from omnidraft.decoding.drafter import Drafter, Serving
+from omnidraft.decoding.engine import Pair
+from omnidraft.distillation.adaptation import Adaptation, InlineTrainer, Learner
+from omnidraft.distillation.background import BackgroundTrainer
+from omnidraft.distillation.teacher import shared_tokens
+from omnidraft.distillation.trainer import Trainer
+from omnidraft.distillation.weights import Weights, check, parted
+from omnidraft.draft_length.acceptance_head import Head, hidden_size
+from omnidraft.errors import ConfigError, ModelError, ProfileError
+from omnidraft.models.language_model import LoadedModel
+from omnidraft.profiles.autosave import Memory, key_of, learning_for, remember
+from omnidraft.profiles.folder import ProfileFolder
+from omnidraft.profiles.manifest import Key
+from omnidraft.profiles.profile import Profile
+from omnidraft.profiles.store import ProfileStore
+
+Warn = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterSide:
+    """A drafter beside one target: what it is, the copy of it that drafts, and what it learned."""
+
+    loaded: LoadedModel
+    serving: Serving
+    adaptation: Adaptation
+    memory: Memory
+
+    def finish(self) -> None:
+        """Save what is not saved, and end what learns."""
+        self.memory.finish(self.adaptation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Use:
+    """How a drafter is to be used: where what it learns is kept, and how it goes on learning."""
+
+    adapt: str = "off"
+    learning: Mapping[str, Any]  # what is asked of config.Learning
+    profile: str | Path | None = "auto"
+    warn: Warn
+
+
+def make_pair(
+    target: LoadedModel, vocab: Vocab, drafter: LoadedModel, drafting: Drafting, warn: Warn, serving: Serving
+) -> Pair:
+    """Make a drafter ready for a target whose vocabulary is `vocab`; the spelling table comes from the disk cache."""
+    own = read_vocab(drafter.tokenizer, drafter.lm.vocab_size, drafter.lm.eos, drafts=True)
+    speller = Speller(drafter.tokenizer, own)
+    table = read_table(own, vocab, speller, Speller(target.tokenizer, vocab), warn)
+    translator = Translator(table, vocab, own, speller)
+    return Pair(
+        drafter=Drafter(serving.model),
+        translator=translator,
+        cache=make_cache(table, drafting),
+        head=Head(hidden_size(drafter.lm.model)),
+    )
+
+
+def read_table(drafter: Vocab, target: Vocab, speller: Speller, target_speller: Speller, warn: Warn) -> SpellingTable:
+    """The spelling table of a pair, from the disk cache where a home folder is known."""
+    try:
+        folder = default_cache_dir()
+    except ConfigError as error:
+        folder = None
+        warn(f"spelling tables are not stored: {error}")
+    return load_table(drafter, target, speller, target_speller, folder, warn)
+
+
+def make_cache(table: SpellingTable, drafting: Drafting) -> NgramCache:
+    """The n-gram cache that these settings begin with."""
+    if drafting.mode == "intersection":
+        return NgramCache(table, seed="empty", frozen=True)
+    return NgramCache(table, seed=drafting.ngram_seed, bound=drafting.ngram_bound, eviction=drafting.ngram_eviction)
+
+
+_LEARNING: WeakValueDictionary[Path, DrafterSide] = WeakValueDictionary()  # who learns into a folder here
+
+
+def make_side(target: LoadedModel, drafter: LoadedModel, pair: Pair, serving: Serving, use: Use) -> DrafterSide:
+    """Bring in what was learned for a pair, and what learns on; raises ProfileError for a profile given by its path."""
+    table = pair.cache.table
+    folder, key = _folder(target, drafter, table, use)
+
+    def read(folder: ProfileFolder | None) -> tuple[ProfileFolder | None, Profile | None, Learning]:
+        folder, profile = _read(folder, key, use, lambda found: _check(found, drafter, pair.cache))
+        return folder, profile, learning_for(profile, use.learning)
+
+    folder, profile, learning = read(folder)
+    if use.adapt != "off" and learning.adapter == "lora" and find_spec("peft") is None:
+        raise ConfigError("adapter is 'lora' without the peft package: pip install 'omnidraft[lora]', or use 'full'")
+    # an earlier model ends once nothing can be wrong with this one; what it saves then is read
+    if use.adapt != "off" and folder is not None and _take_over(folder, use):
+        folder, profile, learning = read(folder)
+    memory = Memory(folder, key, learning, use.warn)
+    state: Weights = {}
+    if profile is not None:
+        state, memory.counters, memory.positions = remember(profile, pair.cache)
+        memory.ngrams = profile.arrays
+    if use.adapt != "off" and folder is not None:
+        memory.writes = _claim(folder, use)
+    try:
+        learner = None if use.adapt == "off" else _learner(use.adapt, drafter, table, learning, state)
+    except BaseException:
+        if folder is not None and memory.writes:
+            folder.release()
+        raise
+    adaptation = Adaptation(pair, serving, learner, state, use.warn)
+    side = DrafterSide(loaded=drafter, serving=serving, adaptation=adaptation, memory=memory)
+    if folder is not None and memory.writes:
+        _LEARNING[folder.path.resolve()] = side
+    return side
+
+
+def _take_over(folder: ProfileFolder, use: Use) -> bool:
+    """End what learns into the same folder in this process, such as an earlier run of a notebook's cell."""
+    earlier = _LEARNING.pop(folder.path.resolve(), None)
+    if earlier is None or not earlier.memory.writes:
+        return False
+    use.warn(f"profile {folder.name} is taken over from a model loaded earlier here, which learns no more")
+    try:
+        earlier.finish()
+    except Exception as error:  # noqa: BLE001  whatever it is, this model is not to blame
+        use.warn(f"what that one learned last is not saved ({type(error).__name__}: {error})")
+    return True
+
+
+def _check(profile: Profile, drafter: LoadedModel, cache: NgramCache) -> None:
+    """Raise ModelError unless what was learned fits the drafter and the tokenizers."""
+    weights, head = parted(profile.tensors)
+    check(dict(drafter.lm.model.named_parameters()), weights)
+    Head(hidden_size(drafter.lm.model)).take(head)
+    if profile.arrays:
+        NgramCache(cache.table).resume(profile.arrays)
+
+
+def _claim(folder: ProfileFolder, use: Use) -> bool:
+    """Whether what is learned can be saved; where not, that is said, or an error for a profile given by its path."""
+    try:
+        if folder.claim():
+            return True
+        use.warn(f"profile {folder.name} is in use by another process: what is learned here is not saved")
+    except ProfileError as error:
+        if use.profile != "auto":
+            raise
+        use.warn(f"what is learned here is not saved: {error}")
+    return False
+
+
+def _learner(adapt: str, drafter: LoadedModel, table: SpellingTable, learning: Learning, state: Weights) -> Learner:
+    if adapt == "background":
+        return BackgroundTrainer(drafter.lm.model, learning, table, state or None)
+    trainer = Trainer(drafter.lm.model, learning, shared_tokens(table))
+    if state:
+        trainer.resume(state)
+    return InlineTrainer(trainer, learning)
+
+
+def _folder(
+    target: LoadedModel, drafter: LoadedModel, table: SpellingTable, use: Use
+) -> tuple[ProfileFolder | None, Key | None]:
+    if use.profile is None:
+        return None, None
+    try:
+        store = ProfileStore() if use.profile == "auto" else None
+    except ConfigError as error:  # no home folder is known
+        if use.adapt != "off":
+            use.warn(f"what is learned here is not saved: {error}")
+        return None, None
+    if store is not None and use.adapt == "off" and not store.may_hold(drafter.name, target.name):
+        return None, None  # nothing was ever learned for these: no need to read all weights for their hash
+    path = None if store is not None else _own(use.profile)
+    key = key_of(drafter, target, table)
+    return (store.folder(key) if store is not None else ProfileFolder(path or Path())), key
+
+
+def _own(profile: str | Path) -> Path:
+    """A folder of one's own; raises ProfileError where it cannot be one."""
+    try:
+        path = Path(profile).expanduser()
+        is_file = path.is_file()
+        if "\0" in str(path):  # which is no file for pathlib, and an error for everything after it
+            raise ValueError("it holds a null byte")
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ProfileError(f"profile {str(profile)!r} cannot be read ({error}): give another folder") from error
+    if is_file:
+        raise ProfileError(f"profile {path} is a file: `omnidraft profiles import` it, or give a folder")
+    return path
+
+
+def _read(
+    folder: ProfileFolder | None, key: Key | None, use: Use, check: Callable[[Profile], None]
+) -> tuple[ProfileFolder | None, Profile | None]:
+    """The profile of a folder, and the folder where it can be used.
+
+    One of the store that is refused is set aside, or where that fails done without; one given by its path is an error.
+    """
+    if folder is None or key is None:
+        return None, None
+    try:
+        profile = folder.load(key)
+        if profile is not None:
+            check(profile)
+        return folder, profile
+    except (ProfileError, ModelError) as error:
+        refused = error if isinstance(error, ProfileError) else ProfileError(f"profile {folder.name}: {error}")
+        if use.profile != "auto":
+            raise refused from error
+    if use.adapt == "off":  # who only looks changes nothing
+        use.warn(f"{refused}; it is done without")
+        return None, None
+    try:
+        use.warn(f"{refused}; it is kept as {folder.set_aside().name}, and learning begins anew")
+    except ProfileError as error:
+        use.warn(f"{refused}; it cannot be set aside ({error}), so it is done without, and nothing is saved")
+        return None, None
+    return folder, None

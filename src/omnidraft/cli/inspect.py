@@ -1,0 +1,90 @@
+"""`omnidraft inspect`: whether a drafter works for a target and what it is worth, before any weights are loaded."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from omnidraft import flags, zoo
+from omnidraft.defaults import AUTO, drafter_for
+from omnidraft.errors import ConfigError, InputError
+
+LONGEST = 2**18  # characters of a text that are looked at
+TARGET = zoo.PREFIX + zoo.names("target")[-1]
+EXAMPLES = (
+    f"omnidraft inspect {TARGET}",
+    "omnidraft inspect meta-llama/Llama-3.1-8B-Instruct --drafter ./my-drafter --text notes.txt",
+    f"omnidraft inspect {TARGET} --time --json",
+)
+
+
+def main(arguments: Sequence[str], parser: flags.Parser) -> int:
+    """Run `omnidraft inspect` with these arguments; 1 where the pair does not work.  Raises InputError."""
+    options = _parsed(arguments, parser)
+    if options is None:
+        return 0
+    samples = None if options.text is None else _read(options.text)
+    if flags.unless_none(options.drafter) is None:
+        raise ConfigError("drafter is none, and inspect looks at two models: name one, or leave --drafter out")
+    from omnidraft.inspection.report import inspect_pair
+    from omnidraft.inspection.samples import SAMPLES
+    from omnidraft.models.language_model import locate
+
+    flags.quiet_libraries()
+    locate(zoo.resolve(options.target))  # before the hub is asked for a drafter, which may take a while
+    drafter = drafter_for(options.target, flags.say) if options.drafter == AUTO else options.drafter
+    found = inspect_pair(options.target, drafter, samples or SAMPLES, time=options.time, say=_progress, warn=flags.say)
+    if options.json:
+        print(json.dumps(found.as_dict()))
+    else:
+        from omnidraft.cli.inspect_tables import show
+
+        show(found)
+    return 0 if found.works else 1
+
+
+def _progress(message: str) -> None:
+    if sys.stderr.isatty():
+        flags.say(message)
+
+
+def _read(path: Path) -> dict[str, str]:
+    """A text file, or its beginning, by its name; raises InputError where there is nothing to measure."""
+    try:
+        with path.expanduser().open(encoding="utf-8-sig", newline="") as file:
+            text = file.read(LONGEST + 1)
+    except (OSError, RuntimeError) as error:
+        raise InputError(f"cannot read {path} ({error}): give --text a text file") from error
+    except ValueError as error:  # a name with a null byte is one as well
+        raise InputError(f"{path} is no text in UTF-8 ({error}): convert it, or give another file") from error
+    if not text:
+        raise InputError(f"{path} is empty: give --text a file with some text, or leave it out")
+    name = path.name if len(text) <= LONGEST else f"{path.name} (the first {LONGEST:,} characters)"
+    return {name: text[:LONGEST]}
+
+
+def _parsed(arguments: Sequence[str], parser: flags.Parser) -> argparse.Namespace | None:
+    inspect = parser(
+        prog="omnidraft inspect",
+        description="Say whether a drafter works for a target and what it is worth, before any weights are loaded.\n"
+        "A folder that holds only a tokenizer is enough for either of them.",
+        examples=EXAMPLES,
+        allow_abbrev=False,
+    )
+    inspect.add_argument("target", metavar="TARGET", help="a folder, a hub id or zoo:NAME")
+    inspect.add_argument("--drafter", default=AUTO, metavar="MODEL", help=f"likewise (default: {flags.DRAFTER})")
+    inspect.add_argument(
+        "--text", type=Path, metavar="FILE", help="measure on this text (default: a sample in several scripts)"
+    )
+    inspect.add_argument("--time", action="store_true", help="load both models, and measure from where on drafts pay")
+    inspect.add_argument("--json", action="store_true", help="print one JSON object")
+    try:
+        options, unknown = inspect.parse_known_args(arguments)
+    except SystemExit:  # after --help
+        return None
+    if unknown:
+        inspect.error(f"unknown argument {unknown[0]!r}")
+    return options

@@ -1,0 +1,1 @@
+"""The decoding loop and the drafter at work in it."""

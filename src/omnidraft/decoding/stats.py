@@ -1,0 +1,106 @@
+"""What decoding did, folded from the records of its rounds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from omnidraft.verification.round import Round
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stats:
+    """Counts and times (seconds) of any number of rounds; each round is one forward pass of the target.
+
+    The first round of a text holds the pass over its prompt, in `verify_s` for the target and `draft_s` for the
+    drafter.
+    """
+
+    rounds: int = 0
+    tokens: int = 0  # target tokens emitted
+    drafted: int = 0  # draft tokens
+    proposed: int = 0  # target tokens put to the target
+    accepted: int = 0
+    symbols: int = 0
+    symbols_accepted: int = 0
+    ngrams_proposed: int = 0
+    ngrams_accepted: int = 0
+    false_merges: int = 0
+    undrafted: int = 0  # rounds in which the stop policy wanted no draft
+    idle: str | None = None  # why, a phrase: the reason that came up most
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    translate_s: float = 0.0
+
+    @classmethod
+    def of(cls, rounds: Iterable[Round]) -> Stats:
+        """Fold the records of rounds, in any order and of any number of texts."""
+        rounds = list(rounds)
+        reasons = Counter(r.idle for r in rounds if r.idle)
+        return cls(
+            rounds=len(rounds),
+            tokens=sum(len(r.emitted) for r in rounds),
+            drafted=sum(len(r.draft) for r in rounds),
+            proposed=sum(len(r.proposals) for r in rounds),
+            accepted=sum(r.accepted for r in rounds),
+            symbols=sum(r.symbols for r in rounds),
+            symbols_accepted=sum(r.symbols_accepted for r in rounds),
+            ngrams_proposed=sum(r.ngrams_proposed for r in rounds),
+            ngrams_accepted=sum(r.ngrams_accepted for r in rounds),
+            false_merges=sum(r.false_merges for r in rounds),
+            undrafted=reasons.total(),
+            idle=_commonest(reasons),
+            draft_s=sum(r.draft_s for r in rounds),
+            verify_s=sum(r.verify_s for r in rounds),
+            translate_s=sum(r.translate_s for r in rounds),
+        )
+
+    @classmethod
+    def sum(cls, parts: Iterable[Stats]) -> Stats:
+        """The counts and times of several texts together."""
+        parts = list(parts)
+        reasons: Counter[str] = Counter()
+        for part in parts:
+            if part.idle is not None:
+                reasons[part.idle] += part.undrafted
+        sums = {f.name: sum(getattr(part, f.name) for part in parts) for f in fields(cls) if f.name != "idle"}
+        return cls(**sums, idle=_commonest(reasons))
+
+    @property
+    def seconds(self) -> float:
+        return self.draft_s + self.verify_s + self.translate_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        return _ratio(self.tokens, self.seconds)
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / proposed target tokens; 0 where nothing was proposed."""
+        return _ratio(self.accepted, self.proposed)
+
+    @property
+    def symbol_acceptance_rate(self) -> float:
+        """Accepted / proposed symbols; 0 where nothing was proposed."""
+        return _ratio(self.symbols_accepted, self.symbols)
+
+    @property
+    def block_efficiency(self) -> float:
+        """Target tokens emitted per forward pass of the target: 1 for plain decoding."""
+        return _ratio(self.tokens, self.rounds)
+
+    def as_dict(self) -> dict[str, int | float | str | None]:
+        """Every count, time and ratio by name, for JSON."""
+        ratios = ("seconds", "tokens_per_s", "acceptance_rate", "symbol_acceptance_rate", "block_efficiency")
+        return asdict(self) | {name: getattr(self, name) for name in ratios}
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def _commonest(reasons: Counter[str]) -> str | None:
+    return reasons.most_common(1)[0][0] if reasons else None

@@ -1,0 +1,1 @@
+"""Learning the drafter's weights from the target's answers."""

@@ -1,0 +1,86 @@
+"""What is learned: a state, tensors by name - LoRA's two matrices for each layer, or all weights.
+
+The base that a state belongs to is never changed: `merged` makes of both the weights that a drafter serves with,
+`trainable` a copy to be trained.  A state may have an acceptance head with it, which `parted` takes out.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from omnidraft.config import Learning
+from omnidraft.draft_length.acceptance_head import PREFIX
+from omnidraft.errors import ConfigError, ModelError
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+
+Weights = dict[str, torch.Tensor]
+LORA_A, LORA_B = ".lora_A.default.weight", ".lora_B.default.weight"
+
+
+def parted(state: Mapping[str, torch.Tensor]) -> tuple[Weights, Weights]:
+    """What is learned for the drafter, and the weights of the acceptance head by their own names."""
+    drafter = {name: weight for name, weight in state.items() if not name.startswith(PREFIX)}
+    return drafter, {name.removeprefix(PREFIX): weight for name, weight in state.items() if name not in drafter}
+
+
+def check(base: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> None:
+    """Raise ModelError unless a state is whole, and of a drafter with these weights."""
+    pairs = {name.removesuffix(LORA_A) for name in state if name.endswith(LORA_A)}
+    rest = {name for name in state if not name.endswith((LORA_A, LORA_B))}
+    wrong = {name for name in rest if name not in base or base[name].shape != state[name].shape}
+    for layer in pairs | {name.removesuffix(LORA_B) for name in state if name.endswith(LORA_B)}:
+        down, up = state.get(layer + LORA_A), state.get(layer + LORA_B)
+        weight = base.get(layer + ".weight")
+        if down is None or up is None or weight is None:
+            wrong.add(layer)
+            continue
+        rank = down.shape[0]
+        if (up.shape, down.shape) != ((weight.shape[0], rank), (rank, weight.shape[-1])):
+            wrong.add(layer)
+    wrong |= base.keys() - rest if rest else set()
+    if wrong:
+        raise ModelError(f"the learned weights do not fit the drafter, first {min(wrong)!r}: use another profile")
+
+
+def merged(base: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> Weights:
+    """The weights that differ from a drafter's `base` once a state is added, in fp32.
+
+    Raises ModelError for a state of another drafter.
+    """
+    weights: Weights = {}
+    for name, learned in state.items():
+        if name.endswith(LORA_B):
+            continue
+        key, addition = name, learned
+        if name.endswith(LORA_A):
+            key = name.removesuffix(LORA_A) + ".weight"
+            addition = state[name.removesuffix(LORA_A) + LORA_B] @ learned  # alpha is the rank: a scale of 1
+        if key not in base or base[key].shape != addition.shape:
+            raise ModelError(f"the learned weights have {key!r}, which the drafter lacks: use another profile")
+        weights[key] = base[key].float().cpu() + addition.cpu() if key != name else addition.float()
+    return weights
+
+
+def trainable(model: PreTrainedModel, learning: Learning, seed: int) -> tuple[PeftModel | None, PreTrainedModel]:
+    """A model's own fp32 copy for training, and where it has an adapter, the model around it."""
+    own = copy.deepcopy(model).float().eval()  # no dropout: the teacher is exact
+    if learning.adapter == "full":
+        return None, own.requires_grad_()
+    if any(type(module).__name__ == "Conv1D" for module in own.modules()):  # weights the other way round
+        raise ConfigError(f"adapter is 'lora', which is not for the layers of {type(model).__name__}: use 'full'")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        from peft import LoraConfig, get_peft_model
+
+        config = LoraConfig(r=learning.rank, lora_alpha=learning.rank, target_modules="all-linear")
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return get_peft_model(own, config), own

@@ -1,0 +1,1 @@
+"""How far a draft goes, decided before each draw."""

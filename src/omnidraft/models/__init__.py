@@ -1,0 +1,1 @@
+"""Language models behind one small interface, and the fast paths of small ones."""

@@ -1,0 +1,1 @@
+"""What was learned for one drafter and one target, kept on disk."""

@@ -1,0 +1,93 @@
+"""OmniDraft's own verification (arXiv 2507.02659, Algorithm 1, Eq. 1-2), kept by name for comparison: not exact."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from omnidraft.alignment.ngram_cache import NgramCache
+from omnidraft.alignment.trie import ROOT, Probs
+from omnidraft.verification.exact import Law
+from omnidraft.verification.sampling import Draw
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A target token and the draft tokens that it merges."""
+
+    token: int
+    start: int
+    length: int  # 1: mapped directly
+
+
+class DirectMap:
+    """Drafter tokens whose bytes are one target token: (V_q,) target ids, -1 where there is none."""
+
+    def __init__(self, cache: NgramCache) -> None:
+        table = cache.table
+        ends = table.ends[table.root]
+        self.target: npt.NDArray[np.int32] = np.where(table.root >= 0, ends, -1).astype(np.int32)
+        self.mapped: npt.NDArray[np.bool_] = self.target >= 0
+
+
+def merge(draft: Sequence[int], cache: NgramCache, direct: DirectMap) -> list[Proposal]:
+    """Left to right, the longest run of draft tokens that is an active n-gram, else the direct map (Algorithm 1)."""
+    proposals = []
+    start = 0
+    while start < len(draft):
+        best = Proposal(int(direct.target[draft[start]]), start, 1)
+        node = ROOT
+        for end in range(start, len(draft)):
+            node = cache.child(node, draft[end])
+            if node < 0:
+                break
+            token = cache.token_at(node)
+            if end > start and token >= 0:
+                best = Proposal(token, start, end - start + 1)
+        proposals.append(best)
+        start += best.length
+    return proposals
+
+
+def lifted(proposal: Proposal, draft: Sequence[int], qs: Sequence[Probs], direct: DirectMap, size: int) -> Probs:
+    """q' over the target's vocabulary, (V_p,): Eq. 1 for the proposal, Eq. 2 for what its n-gram takes away."""
+    q = qs[proposal.start]
+    result = np.zeros(size)
+    result[direct.target[direct.mapped]] = q[direct.mapped]
+    if proposal.length > 1:
+        run = range(proposal.start, proposal.start + proposal.length)
+        product = float(np.prod([qs[j][draft[j]] for j in run]))
+        first = draft[proposal.start]
+        result[proposal.token] = product
+        result[direct.target[first]] = max(0.0, float(q[first]) - product)
+    return result
+
+
+def verify_paper(
+    proposals: Sequence[Proposal],
+    draft: Sequence[int],
+    qs: Sequence[Probs],
+    direct: DirectMap,
+    law: Law,
+    draw: Draw,
+    eos: Collection[int],
+) -> tuple[tuple[int, ...], int]:
+    """Accept with min(1, p/q'), else draw from norm(max(0, p − q')); the emitted tokens and how many were accepted."""
+    emitted: list[int] = []
+    for proposal in proposals:
+        p = law(len(emitted))
+        q = lifted(proposal, draft, qs, direct, len(p))
+        accept = min(1.0, p[proposal.token] / q[proposal.token]) if q[proposal.token] > 0 else 1.0
+        if accept < 1 and draw(np.array([accept, 1 - accept])) == 1:
+            residual = np.maximum(0.0, p - q)
+            emitted.append(draw(residual if residual.any() else p))
+            return tuple(emitted), len(emitted) - 1
+        emitted.append(proposal.token)
+        if proposal.token in eos:
+            return tuple(emitted), len(emitted)
+    accepted = len(emitted)
+    emitted.append(draw(law(accepted)))
+    return tuple(emitted), accepted

@@ -1,0 +1,199 @@
+"""From logits to probabilities and from probabilities to tokens: the only place where either happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from omnidraft.alignment.trie import Probs
+from omnidraft.config import Sampling
+from omnidraft.errors import ConfigError, NumericsError
+from omnidraft.verification.truncation import Truncation
+
+if TYPE_CHECKING:
+    from transformers import LogitsProcessorList
+
+Draw = Callable[[Probs], int]
+"""Draws an index with probability proportional to non-negative weights, at least one of them positive."""
+Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+UNUSABLE = "logits or processed scores are NaN or infinite, finite ones are needed: check the model and its processors"
+BLOCK = 512  # weights summed as one before an index is drawn from many
+
+
+class GeneratorDraw:
+    """The `Draw` of real decoding: one uniform number of a `torch.Generator` for each index."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator = generator
+
+    def __call__(self, weights: Probs) -> int:
+        u = torch.rand((), dtype=torch.float64, device="cpu", generator=self._generator).item()
+        first = 0
+        if len(weights) > 2 * BLOCK:  # first the block, then the index within it: no running sum over a vocabulary
+            starts = np.arange(0, len(weights), BLOCK)
+            block, u = _pick(np.add.reduceat(weights, starts, dtype=np.float64), u)
+            first = block * BLOCK
+            weights = weights[first : first + BLOCK]
+        return first + _pick(weights, u)[0]
+
+
+def _pick(weights: Probs, u: float) -> tuple[int, float]:
+    """The index that u in [0, 1) falls on, and where in it, from 0 to 1."""
+    cumulative = np.cumsum(weights, dtype=np.float64)
+    u *= float(cumulative[-1])
+    index = int(np.searchsorted(cumulative, u, side="right"))
+    if index == len(weights):  # u rounded up to the total: the last index of positive weight was meant
+        return int(np.flatnonzero(weights)[-1]), 1.0
+    # rounding may put u just below where the index begins; nothing below 0 must be looked for within it
+    return index, max(0.0, float((u - cumulative[index] + weights[index]) / weights[index]))
+
+
+def softmax(scores: torch.Tensor) -> Probs:
+    """Probabilities of logits or scores, (..., V) in float32 or float64; raises NumericsError where they are NaN."""
+    probs: Probs = torch.softmax(_wide(scores), dim=-1).cpu().numpy()
+    if np.isnan(probs[..., 0]).any():  # then all of the row is
+        raise NumericsError(UNUSABLE)
+    return probs
+
+
+def _wide(scores: torch.Tensor) -> torch.Tensor:
+    return scores if scores.dtype == torch.float64 else scores.float()
+
+
+def check_scores(processor: Processor, scores: object, size: int) -> None:
+    """Raise ConfigError unless these, which `processor` returned, are scores (1, size)."""
+    if not isinstance(scores, torch.Tensor) or scores.shape != (1, size):
+        found = tuple(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
+        name = getattr(processor, "__name__", type(processor).__name__)
+        raise ConfigError(f"logits processor {name!r} returns {found}; it must return scores of shape (1, {size})")
+
+
+def largest(scores: torch.Tensor) -> list[int]:
+    """The index of the largest of each row (n, V), the lowest one of equals."""
+    # numpy's search is twenty times as fast as that of torch on a CPU
+    best: list[int] = (scores.numpy() if scores.device.type == "cpu" else scores).argmax(-1).tolist()
+    return best
+
+
+def tempered(logits: torch.Tensor, temperature: float) -> Probs:
+    """The drafter's distribution at a temperature; 0 is the one-hot of the largest logit. (V,) -> (V,)."""
+    if temperature == 0:
+        one_hot = np.zeros(logits.shape[-1])
+        one_hot[largest(logits[None])[0]] = 1.0
+        return one_hot
+    return softmax(_wide(logits) / temperature)
+
+
+def target_processors(sampling: Sampling) -> LogitsProcessorList:
+    """The logits processors that `generate` of transformers would apply for these settings, in its order."""
+    from transformers import (
+        LogitsProcessorList,
+        MinPLogitsWarper,
+        RepetitionPenaltyLogitsProcessor,
+        TemperatureLogitsWarper,
+        TopKLogitsWarper,
+        TopPLogitsWarper,
+    )
+
+    chosen: list[Any] = []
+    if sampling.repetition_penalty != 1:
+        chosen.append(RepetitionPenaltyLogitsProcessor(penalty=sampling.repetition_penalty))
+    if not sampling.greedy:
+        if sampling.temperature != 1:
+            chosen.append(TemperatureLogitsWarper(float(sampling.temperature)))
+        if sampling.top_k > 0:
+            chosen.append(TopKLogitsWarper(top_k=sampling.top_k))
+        if sampling.top_p < 1:
+            chosen.append(TopPLogitsWarper(top_p=float(sampling.top_p)))
+        if sampling.min_p > 0:
+            chosen.append(MinPLogitsWarper(min_p=sampling.min_p))
+    return LogitsProcessorList(chosen)
+
+
+@dataclass(frozen=True)
+class Processing:
+    """How the target's logits become probabilities: by all the processors, or by the penalties and what they do."""
+
+    processors: Sequence[Processor]
+    own: int  # so many of them are ours, the others are the caller's
+    penalties: Sequence[Processor] = ()
+    warping: Truncation | None = None  # temperature, top-k, top-p and min-p, where nothing comes after them
+
+    @classmethod
+    def of(cls, sampling: Sampling, more: Sequence[Processor] = ()) -> Processing:
+        """That of these settings, and of `more` processors after them."""
+        own = target_processors(sampling)
+        processors = [*own, *more]
+        if sampling.greedy or more:
+            return cls(processors, len(own))
+        warping = Truncation(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+        return cls(processors, len(own), processors[: int(sampling.repetition_penalty != 1)], warping)
+
+
+class TargetLaw:
+    """The target's law after each prefix of a round's proposals, made lazily and in order.
+
+    Row i of `logits` (n, V) follows the committed ids and the first i proposals.  A processor is called for
+    prefix i only when the verifier asks for it, with the very ids that plain decoding would show it.
+    """
+
+    def __init__(
+        self,
+        logits: torch.Tensor,
+        committed: Sequence[int],
+        proposals: Sequence[int],
+        processing: Processing,
+    ) -> None:
+        self._logits = logits
+        self._processing = processing
+        self._rows: Probs | None = None
+        self._length = len(committed)
+        self._best: list[int] | None = None
+        self._ids = torch.tensor([[*committed, *proposals]], device=logits.device) if processing.processors else None
+        self._probs: dict[int, Probs] = {}
+
+    def _scores(self, index: int, processors: Sequence[Processor]) -> torch.Tensor:
+        scores = _wide(self._logits[index : index + 1])
+        if self._ids is not None and processors:
+            ids = self._ids[:, : self._length + index]
+            for place, processor in enumerate(processors):
+                if place == self._processing.own:  # the caller's may write into what they are given
+                    scores = scores.clone()
+                scores = processor(ids, scores)
+                if place >= self._processing.own:
+                    check_scores(processor, scores, self._logits.shape[-1])
+        return scores[0]
+
+    def probs(self, index: int) -> Probs:
+        """p after the first `index` proposals: (V,), sums to 1 up to the rounding of the logits' precision."""
+        if index not in self._probs:
+            self._probs[index] = self._law(index)
+        return self._probs[index]
+
+    def _law(self, index: int) -> Probs:
+        penalties, warping = self._processing.penalties, self._processing.warping
+        if warping is not None and not (warping.cuts or penalties):
+            if self._rows is None:  # nothing depends on the ids: all rows at once
+                self._rows = softmax(_wide(self._logits) / warping.temperature)
+            row: Probs = self._rows[index]
+            return row
+        if warping is not None and warping.cuts and self._logits.device.type == "cpu":
+            law = warping.law(self._scores(index, penalties).numpy())
+            if law is not None:
+                return law
+        return softmax(self._scores(index, self._processing.processors))
+
+    def best(self, index: int) -> int:
+        """The greedy token after the first `index` proposals; ties go to the lowest id, as in transformers."""
+        if not self._processing.processors:
+            self._best = self._best or largest(self._logits)
+            return self._best[index]
+        scores = self._scores(index, self._processing.processors)
+        token = largest(scores[None])[0]
+        if not bool(torch.isfinite(scores[token])):
+            raise NumericsError("processed scores are NaN or infinite, finite ones are needed: check the processors")
+        return token

@@ -1,0 +1,166 @@
+"""The n-gram cache: what a walk sees of it, what it learns and forgets, and its file."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omnidraft.alignment.ngram_cache import FALSE_MERGES_BEFORE_OFF, NgramCache
+from support.random_worlds import Plain, active, caches, random_law, rounds, worlds
+from support.worlds import World, make_world
+
+# In the world "nested" the n-grams are ab 1, aba 2 and abab 3.
+
+
+def is_ngram(world: World) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    table = world.table
+    result: np.ndarray[tuple[int], np.dtype[np.bool_]] = (np.diff(table.offsets) > 1) & (table.node >= 0)
+    return result
+
+
+# ---------------------------------------------------------------- what a walk sees
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_the_trie_is_that_of_the_active_tokens(data: st.DataObject) -> None:
+    """After any rounds: children, ends, leaves, masses and proposers, as counted anew from the spellings."""
+    world = data.draw(worlds())
+    cache = data.draw(caches(world))
+    plain, table = Plain(cache), cache.table
+    p, q = random_law(world.vocab.size, "p"), random_law(world.drafter_vocab.size, "q")
+    # liveness, kept up step by step, is the number of active tokens at or under each node
+    assert cache._live.tolist() == [len(plain.under(plain.path[node])) for node in range(len(table.lo))]
+    assert set(cache.outside.tolist()) == set(range(plain.size)) - set(plain.token.values())
+    proposals = cache.root_proposals(q)
+    for node, path in plain.path.items():
+        if not plain.under(path):
+            continue
+        options, children = plain.options(path), cache.children(node)
+        assert table.symbol[children].tolist() == options
+        assert cache.token_at(node) == plain.token.get(path, -1)
+        assert cache.leaf(node) == (not options)
+        assert set(cache.tokens(node).tolist()) == plain.under(path)
+        assert cache.mass(p, node) == pytest.approx(plain.mass(p, path), abs=1e-15)
+        masses = [plain.mass(p, (*path, d)) for d in options]
+        assert cache.child_masses(p, node, children).tolist() == pytest.approx(masses, abs=1e-15)
+        for draft in range(plain.drafter_size):
+            child = cache.child(node, draft)
+            assert plain.path.get(child) == ((*path, draft) if draft in options else None)
+        if len(path) == 1:
+            proposers = {d for d in range(plain.drafter_size) if plain.proposes(d) == path[0]}
+            assert set(cache.proposers(node).tolist()) == proposers
+            assert proposals[node] == pytest.approx(sum(q[d] for d in proposers))
+    for draft in range(plain.drafter_size):
+        if table.root[draft] < 0:
+            assert tuple(cache.long(draft)) == (plain.long[draft] if plain.proposes(draft) >= 0 else ())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_an_active_set_is_all_single_tokens_and_some_ngrams(data: st.DataObject) -> None:
+    world = data.draw(worlds())
+    cache = data.draw(caches(world))
+    single = (world.table.node >= 0) & (np.diff(world.table.offsets) == 1)
+    assert cache.active[single].all()
+    assert not (cache.active & ~single & ~is_ngram(world)).any()
+    assert cache.size == len(active(cache))
+
+
+def test_seeds() -> None:
+    table = make_world("nested").table
+    assert active(NgramCache(table, seed="vocabulary")) == {1, 2, 3}
+    assert active(NgramCache(table, seed="empty")) == set()
+    assert active(NgramCache(table, seed="vocabulary", bound=2)) == {1, 2}
+
+
+# ---------------------------------------------------------------- learning and forgetting
+
+
+class Ledger:
+    """The rules of the cache, kept in dictionaries and sorted anew each time."""
+
+    def __init__(self, ngrams: list[int], seed: str, bound: int | None, eviction: str) -> None:
+        self.ngrams, self.bound, self.eviction = ngrams, bound, eviction
+        self.hits, self.false, self.used = (dict.fromkeys(ngrams, 0) for _ in range(3))
+        self.active = set(ngrams[: len(ngrams) if bound is None else bound]) if seed == "vocabulary" else set()
+        self.clock = 0
+
+    def pays(self, token: int) -> bool:
+        return self.false[token] < FALSE_MERGES_BEFORE_OFF or self.hits[token] >= self.false[token]
+
+    def observe(self, emitted: list[int], false_merge: int | None) -> None:
+        self.clock += 1
+        for token in emitted:
+            if token in self.hits:
+                self.hits[token] += 1
+                self.used[token] = self.clock
+                if self.pays(token):
+                    self.active.add(token)
+        if false_merge in self.hits:
+            assert false_merge is not None
+            self.false[false_merge] += 1
+            if not self.pays(false_merge):
+                self.active.discard(false_merge)
+
+        def worth(token: int) -> tuple[int, int, int]:
+            counts = (self.hits[token], self.used[token])
+            return (*(counts if self.eviction == "lfu" else counts[::-1]), -token)
+
+        if self.bound is not None:
+            self.active = set(sorted(self.active, key=worth, reverse=True)[: self.bound])
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_the_bound_holds_and_the_right_ones_are_evicted(data: st.DataObject) -> None:
+    world = data.draw(worlds())
+    seed, eviction = data.draw(st.sampled_from(["empty", "vocabulary"])), data.draw(st.sampled_from(["lfu", "lru"]))
+    bound = data.draw(st.one_of(st.none(), st.integers(1, 3)))
+    cache = NgramCache(world.table, seed=seed, bound=bound, eviction=eviction)
+    ledger = Ledger(np.flatnonzero(is_ngram(world)).tolist(), seed, bound, eviction)
+    assert active(cache) == ledger.active
+    for emitted, false_merge in data.draw(rounds(world)):
+        cache.observe(emitted, false_merge)
+        ledger.observe(emitted, false_merge)
+        assert bound is None or cache.size <= bound
+        assert active(cache) == ledger.active
+    for token in ledger.ngrams:
+        assert cache.hits[token] == ledger.hits[token]
+        assert cache.false_merges[token] == ledger.false[token]
+        assert cache.last_use[token] == ledger.used[token]
+
+
+def test_lfu_keeps_the_frequent_and_lru_the_recent() -> None:
+    table = make_world("nested").table
+    for eviction, kept in (("lfu", {1, 3}), ("lru", {2, 3})):
+        cache = NgramCache(table, seed="empty", bound=2, eviction=eviction)
+        cache.observe([1, 1])
+        cache.observe([2])
+        cache.observe([3, 3, 3])
+        assert active(cache) == kept, eviction
+
+
+def test_a_merge_that_does_not_pay_is_switched_off_and_comes_back_when_it_does() -> None:
+    cache = NgramCache(make_world("nested").table)
+    cache.observe([1, 1])
+    for _ in range(FALSE_MERGES_BEFORE_OFF - 1):
+        cache.observe([], false_merge=1)
+    assert 1 in active(cache)
+    cache.observe([], false_merge=1)
+    assert 1 not in active(cache)
+    for hits in range(3, FALSE_MERGES_BEFORE_OFF):
+        cache.observe([1])
+        assert 1 not in active(cache), hits
+    cache.observe([1])
+    assert 1 in active(cache)
+
+
+def test_a_frozen_cache_learns_nothing() -> None:
+    cache = NgramCache(make_world("nested").table, seed="empty", frozen=True)
+    cache.observe([1, 2, 3], false_merge=1)
+    assert active(cache) == set()
+    assert not cache.hits.any()
+    assert not cache.false_merges.any()

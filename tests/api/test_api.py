@@ -1,0 +1,331 @@
+"""The Python interface on two small models."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import omnidraft
+from omnidraft import ConfigError, ModelError, NumericsError, OmniDraft, OmniDraftError, PromptError
+from omnidraft.alignment import trie as spelling
+from omnidraft.config import Drafting, Sampling
+from support.saved_models import CONTEXT
+
+PROMPT = "hello world"
+COUNT = 24
+
+
+@pytest.fixture(scope="module")
+def model(target: Path, drafter: Path, tmp_path_factory: pytest.TempPathFactory) -> OmniDraft:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMNIDRAFT_HOME", str(tmp_path_factory.mktemp("home")))
+        return omnidraft.load(target, drafter, stopping="fixed", warn=pytest.fail)
+
+
+def alone(model: OmniDraft, prompt: str, count: int = COUNT) -> list[int]:
+    """What `transformers` answers without us."""
+    ids = torch.tensor([model.target.tokenizer(prompt)["input_ids"]])
+    output = model.target.lm.model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=count, pad_token_id=0
+    )
+    return [int(token) for token in output[0, ids.shape[1] :]]
+
+
+# ------------------------------------------------------------ answers
+
+
+def test_greedy_answers_are_those_of_transformers(model: OmniDraft) -> None:
+    result = model.generate(PROMPT, max_new_tokens=COUNT)
+    expected = alone(model, PROMPT)
+    assert len(set(expected)) > COUNT // 2, "the answer must be worth comparing"
+    assert result.token_ids == tuple(expected)
+    assert result.finish_reason == "length"
+    assert result.stats.tokens == COUNT
+    assert result.stats.proposed > 0
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize("sentencepiece", [False, True])
+def test_text_is_what_the_tokenizer_decodes_after_the_prompt(target: Path, drafter: Path, sentencepiece: bool) -> None:
+    model = omnidraft.load(*((drafter, target) if sentencepiece else (target, drafter)), stopping="fixed")
+    for seed, prompt in enumerate([PROMPT, "hello ", [model.target.tokenizer.bos_token_id]] * 2):
+        ids = model.encode(prompt)
+        result = model.generate(prompt, max_new_tokens=COUNT, temperature=1.0, seed=seed)
+        known, whole = (
+            model.target.tokenizer.decode(tokens, skip_special_tokens=True)
+            for tokens in (ids, [*ids, *result.token_ids])
+        )
+        assert f"{known}{result.text}" == whole
+
+
+def test_text_follows_the_rules_of_the_tokenizer(model: OmniDraft, drafter: Path) -> None:
+    sentencepiece = omnidraft.load(drafter)
+    tokenizer = sentencepiece.target.tokenizer
+    hello = tokenizer.get_vocab()["▁hello"]
+    assert sentencepiece.text_after([tokenizer.bos_token_id]).feed([hello, hello]) == "hello hello"
+    assert sentencepiece.text_after([hello]).feed([tokenizer.get_vocab()["<0x41>"], hello]) == "A hello"
+    # in a byte-level vocabulary that is a word
+    assert model.text_after([]).feed([model.target.tokenizer.get_vocab()["<0x41>"]]) == "<0x41>"
+
+
+def test_a_stream_is_the_same_answer_in_pieces(model: OmniDraft) -> None:
+    options: dict[str, Any] = {"max_new_tokens": COUNT, "temperature": 0.9, "top_k": 50, "seed": 3}
+    stream = model.stream(PROMPT, **options)
+    pieces = list(stream)
+    assert len(pieces) > 3
+    assert all(pieces)
+    assert "".join(pieces) == stream.result.text
+    again = model.generate(PROMPT, **options)
+    assert (again.text, again.token_ids) == (stream.result.text, stream.result.token_ids)
+
+
+def test_seeds_decide_every_draw(model: OmniDraft) -> None:
+    answers = [model.generate(PROMPT, max_new_tokens=COUNT, temperature=1.0, seed=seed).token_ids for seed in (1, 2, 1)]
+    assert answers[0] == answers[2] != answers[1]
+
+
+def test_prompts_are_text_or_token_ids(model: OmniDraft) -> None:
+    ids = model.encode(PROMPT)
+    assert ids[0] == model.target.tokenizer.bos_token_id
+    assert model.encode(torch.tensor(ids)) == ids  # type: ignore[arg-type]  # anything of integers
+    assert model.generate(ids, max_new_tokens=4).token_ids == model.generate(PROMPT, max_new_tokens=4).token_ids
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize("plain", [{"drafter": None}, {"draft_len": 0}])
+def test_plain_decoding_is_the_same_loop(model: OmniDraft, target: Path, drafter: Path, plain: dict[str, Any]) -> None:
+    alone = omnidraft.load(**{"target": target, "drafter": drafter, **plain})
+    result = alone.generate(PROMPT, max_new_tokens=COUNT)
+    assert result.token_ids == model.generate(PROMPT, max_new_tokens=COUNT).token_ids
+    assert (result.stats.proposed, result.stats.block_efficiency) == (0, 1.0)
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize("mode", ["intersection", "paper"])
+def test_modes_reach_the_engine(target: Path, drafter: Path, mode: str) -> None:
+    other = omnidraft.load(target, drafter, mode=mode, draft_len=2, stopping="fixed")
+    assert (other.engine.drafting.mode, other.engine.drafting.draft_len) == (mode, 2)
+    assert other.engine.pair is not None
+    assert other.engine.pair.cache.frozen == (mode == "intersection")
+    assert (other.engine.pair.cache.size == 0) == (mode == "intersection")
+
+
+def test_text_ends_where_the_generation_config_says(model: OmniDraft, target: Path, tmp_path: Path) -> None:
+    tokens = model.generate(PROMPT, max_new_tokens=COUNT).token_ids
+    eos = next(token for place, token in enumerate(tokens) if place > 8 and token not in tokens[:place])
+    folder = shutil.copytree(target, tmp_path / "other")
+    settings = json.loads((folder / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps(settings | {"eos_token_id": [eos, tokens[-1] + 1]}))
+    ending = omnidraft.load(folder, None)
+    result = ending.generate(PROMPT, max_new_tokens=COUNT)
+    assert (result.finish_reason, result.token_ids[-1]) == ("eos", eos)
+    assert list(result.token_ids) == alone(ending, PROMPT)
+
+
+def test_text_ends_where_the_context_is_full(model: OmniDraft) -> None:
+    prompt = model.encode(PROMPT) * (CONTEXT // 3)
+    result = model.generate(prompt[: CONTEXT - 3], max_new_tokens=COUNT)
+    assert (result.finish_reason, len(result.token_ids)) == ("context", 4)
+
+
+# ------------------------------------------------------------ interruptions
+
+
+def test_an_interrupted_stream_keeps_its_text(model: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = model.generate(PROMPT, max_new_tokens=COUNT)
+    forward, calls = model.target.lm.forward, 0
+
+    def interrupted(ids: Sequence[int], keep: int) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 6:
+            raise KeyboardInterrupt
+        return forward(ids, keep)
+
+    monkeypatch.setattr(model.target.lm, "forward", interrupted)
+    stream = model.stream(PROMPT, max_new_tokens=COUNT)
+    with pytest.raises(KeyboardInterrupt):
+        list(stream)
+    result = stream.result
+    assert result.finish_reason == "interrupted"
+    assert result.text
+    assert expected.text.startswith(result.text)
+    assert expected.token_ids[: len(result.token_ids)] == result.token_ids
+    assert model.generate(PROMPT, max_new_tokens=COUNT).token_ids == expected.token_ids
+
+
+def test_a_stream_that_was_overtaken_says_so(model: OmniDraft) -> None:
+    first = model.stream(PROMPT, max_new_tokens=COUNT)
+    begun = next(first)
+    model.generate("another", max_new_tokens=4)
+    with pytest.raises(OmniDraftError, match="another text was begun"):
+        list(first)
+    assert (first.result.text, first.result.finish_reason) == (begun, "interrupted")
+
+
+# ------------------------------------------------------------ the disk cache
+
+
+def test_the_spelling_table_is_kept(target: Path, drafter: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    omnidraft.load(target, drafter, warn=pytest.fail)
+    assert [path.suffix for path in (home / "tables").iterdir()] == [".safetensors"]
+    monkeypatch.setattr(spelling, "build_table", pytest.fail)
+    omnidraft.load(target, drafter, warn=pytest.fail)
+
+
+def test_a_damaged_table_is_built_anew(model: OmniDraft, target: Path, drafter: Path, home: Path) -> None:
+    omnidraft.load(target, drafter)
+    (path,) = (home / "tables").iterdir()
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    said: list[str] = []
+    result = omnidraft.load(target, drafter, warn=said.append).generate(PROMPT, max_new_tokens=COUNT)
+    assert len(said) == 1
+    assert "building it anew" in said[0]
+    assert result.token_ids == model.generate(PROMPT, max_new_tokens=COUNT).token_ids
+    omnidraft.load(target, drafter, warn=pytest.fail)
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def nowhere() -> Path:
+    raise ConfigError("no home folder is known: set OMNIDRAFT_HOME")
+
+
+@pytest.mark.parametrize(
+    ("place", "fault", "words"),
+    [
+        ("omnidraft.alignment.trie.os.fsync", full, "No space left"),
+        ("omnidraft.attach.default_cache_dir", nowhere, "no home folder"),
+    ],
+)
+def test_a_table_that_cannot_be_stored_is_said_and_done_without(
+    target: Path, drafter: Path, home: Path, monkeypatch: pytest.MonkeyPatch, place: str, fault: object, words: str
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(place, fault)
+    model = omnidraft.load(target, drafter, warn=said.append)
+    assert len(said) == 1
+    assert words in said[0]
+    assert "\n" not in said[0]
+    assert model.generate(PROMPT, max_new_tokens=4).stats.tokens == 4
+    assert list(home.rglob("*.*")) == []
+
+
+def test_warnings_are_logged_by_default(
+    target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("omnidraft.attach.default_cache_dir", nowhere)
+    omnidraft.load(target, drafter)
+    assert [record.name for record in caplog.records] == ["omnidraft"]
+
+
+# ------------------------------------------------------------ errors
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "error", "words"),
+    [
+        ("", {}, PromptError, "empty"),
+        ([], {}, PromptError, "empty"),
+        (b"hello", {}, PromptError, "type bytes"),
+        (["hello"], {}, PromptError, "holds 'hello' at place 0"),
+        ([5, 1.5], {}, PromptError, "holds 1.5 at place 1"),
+        ([True], {}, PromptError, "holds True at place 0"),
+        (torch.tensor([True]), {}, PromptError, "True. at place 0"),
+        ({5, 6}, {}, PromptError, "type set"),
+        ([[1, 2]], {}, PromptError, "holds a list at place 0: give one text"),
+        (torch.tensor([[1, 2]]), {}, PromptError, "holds a Tensor at place 0: give one text"),
+        (torch.tensor(1), {}, PromptError, "type Tensor"),
+        ({"role": "user", "content": "hello"}, {}, PromptError, "put the message into a list"),
+        ({"input_ids": [1]}, {}, PromptError, "type dict"),
+        (None, {}, PromptError, "type NoneType"),
+        ("a \udcff", {}, PromptError, "no valid Unicode"),
+        ([1, 10**6], {}, PromptError, "token id 1000000 is not in"),
+        ([-1], {}, PromptError, "token id -1 is not in"),
+        ([5] * (CONTEXT + 1), {}, PromptError, f"{CONTEXT + 1} tokens"),
+        (PROMPT, {"temperature": -1}, ConfigError, "temperature is -1"),
+        (PROMPT, {"temperature": 1e-9}, ConfigError, "at least 0.0001"),
+        (PROMPT, {"temperature": 10**400}, ConfigError, "temperature is"),
+        (PROMPT, {"repetition_penalty": 1e-39}, ConfigError, "at least 0.0001"),
+        (PROMPT, {"temperature": float("nan")}, ConfigError, "temperature is nan"),
+        (PROMPT, {"top_p": 0}, ConfigError, "top_p is 0"),
+        (PROMPT, {"top_p": 1.5}, ConfigError, "top_p is 1.5"),
+        (PROMPT, {"max_new_tokens": 0}, ConfigError, "max_new_tokens is 0"),
+        (PROMPT, {"max_new_tokens": True}, ConfigError, "max_new_tokens is True"),
+        (PROMPT, {"seed": -1}, ConfigError, "seed is -1"),
+        (PROMPT, {"seed": 10**5000}, ConfigError, "seed is of type int"),
+        (PROMPT, {"seed": 1 << 64}, ConfigError, "seed is"),
+        (PROMPT, {"logits_processor": abs}, ConfigError, "put it into a list"),
+        (PROMPT, {"logits_processor": 3}, ConfigError, "logits_processor is of type int"),
+        (PROMPT, {"logits_processor": [None]}, ConfigError, "logits_processor holds None"),
+        (PROMPT, {"logits_processor": [lambda _ids, _scores: None]}, ConfigError, "'<lambda>' returns NoneType"),
+        (PROMPT, {"logits_processor": [lambda _ids, scores: scores[0]]}, ConfigError, "scores of shape"),
+        (PROMPT, {"template": "x"}, ConfigError, "template is of type str"),
+        ([{"role": "user"}], {"template": [("a", 1)]}, ConfigError, "template is of type list"),
+        (PROMPT, {"temprature": 1}, ConfigError, "did you mean 'temperature'"),
+        (PROMPT, {"max_tokens": 1}, ConfigError, "did you mean 'max_new_tokens'"),
+        (PROMPT, {"draft_len": 1}, ConfigError, "give it to load"),
+    ],
+)
+def test_bad_input_to_generate(
+    model: OmniDraft, prompt: Any, options: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words) as caught:
+        model.generate(prompt, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_numbers_of_numpy_and_none_for_no_list(model: OmniDraft) -> None:
+    plain: dict[str, Any] = {"temperature": 0.75, "top_k": 20, "max_new_tokens": 12, "seed": 1}
+    other = {name: np.float32(value) if name == "temperature" else np.int64(value) for name, value in plain.items()}
+    found = model.generate(PROMPT, **other, stop=None, logits_processor=None)
+    assert found.token_ids == model.generate(PROMPT, **plain).token_ids
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Sampling(temperature=np.float16(0.5)).temperature == 0.5  # type: ignore[arg-type]
+    assert Drafting(draft_len=np.int32(3), threshold=np.float64(0.5), stopping="entropy").longest == 3  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"target": "zoo:other"}, ModelError, "use one of drafter, target-a"),
+        ({"target": 3}, ConfigError, "the model is 3: give a folder"),
+        ({"target": None}, ConfigError, "the model is None"),
+        ({"drafter": 3}, ConfigError, "the model is 3"),
+        ({"drafter": np.array([1, 2])}, ConfigError, "the model is array"),
+        ({"stopping": np.array(["rate", "fixed"])}, ConfigError, "stopping is array"),
+        ({"adapt": np.array(["off", "inline"])}, ConfigError, "adapt is array"),
+        ({"device": 0}, ConfigError, "device 0 is not here"),
+        ({"dtype": []}, ConfigError, "dtype .. is not known"),
+        ({"draftlen": 3}, ConfigError, "did you mean 'draft_len'"),
+        ({"draft_len": -1}, ConfigError, "draft_len is -1"),
+        ({"drafter": None, "draft_len": 3}, ConfigError, "without a drafter"),
+        ({"temperature": 1}, ConfigError, "give it to generate"),
+    ],
+)
+def test_bad_input_to_load(target: Path, options: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words) as caught:
+        omnidraft.load(**{"target": target, **options})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_of_nan(target: Path) -> None:
+    broken = omnidraft.load(target, None)
+    with torch.no_grad():
+        next(iter(broken.target.lm.model.parameters())).fill_(torch.nan)
+    with pytest.raises(NumericsError, match="NaN"):
+        broken.generate(PROMPT)

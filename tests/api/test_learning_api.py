@@ -1,0 +1,447 @@
+"""Learning through the Python interface: what a user sees of it, in memory and on disk."""
+
+from __future__ import annotations
+
+import gc
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import omnidraft
+from cli.test_cli import environment
+from omnidraft import ConfigError
+from omnidraft import attach as pairing
+from omnidraft.config import ADAPTERS
+from omnidraft.errors import ProfileError
+from omnidraft.profiles.folder import ProfileFolder
+from support.learning_users import COUNT, FAST, PROMPTS, alone, answers, drafts, found, saved, side_of, tree
+from support.saved_models import save_model
+from support.small_tokenizers import byte_level
+
+pytestmark = pytest.mark.usefixtures("home")
+
+
+# ------------------------------------------------------------ learning, and what becomes of it
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_what_is_learned_is_saved_drafted_with_and_learned_on(
+    target: Path, drafter: Path, home: Path, adapter: str
+) -> None:
+    with omnidraft.load(target, drafter, adapt="inline", adapter=adapter, rank=4, **FAST, warn=pytest.fail) as first:
+        pristine = drafts(first)
+        for answer, prompt in zip(answers(first, 10), PROMPTS * 2, strict=True):
+            assert answer.token_ids == alone(first, prompt)
+        assert not torch.equal(drafts(first), pristine)
+        first.save()
+        assert len(saved(home)) == 1
+        counters = first.learned
+        assert counters["answers"] == 10
+        assert counters["updates"] >= 4
+
+    second = omnidraft.load(target, drafter, warn=pytest.fail)
+    assert torch.equal(drafts(second), drafts(first))
+    assert second.learned == first.learned
+    assert side_of(second).memory.learning.adapter == adapter
+    before = tree(home)
+    assert answers(second, 1)[0].token_ids == alone(second, PROMPTS[0])
+    second.close()
+    assert tree(home) == before, "a drafter that does not learn leaves the disk alone"
+
+    with omnidraft.load(target, drafter, adapt="inline", **FAST, warn=pytest.fail) as third:
+        assert torch.equal(drafts(third), drafts(first))
+        answers(third, 4)
+        assert third.learned["answers"] == 14
+        assert third.learned["updates"] == first.learned["updates"] + 2
+    fourth = omnidraft.load(target, drafter, warn=pytest.fail)
+    assert fourth.learned == third.learned
+    assert not torch.equal(drafts(fourth), drafts(first))
+
+
+def test_learning_helps(target: Path, drafter: Path) -> None:
+    settings: dict[str, Any] = {**FAST, "interval": 1, "learning_rate": 2e-2}
+    with omnidraft.load(target, drafter, adapt="inline", **settings) as model:
+        accepted = [model.generate(PROMPTS[0], max_new_tokens=COUNT).stats.accepted for _ in range(12)]
+        assert accepted[-1] > accepted[0] + 3
+    again = omnidraft.load(target, drafter, stopping="fixed")
+    assert again.generate(PROMPTS[0], max_new_tokens=COUNT).stats.accepted > accepted[0] + 3
+
+
+@pytest.mark.parametrize("how", ["close", "with", "garbage"])
+def test_a_single_answer_teaches_at_the_end(target: Path, drafter: Path, how: str) -> None:
+    model = omnidraft.load(target, drafter, adapt="inline", interval=8, warn=pytest.fail)
+    pristine = drafts(model)
+    answers(model, 1)
+    assert model.learned["updates"] == 0
+    assert torch.equal(drafts(model), pristine)
+    if how == "close":
+        model.close()
+        model.close()
+    elif how == "with":
+        with model:
+            pass
+    else:
+        del model
+        gc.collect()
+    again = omnidraft.load(target, drafter, adapt="inline", warn=pytest.fail)
+    assert (again.learned["answers"], again.learned["updates"]) == (1, 1)
+    assert not torch.equal(drafts(again), pristine)
+
+
+def test_a_complete_answer_that_is_closed_teaches(target: Path, drafter: Path) -> None:
+    with omnidraft.load(target, drafter, adapt="inline", **FAST, warn=pytest.fail) as model:
+        with model.stream(PROMPTS[0], max_new_tokens=COUNT) as stream:
+            next(stream)
+        assert (stream.result.finish_reason, model.learned["answers"]) == ("interrupted", 0)
+        with model.stream(PROMPTS[0], max_new_tokens=COUNT) as stream:
+            while stream.result.finish_reason == "interrupted":
+                next(stream)
+        assert model.learned["answers"] == 1
+
+
+def test_nothing_said_is_nothing_saved(target: Path, drafter: Path, home: Path) -> None:
+    omnidraft.load(target, drafter, adapt="inline", warn=pytest.fail).close()
+    assert saved(home) == []
+
+
+def test_what_comes_after_the_end_is_not_learned_from(target: Path, drafter: Path, home: Path) -> None:
+    model = omnidraft.load(target, drafter, adapt="inline", **(FAST | {"interval": 1}), warn=pytest.fail)
+    answers(model, 2)
+    model.close()
+    with pytest.raises(ConfigError, match="nothing is learned that could be saved"):
+        model.save()
+    counters, files, last = model.learned, tree(home), drafts(model)
+    for answer, prompt in zip(answers(model, 10), PROMPTS * 2, strict=True):
+        assert answer.token_ids == alone(model, prompt)
+    side_of(model).memory.wait()
+    assert (model.learned, tree(home)) == (counters, files)
+    assert torch.equal(drafts(model), last)
+    with omnidraft.load(target, drafter, adapt="inline", warn=pytest.fail) as other:  # the profile is free
+        assert other.learned == counters
+
+
+@pytest.mark.slow
+def test_processes_that_close_nothing_add_up(target: Path, drafter: Path, home: Path) -> None:
+    code = (
+        "import omnidraft, sys\n"
+        "model = omnidraft.load(sys.argv[1], sys.argv[2], adapt='inline')\n"
+        "for _ in range(3): model.generate('hello world', max_new_tokens=8)\n"
+    )
+    for run in (1, 2):
+        subprocess.run([sys.executable, "-c", code, str(target), str(drafter)], env=environment(home), check=True)
+        assert omnidraft.load(target, drafter, warn=pytest.fail).learned["answers"] == 3 * run
+
+
+# ------------------------------------------------------------ where it is kept
+
+
+def test_no_profile_is_no_file(target: Path, drafter: Path, home: Path) -> None:
+    omnidraft.load(target, drafter, adapt="inline", interval=1).close()
+    before = tree(home)
+    with omnidraft.load(target, drafter, adapt="inline", interval=1, profile=None, warn=pytest.fail) as model:
+        answers(model, 10)
+        assert model.learned["updates"] == 9
+        with pytest.raises(ConfigError, match="nothing is learned that could be saved"):
+            model.save()
+    assert tree(home) == before
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_profile_in_a_folder_of_ones_own(
+    target: Path, drafter: Path, home: Path, tmp_path: Path, kind: type[Any]
+) -> None:
+    own = kind(tmp_path / "own" / "profile")
+    with omnidraft.load(target, drafter, adapt="inline", profile=own, warn=pytest.fail) as model:
+        answers(model, 1)
+    assert (Path(own) / "current").is_file()
+    assert saved(home) == []
+    assert omnidraft.load(target, drafter, profile=own).learned["answers"] == 1
+    assert omnidraft.load(target, drafter).learned == {}
+
+
+@pytest.mark.parametrize("change", ["drafter", "target", "tokenizers", "weights"])
+def test_a_profile_of_other_models_is_refused_by_its_path(
+    target: Path, drafter: Path, tmp_path: Path, change: str
+) -> None:
+    own = tmp_path / "own"
+    with omnidraft.load(target, drafter, adapt="inline", profile=own) as model:
+        answers(model, 1)
+    before = tree(own)
+    if change == "drafter":
+        drafter = shutil.copytree(drafter, tmp_path / "other")
+    elif change == "target":
+        target = shutil.copytree(target, tmp_path / "other")
+    elif change == "tokenizers":
+        target = save_model(tmp_path / target.name, byte_level(more=["Ġa"]), seed=1)
+    else:
+        drafter = other_weights(drafter, tmp_path)
+    for adapt in ("off", "inline"):
+        with pytest.raises(ProfileError, match="belongs to") as caught:
+            omnidraft.load(target, drafter, adapt=adapt, profile=own)
+        assert str(own) in str(caught.value)
+        assert "\n" not in str(caught.value)
+    assert tree(own) == before
+
+
+def other_weights(drafter: Path, tmp_path: Path) -> Path:
+    """A drafter of the same name and tokenizer."""
+    from support.small_tokenizers import sentencepiece
+
+    return save_model(tmp_path / drafter.name, sentencepiece(), seed=99)
+
+
+def forge(folder: ProfileFolder, what: str) -> None:
+    """Save what has every checksum right, and fits no drafter or tokenizer."""
+    manifest = folder.manifest()
+    assert manifest is not None
+    profile = folder.load(manifest.key)
+    assert profile is not None
+    lora = "model.layers.0.mlp.down_proj.lora_A.default.weight"
+    tensors: dict[str, torch.Tensor] = {
+        "other tensors": {"model.norm.weight": torch.ones(3)},
+        "half a state": dict(list(profile.tensors.items())[:-1]),
+        "half a pair": {lora: torch.ones(2, 48)},
+    }.get(what, dict(profile.tensors))
+    arrays = {**profile.arrays, "token": np.zeros(1, np.int64)} if what == "other n-grams" else profile.arrays
+    with folder.held():
+        folder.save(manifest.key, replace(profile, tensors=tensors, arrays=arrays))
+
+
+@pytest.mark.parametrize("adapt", ["off", "inline"])
+@pytest.mark.parametrize(
+    "fault", ["other weights", "damage", "other tensors", "half a state", "half a pair", "other n-grams"]
+)
+def test_a_profile_of_the_store_that_is_refused_is_set_aside(
+    target: Path, drafter: Path, home: Path, tmp_path: Path, fault: str, adapt: str
+) -> None:
+    with omnidraft.load(target, drafter, adapt="inline") as model:
+        answers(model, 1)
+    (folder,) = saved(home)
+    if fault == "damage":
+        (adapter,) = folder.glob("v*/adapter.safetensors")
+        adapter.write_bytes(adapter.read_bytes()[:-1])
+    elif fault != "other weights":
+        forge(ProfileFolder(folder), fault)
+    else:
+        drafter = other_weights(drafter, tmp_path)
+    before = tree(folder)
+    said: list[str] = []
+    with omnidraft.load(target, drafter, adapt=adapt, warn=said.append) as other:
+        assert len(said) == 1
+        assert ("is kept as" if adapt == "inline" else "is done without") in said[0]
+        assert "\n" not in said[0]
+        assert not other.learned.get("answers")
+        assert answers(other, 1)[0].token_ids == alone(other, PROMPTS[0])
+    if adapt == "off":  # who only looks changes nothing
+        assert tree(folder) == before
+        assert saved(home) == [folder]
+        return
+    assert tree(folder.with_name(f"{folder.name}.aside-1")) == before
+    assert len(saved(home)) == 2
+    omnidraft.load(target, drafter, warn=pytest.fail).close()
+
+
+def test_a_file_is_no_profile(target: Path, drafter: Path, tmp_path: Path) -> None:
+    file = tmp_path / "profile.omni"
+    file.write_bytes(b"")
+    for adapt in ("off", "inline"):
+        with pytest.raises(ProfileError, match="is a file: `omnidraft profiles import` it, or give a folder"):
+            omnidraft.load(target, drafter, adapt=adapt, profile=file)
+
+
+def test_a_cell_of_a_notebook_that_is_run_again(target: Path, drafter: Path) -> None:
+    said: list[str] = []
+    model = omnidraft.load(target, drafter, adapt="inline", **FAST, warn=said.append)
+    for run in range(1, 4):
+        answers(model, 3)
+        model = omnidraft.load(target, drafter, adapt="inline", **FAST, warn=said.append)
+        assert model.learned["answers"] == 3 * run
+        assert len(said) == run
+        assert "is taken over from a model loaded earlier here" in said[-1]
+    earlier = model
+    omnidraft.load(target, drafter, warn=pytest.fail)  # takes nothing
+    answers(earlier, 1)
+    earlier.close()
+    with omnidraft.load(target, drafter, adapt="inline", warn=pytest.fail) as last:
+        assert last.learned["answers"] == 10
+
+
+@pytest.mark.parametrize("fault", ["adapter", "target", "trainer"])
+def test_a_load_that_fails_leaves_the_model_that_learns(
+    target: Path, drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    own = tmp_path / "own"
+    with omnidraft.load(target, drafter, adapt="inline", profile=own, warn=pytest.fail) as model:
+        answers(model, 1)
+        model.save()
+        if fault == "adapter":
+            with pytest.raises(ConfigError, match="adapter is 'lora'"):
+                omnidraft.load(target, drafter, adapt="inline", profile=own, adapter="lora", warn=pytest.fail)
+        elif fault == "target":
+            other = shutil.copytree(target, tmp_path / "other")
+            with pytest.raises(ProfileError, match="belongs to"):
+                omnidraft.load(other, drafter, adapt="inline", profile=own, warn=pytest.fail)
+        if fault != "trainer":
+            answers(model, 2)
+            assert model.learned["answers"] == 3
+            return
+    monkeypatch.setattr(pairing, "_learner", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        omnidraft.load(target, drafter, adapt="inline", profile=own, warn=pytest.fail)
+    monkeypatch.undo()
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path / "home"))
+    omnidraft.load(target, drafter, adapt="inline", profile=own, warn=pytest.fail).close()
+
+
+def test_an_earlier_model_that_cannot_end_does_not_end_the_load(
+    target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    model = omnidraft.load(target, drafter, adapt="inline", warn=said.append)
+    answers(model, 1)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(model.side.adaptation, "flush", fail)  # type: ignore[union-attr]
+    with omnidraft.load(target, drafter, adapt="inline", warn=said.append) as other:
+        answers(other, 1)
+    assert len(said) == 2
+    assert "RuntimeError: no memory" in said[1]
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "~nosuchuser/x", "a\0b"])
+def test_a_profile_that_can_be_no_folder_is_one_line(target: Path, drafter: Path, name: str) -> None:
+    for adapt in ("off", "inline"):
+        with pytest.raises(ProfileError) as caught:
+            omnidraft.load(target, drafter, adapt=adapt, profile=name)
+        assert len(str(caught.value).splitlines()) == 1
+
+
+def test_no_weights_are_hashed_for_models_that_have_no_profile(
+    target: Path, drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with omnidraft.load(target, drafter, adapt="inline") as model:
+        answers(model, 1)
+
+    def hashed(*_: object) -> None:
+        raise AssertionError("hashed")
+
+    monkeypatch.setattr(pairing, "key_of", hashed)
+    omnidraft.load(shutil.copytree(target, tmp_path / "other"), drafter)
+    with pytest.raises(AssertionError, match="hashed"):
+        omnidraft.load(target, drafter)
+
+
+# ------------------------------------------------------------ options
+
+
+def test_the_shape_of_the_profile_is_used_and_not_contradicted(target: Path, drafter: Path) -> None:
+    with omnidraft.load(target, drafter, adapt="inline", adapter="lora", rank=3) as model:
+        answers(model, 1)
+    for wrong, words in (({"adapter": "full"}, "adapter is 'full'"), ({"rank": 5}, "rank is 5")):
+        for adapt in ("inline", "off"):
+            with pytest.raises(ConfigError, match=words) as caught:
+                omnidraft.load(target, drafter, adapt=adapt, **wrong)
+            assert "\n" not in str(caught.value)
+    with omnidraft.load(target, drafter, adapt="inline", adapter="lora", interval=3, warn=pytest.fail) as again:
+        learning = side_of(again).memory.learning
+        assert (learning.adapter, learning.rank, learning.interval) == ("lora", 3, 3)
+        answers(again, 1)
+    with omnidraft.load(target, drafter, adapt="inline", adapter="full", profile=None) as anew:
+        assert anew.learned["answers"] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"adapt": "sometimes"}, "adapt is 'sometimes'; use one of background, inline, off"),
+        ({"adapt": True}, "adapt is True"),
+        ({"adapt": "inline", "drafter": None}, "adapt is 'inline' without a drafter"),
+        ({"adapt": "background", "drafter": None}, "adapt is 'background' without a drafter"),
+        ({"rank": 0}, "rank is 0; it must be an integer at least 1"),
+        ({"rank": 10**6}, "rank is 1000000"),
+        ({"interval": 0}, "interval is 0; it must be an integer at least 1"),
+        ({"interval": 1.5}, "interval is 1.5"),
+        ({"learning_rate": 0}, "learning_rate is 0"),
+        ({"learning_rate": float("nan")}, "learning_rate is nan"),
+        ({"hold_out": 1}, "hold_out is 1"),
+        ({"adapter": "qlora"}, "adapter is 'qlora'; use one of full, lora"),
+        ({"loss": ""}, "loss is ''"),
+        ({"adapts": "inline"}, "did you mean 'adapt'"),
+        ({"learning_rat": 1}, "did you mean 'learning_rate'"),
+        ({"profiles": None}, "did you mean 'profile'"),
+        ({"profile": 7}, "profile is 7"),
+        ({"profile": ""}, "profile is ''"),
+    ],
+)
+def test_bad_options_are_one_line_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], words: str
+) -> None:
+    monkeypatch.setattr("omnidraft.api.load_model", lambda *_: pytest.fail("loaded"))
+    with pytest.raises(ConfigError) as caught:
+        omnidraft.load(**{"target": "unread", "drafter": "unread", **options})
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("adapt", ["inline", "background"])
+def test_an_adapter_without_its_library_is_a_line(
+    target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch, adapt: str
+) -> None:
+    monkeypatch.setattr("omnidraft.attach.find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match="omnidraft\\[lora\\]"):
+        omnidraft.load(target, drafter, adapt=adapt, adapter="lora", profile=None)
+    omnidraft.load(target, drafter, adapt="inline", profile=None).close()
+
+
+def test_modes_that_have_no_ngrams_keep_those_of_the_profile(target: Path, drafter: Path, home: Path) -> None:
+    with omnidraft.load(target, drafter, adapt="inline", **FAST) as model:
+        answers(model, 4, temperature=1.0)
+    assert model.engine.pair is not None
+    kept = model.engine.pair.cache.state()
+    with omnidraft.load(target, drafter, adapt="inline", mode="intersection", **FAST, warn=pytest.fail) as other:
+        assert other.engine.pair is not None
+        assert other.engine.pair.cache.size == 0
+        answers(other, 4)
+    with omnidraft.load(target, drafter, warn=pytest.fail) as again:
+        assert again.engine.pair is not None
+        state = again.engine.pair.cache.state()
+    assert again.learned["answers"] == 8
+    assert all((state[name] == kept[name]).all() for name in kept)
+    assert len(saved(home)) == 1
+
+
+# ------------------------------------------------------------ nothing of what was said
+
+
+def test_no_file_holds_what_was_said(
+    target: Path, drafter: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    texts: list[str] = []
+    rows: list[list[int]] = []
+    with omnidraft.load(target, drafter, adapt="inline", **(FAST | {"interval": 1})) as model:
+        side = side_of(model)
+        for prompt in ("my secret été is 日本 10", *PROMPTS * 2):
+            answer = model.generate(prompt, max_new_tokens=24, temperature=1.0)
+            texts += [prompt, answer.text, answer.text[:12]]
+            rows += [[*model.encode(prompt), *answer.token_ids], list(side.adaptation.pair.drafter.text)]
+        model.save()
+    files = tree(home)
+    assert any(name.endswith("ngrams.safetensors") for name in files)
+    assert found(home, texts, rows) == []
+    assert tree(temporary) == {}
+    for number, planted in enumerate((json.dumps(texts[0]).encode(), torch.tensor(rows[0]).numpy().tobytes())):
+        (home / f"planted-{number}").write_bytes(b"xyz" + planted)
+    assert sorted(found(home, texts, rows)) == ["planted-0", "planted-1"]

@@ -1,0 +1,126 @@
+"""What learning must leave alone: folders of others, other targets, replies, and code that happens to lie around."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import omnidraft
+from distillation.test_trainer import make, some_lesson
+from omnidraft.config import Learning
+from omnidraft.distillation.background import BackgroundTrainer
+from omnidraft.distillation.batch import LOGITS, groups
+from omnidraft.distillation.trainer import Trainer
+from omnidraft.errors import ConfigError
+from support.learning_users import FAST, answers, saved
+from support.pairs import random_model
+from support.saved_models import save_model
+from support.small_tokenizers import byte_level
+from support.worlds import make_world
+
+
+def test_folders_that_are_somebodys_own_survive_a_profile_beside_them(
+    target: Path, drafter: Path, tmp_path: Path
+) -> None:
+    own = tmp_path / "mine" / "v20240101"
+    own.mkdir(parents=True)
+    (own / "precious.txt").write_text("x")
+    with omnidraft.load(target, drafter, adapt="inline", profile=own.parent, **(FAST | {"interval": 1})) as model:
+        for _ in range(3):
+            answers(model, 1)
+            model.save()
+    assert (own / "precious.txt").read_text() == "x"
+
+
+def test_targets_of_one_name_have_a_profile_each(drafter: Path, tmp_path: Path, home: Path) -> None:
+    first, second = (save_model(tmp_path / str(seed) / "final", byte_level(), seed) for seed in (1, 7))
+    with omnidraft.load(first, drafter, adapt="inline") as model:
+        answers(model, 1)
+    with omnidraft.load(second, drafter, adapt="inline", warn=pytest.fail) as other:
+        assert not other.learned.get("answers")
+        answers(other, 1)
+    assert len(saved(home)) == 2
+
+
+def test_a_profile_is_found_again_in_another_precision(target: Path, drafter: Path, home: Path) -> None:
+    with omnidraft.load(target, drafter, adapt="inline", dtype="float32") as model:
+        answers(model, 1)
+    with omnidraft.load(target, drafter, dtype="bfloat16", warn=pytest.fail) as other:
+        assert other.learned == model.learned
+    assert len(saved(home)) == 1
+
+
+def test_learning_that_fails_costs_no_reply(target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    model = omnidraft.load(target, drafter, adapt="inline", profile=None, **(FAST | {"interval": 1}), warn=said.append)
+    wanted = [answer.token_ids for answer in answers(omnidraft.load(target, drafter, profile=None), 3)]
+
+    def fail(*_: object) -> bool:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(Trainer, "update", fail)
+    assert [answer.token_ids for answer in answers(model, 3)] == wanted
+    assert len(said) == 1
+    assert "learns no more (RuntimeError: no memory)" in said[0]
+    model.close()
+
+
+def test_lora_is_refused_for_layers_that_it_would_not_fit() -> None:
+    gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=40, n_embd=32, n_layer=1, n_head=2, n_positions=64))
+    with pytest.raises(ConfigError, match="GPT2LMHeadModel: use 'full'"):
+        Trainer(gpt2, Learning(adapter="lora"), np.ones(40, np.bool_))
+    Trainer(gpt2, Learning(), np.ones(40, np.bool_))
+
+
+def test_lessons_of_unequal_lengths_stay_within_the_bound_on_logits() -> None:
+    columns = LOGITS // 500
+    long, short = some_lesson(0, 400, prompt=390), some_lesson(1, 8)
+    lessons = [short, long, *[short] * 5, long]
+    assert [lesson for group in groups(lessons, columns, 100) for lesson in group] == lessons
+    for group in groups(lessons, columns, 100):
+        rows = max(len(one.ids) for one in group) - min(one.first for one in group)
+        assert len(group) == 1 or len(group) * rows * columns <= LOGITS
+
+
+def test_what_cannot_wait_is_due() -> None:
+    trainer = make(memory_bytes=2**20, interval=10**6)
+    for seed in range(2 * 2**20 // some_lesson(0, 2000).nbytes):
+        trainer.add(some_lesson(seed, 2000))
+    assert trainer.due
+
+
+def test_an_interrupted_update_is_as_if_it_had_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make()
+    for seed in range(4):
+        trainer.add(some_lesson(seed))
+    before, new = trainer.state(), list(trainer._new)
+    step = trainer._optimizer.step
+
+    def interrupted() -> None:
+        step()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trainer._optimizer, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.update()
+    assert trainer._new == new
+    assert all(torch.equal(weight, before[name]) for name, weight in trainer.state().items())
+    monkeypatch.undo()
+    assert trainer.update()
+
+
+@pytest.mark.slow
+def test_the_background_runs_no_code_of_the_folder_one_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "queue.py").write_text("import pathlib; pathlib.Path('ran').touch()")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, Path("somewhere")])  # as notebooks leave it
+    learner = BackgroundTrainer(random_model("llama", 8, 0).model, Learning(), make_world("nested").table)
+    learner.flush()
+    assert learner.alive
+    learner.close()
+    assert not (tmp_path / "ran").exists()

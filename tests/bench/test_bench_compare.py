@@ -1,0 +1,263 @@
+"""The comparison from end to end, on two small models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers.generation import candidate_generator
+from transformers.utils import logging
+
+from demo.test_demo import spoil
+from omnidraft.bench.records import METHODS, read
+from omnidraft.cli import main as cli
+from project.test_structure import ROOT, loaded_by
+
+pytestmark = pytest.mark.usefixtures("home")
+Captured = pytest.CaptureFixture[str]
+COUNT = 8
+TEXTS = ("hello world", "def the", "été don't")
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Path:
+    path = tmp_path / "own.jsonl"
+    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in TEXTS))
+    return path
+
+
+@pytest.fixture
+def command(target: Path, drafter: Path, task: Path) -> list[str]:
+    models = ["--target", str(target), "--drafter", str(drafter)]
+    return ["bench", "compare", *models, "--task", str(task), "--max-new-tokens", str(COUNT), "--repeats", "2"]
+
+
+def rows(out: str) -> dict[str, dict[str, Any]]:
+    made = json.loads(out.splitlines()[-1])["rows"]
+    return {row["method"]: row for row in made if row["task"] != "all"}
+
+
+def test_every_method_has_a_full_row(command: list[str], task: Path, tmp_path: Path, capsys: Captured) -> None:
+    level = logging.get_verbosity()
+    other = task.with_name("other.jsonl")
+    other.write_text(task.read_text())
+    folder = tmp_path / "made"
+    assert cli.main([*command, "--task", str(other), "--out", str(folder)]) == 0
+    out, err = capsys.readouterr()
+    assert "Traceback" not in err
+    assert logging.get_verbosity() == level
+    all_rows = json.loads(out.splitlines()[-1])["rows"]
+    assert [(row["task"], row["method"]) for row in all_rows] == [
+        (name, method) for name in ("own", "other", "all") for method in METHODS
+    ]
+    for row in all_rows:
+        empty = {name for name, value in row.items() if value is None} - {"unavailable"}
+        ours = row["method"] in ("plain", "intersection", "paper", "exact", "rate")
+        # whether `rate` drafts at all here is for it to decide
+        drafts = row["method"] not in ("generate", "plain", "rate") or row["draft_len"] > 0
+        assert empty == (set() if ours else {"draft_share", "verify_share", "translate_share"}) | (
+            set() if drafts else {"acceptance_rate"}
+        )
+        assert row["identical"] is True
+        assert row["different"] == 0
+        assert row["prompts"] == (6 if row["task"] == "all" else 3)
+        assert row["tokens"] == row["prompts"] * row["repeats"] * COUNT
+        assert row["tokens_per_s_q1"] <= row["tokens_per_s"] <= row["tokens_per_s_q3"]
+        assert row["ceiling"] > 0
+        assert row["share_of_ceiling"] == pytest.approx(row["tokens_per_s_total"] / row["ceiling"], rel=1e-6)
+        # every prompt was counted, so both definitions must agree
+        assert row["speedup_medusa"] == pytest.approx(row["speedup"], rel=1e-6)
+    assert {row["speedup"] for row in all_rows if row["method"] == "generate"} == {1.0}
+
+    (path,) = folder.glob("compare-target-*.jsonl")
+    assert {file.suffix for file in folder.iterdir()} == {".jsonl", ".md", ".png"}
+    assert path.with_suffix(".md").read_text().strip() == "\n".join(out.splitlines()[:-1]).strip()
+    assert str(tmp_path) not in path.read_text() + out
+    made = read(path)
+    assert made.setting["tasks"]["own"]["hash"] == made.setting["tasks"]["other"]["hash"]
+    assert len(made.runs) == 2 * 6 * len(METHODS)
+    passes = {one.method: one for one in made.passes if one.task == "own"}
+    rounds = sum(
+        run.counts.rounds
+        for run in made.runs
+        if (run.method, run.task, run.repeat) == ("exact", "own", 0) and run.counts
+    )
+    assert passes["exact"].target_passes == rounds
+    for name in ("generate", "plain"):
+        assert passes[name].target_passes == passes[name].tokens == 3 * COUNT
+        assert passes[name].drafter_s == 0
+    assert all(passes[name].drafter_s > 0 for name in ("uad", "intersection", "paper", "exact"))
+    assert cli.main(["bench", "report", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == all_rows
+
+
+def test_a_run_that_was_cut_off_goes_on(command: list[str], tmp_path: Path, capsys: Captured) -> None:
+    command += ["--methods", "plain,exact"]
+    assert cli.main([*command, "--out", str(tmp_path / "whole")]) == 0
+    (whole,) = (tmp_path / "whole").glob("*.jsonl")
+    lines = whole.read_text().splitlines(keepends=True)
+    cut = tmp_path / "cut.jsonl"
+    cut.write_text("".join(lines[: 1 + 9 + 4]))  # the first of two repeats, and some of the second
+    capsys.readouterr()
+    assert cli.main([*command, "--resume", str(cut), "--out", str(tmp_path / "more")]) == 0
+    out, _ = capsys.readouterr()
+    (resumed,) = (tmp_path / "more").glob("*.jsonl")
+    first, second = read(whole), read(resumed)
+    assert second.runs[:9] == first.runs[:9]
+    assert second.runs[9:] != first.runs[9:]
+    assert len(second.runs) == 18
+    assert [one.target_passes for one in second.passes] == [one.target_passes for one in first.passes]
+    assert second.setting["resumed"]["date"] == first.setting["date"]
+    assert "| resumed | date " in out
+    for more, message in (
+        (["--max-new-tokens", "5"], "was made with another max_new_tokens (8, not 5)"),
+        (["--methods", "plain"], "holds exact, generate, plain, not generate, plain"),
+        (["--count", "1"], "was made with another tasks"),
+    ):
+        assert cli.main([*command, "--resume", str(cut), *more]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_drafter_with_a_short_context(command: list[str], task: Path, tmp_path: Path, capsys: Captured) -> None:
+    """Prompts longer than it holds are read in part by it, and in whole by the target: each is priced by its own."""
+    from support.saved_models import save_model
+    from support.small_tokenizers import sentencepiece
+
+    small = save_model(tmp_path / "small", sentencepiece(), seed=5, context=64)
+    task.write_text(json.dumps({"prompt": "def the hello world " * 40}) + "\n")
+    asked = [*command, "--methods", "exact"]
+    asked[asked.index("--drafter") + 1] = str(small)
+    assert cli.main(asked) == 0
+    assert rows(capsys.readouterr().out)["exact"]["ceiling"] > 0
+
+
+def test_the_threads_are_as_many_as_asked_for_and_then_as_before(
+    command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = torch.get_num_threads()
+    asked: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    assert cli.main([*command, "--methods", "generate", "--count", "1", "--threads", "7"]) == 0
+    assert asked == [7, before]
+
+
+def test_wrong_tokens_are_flagged_and_fail(
+    command: list[str], capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil(monkeypatch)
+    assert cli.main([*command, "--methods", "plain, lookup,exact"]) == 1
+    out, err = capsys.readouterr()
+    made = rows(out)
+    assert {name: row["identical"] for name, row in made.items()} == {
+        "generate": True,
+        "plain": True,
+        "lookup": True,
+        "exact": False,
+    }
+    assert made["exact"]["different"] == len(TEXTS)
+    assert "THE TOKENS DIFFER from those of generate: exact on own" in err
+    # in a coarser dtype, logits depend on the shape of a batch: that is told, and is no failure
+    assert cli.main([*command, "--methods", "exact", "--dtype", "bfloat16"]) == 0
+    assert rows(capsys.readouterr().out)["exact"]["identical"] is False
+
+
+def test_a_method_that_these_models_cannot_run(
+    command: list[str], capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ValueError("not with such tokenizers")
+
+    generator = candidate_generator.AssistedCandidateGeneratorDifferentTokenizers
+    monkeypatch.setattr(generator, "get_candidates", fail)
+    assert cli.main([*command, "--methods", "uad,exact"]) == 0
+    out, err = capsys.readouterr()
+    made = rows(out)
+    assert made["uad"]["unavailable"] == "ValueError: not with such tokenizers"
+    assert made["uad"]["speedup"] is None
+    assert made["exact"]["identical"] is True
+    assert "| uad | unavailable: ValueError: not with such tokenizers |" in out
+    assert "Traceback" not in err
+
+
+def test_sampling_leaves_out_what_does_not_follow_the_law(command: list[str], capsys: Captured) -> None:
+    assert cli.main([*command, "--temperature", "0.8", "--seed", "3", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert out.count("\n") == 1
+    made = rows(out)
+    assert list(made) == list(METHODS)
+    assert made["uad"]["unavailable"].startswith("greedy only")
+    assert "uad is left out, greedy only" in err
+    assert {row["identical"] for row in made.values()} == {None}
+    assert made["exact"]["speedup"] > 0
+
+
+def test_prompts_without_room_for_an_answer_are_left_out(
+    command: list[str], task: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    rest = ["--methods", "plain", "--json", "--out", str(tmp_path / "made")]
+    with task.open("a") as file:
+        file.write(json.dumps({"prompt": "hello" * 4090}) + "\n")
+    assert cli.main([*command, *rest]) == 0
+    out, err = capsys.readouterr()
+    assert "own: 1 prompts of more than 4088 tokens are left out" in err
+    assert rows(out)["plain"]["prompts"] == len(TEXTS)
+    (path,) = (tmp_path / "made").glob("*.jsonl")
+    assert {name: read(path).setting["tasks"]["own"][name] for name in ("prompts", "left_out")} == {
+        "prompts": 3,
+        "left_out": 1,
+    }
+    task.write_text(json.dumps({"prompt": "hello" * 4090}) + "\n")
+    assert cli.main([*command, *rest]) == 2
+    assert "no prompt of own fits" in capsys.readouterr().err
+
+
+def test_a_report_needs_a_name(command: list[str], tmp_path: Path, capsys: Captured) -> None:
+    assert cli.main([*command, "--methods", "generate", "--count", "1", "--out", str(tmp_path / "made")]) == 0
+    (path,) = (tmp_path / "made").glob("*.jsonl")
+    capsys.readouterr()
+    assert cli.main(["bench", "report", str(path), "--out", "."]) == 2
+    assert "'.' is no name for files: give --out another place" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--methods", "exact,magic"], "method 'magic' does not exist: use some of generate, plain"),
+        (["--repeats", "0"], "repeats is 0; it must be an integer from 1"),
+        (["--draft-len", "65"], "draft_len is 65"),
+        (["--temperature", "-1"], "temperature is -1"),
+        (["--count", "x"], "argument --count: invalid int value: 'x': see omnidraft bench compare --help"),
+        (["--repeat", "3"], "unknown argument '--repeat': see omnidraft bench compare --help"),
+        (["--task", "~nobody-here/a.jsonl"], "cannot expand ~nobody-here/a.jsonl"),
+        (["--resume", "gone.jsonl"], "cannot read result file gone.jsonl"),
+        (["--task", "nothing"], "task 'nothing' is no file and none of gsm8k"),
+        (["--task", "elsewhere/own.jsonl"], "the tasks are called own, own: give each once"),
+    ],
+)
+def test_mistakes_are_one_line(
+    command: list[str], tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch, more: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("elsewhere").mkdir()
+    Path("elsewhere/own.jsonl").write_text('{"prompt": "a"}\n')
+    assert cli.main([*command, *more]) == 2
+    out, err = capsys.readouterr()
+    assert message in err
+    assert err.count("\n") == 1
+    assert out == ""
+
+
+def test_a_folder_that_cannot_be_written_to(command: list[str], task: Path, capsys: Captured) -> None:
+    assert cli.main([*command, "--out", str(task)]) == 2
+    assert "give --out another place" in capsys.readouterr().err
+
+
+def test_help_needs_no_model_library() -> None:
+    code = "from omnidraft import cli; assert cli.main(['bench', {}, '--help']) == 0"
+    for name in ("compare", "report"):
+        modules = loaded_by(code.format(repr(name)), ROOT / "src")
+        assert "omnidraft.bench.command" in modules
+        assert modules.isdisjoint({"torch", "transformers", "matplotlib", "datasets"})

@@ -1,0 +1,199 @@
+"""`omnidraft bench law`: its bins have the law of plain decoding, right pairs pass, and a planted fault is found."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+import omnidraft
+from omnidraft.api import OmniDraft
+from omnidraft.bench import law
+from omnidraft.cli.main import main
+from omnidraft.config import Sampling
+from omnidraft.decoding.drafter import Drafter
+from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.stats import Stats
+from omnidraft.verification.sampling import GeneratorDraw, softmax, target_processors
+
+SAMPLED = Sampling(temperature=1.0)
+NOTHING = Stats.of([])
+
+
+@pytest.fixture
+def model(target: Path, drafter: Path) -> OmniDraft:
+    return omnidraft.load(target, drafter, dtype="float32", profile=None, stopping="fixed", draft_len=3)
+
+
+# ---------------------------------------------------------------- a model that keeps its prompt
+
+
+def test_a_model_that_keeps_its_prompt_says_the_same(model: OmniDraft) -> None:
+    prompt = model.encode("hello world")
+    kept = law.Kept(model.target.lm, prompt)
+    eos = sorted(model.engine.eos)
+    other = [*prompt[:-1], prompt[-1] + 1]
+
+    def text(lm: object, ids: list[int], seed: int) -> list[int]:
+        draw = GeneratorDraw(torch.Generator().manual_seed(seed))
+        engine = Engine(lm, eos, model.engine.pair, model.engine.drafting)  # type: ignore[arg-type]
+        return [token for record in engine.rounds(ids, 20, SAMPLED, draw) for token in record.emitted]
+
+    order = [(prompt, 0), (prompt, 1), (other, 2), (prompt, 3), (other[:2], 4), (prompt, 5), (prompt, 6)]
+    found = [text(kept, ids, seed) for ids, seed in order]
+    assert found == [text(model.target.lm, ids, seed) for ids, seed in order]
+
+
+def test_it_reads_the_prompt_once(model: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    forward = model.target.lm.forward
+
+    def noting(ids: list[int], keep: int) -> torch.Tensor:
+        read.append(len(ids))
+        return forward(ids, keep)
+
+    monkeypatch.setattr(model.target.lm, "forward", noting)
+    prompt = model.encode("hello world the world was")
+    kept = law.Kept(model.target.lm, prompt)
+    for _ in range(3):
+        kept.crop(0)
+        kept.forward(prompt, 1)
+        kept.forward([5], 1)
+    assert sorted(read) == [1] * 6 + [len(prompt) - 1]
+
+
+# ---------------------------------------------------------------- the law
+
+
+@pytest.mark.parametrize("sampling", [SAMPLED, Sampling(temperature=0.7, top_k=12, repetition_penalty=1.3)])
+def test_bins_have_the_law_of_plain_decoding(model: OmniDraft, sampling: Sampling) -> None:
+    prompt, eos, floor = model.encode("hello"), [7], 0.004
+    found = law.joint_law(model.target.lm, prompt, eos, sampling, floor)
+    processors = target_processors(sampling)
+
+    def after(ids: list[int]) -> np.ndarray:
+        with torch.inference_mode():
+            logits = model.target.lm.model(torch.tensor([ids])).logits[:, -1].float()
+        return softmax(processors(torch.tensor([ids]), logits)[0])  # type: ignore[arg-type]
+
+    first = after(prompt)
+    second = {a: after([*prompt, a]) for a in range(len(first)) if first[a] > 0}
+    pairs = {(a, b): first[a] * second[a][b] for a, b in itertools.product(second, range(len(first))) if a not in eos}
+    for key, share in found.items():
+        if len(key) == 2:
+            assert share == pytest.approx(pairs[key], rel=1e-4)
+            assert share >= floor
+        else:
+            rest = first[key[0]] - sum(pairs[pair] for pair in found if len(pair) == 2 and pair[0] == key[0])
+            assert share == pytest.approx(rest, rel=1e-3)
+    assert {pair for pair, share in pairs.items() if share >= floor * 1.001} <= found.keys()
+    assert not any(len(key) == 2 and key[0] in eos for key in found)
+
+
+def test_the_test_is_that_of_chi_squared() -> None:
+    shares = {(1, 2): 0.5, (1,): 0.2, (3, 4): 0.2}
+    counts: Counter[law.Text] = Counter({(1, 2): 470, (1, 9): 150, (1, 8): 60, (3, 4): 190, (5, 6): 100, (3, 5): 30})
+    found = law.judged(counts, shares, NOTHING, "x", 0.01)
+    assert found is not None
+    expected = stats.chisquare([470, 210, 190, 130], [500, 200, 200, 100])
+    assert (found.samples, found.bins) == (1000, 4)
+    assert found.p_value == pytest.approx(expected.pvalue)
+    assert found.passes == (expected.pvalue >= 0.01)
+    # a law at that distance is found with the probability that is promised
+    distance = found.detectable
+    power = stats.ncx2.sf(stats.chi2.isf(0.01, 3), 3, 1000 * (2 * distance) ** 2)
+    assert power == pytest.approx(law.POWER, abs=1e-6)
+
+
+def test_a_rest_too_small_for_a_bin_goes_to_the_largest() -> None:
+    shares: dict[law.Text, float] = {(1, 2): 0.7, (3, 4): 0.299}
+    found = law.judged(Counter({(1, 2): 690, (3, 4): 309, (9, 9): 1}), shares, NOTHING, "x", 0.01)
+    assert found is not None
+    assert found.bins == 2
+    assert found.p_value == pytest.approx(stats.chisquare([691, 309], [701, 299]).pvalue)
+    assert law.judged(Counter({(1, 2): 1000}), {(1, 2): 0.999}, NOTHING, "x", 0.01) is None
+
+
+def test_the_distance_that_is_stated_is_found() -> None:
+    """A law so far away fails about as often as is promised, and the law itself hardly ever."""
+    shares: dict[law.Text, float] = {(i,): 0.1 for i in range(9)}
+    random = np.random.default_rng(0)
+    count, limit = 2000, 0.01
+    stated = law.judged(Counter({(i,): 200 for i in range(10)}), shares, NOTHING, "x", limit)
+    assert stated is not None
+    assert 0.02 < stated.detectable < 0.2
+    true, moved = np.full(10, 0.1), np.full(10, 0.1)
+    moved[:5] += stated.detectable / 5
+    moved[5:] -= stated.detectable / 5
+
+    def fails(p: np.ndarray) -> float:
+        counts: list[Counter[law.Text]] = [
+            Counter({(i,): int(n) for i, n in enumerate(random.multinomial(count, p))}) for _ in range(300)
+        ]
+        tried = [law.judged(each, shares, NOTHING, "x", limit) for each in counts]
+        return sum(each is not None and not each.passes for each in tried) / len(tried)
+
+    assert fails(moved) > 0.9
+    assert fails(true) < 0.03
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_the_fault_is_a_permutation_of_what_is_recorded(model: OmniDraft) -> None:
+    assert model.engine.pair is not None
+    drafter: Drafter = model.engine.pair.drafter
+    drafter.start([5, 6])
+    tokens, vectors = drafter.draft(1, 1.0, lambda _: 9, lambda _: False)
+    law.permute(drafter)
+    drafter.start([5, 6])
+    again, wrong = drafter.draft(1, 1.0, lambda _: 9, lambda _: False)
+    assert again == tokens == [9]
+    assert not np.array_equal(wrong[0], vectors[0])
+    assert np.array_equal(np.sort(wrong[0]), np.sort(vectors[0]))
+
+
+@pytest.mark.usefixtures("home")
+def test_a_right_pair_passes_and_the_fault_is_found(
+    target: Path, drafter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stem = tmp_path / "results" / "law"
+    command = ["bench", "law", "--target", str(target), "--drafter", str(drafter), "--prompt", "hello world"]
+    command += ["--samples", "600", "--draft-len", "3", "--json"]
+    assert main([*command, "--out", str(stem)]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["passes"]
+    assert result == json.loads(stem.with_suffix(".json").read_text())
+    (finding,) = result["findings"]
+    assert (finding["samples"], finding["limit"]) == (600, 1e-3)
+    assert finding["drafted"] > 1
+    assert 0 < finding["detectable"] < 0.3
+    assert "has the law of target" in stem.with_suffix(".md").read_text()
+    assert str(tmp_path) not in result["command"]
+    assert main([*command, "--fault", "permuted-q"]) == 1
+    result = json.loads(capsys.readouterr().out)
+    assert not result["passes"]
+    assert result["fault"] == "permuted-q"
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--temperature", "0"], "draws nothing"),
+        (["--samples", "5"], "samples is 5"),
+        (["--alpha", "2"], "alpha is 2"),
+        (["--drafter", "none"], "none"),
+        (["--draft-len", "0"], "no drafter to test"),
+        (["--fault", "other"], "invalid choice"),
+    ],
+)
+def test_mistakes(target: Path, options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "law", "--target", str(target), "--quick", *options]) == 2
+    assert words in capsys.readouterr().err.splitlines()[-1]

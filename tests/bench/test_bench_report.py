@@ -1,0 +1,353 @@
+"""Rows, tables, the figure and result files, from records made by hand."""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omnidraft.bench import report
+from omnidraft.bench.figure import draw
+from omnidraft.bench.records import FORMAT, Counts, Passes, Results, Run, Writer, read, unfinished
+from omnidraft.cli import main as cli
+from omnidraft.errors import InputError
+
+Captured = pytest.CaptureFixture[str]
+COUNTS = Counts(
+    rounds=5,
+    drafted=20,
+    proposed=15,
+    accepted=5,
+    symbols=16,
+    symbols_accepted=8,
+    draft_s=0.25,
+    verify_s=0.5,
+    translate_s=0.05,
+)
+
+
+def setting(*tasks: str, target: str = "big", **more: Any) -> dict[str, Any]:
+    known = {task: {"prompts": 2, "left_out": 0, "hash": f"hash of {task}"} for task in tasks}
+    return {"target": target, "drafter": "small", "dtype": "float32", "threads": 1, "tasks": known, **more}
+
+
+def run(method: str, prompt: int, repeat: int, tokens: int, seconds: float, **more: Any) -> Run:
+    record: dict[str, Any] = {"task": "math", "identical": True, "counts": None, **more}
+    return Run(method=method, prompt=prompt, repeat=repeat, tokens=tokens, seconds=seconds, **record)
+
+
+def passes(method: str, made: int, fed: int, target_s: float, drafter_s: float, **more: Any) -> Passes:
+    record: dict[str, Any] = {"task": "math", "prompts": 2, "tokens": 30, "prompt_tokens": 14, **more}
+    return Passes(method=method, target_passes=made, fed=fed, target_s=target_s, drafter_s=drafter_s, **record)
+
+
+def results(task: str = "math", **more: Any) -> Results:
+    """Two prompts of 10 and 20 tokens, twice; `exact` takes half as long, `lookup` longer than `generate`."""
+    made = Results(setting=setting(task, **more))
+    for repeat in (0, 1):
+        for prompt, tokens in ((0, 10), (1, 20)):
+            seconds = {"generate": tokens / 10, "lookup": tokens / 8, "exact": tokens / (20 + 10 * repeat)}
+            for method, its in seconds.items():
+                counts = COUNTS if method == "exact" else None
+                made.runs.append(run(method, prompt, repeat, tokens, its, task=task, counts=counts))
+    # two prompts of 7 tokens, 30 answered: 30 passes alone; 12 passes and 54 proposed tokens with lookup
+    made.passes.append(passes("generate", 30, 14 + 28, 2.4, 0.0, task=task))
+    made.passes.append(passes("lookup", 12, 14 + 10 + 54, 3.0, 0.0, task=task))
+    made.passes.append(passes("exact", 15, 90, 0.6, 0.15, task=task))
+    return made
+
+
+def rows_of(made: Results | list[Results]) -> dict[str, report.Row]:
+    made = made if isinstance(made, list) else [made]
+    return {f"{row['target']} {row['task']} {row['method']}": row for row in report.rows(made)}
+
+
+def write(path: Path, made: Results) -> Path:
+    with path.open("w") as file:
+        writer = Writer(made.setting, file)
+        for one in made.runs:
+            writer.add(one)
+        for turn in made.passes:
+            writer.add(turn)
+        for method, reason in made.unavailable.items():
+            writer.drop(method, reason)
+        writer.end()
+    return path
+
+
+# ---------------------------------------------------------------- rows
+
+
+def test_speeds_and_speedups() -> None:
+    rows = rows_of(results())
+    alone, lookup, exact = (rows[f"big math {name}"] for name in ("generate", "lookup", "exact"))
+    assert alone["speedup"] == 1.0
+    assert lookup["speedup"] == pytest.approx((10 / 10 + 20 / 10) / (10 / 8 + 20 / 8)) == pytest.approx(0.8)
+    # 3 s alone each time; 1.5 and 1 s with drafts
+    assert exact["speedup"] == pytest.approx(6 / 2.5)
+    assert exact["tokens_per_s"] == pytest.approx(25), "the median over repeats of 20 and 30"
+    assert exact["tokens_per_s_total"] == pytest.approx(60 / 2.5)
+    assert exact["deviation"] == pytest.approx(50**0.5 / 25)
+    assert alone["deviation"] == 0
+    assert (exact["prompts"], exact["repeats"], exact["tokens"]) == (2, 2, 60)
+
+
+def test_quartiles_are_over_prompts() -> None:
+    made = results()
+    made.runs[:] = [run("generate", prompt, 0, 10, 10 / speed) for prompt, speed in enumerate((10, 20, 30, 40, 90))]
+    row = rows_of(made)["big math generate"]
+    figures = [row[key] for key in ("tokens_per_s_q1", "tokens_per_s", "tokens_per_s_q3")]
+    assert figures == [pytest.approx(speed) for speed in (20, 30, 40)]
+    made.runs[1:] = []
+    row = rows_of(made)["big math generate"]
+    assert row["tokens_per_s_q1"] == row["tokens_per_s_q3"] == pytest.approx(10)
+    assert row["deviation"] is None, "of one repeat"
+
+
+def test_acceptance_comes_from_rounds_or_from_passes() -> None:
+    rows = rows_of(results())
+    exact, lookup, alone = (rows[f"big math {name}"] for name in ("exact", "lookup", "generate"))
+    assert exact["block_efficiency"] == pytest.approx(60 / 20)
+    assert exact["acceptance_rate"] == 0.5
+    assert exact["draft_len"] == 4
+    assert exact["draft_share"] == pytest.approx(4 * 0.25 / 2.5)
+    assert exact["verify_share"] == pytest.approx(4 * 0.5 / 2.5)
+    assert exact["translate_share"] == pytest.approx(4 * 0.05 / 2.5)
+    assert lookup["block_efficiency"] == 30 / 12
+    assert lookup["acceptance_rate"] == pytest.approx((30 - 12) / 54)
+    assert lookup["draft_len"] == 54 / 12
+    assert lookup["draft_share"] is None
+    assert (alone["block_efficiency"], alone["acceptance_rate"], alone["draft_len"]) == (1, None, 0)
+
+
+def test_the_ceiling_is_what_the_passes_cost() -> None:
+    rows = rows_of(results())
+    exact, alone = rows["big math exact"], rows["big math generate"]
+    assert exact["ceiling"] == pytest.approx(30 / 0.75)
+    assert exact["share_of_ceiling"] == pytest.approx(60 / 2.5 / 40)
+    assert alone["share_of_ceiling"] == pytest.approx(10 / 12.5)
+
+
+def test_acceleration_over_overhead() -> None:
+    made = results()
+    exact = rows_of(made)["big math exact"]
+    # 2 tokens a pass; a pass takes 1/10 s alone, and with drafts 2.5 s / (2 repeats of 15)
+    assert exact["speedup_medusa"] == pytest.approx(2 / ((2.5 / 30) / (6 / 60)))
+    assert exact["speedup_medusa"] == pytest.approx(exact["speedup"])
+    made.passes.clear()
+    row = rows_of(made)["big math exact"]
+    assert row["speedup_medusa"] is row["ceiling"] is row["share_of_ceiling"] is None
+
+
+def test_a_method_is_compared_with_the_baseline_of_its_own_tasks() -> None:
+    """Over all tasks a method that only some files have must not be credited with the others' seconds."""
+    math, code = results(), results("code")
+    code.runs[:] = [one for one in code.runs if one.method != "lookup"]
+    rows = rows_of([math, code])
+    assert rows["big all lookup"]["speedup"] == rows["big math lookup"]["speedup"] == pytest.approx(0.8)
+    assert rows["big all lookup"]["speedup_medusa"] == pytest.approx(rows["big math lookup"]["speedup_medusa"])
+    assert rows["big all exact"]["speedup"] == pytest.approx(6 / 2.5)
+
+
+def test_a_method_that_failed_on_one_task_keeps_the_others() -> None:
+    math, code = results(), results("code")
+    code.runs[:] = [one for one in code.runs if one.method != "lookup"]
+    code.unavailable["lookup"] = "why"
+    rows = rows_of([math, code])
+    assert rows["big math lookup"]["speedup"] == pytest.approx(0.8)
+    assert rows["big code lookup"]["unavailable"] == rows["big all lookup"]["unavailable"] == "why"
+
+
+def test_only_repeats_that_all_tasks_have_are_added_up() -> None:
+    math, code = results(), results("code")
+    code.runs[:] = [one for one in code.runs if one.repeat == 0]
+    rows = rows_of([math, code])
+    assert rows["big all generate"]["repeats"] == 1
+    assert rows["big all generate"]["deviation"] is None
+    assert rows["big math generate"]["repeats"] == 2
+    assert any("repeats made differ" in line for line in report.differences({"a": math, "b": code}))
+
+
+def test_prompts_with_other_tokens_are_counted_once() -> None:
+    made = results()
+    made.runs[:] = [
+        replace(one, identical=False) if one.method == "exact" and one.prompt == 1 else one for one in made.runs
+    ]
+    rows = rows_of(made)
+    assert (rows["big math exact"]["identical"], rows["big math exact"]["different"]) == (False, 1)
+    assert (rows["big math lookup"]["identical"], rows["big math lookup"]["different"]) == (True, 0)
+    assert rows["big all exact"]["identical"] is False
+    assert "NO, 1 differ" in report.markdown({"a": made}, list(rows.values()))
+
+
+def test_sampled_answers_are_compared_by_the_token() -> None:
+    made = results()
+    made.runs[:] = [replace(one, identical=None) for one in made.runs]
+    made.runs[:] = [
+        replace(one, tokens=one.tokens // 2, seconds=one.seconds / 2) if one.method == "exact" else one
+        for one in made.runs
+    ]
+    row = rows_of(made)["big math exact"]
+    assert row["speedup"] == pytest.approx(6 / 2.5)
+    assert row["identical"] is row["different"] is None
+
+
+def test_a_method_that_could_not_run_has_a_row_that_says_so() -> None:
+    made = results()
+    made.unavailable["exact"] = "no such | luck"
+    row = rows_of(made)["big math exact"]
+    assert row["unavailable"] == "no such | luck"
+    assert row["tokens_per_s"] is row["speedup"] is row["identical"] is None
+    assert row.keys() == rows_of(made)["big math generate"].keys()
+    assert "| exact | unavailable: no such \\| luck |" in report.markdown({"a": made}, [row])
+
+
+# ---------------------------------------------------------------- files
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    made = results()
+    made.unavailable["uad"] = "why"
+    assert read(write(tmp_path / "a.jsonl", made)) == made
+
+
+@pytest.mark.parametrize(
+    ("cut", "why"),
+    [
+        ("end", "no end line"),
+        ("half a line", "a broken line"),
+        ("a run", "11 of 12 runs"),
+        ("half the first line", "a broken line"),
+        ("the passes", "0 of 3 passes"),
+    ],
+)
+def test_a_truncated_file_is_refused_by_name(tmp_path: Path, capsys: Captured, cut: str, why: str) -> None:
+    path = write(tmp_path / "torn.jsonl", results())
+    lines = path.read_text().splitlines(keepends=True)
+    left = {"end": lines[:-1], "half a line": [*lines[:4], lines[4][:30]], "a run": lines[:2] + lines[3:]}
+    left["the passes"] = [line for line in lines if '"kind": "passes"' not in line]
+    path.write_text("".join(left.get(cut, [lines[0][:60]])))
+    assert cli.main(["bench", "report", str(path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "torn.jsonl is truncated, it has " + why in err
+    assert "run the comparison again" in err
+    assert err.count("\n") == 1
+
+
+def test_runs_that_are_not_one_of_each_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "odd.jsonl", results())
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:2], lines[1], *lines[3:]]))
+    with pytest.raises(InputError, match="not every method has every prompt once a repeat"):
+        read(path)
+    path.write_text("".join(lines).replace(FORMAT, FORMAT + "0"))
+    with pytest.raises(InputError, match="is of format"):
+        read(path)
+    path.write_text("".join(lines).replace('"seconds": 1.0', '"seconds": 0'))
+    with pytest.raises(InputError, match="damaged"):
+        read(path)
+
+
+@pytest.mark.parametrize("left", range(5, 17))
+def test_of_a_file_that_was_cut_off_whole_repeats_are_kept(tmp_path: Path, left: int) -> None:
+    """The file has a first line, 6 runs in each of 2 repeats, 3 lines of passes and an end."""
+    path = write(tmp_path / "cut.jsonl", results())
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:left]) + lines[min(left, 16)][:9])
+    found = unfinished(path)
+    assert found.setting == results().setting
+    assert len(found.runs) == 6 * min(2, (left - 1) // 6)
+    assert {one.repeat for one in found.runs} == set(range((min(left, 13) - 1) // 6))
+
+
+@pytest.mark.parametrize("text", ["", "hello\n", '{"kind": "setting"}\n', "[1]\n"])
+def test_another_file_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "other.jsonl"
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"other\.jsonl is no result file"):
+        read(path)
+    with pytest.raises(InputError, match=r"cannot read result file .*gone"):
+        read(tmp_path / "gone.jsonl")
+
+
+@pytest.mark.parametrize("line", ["3", "{}", '{"kind": "run"}', '{"kind": "walk"}', '{"kind": "end"}'])
+def test_a_damaged_file_is_refused_by_name(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "bad.jsonl"
+    first = json.dumps({"kind": "setting", "format": FORMAT, **setting("math")})
+    path.write_text(f'{first}\n{line}\n{{"kind": "end", "runs": 0}}\n')
+    with pytest.raises(InputError, match=r"bad\.jsonl is damaged"):
+        read(path)
+
+
+def test_files_are_merged(tmp_path: Path, capsys: Captured) -> None:
+    files = [
+        write(tmp_path / "a.jsonl", results()),
+        write(tmp_path / "b.jsonl", results("code", dtype="bfloat16")),
+        write(tmp_path / "c.jsonl", results(target="other")),
+    ]
+    stem = tmp_path / "made" / "all.results"
+    assert cli.main(["bench", "report", *map(str, files), "--out", str(stem)]) == 0
+    out, err = capsys.readouterr()
+    *text, line = out.splitlines()
+    rows = {f"{row['target']} {row['task']} {row['method']}": row for row in json.loads(line)["rows"]}
+    places = [("big", "math"), ("big", "code"), ("big", "all"), ("other", "math"), ("other", "all")]
+    assert list(rows) == [f"{a} {b} {method}" for a, b in places for method in ("generate", "lookup", "exact")]
+    assert rows["big all exact"]["prompts"] == 4
+    assert rows["big all exact"]["tokens"] == 120
+    assert rows["big all exact"]["speedup"] == pytest.approx(6 / 2.5)
+    assert "warning: dtype differs: float32 in a.jsonl, bfloat16 in b.jsonl, float32 in c.jsonl" in err
+    assert err.count("warning") == 1
+    assert "\n".join(text).strip() == stem.with_name("all.results.md").read_text().strip()
+    assert "### other, math: 2 prompts, 2 repeats" in text
+    assert "### other, all: 2 prompts, 2 repeats" not in text, "it would say the same twice"
+    assert "### big, all: 4 prompts, 2 repeats" in text
+    assert str(tmp_path) not in out
+    png = stem.with_name("all.results.png").read_bytes()
+    assert png.startswith(b"\x89PNG")
+    assert struct.unpack(">II", png[16:24]) == (1000, 600)
+
+
+def test_a_task_twice_is_refused(tmp_path: Path, capsys: Captured) -> None:
+    files = [str(write(tmp_path / name, results())) for name in ("a.jsonl", "b.jsonl")]
+    assert cli.main(["bench", "report", *files]) == 2
+    assert "task 'math' of target 'big' is in two result files" in capsys.readouterr().err
+
+
+def test_other_prompts_under_one_name_are_told() -> None:
+    first, second = results(), results(target="other")
+    assert report.differences({"a": first, "b": second}) == []
+    second.setting["tasks"]["math"]["hash"] = "another"
+    assert report.differences({"a": first, "b": second}) == ["the prompts of task math differ"]
+
+
+def test_json_alone(tmp_path: Path, capsys: Captured) -> None:
+    assert cli.main(["bench", "report", str(write(tmp_path / "a.jsonl", results())), "--json"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert len(json.loads(line)["rows"]) == 6
+
+
+def test_a_figure_takes_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert not draw(report.rows([results()]), tmp_path / "a.png")
+    path = write(tmp_path / "a.jsonl", results())
+    assert cli.main(["bench", "report", str(path), "--out", str(tmp_path / "a")]) == 0
+    assert "omnidraft[bench]" in capsys.readouterr().err
+    assert (tmp_path / "a.md").exists()
+    assert not (tmp_path / "a.png").exists()
+
+
+def test_a_place_that_cannot_be_written_to(tmp_path: Path, capsys: Captured) -> None:
+    path = write(tmp_path / "a.jsonl", results())
+    assert cli.main(["bench", "report", str(path), "--out", str(path / "b")]) == 2
+    assert "give --out another place" in capsys.readouterr().err
+
+
+def test_figures_are_never_rounded_up() -> None:
+    assert [report.down(value, 2) for value in (1.999, 0.999, 1.0, None)] == ["1.99", "0.99", "1.00", "–"]
+    assert [report.percent(value) for value in (0.999, 0.5, 1.004, None)] == ["99 %", "50 %", "100 %", "–"]

@@ -1,0 +1,334 @@
+"""The command line, through its own entry point and, where signals or pipes matter, in a process."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM, T5Config
+
+import omnidraft
+from omnidraft import flags
+from omnidraft.api import OmniDraft, load
+from omnidraft.cli import main as cli
+from omnidraft.config import Drafting, Learning, Sampling
+from omnidraft.errors import OmniDraftError
+from support.saved_models import save_model
+from support.small_tokenizers import byte_level
+
+pytestmark = pytest.mark.usefixtures("home")
+Captured = pytest.CaptureFixture[str]
+
+
+def generate(prompt: str, target: Path | str, *more: object) -> int:
+    return cli.main(["generate", prompt, "--target", str(target), *map(str, more)])
+
+
+def environment(home: Path) -> dict[str, str]:
+    paths = os.pathsep.join(path for path in sys.path if path)
+    return {**os.environ, "OMNIDRAFT_HOME": str(home), "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+
+
+def lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if "Loading weights" not in line]
+
+
+# ------------------------------------------------------------ answers
+
+
+def test_the_answer_is_on_stdout_and_the_rest_on_stderr(target: Path, drafter: Path, capsys: Captured) -> None:
+    expected = load(target, None).generate("hello", max_new_tokens=12, temperature=0.8, seed=4, top_k=20)
+    capsys.readouterr()
+    options = ("--max-new-tokens", 12, "--temperature", 0.8, "--seed", 4, "--top-k", 20)
+    assert generate("hello", target, "--drafter", "none", *options) == 0
+    out, err = capsys.readouterr()
+    assert out == expected.text + "\n"
+    assert "target target in float32 on cpu (" in err
+    assert "12 tokens in" in err
+    assert generate("hello", target, "--drafter", drafter, "--max-new-tokens", 12) == 0
+    assert "drafter drafter in float32 on cpu (" in capsys.readouterr().err
+
+
+def test_json_is_one_object(target: Path, drafter: Path, capsys: Captured) -> None:
+    assert (
+        generate(
+            "hello",
+            target,
+            "--drafter",
+            drafter,
+            "--max-new-tokens",
+            12,
+            "--stopping",
+            "fixed",
+            "--draft-len",
+            2,
+            "--json",
+        )
+        == 0
+    )
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    answer = json.loads(out)
+    expected = load(target, None).generate("hello", max_new_tokens=12)
+    assert (answer["text"], answer["token_ids"]) == (expected.text, list(expected.token_ids))
+    assert answer["finish_reason"] == "length"
+    assert answer["stats"]["tokens"] == 12
+    assert 0 < answer["stats"]["drafted"] <= 2 * answer["stats"]["rounds"]
+    assert answer["target"]["dtype"] == answer["drafter"]["dtype"] == "float32"
+
+
+def test_the_prompt_comes_from_stdin(target: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert generate("hello été", target, "--max-new-tokens", 8) == 0
+    expected = capsys.readouterr().out
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("hello été\n".encode())))
+    assert generate("-", target, "--max-new-tokens", 8) == 0
+    assert capsys.readouterr().out == expected
+
+
+def test_a_terminal_without_the_characters(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stdout)
+    assert generate("hello", target, "--max-new-tokens", 40) == 0
+    assert b"?" in stdout.buffer.getvalue()
+
+
+# ------------------------------------------------------------ options
+
+
+def test_every_setting_has_a_flag_and_its_default() -> None:
+    names = {f.name for cls in (Drafting, Learning, Sampling) for f in fields(cls)}
+    assert set(flags.HELP) == names
+    parsed = cli._parser().parse_args(["generate", "hello", "--target", "x"])
+    assert not names & set(vars(parsed)), "defaults have one home, the settings themselves"
+    for call, options in ((load, flags.LOAD | flags.LEARN), (OmniDraft.stream, flags.GENERATE)):
+        parameters = inspect.signature(call).parameters
+        assert {name: parameters[name].default for name in options} == {name: o[0] for name, o in options.items()}
+
+
+def test_flags_reach_the_settings(
+    target: Path, drafter: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, object] = {}
+
+    def record(*models: str, **options: object) -> OmniDraft:
+        given.update(options, models=models)
+        raise OmniDraftError("two\nlines")
+
+    monkeypatch.setattr("omnidraft.api.load", record)
+    flags = {"draft_len": 3, "mode": "paper", "drafter_temperature": 0.5, "ngram_bound": 9, "dtype": "float32"}
+    arguments = [text for name, value in flags.items() for text in ("--" + name.replace("_", "-"), str(value))]
+    assert generate("hello", target, "--drafter", drafter, *arguments) == 1
+    assert given.pop("models") == (str(target), str(drafter))
+    given.pop("warn")
+    assert given == flags
+    assert capsys.readouterr().err == "omnidraft: error: two lines\n"
+
+
+def test_help_and_version_need_no_model_library(home: Path) -> None:
+    code = "import sys; from omnidraft.cli.main import main; main(sys.argv[1:]); assert 'torch' not in sys.modules"
+    for argument, words in (("--help", "generate"), ("--version", omnidraft.__version__)):
+        command = [sys.executable, "-c", code, argument]
+        done = subprocess.run(command, env=environment(home), capture_output=True, text=True, check=True)
+        assert words in done.stdout
+
+
+# ------------------------------------------------------------ bad input
+
+
+def no_folder(folder: Path) -> list[str]:
+    return ["hello", "--target", str(folder / "nothing")]
+
+
+def cut_weights(folder: Path) -> list[str]:
+    target = save_model(folder / "target", byte_level(), seed=1)
+    weights = target / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    return ["hello", "--target", str(target)]
+
+
+def no_causal_model(folder: Path) -> list[str]:
+    T5Config().save_pretrained(folder / "t5")
+    return ["hello", "--target", str(folder / "t5")]
+
+
+def no_tokenizer(folder: Path) -> list[str]:
+    target = save_model(folder / "target", byte_level(), seed=1)
+    (target / "tokenizer.json").unlink()
+    return ["hello", "--target", str(target)]
+
+
+def nan_weights(folder: Path) -> list[str]:
+    target = save_model(folder / "target", byte_level(), seed=1)
+    model = LlamaForCausalLM.from_pretrained(target)
+    with torch.no_grad():
+        model.model.norm.weight.fill_(torch.nan)
+    model.save_pretrained(target)
+    return ["hello", "--target", str(target)]
+
+
+def long_prompt(folder: Path) -> list[str]:
+    return ["hello" * 5000, "--target", str(save_model(folder / "target", byte_level(), seed=1))]
+
+
+def with_options(*options: str) -> Callable[[Path], list[str]]:
+    return lambda _: ["hello", "--target", "unread", *options]
+
+
+BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
+    "no folder": (no_folder, "nothing' is no folder"),
+    "cut weights": (cut_weights, "cannot read the weights"),
+    "no causal model": (no_causal_model, "t5"),
+    "no tokenizer": (no_tokenizer, "target' has no tokenizer.json: get"),
+    "empty folder": (lambda folder: ["hello", "--target", str(folder)], "has no config.json: get"),
+    "NaN": (nan_weights, "NaN"),
+    "long prompt": (long_prompt, "shorten it"),
+    "empty prompt": (lambda _: ["", "--target", "unread"], "the prompt is empty"),
+    "temperature": (with_options("--temperature", "-0.5"), "temperature is -0.5; it must be"),
+    "top_p": (with_options("--top-p", "0"), "top_p is 0; it must be"),
+    "above 1": (with_options("--top-p", "1.01"), "top_p is 1.01; it must be"),
+    "no number": (with_options("--top-k", "many"), "top_k is 'many'; it must be"),
+    "no tokens": (with_options("--max-new-tokens", "0"), "max_new_tokens is 0; it must be"),
+    "seed": (with_options("--seed", "-1"), "seed is -1; it must be"),
+    "stop": (with_options("--stop", ""), "stop is ['']; it must be"),
+    "no integer": (with_options("--draft-len", "1.5"), "draft_len is 1.5; it must be"),
+    "no choice": (with_options("--mode", "fast"), "use one of exact, intersection, paper"),
+    "unknown flag": (with_options("--temprature", "1"), "did you mean '--temperature'"),
+    "two prompts": (with_options("world"), "quotation marks"),
+    "abbreviation": (with_options("--temp", "1"), "unknown argument '--temp'"),
+    "zoo": (lambda _: ["hello", "--target", "zoo:nothing"], "use one of drafter"),
+    "no target": (lambda _: ["hello"], "--target"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_line_and_code_two(name: str, tmp_path: Path, capsys: Captured) -> None:
+    make, words = BAD[name]
+    arguments = make(tmp_path)
+    capsys.readouterr()
+    assert cli.main(["generate", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out.strip() == ""
+    errors = [line for line in lines(err) if line.startswith("omnidraft: error: ")]
+    assert len(errors) == 1
+    assert words in errors[0]
+    assert all(line.startswith("omnidraft: ") for line in lines(err))
+
+
+def test_libraries_are_quiet(capsys: Captured) -> None:
+    assert generate("hello", "zoo:nothing") == 2
+    logging.getLogger("huggingface_hub.utils").warning("Retrying in 1s")
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_bad_bytes_on_stdin(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    for data, words in ((b"\xff", "no UTF-8"), (b"\n", "empty")):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+        assert generate("-", "unread") == 2
+        assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("command", "words"), [("generat", "did you mean 'generate'"), ("x", "use one of adapt")])
+def test_an_unknown_command(command: str, words: str, capsys: Captured) -> None:
+    assert cli.main([command, "hello"]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_no_command(capsys: Captured) -> None:
+    assert cli.main([]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_damaged_table_and_a_full_disk_are_said(
+    target: Path, drafter: Path, home: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("--drafter", drafter, "--max-new-tokens", 4)
+    assert generate("hello", target, *options) == 0
+    expected = capsys.readouterr().out
+    (table,) = (home / "tables").iterdir()
+    table.write_bytes(table.read_bytes()[:-1])
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(home))
+    assert generate("hello", target, *options) == 0
+    out, err = capsys.readouterr()
+    assert out == expected
+    assert sum("building it anew" in line for line in err.splitlines()) == 1
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(table))  # a file, so that no folder can be made below it
+    assert generate("hello", target, *options) == 0
+    out, err = capsys.readouterr()
+    assert out == expected
+    assert sum("going on without" in line for line in err.splitlines()) == 1
+
+
+# ------------------------------------------------------------ interruptions
+
+
+def test_ctrl_c_keeps_the_text_so_far(target: Path, drafter: Path, home: Path) -> None:
+    command = [sys.executable, "-m", "omnidraft", "generate", "hello", "--target", str(target)]
+    command += ["--drafter", str(drafter), "--max-new-tokens", "4000"]
+    with subprocess.Popen(command, env=environment(home), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        begun = process.stdout.read(40)
+        process.send_signal(signal.SIGINT)
+        rest, err = process.communicate(timeout=60)
+    assert process.returncode == cli.INTERRUPTED, err
+    assert (begun + rest).endswith(b"\n")
+    assert b"ended by interrupted" in err
+    assert b"Traceback" not in err
+    text, answer = "", load(target, None).stream("hello", max_new_tokens=4000)
+    shown = (begun + rest).decode().removesuffix("\n")
+    while len(text) < len(shown):
+        text += next(answer)
+    assert text.startswith(shown)
+
+
+def test_a_lost_ctrl_c_is_noticed_at_the_next_piece() -> None:
+    """What is raised inside a finalizer is reported and dropped by Python."""
+    before = signal.getsignal(signal.SIGINT)
+    with flags.interruptible() as check:
+        check()
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        with pytest.raises(KeyboardInterrupt):
+            check()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_with_json_is_still_one_object(target: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("omnidraft.detokenizer.TextStream.feed", interrupted)
+    monkeypatch.setattr("omnidraft.detokenizer.TextStream.__init__", lambda *_, **__: None)
+    assert generate("hello", target, "--json") == cli.INTERRUPTED
+    assert json.loads(capsys.readouterr().out)["finish_reason"] == "interrupted"
+
+
+def test_ctrl_c_while_loading(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("omnidraft.api.load", interrupted)
+    assert generate("hello", "unread") == cli.INTERRUPTED
+    assert capsys.readouterr().err == "omnidraft: interrupted\n"
+
+
+def test_a_reader_that_is_gone(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w", encoding="utf-8") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert generate("hello", target, "--max-new-tokens", 8) == cli.NO_READER
+        monkeypatch.undo()

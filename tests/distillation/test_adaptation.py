@@ -1,0 +1,356 @@
+"""Learning beside decoding: what is said stays what it was, and q is always the one that drafted."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from omnidraft.alignment.ngram_cache import NgramCache
+from omnidraft.alignment.trie import Probs
+from omnidraft.config import Learning, Sampling
+from omnidraft.decoding.drafter import Drafter, Serving
+from omnidraft.decoding.engine import Engine
+from omnidraft.distillation.adaptation import Adaptation, InlineTrainer
+from omnidraft.distillation.background import BackgroundTrainer
+from omnidraft.distillation.counters import Counters
+from omnidraft.distillation.teacher import Answer, shared_tokens
+from omnidraft.distillation.trainer import Trainer
+from omnidraft.distillation.weights import Weights
+from omnidraft.errors import OmniDraftError
+from omnidraft.models.language_model import TransformersModel
+from omnidraft.verification.round import Round
+from omnidraft.verification.sampling import Draw, GeneratorDraw, tempered
+from support.enumeration import EXACT, Law, distance, enumerate_draws, first_tokens, plain_law
+from support.pairs import engine, generate, random_model, tokens
+from support.small_languages import LANGUAGES, TEXTS
+from support.worlds import PROMPT, TableModel, World, make_world
+
+LEARNING = Learning(interval=2, batch=2, learning_rate=3e-3, replays=1)
+
+
+# ---------------------------------------------------------------- the law, while weights change on every round
+
+
+class Changing:
+    """Gives the drafter other weights after every round: tables of another seed."""
+
+    def __init__(self, world: World, drafter: Drafter) -> None:
+        self._world, self._drafter, self._count = world, drafter, 0
+
+    def after_round(self) -> None:
+        self._count += 1
+        self._drafter.swap(TableModel(self._world.drafter_vocab.size, ("swapped", self._count)))
+
+
+class Stale(Drafter):
+    """Draws with one set of weights and records what another set would have said."""
+
+    def draft(self, length: int, temperature: float, *rest: Any) -> tuple[list[int], list[Probs]]:
+        drafted, vectors = super().draft(length, temperature, *rest)
+        other = TableModel(self.model.vocab_size, ("stale", 0))
+        stale = [
+            tempered(other.row((*self.text, *drafted[:i])), temperature).astype(vector.dtype)
+            for i, vector in enumerate(vectors)
+        ]
+        return drafted, stale
+
+
+def law_with_swaps(world: World, drafter: type[Drafter], count: int, **drafting: object) -> Law:
+    """The law of the first tokens, where each round's drafter has weights of its own."""
+
+    def run(draw: Draw) -> tuple[int, ...]:
+        own = world.engine(NgramCache(world.table, seed="vocabulary"), **drafting)
+        assert own.pair is not None
+        own.pair = replace(own.pair, drafter=drafter(TableModel(world.drafter_vocab.size, ("swapped", 0))))
+        changing = Changing(world, own.pair.drafter)
+        said: list[int] = []
+        for record in own.rounds([PROMPT], count, Sampling(temperature=1.0), draw):
+            said += record.emitted
+            changing.after_round()
+        return tuple(said)
+
+    law: Law = {}
+    for probability, said in enumerate_draws(run):
+        law[said] = law.get(said, 0.0) + probability
+    return law
+
+
+@pytest.mark.parametrize("verification", ["block", "token"])
+@pytest.mark.parametrize("shape", ["tiny", "nested", "inner"])
+def test_the_joint_law_holds_while_every_round_has_other_weights(shape: str, verification: str) -> None:
+    world = make_world(shape, 1)
+    ours = law_with_swaps(world, Drafter, 2, draft_len=1, verification=verification)
+    assert distance(ours, first_tokens(plain_law(world), 2, world.vocab.eos)) < EXACT
+
+
+@pytest.mark.parametrize("shape", ["tiny", "nested"])
+def test_a_stale_q_breaks_the_law(shape: str) -> None:
+    world = make_world(shape, 1)
+    ours = law_with_swaps(world, Stale, 2, draft_len=1)
+    assert distance(ours, first_tokens(plain_law(world), 2, world.vocab.eos)) > 0.01
+
+
+# ---------------------------------------------------------------- greedy identity, while weights change
+
+
+class Perturbing:
+    """A learner whose weights are the source's with noise, new ones after every round."""
+
+    def __init__(self, model: TransformersModel, answers: list[Answer]) -> None:
+        self.counters = Counters()
+        self._base = dict(model.model.named_parameters())
+        self._generator = torch.Generator().manual_seed(0)
+        self._answers = answers
+        self.calls: list[str] = []
+
+    def teach(self, answer: Answer, cache: NgramCache) -> None:
+        assert cache.table.target_size
+        self._answers.append(answer)
+        self.calls.append("teach")
+
+    def fresh(self) -> Weights | None:
+        noise = {name: torch.randn(p.shape, generator=self._generator) for name, p in self._base.items()}
+        return {name: p.detach() + 0.2 * noise[name] for name, p in self._base.items()}
+
+    def pause(self) -> None:
+        self.calls.append("pause")
+
+    def go_on(self) -> None:
+        self.calls.append("go on")
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def setting(kind: str = "llama", **drafting: Any) -> tuple[Engine, Serving, TransformersModel]:
+    """An engine over two languages whose drafter may learn; drafter of this architecture."""
+    target_language, drafter_language = LANGUAGES
+    target = random_model("llama", target_language.vocab.size, 10)
+    small = random_model(kind, drafter_language.vocab.size, 2)
+    serving = Serving(small)
+    engine_ = engine(target, target_language, serving.model, drafter_language, **drafting)
+    engine_.teacher_temperature = 1.0
+    return engine_, serving, target
+
+
+def prompts() -> list[list[int]]:
+    return [LANGUAGES[0].tokenizer(text)["input_ids"] for text in TEXTS]
+
+
+def said(adaptation: Adaptation, engine_: Engine, prompt: list[int], count: int, **sampling: float) -> list[Round]:
+    draw = GeneratorDraw(torch.Generator().manual_seed(3))
+    return list(adaptation.following(engine_.rounds(prompt, count, Sampling(**sampling), draw)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+@pytest.mark.parametrize("mode", ["exact", "intersection", "paper"])
+def test_greedy_text_is_that_of_transformers_while_weights_change_on_every_round(kind: str, mode: str) -> None:
+    engine_, serving, target = setting(kind, mode=mode)
+    assert engine_.pair is not None
+    learner = Perturbing(serving.source, [])
+    adaptation = Adaptation(engine_.pair, serving, learner)
+    for prompt in prompts():
+        records = said(adaptation, engine_, prompt, 24)
+        assert tokens(records) == generate(target, prompt, 24, LANGUAGES[0].vocab.eos)
+    assert adaptation.swaps > len(prompts()) * 3
+    assert learner.calls == ["pause", "go on", "teach"] * len(prompts())
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_after_a_swap_drafts_are_those_of_the_new_weights_on_the_whole_text(kind: str) -> None:
+    """The drafter's keys and values of before are not used again."""
+    engine_, serving, _ = setting(kind)
+    assert engine_.pair is not None
+    adaptation = Adaptation(engine_.pair, serving, Perturbing(serving.source, []))
+    drafter = engine_.pair.drafter
+    seen: list[bool] = []
+    original = drafter.draft
+
+    def watched(*arguments: Any) -> tuple[list[int], list[Probs]]:
+        text = list(drafter.text)
+        drafted, vectors = original(*arguments)
+        if drafted:
+            fresh = TransformersModel(copy.deepcopy(serving.source.model))
+            fresh.model.load_state_dict({**fresh.model.state_dict(), **adaptation._weights})
+            wanted = torch.softmax(fresh.forward(text, 1)[-1], -1)
+            seen.append(bool(torch.allclose(torch.from_numpy(vectors[0]).float(), wanted, atol=1e-4)))
+        return drafted, vectors
+
+    drafter.draft = watched  # type: ignore[method-assign, assignment]
+    said(adaptation, engine_, prompts()[0], 24, temperature=1.0)
+    assert len(seen) > 4
+    assert all(seen[1:])  # the first round drafts before anything is learned
+
+
+def inline(engine_: Engine, serving: Serving, learning: Learning = LEARNING) -> Adaptation:
+    assert engine_.pair is not None
+    trainer = Trainer(serving.source.model, learning, shared_tokens(engine_.pair.cache.table))
+    return Adaptation(engine_.pair, serving, InlineTrainer(trainer, learning))
+
+
+@pytest.mark.parametrize("loss", ["marginal", "hybrid"])
+@pytest.mark.parametrize("adapter", ["full", "lora"])
+def test_the_loss_falls_acceptance_rises_and_the_target_stays(adapter: str, loss: str) -> None:
+    engine_, serving, target = setting()
+    before = {name: weight.clone() for name, weight in target.model.state_dict().items()}
+    pristine = {name: weight.clone() for name, weight in serving.source.model.state_dict().items()}
+    learning = replace(LEARNING, adapter=adapter, loss=loss, learning_rate=1e-2, hold_out=5, ngram_weight=1.0)
+    adaptation = inline(engine_, serving, learning)
+    prompt = prompts()[0]
+    records = [said(adaptation, engine_, prompt, 32) for _ in range(24)]
+    wanted = generate(target, prompt, 32, LANGUAGES[0].vocab.eos)
+    assert all(tokens(one) == wanted for one in records)
+    first, last = (
+        sum(record.symbols_accepted for one in part for record in one) for part in (records[:4], records[-4:])
+    )
+    assert last > first + (8 if adapter == "full" else 3)  # an adapter has fewer weights to learn with
+    assert adaptation.learner is not None
+    assert adaptation.learner.counters.updates >= 5
+    assert all(torch.equal(weight, before[name]) for name, weight in target.model.state_dict().items())
+    assert all(torch.equal(weight, pristine[name]) for name, weight in serving.source.model.state_dict().items())
+
+
+def test_a_sampled_text_teaches_the_laws_of_the_target_alone() -> None:
+    engine_, serving, target = setting()
+    assert engine_.pair is not None
+    answers: list[Answer] = []
+    adaptation = Adaptation(engine_.pair, serving, Perturbing(serving.source, answers))
+    prompt = prompts()[1]
+    records = said(adaptation, engine_, prompt, 16, temperature=0.7, top_k=3)
+    answer = answers[0]
+    assert answer.tokens == tuple(tokens(records))
+    assert [len(answer.laws), len(answer.written)] == [16, 16]
+    assert answer.prompt == tuple(engine_.pair.translator.prompt(prompt))
+    target.crop(0)
+    laws = torch.softmax(target.forward([*prompt, *answer.tokens[:-1]], 16), -1).numpy()
+    for row, law in zip(laws, answer.laws, strict=True):
+        assert law.probs == pytest.approx(row[law.tokens], abs=1e-5)
+        assert law.probs.sum() > 0.999
+
+
+def test_a_long_text_teaches_what_the_drafter_can_hold() -> None:
+    engine_, serving, _ = setting()
+    assert engine_.pair is not None
+    room = engine_.pair.drafter.model.context
+    answers: list[Answer] = []
+    adaptation = Adaptation(engine_.pair, serving, Perturbing(serving.source, answers))
+    prompt = prompts()[0] * 40
+    said(adaptation, engine_, prompt[:400], 60)
+    for answer in answers:
+        length = len(answer.prompt) + sum(map(len, answer.written))
+        assert length <= room
+        assert len(answer.tokens) == len(answer.written) == len(answer.laws) > 0
+
+
+def test_a_text_left_half_way_teaches_nothing() -> None:
+    engine_, serving, _ = setting()
+    assert engine_.pair is not None
+    learner = Perturbing(serving.source, [])
+    adaptation = Adaptation(engine_.pair, serving, learner)
+    rounds = adaptation.following(engine_.rounds(prompts()[0], 16, Sampling(), GeneratorDraw(torch.Generator())))
+    assert isinstance(rounds, Iterator)
+    next(rounds)
+    rounds.close()
+    assert learner.calls == ["pause", "go on"]
+
+
+# ---------------------------------------------------------------- one drafter, several targets
+
+
+def test_one_drafter_serves_two_targets_and_comes_back() -> None:
+    engine_, serving, _ = setting()
+    other, _, _ = setting()
+    assert engine_.pair is not None
+    assert other.pair is not None
+    other.pair = replace(other.pair, drafter=Drafter(serving.model))
+    one, two = inline(engine_, serving), inline(other, serving)
+    prompt = prompts()[0]
+    for _ in range(6):
+        said(one, engine_, prompt, 24)
+    assert one.swaps > 0
+    assert serving.held_by(one)
+
+    def drafts() -> list[tuple[int, ...]]:
+        frozen = Adaptation(engine_.pair, serving, None, one.state)  # type: ignore[arg-type]
+        return [record.draft for record in said(frozen, engine_, prompt, 24)]
+
+    learned = drafts()
+    for _ in range(6):
+        said(two, other, prompts()[1], 24)
+    assert serving.held_by(two)
+    assert not all(torch.equal(one.state[name], two.state[name]) for name in one.state)
+    assert drafts() == learned
+
+
+# ---------------------------------------------------------------- in a process of its own
+
+
+@pytest.mark.slow
+def test_in_the_background_the_text_stays_and_the_drafter_learns() -> None:
+    engine_, serving, target = setting()
+    assert engine_.pair is not None
+    learner = BackgroundTrainer(serving.source.model, replace(LEARNING, learning_rate=1e-2), engine_.pair.cache.table)
+    adaptation = Adaptation(engine_.pair, serving, learner)
+    prompt = prompts()[0]
+    wanted = generate(target, prompt, 32, LANGUAGES[0].vocab.eos)
+    accepted = []
+    try:
+        for _ in range(16):
+            records = said(adaptation, engine_, prompt, 32)
+            assert tokens(records) == wanted
+            accepted.append(sum(record.symbols_accepted for record in records))
+            adaptation.flush()
+        assert learner.counters.updates >= 4
+        assert adaptation.swaps >= 4
+        assert accepted[-1] > accepted[0] + 2
+    finally:
+        learner.close()
+    assert not learner.alive
+
+
+@pytest.mark.slow
+def test_the_background_learns_what_inline_learns() -> None:
+    states = []
+    for background in (True, False):
+        engine_, serving, _ = setting()
+        assert engine_.pair is not None
+        if background:
+            learner = BackgroundTrainer(serving.source.model, LEARNING, engine_.pair.cache.table)
+            adaptation = Adaptation(engine_.pair, serving, learner)
+        else:
+            adaptation = inline(engine_, serving)
+        for prompt in prompts()[:2] * 2:
+            said(adaptation, engine_, prompt, 24)
+            adaptation.flush()
+        states.append(adaptation.state)
+        assert adaptation.learner is not None
+        adaptation.learner.close()
+    assert states[0].keys() == states[1].keys()
+    for name, weight in states[0].items():  # passes of one lesson each, so up to rounding, which Adam enlarges
+        assert torch.allclose(weight, states[1][name], atol=2e-3), name
+
+
+@pytest.mark.slow
+def test_a_dead_trainer_ends_no_reply() -> None:
+    engine_, serving, target = setting()
+    assert engine_.pair is not None
+    learner = BackgroundTrainer(serving.source.model, LEARNING, engine_.pair.cache.table)
+    said_: list[str] = []
+    adaptation = Adaptation(engine_.pair, serving, learner, warn=said_.append)
+    learner._process.kill()
+    learner._process.wait()
+    prompt = prompts()[0]
+    for _ in range(3):
+        assert tokens(said(adaptation, engine_, prompt, 16)) == generate(target, prompt, 16, LANGUAGES[0].vocab.eos)
+    assert len(said_) == 1
+    assert "the background trainer has died" in said_[0]
+    assert adaptation.learner is None
+    with pytest.raises(OmniDraftError, match="has died"):
+        learner.flush()
+    learner.close()

@@ -1,0 +1,186 @@
+"""The losses against sums over written-out options, and their gradients against finite differences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from omnidraft.config import DIVERGENCES
+from omnidraft.distillation.losses import FLOOR, Labels, Laws, acceptance, divergence, hybrid
+from omnidraft.verification.sparse_probs import NONE, OTHER
+
+SIZE = 7
+
+
+def some_laws() -> Laws:
+    """Four laws for five positions: a sparse one, a coarse one, a coarse one without a rest, one token for certain."""
+    return Laws(
+        positions=torch.tensor([0, 1, 3, 4]),
+        rows=torch.tensor([0, 0, 0, 1, 1, 2, 2, 3]),
+        symbols=torch.tensor([1, 4, 6, 0, 5, 2, 3, 6]),
+        probs=torch.tensor([0.5, 0.3, 0.2, 0.25, 0.0, 0.4, 0.6, 1.0]),
+        rest=torch.tensor([0.0, 0.75, 0.0, 0.0]),
+        coarse=torch.tensor([False, True, True, False]),
+        best=torch.tensor([1, OTHER, 3, NONE]),
+    )
+
+
+def some_logits(seed: int = 0) -> torch.Tensor:
+    return torch.randn(5, SIZE, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 2
+
+
+def options(logits: torch.Tensor, laws: Laws, row: int) -> tuple[np.ndarray, np.ndarray]:
+    """q and r of one law, an entry for each option."""
+    q = torch.softmax(logits[laws.positions[row]], -1).numpy()
+    mine = laws.rows == row
+    symbols, probs = laws.symbols[mine].numpy(), laws.probs[mine].numpy().astype(np.float64)
+    if laws.coarse[row]:
+        return np.append(q[symbols], 1 - q[symbols].sum()), np.append(probs, float(laws.rest[row]))
+    r = np.zeros(SIZE)
+    r[symbols] = probs
+    return q, r
+
+
+def written_out(kind: str, q: np.ndarray, r: np.ndarray) -> float:
+    some = r > 0
+    parts = {
+        "forward": float((r[some] * np.log(r[some] / q[some])).sum()),
+        "reverse": float((q * np.log(q / np.maximum(r, FLOOR))).sum()),
+        "tv": float(np.abs(q - r).sum() / 2),
+    }
+    return sum(parts[name] for name in kind.split("+"))
+
+
+@pytest.mark.parametrize("kind", DIVERGENCES)
+@pytest.mark.parametrize("seed", range(5))
+def test_divergences_are_those_of_the_options(kind: str, seed: int) -> None:
+    logits, laws = some_logits(seed), some_laws()
+    found = divergence(logits, laws, kind)
+    wanted = [written_out(kind, *options(logits, laws, row)) for row in range(4)]
+    assert found.tolist() == pytest.approx(wanted, rel=1e-6, abs=1e-7)
+
+
+@pytest.mark.parametrize("kind", DIVERGENCES)
+def test_divergences_of_a_law_from_itself_are_nothing(kind: str) -> None:
+    probs = torch.tensor([0.4, 0.3, 0.2, 0.1])
+    laws = Laws(
+        positions=torch.tensor([0, 0]),
+        rows=torch.tensor([0, 0, 0, 0, 1, 1]),
+        symbols=torch.tensor([0, 1, 2, 3, 0, 2]),
+        probs=torch.cat([probs, probs[[0, 2]]]),
+        rest=torch.tensor([0.0, 0.4]),
+        coarse=torch.tensor([False, True]),
+        best=torch.tensor([0, 0]),
+    )
+    assert divergence(probs.log()[None], laws, kind).tolist() == pytest.approx([0, 0], abs=1e-5)
+
+
+def gradients_agree(loss: Callable[[torch.Tensor], torch.Tensor]) -> bool:
+    return bool(torch.autograd.gradcheck(loss, some_logits().requires_grad_(), atol=1e-6, rtol=1e-5))
+
+
+@pytest.mark.parametrize("kind", DIVERGENCES)
+def test_gradients_are_those_of_finite_differences(kind: str) -> None:
+    assert gradients_agree(lambda logits: divergence(logits, some_laws(), kind))
+
+
+def test_a_wrong_gradient_is_seen() -> None:
+    with pytest.raises(RuntimeError, match="Jacobian mismatch"):
+        gradients_agree(lambda logits: divergence(logits * 1.1 - logits.detach() * 0.1, some_laws(), "forward"))
+
+
+# ---------------------------------------------------------------- acceptance
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_chance_of_acceptance_is_the_overlap_of_the_options(seed: int) -> None:
+    logits, laws = some_logits(seed), some_laws()
+    found = acceptance(logits, laws, 1.0)
+    overlaps = [np.minimum(*options(logits, laws, row)).sum() for row in range(4)]
+    assert found[:, 1].tolist() == pytest.approx(overlaps, abs=1e-6)
+    first = logits[laws.positions].argmax(-1).tolist()
+    # the second law has entries for 0 and 5, and its rest is what the target would go on with; the last has no best
+    assert found[:, 0].tolist() == [first[0] == 1, first[1] not in (0, 5), first[2] == 3, False]
+
+
+def test_laws_of_a_lower_temperature_are_spread_out_for_acceptance_at_one() -> None:
+    logits, laws = some_logits(1), some_laws()
+    squares = replace(laws, probs=laws.probs**2, rest=laws.rest**2)
+    total = torch.zeros(4).index_add(0, laws.rows, squares.probs) + torch.where(laws.coarse, squares.rest, 0.0)
+    colder = replace(squares, probs=squares.probs / total[laws.rows], rest=squares.rest / total)
+    torch.testing.assert_close(acceptance(logits, colder, 0.5), acceptance(logits, laws, 1.0))
+
+
+# ---------------------------------------------------------------- the paper's
+
+
+def paper_parts() -> tuple[Laws, torch.Tensor, Labels]:
+    direct = Laws(
+        positions=torch.tensor([0, 2]),
+        rows=torch.tensor([0, 0, 1]),
+        symbols=torch.tensor([1, 4, 2]),
+        probs=torch.tensor([0.6, 0.1, 0.9]),
+        rest=torch.zeros(2),
+        coarse=torch.zeros(2, dtype=torch.bool),
+        best=torch.tensor([1, 2]),
+    )
+    shared = torch.tensor([False, True, True, False, True, True, False])
+    return direct, shared, Labels(torch.tensor([3, 4]), torch.tensor([6, 0]), torch.tensor([0.2, 0.2]))
+
+
+def test_the_hybrid_loss_is_written_out() -> None:
+    logits = some_logits(3)
+    direct, shared, ngrams = paper_parts()
+    rows = []
+    for row, position in enumerate(direct.positions.tolist()):
+        q = torch.softmax(logits[position][shared], -1).numpy()  # renormalized over what is shared
+        p = np.zeros(SIZE)
+        mine = direct.rows == row
+        p[direct.symbols[mine].numpy()] = direct.probs[mine].numpy()
+        rows.append(float((q * np.log(q / np.maximum(p[shared.numpy()], FLOOR))).sum()))
+    for position, symbol in ((3, 6), (4, 0)):
+        rows.append(-0.2 * float(torch.log_softmax(logits[position], -1)[symbol]))
+    assert hybrid(logits, direct, shared, ngrams).tolist() == pytest.approx(rows, rel=1e-6)
+
+
+def test_the_hybrid_loss_may_have_another_divergence_at_directly_mapped_tokens() -> None:
+    logits = some_logits(3)
+    direct, shared, ngrams = paper_parts()
+    rows = []
+    for row, position in enumerate(direct.positions.tolist()):
+        log_q = torch.log_softmax(logits[position].masked_fill(~shared, -torch.inf), -1)
+        mine = direct.rows == row
+        p = direct.probs[mine]
+        rows.append(float((p * (p.log() - log_q[direct.symbols[mine]])).sum()))
+    usual = hybrid(logits, direct, shared, ngrams)
+    forward, none = (hybrid(logits, direct, shared, ngrams, kind) for kind in ("forward", "none"))
+    assert forward[: len(rows)].tolist() == pytest.approx(rows, rel=1e-5)
+    assert none[: len(rows)].tolist() == [0.0] * len(rows)
+    assert torch.equal(forward[len(rows) :], usual[len(rows) :])
+    assert torch.equal(none[len(rows) :], usual[len(rows) :])
+    assert gradients_agree(lambda logits: hybrid(logits, direct, shared, ngrams, "forward"))
+    assert gradients_agree(lambda logits: hybrid(logits, direct, shared, ngrams, "none"))
+
+
+def test_gradients_of_the_hybrid_loss() -> None:
+    direct, shared, ngrams = paper_parts()
+    assert gradients_agree(lambda logits: hybrid(logits, direct, shared, ngrams))
+
+
+def test_mass_outside_the_intersection_costs_the_hybrid_loss_nothing() -> None:
+    """So it does not pay to push mass out of it either."""
+    direct, shared, _ = paper_parts()
+    nothing = Labels(torch.tensor([], dtype=torch.int64), torch.tensor([], dtype=torch.int64), torch.tensor([]))
+    logits = some_logits()
+    more = logits.clone()
+    more[:, ~shared] += 3
+    assert torch.allclose(hybrid(logits, direct, shared, nothing), hybrid(more, direct, shared, nothing))
+
+
+def test_logits_of_half_precision_are_summed_in_single() -> None:
+    logits = some_logits().bfloat16()
+    assert divergence(logits, some_laws(), "forward").dtype == torch.float32

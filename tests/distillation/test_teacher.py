@@ -1,0 +1,239 @@
+"""What the target teaches: r against brute force, and lessons against texts taken apart by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from omnidraft.alignment.ngram_cache import NgramCache
+from omnidraft.alignment.trie import Probs
+from omnidraft.distillation.teacher import Arrays, hybrid_lesson, marginal_lesson, shared_tokens
+from omnidraft.verification.sparse_probs import MOST, SHARE, SparseLaw, law_after, law_below, root_law, sparse
+from omnidraft.verification.walk import Walk
+from support.enumeration import FAR, SAMPLED, enumerate_draws
+from support.worlds import PROMPT, SHAPES, Ids, TableModel, World, frozen_cache, make_world, seeded
+
+# in these every token can be proposed where all n-grams are active, so r can be met in full
+REACHABLE = ("tiny", "nested", "inner", "wide", "long", "long nested", "written end")
+
+
+def whole(p: Probs) -> SparseLaw:
+    tokens = np.flatnonzero(p).astype(np.int32)
+    return SparseLaw(tokens, p[tokens].astype(np.float32))
+
+
+class Taught(TableModel):
+    """A drafter whose every law is the r of the target's laws along its own walk."""
+
+    world: World
+    cache: NgramCache
+
+    def law(self, ids: Ids) -> Probs:
+        start = len(self.world.table.spelling(PROMPT))
+        walk = Walk(self.cache, self.world.vocab.eos)
+        for draft in ids[start:]:
+            walk.push(draft)
+        p = whole(self.world.target.law((PROMPT, *walk.tokens)))
+        node = walk.node
+        token = self.cache.token_at(node) if node else -1
+        if node == 0:
+            symbols, masses = root_law(self.cache, p)
+        elif token >= 0:
+            after = whole(self.world.target.law((PROMPT, *walk.tokens, token)))
+            symbols, masses = law_after(self.cache, p, token, after)
+        else:
+            depth = 0
+            while node not in self.walk_nodes(ids[start:], depth):
+                depth += 1
+            symbols, masses, stop = law_below(self.cache, p, node, depth)
+            assert stop == 0
+        law = np.zeros(self.vocab_size)
+        law[symbols] = masses
+        result: Probs = law / law.sum()
+        return result
+
+    def walk_nodes(self, draft: Sequence[int], depth: int) -> list[int]:
+        """The node that the last `depth` draft tokens lead to from the root."""
+        node = 0
+        for symbol in draft[len(draft) - depth :]:
+            node = self.cache.child(node, symbol) if node >= 0 else node
+        return [node] if depth else []
+
+
+def taught_world(shape: str, seed: int) -> tuple[World, NgramCache]:
+    world = make_world(shape, seed)
+    cache = NgramCache(world.table, seed="vocabulary", frozen=True)
+    drafter = Taught(world.drafter_vocab.size, ("r", shape, seed))
+    drafter.world, drafter.cache = world, cache
+    world.drafter = drafter
+    return world, cache
+
+
+@pytest.mark.parametrize("shape", REACHABLE)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_drafter_that_drafts_by_r_is_never_refused(shape: str, seed: int) -> None:
+    world, cache = taught_world(shape, seed)
+    symbols = 0
+    for k in (1, 2, 3):
+        engine = world.engine(cache, draft_len=k, verification="token")
+        for probability, record in enumerate_draws(
+            lambda draw, engine=engine: next(engine.rounds([PROMPT], FAR, SAMPLED, draw))  # type: ignore[misc]
+        ):
+            walk = Walk(cache, world.vocab.eos)
+            for draft in record.draft:
+                walk.push(draft)
+            if probability > 1e-6:  # the laws are kept in single precision
+                # what the end of the draft puts to the target was not drawn, and may be refused; so may a new token be
+                # whose beginning could have been that of one which continues the last: it cannot be proposed there
+                refused = walk.symbols[record.symbols_accepted :][:1]
+                assert all(symbol.after >= 0 for symbol in refused)
+                symbols += record.symbols_accepted
+    assert symbols > 20
+
+
+def test_r_of_the_wrong_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("test_teacher.law_after", lambda cache, *rest: root_law(cache, rest[-1]))
+    with pytest.raises(AssertionError):
+        test_a_drafter_that_drafts_by_r_is_never_refused("long nested", 0)
+
+
+# ---------------------------------------------------------------- r, summed token by token
+
+
+def by_hand(world: World, cache: NgramCache, token: int, before: Probs, after: Probs) -> Probs:
+    """r after a token, each of its parts summed over the vocabulary."""
+    spelled = {t: tuple(world.table.spelling(t).tolist()) for t in range(world.vocab.size) if cache.active[t]}
+    own = spelled.get(token, ())
+    longer = {t: s for t, s in spelled.items() if own and s[: len(own)] == own and len(s) > len(own)}
+    goes_on = {s[len(own)] for s in longer.values()}
+    r = np.zeros(world.drafter_vocab.size)
+    for t, s in spelled.items():
+        if s[0] not in goes_on:
+            r[s[0]] += after[t]
+    if not longer:
+        result: Probs = r / r.sum()
+        return result
+    below = before[token] + sum(before[t] for t in longer)
+    r = r / r.sum() * before[token] / below if r.sum() > 0 else r
+    for t, s in longer.items():
+        r[s[len(own)]] += before[t] / below
+    result = r / r.sum()
+    return result  # noqa: RET504  an annotated name, for the type checker
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("active", ["all", "random", "none"])
+def test_r_is_the_sum_over_tokens(shape: str, active: str) -> None:
+    world = make_world(shape, 1)
+    cache = frozen_cache(world, active, 3)
+    rng = seeded("laws", shape)
+    for token in range(world.vocab.size):
+        before, after = rng.dirichlet([1.0] * world.vocab.size), rng.dirichlet([1.0] * world.vocab.size)
+        symbols, masses = law_after(cache, whole(before), token, whole(after))
+        assert len(set(symbols.tolist())) == len(symbols)
+        r = np.zeros(world.drafter_vocab.size)
+        r[symbols] = masses / masses.sum()
+        assert r == pytest.approx(by_hand(world, cache, token, before, after), abs=1e-6)
+
+
+# ---------------------------------------------------------------- what is kept of a law
+
+
+@pytest.mark.parametrize("size", [10, 5_000, 150_000])
+@pytest.mark.parametrize("sharpness", [0.5, 3.0, 8.0])
+def test_almost_all_of_a_law_is_kept(size: int, sharpness: float) -> None:
+    logits = torch.randn(size, generator=torch.Generator().manual_seed(size)) * sharpness
+    p = torch.softmax(logits, -1).numpy()
+    law = sparse(p)
+    assert np.array_equal(law.probs, p[law.tokens].astype(np.float32))
+    assert len(law.tokens) <= MOST
+    assert law.probs.sum() >= SHARE or len(law.tokens) == MOST
+    assert law.probs.min() >= np.delete(p, law.tokens).max(initial=0)  # none left out is likelier
+
+
+def test_a_certain_law_is_one_token() -> None:
+    law = sparse(np.eye(40)[7])
+    assert law.tokens.tolist() == [7]
+    assert law.probs.tolist() == [1.0]
+
+
+# ---------------------------------------------------------------- lessons
+
+
+def entries(arrays: Arrays, row: int) -> dict[int, float]:
+    mine = arrays.rows == row
+    return dict(zip(arrays.symbols[mine].tolist(), arrays.probs[mine].tolist(), strict=True))
+
+
+def nested() -> tuple[World, NgramCache, list[SparseLaw]]:
+    """Tokens a, ab, aba, abab, b; an end of text."""
+    world = make_world("nested", 0)
+    laws = [
+        whole(np.array([0.1, 0.3, 0.2, 0.2, 0.2, 0.0])),
+        whole(np.array([0.4, 0.1, 0.1, 0.1, 0.2, 0.1])),
+    ]
+    return world, NgramCache(world.table, seed="vocabulary"), laws
+
+
+def test_a_marginal_lesson_taken_apart() -> None:
+    world, cache, laws = nested()
+    lesson = marginal_lesson(cache, [0], [1, 4], [[0, 1], [1]], laws)  # "ab", then "b"
+    assert lesson.ids.tolist() == [0, 0, 1, 1]
+    assert lesson.laws.positions.tolist() == [0, 1, 2]
+    assert lesson.laws.coarse.tolist() == [False, True, False]
+    assert entries(lesson.laws, 0) == pytest.approx({0: 0.8, 1: 0.2})
+    # inside the token, after "a": "b" goes on to ab, aba, abab (.7 of .8), or the token "a" has ended (.1)
+    assert entries(lesson.laws, 1) == pytest.approx({1: 0.7 / 0.8})
+    assert lesson.laws.rest[1] == pytest.approx(0.1 / 0.8)
+    # after "ab": "a" goes on (.4 of .7); else the next token begins with "b" or ends the text, "a" left out
+    assert entries(lesson.laws, 2) == pytest.approx({0: 0.4 / 0.7, 1: 0.3 / 0.7 * 0.2 / 0.3, 2: 0.3 / 0.7 * 0.1 / 0.3})
+    assert lesson.positions == 3
+    assert lesson.nbytes > 50
+    assert world.vocab.eos == (5,)
+
+
+def test_every_law_of_a_lesson_sums_to_one() -> None:
+    for shape in SHAPES:
+        world = make_world(shape, 2)
+        for active in ("all", "random", "none"):
+            cache = frozen_cache(world, active, 1)
+            rng = seeded(shape, active)
+            tokens = [int(t) for t in rng.integers(world.vocab.size, size=12)]
+            written = [world.table.spelling(t).tolist() for t in tokens]
+            laws = [whole(rng.dirichlet([1.0] * world.vocab.size)) for _ in tokens]
+            made = marginal_lesson(cache, [0], tokens, written, laws).laws
+            sums = np.bincount(made.rows, weights=made.probs, minlength=len(made.positions))
+            sums += np.where(made.coarse, made.rest, 0)
+            assert sums == pytest.approx(np.ones(len(made.positions)), abs=1e-5)
+
+
+def test_a_hybrid_lesson_taken_apart() -> None:
+    world, cache, laws = nested()
+    lesson = hybrid_lesson(cache, [0], [1, 4], [[0, 1], [1]], laws, 0.2)
+    assert lesson.laws.positions.tolist() == [2]  # "b" is mapped directly
+    assert entries(lesson.laws, 0) == pytest.approx({0: 0.4, 1: 0.2, 2: 0.1})  # of a, b and the end of text
+    assert lesson.labels is not None
+    assert lesson.labels.positions.tolist() == [0, 1]
+    assert lesson.labels.symbols.tolist() == [0, 1]
+    assert lesson.labels.weights.tolist() == pytest.approx([0.2, 0.2])
+    own = hybrid_lesson(cache, [0], [1, 4], [[0, 1], [1]], laws, None)
+    assert own.labels is not None
+    assert own.labels.weights.tolist() == pytest.approx([0.3, 0.3])  # what the target gave "ab"
+    assert shared_tokens(world.table).tolist() == [True, True, True]
+
+
+def test_inactive_ngrams_teach_the_hybrid_loss_nothing() -> None:
+    world, _, laws = nested()
+    cache = NgramCache(world.table, seed="empty")
+    lesson = hybrid_lesson(cache, [0], [1], [[0, 1]], laws[:1], 0.2)
+    assert lesson.positions == 0
+
+
+def test_tokens_that_the_drafter_does_not_see_leave_no_law() -> None:
+    _, cache, laws = nested()
+    lesson = marginal_lesson(cache, [0], [5, 4], [[], [1]], laws)
+    assert lesson.laws.positions.tolist() == [0]
+    assert entries(lesson.laws, 0) == pytest.approx(entries(marginal_lesson(cache, [0], [4], [[1]], laws[1:]).laws, 0))

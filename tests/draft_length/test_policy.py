@@ -1,0 +1,350 @@
+"""Stop policies: the law under each of them, and when each ends a draft."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import omnidraft
+from omnidraft.config import STOPPINGS, Drafting, Sampling
+from omnidraft.decoding.drafter import Drafter
+from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.stats import Stats
+from omnidraft.draft_length.acceptance_head import Head, spread
+from omnidraft.draft_length.cost_model import WINDOW
+from omnidraft.draft_length.exploration import LATER_TRIAL
+from omnidraft.draft_length.goodput import ASK_FIRST, MEASURED, Rate
+from omnidraft.draft_length.policies import make_stopping
+from omnidraft.draft_length.policy import UNSURE, Confidence, Entropy, Fixed, Predicted, Stopping
+from omnidraft.draft_length.request_state import BEGINNING, Present
+from omnidraft.errors import ConfigError
+from omnidraft.verification.round import Round
+from omnidraft.verification.sampling import Draw
+from omnidraft.verification.walk import Walk
+from support.enumeration import EXACT, SAMPLED, deviation, enumerate_draws
+from support.learning_users import PROMPTS, alone
+from support.worlds import ACTIVE, PROMPT, SHAPES, World, frozen_cache, make_world
+
+LONGEST = 3
+
+
+class Steady(Rate):
+    """A rate policy that has come to know a machine and a drafter, and stays as it is: to be enumerated."""
+
+    def __init__(
+        self, step: float, verify: tuple[float, float], chances: tuple[float, ...], probe: int = 0, asking: float = 0.0
+    ) -> None:
+        super().__init__(LONGEST)
+        for _ in range(1 + WINDOW // 2):  # the first does not count
+            for drafted, seconds in enumerate(verify):
+                self.costs.learn(made(drafted=drafted, verify_s=seconds, draft_s=step * drafted), first=False)
+        for chance, value in zip(self._chances.bins, chances, strict=True):
+            chance.yes, chance.seen = value * 100, 100.0
+        self._tries = probe
+        self.costs._asking.append(asking)
+        self._drafts = asking > 0  # the first one asks
+
+    def begin(self, walk: Walk | None) -> bool:
+        self._since_plain = self._refused = 0
+        self._text = Present(said=BEGINNING)
+        self.trials.start((self._tries, LATER_TRIAL[1]))
+        self._chances.met = [[1.0] * len(met) for met in self._chances.met]
+        self._chances.open(())
+        self._chances._own = [float(ASK_FIRST)] * len(self._chances.bins)
+        self._plan = None
+        return super().begin(walk)
+
+    def learn(self, record: Round) -> None:
+        """Nothing."""
+
+
+def made(drafted: int = 0, emitted: int = 1, **times: Any) -> Round:
+    """The record of a round."""
+    counts: dict[str, Any] = dict.fromkeys(
+        ("symbols", "symbols_accepted", "ngrams_proposed", "ngrams_accepted", "false_merges", "accepted"), 0
+    )
+    seconds = {"draft_s": 0.0, "verify_s": 0.0, "translate_s": 0.0} | times
+    return Round(
+        emitted=(1,) * emitted,
+        draft=(1,) * drafted,
+        proposals=(1,) * drafted,
+        finish=None,
+        draft_passes=drafted,
+        draft_read=drafted,
+        **counts,
+        **seconds,
+    )
+
+
+class Told(Head):
+    """A trained head that thinks a token the likelier to be accepted the likelier the drafter's best is."""
+
+    @property
+    def trained(self) -> bool:
+        return True
+
+    def chance(self, logits: torch.Tensor, hidden: torch.Tensor | None, temperature: float) -> float:  # noqa: ARG002
+        return float(torch.softmax(logits / (temperature or 1.0), -1).max())
+
+
+FALLING = tuple(np.linspace(0.95, 0.05, 12).tolist())
+POLICIES: dict[str, Stopping] = {
+    "fixed": Fixed(),
+    "confidence": Confidence(0.5),
+    "entropy": Entropy(0.65),
+    "head": Predicted(0.4, Told()),
+    "rate": Steady(0.05, (1.0, 1.25), FALLING),
+    "rate, dear steps": Steady(0.2, (1.0, 1.1), FALLING),
+    "rate, on trial": Steady(0.3, (1.0, 1.1), FALLING, probe=1),
+    "rate, blind": Steady(0.05, (1.0, 1.1), FALLING, asking=5.0),
+}
+
+
+# ---------------------------------------------------------------- the law
+
+
+def with_policy(world: World, policy: Stopping, cache: str, seed: int, **drafting: object) -> Engine:
+    engine = world.engine(frozen_cache(world, cache, seed), draft_len=LONGEST, **drafting)
+    engine.stopping = policy
+    return engine
+
+
+@pytest.mark.parametrize("verification", ["block", "token"])
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_law_holds_wherever_a_draft_ends(shape: str, policy: str, verification: str) -> None:
+    count = 1 if shape.startswith("long") else 2
+    for active, seed in (("all", 0), ("random", 1)):
+        world = make_world(shape, seed, 0.2 * seed)
+        engine = with_policy(world, POLICIES[policy], active, seed, verification=verification)
+        assert deviation(world, engine, count) < EXACT
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.7, top_k=3)])
+@pytest.mark.parametrize("mode", ["exact", "intersection"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_law_holds_in_other_modes_and_temperatures(policy: str, mode: str, sampling: Sampling) -> None:
+    for active in ACTIVE:
+        world = make_world("nested", 3)
+        assert deviation(world, with_policy(world, POLICIES[policy], active, 3, mode=mode), 2, sampling) < EXACT
+
+
+def lengths(engine: Engine) -> Iterator[int]:
+    for _, record in enumerate_draws(lambda draw: next(engine.rounds([PROMPT], 100, SAMPLED, draw))):
+        yield len(record.draft)
+
+
+@pytest.mark.parametrize("policy", [name for name in POLICIES if name not in ("fixed", "rate, blind")])
+def test_these_policies_do_end_drafts(policy: str) -> None:
+    """Else the tests of the law would say nothing."""
+    found: set[int] = set()
+    for seed in range(4):
+        found |= set(lengths(with_policy(make_world("nested", seed), POLICIES[policy], "all", seed)))
+    assert len(found) > 1
+    assert min(found) < LONGEST
+
+
+def test_drafts_that_nobody_asks_for_are_of_one_token() -> None:
+    blind = POLICIES["rate, blind"]
+    found = {k for seed in range(4) for k in lengths(with_policy(make_world("nested", seed), blind, "all", seed))}
+    assert found == {1}
+    assert not blind._asks  # type: ignore[attr-defined]
+
+
+def test_a_policy_that_takes_back_a_drawn_token_breaks_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    true = Drafter.draft
+
+    def dropping(drafter: Drafter, length: int, temperature: float, draw: Draw, read: Any, *rest: Any) -> Any:
+        tokens, vectors = true(drafter, length, temperature, draw, lambda _: True, *rest)
+        while tokens and vectors[len(tokens) - 1][tokens[-1]] < 0.4:
+            tokens.pop()
+        for position, token in enumerate(tokens):
+            if not read(token):
+                return tokens[: position + 1], vectors[: position + 1]
+        return tokens, vectors[: len(tokens)]
+
+    world = make_world("nested", 0)
+    engine = with_policy(world, Fixed(), "all", 0)
+    assert deviation(world, engine, 2) < EXACT
+    monkeypatch.setattr(Drafter, "draft", dropping)
+    assert deviation(world, engine, 2) > 1e-3
+
+
+# ---------------------------------------------------------------- what each goes by
+
+
+def test_confidence_ends_a_draft_after_an_unlikely_token() -> None:
+    logits = torch.log(torch.tensor([0.7, 0.2, 0.1]))
+    policy = Confidence(0.5)
+    assert policy.begin(None)
+    for temperature, token, goes_on in ((1.0, 0, True), (1.0, 1, False), (0.0, 0, True), (3.0, 0, False)):
+        assert policy.draws(logits, temperature, None)
+        assert policy.steps(token) is goes_on
+
+
+def test_entropy_is_that_of_the_law() -> None:
+    p = torch.tensor([0.5, 0.25, 0.25])
+    assert spread(torch.log(p), 1.0)[0] == pytest.approx(1.5 * math.log(2))
+    assert spread(torch.log(p), 0.0)[0] == spread(torch.log(p), 1.0)[0]
+    hot = torch.softmax(torch.log(p) / 2, -1)
+    assert spread(torch.log(p), 2.0)[0] == pytest.approx(float(-(hot * hot.log()).sum()), abs=1e-6)
+    assert spread(torch.tensor([0.0, -torch.inf, -torch.inf]), 1.0)[0] == pytest.approx(0)
+
+
+def test_entropy_ends_a_draft_before_an_unsure_token() -> None:
+    policy = Entropy(0.6)
+    for nats, draws in ((0.0, True), (0.7, True), (0.9, False)):
+        even = torch.zeros(max(1, round(math.exp(nats) * 1000)))  # the entropy of n equal options is log n
+        sure = torch.tensor([0.0]) if nats == 0 else even
+        expected = 1 - math.sqrt(0.2 * spread(sure, 1.0)[0]) >= 0.6
+        assert policy.draws(sure, 1.0, None) is expected
+        if nats == 0:
+            assert expected is draws
+    assert policy.draws(torch.zeros(2), 1.0, None)  # log 2 nats: 1 − √0.139 = 0.63
+    assert not policy.draws(torch.zeros(3), 1.0, None)  # log 3: 0.53
+
+
+def test_the_setting_chooses_the_policy() -> None:
+    kinds = {name: type(make_stopping(Drafting(stopping=name))) for name in STOPPINGS}
+    kinds_of = {"fixed": Fixed, "confidence": Confidence, "entropy": Entropy, "head": Predicted, "rate": Rate}
+    assert kinds == kinds_of
+    assert Drafting() == Drafting(stopping="rate")
+    assert Drafting(stopping="fixed").longest == 4
+    assert Drafting(stopping="rate").longest == 16
+    assert Drafting(stopping="rate", draft_len=3).longest == 3
+    bad: dict[str, Any]
+    for bad in ({"stopping": "never"}, {"threshold": 1.5}, {"threshold": "high"}, {"threshold": 0.5}):
+        with pytest.raises(ConfigError):
+            Drafting(**bad)
+
+
+def test_a_round_without_a_draft_says_why() -> None:
+    world = make_world("nested", 0)
+    engine = with_policy(world, Rate(LONGEST), "all", 0)
+    record = next(engine.rounds([PROMPT], 5, SAMPLED, lambda weights: int(weights.argmax())))
+    assert (record.draft, record.idle, record.draft_passes) == ((), MEASURED, 0)
+
+
+class Unlikely(Told):
+    """A trained head that thinks nothing of any token."""
+
+    def chance(self, logits: torch.Tensor, hidden: torch.Tensor | None, temperature: float) -> float:  # noqa: ARG002
+        return 0.01
+
+
+@pytest.mark.parametrize("policy", [Entropy(1.0), Predicted(0.5, Unlikely())])
+def test_a_first_token_that_is_not_drawn_is_no_draft_and_says_why(policy: Stopping) -> None:
+    engine = with_policy(make_world("nested", 0), policy, "all", 0)
+    record = next(engine.rounds([PROMPT], 5, SAMPLED, lambda weights: int(weights.argmax())))
+    assert (record.draft, record.idle, record.draft_passes) == ((), UNSURE, 1)
+    stats = Stats.of([record])
+    assert (stats.undrafted, stats.idle) == (1, UNSURE)
+    drafted = with_policy(make_world("nested", 0), Entropy(0.0), "all", 0)
+    record = next(drafted.rounds([PROMPT], 5, SAMPLED, lambda weights: int(weights.argmax())))
+    assert record.draft
+    assert record.idle is None
+
+
+class Dawdling(Fixed):
+    """Takes a second to begin a text with, and two to learn from a round."""
+
+    now = 0.0
+
+    def open(self, prompt: Sequence[int], new_tokens: int) -> None:  # noqa: ARG002
+        self.now += 1.0
+
+    def learn(self, record: Round) -> None:
+        assert record.translate_s == 0.0
+        self.now += 2.0
+
+
+def test_the_time_that_a_policy_takes_is_in_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = Dawdling()
+    engine = with_policy(make_world("nested", 0), policy, "all", 0)
+    monkeypatch.setattr("omnidraft.decoding.engine.time.perf_counter", lambda: policy.now)
+    records = list(engine.rounds([PROMPT], 3, SAMPLED, lambda weights: int(weights.argmax())))
+    assert [record.translate_s for record in records] == [3.0] + [2.0] * (len(records) - 1)
+    assert Stats.of(records).seconds == policy.now
+
+
+class Once(Entropy):
+    """Is sure of the first token only."""
+
+    def draws(self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None) -> bool:
+        sure = self.idle is None
+        super().draws(logits, temperature, hidden)
+        self.idle = UNSURE
+        return sure
+
+
+def test_a_draft_of_which_a_stop_string_keeps_nothing_was_a_draft() -> None:
+    engine = with_policy(make_world("nested", 0), Once(0.5), "all", 0)
+    rounds = engine.rounds([PROMPT], 5, SAMPLED, lambda weights: int(weights.argmax()), halt=lambda _: 0)
+    record = next(rounds)
+    assert record.draft_passes > 0
+    assert (record.draft, record.emitted, record.idle) == ((), (), None)
+
+
+def test_near_the_end_of_the_context_drafts_become_shorter() -> None:
+    world = make_world("long", 0)
+    engine = with_policy(world, Fixed(), "all", 0)
+    widest = engine._longest
+    assert widest > 1
+    lengths = []
+    for left in range(LONGEST * widest + 2, 0, -1):
+        world.target.context = 1 + left
+        record = next(engine.rounds([PROMPT], 100, SAMPLED, lambda weights: int(weights.argmax())))
+        lengths.append(engine._draft_len([PROMPT], 101))
+        assert len(record.draft) <= lengths[-1]
+    assert lengths == sorted(lengths, reverse=True)
+    assert set(lengths) == {0, 1, 2, 3}, "step by step, not all or nothing"
+
+
+@pytest.mark.parametrize("policy", ["confidence", "entropy", "head", "rate"])
+def test_greedy_text_is_that_of_transformers(target: Path, drafter: Path, policy: str) -> None:
+    model = omnidraft.load(target, drafter, dtype="float32", profile=None, stopping=policy)
+    for _ in range(3):  # what was measured holds for later texts
+        for prompt in PROMPTS:
+            assert model.generate(prompt, max_new_tokens=24).token_ids == alone(model, prompt, 24)
+
+
+@pytest.mark.parametrize("policy", ["confidence", "entropy", "rate"])
+def test_without_a_drafter_there_is_nothing_to_end(target: Path, drafter: Path, policy: str) -> None:
+    alone_ = omnidraft.load(target, dtype="float32", stopping=policy)
+    beside = omnidraft.load(target, drafter, dtype="float32", profile=None, stopping=policy, draft_len=0)
+    said = {model.generate(PROMPTS[0], max_new_tokens=8).token_ids for model in (alone_, beside)}
+    assert said == {alone(alone_, PROMPTS[0], 8)}
+
+
+@pytest.mark.parametrize("mode", ["exact", "intersection", "paper"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_accepted_draft_tokens_are_those_whose_bytes_were_accepted(shape: str, mode: str) -> None:
+    """Counted anew from the bytes that were emitted and proposed."""
+    world = make_world(shape, 2)
+    engine = world.engine(None, draft_len=3, mode=mode)
+    spelled = [data or b"|" for data in world.vocab.tokens]
+    for _, record in enumerate_draws(lambda draw: next(engine.rounds([PROMPT], 100, SAMPLED, draw))):
+        accepted = b"".join(spelled[token] for token in record.proposals[: record.accepted])
+        drafted = [world.drafter_vocab.tokens[token] or b"|" for token in record.draft]
+        ends = [len(b"".join(drafted[: count + 1])) for count in range(len(drafted))]
+        whole = sum(end <= len(accepted) for end in ends)
+        assert whole <= record.draft_accepted <= len(drafted), record
+        # of a target token that was refused, what it has in common with the target's own was accepted
+        most = len(accepted) + max(map(len, spelled)) - 1
+        assert sum(end <= most for end in ends) >= record.draft_accepted - (record.accepted == len(record.proposals))
+        if mode == "paper":
+            assert record.draft_accepted == whole, record
+
+
+@pytest.mark.parametrize("policy", ["fixed", "confidence", "entropy"])
+def test_a_seed_gives_the_same_text_again(target: Path, drafter: Path, policy: str) -> None:
+    model = omnidraft.load(target, drafter, dtype="float32", profile=None, stopping=policy, ngram_bound=10**6)
+    model.engine.pair.cache.frozen = True  # type: ignore[union-attr]  # what is active decides draws, too
+    said = [model.generate(PROMPTS[0], max_new_tokens=24, temperature=1.0, seed=3).token_ids for _ in range(2)]
+    assert said[0] == said[1]

@@ -1,0 +1,150 @@
+"""The law stays the target's while the n-gram cache learns, and rounds stay what a fresh start would make of them."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from omnidraft.alignment.ngram_cache import FALSE_MERGES_BEFORE_OFF, NgramCache
+from omnidraft.alignment.trie import Probs
+from omnidraft.config import Sampling
+from omnidraft.decoding.drafter import Drafter
+from omnidraft.verification.round import Round
+from omnidraft.verification.sampling import GeneratorDraw, softmax
+from support.enumeration import EXACT, clone, distance, first_tokens, learning_law, plain_law
+from support.worlds import PROMPT, SHAPES, World, make_world
+
+LEARNING: dict[str, dict[str, Any]] = {
+    "empty": {"seed": "empty"},
+    "empty, one entry, lfu": {"seed": "empty", "bound": 1, "eviction": "lfu"},
+    "empty, one entry, lru": {"seed": "empty", "bound": 1, "eviction": "lru"},
+    "vocabulary, two entries": {"seed": "vocabulary", "bound": 2},
+    "vocabulary": {"seed": "vocabulary"},
+}
+
+
+def distrusted(world: World, **keywords: Any) -> NgramCache:
+    """A cache where one more false merge switches any n-gram off."""
+    cache = NgramCache(world.table, **keywords)
+    cache.false_merges[np.diff(world.table.offsets) > 1] = FALSE_MERGES_BEFORE_OFF - 1
+    return cache
+
+
+def assert_exact_while_learning(shape: str, learning: str, count: int, **drafting: object) -> set[bytes]:
+    """Returns the active sets that occurred."""
+    world = make_world(shape, 1)
+    cache = distrusted(world, **LEARNING[learning])
+    sets = set()
+
+    def seen(state: NgramCache) -> None:
+        assert state.bound is None or state.size <= state.bound
+        sets.add(state.active.tobytes())
+
+    ours = learning_law(world, cache, count, seen, **drafting)
+    assert distance(ours, first_tokens(plain_law(world), count, world.vocab.eos)) < EXACT
+    return sets
+
+
+@pytest.mark.parametrize("learning", LEARNING)
+@pytest.mark.parametrize("verification", ["block", "token"])
+def test_the_law_holds_while_ngrams_come_and_go(learning: str, verification: str) -> None:
+    sets = assert_exact_while_learning("nested", learning, 2, draft_len=2, verification=verification)
+    assert len(sets) >= 2  # of rounds before the last; nothing stays as it was
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("learning", LEARNING)
+@pytest.mark.parametrize("shape", ["full", "nested", "inner", "duplicate", "long nested"])
+def test_the_law_of_three_tokens_holds_while_ngrams_come_and_go(shape: str, learning: str) -> None:
+    for k in (1, 2):
+        assert_exact_while_learning(shape, learning, 3, draft_len=k)
+
+
+# ---------------------------------------------------------------- many rounds
+
+
+def content(record: Round) -> dict[str, object]:
+    """All but times, and how much of the text the drafter had to read, which a fresh one reads whole."""
+    names = [f.name for f in fields(Round) if not f.name.endswith("_s") and f.name != "draft_read"]
+    return {name: getattr(record, name) for name in names}
+
+
+MANY: dict[str, tuple[dict[str, object], Sampling]] = {
+    "block": ({"draft_len": 4}, Sampling(temperature=1.0)),
+    "token": ({"draft_len": 3, "verification": "token"}, Sampling(temperature=0.8, top_k=3)),
+    "masked": ({"draft_len": 4, "mode": "intersection"}, Sampling(temperature=1.0)),
+    "paper": ({"draft_len": 4, "mode": "paper"}, Sampling(temperature=1.0)),
+    "greedy": ({"draft_len": 4, "drafter_temperature": 1.0}, Sampling()),
+}
+
+
+@pytest.mark.parametrize("way", MANY)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_after_many_rounds_all_is_as_after_a_fresh_start(shape: str, way: str) -> None:
+    drafting, sampling = MANY[way]
+    world, other = make_world(shape, 2), make_world(shape, 2)
+    cache = NgramCache(world.table, seed="empty", bound=2, eviction="lru")
+    engine, generator = world.engine(cache, **drafting), torch.Generator()
+    assert engine.pair is not None
+    drafter, translator = engine.pair.drafter, engine.pair.translator
+    rounds = 0
+    while rounds < 25:  # the same engine again and again; an end of text comes soon in some worlds
+        ids, end = [PROMPT], 1 + 14
+        before = clone(cache)
+        records = engine.rounds(ids, end - 1, sampling, GeneratorDraw(generator))
+        finish = None
+        while finish is None:
+            generator.manual_seed(rounds)
+            record = next(records)
+            generator.manual_seed(rounds)
+            fresh = other.engine(before, **drafting)
+            again = next(fresh.rounds(ids, end - len(ids), sampling, GeneratorDraw(generator)))
+            assert content(record) == content(again)
+            for name in ("active", "hits", "false_merges", "last_use"):
+                assert np.array_equal(getattr(cache, name), getattr(before, name))
+            before, finish, rounds = clone(cache), record.finish, rounds + 1
+            ids += record.emitted
+            assert world.target.ids == tuple(ids[: world.target.length])
+            if finish != "length" and way != "paper":  # the last token rides in the next round, if there is one
+                assert world.target.length == len(ids) - 1
+            added, kept = translator.after(drafter.text, drafter.begun, engine._unread)  # with the next draft
+            assert [*drafter.text[:kept], *added] == translator.prompt(ids)
+            assert tuple(drafter._cached) == world.drafter.ids
+            assert drafter._cached[: drafter._agreed] == drafter._text[: drafter._agreed]
+        assert next(records, None) is None
+
+
+@pytest.mark.parametrize("room", [2, 3, 5, 8])
+@pytest.mark.parametrize("shape", ["nested", "full", "long nested"])
+def test_the_recorded_vectors_are_those_of_the_text(shape: str, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever was dropped from the drafter's cache or read anew: Q is what follows the committed text."""
+    world = make_world(shape, 3)
+    world.drafter.context = room
+    engine = world.engine(draft_len=3)
+    assert engine.pair is not None
+    translator, ids = engine.pair.translator, [PROMPT]
+    draft, checked = Drafter.draft, set()
+
+    def watched(drafter: Drafter, *arguments: Any) -> tuple[list[int], list[Probs]]:
+        assert drafter._text == translator.prompt(ids)
+        tokens, vectors = draft(drafter, *arguments)
+        window = drafter._text[drafter._base :]
+        assert window
+        for position, q in enumerate(vectors):
+            assert np.array_equal(q, softmax(world.drafter.row((*window, *tokens[:position]))))
+        checked.add((drafter._base > 0, len(tokens)))
+        return tokens, vectors
+
+    monkeypatch.setattr(Drafter, "draft", watched)
+    for seed in range(10):
+        ids[:] = [PROMPT]
+        for record in engine.rounds(
+            ids, 20, Sampling(temperature=1.0), GeneratorDraw(torch.Generator().manual_seed(seed))
+        ):
+            ids += record.emitted
+    assert {base for base, _ in checked} == {False, True}
+    assert {length for _, length in checked} >= set(range(1, min(3, room // 2) + 1))

@@ -1,0 +1,254 @@
+"""The sampled law on real tokenizers and trained models: chi-squared tests on joint blocks of tokens.
+
+With N samples in bins of expected probability π, the statistic's noncentrality under a law at total variation δ is at
+least N·(2δ)², so that each test states the distance it would find with probability 0.95.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from itertools import takewhile
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from omnidraft.alignment.trie import Probs
+from omnidraft.config import Sampling
+from omnidraft.decoding.engine import Engine
+from omnidraft.models import int8
+from omnidraft.models.cpu_llama import lean
+from omnidraft.models.language_model import LanguageModel, load_model
+from omnidraft.verification import exact as verify
+from omnidraft.verification.sampling import GeneratorDraw, softmax, target_processors
+from omnidraft.zoo import names as zoo_names
+from omnidraft.zoo import path as zoo_path
+from support.language_models import Bigram
+from support.pairs import Language, engine, language
+from support.shared_data import shared
+
+TESTS = 16  # for the correction: no more χ² tests than this are made here
+ALPHA = 1e-4 / TESTS
+EXPECTED = 8.0  # smallest expected count of a bin of its own
+Law = dict[tuple[int, ...], float]
+
+
+def joint_law(model: LanguageModel, prompt: list[int], eos: tuple[int, ...], sampling: Sampling, floor: float) -> Law:
+    """Probabilities of the first two tokens, those of at least `floor`."""
+    processors = target_processors(sampling)
+
+    def next_law(ids: list[int]) -> Probs:
+        model.crop(0)
+        scores = processors(torch.tensor([ids]), model.forward(ids, 1).float())  # type: ignore[arg-type]
+        return softmax(scores[0])
+
+    law: Law = {}
+    first = next_law(prompt)
+    for a in np.flatnonzero(first >= floor).tolist():
+        if a in eos:
+            law[a,] = float(first[a])
+            continue
+        second = next_law([*prompt, a])
+        for b in np.flatnonzero(first[a] * second >= floor).tolist():
+            law[a, b] = float(first[a] * second[b])
+    return law
+
+
+def sample(engine_: Engine, prompt: list[int], count: int, sampling: Sampling, seed: int) -> Counter[tuple[int, ...]]:
+    """First two tokens of `count` texts, each over as many rounds as that takes."""
+    draw = GeneratorDraw(torch.Generator().manual_seed(seed))
+    found: Counter[tuple[int, ...]] = Counter()
+    for _ in range(count):
+        tokens: list[int] = []
+        for record in engine_.rounds(prompt, 40, sampling, draw):
+            tokens += record.emitted
+            if len(tokens) >= 2:
+                break
+        found[tuple(tokens[:2])] += 1
+    return found
+
+
+def p_value(found: Counter[tuple[int, ...]], law: Law, count: int) -> tuple[float, float]:
+    """The χ² p-value, and the total variation that would have been found with probability 0.95."""
+    bins = [key for key, p in law.items() if p * count >= EXPECTED]
+    expected = np.array([law[key] * count for key in bins])
+    expected = np.append(expected, count - expected.sum())
+    observed = np.array([found[key] for key in bins], float)
+    observed = np.append(observed, count - observed.sum())
+    if expected[-1] < EXPECTED:  # too small a rest to be a bin: it goes to the largest
+        rest, expected, observed_rest, observed = expected[-1], expected[:-1], observed[-1], observed[:-1]
+        expected[expected.argmax()] += rest
+        observed[expected.argmax()] += observed_rest
+    degrees = len(expected) - 1
+    assert degrees >= 5, "too few bins to mean anything"
+    limit = stats.chi2.isf(ALPHA, degrees)
+    needed = next(x for x in np.arange(1, 4000) if stats.ncx2.sf(limit, degrees, x) > 0.95)
+    statistic = float(((observed - expected) ** 2 / expected).sum())
+    return float(stats.chi2.sf(statistic, degrees)), float(np.sqrt(needed / count) / 2)
+
+
+# ---------------------------------------------------------------- the two worlds
+
+
+class Remembering:
+    """A model that reads each beginning of a text once; many texts begin alike."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self._model = model
+        self.vocab_size, self.context = model.vocab_size, model.context
+        self._text: list[int] = []
+        self._read: list[int] = []  # by the model, last
+        self._rows: dict[tuple[int, ...], torch.Tensor] = {}
+
+    @property
+    def length(self) -> int:
+        return len(self._text)
+
+    def forward(self, ids: Sequence[int], keep: int) -> torch.Tensor:
+        """Append `ids`; the logits of the last `keep` of them."""
+        self._text += ids
+        text = self._text
+        begins = [tuple(text[:end]) for end in range(len(text) - keep + 1, len(text) + 1)]
+        if any(begin not in self._rows for begin in begins):
+            pairs = zip(self._read, text[: len(text) - keep], strict=False)
+            alike = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+            self._model.crop(alike)
+            rows = self._model.forward(text[alike:], keep)
+            self._read = list(text)
+            self._rows |= dict(zip(begins, rows.clone(), strict=True))
+        return torch.stack([self._rows[begin] for begin in begins]) if begins else torch.empty(0, self.vocab_size)
+
+    def crop(self, length: int) -> None:
+        """Keep the first `length` ids."""
+        del self._text[length:]
+
+
+class World:
+    def __init__(
+        self, target: LanguageModel, target_language: Language, drafter: LanguageModel, drafter_language: Language
+    ) -> None:
+        self.target, self.target_language = Remembering(target), target_language
+        self.drafter, self.drafter_language = Remembering(drafter), drafter_language
+
+    def check(
+        self, text: str, count: int, sampling: Sampling, seed: int = 0, **drafting: object
+    ) -> tuple[float, float]:
+        prompt = self.target_language.tokenizer(text)["input_ids"]
+        law = joint_law(self.target, prompt, self.target_language.vocab.eos, sampling, EXPECTED / count)
+        engine_ = engine(
+            self.target, self.target_language, self.drafter, self.drafter_language, frozen=True, **drafting
+        )
+        return p_value(sample(engine_, prompt, count, sampling, seed), law, count)
+
+
+def small_pair(target_name: str, drafter_name: str) -> World:
+    """The drafter takes the fastest steps there are; the target's are in fp32, where no row depends on the others."""
+    folders = {"stories": shared("models") / "stories260K", "python": zoo_path(zoo_names("drafter")[0])}
+    models = {name: load_model(folders[name], dtype="float32").lm for name in (target_name, drafter_name)}
+    languages = {name: language(folders[name], lm.vocab_size) for name, lm in models.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(int8, "SMALLEST", 2**62)
+        target = lean(models[target_name])
+        patch.setattr(int8, "SMALLEST", 0)
+        drafter = lean(models[drafter_name])
+    assert target is not None
+    assert drafter is not None
+    return World(target, languages[target_name], drafter, languages[drafter_name])
+
+
+@pytest.fixture(scope="module")
+def merging() -> World:
+    """Trained models: the target's vocabulary is eight times the drafter's, so that most of its tokens are n-grams."""
+    return small_pair("python", "stories")
+
+
+@pytest.fixture(scope="module")
+def splitting() -> World:
+    """The same the other way round: most drafter tokens stand for several target tokens."""
+    return small_pair("stories", "python")
+
+
+@pytest.fixture(scope="module", params=["llama3", "qwen2"])
+def counted(request: pytest.FixtureRequest) -> World:
+    """Bigram models of GSM8K answers over real tokenizers: a Llama-2 drafter for a Llama-3 or Qwen2 target."""
+    lines = (shared("data") / "gsm8k" / "train.jsonl").read_text(encoding="utf-8").splitlines()[:3000]
+    texts = [json.loads(line)["answer"] for line in lines]
+    languages = [language(shared("tokenizers") / name) for name in (request.param, "llama2")]
+    models = [
+        Bigram(each.vocab.size, each.tokenizer(texts, add_special_tokens=False)["input_ids"], blur=0.1)
+        for each in languages
+    ]
+    return World(models[0], languages[0], models[1], languages[1])
+
+
+STORY = "Once upon a time there was a"
+SAMPLING = Sampling(temperature=1.0)
+COUNT = 2_500
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verification", ["block", "token"])
+def test_merging(merging: World, verification: str) -> None:
+    p, detectable = merging.check(STORY, COUNT, SAMPLING, draft_len=4, verification=verification)
+    assert detectable < 0.12
+    assert p > ALPHA
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verification", ["block", "token"])
+def test_splitting(splitting: World, verification: str) -> None:
+    p, detectable = splitting.check(STORY, COUNT, SAMPLING, draft_len=3, verification=verification)
+    assert detectable < 0.12
+    assert p > ALPHA
+
+
+@pytest.mark.slow
+def test_processors_of_the_target(merging: World) -> None:
+    sampling = Sampling(temperature=0.8, top_k=40, top_p=0.95, min_p=0.01, repetition_penalty=1.1)
+    p, detectable = merging.check(STORY, COUNT, sampling, draft_len=4)
+    assert detectable < 0.12
+    assert p > ALPHA
+
+
+@pytest.mark.slow
+def test_intersection_mode(splitting: World) -> None:
+    p, _ = splitting.check(STORY, COUNT, SAMPLING, draft_len=3, mode="intersection")
+    assert p > ALPHA
+
+
+@pytest.mark.slow
+def test_real_tokenizers(counted: World) -> None:
+    p, detectable = counted.check("She sold 48/", 1_000, SAMPLING, draft_len=3)
+    assert detectable < 0.2
+    assert p > ALPHA
+
+
+# ---------------------------------------------------------------- planted faults, which must be found
+
+
+@pytest.fixture
+def _colder_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts from one temperature, records another: q is not what the token was drawn from."""
+
+    class Colder(GeneratorDraw):
+        def __call__(self, weights: Probs) -> int:
+            return super().__call__(weights**1.5 if len(weights) == 512 else weights)
+
+    monkeypatch.setattr("test_statistical_law.GeneratorDraw", Colder)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_colder_record")
+def test_a_colder_draw_than_recorded_is_found(merging: World) -> None:
+    p, _ = merging.check(STORY, COUNT, SAMPLING, draft_len=4)
+    assert p < ALPHA
+
+
+@pytest.mark.slow
+def test_a_correction_from_the_whole_law_is_found(merging: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "_correct", lambda _cache, _residual, p, draw: draw(p))
+    p, _ = merging.check(STORY, 2 * COUNT, SAMPLING, draft_len=4, verification="token")
+    assert p < ALPHA

@@ -1,0 +1,197 @@
+"""Decoding with every family of tokenizers: the law of what is said, and where a text ends."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+import torch
+
+from omnidraft.alignment.vocab import Speller, read_vocab
+from omnidraft.api import OmniDraft
+from omnidraft.config import Sampling
+from omnidraft.decoding.engine import Engine
+from omnidraft.models.language_model import LoadedModel, TransformersModel
+from omnidraft.verification import exact as verify
+from omnidraft.verification.round import Round
+from omnidraft.verification.sampling import GeneratorDraw, softmax
+from support.enumeration import EXACT, Law, distance, first_tokens, round_law
+from support.language_models import Scripted
+from support.pairs import Language, engine, generate, random_model, tokens
+from support.tokenizers_of import OWN, PARTIAL, WHOLE, family
+from support.writing import TEXTS
+
+KINDS = [*WHOLE, *PARTIAL, *OWN]
+APART = 4  # so far from a target's kind is its drafter's: each is both
+PROMPTS = {"English": "The river had", "Chinese": "河水"}
+GREEDY = Sampling()
+COUNT = 2  # tokens whose joint law is looked at
+NEW = 36  # tokens of a greedy text
+
+
+@cache
+def spoken(name: str) -> Language:
+    vocab = read_vocab(family(name))
+    return Language(family(name), vocab, Speller(family(name), vocab))
+
+
+def drafter_of(name: str) -> str:
+    return KINDS[(KINDS.index(name) + APART) % len(KINDS)]
+
+
+def read(name: str, text: str) -> list[int]:
+    ids: list[int] = spoken(name).tokenizer.encode(text, add_special_tokens=False)
+    return ids
+
+
+def rounds(engine_: Engine, prompt: list[int], count: int) -> list[Round]:
+    return list(engine_.rounds(prompt, count, GREEDY, GeneratorDraw(torch.Generator().manual_seed(0))))
+
+
+# ---------------------------------------------------------------- the law
+
+
+class Few(Scripted):
+    """The next token given the last: its likeliest successor in our texts, an end of text, and a stranger."""
+
+    def __init__(self, name: str) -> None:
+        language_ = spoken(name)
+        super().__init__(language_.vocab.size, ())
+        self.end = language_.vocab.eos[0]
+        self._after: dict[int, Counter[int]] = defaultdict(Counter)
+        for text in TEXTS.values():
+            for before, after in itertools.pairwise(read(name, text)):
+                self._after[before][after] += 1
+
+    def row(self, ids: tuple[int, ...]) -> torch.Tensor:
+        logits = torch.full((self.vocab_size,), -torch.inf, dtype=torch.float64)
+        logits[self.end] = -1.0
+        logits[(7 * ids[-1] + 300) % self.vocab_size] = -0.5
+        for after, count in self._after[ids[-1]].most_common(1):
+            logits[after] = torch.tensor(count / 2).log1p()
+        return logits
+
+
+def wanted(target: Few, prompt: list[int], count: int) -> Law:
+    """The target's own law of texts of so many tokens, or up to its end."""
+    law: Law = {(): 1.0}
+    for _ in range(count):
+        longer: Law = {}
+        for text, mass in law.items():
+            if text and text[-1] == target.end:
+                longer[text] = mass
+                continue
+            probs = softmax(target.row((*prompt, *text)))
+            longer |= {(*text, int(token)): mass * float(probs[token]) for token in probs.nonzero()[0]}
+        law = longer
+    return law
+
+
+def laws(name: str, script: str, **drafting: object) -> tuple[float, int]:
+    """The largest difference between the law of the texts and the target's own; most tokens accepted in a round."""
+    target, drafter = Few(name), Few(drafter_of(name))
+    engine_ = engine(target, spoken(name), drafter, spoken(drafter_of(name)), frozen=True, draft_len=3, **drafting)
+    prompt, most = read(name, PROMPTS[script]), 0
+
+    def seen(_: float, record: Round) -> None:
+        nonlocal most
+        most = max(most, record.accepted)
+
+    found = first_tokens(lambda text: round_law(engine_, text, seen=seen, prompt=prompt), COUNT, [target.end])
+    return distance(found, wanted(target, prompt, COUNT)), most
+
+
+@pytest.mark.parametrize("script", PROMPTS)
+@pytest.mark.parametrize("name", KINDS)
+def test_the_law_is_the_target_s(name: str, script: str) -> None:
+    off, accepted = laws(name, script)
+    assert off < EXACT
+    assert accepted > 0
+
+
+def test_a_correction_from_the_whole_law_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "_correct", lambda _cache, _residual, p, draw: draw(p))
+    assert laws("llama3", "English", verification="token")[0] > 1e-3
+
+
+# ---------------------------------------------------------------- greedy texts
+
+
+@cache
+def said(name: str) -> tuple[Scripted, list[int], list[int]]:
+    """A target that goes on with our texts, one after the other; a prompt, and what it says."""
+    ids = [token for text in TEXTS.values() for token in read(name, text[:24])]
+    assert len(ids) > NEW + 4
+    return Scripted(spoken(name).vocab.size, ids), ids[:4], ids[4 : 4 + NEW]
+
+
+def knowing(name: str, text: list[int], wrong: int = 0) -> Scripted:
+    """A drafter that knows what the target will say, but for every `wrong`-th token."""
+    other = drafter_of(name)
+    pair = engine(Few(name), spoken(name), Few(other), spoken(other)).pair
+    assert pair is not None
+    prompt = said(name)[1]
+    script = pair.translator.prompt(prompt) + pair.translator.tokens(text)
+    return Scripted(spoken(other).vocab.size, script, wrong)
+
+
+def varied(language_: Language, prompt: list[int]) -> Iterator[tuple[TransformersModel, list[int]]]:
+    """Random targets and their greedy texts, such as do not go round in circles or end."""
+    for seed in itertools.count():
+        assert seed < 40, "random models had no texts worth comparing"
+        target = random_model("llama", language_.vocab.size, seed)
+        text = generate(target, prompt, NEW)
+        if len(set(text)) > NEW / 2 and not set(text) & set(language_.vocab.eos):
+            yield target, text
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_greedy_texts_are_those_of_transformers(name: str) -> None:
+    language_, (_, prompt, _) = spoken(name), said(name)
+    accepted = 0
+    for target, expected in itertools.islice(varied(language_, prompt), 2):
+        for wrong, length in itertools.product((0, 3), (1, 4)):
+            drafter = knowing(name, expected, wrong)
+            found = rounds(engine(target, language_, drafter, spoken(drafter_of(name)), draft_len=length), prompt, NEW)
+            assert tokens(found) == expected
+            accepted += sum(record.accepted for record in found)
+    # How much of a random text a drafter can write depends on its bytes; texts that are all written are below.
+    assert accepted > NEW / 4
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_an_end_of_text_at_every_place_of_a_round(name: str) -> None:
+    language_, (_, prompt, text) = spoken(name), said(name)
+    places = set()
+    for length in range(9):
+        whole = [*text[:length], language_.vocab.eos[0]]
+        target = Scripted(language_.vocab.size, [*prompt, *whole])
+        drafter = knowing(name, whole)
+        found = rounds(engine(target, language_, drafter, spoken(drafter_of(name)), draft_len=5), prompt, NEW)
+        assert tokens(found) == whole
+        assert found[-1].finish == "eos"
+        places.add((len(found[-1].emitted), found[-1].accepted == len(found[-1].emitted)))
+    assert len(places) > 3
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_stop_string_at_every_place_of_a_text(name: str) -> None:
+    language_, (target, prompt, text) = spoken(name), said(name)
+    own = engine(target, language_, knowing(name, text), spoken(drafter_of(name)), draft_len=5)
+    loaded = LoadedModel(target, language_.tokenizer, name, "asked for")  # type: ignore[arg-type]
+    model = OmniDraft(loaded, language_.vocab, own)
+    whole = model.generate(prompt, max_new_tokens=NEW)
+    assert list(whole.token_ids) == text
+    inside = 0
+    for begin in range(0, len(whole.text) - 3, 2):
+        stop = whole.text[begin : begin + 3]
+        stream = model.stream(prompt, max_new_tokens=NEW, stop=stop)
+        pieces = list(stream)
+        assert "".join(pieces) == stream.result.text == whole.text[: whole.text.find(stop)]
+        assert stream.result.finish_reason == "stop"
+        assert list(stream.result.token_ids) == text[: len(stream.result.token_ids)]
+        inside += stream._rounds[-1].accepted == len(stream._rounds[-1].emitted)
+    assert inside > 3

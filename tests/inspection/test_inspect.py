@@ -1,0 +1,470 @@
+"""`omnidraft inspect`: its verdicts against those of `load`, what it prints, and what it leaves alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders
+from transformers import LlamaForCausalLM
+
+import omnidraft
+from omnidraft import zoo
+from omnidraft.alignment.trie import build_table
+from omnidraft.cli import inspect
+from omnidraft.cli import main as cli
+from omnidraft.errors import ModelError
+from omnidraft.inspection import timing
+from omnidraft.inspection.memory import memory
+from omnidraft.inspection.report import Inspection, inspect_pair
+from omnidraft.inspection.samples import SAMPLES
+from omnidraft.inspection.sides import read_side
+from omnidraft.models.language_model import NO_LIMIT, load_model
+from support.saved_models import save_model
+from support.shared_data import real_tokenizer, shared
+from support.small_tokenizers import byte_level, sentencepiece, wrap
+
+Captured = pytest.CaptureFixture[str]
+pytestmark = pytest.mark.usefixtures("home")
+EARLY = "import sys; from omnidraft import cli; code = cli.main(sys.argv[1:]); print(code, 'torch' in sys.modules)"
+
+
+def look(target: object, drafter: object, **options: Any) -> Inspection:
+    said: list[str] = []
+    samples = {"a": "hello world", "b": "the été"}
+    return inspect_pair(str(target), str(drafter), samples, say=said.append, warn=said.append, **options)
+
+
+def run(*arguments: object) -> int:
+    return cli.main(["inspect", *map(str, arguments)])
+
+
+def as_json(capsys: Captured, *arguments: object, code: int = 0) -> dict[str, Any]:
+    assert run(*arguments, "--json") == code
+    out, _ = capsys.readouterr()
+    assert len(out.splitlines()) == 1
+    return cast(dict[str, Any], json.loads(out))
+
+
+def only_tokenizer(folder: Path, tokenizer: Tokenizer) -> Path:
+    wrap(tokenizer).save_pretrained(folder)
+    assert not (folder / "config.json").exists()
+    return folder
+
+
+# ------------------------------------------------------------ models
+
+
+def test_a_pair_is_what_load_makes_of_it(target: Path, drafter: Path) -> None:
+    loaded = omnidraft.load(target, drafter)
+    assert loaded.engine.pair is not None
+    sides = [read_side(target), read_side(drafter)]
+    assert sides[0].language is not None
+    assert sides[1].language is not None
+    assert sides[0].language.vocab == loaded.vocab
+    theirs, ours = sides[0].language, sides[1].language
+    table = build_table(ours.vocab, theirs.vocab, ours.speller, theirs.speller)
+    assert table.fingerprint == loaded.engine.pair.cache.table.fingerprint
+    found = look(target, drafter)
+    assert (found.works, found.reason, found.unchecked) == (True, None, ())
+    assert (found.target.name, found.drafter.name) == (loaded.target.name, "drafter")
+    assert found.spellings is not None
+    assert found.spellings.table_bytes == table.nbytes
+
+
+def test_the_ids_that_end_a_text_are_those_of_the_generation_config(tmp_path: Path, drafter: Path) -> None:
+    folder = save_model(tmp_path / "model", byte_level(), seed=1)
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": [5, 9]}))
+    side = read_side(folder)
+    assert side.model is not None
+    assert side.model.eos == load_model(folder).lm.eos == (5, 9)
+    loaded = omnidraft.load(folder, drafter, profile=None)
+    assert side.language is not None
+    assert side.language.vocab == loaded.vocab
+    assert loaded.engine.eos == {*loaded.vocab.eos} == {5, 9}
+    assert loaded.engine.pair is not None
+    own = loaded.target.tokenizer.eos_token_id
+    assert loaded.engine.pair.translator.tokens([own]) == [], "in the middle of a text it is none of its ends"
+    drafting = read_side(folder, drafts=True).language
+    assert drafting is not None
+    assert drafting.vocab.eos == (own, 5, 9)
+    path.unlink()
+    side = read_side(folder)
+    assert side.model is not None
+    assert side.model.eos == load_model(folder).lm.eos
+    assert side.model.eos != (5, 9)
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama": {"num_key_value_heads": 2},
+    "qwen2": {"num_key_value_heads": 1},
+    "gemma2": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"], "head_dim": 16},
+    "gpt2": {},
+}
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_the_memory_is_that_of_the_loaded_model(kind: str, tmp_path: Path) -> None:
+    shape: dict[str, Any] = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    if kind != "gpt2":
+        shape |= {"intermediate_size": 48, "max_position_embeddings": 128}
+    config = transformers.CONFIG_MAPPING[kind](**shape, **SHAPES[kind])
+    model = cast(Any, transformers.AutoModelForCausalLM).from_config(config).to(torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    wrap(sentencepiece()).save_pretrained(tmp_path)
+    side = read_side(tmp_path)
+    assert side.model is not None
+    found = memory(side.model)
+    assert {p.device.type for p in side.model.model.parameters()} == {"meta"}
+    loaded = load_model(tmp_path)
+    weights = list(loaded.lm.model.parameters())
+    assert found.parameters == sum(p.numel() for p in weights)
+    assert found.weight_bytes == sum(p.nbytes for p in weights)
+    assert (found.stored, found.stored_bytes) == ("bfloat16", 2 * found.parameters)
+    assert (found.dtype, found.dtype_reason) == (str(loaded.lm.dtype).removeprefix("torch."), loaded.dtype_reason)
+    assert (found.context, found.device) == (loaded.lm.context, loaded.lm.device.type)
+    loaded.lm.forward([1, 2, 3], 1)
+    layers = cast(Any, loaded.lm._cache).layers
+    assert found.kv_bytes == sum(layer.keys.nbytes + layer.values.nbytes for layer in layers) / 3
+
+
+def test_what_cannot_be_counted_is_unknown(target: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    side = read_side(target)
+    assert side.model is not None
+    side.model.context = NO_LIMIT
+
+    # a model is judged by whether it takes a cache
+    def fail(*_inputs: object, past_key_values: object = None, **_options: object) -> None:  # noqa: ARG001
+        raise ValueError("it looks at what it computed")
+
+    monkeypatch.setattr(side.model.model, "forward", fail)
+    side.model.model.config.dtype = None
+    found = memory(side.model)
+    assert (found.kv_bytes, found.context, found.stored, found.stored_bytes) == (None, None, None, None)
+    assert found.weight_bytes > 0
+    monkeypatch.setattr(LlamaForCausalLM, "forward", fail)
+    assert run(target, "--drafter", target) == 0
+    assert "unknown" in capsys.readouterr().out
+
+
+def damaged(folder: Path) -> Path:
+    weights = folder / "model.safetensors"
+    assert weights.exists()
+    weights.write_bytes(b"these are no weights")
+    return folder
+
+
+def test_no_weights_are_read_unless_steps_are_timed(tmp_path: Path, drafter: Path, capsys: Captured) -> None:
+    target = damaged(save_model(tmp_path / "target", byte_level(), seed=1))
+    with pytest.raises(ModelError) as error:
+        omnidraft.load(target, drafter)
+    found = as_json(capsys, target, "--drafter", drafter)
+    assert found["works"]
+    assert found["target"]["memory"]["parameters"] > 0
+    found = as_json(capsys, target, "--drafter", drafter, "--time", code=1)
+    assert (found["works"], found["reason"]) == (False, str(error.value))
+    assert found["spelled"] == found["target_vocab"]
+    assert found["break_even"] is None
+
+
+def test_steps_are_timed(target: Path, drafter: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "SECONDS", 0.0)
+    found = as_json(capsys, target, "--drafter", drafter, "--time")
+    assert found["works"]
+    assert set(found["steps"]["target"]) == {"1", "2", "4", "8", "16"}
+    assert min(*found["steps"]["target"].values(), found["steps"]["drafter"]) > 0
+    rows = {(one["text"], one["length"]): one for one in found["break_even"]}
+    ratios = {None: 1.0, **{text["name"]: text["ratio"] for text in found["texts"]}}
+    assert rows.keys() == {(text, length) for text in ratios for length in (1, 2, 4, 8)}
+    steps = timing.Steps(**{**found["steps"], "target": {int(n): s for n, s in found["steps"]["target"].items()}})
+    for (text, length), one in rows.items():
+        cost = steps.cost(length, ratios[text])
+        assert one["ratio"] == ratios[text]
+        assert one["cost"] == pytest.approx(cost)
+        assert one["acceptance"] == timing.break_even(one["cost"], length, ratios[text])
+        assert one["best"] == pytest.approx((1 + ratios[text] * length) / cost)
+    assert run(target, "--drafter", drafter, "--time") == 0
+    out, _ = capsys.readouterr()
+    assert "break-even" in out
+    assert "drafter, 1 token" in out
+
+
+# ------------------------------------------------------------ verdicts
+
+
+def encoder_decoder(folder: Path) -> None:
+    transformers.T5Config(vocab_size=600).save_pretrained(folder)
+
+
+def stateful(folder: Path) -> None:
+    transformers.MambaConfig(vocab_size=600, hidden_size=16, num_hidden_layers=1).save_pretrained(folder)
+
+
+def slow_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}')
+
+
+def word_pieces(folder: Path) -> None:
+    tokenizer = sentencepiece()
+    tokenizer.decoder = decoders.WordPiece()
+    wrap(tokenizer).save_pretrained(folder)
+
+
+def too_few_rows(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    shape = {name: config[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers")}
+    LlamaForCausalLM(transformers.LlamaConfig(vocab_size=40, num_attention_heads=4, **shape)).save_pretrained(folder)
+
+
+def unknown_type(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "zork"}')
+
+
+def no_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+
+
+REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
+    "encoder-decoder": (encoder_decoder, "an encoder-decoder"),
+    "stateful": (stateful, "cannot be rolled back"),
+    "slow tokenizer": (slow_tokenizer, "no fast tokenizer"),
+    "unsupported decoder": (word_pieces, "decoder step 'WordPiece'"),
+    "too few rows": (too_few_rows, "only 40 rows of logits"),
+    "unknown type": (unknown_type, "zork"),
+    "no tokenizer": (no_tokenizer, "tokenizer"),
+}
+
+
+@pytest.mark.parametrize("role", ["target", "drafter"])
+@pytest.mark.parametrize("damage", REFUSED)
+def test_what_load_refuses_does_not_work(
+    damage: str, role: str, tmp_path: Path, drafter: Path, capsys: Captured
+) -> None:
+    change, part = REFUSED[damage]
+    bad = save_model(tmp_path / "bad", sentencepiece(), seed=3)
+    change(bad)
+    pair = {"target": drafter, "drafter": drafter} | {role: bad}
+    with pytest.raises(ModelError) as error:
+        omnidraft.load(pair["target"], pair["drafter"])
+    found = as_json(capsys, pair["target"], "--drafter", pair["drafter"], code=1)
+    assert (found["works"], found["reason"]) == (False, str(error.value))
+    assert part in found["reason"]
+    assert found["byte_matches"] is None
+    other = "drafter" if role == "target" else "target"
+    assert found[f"{other}_vocab"] == found[other]["vocabulary"]["size"] > 0
+    assert run(pair["target"], "--drafter", pair["drafter"]) == 1
+    out, err = capsys.readouterr()
+    assert out.splitlines()[0] == f"does not work: {error.value}"
+    assert err == ""
+
+
+def test_two_folders_with_a_tokenizer_alone(tmp_path: Path, capsys: Captured) -> None:
+    target = only_tokenizer(tmp_path / "one", byte_level())
+    drafter = only_tokenizer(tmp_path / "two", sentencepiece())
+    found = as_json(capsys, target, "--drafter", drafter)
+    assert found["works"]
+    assert found["unchecked"] == ["one", "two"]
+    assert found["target"]["memory"] is found["drafter"]["memory"] is None
+    assert found["target_vocab"] == found["spelled"] == byte_level().get_vocab_size()
+    assert run(target, "--drafter", drafter) == 0
+    out, _ = capsys.readouterr()
+    assert out.startswith("works as far as tokenizers tell: two can draft for one (without a config.json: one, two)\n")
+    assert out.count("unknown") == 6
+    tied = as_json(capsys, target, "--drafter", zoo.PREFIX + "drafter")
+    assert tied["unchecked"] == ["one"]
+    assert tied["drafter"]["memory"]["parameters"] > 0
+
+
+def test_the_object_has_all_that_is_printed(capsys: Captured) -> None:
+    name = zoo.PREFIX + zoo.names("target")[-1]
+    found = as_json(capsys, name)
+    assert {
+        "works",
+        "reason",
+        "target_vocab",
+        "drafter_vocab",
+        "byte_matches",
+        "spelled",
+        "table_bytes",
+    } <= found.keys()
+    assert {"unchecked", "target", "drafter", "spellings", "specials", "texts", "steps", "break_even"} <= found.keys()
+    assert found["drafter"]["name"] == "drafter"
+    assert [text["name"] for text in found["texts"]] == list(SAMPLES)
+    assert run(name) == 0
+    out, _ = capsys.readouterr()
+    spelled = found["spellings"]
+    counts = [found["target_vocab"], found["drafter_vocab"], spelled["byte_matches"], spelled["spelled"]]
+    counts += [spelled["ngrams"], spelled["overlong"], spelled["nodes"]]
+    for count in counts:
+        assert f" {count:,} " in out
+    for text in found["texts"]:
+        row = next(line for line in out.splitlines() if line.startswith(f"│ {text['name']} "))
+        cells = [cell.strip() for cell in row.strip("│").split("│")]
+        shares = [f"{100 * text[share]:.1f} %" for share in ("ngram_share", "missed_share", "excess")]
+        assert cells == [text["name"], str(text["target_tokens"]), *shares, f"{text['ratio']:.2f}"]
+    for end in found["target"]["vocabulary"]["eos"]:
+        assert f"{end['text']} ({end['id']})" in out
+
+
+@pytest.mark.parametrize("width", [24, 44, 200])
+def test_a_narrow_terminal(
+    width: int, target: Path, drafter: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(timing, "SECONDS", 0.0)
+    assert run(target, "--drafter", drafter, "--time") == 0
+    out, _ = capsys.readouterr()
+    assert max(map(len, out.splitlines()[1:])) <= width
+    assert out.splitlines()[0] == "works: drafter can draft for target"
+
+
+def test_tokens_that_look_like_markup_are_shown_as_they_are(tmp_path: Path, capsys: Captured) -> None:
+    for number, name in enumerate(("[INST]", "[/bold]", ":fish:", "a\nb")):
+        tokenizer = byte_level()
+        tokenizer.add_special_tokens([name])
+        target = only_tokenizer(tmp_path / f"target{number}", tokenizer)
+        assert run(target, "--drafter", only_tokenizer(tmp_path / "drafter", sentencepiece())) == 0
+        shown = f"{name} ({tokenizer.token_to_id(name)})".replace("\n", "\\n")
+        assert shown in capsys.readouterr().out
+
+
+def test_hundreds_of_special_tokens_are_shortened(tmp_path: Path, capsys: Captured) -> None:
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens([f"<|reserved_{i}|>" for i in range(300)])
+    target = only_tokenizer(tmp_path / "target", tokenizer)
+    drafter = only_tokenizer(tmp_path / "drafter", sentencepiece())
+    assert run(target, "--drafter", drafter) == 0
+    out, _ = capsys.readouterr()
+    table = out[out.index("special tokens of the target") : out.index("texts in the tokens")]
+    assert "</s> (2)" in table
+    assert "<s> (1) at its beginning" in table
+    assert "<|reserved_0|>" in table
+    assert "<|reserved_299|>" not in table
+    assert "and 297 more" in " ".join(table.split())
+    assert len(as_json(capsys, target, "--drafter", drafter)["specials"]) == 303
+
+
+# ------------------------------------------------------------ the command
+
+
+def test_a_text_of_ones_own(
+    target: Path, drafter: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_bytes("\ufeffhello world\r\nthe été".encode())
+    (one,) = as_json(capsys, target, "--drafter", drafter, "--text", path)["texts"]
+    side = read_side(target).language
+    assert side is not None
+    assert one["name"] == "notes.txt"
+    assert one["target_tokens"] == len(side.speller.spell("hello world\r\nthe été".encode()) or ())
+    monkeypatch.setattr(inspect, "LONGEST", 5)
+    (one,) = as_json(capsys, target, "--drafter", drafter, "--text", path)["texts"]
+    assert one["name"] == "notes.txt (the first 5 characters)"
+    assert one["target_tokens"] == len(side.speller.spell(b"hello") or ())
+
+
+def test_mistakes_of_usage(tmp_path: Path, drafter: Path, capsys: Captured) -> None:
+    empty, binary = tmp_path / "empty.txt", tmp_path / "binary"
+    empty.touch()
+    binary.write_bytes(b"\xff\xfe\x00")
+    alone = only_tokenizer(tmp_path / "alone", sentencepiece())
+    mistakes: dict[tuple[object, ...], str] = {
+        (): "TARGET",
+        (drafter, "more"): "'more'",
+        (drafter, "--tex", "x"): "'--tex'",
+        (drafter, "--text", tmp_path / "none"): "cannot read",
+        (drafter, "--text", tmp_path): "cannot read",
+        (drafter, "--text", empty): "is empty",
+        (drafter, "--text", binary): "no text in UTF-8",
+        (tmp_path / "none",): "no folder that exists",
+        (drafter, "--drafter", "a/b/c"): "'a/b/c'",
+        ("zoo:nothing",): "zoo model 'nothing'",
+        ("",): "no folder that exists",
+        (drafter, "--drafter", "none"): "inspect looks at two models",
+        (alone, "--drafter", drafter, "--time"): "alone has no config.json",
+    }
+    for arguments, part in mistakes.items():
+        assert run(*arguments) == 2, arguments
+        out, err = capsys.readouterr()
+        assert out == ""
+        *notes, error = err.splitlines()
+        assert all("no drafter is named" in note for note in notes)
+        assert not notes or arguments[0] == drafter, "the target is looked for first"
+        assert error.startswith("omnidraft: error: ")
+        assert part in error
+
+
+def test_a_hub_id_that_cannot_be_asked_for_says_nothing_of_the_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert run("someone/something") == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "check the name and the connection" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"), [(["--help"], 0), (["zoo:x", "--mistake"], 2), (["x", "--text", "."], 2)]
+)
+def test_arguments_are_read_before_torch(arguments: list[str], code: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", EARLY, "inspect", *arguments], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == f"{code} False"
+
+
+def test_the_help_has_examples(capsys: Captured) -> None:
+    assert run("--help") == 0
+    out, _ = capsys.readouterr()
+    assert out.count("\n  omnidraft inspect ") >= 2
+    assert max(map(len, out.splitlines())) <= 120
+
+
+def test_progress_is_for_someone_who_watches(
+    target: Path, drafter: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(target, "--drafter", drafter) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert run(target, "--drafter", drafter) == 0
+    again, err = capsys.readouterr()
+    assert again == out
+    assert err.startswith("omnidraft: ")
+
+
+# ------------------------------------------------------------ real tokenizers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "matches", "in_use", "tokens", "spelled"),
+    [("llama3", 26_695, 26_695, 128_256, 128_001), ("qwen2", 26_441, 26_438, 151_646, 151_644)],
+)
+def test_the_figures_of_the_design(
+    name: str, matches: int, in_use: int, tokens: int, spelled: int, capsys: Captured
+) -> None:
+    found = as_json(capsys, shared("tokenizers", name), "--drafter", shared("tokenizers", "llama2"))
+    assert found["works"]
+    assert (found["byte_matches"], found["target_vocab"], found["spelled"]) == (matches, tokens, tokens)
+    assert found["drafter_vocab"] == 32_000
+    assert (found["spellings"]["byte_matches_in_use"], found["spellings"]["spelled_in_use"]) == (in_use, spelled)
+    assert (found["spellings"]["unspelled"], found["spellings"]["duplicates"]) == (0, 0)
+    assert tokens - spelled == len(found["specials"]) - 1
+    for text in found["texts"]:
+        # an ordinary text is what the tokenizers themselves make of it, but for a space before it
+        ids = real_tokenizer(name)(SAMPLES[text["name"]], add_special_tokens=False)["input_ids"]
+        assert text["target_tokens"] == len(ids)
+        assert 0 < text["ngram_share"] < 1
+        assert text["excess"] is not None
+    assert {text["name"]: text["excess"] > 0.1 for text in found["texts"]}["Russian"]

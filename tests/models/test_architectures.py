@@ -1,0 +1,191 @@
+"""Every architecture as a target and as a drafter: greedy text is that of `generate`, q is that of a fresh pass."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch.nn.functional import linear
+from transformers import PreTrainedModel
+
+from omnidraft.alignment.trie import Probs
+from omnidraft.config import Sampling
+from omnidraft.decoding.drafter import Drafter, Serving
+from omnidraft.draft_length.acceptance_head import hidden_size
+from omnidraft.errors import ModelError
+from omnidraft.models.cpu_llama import obstacle
+from omnidraft.models.language_model import LanguageModel, TransformersModel
+from omnidraft.verification.round import Round
+from omnidraft.verification.sampling import GeneratorDraw
+from support.architectures import KINDS, MORE, TEXT, afresh, build
+from support.language_models import Knowing, Scripted
+from support.pairs import engine, generate, tokens
+from support.small_languages import LANGUAGES
+from support.writing import TEXTS
+
+WITH_END, OWN = LANGUAGES
+TARGET = replace(WITH_END, vocab=replace(WITH_END.vocab, eos=(), fingerprint="without an end"))
+ECHOES = ("bloom", "gemma2", "gemma3_text", "gemma4_text", "xglm")  # with tied heads these repeat what they read
+PROMPT = [40, 50, 60, 70]
+COUNT = 60  # the windows are of 8
+OFTEN = (*KINDS, "deepseek_v3", "falcon alibi", "llama tied", "phi", "qwen3")
+EVERY = [pytest.param(kind, marks=() if kind in OFTEN else pytest.mark.slow) for kind in KINDS | MORE]
+
+
+def close(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return left.shape == right.shape and bool(((left - right).abs() <= 1e-5).all())
+
+
+def sharpened(model: PreTrainedModel) -> PreTrainedModel:
+    """With a wider head, whose greedy text does not settle into few tokens."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(4)
+    return model
+
+
+class Adversary(Scripted):
+    """Says what comes to its mind."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size, ())
+        self._generator = torch.Generator().manual_seed(0)
+
+    def row(self, ids: tuple[int, ...]) -> torch.Tensor:  # noqa: ARG002 (it looks at nothing)
+        return 9 * torch.randn(self.vocab_size, generator=self._generator)
+
+
+def run(
+    target: LanguageModel, drafter: LanguageModel, prompt: list[int], count: int, temperature: float
+) -> list[Round]:
+    engine_ = engine(target, TARGET, drafter, OWN, draft_len=4, drafter_temperature=temperature)
+    return list(engine_.rounds(prompt, count, Sampling(), GeneratorDraw(torch.Generator().manual_seed(0))))
+
+
+def said(model: TransformersModel) -> list[int]:
+    return generate(model, PROMPT, COUNT)
+
+
+def agrees(target: TransformersModel, expected: list[int]) -> None:
+    """With a drafter that is right two times out of three, and one that has no idea."""
+    text = b"".join(TARGET.vocab.tokens[token] or b"" for token in (*PROMPT, *expected))
+    accepted = refused = 0
+    for drafter in (Knowing(OWN.vocab, OWN.speller, text, wrong=3), Adversary(OWN.vocab.size)):
+        records = run(target, drafter, PROMPT, COUNT, temperature=1.0)
+        assert tokens(records) == expected
+        accepted += sum(record.accepted for record in records)
+        refused += sum(record.accepted < len(record.proposals) for record in records)
+    assert refused > 10
+    assert accepted > 2
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_greedy_text_is_that_of_generate_beyond_any_window(kind: str) -> None:
+    changes = {"tie_word_embeddings": False} if kind in ECHOES else {}
+    target = TransformersModel(sharpened(build(kind, vocab_size=TARGET.vocab.size, eos_token_id=None, **changes)))
+    expected = said(target)
+    assert len(set(expected)) > 3
+    agrees(target, expected)
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_drafts_are_drawn_from_what_a_fresh_pass_says(kind: str) -> None:
+    """Through rejections, and through changes of the text where it is beyond ASCII."""
+    model = sharpened(build(kind, vocab_size=OWN.vocab.size))
+    ids = TARGET.tokenizer.encode(TEXTS["English"][:20] + TEXTS["emoji"][:8], add_special_tokens=False)
+    checked = 0
+
+    class Checked(Drafter):
+        def draft(self, *arguments: Any) -> tuple[list[int], list[Probs]]:
+            nonlocal checked
+            drafted, vectors = super().draft(*arguments)
+            whole = torch.softmax(afresh(model, [*self.text[self._base :], *drafted]), -1)
+            for position, vector in enumerate(vectors, start=len(self.text) - self._base - 1):
+                assert close(torch.from_numpy(vector).float(), whole[position])
+                checked += 1
+            return drafted, vectors
+
+    engine_ = engine(Scripted(TARGET.vocab.size, ids), TARGET, TransformersModel(model), OWN, draft_len=4)
+    assert engine_.pair is not None
+    object.__setattr__(engine_.pair, "drafter", Checked(engine_.pair.drafter.model))
+    draw = GeneratorDraw(torch.Generator().manual_seed(0))
+    records = list(engine_.rounds(ids[:4], min(len(ids) - 4, 40), Sampling(temperature=1.0), draw))
+    assert tokens(records) == ids[4 : 4 + len(tokens(records))]
+    assert checked > 20
+
+
+STATEFUL: dict[str, dict[str, Any]] = {
+    "falcon_h1": {},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "minimax": {"layer_types": ["linear_attention", "full_attention"], "num_local_experts": 2},
+    "qwen3_next": {
+        "layer_types": ["linear_attention", "full_attention"],
+        "num_experts": 4,
+        "moe_intermediate_size": 16,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", STATEFUL)
+def test_a_state_that_cannot_be_rolled_back_is_refused(kind: str) -> None:
+    with pytest.raises(ModelError, match="whose state cannot be rolled back: use a decoder-only"):
+        TransformersModel(build(kind, **STATEFUL[kind]))
+
+
+# ---------------------------------------------------------------- weights of 8 bits
+
+
+class Rounded(torch.nn.Module):
+    """A linear layer with weights of 8 bits, as libraries put them into a loaded model."""
+
+    def __init__(self, layer: torch.nn.Linear) -> None:
+        super().__init__()
+        self.scale = torch.nn.Buffer(layer.weight.abs().amax(1, keepdim=True) / 127)
+        self.weight = torch.nn.Parameter((layer.weight / self.scale).round().to(torch.int8), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return linear(x, self.weight.float() * self.scale)
+
+
+def rounded(model: PreTrainedModel) -> PreTrainedModel:
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is torch.nn.Linear and name != "lm_head":
+                setattr(module, name, Rounded(child))
+    return model
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "phi"])
+def test_targets_whose_weights_are_rounded(kind: str) -> None:
+    target = TransformersModel(rounded(sharpened(build(kind, vocab_size=TARGET.vocab.size, eos_token_id=None))))
+    agrees(target, said(target))
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_drafters_whose_weights_are_rounded(kind: str) -> None:
+    """A lean step reads the weights itself, so there is none for these."""
+    target = TransformersModel(sharpened(build("llama", vocab_size=TARGET.vocab.size, eos_token_id=None)))
+    serving = Serving(TransformersModel(rounded(sharpened(build(kind, vocab_size=OWN.vocab.size)))))
+    assert isinstance(serving.model, TransformersModel)
+    assert kind != "llama" or obstacle(serving.source) == "its weights are quantized"
+    assert tokens(run(target, serving.model, PROMPT, 20, temperature=1.0)) == said(target)[:20]
+
+
+def test_rounding_of_activations_makes_a_token_depend_on_its_pass() -> None:
+    """Why greedy identity is not promised where a target rounds its activations by the largest of a pass."""
+    model = sharpened(build("llama", vocab_size=TARGET.vocab.size, eos_token_id=None))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a function on its way out
+        quantized = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
+    lm = TransformersModel(cast(Any, quantized))
+    assert hidden_size(lm.model) == 32
+    alone = torch.cat([lm.forward([token], 1) for token in TEXT[:12]])
+    lm.crop(0)
+    together = lm.forward(TEXT[:12], 12)
+    assert not close(alone, together)
+    records = run(lm, Adversary(OWN.vocab.size), PROMPT, 20, temperature=1.0)
+    assert len(tokens(records)) == 20

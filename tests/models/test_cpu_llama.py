@@ -1,0 +1,233 @@
+"""The lean Llama step gives the logits of `transformers`, and is offered only where it would."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+import omnidraft
+from omnidraft import zoo
+from omnidraft.errors import InputError, NumericsError
+from omnidraft.models import int8
+from omnidraft.models.cpu_llama import LeanLlama, lean
+from omnidraft.models.int8 import Int8Linear
+from omnidraft.models.language_model import CHUNK, TransformersModel, load_model
+
+MATRICES = ("qkv", "out", "gate_up", "down")
+
+
+def tiny(key_heads: int = 4, tie: bool = True, **changes: Any) -> TransformersModel:
+    torch.manual_seed(key_heads)
+    config = LlamaConfig(
+        **{
+            "vocab_size": 60,
+            "hidden_size": 32,
+            "intermediate_size": 40,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": key_heads,
+            "max_position_embeddings": 64,
+            "tie_word_embeddings": tie,
+            "initializer_range": 0.3,
+        }
+        | changes
+    )
+    return TransformersModel(LlamaForCausalLM(config))
+
+
+def both(source: TransformersModel) -> tuple[TransformersModel, LeanLlama]:
+    fast = lean(source)
+    assert fast is not None
+    return source, fast
+
+
+def apart(wanted: torch.Tensor, given: torch.Tensor) -> float:
+    """Total variation between two rows of logits, on average over the rows."""
+    return float((wanted.softmax(-1) - given.softmax(-1)).abs().sum(-1).mean()) / 2
+
+
+@pytest.mark.parametrize("key_heads", [4, 2, 1])
+@pytest.mark.parametrize("tie", [True, False])
+def test_logits_through_chunks_and_crops(key_heads: int, tie: bool) -> None:
+    slow, fast = both(tiny(key_heads, tie))
+    ids = torch.randint(0, 60, (40,), generator=torch.Generator().manual_seed(0)).tolist()
+    for part in (ids[:17], ids[17:18], ids[18:23], ids[23:24]):
+        assert torch.allclose(slow.forward(part, len(part)), fast.forward(part, len(part)), atol=2e-5)
+    for model in (slow, fast):
+        model.crop(9)
+    for part in (ids[30:31], ids[31:40]):  # what was cropped must leave no trace
+        assert torch.allclose(slow.forward(part, 1), fast.forward(part, 1), atol=2e-5)
+    assert slow.length == fast.length == 19
+
+
+def test_one_beside_it_has_a_text_of_its_own() -> None:
+    _, fast = both(tiny())
+    other = fast.beside()
+    ids = [5, 9, 17, 33, 2, 8]
+    expected = fast.forward(ids, 6).clone()
+    assert other.length == 0
+    found = [other.forward([token], 1) for token in (7, *ids[::-1])]  # another text in between
+    assert torch.allclose(fast.forward([1], 1), tiny_after(ids, 1), atol=2e-5)
+    other.crop(0)
+    assert torch.equal(other.forward(ids, 6), expected)
+    assert len(found) == 7
+    learned = {"model.norm.weight": torch.full((32,), 0.5)}
+    other.take(learned)
+    fast.crop(0)
+    assert torch.equal(fast.forward(ids, 6), expected), "what one is given is not given to the other"
+    other.crop(0)
+    assert not torch.allclose(other.forward(ids, 6), expected)
+
+
+def tiny_after(ids: list[int], token: int) -> torch.Tensor:
+    return tiny().forward([*ids, token], 1)
+
+
+def test_a_long_prompt_is_read_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, fast = both(tiny(max_position_embeddings=2048))
+    attend = LeanLlama._attend
+    read: list[int] = []
+
+    def watched(self: LeanLlama, layer: Any, x: torch.Tensor, start: int, mask: torch.Tensor | None) -> torch.Tensor:
+        read.append(len(x))
+        return attend(self, layer, x, start, mask)
+
+    monkeypatch.setattr(LeanLlama, "_attend", watched)
+    ids = torch.randint(0, 60, (1300,), generator=torch.Generator().manual_seed(0)).tolist()
+    for keep in (1, 700, 1300, 0):
+        slow.crop(0)
+        fast.crop(0)
+        wanted, given = slow.forward(ids, keep), fast.forward(ids, keep)
+        assert wanted.shape == given.shape == (keep, 60)
+        assert torch.allclose(wanted, given, atol=1e-4)
+        assert fast.length == 1300
+    assert max(read) == CHUNK
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_of_8_bits(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nearly the same logits, and every matrix rounded: the small ones of these models as well."""
+    if not int8.available():
+        pytest.skip("this machine or this PyTorch has no kernels for 8 bits")
+    monkeypatch.setattr(int8, "SMALLEST", 0)
+    slow, fast = both(TransformersModel(tiny(key_heads=2).model.to(dtype)))
+    assert all(isinstance(getattr(each, name), Int8Linear) for each in fast._layers for name in MATRICES)
+    ids = torch.randint(0, 60, (40,), generator=torch.Generator().manual_seed(0)).tolist()
+    for part in (ids[:17], ids[17:18], ids[18:23]):
+        wanted, given = slow.forward(part, len(part)), fast.forward(part, len(part))
+        assert given.dtype == torch.float32
+        assert apart(wanted, given) < 0.1 < apart(wanted, given.roll(1, -1))
+        assert not torch.allclose(wanted, given, atol=1e-4)  # they were rounded
+    fast.crop(9)
+    fast.forward(ids[9:10], 1)
+    again = fast.forward(ids[10:11], 1)
+    fast.crop(10)
+    assert torch.equal(fast.forward(ids[10:11], 1), again)
+
+
+def test_a_row_of_zeros_and_an_input_of_zeros() -> None:
+    if not int8.available():
+        pytest.skip("this machine or this PyTorch has no kernels for 8 bits")
+    weight = torch.randn(6, 32)
+    weight[2] = 0
+    for x in (torch.zeros(2, 32), torch.randn(1, 32)):
+        result = Int8Linear(weight)(x)
+        assert torch.allclose(result, x @ weight.T, atol=0.3)
+        assert bool((result[:, 2] == 0).all())
+    assert bool(Int8Linear(weight)(torch.full((1, 32), torch.nan)).isnan().any())  # not hidden by rounding
+
+
+@pytest.mark.parametrize("missing", [AttributeError, NotImplementedError, RuntimeError])
+def test_without_the_kernels_everything_is_float32(missing: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_self: Int8Linear, _weight: torch.Tensor) -> None:
+        raise missing("no kernel")
+
+    monkeypatch.setattr(Int8Linear, "__init__", refuse)
+    monkeypatch.setattr(int8, "SMALLEST", 0)
+    int8.available.cache_clear()
+    try:
+        assert not int8.available()
+        slow, fast = both(tiny())
+        assert torch.allclose(slow.forward([1, 2, 3], 3), fast.forward([1, 2, 3], 3), atol=2e-5)
+        assert lean(TransformersModel(tiny().model.to(torch.bfloat16))) is None
+    finally:
+        int8.available.cache_clear()
+
+
+def test_a_kernel_that_computes_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Int8Linear, "__call__", lambda _self, x: x[:, :9] * 1.5)
+    int8.available.cache_clear()
+    assert not int8.available()
+    int8.available.cache_clear()
+
+
+@pytest.mark.parametrize(("largest", "usable"), [(2**31 - 1, True), (2**15 - 1, False)])
+def test_kernels_that_overflow_are_not_used(largest: int, usable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of older processors add two products in 16 bits."""
+    weights: dict[Int8Linear, torch.Tensor] = {}
+
+    def multiply(self: Int8Linear, x: torch.Tensor) -> torch.Tensor:
+        rounded, scale = int8._rounded(x)
+        own = weights[self].abs().amax(1) / 127
+        whole = (weights[self] / own[:, None]).round()
+        pairs = (rounded.double()[:, None] * whole).unflatten(-1, (-1, 2)).sum(-1).clamp(-largest - 1, largest)
+        result: torch.Tensor = ((pairs.sum(-1) - int8.CENTER * whole.sum(-1)) * scale * own).float()
+        return result
+
+    monkeypatch.setattr(Int8Linear, "__init__", lambda self, weight: weights.update({self: weight}))
+    monkeypatch.setattr(Int8Linear, "__call__", multiply)
+    int8.available.cache_clear()
+    try:
+        assert int8.available() == usable
+    finally:
+        int8.available.cache_clear()
+
+
+def test_a_wrong_token_shows() -> None:
+    _, fast = both(tiny())
+    right = fast.forward([1, 2, 3], 1).clone()
+    fast.crop(0)
+    assert not torch.allclose(fast.forward([1, 4, 3], 1), right, atol=1e-2)
+
+
+def test_the_shipped_drafter() -> None:
+    slow, fast = both(load_model(zoo.path(zoo.names("drafter")[0]), dtype="float32").lm)
+    ids = list(range(300, 340))
+    wanted, given = slow.forward(ids, 40), fast.forward(ids, 40)
+    assert apart(wanted, given) < (0.05 if int8.available() else 1e-4)
+
+
+def test_what_it_cannot_do_is_left_to_transformers() -> None:
+    assert lean(tiny(attention_bias=True)) is None
+    assert lean(tiny(mlp_bias=True)) is None
+    assert lean(tiny(hidden_act="gelu")) is None
+    assert lean(tiny(rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0})) is None
+    shape = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1}
+    config = Qwen2Config(**shape, num_attention_heads=4, num_key_value_heads=4)  # type: ignore[arg-type]
+    assert lean(TransformersModel(Qwen2ForCausalLM(config))) is None
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    _, fast = both(tiny())
+    with pytest.raises(InputError, match="holds 64"):
+        fast.forward([1] * 65, 1)
+    with pytest.raises(InputError, match=r"0\.\.0"):
+        fast.crop(1)
+
+
+def test_a_cache_too_large_to_hold_at_once_is_left_to_transformers() -> None:
+    assert lean(tiny(max_position_embeddings=2**20)) is None
+
+
+def test_a_drafter_that_returns_nan_is_noticed() -> None:
+    target, drafter = (zoo.path(zoo.names(role)[0]) for role in ("target", "drafter"))
+    model = omnidraft.load(target=target, drafter=drafter, dtype="float32")
+    assert model.engine.pair is not None
+    steps = model.engine.pair.drafter.model
+    assert isinstance(steps, LeanLlama)
+    steps._norm = torch.full_like(steps._norm, float("nan"))
+    with pytest.raises(NumericsError):
+        model.generate("def mean(values):", max_new_tokens=12, temperature=1.0)

@@ -1,0 +1,83 @@
+"""The README's snippets run as they stand, on the models that ship."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from omnidraft.bench import command as bench
+from omnidraft.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.usefixtures("home")
+def test_python(capsys: pytest.CaptureFixture[str]) -> None:
+    snippets = blocks("python")
+    assert len(snippets) >= 2
+    names: dict[str, object] = {}
+    for snippet in snippets:  # one after the other, as a reader would
+        exec(compile(snippet, "README.md", "exec"), names)  # noqa: S102 (our own page)
+        assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.usefixtures("home")
+def test_shell(capsys: pytest.CaptureFixture[str]) -> None:
+    commands = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("omnidraft ")]
+    assert commands
+    for command in commands:
+        assert main(shlex.split(command, comments=True)[1:]) == 0
+        assert capsys.readouterr().out.strip()
+
+
+def test_long_commands_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes minutes is not run, but its options are read."""
+    commands = [line for block in blocks("console") for line in block.splitlines() if line.startswith("$ omnidraft ")]
+    read: list[str] = []
+
+    def note(options: argparse.Namespace, _console: object) -> int:
+        read.append(options.arguments[1])
+        return 0
+
+    for name in ("_adapt", "_compare", "_overhead"):
+        monkeypatch.setattr(bench, name, note)
+    monkeypatch.setattr(bench, "_study", lambda *_, **__: note)
+    for line in commands:
+        assert main(shlex.split(line, comments=True)[2:]) == 0
+    assert read == ["compare", "overhead", "adapt", "law", "stopping", "paper"]
+
+
+def test_make_targets_exist() -> None:
+    named = {line.split()[1] for block in blocks("sh") for line in block.splitlines() if line.startswith("make ")}
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert named == {"demo", "test"}
+    assert all(re.search(rf"^{target}:", makefile, flags=re.MULTILINE) for target in named)
+
+
+PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "src/omnidraft/zoo/README.md",
+    *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md")),
+)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for link in re.findall(r"\]\((?!https?:)([^)#]+)", text):
+        assert ((ROOT / page).parent / link).exists(), f"{page} links to {link}"
+
+
+def test_every_page_is_linked() -> None:
+    text = "".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
+    assert all(re.search(rf"\]\((docs/)?{re.escape(path.name)}", text) for path in (ROOT / "docs").glob("*.md"))

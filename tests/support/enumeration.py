@@ -1,0 +1,211 @@
+"""The law of what an engine emits, by taking every choice it can make.
+
+An engine's one source of randomness is its `Draw`.  Replaced by a driver that takes every choice in turn, it makes
+the production code itself - draft, walk, forward, verification, commit - yield each outcome and its probability.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from omnidraft.alignment.ngram_cache import NgramCache
+from omnidraft.alignment.trie import Probs
+from omnidraft.config import Sampling
+from omnidraft.decoding.engine import Engine
+from omnidraft.verification.round import Round
+from omnidraft.verification.sampling import Draw, Processor
+from support.worlds import PROMPT, Ids, World, frozen_cache, make_world
+
+R = TypeVar("R")
+Law = dict[Ids, float]
+SAMPLED = Sampling(temperature=1.0)
+EXACT = 1e-9  # below it a law is the target's; rounding stays below 1e-14
+FAR = 100  # more tokens than any enumeration looks at: no round is cut short
+
+
+def enumerate_draws(run: Callable[[Draw], R]) -> Iterator[tuple[float, R]]:
+    """Call `run` once for every sequence of choices it can make; yields the probability and result of each."""
+    path: list[list[tuple[int, float]]] = []  # for each choice, the options still to take; the last one is current
+    while True:
+        position, probability = 0, 1.0
+
+        def draw(weights: Probs) -> int:
+            nonlocal position, probability
+            if position == len(path):
+                assert weights.min() >= 0
+                total = weights.sum()
+                path.append([(int(i), float(weights[i] / total)) for i in np.flatnonzero(weights)])
+            option, chance = path[position][-1]
+            position += 1
+            probability *= chance
+            return option
+
+        result = run(draw)
+        yield probability, result
+        while path and len(path[-1]) == 1:
+            path.pop()
+        if not path:
+            return
+        path[-1].pop()
+
+
+# ---------------------------------------------------------------- the engine's law
+
+
+def round_law(
+    engine: Engine,
+    context: Ids,
+    sampling: Sampling = SAMPLED,
+    processors: Sequence[Processor] = (),
+    seen: Callable[[float, Round], None] | None = None,
+    prompt: Sequence[int] = (PROMPT,),
+) -> Law:
+    """The law of the tokens that one round emits after `prompt` and `context`."""
+    law: Law = {}
+    ids = [*prompt, *context]
+    for probability, record in enumerate_draws(lambda draw: next(engine.rounds(ids, FAR, sampling, draw, processors))):
+        law[record.emitted] = law.get(record.emitted, 0.0) + probability
+        if seen is not None:
+            seen(probability, record)
+    return law
+
+
+def first_tokens(round_of: Callable[[Ids], Law], count: int, eos: Sequence[int]) -> Law:
+    """The joint law of the first `count` tokens, over as many rounds as that takes."""
+    result: Law = {}
+    todo: Law = {(): 1.0}
+    while todo:
+        context = min(todo, key=len)  # the shortest first: no context comes up twice
+        mass = todo.pop(context)
+        for emitted, probability in round_of(context).items():
+            tokens = context + emitted
+            end = len(tokens) >= count or tokens[-1] in eos
+            into, key = (result, tokens[:count]) if end else (todo, tokens)
+            into[key] = into.get(key, 0.0) + mass * probability
+    return result
+
+
+def run_law(engine: Engine, tokens: int, sampling: Sampling = SAMPLED) -> Law:
+    """The law of whole runs of at most so many tokens, one round going on from the other."""
+
+    def run(draw: Draw) -> Ids:
+        records = engine.rounds([PROMPT], tokens, sampling, draw)
+        return tuple(token for record in records for token in record.emitted)
+
+    law: Law = {}
+    for probability, emitted in enumerate_draws(run):
+        law[emitted] = law.get(emitted, 0.0) + probability
+    return law
+
+
+def clone(cache: NgramCache) -> NgramCache:
+    return copy.deepcopy(cache, {id(cache.table): cache.table})
+
+
+def learning_law(
+    world: World, cache: NgramCache, count: int, seen: Callable[[NgramCache], None], **drafting: object
+) -> Law:
+    """`first_tokens` where the n-gram cache learns from each round; its states are followed one by one."""
+    result: Law = {}
+    todo: dict[tuple[Ids, bytes], tuple[float, NgramCache]] = {((), b""): (1.0, cache)}
+    while todo:
+        (context, state), (mass, cache) = min(todo.items(), key=lambda item: len(item[0][0]))
+        del todo[context, state]
+        seen(cache)
+
+        def run(draw: Draw, cache: NgramCache = cache, context: Ids = context) -> tuple[Ids, NgramCache]:
+            after = clone(cache)
+            engine = world.engine(after, **drafting)
+            return next(engine.rounds([PROMPT, *context], FAR, SAMPLED, draw)).emitted, after
+
+        for probability, (emitted, after) in enumerate_draws(run):
+            tokens = context + emitted
+            if len(tokens) >= count or tokens[-1] in world.vocab.eos:
+                result[tokens[:count]] = result.get(tokens[:count], 0.0) + mass * probability
+                continue
+            record = (after.active, after.hits, after.false_merges, after.last_use)
+            key = (tokens, b"".join(array.tobytes() for array in record))
+            todo[key] = (todo.get(key, (0.0, after))[0] + mass * probability, after)
+    return result
+
+
+# ---------------------------------------------------------------- the target's law
+
+
+def penalized(row: torch.Tensor, ids: Ids, penalty: float) -> torch.Tensor:
+    scores = row.clone()
+    for token in set(ids):
+        scores[token] *= penalty if scores[token] < 0 else 1 / penalty
+    return scores
+
+
+def filtered(scores: Probs, sampling: Sampling) -> Probs:
+    """The law that temperature and filters make of scores, computed apart from the package."""
+    if sampling.greedy:
+        one_hot = np.zeros(len(scores))
+        one_hot[scores.argmax()] = 1
+        return one_hot
+    p = np.exp(scores / sampling.temperature)
+    p /= p.sum()
+    if sampling.top_k:
+        p[p < np.sort(p)[-min(sampling.top_k, len(p))]] = 0
+        p /= p.sum()
+    if sampling.top_p < 1:
+        order = np.argsort(-p)
+        p[order[np.cumsum(p[order]) - p[order] >= sampling.top_p]] = 0
+        p /= p.sum()
+    p[p < sampling.min_p * p.max()] = 0
+    result: Probs = p / p.sum()
+    return result
+
+
+def plain_law(world: World, sampling: Sampling = SAMPLED, processor: Processor | None = None) -> Callable[[Ids], Law]:
+    """The target's own next-token law; `processor` comes before temperature and filters here."""
+
+    def next_token(context: Ids) -> Law:
+        ids = (PROMPT, *context)
+        scores = penalized(world.target.row(ids), ids, sampling.repetition_penalty)
+        if processor is not None:
+            scores = processor(torch.tensor([ids]), scores[None])[0]
+        return {(token,): float(p) for token, p in enumerate(filtered(scores.numpy(), sampling)) if p > 0}
+
+    return next_token
+
+
+def distance(a: Law, b: Law) -> float:
+    """Total variation."""
+    return 0.5 * sum(abs(a.get(key, 0.0) - b.get(key, 0.0)) for key in a.keys() | b.keys())
+
+
+def deviation(world: World, engine: Engine, count: int, sampling: Sampling = SAMPLED) -> float:
+    """Total variation between the engine's and the target's joint law of the first `count` tokens."""
+    ours = first_tokens(lambda context: round_law(engine, context, sampling), count, world.vocab.eos)
+    assert abs(sum(ours.values()) - 1) < EXACT
+    return distance(ours, first_tokens(plain_law(world, sampling), count, world.vocab.eos))
+
+
+# ---------------------------------------------------------------- cases
+
+
+@dataclass(frozen=True)
+class Case:
+    """A world, what is active in it, and how it is drafted and verified."""
+
+    shape: str
+    seed: int = 0
+    zero: float = 0.0
+    active: str = "all"
+    count: int = 2
+    drafting: dict[str, object] = field(default_factory=dict)
+    sampling: Sampling = SAMPLED
+
+    def deviation(self) -> float:
+        world = make_world(self.shape, self.seed, self.zero)
+        engine = world.engine(frozen_cache(world, self.active, self.seed), **self.drafting)
+        return deviation(world, engine, self.count, self.sampling)
