@@ -30,12 +30,12 @@ import torch
 from transformers import AutoTokenizer, DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from omnidraft.alignment.vocab import read_vocab
-from omnidraft.attach import make_cache, make_pair
+from omnidraft.attach import attach_drafter, make_cache
 from omnidraft.config import Drafting, Sampling
-from omnidraft.decoding.drafter import Serving
+from omnidraft.decoding.drafter import SharedDrafter
 from omnidraft.decoding.engine import Engine
 from omnidraft.models.language_model import LoadedModel, TransformersModel
-from omnidraft.verification.sampling import GeneratorDraw
+from omnidraft.verification.sampling import GeneratorSampler
 
 TOKENS, PROMPT = 300, 100
 SAID, DRAFTED = 0.6, 0.7  # what a sampling target and a sampling drafter give to the script
@@ -96,7 +96,7 @@ def bookkeeping(target_name: str, drafter_name: str, text: Path, seed: str = "vo
         for model, tokenizer in zip((target, drafter), tokenizers, strict=True)
     )
     vocab = read_vocab(tokenizers[0], target.vocab_size, ())
-    pair = make_pair(large, vocab, small, Drafting(), print, Serving(drafter, lean_step=False))  # type: ignore[arg-type]
+    pair = attach_drafter(large, vocab, small, Drafting(), print, SharedDrafter(drafter, lean_step=False))  # type: ignore[arg-type]
     script = tokenizers[0](text.read_text(encoding="utf-8"))["input_ids"]
     drafts = pair.translator.prompt(script[:PROMPT]) + pair.translator.tokens(script[PROMPT:])
     chance = random.Random(0)  # noqa: S311  the same in every run
@@ -122,7 +122,7 @@ def bookkeeping(target_name: str, drafter_name: str, text: Path, seed: str = "vo
                 follow(ids)
             target.seconds = drafter.seconds = 0.0
             began = time.perf_counter()
-            for record in engine.rounds(script[:PROMPT], TOKENS, sampling, GeneratorDraw(torch.Generator())):
+            for record in engine.rounds(script[:PROMPT], TOKENS, sampling, GeneratorSampler(torch.Generator())):
                 done = time.perf_counter()
                 ids += record.emitted
                 count += 1
@@ -205,11 +205,11 @@ def cache() -> None:
 
 def swap() -> None:
     from omnidraft import zoo
-    from omnidraft.decoding.drafter import Serving
+    from omnidraft.decoding.drafter import SharedDrafter
     from omnidraft.distillation.weights import merged
     from omnidraft.models.language_model import load_model
 
-    serving = Serving(load_model(zoo.path(zoo.names("drafter")[0]), dtype="float32").lm)
+    serving = SharedDrafter(load_model(zoo.path(zoo.names("drafter")[0]), dtype="float32").lm)
     base = dict(serving.source.model.named_parameters())
     full = {name: weight + 0.01 for name, weight in base.items()}
     rows = {name: weight.shape for name, weight in base.items() if "proj" in name}

@@ -15,19 +15,29 @@ import torch
 
 from omnidraft import zoo
 from omnidraft.alignment.vocab import Vocab, read_vocab
-from omnidraft.attach import DrafterSide, Use, make_pair, make_side
-from omnidraft.config import ADAPT, Drafting, Extent, Learning, Sampling, choice, names, settings_of, stop_strings
-from omnidraft.decoding.drafter import Serving
+from omnidraft.attach import AttachOptions, LearningSide, attach_drafter, attach_learning
+from omnidraft.config import (
+    ADAPT,
+    Drafting,
+    GenerationLimits,
+    Learning,
+    Sampling,
+    choice,
+    names,
+    settings_of,
+    stop_strings,
+)
+from omnidraft.decoding.drafter import SharedDrafter
 from omnidraft.decoding.engine import Engine
 from omnidraft.defaults import AUTO, load_drafter, sampling_of
-from omnidraft.detokenizer import StopStrings, TextStream
+from omnidraft.detokenizer import Detokenizer, StopStrings
 from omnidraft.errors import ConfigError, OmniDraftError
 from omnidraft.generation import Generation, Stream, turn_of
 from omnidraft.models.cpu_llama import LeanLlama, obstacle
 from omnidraft.models.language_model import LoadedModel, load_model
 from omnidraft.prompting import Prompt, encode, has_template, usable
 from omnidraft.verification.round import Round
-from omnidraft.verification.sampling import GeneratorDraw, Processor
+from omnidraft.verification.sampling import GeneratorSampler, Processor
 
 __all__ = ["Generation", "OmniDraft", "Stream", "load"]
 OPTIONS = ("max_new_tokens", "seed", "stop", "template", "logits_processor")  # of a text, beside sampling
@@ -46,7 +56,7 @@ class OmniDraft:
         target: LoadedModel,
         vocab: Vocab,
         engine: Engine,
-        side: DrafterSide | None = None,
+        side: LearningSide | None = None,
         sampling: Sampling | None = None,
     ) -> None:
         self.target = target
@@ -133,11 +143,11 @@ class OmniDraft:
         `OmniDraft.sampling`.
         """
         settings = settings_of(Sampling, asdict(self.sampling) | sampling, OPTIONS)
-        extent = Extent(max_new_tokens=max_new_tokens, seed=seed)
+        extent = GenerationLimits(max_new_tokens=max_new_tokens, seed=seed)
         ends, processors = stop_strings(stop), _processors(logits_processor)
         ids = self.encode(prompt, template)
         self.engine.check(ids)
-        draw = GeneratorDraw(torch.Generator().manual_seed(extent.seed))
+        draw = GeneratorSampler(torch.Generator().manual_seed(extent.seed))
         text = self.text_after(ids)
         stops = StopStrings(text, ends) if ends else None
         with self._turn:
@@ -156,7 +166,7 @@ class OmniDraft:
         """What changes with every text that is begun on the target or on the drafter."""
         return self._texts, 0 if self.side is None else self.side.serving.texts
 
-    def _learning(self, rounds: Generator[Round], side: DrafterSide) -> Generator[Round]:
+    def _learning(self, rounds: Generator[Round], side: LearningSide) -> Generator[Round]:
         yield from side.adaptation.following(rounds)
         side.memory.keep(side.adaptation)
 
@@ -172,9 +182,9 @@ class OmniDraft:
         chat = has_template(self.target.tokenizer)
         return self.encode([{"role": "user", "content": usable(message)}] if chat else message)
 
-    def text_after(self, prompt: Iterable[int]) -> TextStream:
+    def text_after(self, prompt: Iterable[int]) -> Detokenizer:
         """The text of the tokens that follow these."""
-        return TextStream(
+        return Detokenizer(
             self.vocab.tokens, prompt, fallback=self._fallback, opening=partial(_text_of_one, self.target)
         )
 
@@ -255,17 +265,17 @@ def load(
         helper, serving = _shared(drafter, options)
     else:
         helper = load_drafter(target, drafter, dtype, device, warn)
-        serving = Serving(helper.lm, lean_step=settings.drafter_step == "auto")
-    pair = make_pair(loaded, vocab, helper, settings, warn, serving)
-    use = Use(adapt=adapt, learning=learning, profile=profile, warn=warn)
-    side = make_side(loaded, helper, pair, serving, use)
+        serving = SharedDrafter(helper.lm, lean_step=settings.drafter_step == "auto")
+    pair = attach_drafter(loaded, vocab, helper, settings, warn, serving)
+    use = AttachOptions(adapt=adapt, learning=learning, profile=profile, warn=warn)
+    side = attach_learning(loaded, helper, pair, serving, use)
     engine = Engine(loaded.lm, vocab.eos, pair, settings)
     if adapt != "off":
         engine.teacher_temperature = side.memory.learning.teacher_temperature
     return OmniDraft(loaded, vocab, engine, side, sampling)
 
 
-def _shared(drafter: OmniDraft, options: Mapping[str, Any]) -> tuple[LoadedModel, Serving]:
+def _shared(drafter: OmniDraft, options: Mapping[str, Any]) -> tuple[LoadedModel, SharedDrafter]:
     """The drafter of another OmniDraft; raises ConfigError where there is none, or it is asked to be another."""
     if drafter.side is None:
         raise ConfigError("the OmniDraft given has no drafter to share: load one with it")

@@ -14,8 +14,8 @@ from omnidraft.alignment.translator import Translator
 from omnidraft.alignment.trie import SpellingTable, default_cache_dir, load_table
 from omnidraft.alignment.vocab import Speller, Vocab, read_vocab
 from omnidraft.config import Drafting, Learning
-from omnidraft.decoding.drafter import Drafter, Serving
-from omnidraft.decoding.engine import Pair
+from omnidraft.decoding.drafter import Drafter, SharedDrafter
+from omnidraft.decoding.engine import AttachedDrafter
 from omnidraft.distillation.adaptation import Adaptation, InlineTrainer, Learner
 from omnidraft.distillation.background import BackgroundTrainer
 from omnidraft.distillation.teacher import shared_tokens
@@ -24,7 +24,7 @@ from omnidraft.distillation.weights import Weights, check, parted
 from omnidraft.draft_length.acceptance_head import Head, hidden_size
 from omnidraft.errors import ConfigError, ModelError, ProfileError
 from omnidraft.models.language_model import LoadedModel
-from omnidraft.profiles.autosave import Memory, key_of, learning_for, remember
+from omnidraft.profiles.autosave import Autosave, key_of, learning_for, remember
 from omnidraft.profiles.folder import ProfileFolder
 from omnidraft.profiles.manifest import Key
 from omnidraft.profiles.profile import Profile
@@ -34,13 +34,13 @@ Warn = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrafterSide:
+class LearningSide:
     """A drafter beside one target: what it is, the copy of it that drafts, and what it learned."""
 
     loaded: LoadedModel
-    serving: Serving
+    serving: SharedDrafter
     adaptation: Adaptation
-    memory: Memory
+    memory: Autosave
 
     def finish(self) -> None:
         """Save what is not saved, and end what learns."""
@@ -48,7 +48,7 @@ class DrafterSide:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Use:
+class AttachOptions:
     """How a drafter is to be used: where what it learns is kept, and how it goes on learning."""
 
     adapt: str = "off"
@@ -57,15 +57,15 @@ class Use:
     warn: Warn
 
 
-def make_pair(
-    target: LoadedModel, vocab: Vocab, drafter: LoadedModel, drafting: Drafting, warn: Warn, serving: Serving
-) -> Pair:
+def attach_drafter(
+    target: LoadedModel, vocab: Vocab, drafter: LoadedModel, drafting: Drafting, warn: Warn, serving: SharedDrafter
+) -> AttachedDrafter:
     """Make a drafter ready for a target whose vocabulary is `vocab`; the spelling table comes from the disk cache."""
     own = read_vocab(drafter.tokenizer, drafter.lm.vocab_size, drafter.lm.eos, drafts=True)
     speller = Speller(drafter.tokenizer, own)
     table = read_table(own, vocab, speller, Speller(target.tokenizer, vocab), warn)
     translator = Translator(table, vocab, own, speller)
-    return Pair(
+    return AttachedDrafter(
         drafter=Drafter(serving.model),
         translator=translator,
         cache=make_cache(table, drafting),
@@ -90,10 +90,12 @@ def make_cache(table: SpellingTable, drafting: Drafting) -> NgramCache:
     return NgramCache(table, seed=drafting.ngram_seed, bound=drafting.ngram_bound, eviction=drafting.ngram_eviction)
 
 
-_LEARNING: WeakValueDictionary[Path, DrafterSide] = WeakValueDictionary()  # who learns into a folder here
+_LEARNING: WeakValueDictionary[Path, LearningSide] = WeakValueDictionary()  # who learns into a folder here
 
 
-def make_side(target: LoadedModel, drafter: LoadedModel, pair: Pair, serving: Serving, use: Use) -> DrafterSide:
+def attach_learning(
+    target: LoadedModel, drafter: LoadedModel, pair: AttachedDrafter, serving: SharedDrafter, use: AttachOptions
+) -> LearningSide:
     """Bring in what was learned for a pair, and what learns on; raises ProfileError for a profile given by its path."""
     table = pair.cache.table
     folder, key = _folder(target, drafter, table, use)
@@ -108,7 +110,7 @@ def make_side(target: LoadedModel, drafter: LoadedModel, pair: Pair, serving: Se
     # an earlier model ends once nothing can be wrong with this one; what it saves then is read
     if use.adapt != "off" and folder is not None and _take_over(folder, use):
         folder, profile, learning = read(folder)
-    memory = Memory(folder, key, learning, use.warn)
+    memory = Autosave(folder, key, learning, use.warn)
     state: Weights = {}
     if profile is not None:
         state, memory.counters, memory.positions = remember(profile, pair.cache)
@@ -122,13 +124,13 @@ def make_side(target: LoadedModel, drafter: LoadedModel, pair: Pair, serving: Se
             folder.release()
         raise
     adaptation = Adaptation(pair, serving, learner, state, use.warn)
-    side = DrafterSide(loaded=drafter, serving=serving, adaptation=adaptation, memory=memory)
+    side = LearningSide(loaded=drafter, serving=serving, adaptation=adaptation, memory=memory)
     if folder is not None and memory.writes:
         _LEARNING[folder.path.resolve()] = side
     return side
 
 
-def _take_over(folder: ProfileFolder, use: Use) -> bool:
+def _take_over(folder: ProfileFolder, use: AttachOptions) -> bool:
     """End what learns into the same folder in this process, such as an earlier run of a notebook's cell."""
     earlier = _LEARNING.pop(folder.path.resolve(), None)
     if earlier is None or not earlier.memory.writes:
@@ -150,7 +152,7 @@ def _check(profile: Profile, drafter: LoadedModel, cache: NgramCache) -> None:
         NgramCache(cache.table).resume(profile.arrays)
 
 
-def _claim(folder: ProfileFolder, use: Use) -> bool:
+def _claim(folder: ProfileFolder, use: AttachOptions) -> bool:
     """Whether what is learned can be saved; where not, that is said, or an error for a profile given by its path."""
     try:
         if folder.claim():
@@ -173,7 +175,7 @@ def _learner(adapt: str, drafter: LoadedModel, table: SpellingTable, learning: L
 
 
 def _folder(
-    target: LoadedModel, drafter: LoadedModel, table: SpellingTable, use: Use
+    target: LoadedModel, drafter: LoadedModel, table: SpellingTable, use: AttachOptions
 ) -> tuple[ProfileFolder | None, Key | None]:
     if use.profile is None:
         return None, None
@@ -205,7 +207,7 @@ def _own(profile: str | Path) -> Path:
 
 
 def _read(
-    folder: ProfileFolder | None, key: Key | None, use: Use, check: Callable[[Profile], None]
+    folder: ProfileFolder | None, key: Key | None, use: AttachOptions, check: Callable[[Profile], None]
 ) -> tuple[ProfileFolder | None, Profile | None]:
     """The profile of a folder, and the folder where it can be used.
 

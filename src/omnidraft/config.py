@@ -153,7 +153,7 @@ class Learning:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Extent:
+class GenerationLimits:
     """How long a text may get, and which one of those that may be drawn it is."""
 
     max_new_tokens: int = 256

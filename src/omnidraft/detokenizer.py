@@ -9,7 +9,7 @@ BROKEN = "\ufffd"
 _UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
-class TextStream:
+class Detokenizer:
     """Text of the tokens that follow a prompt, given out as soon as it is certain.
 
     `tokens` are the target's bytes by id (`Vocab.tokens`), `prompt` the ids that come before.  The pieces add up to
@@ -100,7 +100,7 @@ class StopStrings:
     to `halt` first, then as many of them as it leaves to `feed`.
     """
 
-    def __init__(self, text: TextStream, strings: Sequence[str]) -> None:
+    def __init__(self, text: Detokenizer, strings: Sequence[str]) -> None:
         self._text = text
         self._strings = tuple(strings)
         self._held = ""

@@ -18,12 +18,12 @@ from omnidraft.alignment.translator import Translator
 from omnidraft.alignment.trie import Probs
 from omnidraft.alignment.vocab import Speller, Vocab, read_vocab
 from omnidraft.config import Sampling
-from omnidraft.decoding.drafter import Drafter, Serving
+from omnidraft.decoding.drafter import Drafter, SharedDrafter
 from omnidraft.distillation.adaptation import Adaptation
 from omnidraft.draft_length.policy import Fixed
 from omnidraft.models.language_model import LanguageModel, TransformersModel
 from omnidraft.verification.round import Round
-from omnidraft.verification.sampling import Draw, GeneratorDraw, tempered
+from omnidraft.verification.sampling import GeneratorSampler, Sampler, tempered
 from support.enumeration import EXACT, Law, distance, enumerate_draws, first_tokens, plain_law
 from support.language_models import Knowing, Scripted
 from support.pairs import Language, engine, generate, language, random_model, table, tokens
@@ -186,7 +186,7 @@ def test_after_a_change_the_drafter_reads_the_text_as_it_is_now() -> None:
     def check() -> None:
         fresh.crop(0)
         wanted = torch.softmax(fresh.forward(drafter.text, 1)[-1], -1)
-        _, vectors = drafter.draft(3, 1.0, GeneratorDraw(torch.Generator().manual_seed(0)), lambda _: True)
+        _, vectors = drafter.draft(3, 1.0, GeneratorSampler(torch.Generator().manual_seed(0)), lambda _: True)
         assert torch.allclose(torch.from_numpy(vectors[0]), wanted, atol=1e-5)
 
     drafter.start([1, 2, 3, 4, 5])
@@ -212,7 +212,7 @@ def test_a_change_before_the_window_begins_it_anew() -> None:
     lm = random_model("llama", 64, seed=1)
     lm.context = 16
     drafter, fresh = Drafter(lm), TransformersModel(lm.model)
-    draw = GeneratorDraw(torch.Generator().manual_seed(0))
+    draw = GeneratorSampler(torch.Generator().manual_seed(0))
     drafter.start(list(range(1, 15)))
     drafter.draft(4, 1.0, draw, lambda _: True)  # slides the window
     assert drafter._base > 4
@@ -226,7 +226,7 @@ def test_a_change_before_the_window_begins_it_anew() -> None:
 
 def rounds(target: LanguageModel, drafter: LanguageModel, prompt: list[int], count: int, k: int) -> list[Round]:
     engine_ = engine(target, small("qwen2"), drafter, small("llama2"), draft_len=k)
-    return list(engine_.rounds(prompt, count, Sampling(), GeneratorDraw(torch.Generator().manual_seed(0))))
+    return list(engine_.rounds(prompt, count, Sampling(), GeneratorSampler(torch.Generator().manual_seed(0))))
 
 
 @pytest.mark.parametrize("script", TEXTS)
@@ -273,7 +273,7 @@ def test_the_drafter_reads_all_that_was_said_since_its_last_draft(script: str, m
     monkeypatch.setattr(Drafter, "draft", noted)
     said: list[bytes] = []
     records: list[Round] = []
-    for record in engine_.rounds(ids[:10], 50, Sampling(), GeneratorDraw(torch.Generator().manual_seed(0))):
+    for record in engine_.rounds(ids[:10], 50, Sampling(), GeneratorSampler(torch.Generator().manual_seed(0))):
         if record.draft:
             said.append(written(other.vocab, tokens(records)))
         records.append(record)
@@ -309,7 +309,7 @@ def test_greedy_identity_for_every_family_of_tokenizers(place: int) -> None:
     for target, said in ((Scripted(size, ids), ids[5:45]), (random, generate(random, ids[:5], 40, other.vocab.eos))):
         drafter = Knowing(own.vocab, own.speller, written(other.vocab, [*ids[:5], *said]), wrong=4)
         engine_ = engine(target, other, drafter, own, draft_len=4)
-        draw = GeneratorDraw(torch.Generator().manual_seed(0))
+        draw = GeneratorSampler(torch.Generator().manual_seed(0))
         records = list(engine_.rounds(ids[:5], 40, Sampling(), draw))
         assert tokens(records) == said
         assert target is random or sum(record.accepted for record in records) > 3
@@ -319,12 +319,12 @@ def test_greedy_identity_for_every_family_of_tokenizers(place: int) -> None:
 def test_lessons_are_spelled_token_by_token_after_the_prompt_as_it_was_read(script: str) -> None:
     own, other = small("llama2"), small("qwen2")
     ids = other.tokenizer.encode(TEXTS[script], add_special_tokens=False)[:40]
-    serving = Serving(random_model("llama", own.vocab.size, seed=2, layers=1))
+    serving = SharedDrafter(random_model("llama", own.vocab.size, seed=2, layers=1))
     engine_ = engine(Scripted(other.vocab.size, ids), other, serving.model, own, draft_len=2)
     assert engine_.pair is not None
     engine_.teacher_temperature = 1.0
     adaptation = Adaptation(engine_.pair, serving, None)
-    draw = GeneratorDraw(torch.Generator().manual_seed(0))
+    draw = GeneratorSampler(torch.Generator().manual_seed(0))
     records = list(adaptation.following(engine_.rounds(ids[:10], 30, Sampling(), draw)))
     answer, spelled = adaptation.answer(records), engine_.pair.translator
     assert answer.prompt == tuple(spelled.prompt(ids[:10]))
@@ -372,7 +372,7 @@ def joint_law(drafter: type[Late], count: int, **drafting: Any) -> tuple[float, 
     world.speller = cast(Any, Greedy(world.drafter_vocab))  # é as one token
     changes = 0
 
-    def run(draw: Draw) -> tuple[int, ...]:
+    def run(draw: Sampler) -> tuple[int, ...]:
         nonlocal changes
         own = world.engine(**drafting)
         assert own.pair is not None

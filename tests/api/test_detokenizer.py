@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders
 from transformers import PreTrainedTokenizerFast
 
 from omnidraft.alignment.vocab import Vocab, read_vocab
-from omnidraft.detokenizer import TextStream
+from omnidraft.detokenizer import Detokenizer
 from support.small_tokenizers import byte_level, sentencepiece, unigram, wrap
 
 
@@ -40,11 +40,11 @@ def language(kind: str) -> tuple[PreTrainedTokenizerFast, Vocab]:
     return tokenizer, read_vocab(tokenizer)
 
 
-def stream(kind: str, prompt: Sequence[int] = ()) -> TextStream:
+def stream(kind: str, prompt: Sequence[int] = ()) -> Detokenizer:
     tokenizer, vocab = language(kind)
     fallback = {i for i in range(vocab.size) if re.fullmatch("<0x..>", str(tokenizer.convert_ids_to_tokens(i)))}
     fallback = fallback if kind in ("sentencepiece", "unigram") else set()
-    return TextStream(vocab.tokens, prompt, fallback=fallback, opening=lambda token: str(tokenizer.decode([token])))
+    return Detokenizer(vocab.tokens, prompt, fallback=fallback, opening=lambda token: str(tokenizer.decode([token])))
 
 
 def decode(kind: str, ids: Sequence[int]) -> str:

@@ -16,7 +16,7 @@ import omnidraft
 from omnidraft import defaults
 from omnidraft.api import OmniDraft
 from omnidraft.config import Sampling
-from omnidraft.detokenizer import StopStrings, TextStream
+from omnidraft.detokenizer import Detokenizer, StopStrings
 from omnidraft.errors import ConfigError, ModelError, OmniDraftError, PromptError
 from omnidraft.prompting import encode
 
@@ -67,7 +67,7 @@ def test_a_text_ends_before_a_stop_string(
     if strings == ["o", "hello"]:
         expected = ""  # "hello" begins before its "o", and both are complete with the fifth token
     ids, words = list(range(len(text))), tokens_of(text)
-    stops = StopStrings(TextStream(words), strings)
+    stops = StopStrings(Detokenizer(words), strings)
     pieces, kept = [], 0
     for size in cuts:
         part = ids[kept : kept + size]
@@ -83,7 +83,7 @@ def test_a_text_ends_before_a_stop_string(
 
 def test_what_may_begin_a_stop_string_is_held_back_and_no_more() -> None:
     words = tokens_of("ab<|x<|end")
-    stops = StopStrings(TextStream(words), ["<|end|>"])
+    stops = StopStrings(Detokenizer(words), ["<|end|>"])
     given = []
     for token in range(len(words)):
         assert stops.halt([token]) is None
@@ -94,10 +94,10 @@ def test_what_may_begin_a_stop_string_is_held_back_and_no_more() -> None:
 
 def test_a_stop_string_of_byte_tokens_is_seen_at_once() -> None:
     words = (b"a", b"\n", b"\xe2", b"\x82", b"\xac", b"b")
-    stops = StopStrings(TextStream(words, fallback=[1, 2, 3, 4]), ["\n"])
+    stops = StopStrings(Detokenizer(words, fallback=[1, 2, 3, 4]), ["\n"])
     assert stops.halt([0, 1, 2, 3]) == 2
     assert stops.feed([0, 1]) + stops.end() == "a"
-    stops = StopStrings(TextStream(words, fallback=[1, 2, 3, 4]), ["€"])
+    stops = StopStrings(Detokenizer(words, fallback=[1, 2, 3, 4]), ["€"])
     assert stops.halt([0, 2, 3]) is None
     assert stops.halt([4, 5]) == 1
     assert stops.feed([4]) + stops.end() == "a"
@@ -516,9 +516,9 @@ def test_a_closed_stream_waits_for_no_later_text(model: OmniDraft, monkeypatch: 
     alive: list[bool] = []
     stream = model.stream(PROMPT, max_new_tokens=400)
     reader = threading.Thread(target=lambda: pieces.extend(stream))
-    feed = TextStream.feed
+    feed = Detokenizer.feed
 
-    def between_rounds(self: TextStream, ids: Any) -> str:
+    def between_rounds(self: Detokenizer, ids: Any) -> str:
         if threading.current_thread() is reader:
             read.set()
             assert later.wait(60)
@@ -530,7 +530,7 @@ def test_a_closed_stream_waits_for_no_later_text(model: OmniDraft, monkeypatch: 
         alive.append(reader.is_alive())
         return scores
 
-    monkeypatch.setattr(TextStream, "feed", between_rounds)
+    monkeypatch.setattr(Detokenizer, "feed", between_rounds)
     reader.start()
     assert read.wait(60)
     stream.close()

@@ -20,7 +20,7 @@ from omnidraft.config import Sampling
 from omnidraft.decoding.drafter import Drafter
 from omnidraft.decoding.engine import Engine
 from omnidraft.decoding.stats import Stats
-from omnidraft.verification.sampling import GeneratorDraw, softmax, target_processors
+from omnidraft.verification.sampling import GeneratorSampler, softmax, target_processors
 
 SAMPLED = Sampling(temperature=1.0)
 NOTHING = Stats.of([])
@@ -41,7 +41,7 @@ def test_a_model_that_keeps_its_prompt_says_the_same(model: OmniDraft) -> None:
     other = [*prompt[:-1], prompt[-1] + 1]
 
     def text(lm: object, ids: list[int], seed: int) -> list[int]:
-        draw = GeneratorDraw(torch.Generator().manual_seed(seed))
+        draw = GeneratorSampler(torch.Generator().manual_seed(seed))
         engine = Engine(lm, eos, model.engine.pair, model.engine.drafting)  # type: ignore[arg-type]
         return [token for record in engine.rounds(ids, 20, SAMPLED, draw) for token in record.emitted]
 

@@ -24,7 +24,7 @@ from omnidraft.bench.recordings import AT_ONCE, Recordings, packed, unpacked
 from omnidraft.cli.main import main
 from omnidraft.config import Drafting, Learning
 from omnidraft.errors import ConfigError, InputError, PromptError
-from omnidraft.verification.sparse_probs import SparseLaw
+from omnidraft.verification.sparse_probs import SparseProbs
 from support.shared_data import shared
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -178,7 +178,7 @@ def test_splits_come_from_the_hub_where_there_is_no_folder(monkeypatch: pytest.M
 
 def answer(prompt: Sequence[int], tokens: Sequence[int]) -> Recorded:
     laws = (
-        SparseLaw(torch.arange(1 + token).int().numpy(), torch.full((1 + token,), 1 / (1 + token)).numpy())
+        SparseProbs(torch.arange(1 + token).int().numpy(), torch.full((1 + token,), 1 / (1 + token)).numpy())
         for token in tokens
     )
     return Recorded(tuple(prompt), tuple(tokens), tuple(laws))

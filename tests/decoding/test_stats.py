@@ -34,7 +34,7 @@ def test_counts_times_and_ratios() -> None:
         "ngrams_proposed": 2,
         "ngrams_accepted": 1,
         "false_merges": 1,
-        "undrafted": 0,
+        "rounds_without_draft": 0,
         "idle": None,
         "draft_s": 0.75,
         "verify_s": 2.5,
@@ -55,6 +55,6 @@ def test_the_reason_that_came_up_most() -> None:
     plain = replace(ROUNDS[1], draft=(), proposals=())
     first = Stats.of([ROUNDS[0], replace(plain, idle="one"), replace(plain, idle="two"), replace(plain, idle="two")])
     other = Stats.of([replace(plain, idle="one")] * 3)
-    assert (first.undrafted, first.idle) == (3, "two")
-    assert Stats.sum([first, other, Stats.of(ROUNDS)]).undrafted == 6
+    assert (first.rounds_without_draft, first.idle) == (3, "two")
+    assert Stats.sum([first, other, Stats.of(ROUNDS)]).rounds_without_draft == 6
     assert Stats.sum([first, other, other]).idle == "one"

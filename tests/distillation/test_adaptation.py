@@ -13,18 +13,18 @@ import torch
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.trie import Probs
 from omnidraft.config import Learning, Sampling
-from omnidraft.decoding.drafter import Drafter, Serving
+from omnidraft.decoding.drafter import Drafter, SharedDrafter
 from omnidraft.decoding.engine import Engine
 from omnidraft.distillation.adaptation import Adaptation, InlineTrainer
 from omnidraft.distillation.background import BackgroundTrainer
 from omnidraft.distillation.counters import Counters
-from omnidraft.distillation.teacher import Answer, shared_tokens
+from omnidraft.distillation.teacher import Trace, shared_tokens
 from omnidraft.distillation.trainer import Trainer
 from omnidraft.distillation.weights import Weights
 from omnidraft.errors import OmniDraftError
 from omnidraft.models.language_model import TransformersModel
 from omnidraft.verification.round import Round
-from omnidraft.verification.sampling import Draw, GeneratorDraw, tempered
+from omnidraft.verification.sampling import GeneratorSampler, Sampler, tempered
 from support.enumeration import EXACT, Law, distance, enumerate_draws, first_tokens, plain_law
 from support.pairs import engine, generate, random_model, tokens
 from support.small_languages import LANGUAGES, TEXTS
@@ -63,7 +63,7 @@ class Stale(Drafter):
 def law_with_swaps(world: World, drafter: type[Drafter], count: int, **drafting: object) -> Law:
     """The law of the first tokens, where each round's drafter has weights of its own."""
 
-    def run(draw: Draw) -> tuple[int, ...]:
+    def run(draw: Sampler) -> tuple[int, ...]:
         own = world.engine(NgramCache(world.table, seed="vocabulary"), **drafting)
         assert own.pair is not None
         own.pair = replace(own.pair, drafter=drafter(TableModel(world.drafter_vocab.size, ("swapped", 0))))
@@ -101,14 +101,14 @@ def test_a_stale_q_breaks_the_law(shape: str) -> None:
 class Perturbing:
     """A learner whose weights are the source's with noise, new ones after every round."""
 
-    def __init__(self, model: TransformersModel, answers: list[Answer]) -> None:
+    def __init__(self, model: TransformersModel, answers: list[Trace]) -> None:
         self.counters = Counters()
         self._base = dict(model.model.named_parameters())
         self._generator = torch.Generator().manual_seed(0)
         self._answers = answers
         self.calls: list[str] = []
 
-    def teach(self, answer: Answer, cache: NgramCache) -> None:
+    def teach(self, answer: Trace, cache: NgramCache) -> None:
         assert cache.table.target_size
         self._answers.append(answer)
         self.calls.append("teach")
@@ -128,12 +128,12 @@ class Perturbing:
     def close(self) -> None: ...
 
 
-def setting(kind: str = "llama", **drafting: Any) -> tuple[Engine, Serving, TransformersModel]:
+def setting(kind: str = "llama", **drafting: Any) -> tuple[Engine, SharedDrafter, TransformersModel]:
     """An engine over two languages whose drafter may learn; drafter of this architecture."""
     target_language, drafter_language = LANGUAGES
     target = random_model("llama", target_language.vocab.size, 10)
     small = random_model(kind, drafter_language.vocab.size, 2)
-    serving = Serving(small)
+    serving = SharedDrafter(small)
     engine_ = engine(target, target_language, serving.model, drafter_language, **drafting)
     engine_.teacher_temperature = 1.0
     return engine_, serving, target
@@ -144,7 +144,7 @@ def prompts() -> list[list[int]]:
 
 
 def said(adaptation: Adaptation, engine_: Engine, prompt: list[int], count: int, **sampling: float) -> list[Round]:
-    draw = GeneratorDraw(torch.Generator().manual_seed(3))
+    draw = GeneratorSampler(torch.Generator().manual_seed(3))
     return list(adaptation.following(engine_.rounds(prompt, count, Sampling(**sampling), draw)))  # type: ignore[arg-type]
 
 
@@ -188,7 +188,7 @@ def test_after_a_swap_drafts_are_those_of_the_new_weights_on_the_whole_text(kind
     assert all(seen[1:])  # the first round drafts before anything is learned
 
 
-def inline(engine_: Engine, serving: Serving, learning: Learning = LEARNING) -> Adaptation:
+def inline(engine_: Engine, serving: SharedDrafter, learning: Learning = LEARNING) -> Adaptation:
     assert engine_.pair is not None
     trainer = Trainer(serving.source.model, learning, shared_tokens(engine_.pair.cache.table))
     return Adaptation(engine_.pair, serving, InlineTrainer(trainer, learning))
@@ -219,7 +219,7 @@ def test_the_loss_falls_acceptance_rises_and_the_target_stays(adapter: str, loss
 def test_a_sampled_text_teaches_the_laws_of_the_target_alone() -> None:
     engine_, serving, target = setting()
     assert engine_.pair is not None
-    answers: list[Answer] = []
+    answers: list[Trace] = []
     adaptation = Adaptation(engine_.pair, serving, Perturbing(serving.source, answers))
     prompt = prompts()[1]
     records = said(adaptation, engine_, prompt, 16, temperature=0.7, top_k=3)
@@ -238,7 +238,7 @@ def test_a_long_text_teaches_what_the_drafter_can_hold() -> None:
     engine_, serving, _ = setting()
     assert engine_.pair is not None
     room = engine_.pair.drafter.model.context
-    answers: list[Answer] = []
+    answers: list[Trace] = []
     adaptation = Adaptation(engine_.pair, serving, Perturbing(serving.source, answers))
     prompt = prompts()[0] * 40
     said(adaptation, engine_, prompt[:400], 60)
@@ -253,7 +253,7 @@ def test_a_text_left_half_way_teaches_nothing() -> None:
     assert engine_.pair is not None
     learner = Perturbing(serving.source, [])
     adaptation = Adaptation(engine_.pair, serving, learner)
-    rounds = adaptation.following(engine_.rounds(prompts()[0], 16, Sampling(), GeneratorDraw(torch.Generator())))
+    rounds = adaptation.following(engine_.rounds(prompts()[0], 16, Sampling(), GeneratorSampler(torch.Generator())))
     assert isinstance(rounds, Iterator)
     next(rounds)
     rounds.close()

@@ -11,7 +11,7 @@ import torch
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.trie import Probs
 from omnidraft.distillation.teacher import Arrays, hybrid_lesson, marginal_lesson, shared_tokens
-from omnidraft.verification.sparse_probs import MOST, SHARE, SparseLaw, law_after, law_below, root_law, sparse
+from omnidraft.verification.sparse_probs import MOST, SHARE, SparseProbs, law_after, law_below, root_law, sparse
 from omnidraft.verification.walk import Walk
 from support.enumeration import FAR, SAMPLED, enumerate_draws
 from support.worlds import PROMPT, SHAPES, Ids, TableModel, World, frozen_cache, make_world, seeded
@@ -20,9 +20,9 @@ from support.worlds import PROMPT, SHAPES, Ids, TableModel, World, frozen_cache,
 REACHABLE = ("tiny", "nested", "inner", "wide", "long", "long nested", "written end")
 
 
-def whole(p: Probs) -> SparseLaw:
+def whole(p: Probs) -> SparseProbs:
     tokens = np.flatnonzero(p).astype(np.int32)
-    return SparseLaw(tokens, p[tokens].astype(np.float32))
+    return SparseProbs(tokens, p[tokens].astype(np.float32))
 
 
 class Taught(TableModel):
@@ -168,7 +168,7 @@ def entries(arrays: Arrays, row: int) -> dict[int, float]:
     return dict(zip(arrays.symbols[mine].tolist(), arrays.probs[mine].tolist(), strict=True))
 
 
-def nested() -> tuple[World, NgramCache, list[SparseLaw]]:
+def nested() -> tuple[World, NgramCache, list[SparseProbs]]:
     """Tokens a, ab, aba, abab, b; an end of text."""
     world = make_world("nested", 0)
     laws = [

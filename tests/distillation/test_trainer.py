@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 from omnidraft.config import Learning
 from omnidraft.distillation import trainer as trainer_module
 from omnidraft.distillation.batch import Batch
-from omnidraft.distillation.teacher import Arrays, Lesson, Tokens
+from omnidraft.distillation.teacher import Arrays, Tokens, TrainingExample
 from omnidraft.distillation.trainer import JUDGES, RING, Trainer
 from omnidraft.distillation.update_interval import LOOKED_AT, RAREST
 from omnidraft.distillation.weights import merged
@@ -44,17 +44,17 @@ def arrays(positions: list[int], symbols: list[int]) -> Arrays:
     )
 
 
-def some_lesson(seed: int, length: int = 12, *, labels: bool = False, prompt: int = 4) -> Lesson:
+def some_lesson(seed: int, length: int = 12, *, labels: bool = False, prompt: int = 4) -> TrainingExample:
     """A text in which each token is followed by the one three above it, for certain."""
     ids = (np.random.default_rng(seed).integers(SIZE) + 3 * np.arange(length)) % SIZE
     positions = list(range(prompt, length))
     laws = arrays(positions, [int(ids[i] + 3) % SIZE for i in positions])
     if not labels:
-        return Lesson(ids.astype(np.int32), laws)
+        return TrainingExample(ids.astype(np.int32), laws)
     half = len(positions) // 2
     following = np.array([int(ids[i] + 3) % SIZE for i in positions[half:]], np.int32)
     own = Tokens(np.array(positions[half:], np.int32), following, np.full(len(following), 0.2, np.float32))
-    return Lesson(ids.astype(np.int32), arrays(positions[:half], laws.symbols[:half].tolist()), own)
+    return TrainingExample(ids.astype(np.int32), arrays(positions[:half], laws.symbols[:half].tolist()), own)
 
 
 def make(
@@ -73,7 +73,7 @@ def teach(trainer: Trainer, count: int, **lesson: Any) -> list[bool]:
     return changes
 
 
-def loss_of(trainer: Trainer, lesson: Lesson) -> float:
+def loss_of(trainer: Trainer, lesson: TrainingExample) -> float:
     with torch.no_grad():
         return float(trainer._losses(trainer._pass([lesson])).mean())
 
@@ -226,9 +226,11 @@ def test_a_gradient_that_is_not_finite_leaves_everything_as_it_was() -> None:
     assert any(teach(trainer, 4))
 
 
-def unhelpful(lesson: Lesson) -> Lesson:
+def unhelpful(lesson: TrainingExample) -> TrainingExample:
     """The same text taught wrongly."""
-    return Lesson(lesson.ids, arrays(lesson.laws.positions.tolist(), ((lesson.laws.symbols + 7) % SIZE).tolist()))
+    return TrainingExample(
+        lesson.ids, arrays(lesson.laws.positions.tolist(), ((lesson.laws.symbols + 7) % SIZE).tolist())
+    )
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
@@ -298,7 +300,7 @@ def test_what_it_keeps_is_bounded_in_bytes() -> None:
 
 def test_a_lesson_without_positions_is_left_out() -> None:
     trainer = make()
-    trainer.add(Lesson(np.arange(3, dtype=np.int32), arrays([], [])))
+    trainer.add(TrainingExample(np.arange(3, dtype=np.int32), arrays([], [])))
     assert trainer.counters.answers == 0
     assert not trainer.due
     assert not trainer.update()

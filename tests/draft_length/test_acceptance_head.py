@@ -25,9 +25,19 @@ from omnidraft.distillation import trainer as trainer_module
 from omnidraft.distillation.batch import Batch
 from omnidraft.distillation.head_trainer import HeadTrainer
 from omnidraft.distillation.losses import acceptance
-from omnidraft.distillation.teacher import Lesson, marginal_lesson
+from omnidraft.distillation.teacher import TrainingExample, marginal_lesson
 from omnidraft.distillation.trainer import Trainer
-from omnidraft.draft_length.acceptance_head import EXTRA, SURE, WIDTH, Head, HeadNet, bound, hidden_size, spread, tap
+from omnidraft.draft_length.acceptance_head import (
+    EXTRA,
+    SURE,
+    WIDTH,
+    Head,
+    HeadNetwork,
+    bound,
+    hidden_size,
+    spread,
+    tap,
+)
 from omnidraft.draft_length.policy import Entropy, Fixed, Predicted
 from omnidraft.errors import ConfigError, ModelError
 from omnidraft.models.cpu_llama import LeanLlama
@@ -133,7 +143,7 @@ def test_a_greedy_target_goes_on_as_lessons_say(shape: str, active: str) -> None
 
 def learned(size: int, seed: int = 0) -> dict[str, torch.Tensor]:
     """The weights of a head that says something."""
-    net = HeadNet(size, seed)
+    net = HeadNetwork(size, seed)
     torch.manual_seed(seed)
     torch.nn.init.normal_(net.outer.weight)
     return {name: p.detach() for name, p in net.named_parameters()}
@@ -148,14 +158,14 @@ def test_an_untrained_head_is_the_bound_by_entropy() -> None:
             assert policy.begin(None)
             assert policy.draws(logits, temperature, hidden) is entropy.draws(logits, temperature, hidden)
             assert policy.idle == entropy.idle
-    net = HeadNet(8)
+    net = HeadNetwork(8)
     chances = torch.sigmoid(net(torch.randn(5, 8), some_logits().float())).detach()
     bounds = [min(1 - SURE, max(SURE, bound(spread(row, 1.0)[0]))) for row in some_logits()]
     assert chances[:, 0].tolist() == chances[:, 1].tolist() == pytest.approx(bounds, abs=1e-5)
 
 
 def test_the_head_at_work_says_what_the_trained_one_does() -> None:
-    net, head = HeadNet(8), Head(8)
+    net, head = HeadNetwork(8), Head(8)
     weights = learned(8)
     net.load_state_dict(weights)
     head.take(weights)
@@ -380,7 +390,7 @@ def test_it_practises_on_the_latest_answer_and_an_earlier_one(monkeypatch: pytes
     read: list[list[int]] = []
     true = trainer._pass
 
-    def spy(lessons: Sequence[Lesson]) -> Any:
+    def spy(lessons: Sequence[TrainingExample]) -> Any:
         read.append([seen[id(lesson)] for lesson in lessons])
         return true(lessons)
 

@@ -25,7 +25,7 @@ from omnidraft.draft_length.policy import UNSURE, Confidence, Entropy, Fixed, Pr
 from omnidraft.draft_length.request_state import BEGINNING, Present
 from omnidraft.errors import ConfigError
 from omnidraft.verification.round import Round
-from omnidraft.verification.sampling import Draw
+from omnidraft.verification.sampling import Sampler
 from omnidraft.verification.walk import Walk
 from support.enumeration import EXACT, SAMPLED, deviation, enumerate_draws
 from support.learning_users import PROMPTS, alone
@@ -160,7 +160,7 @@ def test_drafts_that_nobody_asks_for_are_of_one_token() -> None:
 def test_a_policy_that_takes_back_a_drawn_token_breaks_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
     true = Drafter.draft
 
-    def dropping(drafter: Drafter, length: int, temperature: float, draw: Draw, read: Any, *rest: Any) -> Any:
+    def dropping(drafter: Drafter, length: int, temperature: float, draw: Sampler, read: Any, *rest: Any) -> Any:
         tokens, vectors = true(drafter, length, temperature, draw, lambda _: True, *rest)
         while tokens and vectors[len(tokens) - 1][tokens[-1]] < 0.4:
             tokens.pop()
@@ -244,7 +244,7 @@ def test_a_first_token_that_is_not_drawn_is_no_draft_and_says_why(policy: Stoppi
     record = next(engine.rounds([PROMPT], 5, SAMPLED, lambda weights: int(weights.argmax())))
     assert (record.draft, record.idle, record.draft_passes) == ((), UNSURE, 1)
     stats = Stats.of([record])
-    assert (stats.undrafted, stats.idle) == (1, UNSURE)
+    assert (stats.rounds_without_draft, stats.idle) == (1, UNSURE)
     drafted = with_policy(make_world("nested", 0), Entropy(0.0), "all", 0)
     record = next(drafted.rounds([PROMPT], 5, SAMPLED, lambda weights: int(weights.argmax())))
     assert record.draft

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from omnidraft.config import Sampling
 from omnidraft.verification import exact as verify
 from omnidraft.verification.round import Round
-from omnidraft.verification.sampling import Draw
+from omnidraft.verification.sampling import Sampler
 from omnidraft.verification.walk import Walk
 from support.enumeration import (
     EXACT,
@@ -229,7 +229,7 @@ def test_a_round_that_goes_on_is_like_a_fresh_one(shape: str, k: int) -> None:
     world = make_world(shape, 6)
     engine = world.engine(draft_len=k)
 
-    def run(draw: Draw) -> tuple[Ids, ...]:
+    def run(draw: Sampler) -> tuple[Ids, ...]:
         return tuple(record.emitted for record in itertools.islice(engine.rounds([PROMPT], FAR, SAMPLED, draw), 2))
 
     going_on: dict[tuple[Ids, ...], float] = defaultdict(float)

@@ -14,7 +14,7 @@ from omnidraft.alignment.trie import Probs
 from omnidraft.config import Sampling
 from omnidraft.decoding.drafter import Drafter
 from omnidraft.verification.round import Round
-from omnidraft.verification.sampling import GeneratorDraw, softmax
+from omnidraft.verification.sampling import GeneratorSampler, softmax
 from support.enumeration import EXACT, clone, distance, first_tokens, learning_law, plain_law
 from support.worlds import PROMPT, SHAPES, World, make_world
 
@@ -95,14 +95,14 @@ def test_after_many_rounds_all_is_as_after_a_fresh_start(shape: str, way: str) -
     while rounds < 25:  # the same engine again and again; an end of text comes soon in some worlds
         ids, end = [PROMPT], 1 + 14
         before = clone(cache)
-        records = engine.rounds(ids, end - 1, sampling, GeneratorDraw(generator))
+        records = engine.rounds(ids, end - 1, sampling, GeneratorSampler(generator))
         finish = None
         while finish is None:
             generator.manual_seed(rounds)
             record = next(records)
             generator.manual_seed(rounds)
             fresh = other.engine(before, **drafting)
-            again = next(fresh.rounds(ids, end - len(ids), sampling, GeneratorDraw(generator)))
+            again = next(fresh.rounds(ids, end - len(ids), sampling, GeneratorSampler(generator)))
             assert content(record) == content(again)
             for name in ("active", "hits", "false_merges", "last_use"):
                 assert np.array_equal(getattr(cache, name), getattr(before, name))
@@ -143,7 +143,7 @@ def test_the_recorded_vectors_are_those_of_the_text(shape: str, room: int, monke
     for seed in range(10):
         ids[:] = [PROMPT]
         for record in engine.rounds(
-            ids, 20, Sampling(temperature=1.0), GeneratorDraw(torch.Generator().manual_seed(seed))
+            ids, 20, Sampling(temperature=1.0), GeneratorSampler(torch.Generator().manual_seed(seed))
         ):
             ids += record.emitted
     assert {base for base, _ in checked} == {False, True}

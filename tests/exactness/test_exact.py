@@ -21,14 +21,14 @@ from omnidraft.verification.exact import (
     verify_token,
 )
 from omnidraft.verification.round import Round
-from omnidraft.verification.sampling import Draw
+from omnidraft.verification.sampling import Sampler
 from omnidraft.verification.walk import DEAD, STOP, Walk
 from support.enumeration import enumerate_draws, round_law
 from support.random_worlds import Plain, caches, drafts, random_law, walked, worlds
 from support.worlds import SHAPES, World, correlated_world, frozen_cache, make_world
 
 A, B = 0, 1  # drafter tokens of every world
-Verify = Callable[[Walk, Sequence[Probs], Callable[[int], Probs], Draw], Outcome]
+Verify = Callable[[Walk, Sequence[Probs], Callable[[int], Probs], Sampler], Outcome]
 
 
 def vectors(world: World, walk: Walk, draft: Sequence[int]) -> list[Probs]:
@@ -88,7 +88,7 @@ def test_the_laws_of_a_symbol_and_the_residual(data: st.DataObject) -> None:
 def outcome_law(verify: Verify, walk: Walk, qs: list[Probs], ps: list[Probs]) -> dict[tuple[int, ...], float]:
     law: dict[tuple[int, ...], float] = {}
 
-    def run(draw: Draw) -> Outcome:
+    def run(draw: Sampler) -> Outcome:
         return verify(walk, qs, ps.__getitem__, draw)
 
     for probability, outcome in enumerate_draws(run):

@@ -24,7 +24,7 @@ from transformers import (
 from omnidraft import hf
 from omnidraft.config import Sampling
 from omnidraft.hf.text import settings
-from omnidraft.verification.sampling import Draw
+from omnidraft.verification.sampling import Sampler
 from support.enumeration import Law, distance, enumerate_draws
 from support.generating import OPTIONS, Ends, alone, helped, ids_of, load, recorded
 from support.saved_models import save_model
@@ -61,7 +61,7 @@ def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[PreTrainedModel
 def plain_law(run: Callable[[], torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> Law:
     """The law of the texts of `generate` alone, by every choice that its draws can make."""
 
-    def once(draw: Draw) -> tuple[int, ...]:
+    def once(draw: Sampler) -> tuple[int, ...]:
         def multinomial(probs: torch.Tensor, num_samples: int) -> torch.Tensor:
             assert probs.shape[0] == num_samples == 1
             return torch.tensor([[draw(probs[0].numpy())]])
@@ -76,7 +76,7 @@ def plain_law(run: Callable[[], torch.Tensor], monkeypatch: pytest.MonkeyPatch) 
 def helped_law(run: Callable[[], torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> Law:
     """The same with our decoding; what is kept for the models stays as it is."""
 
-    def once(draw: Draw) -> tuple[int, ...]:
+    def once(draw: Sampler) -> tuple[int, ...]:
         with monkeypatch.context() as patch:
             patch.setattr(hf, "GeneratorDraw", lambda _: draw)
             return tuple(run()[0].tolist())

@@ -16,7 +16,7 @@ from omnidraft.models import int8
 from omnidraft.models.cpu_llama import lean
 from omnidraft.models.language_model import LanguageModel, TransformersModel, load_model
 from omnidraft.verification.round import Round
-from omnidraft.verification.sampling import GeneratorDraw
+from omnidraft.verification.sampling import GeneratorSampler
 from omnidraft.zoo import path as zoo_path
 from support.language_models import Constant, Scripted
 from support.pairs import Language, engine, generate, language, random_model, tokens
@@ -32,7 +32,7 @@ def real(name: str) -> Language:
 
 
 def run(engine_: Engine, prompt: list[int], count: int, seed: int = 0, **sampling: float) -> list[Round]:
-    draw = GeneratorDraw(torch.Generator().manual_seed(seed))
+    draw = GeneratorSampler(torch.Generator().manual_seed(seed))
     return list(engine_.rounds(prompt, count, Sampling(**sampling), draw))  # type: ignore[arg-type]
 
 

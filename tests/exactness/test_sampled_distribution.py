@@ -23,7 +23,7 @@ from omnidraft.models import int8
 from omnidraft.models.cpu_llama import lean
 from omnidraft.models.language_model import LanguageModel, load_model
 from omnidraft.verification import exact as verify
-from omnidraft.verification.sampling import GeneratorDraw, softmax, target_processors
+from omnidraft.verification.sampling import GeneratorSampler, softmax, target_processors
 from omnidraft.zoo import names as zoo_names
 from omnidraft.zoo import path as zoo_path
 from support.language_models import Bigram
@@ -59,7 +59,7 @@ def joint_law(model: LanguageModel, prompt: list[int], eos: tuple[int, ...], sam
 
 def sample(engine_: Engine, prompt: list[int], count: int, sampling: Sampling, seed: int) -> Counter[tuple[int, ...]]:
     """First two tokens of `count` texts, each over as many rounds as that takes."""
-    draw = GeneratorDraw(torch.Generator().manual_seed(seed))
+    draw = GeneratorSampler(torch.Generator().manual_seed(seed))
     found: Counter[tuple[int, ...]] = Counter()
     for _ in range(count):
         tokens: list[int] = []
@@ -233,7 +233,7 @@ def test_real_tokenizers(counted: World) -> None:
 def _colder_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts from one temperature, records another: q is not what the token was drawn from."""
 
-    class Colder(GeneratorDraw):
+    class Colder(GeneratorSampler):
         def __call__(self, weights: Probs) -> int:
             return super().__call__(weights**1.5 if len(weights) == 512 else weights)
 

@@ -17,7 +17,7 @@ from omnidraft.decoding.engine import Engine
 from omnidraft.models.language_model import LoadedModel, TransformersModel
 from omnidraft.verification import exact as verify
 from omnidraft.verification.round import Round
-from omnidraft.verification.sampling import GeneratorDraw, softmax
+from omnidraft.verification.sampling import GeneratorSampler, softmax
 from support.enumeration import EXACT, Law, distance, first_tokens, round_law
 from support.language_models import Scripted
 from support.pairs import Language, engine, generate, random_model, tokens
@@ -48,7 +48,7 @@ def read(name: str, text: str) -> list[int]:
 
 
 def rounds(engine_: Engine, prompt: list[int], count: int) -> list[Round]:
-    return list(engine_.rounds(prompt, count, GREEDY, GeneratorDraw(torch.Generator().manual_seed(0))))
+    return list(engine_.rounds(prompt, count, GREEDY, GeneratorSampler(torch.Generator().manual_seed(0))))
 
 
 # ---------------------------------------------------------------- the law

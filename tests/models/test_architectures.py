@@ -13,13 +13,13 @@ from transformers import PreTrainedModel
 
 from omnidraft.alignment.trie import Probs
 from omnidraft.config import Sampling
-from omnidraft.decoding.drafter import Drafter, Serving
+from omnidraft.decoding.drafter import Drafter, SharedDrafter
 from omnidraft.draft_length.acceptance_head import hidden_size
 from omnidraft.errors import ModelError
 from omnidraft.models.cpu_llama import obstacle
 from omnidraft.models.language_model import LanguageModel, TransformersModel
 from omnidraft.verification.round import Round
-from omnidraft.verification.sampling import GeneratorDraw
+from omnidraft.verification.sampling import GeneratorSampler
 from support.architectures import KINDS, MORE, TEXT, afresh, build
 from support.language_models import Knowing, Scripted
 from support.pairs import engine, generate, tokens
@@ -63,7 +63,7 @@ def run(
     target: LanguageModel, drafter: LanguageModel, prompt: list[int], count: int, temperature: float
 ) -> list[Round]:
     engine_ = engine(target, TARGET, drafter, OWN, draft_len=4, drafter_temperature=temperature)
-    return list(engine_.rounds(prompt, count, Sampling(), GeneratorDraw(torch.Generator().manual_seed(0))))
+    return list(engine_.rounds(prompt, count, Sampling(), GeneratorSampler(torch.Generator().manual_seed(0))))
 
 
 def said(model: TransformersModel) -> list[int]:
@@ -112,7 +112,7 @@ def test_drafts_are_drawn_from_what_a_fresh_pass_says(kind: str) -> None:
     engine_ = engine(Scripted(TARGET.vocab.size, ids), TARGET, TransformersModel(model), OWN, draft_len=4)
     assert engine_.pair is not None
     object.__setattr__(engine_.pair, "drafter", Checked(engine_.pair.drafter.model))
-    draw = GeneratorDraw(torch.Generator().manual_seed(0))
+    draw = GeneratorSampler(torch.Generator().manual_seed(0))
     records = list(engine_.rounds(ids[:4], min(len(ids) - 4, 40), Sampling(temperature=1.0), draw))
     assert tokens(records) == ids[4 : 4 + len(tokens(records))]
     assert checked > 20
@@ -169,7 +169,7 @@ def test_targets_whose_weights_are_rounded(kind: str) -> None:
 def test_drafters_whose_weights_are_rounded(kind: str) -> None:
     """A lean step reads the weights itself, so there is none for these."""
     target = TransformersModel(sharpened(build("llama", vocab_size=TARGET.vocab.size, eos_token_id=None)))
-    serving = Serving(TransformersModel(rounded(sharpened(build(kind, vocab_size=OWN.vocab.size)))))
+    serving = SharedDrafter(TransformersModel(rounded(sharpened(build(kind, vocab_size=OWN.vocab.size)))))
     assert isinstance(serving.model, TransformersModel)
     assert kind != "llama" or obstacle(serving.source) == "its weights are quantized"
     assert tokens(run(target, serving.model, PROMPT, 20, temperature=1.0)) == said(target)[:20]

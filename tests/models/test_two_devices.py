@@ -12,10 +12,10 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from omnidraft.config import Sampling
 from omnidraft.decoding.engine import Engine
-from omnidraft.draft_length.acceptance_head import Head, HeadNet, spread
+from omnidraft.draft_length.acceptance_head import Head, HeadNetwork, spread
 from omnidraft.models.language_model import LanguageModel
 from omnidraft.verification.round import Round
-from omnidraft.verification.sampling import GeneratorDraw, Processing, TargetLaw, largest, softmax
+from omnidraft.verification.sampling import GeneratorSampler, Processing, TargetDistribution, largest, softmax
 from support.pairs import engine, random_model, tokens
 from support.small_languages import LANGUAGES, TEXTS
 
@@ -108,7 +108,7 @@ def models() -> tuple[LanguageModel, LanguageModel]:
 
 def run(engine_: Engine, sampling: Sampling, processors: Sequence[Any] = ()) -> list[Round]:
     prompt: list[int] = TARGET.tokenizer.encode(TEXTS[0])
-    draw = GeneratorDraw(torch.Generator().manual_seed(0))
+    draw = GeneratorSampler(torch.Generator().manual_seed(0))
     return list(engine_.rounds(prompt, 20, sampling, draw, processors))
 
 
@@ -192,9 +192,9 @@ def test_probabilities_leave_the_device_in_what_it_computes_in(devices: Devices)
     logits = put(torch.randn(3, 50), PLACES["target"])
     assert softmax(logits).shape == (3, 50)
     assert len(largest(logits)) == 3
-    law = TargetLaw(logits, [1, 2], [3, 4], Processing.of(Sampling(temperature=0.8, top_p=0.9)))
+    law = TargetDistribution(logits, [1, 2], [3, 4], Processing.of(Sampling(temperature=0.8, top_p=0.9)))
     assert float(law.probs(1).sum()) == pytest.approx(1.0)
     assert spread(logits[0], 1.0)[0] > 0
     head = Head(8)
-    head.take(HeadNet(8).state_dict())
+    head.take(HeadNetwork(8).state_dict())
     assert 0 <= head.chance(logits[0], put(torch.ones(8), PLACES["drafter"]), 1.0) <= 1

@@ -1,6 +1,6 @@
 """The law of what an engine emits, by taking every choice it can make.
 
-An engine's one source of randomness is its `Draw`.  Replaced by a driver that takes every choice in turn, it makes
+An engine's one source of randomness is its `Sampler`.  Replaced by a driver that takes every choice in turn, it makes
 the production code itself - draft, walk, forward, verification, commit - yield each outcome and its probability.
 """
 
@@ -19,7 +19,7 @@ from omnidraft.alignment.trie import Probs
 from omnidraft.config import Sampling
 from omnidraft.decoding.engine import Engine
 from omnidraft.verification.round import Round
-from omnidraft.verification.sampling import Draw, Processor
+from omnidraft.verification.sampling import Processor, Sampler
 from support.worlds import PROMPT, Ids, World, frozen_cache, make_world
 
 R = TypeVar("R")
@@ -29,7 +29,7 @@ EXACT = 1e-9  # below it a law is the target's; rounding stays below 1e-14
 FAR = 100  # more tokens than any enumeration looks at: no round is cut short
 
 
-def enumerate_draws(run: Callable[[Draw], R]) -> Iterator[tuple[float, R]]:
+def enumerate_draws(run: Callable[[Sampler], R]) -> Iterator[tuple[float, R]]:
     """Call `run` once for every sequence of choices it can make; yields the probability and result of each."""
     path: list[list[tuple[int, float]]] = []  # for each choice, the options still to take; the last one is current
     while True:
@@ -94,7 +94,7 @@ def first_tokens(round_of: Callable[[Ids], Law], count: int, eos: Sequence[int])
 def run_law(engine: Engine, tokens: int, sampling: Sampling = SAMPLED) -> Law:
     """The law of whole runs of at most so many tokens, one round going on from the other."""
 
-    def run(draw: Draw) -> Ids:
+    def run(draw: Sampler) -> Ids:
         records = engine.rounds([PROMPT], tokens, sampling, draw)
         return tuple(token for record in records for token in record.emitted)
 
@@ -119,7 +119,7 @@ def learning_law(
         del todo[context, state]
         seen(cache)
 
-        def run(draw: Draw, cache: NgramCache = cache, context: Ids = context) -> tuple[Ids, NgramCache]:
+        def run(draw: Sampler, cache: NgramCache = cache, context: Ids = context) -> tuple[Ids, NgramCache]:
             after = clone(cache)
             engine = world.engine(after, **drafting)
             return next(engine.rounds([PROMPT, *context], FAR, SAMPLED, draw)).emitted, after

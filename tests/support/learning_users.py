@@ -12,7 +12,7 @@ import torch
 
 import omnidraft
 from omnidraft import OmniDraft
-from omnidraft.attach import DrafterSide
+from omnidraft.attach import LearningSide
 
 PROMPTS = ("hello world", "the world was hello", "def ing 10 the", "don't hello the été", "10 worlds, 10 hellos")
 COUNT = 16
@@ -20,7 +20,7 @@ COUNT = 16
 FAST: dict[str, Any] = {"stopping": "fixed", "interval": 2, "batch": 2, "learning_rate": 1e-2}
 
 
-def side_of(model: OmniDraft) -> DrafterSide:
+def side_of(model: OmniDraft) -> LearningSide:
     assert model.side is not None
     return model.side
 

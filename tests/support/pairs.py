@@ -23,7 +23,7 @@ from omnidraft.alignment.trie import SpellingTable, build_table
 from omnidraft.alignment.vocab import Speller, Vocab, read_vocab
 from omnidraft.config import Drafting
 from omnidraft.decoding.drafter import Drafter
-from omnidraft.decoding.engine import Engine, Pair
+from omnidraft.decoding.engine import AttachedDrafter, Engine
 from omnidraft.models.language_model import LanguageModel, TransformersModel
 from omnidraft.verification.round import Round
 
@@ -69,7 +69,7 @@ def engine(
         frozen=frozen or only_direct,
     )
     translator = Translator(spelling, target_language.vocab, drafter_language.vocab, drafter_language.speller)
-    pair = Pair(drafter=Drafter(drafter), translator=translator, cache=cache_)
+    pair = AttachedDrafter(drafter=Drafter(drafter), translator=translator, cache=cache_)
     return Engine(target, target_language.vocab.eos, pair, settings)
 
 

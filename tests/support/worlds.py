@@ -18,7 +18,7 @@ from omnidraft.alignment.trie import Probs, SpellingTable, build_table
 from omnidraft.alignment.vocab import Vocab
 from omnidraft.config import Drafting
 from omnidraft.decoding.drafter import Drafter
-from omnidraft.decoding.engine import Engine, Pair
+from omnidraft.decoding.engine import AttachedDrafter, Engine
 
 PROMPT = 0  # worlds start from this target token
 Ids = tuple[int, ...]
@@ -146,7 +146,7 @@ class World:
         if cache is None:
             seed = "empty" if settings.mode == "intersection" else settings.ngram_seed
             cache = NgramCache(self.table, seed=seed, frozen=True)
-        pair = Pair(drafter=Drafter(self.drafter), translator=translator, cache=cache)
+        pair = AttachedDrafter(drafter=Drafter(self.drafter), translator=translator, cache=cache)
         return Engine(self.target, self.vocab.eos, pair, settings)
 
 

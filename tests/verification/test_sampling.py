@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from omnidraft.verification.sampling import BLOCK, GeneratorDraw
+from omnidraft.verification.sampling import BLOCK, GeneratorSampler
 
 
 def test_what_has_no_weight_is_never_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -15,9 +15,9 @@ def test_what_has_no_weight_is_never_drawn(monkeypatch: pytest.MonkeyPatch) -> N
     weights[5::BLOCK] = 0.1
     for u, token in ((0.0, 5), (2 / 3, 2 * BLOCK + 5), (1 - 2**-53, 2 * BLOCK + 5)):
         monkeypatch.setattr(torch, "rand", lambda *_, u=u, **__: torch.tensor(u, dtype=torch.float64))
-        assert GeneratorDraw(torch.Generator())(weights) == token
+        assert GeneratorSampler(torch.Generator())(weights) == token
 
 
 def test_draws_do_not_follow_the_default_device() -> None:
     with torch.device("meta"):
-        assert GeneratorDraw(torch.Generator("cpu"))(np.array([0.0, 1.0])) == 1
+        assert GeneratorSampler(torch.Generator("cpu"))(np.array([0.0, 1.0])) == 1

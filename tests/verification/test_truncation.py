@@ -12,7 +12,7 @@ import torch
 from omnidraft.config import Sampling
 from omnidraft.errors import NumericsError
 from omnidraft.verification import truncation
-from omnidraft.verification.sampling import Processing, TargetLaw, softmax, target_processors
+from omnidraft.verification.sampling import Processing, TargetDistribution, softmax, target_processors
 from omnidraft.verification.truncation import Truncation, kth_largest
 
 CUTS = (
@@ -171,7 +171,7 @@ def test_the_engine_s_law_takes_the_short_way(sampling: Sampling, monkeypatch: p
 
     monkeypatch.setattr(Truncation, "law", counted)
     for more in ([], [lambda _ids, given: given]):
-        found = TargetLaw(logits, [5, 6], [7], Processing.of(sampling, more)).probs(1)
+        found = TargetDistribution(logits, [5, 6], [7], Processing.of(sampling, more)).probs(1)
         assert np.allclose(found, softmax(scores[0]), atol=1e-6)
         assert len(calls) == 1
 
@@ -186,9 +186,9 @@ def test_what_is_never_cut_off() -> None:
 
 def test_temperature_alone_takes_all_rows_at_once() -> None:
     logits = torch.randn(3, 500, generator=torch.Generator().manual_seed(3))
-    law = TargetLaw(logits, [1], [2, 3], Processing.of(Sampling(temperature=0.5)))
+    law = TargetDistribution(logits, [1], [2, 3], Processing.of(Sampling(temperature=0.5)))
     assert [np.allclose(law.probs(i), softmax(logits[i] / 0.5), atol=1e-7) for i in range(3)] == [True] * 3
     assert law.probs(0).base is law.probs(2).base
     logits[1, 7] = torch.nan
     with pytest.raises(NumericsError):
-        TargetLaw(logits, [1], [2, 3], Processing.of(Sampling(temperature=0.5))).probs(0)
+        TargetDistribution(logits, [1], [2, 3], Processing.of(Sampling(temperature=0.5))).probs(0)

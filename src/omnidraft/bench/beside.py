@@ -11,7 +11,7 @@ from operator import truediv
 from omnidraft.attach import make_cache
 from omnidraft.bench.study import Row, Study, rounds, taught
 from omnidraft.config import Learning
-from omnidraft.decoding.engine import Engine, Pair
+from omnidraft.decoding.engine import AttachedDrafter, Engine
 from omnidraft.distillation.adaptation import Adaptation
 from omnidraft.distillation.background import BackgroundTrainer
 
@@ -89,7 +89,7 @@ def _beside(study: Study, learning: Learning) -> tuple[tuple[Engine, Adaptation]
     pair = study.model.engine.pair
     if pair is None:
         raise ValueError("a study needs a model with a drafter")
-    own: Pair = replace(pair, cache=make_cache(pair.cache.table, study.drafting()))
+    own: AttachedDrafter = replace(pair, cache=make_cache(pair.cache.table, study.drafting()))
     learner = BackgroundTrainer(study.serving.source.model, learning, own.cache.table)
     learner.flush()  # until it is up, which is no part of what is measured
     adaptation = Adaptation(own, study.serving, learner)

@@ -20,7 +20,7 @@ from omnidraft.bench.recordings import Recordings
 from omnidraft.bench.study import Study
 from omnidraft.bench.ways import Way, apart, repeat
 from omnidraft.config import Drafting, Sampling
-from omnidraft.decoding.drafter import Serving
+from omnidraft.decoding.drafter import SharedDrafter
 from omnidraft.decoding.engine import Engine
 from omnidraft.distillation.weights import parted
 from omnidraft.errors import PromptError
@@ -143,7 +143,7 @@ class Evaluation:
         learning = None if method.learning is None else replace(self.recipe.learning, **method.learning)
         if learning is not None and method.lora:
             learning = replace(learning, adapter="lora", learning_rate=LORA_RATE * learning.learning_rate)
-        return Pupil(self.model, Serving(apart(self.model.drafter.lm)), Drafting(**drafting), learning)
+        return Pupil(self.model, SharedDrafter(apart(self.model.drafter.lm)), Drafting(**drafting), learning)
 
     def timed(self, pupils: dict[str, Pupil], tests: Sequence[list[int]], temperature: float) -> dict[str, Row]:
         """Answer the tests with each, and with the target alone, side by side; what each came to, by its name.

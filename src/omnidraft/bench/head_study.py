@@ -17,12 +17,12 @@ from omnidraft.api import OmniDraft
 from omnidraft.bench.pupil import Pupil, Recorded, record
 from omnidraft.bench.ways import Way, apart, over, repeat
 from omnidraft.config import Drafting, Learning, Sampling
-from omnidraft.decoding.drafter import Serving
+from omnidraft.decoding.drafter import SharedDrafter
 from omnidraft.decoding.engine import Engine
 from omnidraft.draft_length.acceptance_head import Head
 from omnidraft.draft_length.policy import Fixed
 from omnidraft.verification.round import Round
-from omnidraft.verification.sampling import GeneratorDraw
+from omnidraft.verification.sampling import GeneratorSampler
 
 Row = dict[str, Any]
 DRAFT_LEN = 4  # of what does not decide it
@@ -66,7 +66,9 @@ def _pupil(model: OmniDraft, trains: str | None, stopping: str) -> Pupil:
     if model.drafter is None:
         raise ValueError("there is no drafter that could learn")
     drafting = Drafting(stopping=stopping, draft_len=DRAFT_LEN if stopping == "fixed" else None)
-    return Pupil(model, Serving(apart(model.drafter.lm)), drafting, None if trains is None else Learning(trains=trains))
+    return Pupil(
+        model, SharedDrafter(apart(model.drafter.lm)), drafting, None if trains is None else Learning(trains=trains)
+    )
 
 
 # ---------------------------------------------------------------- calibration
@@ -100,7 +102,7 @@ def calibration(
         noting = Noting(each)
         drafting = Drafting(draft_len=DRAFT_LEN, stopping="fixed")
         engine = Engine(model.engine.target, sorted(model.engine.eos), model.engine.pair, drafting, noting)
-        draw = GeneratorDraw(torch.Generator().manual_seed(0))
+        draw = GeneratorSampler(torch.Generator().manual_seed(0))
         for ids in prompts:
             list(engine.rounds(ids, new_tokens, Sampling(temperature=temperature), draw))
         yield {"policy": name, "temperature": temperature, **reliability(noting.seen)}

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from omnidraft.api import OmniDraft
-from omnidraft.attach import make_pair
+from omnidraft.attach import attach_drafter
 from omnidraft.bench.ways import UNITS, Way, apart, repeat
 from omnidraft.config import Drafting, Sampling
-from omnidraft.decoding.drafter import Serving
-from omnidraft.decoding.engine import Engine, Pair
+from omnidraft.decoding.drafter import SharedDrafter
+from omnidraft.decoding.engine import AttachedDrafter, Engine
 from omnidraft.models.language_model import LanguageModel, TransformersModel
 
 if TYPE_CHECKING:
@@ -84,19 +84,19 @@ def scrambled(model: PreTrainedModel, layers: int | None = None) -> PreTrainedMo
     return other
 
 
-def _with(model: OmniDraft, drafter: PreTrainedModel) -> Pair:
+def _with(model: OmniDraft, drafter: PreTrainedModel) -> AttachedDrafter:
     if model.drafter is None:
         raise ValueError("there is no drafter to replace")
     loaded = replace(model.drafter, lm=TransformersModel(drafter))
     drafting = Drafting(stopping="rate")
-    return make_pair(model.target, model.vocab, loaded, drafting, lambda _: None, Serving(loaded.lm))
+    return attach_drafter(model.target, model.vocab, loaded, drafting, lambda _: None, SharedDrafter(loaded.lm))
 
 
 def _row(
     case: str,
     model: OmniDraft,
     target: Target,
-    pair: Pair,
+    pair: AttachedDrafter,
     ids: Sequence[list[int]],
     count: int,
     new_tokens: int,
@@ -118,7 +118,7 @@ def _row(
     }
 
 
-def _way(model: OmniDraft, target: Target, pair: Pair | None, drafting: Drafting) -> Way:
+def _way(model: OmniDraft, target: Target, pair: AttachedDrafter | None, drafting: Drafting) -> Way:
     return Way(
         "plain" if pair is None else drafting.stopping,
         drafting,

@@ -32,7 +32,7 @@ from omnidraft.decoding.stats import Stats
 from omnidraft.errors import ConfigError, InputError
 from omnidraft.models.language_model import LanguageModel
 from omnidraft.verification.round import Round
-from omnidraft.verification.sampling import GeneratorDraw, softmax, target_processors
+from omnidraft.verification.sampling import GeneratorSampler, softmax, target_processors
 
 if TYPE_CHECKING:
     from omnidraft.decoding.drafter import Drafter
@@ -134,7 +134,7 @@ def sampled(
     engine: Engine, prompt: Sequence[int], count: int, sampling: Sampling, seed: int, step: Callable[[], None]
 ) -> tuple[Counter[Text], Stats]:
     """How often each beginning came up in `count` texts, and what was drafted for them."""
-    draw = GeneratorDraw(torch.Generator().manual_seed(seed))
+    draw = GeneratorSampler(torch.Generator().manual_seed(seed))
     found: Counter[Text] = Counter()
     records: list[Round] = []
     for _ in range(count):

@@ -20,7 +20,7 @@ from omnidraft.draft_length.policies import make_stopping
 from omnidraft.errors import ConfigError, OmniDraftError
 from omnidraft.models.language_model import LanguageModel, TransformersModel
 from omnidraft.verification.round import Round
-from omnidraft.verification.sampling import GeneratorDraw
+from omnidraft.verification.sampling import GeneratorSampler
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -132,7 +132,7 @@ class Ours:
     def begin(self, repeat: int) -> None:
         pair = self._pair and replace(self._pair, cache=make_cache(self._pair.cache.table, self._drafting))
         self._engine = Engine(self._source.target, sorted(self._source.eos), pair, self._drafting, self._stopping)
-        self._draw = GeneratorDraw(torch.Generator().manual_seed(self._seed + repeat))
+        self._draw = GeneratorSampler(torch.Generator().manual_seed(self._seed + repeat))
 
     def run(self, ids: list[int], new_tokens: int) -> Answer:
         rounds = list(self._engine.rounds(ids, new_tokens, self._sampling, self._draw))

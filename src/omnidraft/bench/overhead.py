@@ -24,7 +24,7 @@ from omnidraft.config import Sampling
 from omnidraft.decoding.engine import Engine
 from omnidraft.models.cpu_llama import LeanLlama
 from omnidraft.models.language_model import CHUNK, LanguageModel, load_tokenizer
-from omnidraft.verification.sampling import GeneratorDraw
+from omnidraft.verification.sampling import GeneratorSampler
 
 TARGET = Shape(layers=9, hidden=1024, intermediate=2816, heads=16, tied=True)  # 271M with a vocabulary of 152k
 DRAFTER = Shape(layers=2, hidden=768, intermediate=3072, heads=12, tied=False)  # that of Llama-68M
@@ -191,7 +191,7 @@ class Overhead:
         engine = Engine(self.models.target, ())
 
         def ours() -> None:
-            draw = GeneratorDraw(torch.Generator())
+            draw = GeneratorSampler(torch.Generator())
             list(engine.rounds(self.models.ids[: self.short], self.models.tokens, Sampling(), draw))
 
         theirs, mine = _medians([lambda: self.models.generate(self.short, Sampling(), {}), ours], self.turns)

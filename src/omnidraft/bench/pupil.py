@@ -15,16 +15,16 @@ from omnidraft.attach import make_cache
 from omnidraft.bench.replay import Replay
 from omnidraft.bench.ways import apart
 from omnidraft.config import Drafting, Learning, Sampling
-from omnidraft.decoding.drafter import Drafter, Serving
-from omnidraft.decoding.engine import Engine, Pair
+from omnidraft.decoding.drafter import Drafter, SharedDrafter
+from omnidraft.decoding.engine import AttachedDrafter, Engine
 from omnidraft.decoding.stats import Stats
 from omnidraft.distillation.adaptation import Adaptation, InlineTrainer
-from omnidraft.distillation.teacher import Answer, shared_tokens
+from omnidraft.distillation.teacher import Trace, shared_tokens
 from omnidraft.distillation.trainer import Trainer
 from omnidraft.models.language_model import LanguageModel
 from omnidraft.verification.round import Round
-from omnidraft.verification.sampling import GeneratorDraw
-from omnidraft.verification.sparse_probs import SparseLaw
+from omnidraft.verification.sampling import GeneratorSampler
+from omnidraft.verification.sparse_probs import SparseProbs
 
 GREEDY = Sampling()
 
@@ -35,7 +35,7 @@ class Recorded:
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
-    laws: tuple[SparseLaw, ...]
+    laws: tuple[SparseProbs, ...]
 
     @classmethod
     def of(cls, prompt: Sequence[int], rounds: Sequence[Round]) -> Recorded:
@@ -55,7 +55,7 @@ def record(
     """Answer prompts by the target alone, with its laws at the temperature `teacher`."""
     engine = Engine(model.engine.target, sorted(model.engine.eos))
     engine.teacher_temperature = teacher
-    draw = GeneratorDraw(torch.Generator().manual_seed(seed))
+    draw = GeneratorSampler(torch.Generator().manual_seed(seed))
     return [Recorded.of(prompt, list(engine.rounds(prompt, new_tokens, sampling, draw))) for prompt in prompts]
 
 
@@ -66,14 +66,14 @@ class Pupil:
     """
 
     def __init__(
-        self, model: OmniDraft, serving: Serving, drafting: Drafting, learning: Learning | None, seed: int = 0
+        self, model: OmniDraft, serving: SharedDrafter, drafting: Drafting, learning: Learning | None, seed: int = 0
     ) -> None:
         pair = model.engine.pair
         if pair is None:
             raise ValueError("a pupil needs a model with a drafter")
         self._model, self.drafting, self._learning = model, drafting, learning
         cache = make_cache(pair.cache.table, drafting)
-        self.pair = Pair(drafter=Drafter(serving.model), translator=pair.translator, cache=cache)
+        self.pair = AttachedDrafter(drafter=Drafter(serving.model), translator=pair.translator, cache=cache)
         learner = None
         if learning is not None:
             trainer = Trainer(serving.source.model, learning, shared_tokens(cache.table), seed)
@@ -98,7 +98,7 @@ class Pupil:
         began = time.perf_counter()
         translator = self.pair.translator
         written = tuple(tuple(translator.tokens([token])) for token in recorded.tokens)
-        answer = Answer(tuple(translator.prompt(recorded.prompt)), recorded.tokens, written, recorded.laws)
+        answer = Trace(tuple(translator.prompt(recorded.prompt)), recorded.tokens, written, recorded.laws)
         self.adaptation.learner.teach(answer, self.pair.cache)
         self.adaptation.refresh()
         self.spent_s += time.perf_counter() - began
@@ -118,7 +118,7 @@ class Pupil:
 
     def examine_live(self, tests: Sequence[Recorded], new_tokens: int, sampling: Sampling, seed: int = 0) -> Stats:
         """The same for answers that the target samples anew to the same prompts."""
-        draw = GeneratorDraw(torch.Generator().manual_seed(seed))
+        draw = GeneratorSampler(torch.Generator().manual_seed(seed))
         engine = self._engine(self._model.engine.target, self._settled())
         self.adaptation.use()
         texts = (engine.rounds(test.prompt, new_tokens, sampling, draw) for test in tests)

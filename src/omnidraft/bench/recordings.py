@@ -15,7 +15,7 @@ from omnidraft.bench.options import writing
 from omnidraft.bench.pupil import Recorded
 from omnidraft.errors import InputError
 from omnidraft.storage import replace_file
-from omnidraft.verification.sparse_probs import SparseLaw
+from omnidraft.verification.sparse_probs import SparseProbs
 
 AT_ONCE = 25  # answers of a file
 Make = Callable[[Sequence[list[int]], int], list[Recorded]]
@@ -84,7 +84,7 @@ def unpacked(data: bytes) -> list[Recorded]:
     pairs = zip(
         _parts(found["law_tokens"], found["law_ends"]), _parts(found["law_probs"], found["law_ends"]), strict=True
     )
-    laws = [SparseLaw(ids, probs) for ids, probs in pairs]
+    laws = [SparseProbs(ids, probs) for ids, probs in pairs]
     answers, start = [], 0
     for prompt, said in zip(prompts, tokens, strict=True):
         answers.append(Recorded(tuple(prompt.tolist()), tuple(said.tolist()), tuple(laws[start : start + len(said)])))

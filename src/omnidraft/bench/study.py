@@ -12,11 +12,11 @@ from rich.console import Console
 from omnidraft.api import OmniDraft
 from omnidraft.bench.pupil import GREEDY, Pupil, Recorded, record
 from omnidraft.config import Drafting, Learning, Sampling
-from omnidraft.decoding.drafter import Serving
+from omnidraft.decoding.drafter import SharedDrafter
 from omnidraft.decoding.engine import Engine
 from omnidraft.decoding.stats import Stats
 from omnidraft.verification.round import Round
-from omnidraft.verification.sampling import GeneratorDraw
+from omnidraft.verification.sampling import GeneratorSampler
 
 Row = dict[str, Any]
 
@@ -37,10 +37,10 @@ class Study:
     ablation: int  # prompts of the stream that ablations use
     sampled: int  # test prompts at temperature 1
     _records: dict[Any, list[Recorded]] = field(default_factory=dict)
-    _serving: Serving | None = None
+    _serving: SharedDrafter | None = None
 
     @property
-    def serving(self) -> Serving:
+    def serving(self) -> SharedDrafter:
         if self._serving is None:
             if self.model.side is None:
                 raise ValueError("a study needs a model with a drafter")
@@ -100,4 +100,4 @@ def row(study: Study, method: str, seed: int, before: Stats, after: Stats, pupil
 
 def rounds(engine: Engine, ids: list[int], study: Study) -> Iterator[Round]:
     """The rounds of one greedy answer."""
-    return engine.rounds(ids, study.new_tokens, GREEDY, GeneratorDraw(torch.Generator()))
+    return engine.rounds(ids, study.new_tokens, GREEDY, GeneratorSampler(torch.Generator()))

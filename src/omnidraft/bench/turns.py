@@ -22,12 +22,12 @@ from omnidraft.bench import memory
 from omnidraft.bench.scripted import Pass, Say, Shape, Spread, Watch, certain, counting_laws, watching
 from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.drafter import Drafter
-from omnidraft.decoding.engine import Engine, Pair
+from omnidraft.decoding.engine import AttachedDrafter, Engine
 from omnidraft.models.cpu_llama import lean
 from omnidraft.models.devices import choose_dtype
 from omnidraft.models.kv_cache import ROOM
 from omnidraft.models.language_model import LanguageModel, TransformersModel
-from omnidraft.verification.sampling import GeneratorDraw
+from omnidraft.verification.sampling import GeneratorSampler
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -108,7 +108,9 @@ class Models:
         table = build_table(self.own, self.vocab, speller, Speller(target_tokenizer, self.vocab))
         self.step: LanguageModel = lean(self.source) or self.source
         translator = Translator(table, self.vocab, self.own, speller)
-        self.pair = Pair(drafter=Drafter(self.step), translator=translator, cache=make_cache(table, self.drafting))
+        self.pair = AttachedDrafter(
+            drafter=Drafter(self.step), translator=translator, cache=make_cache(table, self.drafting)
+        )
         self._copies: dict[bool, PreTrainedModel] = {}
 
     def rounds(self, start: int, sampling: Sampling, *, knowing: bool = True, after_prompt: bool = True) -> Turn:
@@ -120,7 +122,7 @@ class Models:
         """
         pair = replace(self.pair, cache=make_cache(self.pair.cache.table, self.drafting))
         engine = Engine(self.target, (), pair, self.drafting)
-        draw = GeneratorDraw(torch.Generator().manual_seed(0))
+        draw = GeneratorSampler(torch.Generator().manual_seed(0))
         watch, records = Watch(), []
         course = Course(self.pair.translator, self.ids, start, len(self.pair.translator.prompt(self.ids[:start])))
         course.go_on((), self.drafting.longest)
@@ -153,7 +155,7 @@ class Models:
 
     def alone(self, start: int) -> float:
         """Seconds a token where the target decodes by itself after the first `start` ids, in our loop and cache."""
-        draw = GeneratorDraw(torch.Generator())
+        draw = GeneratorSampler(torch.Generator())
         rounds = Engine(self.target, ()).rounds(self.ids[:start], self.tokens, Sampling(), draw)
         next(rounds)  # reads the prompt
         began = time.perf_counter()

@@ -20,7 +20,7 @@ from omnidraft.decoding.engine import Engine
 from omnidraft.decoding.stats import Stats
 from omnidraft.models.language_model import TransformersModel
 from omnidraft.verification.round import Round
-from omnidraft.verification.sampling import GeneratorDraw
+from omnidraft.verification.sampling import GeneratorSampler
 
 TURN = 4  # tokens: the first of them finds little in the caches of the processor that its way left there
 UNITS = ("tokens_per_s", "tokens_per_cpu_s")
@@ -43,7 +43,7 @@ class Way:
 
     def begin(self, ids: Sequence[int], new_tokens: int, sampling: Sampling, seed: int) -> None:
         """Begin to answer a prompt."""
-        draw = GeneratorDraw(torch.Generator().manual_seed(seed))
+        draw = GeneratorSampler(torch.Generator().manual_seed(seed))
         self._rounds, self._done, self._length = self.engine.rounds(ids, new_tokens, sampling, draw), [], 0
 
     def go_on(self, length: int) -> bool:
@@ -63,7 +63,7 @@ class Way:
 
     def warm(self, ids: Sequence[int], new_tokens: int, sampling: Sampling) -> None:
         """Answer a prompt, which does not count."""
-        list(self.engine.rounds(ids, new_tokens, sampling, GeneratorDraw(torch.Generator().manual_seed(0))))
+        list(self.engine.rounds(ids, new_tokens, sampling, GeneratorSampler(torch.Generator().manual_seed(0))))
 
     def end_repeat(self) -> None:
         """Keep what the answers since the last repeat came to."""
@@ -76,7 +76,7 @@ class Way:
                 "block_efficiency": round(stats.block_efficiency, 4),
                 "ngram_hits": round(stats.ngrams_accepted / stats.rounds, 4),
                 "drafted": round(stats.drafted / stats.rounds, 3),
-                "undrafted": round(stats.undrafted / stats.rounds, 4),
+                "undrafted": round(stats.rounds_without_draft / stats.rounds, 4),
                 "idle": stats.idle,
             }
         )

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import omnidraft
 from omnidraft import defaults, flags, zoo
-from omnidraft.config import Drafting, Extent, Learning, Sampling, names, stop_strings, suggestion
+from omnidraft.config import Drafting, GenerationLimits, Learning, Sampling, names, stop_strings, suggestion
 from omnidraft.errors import ConfigError, InputError, NumericsError, OmniDraftError, PromptError
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _generate(options: argparse.Namespace) -> int:
     Drafting(**drafting)
     Learning(**learning)
     extent = {name: given[name] for name in flags.GENERATE if name in given}
-    Extent(**extent)
+    GenerationLimits(**extent)
     stop_strings(options.stop)
     prompt = _prompt(options.prompt)
     from omnidraft.api import load
@@ -180,7 +180,11 @@ def _as_json(model: OmniDraft, result: Generation) -> str:
 
 def _summary(result: Generation) -> str:
     stats = result.stats
-    idle = f"no draft in {stats.undrafted} of {stats.rounds} rounds, mostly as {stats.idle}; " if stats.idle else ""
+    idle = (
+        f"no draft in {stats.rounds_without_draft} of {stats.rounds} rounds, mostly as {stats.idle}; "
+        if stats.idle
+        else ""
+    )
     return (
         f"{stats.tokens} tokens in {stats.seconds:.2f} s, prompt included ({stats.tokens_per_s:.1f} a second); "
         f"block efficiency {stats.block_efficiency:.2f}, acceptance rate {stats.acceptance_rate:.2f}; "

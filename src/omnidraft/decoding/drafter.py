@@ -15,7 +15,7 @@ from omnidraft.alignment.trie import Probs
 from omnidraft.draft_length.acceptance_head import tap
 from omnidraft.models.cpu_llama import lean
 from omnidraft.models.language_model import LanguageModel, TransformersModel
-from omnidraft.verification.sampling import Draw, tempered
+from omnidraft.verification.sampling import Sampler, tempered
 
 if TYPE_CHECKING:
     from omnidraft.draft_length.policy import Stopping
@@ -46,7 +46,7 @@ class LentWeights(TransformersModel):
             own[name].copy_(weights.get(name, weight))
 
 
-class Serving:
+class SharedDrafter:
     """The one copy of a drafter's weights that drafts, for any number of targets, one text at a time.
 
     The source it was made from stays as it is.
@@ -131,7 +131,7 @@ class Drafter:
         self,
         length: int,
         temperature: float,
-        draw: Draw,
+        draw: Sampler,
         read: Callable[[int], bool],
         allowed: npt.NDArray[np.bool_] | None = None,
         stopping: Stopping | None = None,

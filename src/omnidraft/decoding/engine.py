@@ -21,19 +21,19 @@ from omnidraft.errors import ConfigError, PromptError
 from omnidraft.models.language_model import LanguageModel, check_ids
 from omnidraft.verification.exact import Outcome, verify_block, verify_greedy, verify_token
 from omnidraft.verification.paper import DirectMap, merge, verify_paper
-from omnidraft.verification.round import Draft, Halt, Round, drafts_accepted, false_merge, shortened
-from omnidraft.verification.sampling import Draw, Processing, Processor, TargetLaw, softmax
-from omnidraft.verification.sparse_probs import SparseLaw, sparse
+from omnidraft.verification.round import Draft, Round, StopCheck, drafts_accepted, false_merge, shortened
+from omnidraft.verification.sampling import Processing, Processor, Sampler, TargetDistribution, softmax
+from omnidraft.verification.sparse_probs import SparseProbs, sparse
 from omnidraft.verification.walk import Walk
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Engine", "Pair"]
+__all__ = ["AttachedDrafter", "Engine"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pair:
+class AttachedDrafter:
     """A drafter made ready for one target: how texts are carried over, and which n-grams are active."""
 
     drafter: Drafter
@@ -53,7 +53,7 @@ class Engine:
         self,
         target: LanguageModel,
         eos: Sequence[int],
-        pair: Pair | None = None,
+        pair: AttachedDrafter | None = None,
         drafting: Drafting | None = None,
         stopping: Stopping | None = None,
     ) -> None:
@@ -79,9 +79,9 @@ class Engine:
         prompt: Sequence[int],
         max_new_tokens: int,
         sampling: Sampling,
-        draw: Draw,
+        draw: Sampler,
         processors: Sequence[Processor] = (),
-        halt: Halt | None = None,
+        halt: StopCheck | None = None,
     ) -> Generator[Round]:
         """Decode up to `max_new_tokens` after a prompt of target tokens, a record at a time.
 
@@ -140,8 +140,8 @@ class Engine:
         sampling: Sampling,
         processing: Processing,
         verification: str,
-        draw: Draw,
-        halt: Halt | None,
+        draw: Sampler,
+        halt: StopCheck | None,
     ) -> Round:
         began = time.perf_counter()
         draft = self._propose(self._draft_len(ids, end), sampling, draw)
@@ -153,7 +153,7 @@ class Engine:
         logits = self.target.forward(ids[self.target.length :] + fed, keep=len(fed) + 1)
         verified = time.perf_counter()
 
-        law = TargetLaw(logits, ids, fed, processing)
+        law = TargetDistribution(logits, ids, fed, processing)
         outcome = self._verify(draft, law, sampling, verification, draw)
         emitted, finish = self._cut(outcome.emitted, len(ids), end, halt)
         symbols = draft.symbols
@@ -185,7 +185,7 @@ class Engine:
             laws=laws,
         )
 
-    def _laws(self, logits: torch.Tensor, count: int) -> tuple[SparseLaw, ...]:
+    def _laws(self, logits: torch.Tensor, count: int) -> tuple[SparseProbs, ...]:
         """The target's own laws at the first `count` rows, whatever the text is sampled with."""
         if self.teacher_temperature is None:
             return ()
@@ -198,7 +198,7 @@ class Engine:
         length = min(self.drafting.longest, end - len(ids) - 1, self.pair.drafter.model.context // 2)
         return max(0, min(length, (self.target.context - len(ids)) // self._longest))
 
-    def _propose(self, length: int, sampling: Sampling, draw: Draw) -> Draft:
+    def _propose(self, length: int, sampling: Sampling, draw: Sampler) -> Draft:
         if self.pair is None or length <= 0:
             return Draft()
         cache, drafter, stopping = self.pair.cache, self.pair.drafter, self.stopping
@@ -226,7 +226,9 @@ class Engine:
         walk.finish()
         return Draft(tokens, vectors, walk.tokens, walk, [], walk.ended, drafter.passes, drafter.read, stopping.idle)
 
-    def _verify(self, draft: Draft, law: TargetLaw, sampling: Sampling, verification: str, draw: Draw) -> Outcome:
+    def _verify(
+        self, draft: Draft, law: TargetDistribution, sampling: Sampling, verification: str, draw: Sampler
+    ) -> Outcome:
         if sampling.greedy:
             if draft.walk is not None:
                 return verify_greedy(draft.walk, law.best)
@@ -246,7 +248,7 @@ class Engine:
         return Outcome((draw(law.probs(0)),), 0, 0, None)
 
     def _cut(
-        self, emitted: Sequence[int], length: int, end: int, halt: Halt | None
+        self, emitted: Sequence[int], length: int, end: int, halt: StopCheck | None
     ) -> tuple[tuple[int, ...], str | None]:
         """What counts of the emitted tokens, and why decoding ends here if it does."""
         kept, finish = list(emitted[: end - length]), None

@@ -29,7 +29,7 @@ class Stats:
     ngrams_proposed: int = 0
     ngrams_accepted: int = 0
     false_merges: int = 0
-    undrafted: int = 0  # rounds in which the stop policy wanted no draft
+    rounds_without_draft: int = 0  # rounds in which the stop policy wanted no draft
     idle: str | None = None  # why, a phrase: the reason that came up most
     draft_s: float = 0.0
     verify_s: float = 0.0
@@ -51,7 +51,7 @@ class Stats:
             ngrams_proposed=sum(r.ngrams_proposed for r in rounds),
             ngrams_accepted=sum(r.ngrams_accepted for r in rounds),
             false_merges=sum(r.false_merges for r in rounds),
-            undrafted=reasons.total(),
+            rounds_without_draft=reasons.total(),
             idle=_commonest(reasons),
             draft_s=sum(r.draft_s for r in rounds),
             verify_s=sum(r.verify_s for r in rounds),
@@ -65,7 +65,7 @@ class Stats:
         reasons: Counter[str] = Counter()
         for part in parts:
             if part.idle is not None:
-                reasons[part.idle] += part.undrafted
+                reasons[part.idle] += part.rounds_without_draft
         sums = {f.name: sum(getattr(part, f.name) for part in parts) for f in fields(cls) if f.name != "idle"}
         return cls(**sums, idle=_commonest(reasons))
 

@@ -25,9 +25,9 @@ from omnidraft.decoding.stats import Stats
 from omnidraft.demo.learning_curve import WINDOW, Curve, Figures, Point, down, moving, save
 from omnidraft.demo.problems import prompts
 from omnidraft.demo.terminal import bars, chart, display
-from omnidraft.detokenizer import TextStream
+from omnidraft.detokenizer import Detokenizer
 from omnidraft.verification.round import Round
-from omnidraft.verification.sampling import GeneratorDraw
+from omnidraft.verification.sampling import GeneratorSampler
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -136,7 +136,7 @@ class _Stage:
     def warm_up(self) -> None:
         """Run everything once that is slower the first time; nothing is learned from it."""
         for engine in (self.alone, self.engine):
-            for _ in engine.rounds(self.first, 4, Sampling(), GeneratorDraw(torch.Generator())):
+            for _ in engine.rounds(self.first, 4, Sampling(), GeneratorSampler(torch.Generator())):
                 pass
 
     def answer(
@@ -184,7 +184,7 @@ class _Stage:
         return records, time.perf_counter() - began
 
     def _rounds(self, engine: Engine, ids: list[int]) -> Iterator[Round]:
-        return engine.rounds(ids, self.new_tokens, Sampling(), GeneratorDraw(torch.Generator()))
+        return engine.rounds(ids, self.new_tokens, Sampling(), GeneratorSampler(torch.Generator()))
 
 
 class _View:
@@ -262,7 +262,7 @@ class _View:
     def _answer(self, records: Sequence[Round]) -> Text:
         """The prompt, and its answer: accepted tokens in one color, the target's own in another."""
         said = Text(self.prompt, style="dim")
-        text = TextStream(self.model.vocab.tokens)
+        text = Detokenizer(self.model.vocab.tokens)
         for record in records:
             for place, token in enumerate(record.emitted):
                 said.append(text.feed([token]), style=ACCEPTED if place < record.accepted else OWN)

@@ -30,10 +30,10 @@ from omnidraft.decoding.stats import Stats
 from omnidraft.demo import second_act
 from omnidraft.demo.learning_curve import check_folder, down
 from omnidraft.demo.terminal import bars, display
-from omnidraft.detokenizer import TextStream
+from omnidraft.detokenizer import Detokenizer
 from omnidraft.models.language_model import LanguageModel
 from omnidraft.verification.round import Round
-from omnidraft.verification.sampling import GeneratorDraw
+from omnidraft.verification.sampling import GeneratorSampler
 
 NEW_TOKENS = 96
 REPEATS = 3
@@ -225,7 +225,7 @@ class _Bench:
         return [int(token) for token in output[0, len(prompt) :]]
 
     def _rounds(self, engine: Engine, prompt: list[int]) -> Iterator[Round]:
-        return engine.rounds(prompt, self.new_tokens, Sampling(), GeneratorDraw(torch.Generator()))
+        return engine.rounds(prompt, self.new_tokens, Sampling(), GeneratorSampler(torch.Generator()))
 
     def _race(self, expected: list[list[int]], repeats: int, budget_s: float) -> tuple[list[_Lap], bool]:
         """Plain and speculative decoding of all prompts in turns; whether every token is right."""
@@ -268,7 +268,7 @@ class _Bench:
     def _show(self, console: Console, engine: Engine, prompt: list[int]) -> list[Round]:
         """Answer one prompt in front of the viewer: accepted tokens in one color, the target's own in another."""
         text, rounds = self.model.text_after(prompt), []
-        answer = Text().append(TextStream(self.model.vocab.tokens).feed(prompt), style="dim")
+        answer = Text().append(Detokenizer(self.model.vocab.tokens).feed(prompt), style="dim")
         with display(console) as live:
             for record in self._rounds(engine, prompt):
                 rounds.append(record)

@@ -14,10 +14,10 @@ import torch
 
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.config import Learning
-from omnidraft.decoding.drafter import Serving
-from omnidraft.decoding.engine import Pair
+from omnidraft.decoding.drafter import SharedDrafter
+from omnidraft.decoding.engine import AttachedDrafter
 from omnidraft.distillation.counters import Counters
-from omnidraft.distillation.teacher import Answer, lesson
+from omnidraft.distillation.teacher import Trace, lesson
 from omnidraft.distillation.trainer import Trainer
 from omnidraft.distillation.weights import Weights, merged, parted
 from omnidraft.verification.round import Round
@@ -31,7 +31,7 @@ class Learner(Protocol):
 
     counters: Counters
 
-    def teach(self, answer: Answer, cache: NgramCache) -> None:
+    def teach(self, answer: Trace, cache: NgramCache) -> None:
         """Take in an answer, of which `cache` knows the active n-grams."""
 
     def pause(self) -> None:
@@ -66,7 +66,7 @@ class InlineTrainer:
     def counters(self, counters: Counters) -> None:
         self._trainer.counters = counters
 
-    def teach(self, answer: Answer, cache: NgramCache) -> None:
+    def teach(self, answer: Trace, cache: NgramCache) -> None:
         """Learn from an answer, and update where that is due."""
         self._trainer.add(lesson(cache, answer, self._learning))
         self._trainer.practice()
@@ -97,8 +97,8 @@ class Adaptation:
 
     def __init__(
         self,
-        pair: Pair,
-        serving: Serving,
+        pair: AttachedDrafter,
+        serving: SharedDrafter,
         learner: Learner | None,
         state: Weights | None = None,
         warn: Callable[[str], None] = _log.warning,
@@ -181,7 +181,7 @@ class Adaptation:
         self.pair.head.take(head)
         self._stale |= not _same(before, self._weights)
 
-    def answer(self, records: list[Round]) -> Answer:
+    def answer(self, records: list[Round]) -> Trace:
         """What these rounds said; of a very long text, what the drafter's context holds."""
         tokens = [token for record in records for token in record.emitted]
         laws = [law for record in records for law in record.laws]
@@ -193,7 +193,7 @@ class Adaptation:
         while kept < len(tokens) and length + len(written[kept]) <= room:
             length += len(written[kept])
             kept += 1
-        return Answer(tuple(prompt), tuple(tokens[:kept]), tuple(written[:kept]), tuple(laws[:kept]))
+        return Trace(tuple(prompt), tuple(tokens[:kept]), tuple(written[:kept]), tuple(laws[:kept]))
 
     def flush(self) -> None:
         """Learn from everything so far, to draft with it from the next text on."""

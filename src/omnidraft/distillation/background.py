@@ -26,7 +26,7 @@ from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.trie import SpellingTable
 from omnidraft.config import Learning
 from omnidraft.distillation.counters import Counters
-from omnidraft.distillation.teacher import Answer, lesson, shared_tokens
+from omnidraft.distillation.teacher import Trace, lesson, shared_tokens
 from omnidraft.distillation.trainer import Trainer
 from omnidraft.distillation.weights import Weights
 from omnidraft.errors import OmniDraftError
@@ -53,7 +53,7 @@ class _Beginning:
 
 @dataclass(frozen=True, eq=False)
 class _Taught:
-    answer: Answer
+    answer: Trace
     active: npt.NDArray[np.bool_]  # (V_p,)
 
     @property
@@ -113,7 +113,7 @@ class BackgroundTrainer:
             thread.start()
         self._messages.put(_Beginning(model, learning, table, None if state is None else dict(state), seed))
 
-    def teach(self, answer: Answer, cache: NgramCache) -> None:
+    def teach(self, answer: Trace, cache: NgramCache) -> None:
         """Hand over an answer and the n-grams that are active; raises OmniDraftError where the process has died."""
         if not self.alive:
             raise OmniDraftError(DEAD)

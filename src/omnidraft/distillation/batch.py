@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from omnidraft.distillation.losses import Labels, Laws
-from omnidraft.distillation.teacher import Arrays, Lesson, Tokens
+from omnidraft.distillation.teacher import Arrays, Tokens, TrainingExample
 
 LOGITS = 2**25  # numbers that the logits of one pass may hold: 128 MiB in fp32
 NO_TOKENS = Tokens(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.float32))
@@ -27,7 +27,7 @@ class Batch:
     labels: Labels
 
     @classmethod
-    def of(cls, lessons: Sequence[Lesson], device: torch.device) -> Batch:
+    def of(cls, lessons: Sequence[TrainingExample], device: torch.device) -> Batch:
         """Lay lessons side by side."""
         longest, first = max(len(lesson.ids) for lesson in lessons), min(lesson.first for lesson in lessons)
         ids = np.zeros((len(lessons), longest), np.int64)
@@ -43,9 +43,9 @@ class Batch:
         )
 
 
-def groups(lessons: Sequence[Lesson], columns: int, at_once: int) -> Iterator[Sequence[Lesson]]:
+def groups(lessons: Sequence[TrainingExample], columns: int, at_once: int) -> Iterator[Sequence[TrainingExample]]:
     """Lessons so many at a time, or fewer where the bound on logits of so many `columns` asks for it."""
-    group: list[Lesson] = []
+    group: list[TrainingExample] = []
     for lesson in lessons:
         longer = [*group, lesson]
         rows = max(len(one.ids) for one in longer) - min(one.first for one in longer)

@@ -9,7 +9,7 @@ import torch
 
 from omnidraft.config import Learning
 from omnidraft.distillation.losses import Laws, acceptance
-from omnidraft.draft_length.acceptance_head import MISFIT, PREFIX, HeadNet
+from omnidraft.draft_length.acceptance_head import MISFIT, PREFIX, HeadNetwork
 from omnidraft.errors import ModelError
 
 
@@ -17,7 +17,7 @@ class HeadTrainer:
     """Trains a head for hidden states of `size` numbers, one step of AdamW for each batch that it is shown."""
 
     def __init__(self, size: int, learning: Learning, device: torch.device, seed: int = 0) -> None:
-        self._net = HeadNet(size, seed).to(device)
+        self._net = HeadNetwork(size, seed).to(device)
         self._learning = learning
         self._optimizer = torch.optim.AdamW(self._net.parameters(), lr=learning.head_rate, weight_decay=1e-2)
         self.steps = 0

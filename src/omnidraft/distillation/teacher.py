@@ -15,7 +15,7 @@ import numpy.typing as npt
 from omnidraft.alignment.ngram_cache import Ints, NgramCache
 from omnidraft.alignment.trie import ROOT, Probs, SpellingTable
 from omnidraft.config import Learning
-from omnidraft.verification.sparse_probs import NONE, Floats, SparseLaw, best_symbol, law_after, law_below, root_law
+from omnidraft.verification.sparse_probs import NONE, Floats, SparseProbs, best_symbol, law_after, law_below, root_law
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class Tokens:
 
 
 @dataclass(frozen=True, eq=False)
-class Lesson:
+class TrainingExample:
     """A text in drafter tokens and what the target says about it; no `labels`: for the marginal loss."""
 
     ids: Ints  # (T,)
@@ -67,19 +67,19 @@ class Lesson:
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
+class Trace:
     """What a target said, as a trainer is told of it: a copy of everything, so that it can go to another process."""
 
     prompt: tuple[int, ...]  # drafter tokens
     tokens: tuple[int, ...]  # of the target
     written: tuple[tuple[int, ...], ...]  # each of them in drafter tokens
-    laws: tuple[SparseLaw, ...]  # of the target at each of them
+    laws: tuple[SparseProbs, ...]  # of the target at each of them
 
 
 # ---------------------------------------------------------------- lessons
 
 
-def lesson(cache: NgramCache, answer: Answer, learning: Learning) -> Lesson:
+def lesson(cache: NgramCache, answer: Trace, learning: Learning) -> TrainingExample:
     """What an answer teaches, for the loss that is learned by."""
     if learning.loss == "hybrid":
         return hybrid_lesson(
@@ -143,8 +143,8 @@ def marginal_lesson(
     prompt: Sequence[int],
     tokens: Sequence[int],
     written: Sequence[Sequence[int]],
-    laws: Sequence[SparseLaw],
-) -> Lesson:
+    laws: Sequence[SparseProbs],
+) -> TrainingExample:
     """The law r of every drafter position of an answer.
 
     `prompt` are drafter tokens; `tokens` the answer's target tokens, `written` each of them in drafter tokens, and
@@ -173,7 +173,7 @@ def marginal_lesson(
             masses[np.searchsorted(children, below)] = inside
             best = best_symbol(cache, laws[i], node, depth)
             rows.add(start + depth - 1, best, children, masses, stop, coarse=True)
-    return Lesson(_text(prompt, written), rows.arrays())
+    return TrainingExample(_text(prompt, written), rows.arrays())
 
 
 def hybrid_lesson(
@@ -181,9 +181,9 @@ def hybrid_lesson(
     prompt: Sequence[int],
     tokens: Sequence[int],
     written: Sequence[Sequence[int]],
-    laws: Sequence[SparseLaw],
+    laws: Sequence[SparseProbs],
     weight: float | None,
-) -> Lesson:
+) -> TrainingExample:
     """What the paper's loss needs; `weight` is λ, None the probability that the target gave the token."""
     table = cache.table
     rows = _Rows()
@@ -200,7 +200,7 @@ def hybrid_lesson(
             labels += [(start - 1 + depth, symbol, own) for depth, symbol in enumerate(written[i])]
     at, following, shares = zip(*labels, strict=True) if labels else ((), (), ())
     made = Tokens(np.array(at, np.int32), np.array(following, np.int32), np.array(shares, np.float32))
-    return Lesson(_text(prompt, written), rows.arrays(), made)
+    return TrainingExample(_text(prompt, written), rows.arrays(), made)
 
 
 def shared_tokens(table: SpellingTable) -> npt.NDArray[np.bool_]:

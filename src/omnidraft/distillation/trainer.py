@@ -20,7 +20,7 @@ from omnidraft.distillation.batch import Batch, groups
 from omnidraft.distillation.counters import Counters, plus
 from omnidraft.distillation.head_trainer import HeadTrainer
 from omnidraft.distillation.losses import divergence, hybrid
-from omnidraft.distillation.teacher import Lesson
+from omnidraft.distillation.teacher import TrainingExample
 from omnidraft.distillation.update_interval import Pace
 from omnidraft.distillation.weights import Weights, parted, trainable
 from omnidraft.draft_length.acceptance_head import PREFIX, hidden_size, tap
@@ -29,7 +29,7 @@ from omnidraft.errors import ModelError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_Snapshot = tuple[list[torch.Tensor], dict[str, Any], dict[int, tuple[Lesson, float]]]
+_Snapshot = tuple[list[torch.Tensor], dict[str, Any], dict[int, tuple[TrainingExample, float]]]
 RING = 6  # held-out answers that judge an update
 JUDGES = 4  # of them are enough
 FREE_BYTES = 2**29  # of memory that an update leaves to everything else
@@ -64,12 +64,12 @@ class Trainer:
         self._optimizer = torch.optim.AdamW(
             self._parameters, lr=learning.learning_rate, weight_decay=learning.weight_decay
         )
-        self._new: list[Lesson] = []
-        self._memory: deque[Lesson] = deque()
+        self._new: list[TrainingExample] = []
+        self._memory: deque[TrainingExample] = deque()
         self._bytes = 0
-        self._ring: deque[Lesson] = deque(maxlen=RING)
+        self._ring: deque[TrainingExample] = deque(maxlen=RING)
         # losses of judges under the present weights, by id, which stays theirs as long as they are held here
-        self._known: dict[int, tuple[Lesson, float]] = {}
+        self._known: dict[int, tuple[TrainingExample, float]] = {}
         self._full = False  # new lessons had to go
         self._pace = Pace(learning.least_gain)
         # of the hybrid loss, lessons do not say what is accepted
@@ -83,7 +83,7 @@ class Trainer:
 
     # ------------------------------------------------------------ lessons
 
-    def add(self, lesson: Lesson) -> None:
+    def add(self, lesson: TrainingExample) -> None:
         """Take in what one answer taught; one in `hold_out` only judges."""
         if not lesson.positions:
             return
@@ -182,7 +182,7 @@ class Trainer:
         if self._head is not None and hidden is not None and len(batch.laws.positions):
             self._head.learn(hidden, flat, batch.laws)
 
-    def _learn(self, new: Sequence[Lesson]) -> None:
+    def _learn(self, new: Sequence[TrainingExample]) -> None:
         """Steps on new lessons, each followed by steps on earlier ones."""
         batch = self.learning.batch
         for start in range(0, len(new), batch):
@@ -191,7 +191,7 @@ class Trainer:
                 picks = self._random.choice(len(self._memory), min(batch, len(self._memory)), replace=False)
                 self._step([self._memory[i] for i in picks])
 
-    def _step(self, lessons: Sequence[Lesson]) -> None:
+    def _step(self, lessons: Sequence[TrainingExample]) -> None:
         """One step of AdamW on the mean loss of these lessons' positions."""
         total = sum(lesson.positions for lesson in lessons)
         self._optimizer.zero_grad()
@@ -215,7 +215,7 @@ class Trainer:
         self.counters = plus(self.counters, steps=1)
 
     @torch.no_grad()
-    def _loss_of(self, judges: Sequence[Lesson]) -> float:
+    def _loss_of(self, judges: Sequence[TrainingExample]) -> float:
         """Mean loss of their positions under the present weights."""
         known, self._known = self._known, {}
         for lesson in judges:
@@ -225,7 +225,7 @@ class Trainer:
             self._known[id(lesson)] = known[id(lesson)]
         return sum(loss for _, loss in self._known.values()) / sum(lesson.positions for lesson in judges)
 
-    def _pass(self, lessons: Sequence[Lesson]) -> _Pass:
+    def _pass(self, lessons: Sequence[TrainingExample]) -> _Pass:
         """Read a few lessons side by side."""
         batch = Batch.of(lessons, self._inner.device)
         logits = self._inner(batch.ids, use_cache=False, logits_to_keep=batch.keep).logits

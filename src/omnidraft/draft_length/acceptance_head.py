@@ -51,7 +51,7 @@ def bound(nats: float) -> float:
     return max(0.0, 1 - math.sqrt(SLOPE * nats))
 
 
-class Tap:
+class HiddenStateHook:
     """Keeps what the output layer of a model read last; a copy of the model has one of its own, with nothing in it."""
 
     def __init__(self) -> None:
@@ -60,11 +60,11 @@ class Tap:
     def __call__(self, _: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
         self.last = inputs[0]
 
-    def __reduce__(self) -> tuple[type[Tap], tuple[()]]:
-        return Tap, ()
+    def __reduce__(self) -> tuple[type[HiddenStateHook], tuple[()]]:
+        return HiddenStateHook, ()
 
 
-def tap(model: PreTrainedModel) -> Tap | None:
+def tap(model: PreTrainedModel) -> HiddenStateHook | None:
     """The tap of a model, which is put on once; None of a model without an output layer.
 
     It stays where it is: a model may be pickled in another thread, which must not meet it half put on.
@@ -73,8 +73,8 @@ def tap(model: PreTrainedModel) -> Tap | None:
     if layer is None:
         return None
     found = getattr(layer, MARK, None)
-    if not isinstance(found, Tap):
-        found = Tap()
+    if not isinstance(found, HiddenStateHook):
+        found = HiddenStateHook()
         layer.register_forward_pre_hook(found)
         setattr(layer, MARK, found)
     return found
@@ -89,7 +89,7 @@ def hidden_size(model: PreTrainedModel) -> int | None:
     return int(layer.in_features if hasattr(layer, "in_features") else layer.weight.shape[1])
 
 
-class HeadNet(torch.nn.Module):
+class HeadNetwork(torch.nn.Module):
     """The head as it is trained: a perceptron of one hidden layer, whose last one begins with zeros."""
 
     def __init__(self, size: int, seed: int = 0) -> None:

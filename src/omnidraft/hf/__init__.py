@@ -23,7 +23,7 @@ from omnidraft.hf.ready import Drafts, Ready, make_ready
 from omnidraft.hf.text import Text, law
 from omnidraft.models.language_model import TransformersModel
 from omnidraft.verification.round import Round
-from omnidraft.verification.sampling import GeneratorDraw
+from omnidraft.verification.sampling import GeneratorSampler
 
 if TYPE_CHECKING:
     from transformers import (
@@ -107,7 +107,7 @@ def generate(  # noqa: PLR0913  transformers hands over those of its arguments t
     sampling, processors, drafting = law(text, logits_processor, drafting, sampled=sampled)
     engine = Engine(target, text.eos, ready.pair, drafting, ready.stopping)
     seed = int(torch.randint(2**63 - 1, ())) if sampled else 0
-    draw = GeneratorDraw(torch.Generator().manual_seed(seed))
+    draw = GeneratorSampler(torch.Generator().manual_seed(seed))
     prompt = input_ids[0].tolist()
     engine.check(prompt)
     streamer.put(input_ids.cpu())

@@ -13,10 +13,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from omnidraft import zoo
 from omnidraft.alignment.vocab import read_vocab
 from omnidraft.api import OmniDraft
-from omnidraft.attach import DrafterSide, Use, make_pair, make_side
+from omnidraft.attach import AttachOptions, LearningSide, attach_drafter, attach_learning
 from omnidraft.config import Drafting
-from omnidraft.decoding.drafter import Serving
-from omnidraft.decoding.engine import Pair
+from omnidraft.decoding.drafter import SharedDrafter
+from omnidraft.decoding.engine import AttachedDrafter
 from omnidraft.draft_length.policies import make_stopping
 from omnidraft.draft_length.policy import Stopping
 from omnidraft.errors import ConfigError, ModelError
@@ -34,9 +34,9 @@ _log = logging.getLogger("omnidraft")
 class Ready:
     """A drafter made ready for a model, with what was measured of the two; it does not hold the model."""
 
-    pair: Pair
+    pair: AttachedDrafter
     stopping: Stopping
-    side: DrafterSide
+    side: LearningSide
 
 
 _READY: WeakKeyDictionary[PreTrainedModel, dict[tuple[object, ...], Ready]] = WeakKeyDictionary()
@@ -67,16 +67,16 @@ def make_ready(
     return ready
 
 
-def _make(target: LoadedModel, drafter: LoadedModel, serving: Serving, drafting: Drafting) -> Ready:
+def _make(target: LoadedModel, drafter: LoadedModel, serving: SharedDrafter, drafting: Drafting) -> Ready:
     vocab = read_vocab(target.tokenizer, target.lm.vocab_size, target.lm.eos)
-    pair = make_pair(target, vocab, drafter, drafting, _log.warning, serving)
-    side = make_side(target, drafter, pair, serving, Use(learning={}, warn=_log.warning))
+    pair = attach_drafter(target, vocab, drafter, drafting, _log.warning, serving)
+    side = attach_learning(target, drafter, pair, serving, AttachOptions(learning={}, warn=_log.warning))
     return Ready(pair=pair, stopping=make_stopping(drafting, pair.head), side=side)
 
 
 def _source(
     target: TransformersModel, drafter: object, tokenizer: Tokenizer, drafting: Drafting
-) -> tuple[object, Callable[[], tuple[LoadedModel, Serving]]]:
+) -> tuple[object, Callable[[], tuple[LoadedModel, SharedDrafter]]]:
     """What tells a drafter from others, and how to get it; raises ConfigError for what is none."""
     if drafter is target.model:
         raise ConfigError("omnidraft_drafter is the model itself: give a smaller one")
@@ -99,8 +99,8 @@ def _source(
     raise ConfigError(f"omnidraft_drafter is {given}: give {KINDS}")
 
 
-def _serving(drafter: LoadedModel, lean_step: bool) -> tuple[LoadedModel, Serving]:
-    return drafter, Serving(drafter.lm, lean_step=lean_step)
+def _serving(drafter: LoadedModel, lean_step: bool) -> tuple[LoadedModel, SharedDrafter]:
+    return drafter, SharedDrafter(drafter.lm, lean_step=lean_step)
 
 
 def _given(drafter: PreTrainedModel, tokenizer: Tokenizer) -> LoadedModel:

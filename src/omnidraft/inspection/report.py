@@ -10,7 +10,7 @@ from typing import Any
 from omnidraft import zoo
 from omnidraft.attach import make_cache, read_table
 from omnidraft.config import Drafting
-from omnidraft.decoding.drafter import Serving
+from omnidraft.decoding.drafter import SharedDrafter
 from omnidraft.errors import ConfigError, ModelError
 from omnidraft.inspection import texts, timing
 from omnidraft.inspection.memory import Memory, memory
@@ -136,7 +136,7 @@ def _compared(target: Language, drafter: Language, samples: Mapping[str, str], s
 
 def _steps(target: str | Path, drafter: str | Path) -> timing.Steps:
     loaded = load_model(zoo.resolve(target)).lm
-    return timing.measure(loaded, Serving(load_model(zoo.resolve(drafter)).lm).model)
+    return timing.measure(loaded, SharedDrafter(load_model(zoo.resolve(drafter)).lm).model)
 
 
 def _break_even(steps: timing.Steps, measured: tuple[texts.TextFigures, ...]) -> list[BreakEven]:

@@ -65,7 +65,7 @@ def learning_for(profile: Profile | None, given: Mapping[str, Any]) -> Learning:
 
 
 @dataclass
-class Memory:
+class Autosave:
     """Keeps what an adaptation learned in a profile; without a folder, nowhere.
 
     `positions` say how far the answers of a data set were learned from, by the set's digest.

@@ -15,7 +15,7 @@ import numpy as np
 
 from omnidraft.alignment.ngram_cache import Ints, NgramCache
 from omnidraft.alignment.trie import ROOT, Probs
-from omnidraft.verification.sampling import Draw
+from omnidraft.verification.sampling import Sampler
 from omnidraft.verification.walk import DEAD, STOP, Symbol, Walk
 
 LOOKS = 3  # at most, for a correction
@@ -115,7 +115,7 @@ def _residual(cache: NgramCache, symbol: Symbol, qs: Sequence[Probs], p: Probs, 
     return _Residual(children, alone, excess)
 
 
-def _inside(cache: NgramCache, p: Probs, node: int, draw: Draw) -> int:
+def _inside(cache: NgramCache, p: Probs, node: int, draw: Sampler) -> int:
     """A token of p inside a node's interval; at the root, of the whole p."""
     if node == ROOT:
         return draw(p)
@@ -123,14 +123,14 @@ def _inside(cache: NgramCache, p: Probs, node: int, draw: Draw) -> int:
     return int(tokens[draw(p[tokens])])
 
 
-def _correct(cache: NgramCache, residual: _Residual, p: Probs, draw: Draw) -> int:
+def _correct(cache: NgramCache, residual: _Residual, p: Probs, draw: Sampler) -> int:
     option = draw(residual.weights)
     if option < len(residual.children):
         return _inside(cache, p, int(residual.children[option]), draw)
     return int(residual.alone[option - len(residual.children)])
 
 
-def _corrected(cache: NgramCache, symbol: Symbol, qs: Sequence[Probs], p: Probs, draw: Draw) -> int:
+def _corrected(cache: NgramCache, symbol: Symbol, qs: Sequence[Probs], p: Probs, draw: Sampler) -> int:
     """A token of norm(max(0, P − Q)) at a refused symbol's node.
 
     Under a large node it is looked for first: a token of p whose symbol is kept with probability max(0, 1 − Q/P) has
@@ -153,7 +153,7 @@ def _corrected(cache: NgramCache, symbol: Symbol, qs: Sequence[Probs], p: Probs,
 # ---------------------------------------------------------------- verification
 
 
-def _all_accepted(walk: Walk, law: Law, draw: Draw) -> Outcome:
+def _all_accepted(walk: Walk, law: Law, draw: Sampler) -> Outcome:
     accepted = len(walk.tokens)
     emitted = list(walk.tokens)
     if not walk.ended:
@@ -166,7 +166,7 @@ def _rejected(walk: Walk, position: int, token: int) -> Outcome:
     return Outcome((*walk.tokens[: symbol.index], token), symbol.index, position, symbol)
 
 
-def verify_token(walk: Walk, qs: Sequence[Probs], law: Law, draw: Draw) -> Outcome:
+def verify_token(walk: Walk, qs: Sequence[Probs], law: Law, draw: Sampler) -> Outcome:
     """Settle the symbols of a finished walk one by one: accept with min(1, P/Q), else draw from the residual.
 
     `qs` holds for each draft token the (V_q,) vector it was drawn from.  The law of a prefix is asked only once the
@@ -182,7 +182,7 @@ def verify_token(walk: Walk, qs: Sequence[Probs], law: Law, draw: Draw) -> Outco
     return _all_accepted(walk, law, draw)
 
 
-def verify_block(walk: Walk, qs: Sequence[Probs], law: Law, draw: Draw) -> Outcome:
+def verify_block(walk: Walk, qs: Sequence[Probs], law: Law, draw: Sampler) -> Outcome:
     """Accept or reject the symbols of a finished walk jointly; never fewer tokens than one by one.
 
     With a₀ = 1 and aᵢ₊₁ = min(1, aᵢ·Pᵢ/Qᵢ), the whole draft is accepted with probability aₙ; failing that, going

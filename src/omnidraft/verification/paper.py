@@ -11,7 +11,7 @@ import numpy.typing as npt
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.trie import ROOT, Probs
 from omnidraft.verification.exact import Law
-from omnidraft.verification.sampling import Draw
+from omnidraft.verification.sampling import Sampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def verify_paper(
     qs: Sequence[Probs],
     direct: DirectMap,
     law: Law,
-    draw: Draw,
+    draw: Sampler,
     eos: Collection[int],
 ) -> tuple[tuple[int, ...], int]:
     """Accept with min(1, p/q'), else draw from norm(max(0, p − q')); the emitted tokens and how many were accepted."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from omnidraft.alignment.trie import Probs
 from omnidraft.verification.exact import Outcome
 from omnidraft.verification.paper import Proposal
-from omnidraft.verification.sparse_probs import SparseLaw
+from omnidraft.verification.sparse_probs import SparseProbs
 from omnidraft.verification.walk import STOP, Walk
 
-Halt = Callable[[Sequence[int]], int | None]
+StopCheck = Callable[[Sequence[int]], int | None]
 """Told of the tokens a round would emit, in order and once: how many of them stay where the text ends there."""
 
 
@@ -39,7 +39,7 @@ class Round:
     draft_read: int = 0  # tokens that these read
     draft_accepted: int = 0  # of the draft tokens, with all that was read from them
     idle: str | None = None  # why there is no draft, a phrase, where the stop policy wants none
-    laws: tuple[SparseLaw, ...] = ()  # the target's at each emitted token, where they are asked for
+    laws: tuple[SparseProbs, ...] = ()  # the target's at each emitted token, where they are asked for
 
 
 @dataclass(slots=True)

@@ -17,15 +17,15 @@ from omnidraft.verification.truncation import Truncation
 if TYPE_CHECKING:
     from transformers import LogitsProcessorList
 
-Draw = Callable[[Probs], int]
+Sampler = Callable[[Probs], int]
 """Draws an index with probability proportional to non-negative weights, at least one of them positive."""
 Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 UNUSABLE = "logits or processed scores are NaN or infinite, finite ones are needed: check the model and its processors"
 BLOCK = 512  # weights summed as one before an index is drawn from many
 
 
-class GeneratorDraw:
-    """The `Draw` of real decoding: one uniform number of a `torch.Generator` for each index."""
+class GeneratorSampler:
+    """The `Sampler` of real decoding: one uniform number of a `torch.Generator` for each index."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self._generator = generator
@@ -134,7 +134,7 @@ class Processing:
         return cls(processors, len(own), processors[: int(sampling.repetition_penalty != 1)], warping)
 
 
-class TargetLaw:
+class TargetDistribution:
     """The target's law after each prefix of a round's proposals, made lazily and in order.
 
     Row i of `logits` (n, V) follows the committed ids and the first i proposals.  A processor is called for

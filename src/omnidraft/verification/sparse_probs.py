@@ -17,14 +17,14 @@ Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SparseLaw:
+class SparseProbs:
     """The likely tokens of a law of the target."""
 
     tokens: Ints  # (K,)
     probs: Floats  # (K,)
 
 
-def sparse(p: Probs) -> SparseLaw:
+def sparse(p: Probs) -> SparseProbs:
     """Keep the tokens of p (V_p,) that hold SHARE of it, and no more than MOST; without sorting the vocabulary."""
     least = 1e-3
     while True:
@@ -34,17 +34,17 @@ def sparse(p: Probs) -> SparseLaw:
         least /= 8
     if len(tokens) > MOST:
         tokens = tokens[np.argpartition(p[tokens], -MOST)[-MOST:]]
-    return SparseLaw(tokens.astype(np.int32), p[tokens].astype(np.float32))
+    return SparseProbs(tokens.astype(np.int32), p[tokens].astype(np.float32))
 
 
-def root_law(cache: NgramCache, law: SparseLaw) -> tuple[Ints, Probs]:
+def root_law(cache: NgramCache, law: SparseProbs) -> tuple[Ints, Probs]:
     """The drafter tokens that begin the target's next token, ascending, and the mass of p under each."""
     active = cache.active[law.tokens]
     begins = cache.table.flat[cache.table.offsets[law.tokens[active]]]
     return _grouped(begins, law.probs[active])
 
 
-def law_below(cache: NgramCache, law: SparseLaw, node: int, depth: int) -> tuple[Ints, Probs, float]:
+def law_below(cache: NgramCache, law: SparseProbs, node: int, depth: int) -> tuple[Ints, Probs, float]:
     """The symbols after a node `depth` symbols deep, the mass of p under each, and that of the token that ends here."""
     table = cache.table
     ranks = table.lo[table.node[law.tokens]]
@@ -55,7 +55,7 @@ def law_below(cache: NgramCache, law: SparseLaw, node: int, depth: int) -> tuple
     return symbols, masses, float(probs[ends].sum(dtype=np.float64))
 
 
-def law_after(cache: NgramCache, before: SparseLaw, token: int, law: SparseLaw) -> tuple[Ints, Probs]:
+def law_after(cache: NgramCache, before: SparseProbs, token: int, law: SparseProbs) -> tuple[Ints, Probs]:
     """r of the drafter token after target token `token`, of law `before`; `law` is that of the next target token.
 
     The walk goes on below the node where the token ends as `before` says; the rest is shared out as `law` says
@@ -75,7 +75,7 @@ def law_after(cache: NgramCache, before: SparseLaw, token: int, law: SparseLaw) 
     return np.concatenate([below, symbols]), np.concatenate([inside, masses * scale])
 
 
-def best_symbol(cache: NgramCache, law: SparseLaw, node: int = ROOT, depth: int = 0) -> int:
+def best_symbol(cache: NgramCache, law: SparseProbs, node: int = ROOT, depth: int = 0) -> int:
     """The symbol that a greedy target goes on with after a node `depth` symbols deep.
 
     OTHER where its token ends there, NONE where it has no token below.
