@@ -14,7 +14,6 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import omnidraft
@@ -32,11 +31,12 @@ NO_READER = 141  # 128 + SIGPIPE
 # commands that are read elsewhere, and their help
 ELSEWHERE = {
     "adapt": ("omnidraft.cli.adapt", "let a drafter learn from a file of prompts"),
+    "demo": ("omnidraft.cli.demo", "the embedded models, with and without drafts"),
     "bench": ("omnidraft.bench.command", "compare ways of decoding, or report on comparisons"),
     "inspect": ("omnidraft.cli.inspect", "whether a drafter works for a target, and what it is worth"),
     "profiles": ("omnidraft.cli.profiles", "list, show, remove, export or import what was learned"),
 }
-COMMANDS = ("generate", "demo", *ELSEWHERE)
+COMMANDS = ("generate", *ELSEWHERE)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -72,15 +72,11 @@ def _run(arguments: Sequence[str]) -> int:
     except SystemExit:  # after --help or --version
         return 0
     if unknown:
-        own = ("target", "drafter", "raw", "stop", "json", "out")
+        own = ("target", "drafter", "raw", "stop", "json")
         known = [flags.flag(name) for name in (*flags.HELP, *flags.LOAD, *flags.LEARN, *flags.GENERATE, *own)]
         fix = suggestion(unknown[0], known) if unknown[0].startswith("-") else "put quotation marks around the prompt"
         raise ConfigError(f"unknown argument {unknown[0]!r}: {fix}")
     flags.quiet_libraries()
-    if options.command == "demo":
-        from omnidraft.demo.show import main as demo
-
-        return demo(as_json=options.json, out=options.out)
     return _generate(options)
 
 
@@ -237,16 +233,6 @@ def _parser() -> argparse.ArgumentParser:
     flags.add(generate, "drafting", flags.settings(Drafting))
     flags.add(generate, "learning", {**flags.LEARN, **flags.settings(Learning)})
     flags.add(generate, "sampling", {**flags.GENERATE, **flags.settings(Sampling)})
-
-    demo = commands.add_parser(
-        "demo",
-        help="see the models that ship at work",
-        description="See the models that ship at work: answers without and with drafts, and a drafter that learns.",
-        allow_abbrev=False,
-        examples=("omnidraft demo", "omnidraft demo --json --out curves"),
-    )
-    demo.add_argument("--json", action="store_true", help="print the figures as JSON, on the last line of stdout")
-    demo.add_argument("--out", type=Path, metavar="DIR", help="keep the curve of what was learned (default: nothing)")
 
     # for the list of commands only: what follows it is read elsewhere
     for command, (_, text) in ELSEWHERE.items():
