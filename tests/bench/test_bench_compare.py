@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,28 @@ import torch
 from transformers.generation import candidate_generator
 from transformers.utils import logging
 
-from demo.test_demo import spoil
 from omnidraft.bench.records import METHODS, read
 from omnidraft.cli import main as cli
+from omnidraft.decoding.engine import Engine
+from omnidraft.verification.round import Round
 from project.test_structure import ROOT, loaded_by
 
 pytestmark = pytest.mark.usefixtures("home")
 Captured = pytest.CaptureFixture[str]
+
+
+def spoil(patch: pytest.MonkeyPatch) -> None:
+    """Let a drafter change the last token of every answer."""
+    rounds = Engine.rounds
+
+    def changed(self: Engine, *rest: Any) -> Iterator[Round]:
+        for record in rounds(self, *rest):
+            last = record.finish is not None and self.pair is not None
+            yield replace(record, emitted=(*record.emitted[:-1], record.emitted[-1] ^ 1)) if last else record
+
+    patch.setattr(Engine, "rounds", changed)
+
+
 COUNT = 8
 TEXTS = ("hello world", "def the", "été don't")
 
