@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from support.saved_models import TEXTS, save_model
+from support.models import save_model
 from support.small_tokenizers import byte_level, sentencepiece
+from support.texts import QUESTIONS
 
 # the models here are too small for a second thread to help, and idle threads of several test processes get in each
 # other's way
@@ -44,8 +45,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """A folder of GSM8K and MBPP as they are laid out, of a few lines each."""
-    gsm8k = [{"question": text, "answer": "none"} for text in TEXTS]
-    mbpp = [{"text": text, "test_list": ["assert x"], "task_id": 11 + i} for i, text in enumerate(TEXTS)]
+    gsm8k = [{"question": text, "answer": "none"} for text in QUESTIONS]
+    mbpp = [{"text": text, "test_list": ["assert x"], "task_id": 11 + i} for i, text in enumerate(QUESTIONS)]
     files: dict[str, list[Any]] = {"gsm8k/train.jsonl": gsm8k, "gsm8k/test.jsonl": gsm8k, "mbpp/mbpp.jsonl": mbpp}
     for name, rows in files.items():
         (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)

@@ -38,7 +38,7 @@ def measured(commit: Commit, rounds: Sequence[Sequence[int]]) -> tuple[list[int]
 
 def main(drafter_name: str, *target_names: str) -> None:
     sys.path.append(str(Path(__file__).parents[1] / "tests"))
-    from support.writing import TEXTS, chunks
+    from support.texts import TEXTS, chunks
 
     drafter = load_tokenizer(drafter_name)
     own = read_vocab(drafter)

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnidraft.alignment.ngram_cache import FALSE_MERGES_BEFORE_OFF, NgramCache
-from support.random_worlds import Plain, active, caches, random_law, rounds, worlds
-from support.worlds import World, make_world
+from support.random_worlds import Plain, active, caches, random_probs, rounds, worlds
+from support.table_models import World, make_world
 
 # In the world "nested" the n-grams are ab 1, aba 2 and abab 3.
 
@@ -30,7 +30,7 @@ def test_the_trie_is_that_of_the_active_tokens(data: st.DataObject) -> None:
     world = data.draw(worlds())
     cache = data.draw(caches(world))
     plain, table = Plain(cache), cache.table
-    p, q = random_law(world.vocab.size, "p"), random_law(world.drafter_vocab.size, "q")
+    p, q = random_probs(world.vocab.size, "p"), random_probs(world.drafter_vocab.size, "q")
     # liveness, kept up step by step, is the number of active tokens at or under each node
     assert cache._live.tolist() == [len(plain.under(plain.path[node])) for node in range(len(table.lo))]
     assert set(cache.outside.tolist()) == set(range(plain.size)) - set(plain.token.values())

@@ -11,7 +11,7 @@ from omnidraft.alignment.ngram_cache import FALSE_MERGES_BEFORE_OFF, Ints, Ngram
 from omnidraft.alignment.trie import ROOT
 from omnidraft.errors import ModelError
 from support.random_worlds import active, caches, rounds, worlds
-from support.worlds import make_world
+from support.table_models import make_world
 
 # In the world "nested" the n-grams are ab 1, aba 2 and abab 3.
 RECORDS = ("active", "hits", "false_merges", "last_use")

@@ -16,12 +16,12 @@ from transformers import PreTrainedTokenizerFast
 from omnidraft.alignment.translator import Translator
 from omnidraft.alignment.trie import SpellingTable, build_table
 from omnidraft.alignment.vocab import Speller, Vocab, read_vocab
-from support.shared_data import real_tokenizer
+from support.project_files import real_tokenizer
 from support.small_tokenizers import byte_level, sentencepiece, wrap
-from support.tokenizers_of import OWN, PARTIAL, WHOLE, family
-from support.writing import TEXTS
+from support.texts import TEXTS
+from support.tokenizer_families import OWN, PARTIAL, WHOLE, family
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 BUILT = [*WHOLE, *PARTIAL, *OWN]
 NO_BYTES = {"xglm", "xlnet", "own_xglm", "own_xlnet"}  # these cannot write what they have no token for
 KNOWING = [name for name in BUILT if name not in NO_BYTES]
@@ -39,8 +39,8 @@ raw = st.lists(texts.map(str.encode) | st.binary(max_size=4), max_size=4).map(b"
 
 def test_a_family_is_the_same_in_every_process() -> None:
     """Else a test that depends on what a vocabulary has passes here and fails there."""
-    code = "from tokenizers_of import *; print([family(name).backend_tokenizer.to_str() for name in OWN])"
-    others = [run([sys.executable, "-c", code], cwd=HERE, capture_output=True, check=True).stdout for _ in range(2)]
+    code = "from support.tokenizer_families import *; print([family(name).backend_tokenizer.to_str() for name in OWN])"
+    others = [run([sys.executable, "-c", code], cwd=TESTS, capture_output=True, check=True).stdout for _ in range(2)]
     assert others[0] == others[1]
 
 

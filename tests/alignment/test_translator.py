@@ -24,14 +24,13 @@ from omnidraft.draft_length.policy import Fixed
 from omnidraft.models.language_model import LanguageModel, TransformersModel
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import GeneratorSampler, Sampler, tempered
-from support.enumeration import EXACT, Law, distance, enumerate_draws, first_tokens, plain_law
-from support.language_models import Knowing, Scripted
-from support.pairs import Language, engine, generate, language, random_model, table, tokens
-from support.shared_data import shared
-from support.small_vocabularies import Greedy
-from support.tokenizers_of import PARTIAL, WHOLE, family
-from support.worlds import PROMPT, Shape, TableModel, make_world
-from support.writing import ROUNDS, TEXTS, chunks
+from support.engines import Language, engine, generate, language, table, tokens
+from support.enumeration import EXACT, Distribution, distance, enumerate_draws, first_tokens, plain_distribution
+from support.models import Knowing, Scripted, random_model
+from support.project_files import shared
+from support.table_models import PROMPT, Greedy, Shape, TableModel, make_world
+from support.texts import ROUNDS, TEXTS, chunks
+from support.tokenizer_families import PARTIAL, WHOLE, family
 
 SCRIPTS = [script for script in TEXTS if script not in ("English", "code")]
 SIZES = {"llama2": 32_000, "llama3": 128_256, "qwen2": 152_064}
@@ -383,10 +382,10 @@ def joint_law(drafter: type[Late], count: int, **drafting: Any) -> tuple[float, 
         changes += watched.changes
         return said
 
-    law: Law = {}
+    law: Distribution = {}
     for probability, said in enumerate_draws(run):
         law[said] = law.get(said, 0.0) + probability
-    return distance(law, first_tokens(plain_law(world), count, world.vocab.eos)), changes
+    return distance(law, first_tokens(plain_distribution(world), count, world.vocab.eos)), changes
 
 
 @pytest.mark.parametrize("mode", ["exact", "intersection"])

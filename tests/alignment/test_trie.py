@@ -16,9 +16,9 @@ from numpy.testing import assert_array_equal
 
 from omnidraft.alignment.trie import ROOT, SpellingTable, build_table, byte_matches
 from omnidraft.alignment.vocab import Speller, Vocab, read_vocab
-from support.shared_data import real_tokenizer
+from support.project_files import real_tokenizer
 from support.small_tokenizers import PARTIAL, WHOLE, wrap
-from support.small_vocabularies import Greedy, table_of, vocabulary
+from support.table_models import Greedy, table_of, vocabulary
 
 ARRAYS = [field.name for field in fields(SpellingTable) if "Ints" in str(field.type)]
 

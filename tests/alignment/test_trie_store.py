@@ -16,7 +16,7 @@ from omnidraft.alignment import trie as spelling
 from omnidraft.alignment.trie import SpellingTable, default_cache_dir, load_table
 from omnidraft.alignment.vocab import Vocab
 from omnidraft.errors import ConfigError
-from support.small_vocabularies import Greedy, table_of, vocabulary
+from support.table_models import Greedy, table_of, vocabulary
 
 DRAFTER = vocabulary(b"a", b"b", b"abc", None, eos=(3,))
 TARGET = vocabulary(b"ab", b"a", None, b"abb", b"b", b"c", eos=(2,))

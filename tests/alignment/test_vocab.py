@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from omnidraft.alignment.vocab import Speller, Vocab, read_vocab
 from omnidraft.errors import ModelError
-from support.shared_data import real_tokenizer, shared
+from support.project_files import real_tokenizer, shared
 from support.small_tokenizers import PARTIAL, WHOLE, bpe, byte_level, plain, sentencepiece, unigram, wrap
 
 Made = tuple[PreTrainedTokenizerFast, Vocab, Speller]

@@ -18,7 +18,7 @@ import omnidraft
 from omnidraft import ConfigError, ModelError, NumericsError, OmniDraft, OmniDraftError, PromptError
 from omnidraft.alignment import trie as spelling
 from omnidraft.config import Drafting, Sampling
-from support.saved_models import CONTEXT
+from support.models import CONTEXT
 
 PROMPT = "hello world"
 COUNT = 24

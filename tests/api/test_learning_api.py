@@ -23,7 +23,7 @@ from omnidraft.config import ADAPTERS
 from omnidraft.errors import ProfileError
 from omnidraft.profiles.folder import ProfileFolder
 from support.learning_users import COUNT, FAST, PROMPTS, alone, answers, drafts, found, saved, side_of, tree
-from support.saved_models import save_model
+from support.models import save_model
 from support.small_tokenizers import byte_level
 
 pytestmark = pytest.mark.usefixtures("home")

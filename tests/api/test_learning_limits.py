@@ -18,10 +18,9 @@ from omnidraft.distillation.batch import LOGITS, groups
 from omnidraft.distillation.trainer import Trainer
 from omnidraft.errors import ConfigError
 from support.learning_users import FAST, answers, saved
-from support.pairs import random_model
-from support.saved_models import save_model
+from support.models import random_model, save_model
 from support.small_tokenizers import byte_level
-from support.worlds import make_world
+from support.table_models import make_world
 
 
 def test_folders_that_are_somebodys_own_survive_a_profile_beside_them(

@@ -21,7 +21,7 @@ from omnidraft import OmniDraftError
 from omnidraft.errors import ConfigError, ProfileError
 from support.faulty_disk import RefusingDisk, install
 from support.learning_users import COUNT, FAST, PROMPTS, alone, answers, drafts, saved, side_of, tree
-from support.saved_models import save_model
+from support.models import save_model
 from support.small_tokenizers import byte_level
 
 pytestmark = pytest.mark.usefixtures("home")

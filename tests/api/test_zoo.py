@@ -14,7 +14,7 @@ import omnidraft
 from omnidraft import zoo
 from omnidraft.errors import ModelError
 from omnidraft.models.language_model import load_model
-from support.shared_data import shared
+from support.project_files import shared
 
 SOURCE = Path(zoo.__file__).parents[1]
 LARGEST_MB = 90

@@ -19,7 +19,7 @@ from omnidraft.cli.main import main
 from omnidraft.config import Drafting, Learning, Sampling
 from omnidraft.decoding.stats import Stats
 from omnidraft.errors import ConfigError, InputError
-from support.saved_models import TEXTS
+from support.texts import QUESTIONS
 
 LEARNING = Learning(interval=2, batch=2, learning_rate=3e-3, replays=1)
 
@@ -30,7 +30,7 @@ def model(target: Path, drafter: Path) -> OmniDraft:
 
 
 def study(model: OmniDraft, name: str = "one") -> Study:
-    ids = [model.encode(text) for text in TEXTS]
+    ids = [model.encode(text) for text in QUESTIONS]
     return Study(
         model=model, name=name, stream=ids[:4], tests=ids[4:], other=ids[2:], new_tokens=12, draft_len=3,
         learning=LEARNING, console=Console(quiet=True), ablation=2, sampled=1,
@@ -83,7 +83,7 @@ def test_a_row_that_is_measured_again_takes_the_place_of_the_old_one() -> None:
 
 
 def test_a_replayed_target_greedily_says_what_it_said(model: OmniDraft) -> None:
-    recorded = record(model, [model.encode(TEXTS[0])], 12, GREEDY, teacher=1.0)[0]
+    recorded = record(model, [model.encode(QUESTIONS[0])], 12, GREEDY, teacher=1.0)[0]
     replay = Replay(model.vocab.size)
     replay.text = (*recorded.prompt, *recorded.tokens)
     logits = replay.forward(recorded.prompt, 1)
@@ -119,7 +119,7 @@ def test_an_examination_teaches_nothing(model: OmniDraft) -> None:
 
 
 def test_what_is_recorded_holds_the_laws_of_the_teacher(model: OmniDraft) -> None:
-    ids = model.encode(TEXTS[1])
+    ids = model.encode(QUESTIONS[1])
     soft, sharp = (record(model, [ids], 6, GREEDY, teacher=teacher)[0] for teacher in (1.0, 0.25))
     assert soft.tokens == sharp.tokens
     assert all(a.probs.max() < b.probs.max() for a, b in zip(soft.laws, sharp.laws, strict=True))
@@ -209,7 +209,7 @@ def test_mistakes_are_said_before_models_are_loaded(data: Path, options: list[st
 
 
 def test_training_prompts_are_all_of_them(data: Path) -> None:
-    assert [prompt.text for prompt in prompts.training(data)] == [f"Question: {text}\nAnswer:" for text in TEXTS]
+    assert [prompt.text for prompt in prompts.training(data)] == [f"Question: {text}\nAnswer:" for text in QUESTIONS]
 
 
 def test_a_file_of_results_that_is_damaged_is_refused(tmp_path: Path) -> None:

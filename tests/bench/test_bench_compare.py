@@ -140,7 +140,7 @@ def test_a_run_that_was_cut_off_goes_on(command: list[str], tmp_path: Path, caps
 
 def test_a_drafter_with_a_short_context(command: list[str], task: Path, tmp_path: Path, capsys: Captured) -> None:
     """Prompts longer than it holds are read in part by it, and in whole by the target: each is priced by its own."""
-    from support.saved_models import save_model
+    from support.models import save_model
     from support.small_tokenizers import sentencepiece
 
     small = save_model(tmp_path / "small", sentencepiece(), seed=5, context=64)

@@ -25,7 +25,7 @@ from omnidraft.cli.main import main
 from omnidraft.config import Drafting, Learning
 from omnidraft.errors import ConfigError, InputError, PromptError
 from omnidraft.verification.sparse_probs import SparseProbs
-from support.shared_data import shared
+from support.project_files import shared
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 TEXTS = ("one two three", "four and five", "six or seven", "a list of things", "no more of it", "what is left")

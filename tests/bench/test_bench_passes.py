@@ -12,7 +12,8 @@ import torch
 from omnidraft.bench.passes import Costs, Pass, Prober, between, counting, covering
 from omnidraft.errors import InputError
 from omnidraft.models.cpu_llama import LeanLlama
-from support.pairs import generate, random_model
+from support.engines import generate
+from support.models import random_model
 
 POINTS = [(1, 1.0), (2, 2.0), (4, 3.0)]
 

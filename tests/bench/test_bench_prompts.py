@@ -14,7 +14,7 @@ import pytest
 
 from omnidraft.bench.prompts import Prompt, digest, name_of, read
 from omnidraft.errors import ConfigError, InputError, PromptError
-from support.shared_data import shared
+from support.project_files import shared
 
 GSM8K = [{"question": "How many?", "answer": "4"}, {"question": "How much?", "answer": "5"}]
 MBPP = [

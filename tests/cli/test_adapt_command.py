@@ -23,7 +23,7 @@ from omnidraft.distillation.trainer import Trainer
 from omnidraft.profiles.autosave import POSITION
 from omnidraft.profiles.folder import ProfileFolder
 from support.learning_users import PROMPTS, found, saved, tree
-from support.saved_models import CONTEXT
+from support.models import CONTEXT
 
 pytestmark = pytest.mark.usefixtures("home")
 Captured = pytest.CaptureFixture[str]

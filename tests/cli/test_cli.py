@@ -26,7 +26,7 @@ from omnidraft.api import OmniDraft, load
 from omnidraft.cli import main as cli
 from omnidraft.config import Drafting, Learning, Sampling
 from omnidraft.errors import OmniDraftError
-from support.saved_models import save_model
+from support.models import save_model
 from support.small_tokenizers import byte_level
 
 pytestmark = pytest.mark.usefixtures("home")

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from omnidraft.cli.main import main
-from support.our_tools import tool
+from support.project_files import tool
 
 
 @pytest.fixture(scope="module")

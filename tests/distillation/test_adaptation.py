@@ -25,10 +25,10 @@ from omnidraft.errors import OmniDraftError
 from omnidraft.models.language_model import TransformersModel
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import GeneratorSampler, Sampler, tempered
-from support.enumeration import EXACT, Law, distance, enumerate_draws, first_tokens, plain_law
-from support.pairs import engine, generate, random_model, tokens
-from support.small_languages import LANGUAGES, TEXTS
-from support.worlds import PROMPT, TableModel, World, make_world
+from support.engines import SMALL, SMALL_PROMPTS, engine, generate, tokens
+from support.enumeration import EXACT, Distribution, distance, enumerate_draws, first_tokens, plain_distribution
+from support.models import random_model
+from support.table_models import PROMPT, TableModel, World, make_world
 
 LEARNING = Learning(interval=2, batch=2, learning_rate=3e-3, replays=1)
 
@@ -60,7 +60,7 @@ class Stale(Drafter):
         return drafted, stale
 
 
-def law_with_swaps(world: World, drafter: type[Drafter], count: int, **drafting: object) -> Law:
+def law_with_swaps(world: World, drafter: type[Drafter], count: int, **drafting: object) -> Distribution:
     """The law of the first tokens, where each round's drafter has weights of its own."""
 
     def run(draw: Sampler) -> tuple[int, ...]:
@@ -74,7 +74,7 @@ def law_with_swaps(world: World, drafter: type[Drafter], count: int, **drafting:
             changing.after_round()
         return tuple(said)
 
-    law: Law = {}
+    law: Distribution = {}
     for probability, said in enumerate_draws(run):
         law[said] = law.get(said, 0.0) + probability
     return law
@@ -85,14 +85,14 @@ def law_with_swaps(world: World, drafter: type[Drafter], count: int, **drafting:
 def test_the_joint_law_holds_while_every_round_has_other_weights(shape: str, verification: str) -> None:
     world = make_world(shape, 1)
     ours = law_with_swaps(world, Drafter, 2, draft_len=1, verification=verification)
-    assert distance(ours, first_tokens(plain_law(world), 2, world.vocab.eos)) < EXACT
+    assert distance(ours, first_tokens(plain_distribution(world), 2, world.vocab.eos)) < EXACT
 
 
 @pytest.mark.parametrize("shape", ["tiny", "nested"])
 def test_a_stale_q_breaks_the_law(shape: str) -> None:
     world = make_world(shape, 1)
     ours = law_with_swaps(world, Stale, 2, draft_len=1)
-    assert distance(ours, first_tokens(plain_law(world), 2, world.vocab.eos)) > 0.01
+    assert distance(ours, first_tokens(plain_distribution(world), 2, world.vocab.eos)) > 0.01
 
 
 # ---------------------------------------------------------------- greedy identity, while weights change
@@ -130,7 +130,7 @@ class Perturbing:
 
 def setting(kind: str = "llama", **drafting: Any) -> tuple[Engine, SharedDrafter, TransformersModel]:
     """An engine over two languages whose drafter may learn; drafter of this architecture."""
-    target_language, drafter_language = LANGUAGES
+    target_language, drafter_language = SMALL
     target = random_model("llama", target_language.vocab.size, 10)
     small = random_model(kind, drafter_language.vocab.size, 2)
     serving = SharedDrafter(small)
@@ -140,7 +140,7 @@ def setting(kind: str = "llama", **drafting: Any) -> tuple[Engine, SharedDrafter
 
 
 def prompts() -> list[list[int]]:
-    return [LANGUAGES[0].tokenizer(text)["input_ids"] for text in TEXTS]
+    return [SMALL[0].tokenizer(text)["input_ids"] for text in SMALL_PROMPTS]
 
 
 def said(adaptation: Adaptation, engine_: Engine, prompt: list[int], count: int, **sampling: float) -> list[Round]:
@@ -157,7 +157,7 @@ def test_greedy_text_is_that_of_transformers_while_weights_change_on_every_round
     adaptation = Adaptation(engine_.pair, serving, learner)
     for prompt in prompts():
         records = said(adaptation, engine_, prompt, 24)
-        assert tokens(records) == generate(target, prompt, 24, LANGUAGES[0].vocab.eos)
+        assert tokens(records) == generate(target, prompt, 24, SMALL[0].vocab.eos)
     assert adaptation.swaps > len(prompts()) * 3
     assert learner.calls == ["pause", "go on", "teach"] * len(prompts())
 
@@ -204,7 +204,7 @@ def test_the_loss_falls_acceptance_rises_and_the_target_stays(adapter: str, loss
     adaptation = inline(engine_, serving, learning)
     prompt = prompts()[0]
     records = [said(adaptation, engine_, prompt, 32) for _ in range(24)]
-    wanted = generate(target, prompt, 32, LANGUAGES[0].vocab.eos)
+    wanted = generate(target, prompt, 32, SMALL[0].vocab.eos)
     assert all(tokens(one) == wanted for one in records)
     first, last = (
         sum(record.symbols_accepted for one in part for record in one) for part in (records[:4], records[-4:])
@@ -298,7 +298,7 @@ def test_in_the_background_the_text_stays_and_the_drafter_learns() -> None:
     learner = BackgroundTrainer(serving.source.model, replace(LEARNING, learning_rate=1e-2), engine_.pair.cache.table)
     adaptation = Adaptation(engine_.pair, serving, learner)
     prompt = prompts()[0]
-    wanted = generate(target, prompt, 32, LANGUAGES[0].vocab.eos)
+    wanted = generate(target, prompt, 32, SMALL[0].vocab.eos)
     accepted = []
     try:
         for _ in range(16):
@@ -347,7 +347,7 @@ def test_a_dead_trainer_ends_no_reply() -> None:
     learner._process.wait()
     prompt = prompts()[0]
     for _ in range(3):
-        assert tokens(said(adaptation, engine_, prompt, 16)) == generate(target, prompt, 16, LANGUAGES[0].vocab.eos)
+        assert tokens(said(adaptation, engine_, prompt, 16)) == generate(target, prompt, 16, SMALL[0].vocab.eos)
     assert len(said_) == 1
     assert "the background trainer has died" in said_[0]
     assert adaptation.learner is None

@@ -14,7 +14,7 @@ from omnidraft.distillation.teacher import Arrays, hybrid_lesson, marginal_lesso
 from omnidraft.verification.sparse_probs import MOST, SHARE, SparseProbs, law_after, law_below, root_law, sparse
 from omnidraft.verification.walk import Walk
 from support.enumeration import FAR, SAMPLED, enumerate_draws
-from support.worlds import PROMPT, SHAPES, Ids, TableModel, World, frozen_cache, make_world, seeded
+from support.table_models import PROMPT, SHAPES, Ids, TableModel, World, frozen_cache, make_world, seeded
 
 # in these every token can be proposed where all n-grams are active, so r can be met in full
 REACHABLE = ("tiny", "nested", "inner", "wide", "long", "long nested", "written end")
@@ -36,13 +36,13 @@ class Taught(TableModel):
         walk = Walk(self.cache, self.world.vocab.eos)
         for draft in ids[start:]:
             walk.push(draft)
-        p = whole(self.world.target.law((PROMPT, *walk.tokens)))
+        p = whole(self.world.target.probs((PROMPT, *walk.tokens)))
         node = walk.node
         token = self.cache.token_at(node) if node else -1
         if node == 0:
             symbols, masses = root_law(self.cache, p)
         elif token >= 0:
-            after = whole(self.world.target.law((PROMPT, *walk.tokens, token)))
+            after = whole(self.world.target.probs((PROMPT, *walk.tokens, token)))
             symbols, masses = law_after(self.cache, p, token, after)
         else:
             depth = 0

@@ -20,7 +20,7 @@ from omnidraft.distillation.trainer import JUDGES, RING, Trainer
 from omnidraft.distillation.update_interval import LOOKED_AT, RAREST
 from omnidraft.distillation.weights import merged
 from omnidraft.errors import ModelError
-from support.pairs import random_model
+from support.models import random_model
 
 SIZE = 40
 ADAPTERS = ("full", "lora")

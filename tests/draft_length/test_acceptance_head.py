@@ -45,8 +45,8 @@ from omnidraft.models.language_model import LanguageModel, TransformersModel
 from omnidraft.verification.walk import Walk
 from support.enumeration import FAR, SAMPLED, enumerate_draws
 from support.learning_users import FAST, PROMPTS, alone, answers, saved, side_of
-from support.pairs import random_model
-from support.worlds import ACTIVE, PROMPT, SHAPES, World, frozen_cache, make_world
+from support.models import random_model
+from support.table_models import ACTIVE, PROMPT, SHAPES, World, frozen_cache, make_world
 
 NEVER = Sampling()
 
@@ -58,7 +58,7 @@ def taught(world: World, cache: NgramCache, token: int) -> tuple[list[int], torc
     """The positions of a lesson on one token after the prompt, counted from its first; the labels (N, 2) at each."""
     prompt = world.table.spelling(PROMPT).tolist()
     written = world.table.spelling(token).tolist()
-    lesson = marginal_lesson(cache, prompt, [token], [written], [whole(world.target.law((PROMPT,)))])
+    lesson = marginal_lesson(cache, prompt, [token], [written], [whole(world.target.probs((PROMPT,)))])
     logits = torch.stack([world.drafter.row(tuple(lesson.ids[: i + 1].tolist())) for i in range(len(lesson.ids))])
     batch = Batch.of([lesson], torch.device("cpu"))
     return [int(at) - len(prompt) + 1 for at in lesson.laws.positions], acceptance(logits[-batch.keep :], batch.laws, 1)
@@ -117,9 +117,9 @@ def test_a_greedy_target_goes_on_as_lessons_say(shape: str, active: str) -> None
     for seed in range(8):
         world = make_world(shape, seed)
         cache = frozen_cache(world, active, seed)
-        first = int(world.target.law((PROMPT,)).argmax())
-        laws = [whole(world.target.law((PROMPT,))), whole(world.target.law((PROMPT, first)))]
-        second = int(world.target.law((PROMPT, first)).argmax())
+        first = int(world.target.probs((PROMPT,)).argmax())
+        laws = [whole(world.target.probs((PROMPT,))), whole(world.target.probs((PROMPT, first)))]
+        second = int(world.target.probs((PROMPT, first)).argmax())
         spelled_ = [world.table.spelling(token).tolist() for token in (first, second)]
         if not all(spelled_) or not cache.active[first] or first in world.vocab.eos:
             continue

@@ -29,7 +29,7 @@ from omnidraft.verification.sampling import Sampler
 from omnidraft.verification.walk import Walk
 from support.enumeration import EXACT, SAMPLED, deviation, enumerate_draws
 from support.learning_users import PROMPTS, alone
-from support.worlds import ACTIVE, PROMPT, SHAPES, World, frozen_cache, make_world
+from support.table_models import ACTIVE, PROMPT, SHAPES, World, frozen_cache, make_world
 
 LONGEST = 3
 

@@ -15,7 +15,7 @@ from omnidraft.decoding.engine import Engine
 from omnidraft.verification.exact import Outcome
 from omnidraft.verification.walk import DEAD, STOP, Symbol, Walk
 from support.enumeration import EXACT, Case
-from support.worlds import PROMPT, make_world
+from support.table_models import PROMPT, make_world
 
 EVENTS = {
     "n-gram accepted",

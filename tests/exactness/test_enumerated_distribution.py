@@ -22,17 +22,17 @@ from support.enumeration import (
     FAR,
     SAMPLED,
     Case,
-    Law,
+    Distribution,
     deviation,
     distance,
     enumerate_draws,
     first_tokens,
-    plain_law,
-    round_law,
-    run_law,
+    plain_distribution,
+    round_distribution,
+    run_distribution,
 )
 from support.random_worlds import caches, worlds
-from support.worlds import ACTIVE, PROMPT, SHAPES, Ids, frozen_cache, make_world
+from support.table_models import ACTIVE, PROMPT, SHAPES, Ids, frozen_cache, make_world
 
 VERIFICATIONS = ("block", "token")
 LONG = ("long", "long nested")  # four drafter tokens that never end a draft: the worlds with most drafts
@@ -189,19 +189,19 @@ def test_processors_see_what_plain_decoding_would_show_them(shape: str, temperat
     sampling = Sampling(temperature=temperature, repetition_penalty=penalty)
     processor = Rolling()
 
-    def round_of(context: Ids) -> Law:
+    def round_of(context: Ids) -> Distribution:
         def seen(_: float, record: Round) -> None:
             ids_now = (PROMPT, *context, *record.emitted)
             assert all(ids_now[: len(ids)] == ids for ids in processor.seen), "it was shown an id that did not stay"
             assert [len(ids) for ids in processor.seen] == sorted({len(ids) for ids in processor.seen})
             processor.seen.clear()
 
-        return round_law(engine, context, sampling, [processor], seen)
+        return round_distribution(engine, context, sampling, [processor], seen)
 
     ours = first_tokens(round_of, 2, world.vocab.eos)
-    target = first_tokens(plain_law(world, sampling, Rolling()), 2, world.vocab.eos)
+    target = first_tokens(plain_distribution(world, sampling, Rolling()), 2, world.vocab.eos)
     assert distance(ours, target) < EXACT
-    assert distance(ours, first_tokens(plain_law(world, sampling), 2, world.vocab.eos)) > 0.1
+    assert distance(ours, first_tokens(plain_distribution(world, sampling), 2, world.vocab.eos)) > 0.1
 
 
 # ---------------------------------------------------------------- whole runs
@@ -212,8 +212,8 @@ def test_processors_see_what_plain_decoding_would_show_them(shape: str, temperat
 def test_a_run_of_three_tokens_has_the_targets_law(shape: str, k: int) -> None:
     """Rounds that go on from one another and grow shorter towards the end: all paths of whole runs."""
     world = make_world(shape, 5)
-    ours = run_law(world.engine(draft_len=k), 3)
-    assert distance(ours, first_tokens(plain_law(world), 3, world.vocab.eos)) < EXACT
+    ours = run_distribution(world.engine(draft_len=k), 3)
+    assert distance(ours, first_tokens(plain_distribution(world), 3, world.vocab.eos)) < EXACT
 
 
 @pytest.mark.parametrize(
@@ -236,11 +236,11 @@ def test_a_round_that_goes_on_is_like_a_fresh_one(shape: str, k: int) -> None:
     for probability, emitted in enumerate_draws(run):
         going_on[emitted] += probability
     fresh: dict[tuple[Ids, ...], float] = {}
-    for first, p in round_law(engine, ()).items():
+    for first, p in round_distribution(engine, ()).items():
         if first[-1] in world.vocab.eos:
             fresh[first,] = p
         else:
-            fresh |= {(first, second): p * p2 for second, p2 in round_law(engine, first).items()}
+            fresh |= {(first, second): p * p2 for second, p2 in round_distribution(engine, first).items()}
     assert going_on.keys() == fresh.keys()
     assert max(abs(going_on[key] - fresh[key]) for key in fresh) < EXACT
 
@@ -258,15 +258,15 @@ def test_the_law_holds_where_the_drafter_reads_its_window_anew(shape: str, room:
 def test_the_law_holds_to_the_end_of_the_targets_context(shape: str, room: int) -> None:
     world = make_world(shape, 8)
     world.target.context = room
-    ours = run_law(world.engine(draft_len=2), 5)
+    ours = run_distribution(world.engine(draft_len=2), 5)
     # the prompt and all but the last token fill the context
     assert {len(emitted) for emitted in ours if emitted[-1] not in world.vocab.eos} == {room}
-    assert distance(ours, first_tokens(plain_law(world), room, world.vocab.eos)) < EXACT
+    assert distance(ours, first_tokens(plain_distribution(world), room, world.vocab.eos)) < EXACT
 
 
 def test_the_harness_tells_laws_apart() -> None:
-    law: Law = {(0,): 0.25, (1,): 0.75}
-    other: Law = {(0,): 0.5, (2,): 0.5}
+    law: Distribution = {(0,): 0.25, (1,): 0.75}
+    other: Distribution = {(0,): 0.5, (2,): 0.5}
     assert distance(law, law) == 0
     assert np.isclose(distance(law, other), 0.75)
     world, second = make_world("tiny", 0), make_world("tiny", 1)

@@ -15,8 +15,8 @@ from omnidraft.config import Sampling
 from omnidraft.decoding.drafter import Drafter
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import GeneratorSampler, softmax
-from support.enumeration import EXACT, clone, distance, first_tokens, learning_law, plain_law
-from support.worlds import PROMPT, SHAPES, World, make_world
+from support.enumeration import EXACT, clone, distance, first_tokens, learning_distribution, plain_distribution
+from support.table_models import PROMPT, SHAPES, World, make_world
 
 LEARNING: dict[str, dict[str, Any]] = {
     "empty": {"seed": "empty"},
@@ -44,8 +44,8 @@ def assert_exact_while_learning(shape: str, learning: str, count: int, **draftin
         assert state.bound is None or state.size <= state.bound
         sets.add(state.active.tobytes())
 
-    ours = learning_law(world, cache, count, seen, **drafting)
-    assert distance(ours, first_tokens(plain_law(world), count, world.vocab.eos)) < EXACT
+    ours = learning_distribution(world, cache, count, seen, **drafting)
+    assert distance(ours, first_tokens(plain_distribution(world), count, world.vocab.eos)) < EXACT
     return sets
 
 

@@ -23,9 +23,9 @@ from omnidraft.verification.exact import (
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import Sampler
 from omnidraft.verification.walk import DEAD, STOP, Walk
-from support.enumeration import enumerate_draws, round_law
-from support.random_worlds import Plain, caches, drafts, random_law, walked, worlds
-from support.worlds import SHAPES, World, correlated_world, frozen_cache, make_world
+from support.enumeration import enumerate_draws, round_distribution
+from support.random_worlds import Plain, caches, drafts, random_probs, walked, worlds
+from support.table_models import SHAPES, World, correlated_world, frozen_cache, make_world
 
 A, B = 0, 1  # drafter tokens of every world
 Verify = Callable[[Walk, Sequence[Probs], Callable[[int], Probs], Sampler], Outcome]
@@ -36,7 +36,7 @@ def vectors(world: World, walk: Walk, draft: Sequence[int]) -> list[Probs]:
     size = world.drafter_vocab.size
     result = []
     for position in range(walk.drafted):
-        q = 0.9 * random_law(size, "q", position)
+        q = 0.9 * random_probs(size, "q", position)
         q[draft[position]] += 0.1
         result.append(q)
     return result
@@ -59,14 +59,14 @@ def test_the_laws_of_a_symbol_and_the_residual(data: st.DataObject) -> None:
     plain, qs = Plain(cache), vectors(world, walk, draft)
     weight = data.draw(st.sampled_from([1.0, 0.6, 0.05]))
     for number, symbol in enumerate(walk.symbols):
-        p = random_law(world.vocab.size, "p", symbol.index, data.draw(st.integers(0, 3)))
+        p = random_probs(world.vocab.size, "p", symbol.index, data.draw(st.integers(0, 3)))
         path = plain.path[symbol.node]
         assume(not path or plain.mass(p, path) > 0)
-        big_p = plain.target_law(p, path)
+        big_p = plain.target_distribution(p, path)
         if symbol.position < 0:
             big_q = {option: float(option == symbol.symbol) for option in big_p}
         else:
-            big_q = plain.drafter_law(symbol, qs[symbol.position])
+            big_q = plain.drafter_distribution(symbol, qs[symbol.position])
         if symbol.symbol != DEAD:
             assert drafter_probability(cache, symbol, qs) == near(big_q[symbol.symbol])
         assert target_probability(cache, symbol, p) == near(big_p.get(symbol.symbol, 0.0)), number
@@ -173,7 +173,7 @@ def expected(world: World, k: int, verification: str, active: str) -> tuple[floa
         nonlocal totals
         totals = totals + probability * np.array([record.symbols_accepted, len(record.emitted)])
 
-    round_law(world.engine(frozen_cache(world, active), draft_len=k, verification=verification), (), seen=seen)
+    round_distribution(world.engine(frozen_cache(world, active), draft_len=k, verification=verification), (), seen=seen)
     return float(totals[0]), float(totals[1])
 
 

@@ -25,9 +25,9 @@ from omnidraft import hf
 from omnidraft.config import Sampling
 from omnidraft.hf.text import settings
 from omnidraft.verification.sampling import Sampler
-from support.enumeration import Law, distance, enumerate_draws
+from support.enumeration import Distribution, distance, enumerate_draws
 from support.generating import OPTIONS, Ends, alone, helped, ids_of, load, recorded
-from support.saved_models import save_model
+from support.models import save_model
 from support.small_tokenizers import SPECIAL
 
 SAME = 1e-5  # total variation that float32 may make of equal laws
@@ -58,7 +58,7 @@ def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[PreTrainedModel
     )
 
 
-def plain_law(run: Callable[[], torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> Law:
+def plain_law(run: Callable[[], torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> Distribution:
     """The law of the texts of `generate` alone, by every choice that its draws can make."""
 
     def once(draw: Sampler) -> tuple[int, ...]:
@@ -73,7 +73,7 @@ def plain_law(run: Callable[[], torch.Tensor], monkeypatch: pytest.MonkeyPatch) 
     return summed(enumerate_draws(once))
 
 
-def helped_law(run: Callable[[], torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> Law:
+def helped_law(run: Callable[[], torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> Distribution:
     """The same with our decoding; what is kept for the models stays as it is."""
 
     def once(draw: Sampler) -> tuple[int, ...]:
@@ -84,8 +84,8 @@ def helped_law(run: Callable[[], torch.Tensor], monkeypatch: pytest.MonkeyPatch)
     return summed(enumerate_draws(once))
 
 
-def summed(outcomes: Iterator[tuple[float, tuple[int, ...]]]) -> Law:
-    law: Law = {}
+def summed(outcomes: Iterator[tuple[float, tuple[int, ...]]]) -> Distribution:
+    law: Distribution = {}
     for chance, text in outcomes:
         law[text] = law.get(text, 0.0) + chance
     assert abs(sum(law.values()) - 1) < SAME

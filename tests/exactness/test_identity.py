@@ -18,9 +18,9 @@ from omnidraft.models.language_model import LanguageModel, TransformersModel, lo
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import GeneratorSampler
 from omnidraft.zoo import path as zoo_path
-from support.language_models import Constant, Scripted
-from support.pairs import Language, engine, generate, language, random_model, tokens
-from support.shared_data import shared
+from support.engines import Language, engine, generate, language, tokens
+from support.models import Constant, Scripted, random_model
+from support.project_files import shared
 
 TEXT = "Question: A baker has 3 trays with 12 rolls each and sells 20 of them. How many rolls are left?\nAnswer:"
 NAMES = ("llama2", "llama3", "qwen2")

@@ -7,8 +7,8 @@ import pytest
 
 from omnidraft.config import Sampling
 from omnidraft.verification.paper import DirectMap, Proposal, lifted, merge
-from support.enumeration import EXACT, SAMPLED, Case, distance, first_tokens, plain_law, round_law
-from support.worlds import SHAPES, Shape, frozen_cache, make_world
+from support.enumeration import EXACT, SAMPLED, Case, distance, first_tokens, plain_distribution, round_distribution
+from support.table_models import SHAPES, Shape, frozen_cache, make_world
 
 A, B = 0, 1  # drafter tokens
 
@@ -49,8 +49,8 @@ def test_where_the_vocabularies_have_nothing_in_common_the_target_goes_on_alone(
     shape = Shape((b"a", b"b"), (b"ab", b"ba"))
     for sampling in (SAMPLED, Sampling()):
         world = make_world("apart", shape=shape)
-        law = round_law(world.engine(draft_len=2, mode=mode), (), sampling)
-        assert distance(law, first_tokens(plain_law(world, sampling), 1, ())) < EXACT
+        law = round_distribution(world.engine(draft_len=2, mode=mode), (), sampling)
+        assert distance(law, first_tokens(plain_distribution(world, sampling), 1, ())) < EXACT
 
 
 @pytest.mark.parametrize("mode", ["paper", "intersection", "exact"])

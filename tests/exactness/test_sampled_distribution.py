@@ -26,9 +26,9 @@ from omnidraft.verification import exact as verify
 from omnidraft.verification.sampling import GeneratorSampler, softmax, target_processors
 from omnidraft.zoo import names as zoo_names
 from omnidraft.zoo import path as zoo_path
-from support.language_models import Bigram
-from support.pairs import Language, engine, language
-from support.shared_data import shared
+from support.engines import Language, engine, language
+from support.models import Bigram
+from support.project_files import shared
 
 TESTS = 16  # for the correction: no more χ² tests than this are made here
 ALPHA = 1e-4 / TESTS

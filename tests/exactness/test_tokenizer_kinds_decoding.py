@@ -18,11 +18,11 @@ from omnidraft.models.language_model import LoadedModel, TransformersModel
 from omnidraft.verification import exact as verify
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import GeneratorSampler, softmax
-from support.enumeration import EXACT, Law, distance, first_tokens, round_law
-from support.language_models import Scripted
-from support.pairs import Language, engine, generate, random_model, tokens
-from support.tokenizers_of import OWN, PARTIAL, WHOLE, family
-from support.writing import TEXTS
+from support.engines import Language, engine, generate, tokens
+from support.enumeration import EXACT, Distribution, distance, first_tokens, round_distribution
+from support.models import Scripted, random_model
+from support.texts import TEXTS
+from support.tokenizer_families import OWN, PARTIAL, WHOLE, family
 
 KINDS = [*WHOLE, *PARTIAL, *OWN]
 APART = 4  # so far from a target's kind is its drafter's: each is both
@@ -75,11 +75,11 @@ class Few(Scripted):
         return logits
 
 
-def wanted(target: Few, prompt: list[int], count: int) -> Law:
+def wanted(target: Few, prompt: list[int], count: int) -> Distribution:
     """The target's own law of texts of so many tokens, or up to its end."""
-    law: Law = {(): 1.0}
+    law: Distribution = {(): 1.0}
     for _ in range(count):
-        longer: Law = {}
+        longer: Distribution = {}
         for text, mass in law.items():
             if text and text[-1] == target.end:
                 longer[text] = mass
@@ -100,7 +100,7 @@ def laws(name: str, script: str, **drafting: object) -> tuple[float, int]:
         nonlocal most
         most = max(most, record.accepted)
 
-    found = first_tokens(lambda text: round_law(engine_, text, seen=seen, prompt=prompt), COUNT, [target.end])
+    found = first_tokens(lambda text: round_distribution(engine_, text, seen=seen, prompt=prompt), COUNT, [target.end])
     return distance(found, wanted(target, prompt, COUNT)), most
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from omnidraft.alignment.trie import ROOT
 from omnidraft.verification.walk import DEAD, STOP, Walk
 from support.random_worlds import Plain, caches, drafts, walked, worlds
-from support.worlds import frozen_cache, make_world
+from support.table_models import frozen_cache, make_world
 
 A, B = 0, 1  # drafter tokens of every world
 

@@ -57,7 +57,7 @@ from support.generating import (
     recorded,
     tokenizer_of,
 )
-from support.saved_models import save_model
+from support.models import save_model
 from support.small_tokenizers import SPECIAL
 
 

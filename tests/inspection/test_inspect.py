@@ -27,8 +27,8 @@ from omnidraft.inspection.report import Inspection, inspect_pair
 from omnidraft.inspection.samples import SAMPLES
 from omnidraft.inspection.sides import read_side
 from omnidraft.models.language_model import NO_LIMIT, load_model
-from support.saved_models import save_model
-from support.shared_data import real_tokenizer, shared
+from support.models import save_model
+from support.project_files import real_tokenizer, shared
 from support.small_tokenizers import byte_level, sentencepiece, wrap
 
 Captured = pytest.CaptureFixture[str]

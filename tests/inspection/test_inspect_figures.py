@@ -21,8 +21,8 @@ from omnidraft.inspection.sides import Language
 from omnidraft.inspection.texts import TextFigures, measure
 from omnidraft.inspection.vocabularies import specials, spellings, vocabulary
 from support.small_tokenizers import PARTIAL, SPECIAL, WHOLE, WORDS, sentencepiece, with_added_tokens, wrap
-from support.small_vocabularies import Greedy
-from support.small_vocabularies import vocabulary as small_vocabulary
+from support.table_models import Greedy
+from support.table_models import vocabulary as small_vocabulary
 
 KINDS = {**WHOLE, **PARTIAL}
 PAIRS = [(drafter, target) for drafter in KINDS for target in ("sentencepiece", "byte-level", "unigram", "plain")]

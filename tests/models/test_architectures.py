@@ -20,13 +20,11 @@ from omnidraft.models.cpu_llama import obstacle
 from omnidraft.models.language_model import LanguageModel, TransformersModel
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import GeneratorSampler
-from support.architectures import KINDS, MORE, TEXT, afresh, build
-from support.language_models import Knowing, Scripted
-from support.pairs import engine, generate, tokens
-from support.small_languages import LANGUAGES
-from support.writing import TEXTS
+from support.engines import SMALL, engine, generate, tokens
+from support.models import IDS, KINDS, MORE, Knowing, Scripted, afresh, build
+from support.texts import TEXTS
 
-WITH_END, OWN = LANGUAGES
+WITH_END, OWN = SMALL
 TARGET = replace(WITH_END, vocab=replace(WITH_END.vocab, eos=(), fingerprint="without an end"))
 ECHOES = ("bloom", "gemma2", "gemma3_text", "gemma4_text", "xglm")  # with tied heads these repeat what they read
 PROMPT = [40, 50, 60, 70]
@@ -183,9 +181,9 @@ def test_rounding_of_activations_makes_a_token_depend_on_its_pass() -> None:
         quantized = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
     lm = TransformersModel(cast(Any, quantized))
     assert hidden_size(lm.model) == 32
-    alone = torch.cat([lm.forward([token], 1) for token in TEXT[:12]])
+    alone = torch.cat([lm.forward([token], 1) for token in IDS[:12]])
     lm.crop(0)
-    together = lm.forward(TEXT[:12], 12)
+    together = lm.forward(IDS[:12], 12)
     assert not close(alone, together)
     records = run(lm, Adversary(OWN.vocab.size), PROMPT, 20, temperature=1.0)
     assert len(tokens(records)) == 20

@@ -25,7 +25,7 @@ from omnidraft.models import kv_cache as kv
 from omnidraft.models import language_model as models
 from omnidraft.models.devices import BF16_PARAMETERS
 from omnidraft.models.language_model import NO_LIMIT, TransformersModel, load_model
-from support.architectures import KINDS, LONGROPE, MORE, ROWS, TEXT, afresh, build
+from support.models import IDS, KINDS, LONGROPE, MORE, ROWS, afresh, build
 from support.small_tokenizers import sentencepiece, wrap
 
 transformers_logging.disable_progress_bar()
@@ -53,31 +53,31 @@ def noise(kind: str) -> float:
 def test_crop_equals_recompute(kind: str) -> None:
     model, within = build(kind), noise(kind)
     lm = TransformersModel(model)
-    whole = afresh(model, TEXT)
-    assert close(lm.forward(TEXT, len(TEXT)), whole, within)
+    whole = afresh(model, IDS)
+    assert close(lm.forward(IDS, len(IDS)), whole, within)
     for length in (39, 33, 26, 8, 1):  # back over a window, within one, to the start of one
         lm.crop(length)
-        lm.forward([5, 90, 17, 4][: len(TEXT) - length], 1)  # what a rejected draft leaves behind
+        lm.forward([5, 90, 17, 4][: len(IDS) - length], 1)  # what a rejected draft leaves behind
         lm.crop(length)
         assert lm.length == length
-        assert close(lm.forward(TEXT[length:], len(TEXT) - length), whole[length:], within)
+        assert close(lm.forward(IDS[length:], len(IDS) - length), whole[length:], within)
     lm.crop(20)
-    assert close(torch.cat([lm.forward([token], 1) for token in TEXT[20:]]), whole[20:], within)
+    assert close(torch.cat([lm.forward([token], 1) for token in IDS[20:]]), whole[20:], within)
 
 
 @pytest.mark.parametrize("kind", KINDS | MORE)
 def test_the_crop_check_notices_one_wrong_token(kind: str) -> None:
     model = build(kind)
     lm = TransformersModel(model)
-    lm.forward([*TEXT[:30], (TEXT[30] + 1) % ROWS], 0)
-    assert not close(lm.forward(TEXT[31:34], 3), afresh(model, TEXT[:34])[31:], noise(kind))
+    lm.forward([*IDS[:30], (IDS[30] + 1) % ROWS], 0)
+    assert not close(lm.forward(IDS[31:34], 3), afresh(model, IDS[:34])[31:], noise(kind))
 
 
 def test_a_cache_that_drops_what_leaves_the_window_cannot_be_cropped() -> None:
     model = build("mistral")
     lm = TransformersModel(model)
     lm._cache = DynamicCache(config=model.config)
-    lm.forward(TEXT, 1)
+    lm.forward(IDS, 1)
     with pytest.raises(RuntimeError, match="sliding window"):
         lm.crop(30)
 
@@ -91,8 +91,8 @@ def test_keys_are_written_where_there_is_room(kind: str, monkeypatch: pytest.Mon
     model = build(kind)
     lm, copying = TransformersModel(model), TransformersModel(model)
     copying._cache = DynamicCache()
-    for start in range(0, len(TEXT), 2):
-        ids = TEXT[start : start + 2]
+    for start in range(0, len(IDS), 2):
+        ids = IDS[start : start + 2]
         assert torch.equal(lm.forward(ids, len(ids)), copying.forward(ids, len(ids)))
         if start == 20:
             for each in (lm, copying):
@@ -100,8 +100,8 @@ def test_keys_are_written_where_there_is_room(kind: str, monkeypatch: pytest.Mon
                 each.crop(22)
     cache: Any = lm._cache
     keys = [layer.keys.untyped_storage().data_ptr() for layer in cache.layers]
-    lm.crop(len(TEXT) - 2)
-    lm.forward(TEXT[-2:], 1)
+    lm.crop(len(IDS) - 2)
+    lm.forward(IDS[-2:], 1)
     assert keys == [layer.keys.untyped_storage().data_ptr() for layer in cache.layers]  # nothing was copied
 
 
@@ -109,7 +109,7 @@ def test_keys_are_written_where_there_is_room(kind: str, monkeypatch: pytest.Mon
 def test_prefill_in_chunks_equals_one_pass(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = build(kind)
     lm = TransformersModel(model)
-    whole = afresh(model, TEXT)
+    whole = afresh(model, IDS)
     monkeypatch.setattr(models, "CHUNK", 7)
     passes: list[int] = []
     rows: list[int] = []
@@ -117,7 +117,7 @@ def test_prefill_in_chunks_equals_one_pass(kind: str, monkeypatch: pytest.Monkey
     model.get_output_embeddings().register_forward_hook(lambda *call: rows.append(call[-1].shape[1]))
     for keep in (0, 1, 5, 6, 20, 40):  # 40 = 5 · 7 + 5: the last chunk, its border, several, all
         lm.crop(0)
-        assert close(lm.forward(TEXT, keep), whole[len(TEXT) - keep :])
+        assert close(lm.forward(IDS, keep), whole[len(IDS) - keep :])
     assert passes == [7, 7, 7, 7, 7, 5] * 6
     assert rows[6:12] == [1] * 6  # for keep = 1: the widest layer runs over no more than it must
 
@@ -132,19 +132,19 @@ class Plain(LlamaForCausalLM):
 @pytest.mark.parametrize("selects", [True, False])
 def test_keep(selects: bool) -> None:
     model = build()
-    whole = afresh(model, TEXT)
+    whole = afresh(model, IDS)
     if not selects:
         plain = Plain(cast(Any, model.config))
         plain.load_state_dict(model.state_dict())
         model = plain
     lm = TransformersModel(model)
-    kept = lm.forward(TEXT[:12], 3)
+    kept = lm.forward(IDS[:12], 3)
     assert kept.dtype == torch.float32
     assert not kept.requires_grad
     assert close(kept, whole[9:12])
-    assert lm.forward(TEXT[12:15], 0).shape == (0, ROWS)
+    assert lm.forward(IDS[12:15], 0).shape == (0, ROWS)
     assert lm.forward([], 0).shape == (0, ROWS)
-    assert close(lm.forward(TEXT[15:17], 2), whole[15:17])
+    assert close(lm.forward(IDS[15:17], 2), whole[15:17])
     for keep in (-1, 3):
         with pytest.raises(InputError) as error:
             lm.forward([1, 2], keep)
@@ -156,13 +156,13 @@ def test_keep(selects: bool) -> None:
 def test_greedy_equals_generate(kind: str) -> None:
     model = build(kind)
     lm = TransformersModel(model)
-    prompt = torch.tensor([TEXT[:20]])
+    prompt = torch.tensor([IDS[:20]])
     options: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     expected = cast(Any, model).generate(prompt, attention_mask=torch.ones_like(prompt), **options)[0, 20:].tolist()
-    token, answer = int(lm.forward(TEXT[:20], 1)[-1].argmax()), []
+    token, answer = int(lm.forward(IDS[:20], 1)[-1].argmax()), []
     for step in range(24):
         answer.append(token)
-        token = int(lm.forward([token, *TEXT[:3]], 4)[0].argmax())
+        token = int(lm.forward([token, *IDS[:3]], 4)[0].argmax())
         lm.crop(21 + step)
     assert answer == expected
 
@@ -171,7 +171,7 @@ def test_greedy_equals_generate(kind: str) -> None:
 def test_logits_that_are_no_numbers(row: list[float], fine: bool) -> None:
     model = build()
     lm = TransformersModel(model)
-    expected = lm.forward(TEXT[:5], 2).clone()
+    expected = lm.forward(IDS[:5], 2).clone()
     changed = torch.tensor(row[:1]).expand(2)
 
     def spoil(_module: object, _inputs: object, logits: torch.Tensor) -> torch.Tensor:
@@ -181,22 +181,22 @@ def test_logits_that_are_no_numbers(row: list[float], fine: bool) -> None:
     hook = model.get_output_embeddings().register_forward_hook(spoil)
     lm.crop(0)
     if fine:
-        assert lm.forward(TEXT[:5], 2)[:, :2].eq(-torch.inf).all()
+        assert lm.forward(IDS[:5], 2)[:, :2].eq(-torch.inf).all()
         hook.remove()
         hook = model.get_output_embeddings().register_forward_hook(lambda *call: call[-1].fill_(-torch.inf))
         lm.crop(0)
     with pytest.raises(NumericsError) as error:
-        lm.forward(TEXT[:5], 2)
+        lm.forward(IDS[:5], 2)
     message(error, "LlamaForCausalLM", "torch.float32")
     hook.remove()
     assert lm.length == 0
-    assert close(lm.forward(TEXT[:5], 2), expected)
+    assert close(lm.forward(IDS[:5], 2), expected)
 
 
 def test_an_interrupted_pass_empties_the_cache() -> None:
     model = build()
     lm = TransformersModel(model)
-    lm.forward(TEXT[:9], 1)
+    lm.forward(IDS[:9], 1)
 
     def interrupt(*_call: object) -> None:
         raise KeyboardInterrupt
@@ -204,28 +204,28 @@ def test_an_interrupted_pass_empties_the_cache() -> None:
     # the first layer has cached the new tokens by then, the second has not
     hook = cast(Any, model).model.layers[0].register_forward_hook(interrupt)
     with pytest.raises(KeyboardInterrupt):
-        lm.forward(TEXT[9:12], 1)
+        lm.forward(IDS[9:12], 1)
     hook.remove()
     assert lm.length == 0
-    assert close(lm.forward(TEXT, 3), afresh(model, TEXT)[-3:])
+    assert close(lm.forward(IDS, 3), afresh(model, IDS)[-3:])
 
 
 def test_ids_and_lengths_out_of_range() -> None:
     lm = TransformersModel(build())
-    lm.forward(TEXT, 1)
+    lm.forward(IDS, 1)
     for ids, value in (([3, ROWS], str(ROWS)), ([-1], "-1")):
         with pytest.raises(PromptError) as error:
             lm.forward(ids, 1)
         message(error, f"token id {value} ", f"0..{ROWS - 1}")
     with pytest.raises(PromptError) as error:
-        lm.forward(TEXT[:25], 1)
+        lm.forward(IDS[:25], 1)
     message(error, "40 + 25", "64")
     for length in (-1, 41):
         with pytest.raises(InputError) as crop_error:
             lm.crop(length)
         message(crop_error, str(length), "0..40")
     assert lm.length == 40
-    lm.forward(TEXT[:24], 1)  # the context is full now, not beyond
+    lm.forward(IDS[:24], 1)  # the context is full now, not beyond
     assert lm.length == lm.context
 
 
@@ -298,10 +298,10 @@ def test_past_its_first_window_longrope_depends_on_the_passes() -> None:
     """Why its context is cut there."""
     lm = TransformersModel(build("phi3", **LONGROPE))
     lm.context = 64
-    whole = lm.forward(TEXT, 1).clone()
+    whole = lm.forward(IDS, 1).clone()
     lm.crop(0)
-    lm.forward(TEXT[:20], 1)
-    assert not close(lm.forward(TEXT[20:], 1), whole)
+    lm.forward(IDS[:20], 1)
+    assert not close(lm.forward(IDS[20:], 1), whole)
 
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

@@ -16,10 +16,10 @@ from omnidraft.draft_length.acceptance_head import Head, HeadNetwork, spread
 from omnidraft.models.language_model import LanguageModel
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import GeneratorSampler, Processing, TargetDistribution, largest, softmax
-from support.pairs import engine, random_model, tokens
-from support.small_languages import LANGUAGES, TEXTS
+from support.engines import SMALL, SMALL_PROMPTS, engine, tokens
+from support.models import random_model
 
-TARGET, OWN = LANGUAGES
+TARGET, OWN = SMALL
 PLACES = {"target": torch.device("mps"), "drafter": torch.device("xpu")}
 
 
@@ -107,7 +107,7 @@ def models() -> tuple[LanguageModel, LanguageModel]:
 
 
 def run(engine_: Engine, sampling: Sampling, processors: Sequence[Any] = ()) -> list[Round]:
-    prompt: list[int] = TARGET.tokenizer.encode(TEXTS[0])
+    prompt: list[int] = TARGET.tokenizer.encode(SMALL_PROMPTS[0])
     draw = GeneratorSampler(torch.Generator().manual_seed(0))
     return list(engine_.rounds(prompt, 20, sampling, draw, processors))
 

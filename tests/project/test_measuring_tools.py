@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from support.our_tools import tool
-from support.tokenizers_of import family
-from support.writing import TEXTS
+from support.project_files import tool
+from support.texts import TEXTS
+from support.tokenizer_families import family
 
 
 @pytest.fixture

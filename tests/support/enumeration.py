@@ -1,4 +1,4 @@
-"""The law of what an engine emits, by taking every choice it can make.
+"""The distribution of what an engine emits, by taking every choice it can make.
 
 An engine's one source of randomness is its `Sampler`.  Replaced by a driver that takes every choice in turn, it makes
 the production code itself - draft, walk, forward, verification, commit - yield each outcome and its probability.
@@ -20,12 +20,12 @@ from omnidraft.config import Sampling
 from omnidraft.decoding.engine import Engine
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import Processor, Sampler
-from support.worlds import PROMPT, Ids, World, frozen_cache, make_world
+from support.table_models import PROMPT, Ids, World, frozen_cache, make_world
 
 R = TypeVar("R")
-Law = dict[Ids, float]
+Distribution = dict[Ids, float]
 SAMPLED = Sampling(temperature=1.0)
-EXACT = 1e-9  # below it a law is the target's; rounding stays below 1e-14
+EXACT = 1e-9  # below it a distribution is the target's; rounding stays below 1e-14
 FAR = 100  # more tokens than any enumeration looks at: no round is cut short
 
 
@@ -55,31 +55,31 @@ def enumerate_draws(run: Callable[[Sampler], R]) -> Iterator[tuple[float, R]]:
         path[-1].pop()
 
 
-# ---------------------------------------------------------------- the engine's law
+# ---------------------------------------------------------------- the engine's distribution
 
 
-def round_law(
+def round_distribution(
     engine: Engine,
     context: Ids,
     sampling: Sampling = SAMPLED,
     processors: Sequence[Processor] = (),
     seen: Callable[[float, Round], None] | None = None,
     prompt: Sequence[int] = (PROMPT,),
-) -> Law:
-    """The law of the tokens that one round emits after `prompt` and `context`."""
-    law: Law = {}
+) -> Distribution:
+    """The distribution of the tokens that one round emits after `prompt` and `context`."""
+    found: Distribution = {}
     ids = [*prompt, *context]
     for probability, record in enumerate_draws(lambda draw: next(engine.rounds(ids, FAR, sampling, draw, processors))):
-        law[record.emitted] = law.get(record.emitted, 0.0) + probability
+        found[record.emitted] = found.get(record.emitted, 0.0) + probability
         if seen is not None:
             seen(probability, record)
-    return law
+    return found
 
 
-def first_tokens(round_of: Callable[[Ids], Law], count: int, eos: Sequence[int]) -> Law:
-    """The joint law of the first `count` tokens, over as many rounds as that takes."""
-    result: Law = {}
-    todo: Law = {(): 1.0}
+def first_tokens(round_of: Callable[[Ids], Distribution], count: int, eos: Sequence[int]) -> Distribution:
+    """The joint distribution of the first `count` tokens, over as many rounds as that takes."""
+    result: Distribution = {}
+    todo: Distribution = {(): 1.0}
     while todo:
         context = min(todo, key=len)  # the shortest first: no context comes up twice
         mass = todo.pop(context)
@@ -91,28 +91,28 @@ def first_tokens(round_of: Callable[[Ids], Law], count: int, eos: Sequence[int])
     return result
 
 
-def run_law(engine: Engine, tokens: int, sampling: Sampling = SAMPLED) -> Law:
-    """The law of whole runs of at most so many tokens, one round going on from the other."""
+def run_distribution(engine: Engine, tokens: int, sampling: Sampling = SAMPLED) -> Distribution:
+    """The distribution of whole runs of at most so many tokens, each round continuing the one before."""
 
     def run(draw: Sampler) -> Ids:
         records = engine.rounds([PROMPT], tokens, sampling, draw)
         return tuple(token for record in records for token in record.emitted)
 
-    law: Law = {}
+    found: Distribution = {}
     for probability, emitted in enumerate_draws(run):
-        law[emitted] = law.get(emitted, 0.0) + probability
-    return law
+        found[emitted] = found.get(emitted, 0.0) + probability
+    return found
 
 
 def clone(cache: NgramCache) -> NgramCache:
     return copy.deepcopy(cache, {id(cache.table): cache.table})
 
 
-def learning_law(
+def learning_distribution(
     world: World, cache: NgramCache, count: int, seen: Callable[[NgramCache], None], **drafting: object
-) -> Law:
+) -> Distribution:
     """`first_tokens` where the n-gram cache learns from each round; its states are followed one by one."""
-    result: Law = {}
+    result: Distribution = {}
     todo: dict[tuple[Ids, bytes], tuple[float, NgramCache]] = {((), b""): (1.0, cache)}
     while todo:
         (context, state), (mass, cache) = min(todo.items(), key=lambda item: len(item[0][0]))
@@ -135,7 +135,7 @@ def learning_law(
     return result
 
 
-# ---------------------------------------------------------------- the target's law
+# ---------------------------------------------------------------- the target's distribution
 
 
 def penalized(row: torch.Tensor, ids: Ids, penalty: float) -> torch.Tensor:
@@ -146,7 +146,7 @@ def penalized(row: torch.Tensor, ids: Ids, penalty: float) -> torch.Tensor:
 
 
 def filtered(scores: Probs, sampling: Sampling) -> Probs:
-    """The law that temperature and filters make of scores, computed apart from the package."""
+    """The distribution that temperature and filters make of scores, computed apart from the package."""
     if sampling.greedy:
         one_hot = np.zeros(len(scores))
         one_hot[scores.argmax()] = 1
@@ -165,10 +165,12 @@ def filtered(scores: Probs, sampling: Sampling) -> Probs:
     return result
 
 
-def plain_law(world: World, sampling: Sampling = SAMPLED, processor: Processor | None = None) -> Callable[[Ids], Law]:
-    """The target's own next-token law; `processor` comes before temperature and filters here."""
+def plain_distribution(
+    world: World, sampling: Sampling = SAMPLED, processor: Processor | None = None
+) -> Callable[[Ids], Distribution]:
+    """The target's own next-token distribution; `processor` comes before temperature and filters here."""
 
-    def next_token(context: Ids) -> Law:
+    def next_token(context: Ids) -> Distribution:
         ids = (PROMPT, *context)
         scores = penalized(world.target.row(ids), ids, sampling.repetition_penalty)
         if processor is not None:
@@ -178,16 +180,16 @@ def plain_law(world: World, sampling: Sampling = SAMPLED, processor: Processor |
     return next_token
 
 
-def distance(a: Law, b: Law) -> float:
+def distance(a: Distribution, b: Distribution) -> float:
     """Total variation."""
     return 0.5 * sum(abs(a.get(key, 0.0) - b.get(key, 0.0)) for key in a.keys() | b.keys())
 
 
 def deviation(world: World, engine: Engine, count: int, sampling: Sampling = SAMPLED) -> float:
-    """Total variation between the engine's and the target's joint law of the first `count` tokens."""
-    ours = first_tokens(lambda context: round_law(engine, context, sampling), count, world.vocab.eos)
+    """Total variation between the engine's and the target's joint distribution of the first `count` tokens."""
+    ours = first_tokens(lambda context: round_distribution(engine, context, sampling), count, world.vocab.eos)
     assert abs(sum(ours.values()) - 1) < EXACT
-    return distance(ours, first_tokens(plain_law(world, sampling), count, world.vocab.eos))
+    return distance(ours, first_tokens(plain_distribution(world, sampling), count, world.vocab.eos))
 
 
 # ---------------------------------------------------------------- cases

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.trie import Probs
 from omnidraft.verification.walk import STOP, Symbol, Walk
-from support.worlds import Ids, Shape, World, make_world, seeded
+from support.table_models import Ids, Shape, World, make_world, seeded
 
 WORDS = [bytes(word) for length in (1, 2, 3, 4) for word in itertools.product(b"ab", repeat=length)]
 
@@ -81,13 +81,13 @@ def active(cache: NgramCache) -> set[int]:
     return set(np.flatnonzero(cache.active & (np.diff(cache.table.offsets) > 1)).tolist())
 
 
-def random_law(size: int, *key: object) -> Probs:
+def random_probs(size: int, *key: object) -> Probs:
     rng = seeded("law", *key)
-    law: Probs = rng.dirichlet([0.7] * size)
-    law[rng.random(size) < 0.2] = 0
-    law[0] += 1e-3
-    law /= law.sum()
-    return law
+    result: Probs = rng.dirichlet([0.7] * size)
+    result[rng.random(size) < 0.2] = 0
+    result[0] += 1e-3
+    result /= result.sum()
+    return result
 
 
 def walked(cache: NgramCache, eos: Sequence[int], draft: Sequence[int], finish: bool = True) -> Walk:
@@ -141,26 +141,26 @@ class Plain:
         tokens = self.long[draft]
         return self.spelling[tokens[0]][0] if tokens and set(tokens) <= set(self.token.values()) else -1
 
-    # ------------------------------------------------------------ laws, by symbol; at the root, by token too
+    # ------------------------------------------------------------ distributions, by symbol; at the root, by token too
 
-    def target_law(self, p: Probs, path: Ids) -> dict[Any, float]:
-        law: dict[Any, float] = {d: self.mass(p, (*path, d)) for d in self.options(path)}
+    def target_distribution(self, p: Probs, path: Ids) -> dict[Any, float]:
+        result: dict[Any, float] = {d: self.mass(p, (*path, d)) for d in self.options(path)}
         if not path:
-            return law | {("alone", t): float(p[t]) for t in range(self.size) if t not in self.token.values()}
+            return result | {("alone", t): float(p[t]) for t in range(self.size) if t not in self.token.values()}
         if path in self.token:
-            law[STOP] = float(p[self.token[path]])
-        total = sum(law.values())
-        return {option: mass / total if total else 0.0 for option, mass in law.items()}
+            result[STOP] = float(p[self.token[path]])
+        total = sum(result.values())
+        return {option: mass / total if total else 0.0 for option, mass in result.items()}
 
-    def drafter_law(self, symbol: Symbol, q: Probs) -> dict[Any, float]:
+    def drafter_distribution(self, symbol: Symbol, q: Probs) -> dict[Any, float]:
         path = self.path[symbol.node]
         if path:
-            law: dict[Any, float] = {d: float(q[d]) for d in self.options(path)}
-            return law | {STOP: max(0.0, 1.0 - sum(law.values()))}
+            result: dict[Any, float] = {d: float(q[d]) for d in self.options(path)}
+            return result | {STOP: max(0.0, 1.0 - sum(result.values()))}
         excluded = self.options(self.path[symbol.after]) if symbol.after >= 0 else []
         total = sum(q[d] for d in range(self.drafter_size) if d not in excluded)
-        law = dict.fromkeys(self.options(()), 0.0)
+        result = dict.fromkeys(self.options(()), 0.0)
         for draft in range(self.drafter_size):
             if draft not in excluded and self.proposes(draft) >= 0 and total > 0:
-                law[self.proposes(draft)] += float(q[draft] / total)
-        return law
+                result[self.proposes(draft)] += float(q[draft] / total)
+        return result

@@ -16,9 +16,9 @@ import transformers
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from support.writing import TEXTS
+from support.small_tokenizers import BYTES
+from support.texts import TEXTS
 
-BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 MERGES = 600  # about: enough for words of every script
 ALPHABET = 200  # characters that are tokens of their own where bytes stand for the others
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -34,6 +34,7 @@ DEEPSEEK_V3 = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"
     r" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+XGLM_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 BLOOM = r" ?[^(\s|[.,!?…。，、।۔،])]+"
 
 
@@ -268,7 +269,7 @@ def unigram_with_bytes() -> PreTrainedTokenizerFast:
 
 def xglm() -> PreTrainedTokenizerFast:
     """Unigram that knows no bytes, and no runs of spaces; its texts begin with the token that ends them."""
-    tokenizer = unigram(fallback=False, special=("<s>", "<pad>", "</s>", "<unk>"))
+    tokenizer = unigram(fallback=False, special=XGLM_SPECIAL)
     tokenizer.normalizer = normalizers.Replace(Regex(" {2,}"), " ")
     return _wrapped(_first(tokenizer, "</s>"), unk_token="<unk>", bos_token="<s>", eos_token="</s>")
 
@@ -290,55 +291,12 @@ def xlnet() -> PreTrainedTokenizerFast:
     return _wrapped(tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
 
 
-# ---------------------------------------------------------------- as `transformers` puts them together itself
-
-
 def _own(kind: type[Any], like: Tokenizer, **options: Any) -> PreTrainedTokenizerFast:
     state = _state(like)
     if isinstance(state["vocab"], list):
         return cast(PreTrainedTokenizerFast, kind(vocab=[(word, score) for word, score in state["vocab"]], **options))
     merges = [(left, right) for left, right in state["merges"]]
     return cast(PreTrainedTokenizerFast, kind(vocab=state["vocab"], merges=merges, **options))
-
-
-def own_llama() -> PreTrainedTokenizerFast:
-    return _own(transformers.LlamaTokenizer, sentencepiece())
-
-
-def own_llama_without_prefix() -> PreTrainedTokenizerFast:
-    return _own(transformers.LlamaTokenizer, sentencepiece(), add_prefix_space=False)
-
-
-def own_code_llama() -> PreTrainedTokenizerFast:
-    return _own(transformers.CodeLlamaTokenizer, sentencepiece())
-
-
-def own_gemma() -> PreTrainedTokenizerFast:
-    return _own(transformers.GemmaTokenizer, sentencepiece(("<pad>", "<eos>", "<bos>", "<unk>", "<mask>")))
-
-
-def own_gpt2() -> PreTrainedTokenizerFast:
-    return _own(transformers.GPT2Tokenizer, byte_level(_plain_bytes(regex=True)))
-
-
-def own_neox() -> PreTrainedTokenizerFast:
-    return _own(transformers.GPTNeoXTokenizer, byte_level(_plain_bytes(regex=True)))
-
-
-def own_cohere() -> PreTrainedTokenizerFast:
-    return _own(transformers.CohereTokenizer, byte_level(_plain_bytes(regex=True)))
-
-
-def own_qwen2() -> PreTrainedTokenizerFast:
-    return _own(transformers.Qwen2Tokenizer, byte_level(*_splits(QWEN2), _plain_bytes()))
-
-
-def own_xglm() -> PreTrainedTokenizerFast:
-    return _own(transformers.XGLMTokenizer, unigram(fallback=False, special=("<s>", "<pad>", "</s>", "<unk>")))
-
-
-def own_xlnet() -> PreTrainedTokenizerFast:
-    return _own(transformers.XLNetTokenizer, unigram(fallback=False))
 
 
 def _wrapped(tokenizer: Tokenizer, **special: str) -> PreTrainedTokenizerFast:
@@ -354,13 +312,20 @@ WHOLE: dict[str, Builder] = {  # families that can write any bytes
     )
 }  # fmt: skip
 PARTIAL: dict[str, Builder] = {each.__name__: each for each in (xglm, xlnet)}
-OWN: dict[str, Builder] = {
-    each.__name__: each
-    for each in (
-        own_llama, own_llama_without_prefix, own_code_llama, own_gemma, own_gpt2, own_neox, own_cohere, own_qwen2,
-        own_xglm, own_xlnet,
-    )
-}  # fmt: skip
+OWN: dict[str, Builder] = {  # as `transformers` puts them together itself
+    "own_llama": lambda: _own(transformers.LlamaTokenizer, sentencepiece()),
+    "own_llama_without_prefix": lambda: _own(transformers.LlamaTokenizer, sentencepiece(), add_prefix_space=False),
+    "own_code_llama": lambda: _own(transformers.CodeLlamaTokenizer, sentencepiece()),
+    "own_gemma": lambda: _own(
+        transformers.GemmaTokenizer, sentencepiece(("<pad>", "<eos>", "<bos>", "<unk>", "<mask>"))
+    ),
+    "own_gpt2": lambda: _own(transformers.GPT2Tokenizer, byte_level(_plain_bytes(regex=True))),
+    "own_neox": lambda: _own(transformers.GPTNeoXTokenizer, byte_level(_plain_bytes(regex=True))),
+    "own_cohere": lambda: _own(transformers.CohereTokenizer, byte_level(_plain_bytes(regex=True))),
+    "own_qwen2": lambda: _own(transformers.Qwen2Tokenizer, byte_level(*_splits(QWEN2), _plain_bytes())),
+    "own_xglm": lambda: _own(transformers.XGLMTokenizer, unigram(fallback=False, special=XGLM_SPECIAL)),
+    "own_xlnet": lambda: _own(transformers.XLNetTokenizer, unigram(fallback=False)),
+}
 
 
 @cache

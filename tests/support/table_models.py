@@ -1,6 +1,6 @@
 """Table models small enough to enumerate: worlds of a drafter of 2-4 tokens and a target of 4-7.
 
-Both have laws that depend on the whole history.  `enumeration` takes every choice that an engine makes on them.
+The distributions of both depend on the whole input.  `enumeration` takes every choice that an engine makes on them.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import torch
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.translator import Translator
 from omnidraft.alignment.trie import Probs, SpellingTable, build_table
-from omnidraft.alignment.vocab import Vocab
+from omnidraft.alignment.vocab import Speller, Vocab
 from omnidraft.config import Drafting
 from omnidraft.decoding.drafter import Drafter
 from omnidraft.decoding.engine import AttachedDrafter, Engine
+from support.models import InputFunction
 
 PROMPT = 0  # worlds start from this target token
 Ids = tuple[int, ...]
@@ -28,64 +29,56 @@ def seeded(*key: object) -> np.random.Generator:
     return np.random.default_rng(zlib.crc32(repr(key).encode()))
 
 
-class TableModel:
-    """A language model whose next-token law is a seeded function of its whole input."""
+class TableModel(InputFunction):
+    """A language model whose next-token distribution is a seeded function of its whole input."""
 
     def __init__(self, vocab_size: int, seed: object, zero: float = 0.0, sharp: float = 0.7) -> None:
-        self.vocab_size = vocab_size
-        self.context = 1000
+        super().__init__(vocab_size, context=1000)
         self._seed, self._zero, self._sharp = seed, zero, sharp
-        self._ids: list[int] = []
         self._rows: dict[Ids, torch.Tensor] = {}
-
-    @property
-    def length(self) -> int:
-        return len(self._ids)
-
-    @property
-    def ids(self) -> Ids:
-        """What the cache holds."""
-        return tuple(self._ids)
-
-    def crop(self, length: int) -> None:
-        del self._ids[length:]
-
-    def forward(self, ids: Sequence[int], keep: int) -> torch.Tensor:
-        assert len(ids) >= keep >= 1
-        self._ids += ids
-        end = len(self._ids)
-        assert end <= self.context, "more tokens than the context holds"
-        return torch.stack([self.row(tuple(self._ids[: end - keep + i + 1])) for i in range(keep)])
 
     def row(self, ids: Ids) -> torch.Tensor:
         if ids not in self._rows:
             with np.errstate(divide="ignore"):
-                self._rows[ids] = torch.from_numpy(np.log(self.law(ids)))
+                self._rows[ids] = torch.from_numpy(np.log(self.probs(ids)))
         return self._rows[ids]
 
-    def law(self, ids: Ids) -> Probs:
+    def probs(self, ids: Ids) -> Probs:
         rng = seeded(self._seed, ids)
-        law = rng.dirichlet([self._sharp] * self.vocab_size)
-        kept = law * (rng.random(self.vocab_size) >= self._zero)
-        law = kept if kept.sum() > 0 else law
-        result: Probs = law / law.sum()
+        probs = rng.dirichlet([self._sharp] * self.vocab_size)
+        kept = probs * (rng.random(self.vocab_size) >= self._zero)
+        probs = kept if kept.sum() > 0 else probs
+        result: Probs = probs / probs.sum()
         return result
 
 
-class LetterSpeller:
-    """Spells bytes letter by letter, or as told."""
+class Greedy(Speller):
+    """Writes the longest known bytes that fit, then the next; of equal ones the lowest id."""
 
-    def __init__(self, tokens: dict[bytes, Ids]) -> None:
-        self._tokens = tokens
-
-    def spell(self, data: bytes) -> Ids | None:
-        if data in self._tokens:
-            return self._tokens[data]
-        letters = [self._tokens.get(data[i : i + 1]) for i in range(len(data))]
-        return None if None in letters else tuple(t for letter in letters if letter for t in letter)
+    def __init__(self, known: Vocab | dict[bytes, Ids]) -> None:
+        if isinstance(known, Vocab):
+            known = {data: (i,) for i, data in reversed(list(enumerate(known.tokens))) if data is not None}
+        self._known = known
 
     def spell_many(self, texts: Sequence[bytes]) -> list[Ids | None]:
-        return [self.spell(text) for text in texts]
+        return [self._greedy(data) for data in texts]
+
+    def _greedy(self, data: bytes) -> Ids | None:
+        ids: Ids = ()
+        while data:
+            size = next((n for n in range(len(data), 0, -1) if data[:n] in self._known), None)
+            if size is None:
+                return None
+            ids, data = (*ids, *self._known[data[:size]]), data[size:]
+        return ids
+
+
+def vocabulary(*tokens: bytes | None, eos: Ids = ()) -> Vocab:
+    return Vocab(tokens, len(tokens), None, eos, {}, fingerprint=f"{tokens} {eos}")
+
+
+def table_of(drafter: Vocab, target: Vocab) -> SpellingTable:
+    return build_table(drafter, target, Greedy(drafter), Greedy(target))
 
 
 @dataclass(frozen=True)
@@ -137,12 +130,12 @@ class World:
     vocab: Vocab
     drafter_vocab: Vocab
     table: SpellingTable
-    speller: LetterSpeller
+    speller: Greedy
 
     def engine(self, cache: NgramCache | None = None, **drafting: object) -> Engine:
         """An engine whose n-grams, unless a cache is given, are those that its mode starts from and keeps."""
         settings = Drafting(**{"stopping": "fixed"} | drafting)  # type: ignore[arg-type]
-        translator = Translator(self.table, self.vocab, self.drafter_vocab, self.speller)  # type: ignore[arg-type]
+        translator = Translator(self.table, self.vocab, self.drafter_vocab, self.speller)
         if cache is None:
             seed = "empty" if settings.mode == "intersection" else settings.ngram_seed
             cache = NgramCache(self.table, seed=seed, frozen=True)
@@ -151,13 +144,13 @@ class World:
 
 
 def make_world(name: str, seed: int = 0, zero: float = 0.0, shape: Shape | None = None) -> World:
-    """`zero`: the share of the tokens that each law gives no chance at all."""
+    """`zero`: the share of the tokens that each distribution gives no probability."""
     shape = shape or SHAPES[name]
     target = make_vocab(shape.target, shape.target_eos, f"target {name}")
     drafter = make_vocab(shape.drafter, shape.drafter_eos, f"drafter {name}")
     letters: dict[bytes, Ids] = {data: (i,) for i, data in enumerate(shape.drafter) if data and len(data) == 1}
-    speller = LetterSpeller(letters)
-    table = build_table(drafter, target, speller, LetterSpeller(shape.long))  # type: ignore[arg-type]
+    speller = Greedy(letters)
+    table = build_table(drafter, target, speller, Greedy(shape.long))
     models = (
         TableModel(len(shape.target), ("p", name, seed), zero),
         TableModel(len(shape.drafter), ("q", name, seed), zero),
@@ -190,27 +183,27 @@ class Canonical(TableModel):
     table: SpellingTable
     split = 0.02
 
-    def law(self, ids: Ids) -> Probs:
-        law = super().law(ids) + 1e-6
+    def probs(self, ids: Ids) -> Probs:
+        probs = super().probs(ids) + 1e-6
         node = int(self.table.node[ids[-1]])
         if node >= 0:
             goes_on = self.table.symbol[self.table.first[node] : self.table.first[node + 1]]
             for token in range(self.vocab_size):
                 spelling = self.table.spelling(token)
                 if len(spelling) and spelling[0] in goes_on:
-                    law[token] *= self.split
-        result: Probs = law / law.sum()
+                    probs[token] *= self.split
+        result: Probs = probs / probs.sum()
         return result
 
 
 class Follower(TableModel):
-    """A drafter with the law of the target's own text, over all ways to read it, and noise."""
+    """A drafter with the distribution of the target's own output, over all ways to read it, and noise."""
 
     target: TableModel
     table: SpellingTable
     noise = 1.0
 
-    def law(self, ids: Ids) -> Probs:
+    def probs(self, ids: Ids) -> Probs:
         weights = np.zeros(self.vocab_size)
         start = self._spelling(PROMPT)
         assert ids[: len(start)] == start
@@ -218,7 +211,7 @@ class Follower(TableModel):
         readings: list[tuple[Ids, Ids, float]] = [((PROMPT,), ids[len(start) :], 1.0)]
         while readings:
             tokens, rest, weight = readings.pop()
-            for token, p in enumerate(self.target.law(tokens)):
+            for token, p in enumerate(self.target.probs(tokens)):
                 spelling = self._spelling(token)
                 if spelling and spelling == rest[: len(spelling)]:
                     readings.append(((*tokens, token), rest[len(spelling) :], weight * p))

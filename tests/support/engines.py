@@ -1,4 +1,4 @@
-"""Real tokenizers and engines over them, for tests that compare with `transformers` or with a known law."""
+"""Engines over real tokenizers, for tests that compare with `transformers` or with a known distribution."""
 
 from __future__ import annotations
 
@@ -8,14 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoTokenizer,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerBase,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.translator import Translator
@@ -26,6 +19,7 @@ from omnidraft.decoding.drafter import Drafter
 from omnidraft.decoding.engine import AttachedDrafter, Engine
 from omnidraft.models.language_model import LanguageModel, TransformersModel
 from omnidraft.verification.round import Round
+from support.small_tokenizers import byte_level, sentencepiece, wrap
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,11 +31,14 @@ class Language:
     speller: Speller
 
 
-@cache
-def language(folder: Path, size: int | None = None) -> Language:
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+def read_language(tokenizer: PreTrainedTokenizerBase, size: int | None = None) -> Language:
     vocab = read_vocab(tokenizer, size)
     return Language(tokenizer, vocab, Speller(tokenizer, vocab))
+
+
+@cache
+def language(folder: Path, size: int | None = None) -> Language:
+    return read_language(AutoTokenizer.from_pretrained(folder), size)
 
 
 @cache
@@ -73,26 +70,6 @@ def engine(
     return Engine(target, target_language.vocab.eos, pair, settings)
 
 
-def random_model(kind: str, vocab_size: int, seed: int, layers: int = 2, context: int = 512) -> TransformersModel:
-    """A tiny random model whose greedy text does not settle into one token: its head is scaled up."""
-    torch.manual_seed(seed)
-    shape: dict[str, Any] = {
-        "vocab_size": vocab_size,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": context,
-        "tie_word_embeddings": True,
-        "initializer_range": 0.2,
-        "bos_token_id": None,
-        "eos_token_id": None,
-    }
-    model = LlamaForCausalLM(LlamaConfig(**shape)) if kind == "llama" else Qwen2ForCausalLM(Qwen2Config(**shape))
-    return TransformersModel(model)
-
-
 def generate(
     model: TransformersModel, prompt: list[int], count: int, eos: tuple[int, ...] = (), **options: Any
 ) -> list[int]:
@@ -112,3 +89,12 @@ def generate(
 
 def tokens(rounds: list[Round]) -> list[int]:
     return [token for record in rounds for token in record.emitted]
+
+
+SMALL = tuple(read_language(wrap(each)) for each in (byte_level(), sentencepiece()))  # of the target, of the drafter
+SMALL_PROMPTS = (
+    "A baker has 3 trays with 12 rolls each",
+    "def count(items): return",
+    "the first of them was the",
+    "1 + 2 = 3 and 4 + 5 =",
+)

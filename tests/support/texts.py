@@ -125,3 +125,6 @@ def chunks(ids: Sequence[int], sizes: Sequence[int] = ROUNDS) -> Iterator[Sequen
             return
         yield ids[start : start + size]
         start += size
+
+
+QUESTIONS = ("one two three", "four and five", "six or seven", "a list of things", "no more of it", "what is left")

@@ -1,19 +1,33 @@
-"""Real tokenizers, models and data sets, which lie beside the project where they are at hand."""
+"""Files outside the tests: the scripts of tools/, and real tokenizers, models and data sets where they are at hand."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+ROOT = Path(__file__).parents[2]
+
+
+def tool(name: str) -> ModuleType:
+    """A script of tools/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def shared(*parts: str) -> Path:
     """A path in the shared folder; absent, it skips the test, or fails it in CI, where it must be at hand."""
     folder = os.environ.get("OMNIDRAFT_SHARED")
-    root = Path(folder) if folder else Path(__file__).parents[3] / "shared"
+    root = Path(folder) if folder else ROOT.parent / "shared"
     path = root.joinpath(*parts)
     if path.exists():
         return path
