@@ -1,12 +1,13 @@
-"""What `omnidraft inspect` prints: the verdict, then a table for each question."""
+"""Tables of `omnidraft inspect`: the verdict, then one table per question."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
+from omnidraft.inspection.models import Memory
 from omnidraft.inspection.report import Inspection, Model
 from omnidraft.inspection.texts import TextFigures
 from omnidraft.inspection.timing import LENGTHS, Steps
@@ -14,190 +15,171 @@ from omnidraft.inspection.vocabularies import Special, Spellings, Token, Vocabul
 
 SHOWN = 4  # dropped special tokens that are named
 UNKNOWN = "unknown"
+Rows = Iterable[Sequence[str]]
 
 
 def show(found: Inspection) -> None:
-    """Print all that is known of a pair."""
+    """Print the verdict and every figure."""
     console = Console(highlight=False, markup=False, emoji=False)  # tokens may look like any of them
     console.print(_verdict(found), style="bold" if found.works else "bold red", soft_wrap=True)
-    console.print(_models(found.target, found.drafter))
+    names = (f"target: {found.target.name}", f"drafter: {found.drafter.name}")
+    console.print(_table("models", ("", *names), _models(found.target, found.drafter), right=()))
     target, drafter = found.target.vocabulary, found.drafter.vocabulary
     if target is not None and drafter is not None and found.spellings is not None:
-        console.print(_spellings(found.spellings, target, drafter))
-        console.print(_specials(found.specials or (), target, drafter))
+        title = "the target's vocabulary in drafter tokens"
+        console.print(_table(title, ("", "tokens", ""), _spellings(found.spellings, target, drafter), right=(1,)))
+        title = "special tokens of the target"
+        rows = _specials(found.specials or (), target, drafter)
+        console.print(_table(title, ("token", "in the drafter's context"), rows, right=()))
     if found.texts is not None:
         console.print(_texts(found.texts))
-        for line in _said(found.texts):
-            console.print(line)
+        console.print("n-grams: target tokens that take several drafter tokens")
+        console.print("differs: target tokens that the drafter's own tokenization does not propose")
+        console.print("longer: drafter tokens of the spellings, beyond those of the drafter's own tokenization")
+        console.print("ratio: target tokens per drafter token")
     if found.steps is not None:
-        console.print(_steps(found.steps))
-        console.print(_break_even(found))
+        columns = (f"after {found.steps.context} tokens", "ms, median")
+        console.print(_table("forward passes on this machine", columns, _steps(found.steps)))
+        console.print(_table("break-even", ("draft length", *map(str, LENGTHS)), _break_even(found)))
         console.print(
-            "The acceptance of each draft token from which on drafting pays, by what the models' own passes cost; "
-            "in brackets the gain where everything is accepted."
+            "The acceptance of each draft token from which drafting pays, by the cost of the forward passes alone; "
+            "in brackets the speedup if everything is accepted."
         )
 
 
 def _verdict(found: Inspection) -> str:
     if not found.works:
         return f"does not work: {found.reason}"
-    names = f"{found.drafter.name} can draft for {found.target.name}"
-    if not found.unchecked:
-        return f"works: {names}"
-    return f"works as far as tokenizers tell: {names} (without a config.json: {', '.join(found.unchecked)})"
+    pair = f"drafter {found.drafter.name!r} is compatible with target {found.target.name!r}"
+    if found.unchecked:
+        return f"works as far as tokenizers tell: {pair} (no config.json: {', '.join(found.unchecked)})"
+    return f"works: {pair}" + ("" if found.steps else "; speed is not measured (--time)")
 
 
-def _table(title: str, *columns: str, numbers: bool = True) -> Table:
+def _table(title: str, columns: Sequence[str], rows: Rows, right: Sequence[int] | None = None) -> Table:
+    """A table; an empty row is a rule, `right` are the right-aligned columns (default: all but the first)."""
     table = Table(title=title, title_justify="left")
     for place, column in enumerate(columns):
-        table.add_column(column, justify="right" if numbers and place else "left", overflow="fold")
+        numbers = place > 0 if right is None else place in right
+        table.add_column(column, justify="right" if numbers else "left", overflow="fold")
+    for row in rows:
+        if row:
+            table.add_row(*row)
+        else:
+            table.add_section()
     return table
 
 
-def _models(target: Model, drafter: Model) -> Table:
-    table = _table("the models", "", f"target: {target.name}", f"drafter: {drafter.name}", numbers=False)
-    of_vocabulary: dict[str, Callable[[Vocabulary], str]] = {
+def _models(*models: Model) -> Rows:
+    by_vocabulary: dict[str, Callable[[Vocabulary], str]] = {
         "tokenizer": lambda v: v.kind,
         "vocabulary": lambda v: f"{v.size:,}",
-        "tokens that write bytes": lambda v: f"{v.writing:,}",
+        "tokens with bytes": lambda v: f"{v.writing:,}",
         "special tokens": lambda v: f"{v.special:,}",
         "rows without a token": lambda v: f"{v.unused:,}",
-        "a text begins with": lambda v: _token(v.bos) if v.bos else "nothing",
-        "a text ends with": lambda v: ", ".join(map(_token, v.eos)) or "nothing",
+        "begin of text": lambda v: _token(v.bos) if v.bos else "none",
+        "end of text": lambda v: ", ".join(map(_token, v.eos)) or "none",
     }
-    for row, figure in of_vocabulary.items():
-        table.add_row(row, *(figure(m.vocabulary) if m.vocabulary else UNKNOWN for m in (target, drafter)))
-    table.add_section()
-    of_memory: dict[str, Callable[[Model], str]] = {
-        "parameters": lambda m: f"{m.memory.parameters / 1e6:,.1f}M" if m.memory else UNKNOWN,
-        "weights in memory": _weights,
+    by_memory: dict[str, Callable[[Memory], str]] = {
+        "parameters": lambda m: f"{m.parameters / 1e6:,.1f}M",
+        "weights": _weights,
         "KV cache": _kv,
     }
-    for row, text in of_memory.items():
-        table.add_row(row, text(target), text(drafter))
-    return table
+    for row, figure in by_vocabulary.items():
+        yield row, *(figure(m.vocabulary) if m.vocabulary else UNKNOWN for m in models)
+    yield ()
+    for row, text in by_memory.items():
+        yield row, *(text(m.memory) if m.memory else UNKNOWN for m in models)
 
 
-def _weights(model: Model) -> str:
-    memory = model.memory
-    if memory is None:
-        return UNKNOWN
+def _weights(memory: Memory) -> str:
     text = f"{_size(memory.weight_bytes)} in {memory.dtype} on {memory.device}"
     if memory.stored_bytes is None or memory.stored == memory.dtype:
         return text
     return f"{text} ({memory.dtype_reason}); {_size(memory.stored_bytes)} as stored, in {memory.stored}"
 
 
-def _kv(model: Model) -> str:
-    memory = model.memory
-    if memory is None or memory.kv_bytes is None:
+def _kv(memory: Memory) -> str:
+    if memory.kv_bytes is None:
         return UNKNOWN
-    text = f"{_size(memory.kv_bytes)} a token"
+    text = f"{_size(memory.kv_bytes)} per token"
     return (
         text if memory.context is None else f"{text}; {_size(memory.kv_bytes * memory.context)} at {memory.context:,}"
     )
 
 
-def _spellings(found: Spellings, target: Vocabulary, drafter: Vocabulary) -> Table:
-    table = _table("the target's vocabulary in the drafter's tokens", "", "tokens", "", numbers=False)
-    table.columns[1].justify = "right"
+def _spellings(found: Spellings, target: Vocabulary, drafter: Vocabulary) -> Rows:
     ours, theirs = f"of the drafter's {drafter.size:,}", f"of the target's {target.size:,}"
-    unused, nothing = found.byte_matches - found.byte_matches_in_use, found.spelled - found.spelled_in_use
+    unused, nameless = found.byte_matches - found.byte_matches_in_use, found.spelled - found.spelled_in_use
     examples = ", ".join(map(_token, found.unspelled_examples))
-    share = _percent(found.ngrams / found.spelled_in_use if found.spelled_in_use else 0.0)
-    rows: dict[str, tuple[int | float, str]] = {
+    counts: dict[str, tuple[int, str]] = {
         "byte matches": (
             found.byte_matches,
-            f"{ours} ({_percent(found.byte_matches / drafter.size)}) are single tokens of the target, too"
+            f"{ours} ({_percent(found.byte_matches / drafter.size)}) are single target tokens"
             + (f"; {unused} are special, and not used" if unused else ""),
         ),
-        "spelled": (found.spelled, theirs + (f"; {nothing:,} are special, and write nothing" if nothing else "")),
+        "spelled": (found.spelled, theirs + (f"; {nameless:,} are special, without bytes" if nameless else "")),
         "not spelled": (
             found.unspelled,
             (f"{theirs}: the drafter cannot write {examples}" if examples else theirs)
             + (f"; {target.unused:,} rows have no token" if target.unused else ""),
         ),
-        "n-grams": (found.ngrams, f"of the spelled ({share}) take several drafter tokens"),
-        "mean length": (found.mean_length, "drafter tokens in a spelling"),
-        "duplicates": (found.duplicates, "of the spelled are spelled as another one: never proposed"),
-        "over-long": (found.overlong, f"{ours} stand for several of the target's"),
+        "n-grams": (
+            found.ngrams,
+            f"of the spelled ({_percent(found.ngrams / max(1, found.spelled_in_use))}) take several drafter tokens",
+        ),
+        "duplicates": (found.duplicates, "of the spelled share another token's spelling: never proposed"),
+        "over-long": (found.overlong, f"{ours} stand for several target tokens"),
         "idle": (found.idle, f"{ours} propose nothing"),
     }
-    for row, (count, text) in rows.items():
-        table.add_row(row, f"{count:,}" if isinstance(count, int) else f"{count:.2f}", text)
-    table.add_row("table", _size(found.table_bytes), f"in memory, {found.nodes:,} nodes")
-    return table
+    for row, (count, text) in counts.items():
+        yield row, f"{count:,}", text
+    yield "mean length", f"{found.mean_length:.2f}", "drafter tokens per spelling"
+    yield "table", _size(found.table_bytes), f"in memory, {found.nodes:,} nodes"
 
 
-def _specials(found: Sequence[Special], target: Vocabulary, drafter: Vocabulary) -> Table:
-    table = _table("special tokens of the target", "token", "in the drafter's context", numbers=False)
+def _specials(found: Sequence[Special], target: Vocabulary, drafter: Vocabulary) -> Rows:
     for special in found:
         if special.becomes is not None:
-            table.add_row(_token(special.token), _token(special.becomes))
+            yield _token(special.token), _token(special.becomes)
     dropped = [special.token for special in found if special.becomes is None]
     if target.bos in dropped:
         dropped.remove(target.bos)
-        table.add_row(_token(target.bos), f"{_token(drafter.bos)} at its beginning" if drafter.bos else "dropped")
+        yield _token(target.bos), f"{_token(drafter.bos)} at its beginning" if drafter.bos else "dropped"
     if dropped:
         more = f" and {len(dropped) - SHOWN:,} more" if len(dropped) > SHOWN else ""
-        table.add_row(", ".join(map(_token, dropped[:SHOWN])) + more, "dropped")
-    return table
+        yield ", ".join(map(_token, dropped[:SHOWN])) + more, "dropped"
 
 
 def _texts(found: Sequence[TextFigures]) -> Table:
-    columns = ("tokens", "n-grams", "differs", "longer", "ratio", "left out")
-    left_out = any(text.left_out for text in found)
-    table = _table("texts in the tokens of both", "text", *columns[: None if left_out else -1])
-    for text in found:
-        row = [
+    columns = ["text", "tokens", "n-grams", "differs", "longer", "ratio", "left out"]
+    rows = [
+        [
+            text.name,
             f"{text.target_tokens:,}",
             *map(_percent, (text.ngram_share, text.missed_share, text.excess)),
             "–" if text.ratio is None else f"{text.ratio:.2f}",
             f"{text.left_out:,} bytes",
         ]
-        table.add_row(text.name, *row[: None if left_out else -1])
-    return table
+        for text in found
+    ]
+    shown = None if any(text.left_out for text in found) else -1
+    return _table("texts in the tokens of both", columns[:shown], [row[:shown] for row in rows])
 
 
-def _said(found: Sequence[TextFigures]) -> list[str]:
-    """What the table of texts comes to."""
-    figures: dict[str, Callable[[TextFigures], float | None]] = {
-        "n-grams: {} of the target's tokens take several drafter tokens": lambda text: text.ngram_share,
-        "differs: what a draft is read as misses {} of the tokens that the target itself writes": lambda t: (
-            t.missed_share
-        ),
-        "longer: spelled token by token, the text takes {} more drafter tokens than by the drafter's own rules": (
-            lambda text: text.excess
-        ),
-    }
-    lines = []
-    for sentence, figure in figures.items():
-        known = [(value, text.name) for text in found if (value := figure(text)) is not None]
-        if known:
-            (low, where_low), (high, where_high) = min(known), max(known)
-            between = f"{_percent(low)} ({where_low}) to {_percent(high)} ({where_high})"
-            line = sentence.format(_percent(low) if _percent(low) == _percent(high) else between)
-            lines.append(line)
-    return [*lines, "ratio: target tokens in a draft token, on average"]
-
-
-def _steps(steps: Steps) -> Table:
-    table = _table("passes on this machine", f"after {steps.context} tokens", "ms, median")
+def _steps(steps: Steps) -> Rows:
     for size, seconds in steps.target.items():
-        table.add_row(f"target, {size} {'tokens' if size > 1 else 'token'}", f"{1e3 * seconds:.2f}")
-    table.add_row("drafter, 1 token", f"{1e3 * steps.drafter:.2f}")
-    return table
+        yield f"target, {size} {'tokens' if size > 1 else 'token'}", f"{1e3 * seconds:.2f}"
+    yield "drafter, 1 token", f"{1e3 * steps.drafter:.2f}"
 
 
-def _break_even(found: Inspection) -> Table:
-    table = _table("break-even", "draft tokens a round", *map(str, LENGTHS))
+def _break_even(found: Inspection) -> Rows:
     rows: dict[str | None, list[str]] = {}
     for one in found.break_even or ():
         acceptance = "never" if one.acceptance is None else f"{one.acceptance:.2f}"
         rows.setdefault(one.text, []).append(f"{acceptance} ({one.best:.2f}x)")
     for text, cells in rows.items():
-        table.add_row(text or "one for one", *cells)
-    return table
+        yield text or "one for one", *cells
 
 
 def _token(token: Token) -> str:

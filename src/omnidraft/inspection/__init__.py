@@ -1,4 +1,1 @@
-"""What can be said of a drafter and a target before they are loaded: whether they work together, and what it is worth.
-
-`report.inspect_pair` answers; a folder that holds a tokenizer alone is enough for either of them.
-"""
+"""Compatibility and figures of a drafter and a target before their weights are loaded; see `report.inspect_pair`."""

@@ -1,4 +1,4 @@
-"""A pair looked at as a whole: the verdict, and every figure behind it."""
+"""Inspection of a pair: the verdict, and every figure behind it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from omnidraft.config import Drafting
 from omnidraft.decoding.drafter import SharedDrafter
 from omnidraft.errors import ConfigError, ModelError
 from omnidraft.inspection import texts, timing
-from omnidraft.inspection.memory import Memory, memory
-from omnidraft.inspection.sides import Language, Side, read_side
+from omnidraft.inspection.models import Language, Memory, UnloadedModel, memory, read_model
 from omnidraft.inspection.vocabularies import Special, Spellings, Vocabulary, specials, spellings, vocabulary
 from omnidraft.models.language_model import load_model
 
@@ -23,7 +22,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """One of the two models; None is unknown."""
+    """Figures of one of the two models; None is unknown."""
 
     name: str
     vocabulary: Vocabulary | None
@@ -32,22 +31,22 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class BreakEven:
-    """From which acceptance on rounds of one draft length pay."""
+    """The acceptance from which rounds of one draft length pay."""
 
-    text: str | None  # whose ratio it is; None: one target token in a draft token
-    ratio: float  # target tokens in a draft token
+    text: str | None  # whose ratio it is; None: one target token per draft token
+    ratio: float  # target tokens per draft token
     length: int  # draft tokens
-    cost: float  # of a round, in steps of the target alone
+    cost: float  # of a round, in target steps
     acceptance: float | None  # of each draft token; None: never
-    best: float  # the gain over the target alone where everything is accepted
+    best: float  # speedup where everything is accepted
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inspection:
-    """What can be said of a pair; what is None could not be looked at.
+    """Verdict and figures of a pair; a figure is None where it could not be computed.
 
-    `unchecked` names the models of which only a tokenizer is there: whether the models themselves are supported is not
-    known.  `reason` is what `load` would refuse the pair with.
+    `unchecked` names the models that have only a tokenizer, so that it is unknown whether their architecture is
+    supported.  `reason` is the message with which `load` would refuse the pair.
     """
 
     works: bool
@@ -62,69 +61,56 @@ class Inspection:
     break_even: tuple[BreakEven, ...] | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for JSON; the figures that are asked for most are at the top."""
-        sizes = {
-            f"{role}_vocab": model.vocabulary and model.vocabulary.size
-            for role, model in (("target", self.target), ("drafter", self.drafter))
-        }
-        counts = {
-            name: self.spellings and getattr(self.spellings, name)
-            for name in ("byte_matches", "spelled", "table_bytes")
-        }
-        own = {"texts": self.texts and [text.as_dict() for text in self.texts]}
-        return {"works": self.works, "reason": self.reason, **sizes, **counts, **asdict(self), **own}
+        """All fields for JSON, with the figures asked for most at the top."""
+        top: dict[str, Any] = {"works": self.works, "reason": self.reason}
+        for role, model in (("target", self.target), ("drafter", self.drafter)):
+            top[f"{role}_vocab"] = model.vocabulary and model.vocabulary.size
+        for name in ("byte_matches", "spelled", "table_bytes"):
+            top[name] = self.spellings and getattr(self.spellings, name)
+        return {**top, **asdict(self)}
 
 
 def inspect_pair(
-    target: str | Path,
-    drafter: str | Path,
-    samples: Mapping[str, str],
-    *,
-    time: bool = False,
-    say: Say,
-    warn: Say,
+    target: str | Path, drafter: str | Path, samples: Mapping[str, str], *, time: bool = False, say: Say, warn: Say
 ) -> Inspection:
-    """Look at two models, each a folder, a hub id or `zoo:NAME`, and at texts in the tokens of both.
+    """Inspect two models, each a folder, a hub id or `zoo:NAME`, on texts by name.
 
-    No weights are read but with `time`, which measures steps.  `say` hears of what takes a while, `warn` of what is
-    worth knowing.  Raises ModelError where there is no model of a name, ConfigError where there is nothing to time.
+    Weights are read only with `time`, which measures steps.  `say` receives progress, `warn` warnings, a line each.
+    Raises ModelError for a model that does not exist, ConfigError where `time` finds no weights to load.
     """
-    sides: list[Side] = []
+    pair: list[UnloadedModel] = []
     for name, drafts in ((target, False), (drafter, True)):
-        say(f"{name} is read")
-        sides.append(read_side(name, drafts=drafts))
-    models = [_model(side) for side in sides]
-    about: dict[str, Any] = {
-        "target": models[0],
-        "drafter": models[1],
-        "unchecked": tuple(side.name for side in sides if side.model is None and side.problem is None),
-    }
-    if time and about["unchecked"]:
-        raise ConfigError(f"{about['unchecked'][0]} has no config.json, so no step can be timed: leave out --time")
-    languages = [side.language for side in sides if side.language is not None and side.problem is None]
-    if len(languages) < len(sides):
-        return Inspection(works=False, reason=next(side.problem for side in sides if side.problem), **about)
-    about |= _compared(languages[0], languages[1], samples, say, warn)
+        say(f"reading {name}")
+        pair.append(read_model(name, drafts=drafts))
+    unchecked = tuple(one.name for one in pair if one.model is None and one.problem is None)
+    figures: dict[str, Any] = {"target": _model(pair[0]), "drafter": _model(pair[1]), "unchecked": unchecked}
+    if time and unchecked:
+        raise ConfigError(f"{unchecked[0]} has no config.json, so no step can be timed: leave out --time")
+    languages = [one.language for one in pair if one.language is not None]
+    if len(languages) < len(pair):
+        return Inspection(works=False, reason=next(one.problem for one in pair if one.problem), **figures)
+    say("spelling the target's vocabulary in the drafter's tokens")
+    figures |= _alignment(languages[0], languages[1], samples, warn)
     if time:
-        say("both models are loaded and timed")
+        say("loading and timing both models")
         try:
-            steps = _steps(target, drafter)
+            loaded = load_model(zoo.resolve(target)).lm
+            steps = timing.measure(loaded, SharedDrafter(load_model(zoo.resolve(drafter)).lm).model)
         except ModelError as error:
-            return Inspection(works=False, reason=str(error), **about)
-        about |= {"steps": steps, "break_even": tuple(_break_even(steps, about["texts"]))}
-    return Inspection(works=True, reason=None, **about)
+            return Inspection(works=False, reason=str(error), **figures)
+        figures |= {"steps": steps, "break_even": _break_even(steps, figures["texts"])}
+    return Inspection(works=True, reason=None, **figures)
 
 
-def _model(side: Side) -> Model:
+def _model(one: UnloadedModel) -> Model:
     return Model(
-        name=side.name,
-        vocabulary=None if side.language is None else vocabulary(side.language),
-        memory=None if side.model is None else memory(side.model),
+        name=one.name,
+        vocabulary=None if one.language is None else vocabulary(one.language),
+        memory=None if one.model is None else memory(one.model),
     )
 
 
-def _compared(target: Language, drafter: Language, samples: Mapping[str, str], say: Say, warn: Say) -> dict[str, Any]:
-    say("the target's vocabulary is spelled in the drafter's tokens")
+def _alignment(target: Language, drafter: Language, samples: Mapping[str, str], warn: Say) -> dict[str, Any]:
     table = read_table(drafter.vocab, target.vocab, drafter.speller, target.speller, warn)
     cache = make_cache(table, Drafting())
     return {
@@ -134,26 +120,18 @@ def _compared(target: Language, drafter: Language, samples: Mapping[str, str], s
     }
 
 
-def _steps(target: str | Path, drafter: str | Path) -> timing.Steps:
-    loaded = load_model(zoo.resolve(target)).lm
-    return timing.measure(loaded, SharedDrafter(load_model(zoo.resolve(drafter)).lm).model)
-
-
-def _break_even(steps: timing.Steps, measured: tuple[texts.TextFigures, ...]) -> list[BreakEven]:
+def _break_even(steps: timing.Steps, measured: tuple[texts.TextFigures, ...]) -> tuple[BreakEven, ...]:
     ratios: dict[str | None, float] = {None: 1.0}
     ratios |= {text.name: text.ratio for text in measured if text.ratio is not None}
-    found = []
-    for text, ratio in ratios.items():
-        for length in timing.LENGTHS:
-            cost = steps.cost(length, ratio)
-            found.append(
-                BreakEven(
-                    text=text,
-                    ratio=ratio,
-                    length=length,
-                    cost=cost,
-                    acceptance=timing.break_even(cost, length, ratio),
-                    best=timing.expected(1.0, length, ratio) / cost,
-                )
-            )
-    return found
+    return tuple(
+        BreakEven(
+            text=text,
+            ratio=ratio,
+            length=length,
+            cost=(cost := steps.cost(length, ratio)),
+            acceptance=timing.break_even(cost, length, ratio),
+            best=timing.expected(1.0, length, ratio) / cost,
+        )
+        for text, ratio in ratios.items()
+        for length in timing.LENGTHS
+    )

@@ -1,4 +1,4 @@
-"""Two vocabularies side by side: what each is, how the drafter spells the target's, and what is special."""
+"""Figures of two vocabularies: tokenizer kind, spellings of the target's tokens, special tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from omnidraft.alignment.translator import special_map
 from omnidraft.alignment.trie import SpellingTable, byte_matches
 from omnidraft.alignment.vocab import Vocab
-from omnidraft.inspection.sides import Language
+from omnidraft.inspection.models import Language
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -22,7 +22,7 @@ EXAMPLES = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Token:
-    """A token's id, and its text as its tokenizer writes it."""
+    """A token id and its string in the tokenizer."""
 
     id: int
     text: str
@@ -30,11 +30,11 @@ class Token:
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """One vocabulary; `size` = `writing` + `special` + `unused`."""
+    """Counts of one vocabulary; `size` = `writing` + `special` + `unused`."""
 
     kind: str
-    size: int  # rows of the logits, or without a config.json the tokenizer's
-    writing: int  # tokens that write bytes
+    size: int  # rows of the logits; without a config.json, tokens of the tokenizer
+    writing: int  # tokens that stand for bytes
     special: int
     unused: int  # rows without a token, such as padding
     bos: Token | None
@@ -43,10 +43,10 @@ class Vocabulary:
 
 @dataclass(frozen=True, kw_only=True)
 class Spellings:
-    """How a drafter spells a target's vocabulary; counts of tokens.
+    """Spellings of a target's vocabulary in drafter tokens; counts of tokens.
 
-    `byte_matches` and `spelled` take a special token for the text of its name, as one compares tokenizers; those `in
-    use` leave it out, because it writes nothing, but for the two that end a text.
+    `byte_matches` and `spelled` count a special token by its name, as comparisons of tokenizers do; the counts `in_use`
+    leave it out, because it stands for no bytes, except for the two end-of-text tokens.
     """
 
     byte_matches: int  # drafter tokens with the bytes of a single target token
@@ -59,21 +59,21 @@ class Spellings:
     mean_length: float  # of the spellings in use; 0 without any
     duplicates: int  # target tokens in use whose spelling another one owns: never proposed
     overlong: int  # drafter tokens that stand for several target tokens
-    idle: int  # drafter tokens that write bytes and propose nothing
+    idle: int  # drafter tokens with bytes that propose nothing
     nodes: int  # of the trie
     table_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Special:
-    """What a target token that writes nothing becomes in the drafter's context; None: it is dropped."""
+    """A target token without bytes, and its counterpart in the drafter's context; None: it is dropped."""
 
     token: Token
     becomes: Token | None
 
 
 def vocabulary(language: Language) -> Vocabulary:
-    """Describe one vocabulary."""
+    """Counts of one vocabulary."""
     vocab = language.vocab
     writing = sum(data is not None for data in vocab.tokens)
     special = sum(token < vocab.size for token in vocab.special)
@@ -89,7 +89,7 @@ def vocabulary(language: Language) -> Vocabulary:
 
 
 def spellings(table: SpellingTable, drafter: Language, target: Language) -> Spellings:
-    """Count what a spelling table holds."""
+    """Counts of a spelling table."""
     lengths = np.diff(table.offsets)
     writes = np.array([data is not None for data in target.vocab.tokens])
     has = lengths > 0
@@ -116,7 +116,7 @@ def spellings(table: SpellingTable, drafter: Language, target: Language) -> Spel
 
 
 def specials(drafter: Language, target: Language) -> tuple[Special, ...]:
-    """All target tokens that write nothing, by id, but for rows without a token."""
+    """All target tokens without bytes, by id; rows without a token are left out."""
     found = special_map(target.vocab, drafter.vocab)
     return tuple(
         Special(token=token_of(target, t), becomes=None if d is None else token_of(drafter, d))
@@ -126,12 +126,12 @@ def specials(drafter: Language, target: Language) -> tuple[Special, ...]:
 
 
 def token_of(language: Language, token: int) -> Token:
-    """A token with its text; the empty text for a row without one."""
+    """A token with its string, empty for a row without a token."""
     return Token(id=token, text=language.tokenizer.backend_tokenizer.id_to_token(token) or "")
 
 
 def _as_text(vocab: Vocab) -> Vocab:
-    """A vocabulary whose special tokens write their names."""
+    """The vocabulary with special tokens standing for their names."""
     tokens: Sequence[bytes | None] = [
         vocab.special[i].encode() or None if i in vocab.special else data for i, data in enumerate(vocab.tokens)
     ]
@@ -139,7 +139,7 @@ def _as_text(vocab: Vocab) -> Vocab:
 
 
 def _kind(tokenizer: PreTrainedTokenizerBase) -> str:
-    """The kind of a tokenizer that `read_vocab` has accepted, a phrase."""
+    """A phrase for the kind of a tokenizer that `read_vocab` accepts."""
     backend: Tokenizer = tokenizer.backend_tokenizer
     model = type(backend.model).__name__
     decoder: bytes = b"" if backend.decoder is None else backend.decoder.__getstate__()

@@ -1,0 +1,109 @@
+"""One model of a pair, read without its weights: tokenizer, vocabulary, and memory by its config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from omnidraft import zoo
+from omnidraft.alignment.vocab import Speller, Vocab, read_vocab
+from omnidraft.errors import ModelError
+from omnidraft.models.devices import choose_device, choose_dtype
+from omnidraft.models.kv_cache import new_cache
+from omnidraft.models.language_model import NO_LIMIT, TransformersModel, load_skeleton, load_tokenizer, locate
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Language:
+    """A tokenizer with its vocabulary and speller."""
+
+    tokenizer: PreTrainedTokenizerBase
+    vocab: Vocab
+    speller: Speller
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class UnloadedModel:
+    """What can be read of a model without its weights."""
+
+    name: str  # hub id, or the folder's own name
+    model: TransformersModel | None  # on the meta device; None where there is only a tokenizer, or a problem
+    language: Language | None  # None: a problem
+    problem: str | None  # the message with which `load` would refuse it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes of a model as `load` would hold it on this machine; None is unknown."""
+
+    parameters: int
+    stored: str | None  # the dtype in config.json
+    stored_bytes: int | None
+    dtype: str  # what `load` would choose
+    dtype_reason: str
+    device: str
+    weight_bytes: int
+    kv_bytes: int | None  # keys and values of one token
+    context: int | None  # tokens; None: no limit
+
+
+def read_model(name: str | Path, *, drafts: bool = False) -> UnloadedModel:
+    """Read tokenizer and config of a folder, a hub id or `zoo:NAME`; `drafts` is True for the drafter.
+
+    Raises ModelError for a name that is neither a folder nor a hub id, and where the hub gives nothing for it.
+    """
+    source, local = locate(zoo.resolve(name))
+    model = language = problem = None
+    try:
+        if not local or (Path(source) / "config.json").exists():
+            model = TransformersModel(load_skeleton(source))
+        tokenizer = load_tokenizer(source)
+        known = () if model is None else (model.vocab_size, model.eos)
+        vocab = read_vocab(tokenizer, *known, drafts=drafts)
+        language = Language(tokenizer=tokenizer, vocab=vocab, speller=Speller(tokenizer, vocab))
+    except ModelError as error:
+        if not local and isinstance(error.__cause__, OSError):
+            raise  # a mistyped name, or no network: no verdict on the model
+        problem = str(error)
+    shown = Path(source).resolve().name if local else source
+    return UnloadedModel(name=shown, model=model, language=language, problem=problem)
+
+
+def memory(model: TransformersModel) -> Memory:
+    """Memory of a model on the meta device."""
+    parameters = model.model.num_parameters()
+    stored: torch.dtype | None = getattr(model.model.config, "dtype", None)
+    device = choose_device("auto")
+    dtype, reason = choose_dtype(device, stored, parameters)
+    entries = _cache_entries(model)
+    return Memory(
+        parameters=parameters,
+        stored=None if stored is None else str(stored).removeprefix("torch."),
+        stored_bytes=None if stored is None else parameters * stored.itemsize,
+        dtype=str(dtype).removeprefix("torch."),
+        dtype_reason=reason,
+        device=device.type,
+        weight_bytes=parameters * dtype.itemsize,
+        kv_bytes=None if entries is None else entries * dtype.itemsize,
+        context=None if model.context >= NO_LIMIT else model.context,
+    )
+
+
+@torch.inference_mode()
+def _cache_entries(model: TransformersModel) -> int | None:
+    """Elements of the KV cache per token, from a forward pass on the meta device.
+
+    None for a model whose pass reads values, as some mixtures of experts do.
+    """
+    cache: Any = new_cache()
+    try:
+        model.model(torch.zeros(1, 1, dtype=torch.int64, device=model.device), past_key_values=cache, use_cache=True)
+    except Exception:  # noqa: BLE001  a modelling file that is not meant for the meta device raises anything
+        return None
+    return sum(int(layer.keys.numel() + layer.values.numel()) for layer in cache.layers)
