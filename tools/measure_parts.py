@@ -102,7 +102,7 @@ def bookkeeping(target_name: str, drafter_name: str, text: Path, seed: str = "vo
     chance = random.Random(0)  # noqa: S311  the same in every run
     right = [chance.random() < 0.7 for _ in drafts]
     target.say = script.__getitem__
-    drafting = Drafting(draft_len=4, stopping="fixed", ngram_seed=seed)
+    drafting = Drafting(draft_length=4, ngram_seed=seed)
 
     def follow(ids: Sequence[int]) -> None:
         """Let the drafter say how the script goes on after a text that may have left it."""

@@ -6,7 +6,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -135,7 +135,7 @@ class OmniDraft:
     ) -> Stream:
         """`generate`, piece by piece; beginning another text ends this one with an OmniDraftError.
 
-        `seed` decides every draw; with `stopping="fixed"` it gives the same text again, as long as the drafter and the
+        `seed` decides every draw; with `draft_length=4` it gives the same text again, as long as the drafter and the
         n-grams in use, which texts before may have changed, are the same.  The text ends before the first of the `stop`
         strings.  `template` is told to the chat template beside messages.  Each `logits_processor`, as those of
         transformers, is given the ids so far (1, T) and the target's scores (1, V), and returns scores.  `sampling`
@@ -234,12 +234,13 @@ def load(
     """Load a target and a drafter, each a folder, a hub id or `zoo:NAME`.
 
     Where no drafter is named, it is a default that `warn` is told of: JackFram/llama-68m from the hub, or the one that
-    ships.  With None, or with `draft_len=0`, the target decodes alone; given another OmniDraft, its drafter is shared,
-    and is in memory once.  With `adapt` "background" the drafter learns from every answer, in a process of its own,
-    with "inline" between answers.  What it learned is kept in a profile: "auto" is that of the two models, a path a
-    folder of one's own, None is none.  `options` takes the fields of `config.Drafting` and `config.Learning`; `dtype`
-    and `device` are for both models.  What is worth knowing but no error (a damaged table cache, a full disk) goes to
-    `warn`, one line each.  Raises ConfigError for an option, ModelError for a model, ProfileError for a profile.
+    ships.  With None, or with `draft_length=0`, the target decodes alone; given another OmniDraft, its drafter is
+    shared, and is in memory once.  With `adapt` "background" the drafter learns from every answer, in a process of its
+    own, with "inline" between answers.  What it learned is kept in a profile: "auto" is that of the two models, a path
+    a folder of one's own, None is none.  `options` takes the fields of `config.Drafting` and `config.Learning`;
+    `dtype` and `device` are for both models.  What is worth knowing but no error (a damaged table cache, a full disk)
+    goes to `warn`, one line each.  Raises ConfigError for an option, ModelError for a model, ProfileError for a
+    profile.
     """
     own = ("target", "drafter", "dtype", "device", "adapt", "profile", "warn", *names(Learning))
     learning = {name: options.pop(name) for name in names(Learning) if name in options}
@@ -249,13 +250,13 @@ def load(
     place: object = profile
     if place is not None and (not isinstance(place, str | Path) or not str(place)):
         raise ConfigError(f"profile is {profile!r}; use 'auto', a folder, or None for none")
-    if isinstance(drafter, str) and drafter == AUTO and settings.draft_len == 0:
+    if isinstance(drafter, str) and drafter == AUTO and settings.draft_length == 0:
         drafter = None
     if drafter is None:
         if adapt != "off":
             raise ConfigError(f"adapt is {adapt!r} without a drafter: give one, or use adapt='off'")
-        if "draft_len" not in options:
-            settings = settings_of(Drafting, options | {"draft_len": 0})
+        if isinstance(settings.draft_length, str):  # there is nothing for a policy to decide
+            settings = replace(settings, draft_length=0, threshold=None)
     loaded = load_model(zoo.resolve(target), dtype, device)
     vocab = read_vocab(loaded.tokenizer, loaded.lm.vocab_size, loaded.lm.eos)
     sampling = sampling_of(loaded.lm.model.generation_config, warn)

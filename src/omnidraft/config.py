@@ -22,7 +22,7 @@ MODES = ("exact", "intersection", "paper")
 VERIFICATIONS = ("block", "token")
 NGRAM_SEEDS = ("empty", "vocabulary")
 EVICTIONS = ("lfu", "lru")
-STOPPINGS = ("confidence", "entropy", "fixed", "head", "rate")
+DRAFT_LENGTHS = ("confidence", "entropy", "goodput", "head")  # or an integer: a fixed length
 TRAINS = ("drafter", "head", "interleaved", "joint")
 DRAFTER_STEPS = ("auto", "transformers")
 DIVERGENCES = ("forward", "forward+tv", "reverse", "tv")
@@ -31,7 +31,7 @@ LOSSES = ("hybrid", "marginal")
 ADAPTERS = ("full", "lora")
 ADAPT = ("background", "inline", "off")
 MAX_RANK = 1024
-MAX_DRAFT_LEN = 64
+LONGEST_DRAFT = 64
 MAX_SEED = 2**64 - 1  # what a torch.Generator takes
 COLDEST = 1e-4  # logits divided by less may overflow
 LARGEST = 1e30  # so do scores multiplied by more
@@ -62,10 +62,10 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True)
 class Drafting:
-    """How proposals are made and verified; `draft_len` 0 is plain decoding through the same loop."""
+    """How proposals are made and verified; `draft_length` 0 is plain decoding through the same loop."""
 
-    draft_len: int | None = None  # None: 4 where it is fixed, 16 at most else
-    stopping: str = "rate"  # what ends a draft before that
+    draft_length: str | int = "goodput"  # a policy, or a fixed number of tokens
+    max_draft_length: int = 16  # of a policy
     threshold: float | None = None  # of confidence, entropy or head; None: 0.4
     mode: str = "exact"
     verification: str = "block"
@@ -76,14 +76,19 @@ class Drafting:
     drafter_step: str = "auto"  # a lean one of our own where there is one, or that of transformers
 
     def __post_init__(self) -> None:
-        if self.draft_len is not None:
-            _integer(self, "draft_len", low=0, high=MAX_DRAFT_LEN, fix="use 0 for plain decoding")
-        choice("stopping", self.stopping, STOPPINGS)
+        if not isinstance(self.draft_length, str):
+            fix = f"use 0 for plain decoding, or one of {', '.join(DRAFT_LENGTHS)}"
+            _integer(self, "draft_length", low=0, high=LONGEST_DRAFT, fix=fix)
+        elif self.draft_length not in DRAFT_LENGTHS:
+            raise ConfigError(
+                f"draft_length is {shown(self.draft_length)}; use one of {', '.join(DRAFT_LENGTHS)}, or an integer"
+            )
+        _integer(self, "max_draft_length", low=1, high=LONGEST_DRAFT, fix="use draft_length=0 for plain decoding")
         if self.threshold is not None:
             _number(self, "threshold", low=0.0, high=1.0, fix="leave it out for 0.4")
-            if self.stopping not in ("confidence", "entropy", "head"):
+            if self.draft_length not in ("confidence", "entropy", "head"):
                 raise ConfigError(
-                    f"threshold is for confidence, entropy or head, not for {self.stopping!r}: leave it out"
+                    f"threshold is for confidence, entropy or head, not for {self.draft_length!r}: leave it out"
                 )
         choice("mode", self.mode, MODES)
         choice("verification", self.verification, VERIFICATIONS)
@@ -97,8 +102,8 @@ class Drafting:
 
     @property
     def longest(self) -> int:
-        """Draft tokens of a round at most."""
-        return (4 if self.stopping == "fixed" else 16) if self.draft_len is None else self.draft_len
+        """Largest number of draft tokens in a round."""
+        return self.max_draft_length if isinstance(self.draft_length, str) else self.draft_length
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,12 +18,12 @@ from omnidraft.config import (
     ADAPTERS,
     DIRECT,
     DIVERGENCES,
+    DRAFT_LENGTHS,
     EVICTIONS,
+    LONGEST_DRAFT,
     LOSSES,
-    MAX_DRAFT_LEN,
     MODES,
     NGRAM_SEEDS,
-    STOPPINGS,
     TRAINS,
     VERIFICATIONS,
     Drafting,
@@ -40,9 +40,9 @@ HELP = {
     "top_p": "keep the likeliest tokens of this total probability; above 0, at most 1",
     "min_p": "keep tokens at least so likely, relative to the likeliest",
     "repetition_penalty": "above 1 makes tokens that have occurred less likely",
-    "draft_len": f"draft tokens a round, or where they vary at most, up to {MAX_DRAFT_LEN}; 0 is plain decoding "
-    "(default: 4, or 16)",
-    "stopping": f"what ends a draft: {', '.join(STOPPINGS)}",
+    "draft_length": f"{', '.join(DRAFT_LENGTHS)}, or a fixed number of tokens up to {LONGEST_DRAFT}; "
+    "0 is plain decoding",
+    "max_draft_length": "draft tokens a round at most, where their number is not fixed",
     "threshold": "probability, bound or chance below which confidence, entropy or head ends a draft (default: 0.4)",
     "mode": f"how proposals are made and verified: {', '.join(MODES)}",
     "verification": f"of a sampled draft: {', '.join(VERIFICATIONS)}",
@@ -123,11 +123,11 @@ def add(parser: argparse.ArgumentParser, title: str, options: dict[str, tuple[An
     """Flags that are absent from the result where they are not given, so that defaults have one home."""
     group = parser.add_argument_group(title)
     for name, (default, text) in options.items():
-        numeric = not isinstance(default, str)
+        numeric, either = not isinstance(default, str), name == "draft_length"
         group.add_argument(
             flag(name),
-            type=number if numeric else str,
-            metavar="N" if numeric else "NAME",
+            type=number if numeric or either else str,
+            metavar="N|NAME" if either else "N" if numeric else "NAME",
             default=argparse.SUPPRESS,
             help=text if default is None else f"{text} (default: {default})",
         )

@@ -224,7 +224,7 @@ def test_a_change_before_the_window_begins_it_anew() -> None:
 
 
 def rounds(target: LanguageModel, drafter: LanguageModel, prompt: list[int], count: int, k: int) -> list[Round]:
-    engine_ = engine(target, small("qwen2"), drafter, small("llama2"), draft_len=k)
+    engine_ = engine(target, small("qwen2"), drafter, small("llama2"), draft_length=k)
     return list(engine_.rounds(prompt, count, Sampling(), GeneratorSampler(torch.Generator().manual_seed(0))))
 
 
@@ -258,8 +258,8 @@ def test_the_drafter_reads_all_that_was_said_since_its_last_draft(script: str, m
     own, other = small("llama2"), small("qwen2")
     ids = other.tokenizer.encode(TEXTS[script], add_special_tokens=False)[:70]
     drafter = Knowing(own.vocab, own.speller, TEXTS[script].encode(), wrong=7)
-    engine_ = engine(Scripted(other.vocab.size, ids), other, drafter, own, draft_len=3)
-    engine_.stopping = Seldom()
+    engine_ = engine(Scripted(other.vocab.size, ids), other, drafter, own, draft_length=3)
+    engine_.policy = Seldom()
     assert engine_.pair is not None
     began = len(engine_.pair.translator.prompt(ids[:10]))
     read: list[bytes] = []
@@ -307,7 +307,7 @@ def test_greedy_identity_for_every_family_of_tokenizers(place: int) -> None:
     random = random_model("llama", size, seed=4)
     for target, said in ((Scripted(size, ids), ids[5:45]), (random, generate(random, ids[:5], 40, other.vocab.eos))):
         drafter = Knowing(own.vocab, own.speller, written(other.vocab, [*ids[:5], *said]), wrong=4)
-        engine_ = engine(target, other, drafter, own, draft_len=4)
+        engine_ = engine(target, other, drafter, own, draft_length=4)
         draw = GeneratorSampler(torch.Generator().manual_seed(0))
         records = list(engine_.rounds(ids[:5], 40, Sampling(), draw))
         assert tokens(records) == said
@@ -319,7 +319,7 @@ def test_lessons_are_spelled_token_by_token_after_the_prompt_as_it_was_read(scri
     own, other = small("llama2"), small("qwen2")
     ids = other.tokenizer.encode(TEXTS[script], add_special_tokens=False)[:40]
     serving = SharedDrafter(random_model("llama", own.vocab.size, seed=2, layers=1))
-    engine_ = engine(Scripted(other.vocab.size, ids), other, serving.model, own, draft_len=2)
+    engine_ = engine(Scripted(other.vocab.size, ids), other, serving.model, own, draft_length=2)
     assert engine_.pair is not None
     engine_.teacher_temperature = 1.0
     adaptation = Adaptation(engine_.pair, serving, None)
@@ -391,13 +391,13 @@ def joint_law(drafter: type[Late], count: int, **drafting: Any) -> tuple[float, 
 @pytest.mark.parametrize("mode", ["exact", "intersection"])
 @pytest.mark.parametrize("verification", ["block", "token"])
 def test_the_joint_law_holds_while_texts_are_written_again(mode: str, verification: str) -> None:
-    deviation, changes = joint_law(Watched, 4, draft_len=1, mode=mode, verification=verification)
+    deviation, changes = joint_law(Watched, 4, draft_length=1, mode=mode, verification=verification)
     assert deviation < EXACT
     assert changes > 10
 
 
 def test_the_q_of_a_text_as_it_was_breaks_the_law() -> None:
-    deviation, changes = joint_law(Late, 4, draft_len=1)
+    deviation, changes = joint_law(Late, 4, draft_length=1)
     assert changes > 10
     assert deviation > 0.001
 

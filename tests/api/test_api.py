@@ -28,7 +28,7 @@ COUNT = 24
 def model(target: Path, drafter: Path, tmp_path_factory: pytest.TempPathFactory) -> OmniDraft:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMNIDRAFT_HOME", str(tmp_path_factory.mktemp("home")))
-        return omnidraft.load(target, drafter, stopping="fixed", warn=pytest.fail)
+        return omnidraft.load(target, drafter, draft_length=4, warn=pytest.fail)
 
 
 def alone(model: OmniDraft, prompt: str, count: int = COUNT) -> list[int]:
@@ -56,7 +56,7 @@ def test_greedy_answers_are_those_of_transformers(model: OmniDraft) -> None:
 @pytest.mark.usefixtures("home")
 @pytest.mark.parametrize("sentencepiece", [False, True])
 def test_text_is_what_the_tokenizer_decodes_after_the_prompt(target: Path, drafter: Path, sentencepiece: bool) -> None:
-    model = omnidraft.load(*((drafter, target) if sentencepiece else (target, drafter)), stopping="fixed")
+    model = omnidraft.load(*((drafter, target) if sentencepiece else (target, drafter)), draft_length=4)
     for seed, prompt in enumerate([PROMPT, "hello ", [model.target.tokenizer.bos_token_id]] * 2):
         ids = model.encode(prompt)
         result = model.generate(prompt, max_new_tokens=COUNT, temperature=1.0, seed=seed)
@@ -101,7 +101,7 @@ def test_prompts_are_text_or_token_ids(model: OmniDraft) -> None:
 
 
 @pytest.mark.usefixtures("home")
-@pytest.mark.parametrize("plain", [{"drafter": None}, {"draft_len": 0}])
+@pytest.mark.parametrize("plain", [{"drafter": None}, {"draft_length": 0}])
 def test_plain_decoding_is_the_same_loop(model: OmniDraft, target: Path, drafter: Path, plain: dict[str, Any]) -> None:
     alone = omnidraft.load(**{"target": target, "drafter": drafter, **plain})
     result = alone.generate(PROMPT, max_new_tokens=COUNT)
@@ -112,8 +112,8 @@ def test_plain_decoding_is_the_same_loop(model: OmniDraft, target: Path, drafter
 @pytest.mark.usefixtures("home")
 @pytest.mark.parametrize("mode", ["intersection", "paper"])
 def test_modes_reach_the_engine(target: Path, drafter: Path, mode: str) -> None:
-    other = omnidraft.load(target, drafter, mode=mode, draft_len=2, stopping="fixed")
-    assert (other.engine.drafting.mode, other.engine.drafting.draft_len) == (mode, 2)
+    other = omnidraft.load(target, drafter, mode=mode, draft_length=2)
+    assert (other.engine.drafting.mode, other.engine.drafting.draft_length) == (mode, 2)
     assert other.engine.pair is not None
     assert other.engine.pair.cache.frozen == (mode == "intersection")
     assert (other.engine.pair.cache.size == 0) == (mode == "intersection")
@@ -277,7 +277,7 @@ def test_warnings_are_logged_by_default(
         ([{"role": "user"}], {"template": [("a", 1)]}, ConfigError, "template is of type list"),
         (PROMPT, {"temprature": 1}, ConfigError, "did you mean 'temperature'"),
         (PROMPT, {"max_tokens": 1}, ConfigError, "did you mean 'max_new_tokens'"),
-        (PROMPT, {"draft_len": 1}, ConfigError, "give it to load"),
+        (PROMPT, {"draft_length": 1}, ConfigError, "give it to load"),
     ],
 )
 def test_bad_input_to_generate(
@@ -296,7 +296,7 @@ def test_numbers_of_numpy_and_none_for_no_list(model: OmniDraft) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert Sampling(temperature=np.float16(0.5)).temperature == 0.5  # type: ignore[arg-type]
-    assert Drafting(draft_len=np.int32(3), threshold=np.float64(0.5), stopping="entropy").longest == 3  # type: ignore[arg-type]
+    assert Drafting(max_draft_length=np.int32(3), threshold=np.float64(0.5), draft_length="entropy").longest == 3  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -307,13 +307,13 @@ def test_numbers_of_numpy_and_none_for_no_list(model: OmniDraft) -> None:
         ({"target": None}, ConfigError, "the model is None"),
         ({"drafter": 3}, ConfigError, "the model is 3"),
         ({"drafter": np.array([1, 2])}, ConfigError, "the model is array"),
-        ({"stopping": np.array(["rate", "fixed"])}, ConfigError, "stopping is array"),
+        ({"draft_length": np.array(["goodput", "head"])}, ConfigError, "draft_length is array"),
         ({"adapt": np.array(["off", "inline"])}, ConfigError, "adapt is array"),
         ({"device": 0}, ConfigError, "device 0 is not here"),
         ({"dtype": []}, ConfigError, "dtype .. is not known"),
-        ({"draftlen": 3}, ConfigError, "did you mean 'draft_len'"),
-        ({"draft_len": -1}, ConfigError, "draft_len is -1"),
-        ({"drafter": None, "draft_len": 3}, ConfigError, "without a drafter"),
+        ({"draftlength": 3}, ConfigError, "did you mean 'draft_length'"),
+        ({"draft_length": -1}, ConfigError, "draft_length is -1"),
+        ({"drafter": None, "draft_length": 3}, ConfigError, "without a drafter"),
         ({"temperature": 1}, ConfigError, "give it to generate"),
     ],
 )

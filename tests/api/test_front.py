@@ -31,7 +31,7 @@ USER = {"role": "user", "content": "hello"}
 
 @pytest.fixture
 def model(target: Path, drafter: Path) -> OmniDraft:
-    return omnidraft.load(target, drafter, dtype="float32", profile=None, stopping="fixed", draft_len=4)
+    return omnidraft.load(target, drafter, dtype="float32", profile=None, draft_length=4)
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_a_stop_string_of_byte_tokens_is_seen_at_once() -> None:
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 3}])
 def test_the_end_by_a_stop_string_is_the_same_at_every_place_of_a_round(target: Path, sampling: dict[str, Any]) -> None:
     # a drafter that is always right, so that texts end inside drafts
-    model = omnidraft.load(target, target, dtype="float32", profile=None, stopping="fixed", draft_len=4)
+    model = omnidraft.load(target, target, dtype="float32", profile=None, draft_length=4)
     whole = model.generate(PROMPT, max_new_tokens=40, **sampling)
     assert len(whole.text) > 20
     places = set()
@@ -163,7 +163,7 @@ def test_what_follows_a_stop_string_is_neither_kept_nor_counted(
 def test_a_text_that_ends_anywhere_in_a_round_is_the_beginning_of_the_whole(
     target: Path, sampling: dict[str, Any], ending: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = omnidraft.load(target, target, dtype="float32", profile=None, stopping="fixed", draft_len=4)
+    model = omnidraft.load(target, target, dtype="float32", profile=None, draft_length=4)
     pair = model.engine.pair
     assert pair is not None
     prompt = model.encode(PROMPT)
@@ -347,7 +347,7 @@ def test_a_default_drafter_that_cannot_be_loaded_is_replaced(target: Path, monke
 
 
 def test_no_drafter_is_loaded_where_none_is_wanted(target: Path) -> None:
-    for options in ({"drafter": None}, {"draft_len": 0}):
+    for options in ({"drafter": None}, {"draft_length": 0}):
         alone = omnidraft.load(target, **options, warn=pytest.fail)
         assert alone.drafter is None
 

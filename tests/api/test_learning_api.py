@@ -71,7 +71,7 @@ def test_learning_helps(target: Path, drafter: Path) -> None:
     with omnidraft.load(target, drafter, adapt="inline", **settings) as model:
         accepted = [model.generate(PROMPTS[0], max_new_tokens=COUNT).stats.accepted for _ in range(12)]
         assert accepted[-1] > accepted[0] + 3
-    again = omnidraft.load(target, drafter, stopping="fixed")
+    again = omnidraft.load(target, drafter, draft_length=4)
     assert again.generate(PROMPTS[0], max_new_tokens=COUNT).stats.accepted > accepted[0] + 3
 
 

@@ -26,13 +26,13 @@ LEARNING = Learning(interval=2, batch=2, learning_rate=3e-3, replays=1)
 
 @pytest.fixture
 def model(target: Path, drafter: Path) -> OmniDraft:
-    return omnidraft.load(target, drafter, dtype="float32", profile=None, draft_len=3)
+    return omnidraft.load(target, drafter, dtype="float32", profile=None, draft_length=3)
 
 
 def study(model: OmniDraft, name: str = "one") -> Study:
     ids = [model.encode(text) for text in QUESTIONS]
     return Study(
-        model=model, name=name, stream=ids[:4], tests=ids[4:], other=ids[2:], new_tokens=12, draft_len=3,
+        model=model, name=name, stream=ids[:4], tests=ids[4:], other=ids[2:], new_tokens=12, draft_length=3,
         learning=LEARNING, console=Console(quiet=True), ablation=2, sampled=1,
     )  # fmt: skip
 
@@ -109,7 +109,7 @@ def test_an_examination_counts_what_live_decoding_counts(model: OmniDraft) -> No
 
 def test_an_examination_teaches_nothing(model: OmniDraft) -> None:
     one = study(model)
-    pupil = Pupil(model, one.serving, Drafting(draft_len=3, stopping="fixed", ngram_seed="empty"), LEARNING)
+    pupil = Pupil(model, one.serving, Drafting(draft_length=3, ngram_seed="empty"), LEARNING)
     taught(pupil, one.recorded("stream"))
     before, active = pupil.adaptation.state, pupil.pair.cache.active.copy()
     first, second = (pupil.examine(one.recorded("tests")) for _ in range(2))
@@ -196,7 +196,7 @@ def test_the_command_writes_its_files(
         (["--stream", "0"], "stream is 0"),
         (["--stream", "100"], "6 prompts, 100 are asked for"),
         (["--rank", "0"], "rank is 0"),
-        (["--draft-len", "-1"], "draft_len is -1"),
+        (["--draft-length", "-1"], "draft_length is -1"),
     ],
 )
 def test_mistakes_are_said_before_models_are_loaded(data: Path, options: list[str], words: str) -> None:

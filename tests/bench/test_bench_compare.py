@@ -72,9 +72,9 @@ def test_every_method_has_a_full_row(command: list[str], task: Path, tmp_path: P
     ]
     for row in all_rows:
         empty = {name for name, value in row.items() if value is None} - {"unavailable"}
-        ours = row["method"] in ("plain", "intersection", "paper", "exact", "rate")
-        # whether `rate` drafts at all here is for it to decide
-        drafts = row["method"] not in ("generate", "plain", "rate") or row["draft_len"] > 0
+        ours = row["method"] in ("plain", "intersection", "paper", "exact", "goodput")
+        # whether `goodput` drafts at all here is for it to decide
+        drafts = row["method"] not in ("generate", "plain", "goodput") or row["draft_length"] > 0
         assert empty == (set() if ours else {"draft_share", "verify_share", "translate_share"}) | (
             set() if drafts else {"acceptance_rate"}
         )
@@ -244,7 +244,7 @@ def test_a_report_needs_a_name(command: list[str], tmp_path: Path, capsys: Captu
     [
         (["--methods", "exact,magic"], "method 'magic' does not exist: use some of generate, plain"),
         (["--repeats", "0"], "repeats is 0; it must be an integer from 1"),
-        (["--draft-len", "65"], "draft_len is 65"),
+        (["--draft-length", "65"], "draft_length is 65"),
         (["--temperature", "-1"], "temperature is -1"),
         (["--count", "x"], "argument --count: invalid int value: 'x': see omnidraft bench compare --help"),
         (["--repeat", "3"], "unknown argument '--repeat': see omnidraft bench compare --help"),

@@ -28,7 +28,7 @@ NOTHING = Stats.of([])
 
 @pytest.fixture
 def model(target: Path, drafter: Path) -> OmniDraft:
-    return omnidraft.load(target, drafter, dtype="float32", profile=None, stopping="fixed", draft_len=3)
+    return omnidraft.load(target, drafter, dtype="float32", profile=None, draft_length=3)
 
 
 # ---------------------------------------------------------------- a model that keeps its prompt
@@ -165,7 +165,7 @@ def test_a_right_pair_passes_and_the_fault_is_found(
 ) -> None:
     stem = tmp_path / "results" / "law"
     command = ["bench", "law", "--target", str(target), "--drafter", str(drafter), "--prompt", "hello world"]
-    command += ["--samples", "600", "--draft-len", "3", "--json"]
+    command += ["--samples", "600", "--draft-length", "3", "--json"]
     assert main([*command, "--out", str(stem)]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["passes"]
@@ -190,7 +190,7 @@ def test_a_right_pair_passes_and_the_fault_is_found(
         (["--samples", "5"], "samples is 5"),
         (["--alpha", "2"], "alpha is 2"),
         (["--drafter", "none"], "none"),
-        (["--draft-len", "0"], "no drafter to test"),
+        (["--draft-length", "0"], "no drafter to test"),
         (["--fault", "other"], "invalid choice"),
     ],
 )

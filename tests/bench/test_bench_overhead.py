@@ -34,7 +34,7 @@ NAMES = (zoo.PREFIX + zoo.names("target")[0], zoo.PREFIX + zoo.names("drafter")[
 def models() -> Iterator[Models]:
     tokenizers = [load_tokenizer(zoo.resolve(name)) for name in NAMES]
     with torch.random.fork_rng():
-        yield Models(*tokenizers, target=TARGET, drafter=DRAFTER, context=400, draft_len=4, tokens=60)
+        yield Models(*tokenizers, target=TARGET, drafter=DRAFTER, context=400, draft_length=4, tokens=60)
 
 
 def test_a_scripted_target_says_its_text(models: Models) -> None:
@@ -154,7 +154,7 @@ def test_the_table_is_built_in_memory(monkeypatch: pytest.MonkeyPatch, home: Pat
     monkeypatch.setattr("omnidraft.bench.turns.build_table", build)
     tokenizers = [load_tokenizer(zoo.resolve(name)) for name in NAMES]
     with torch.random.fork_rng():
-        Models(*tokenizers, target=TARGET, drafter=DRAFTER, context=64, draft_len=4, tokens=6)
+        Models(*tokenizers, target=TARGET, drafter=DRAFTER, context=64, draft_length=4, tokens=6)
     assert begun == ["measuring", "building"]
     assert not home.exists()
 
@@ -186,7 +186,9 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert str(tmp_path) not in table
 
 
-@pytest.mark.parametrize("option", [["--draft-len", "0"], ["--threads", "0"], ["--target-tokenizer", "no/folder/here"]])
+@pytest.mark.parametrize(
+    "option", [["--draft-length", "0"], ["--threads", "0"], ["--target-tokenizer", "no/folder/here"]]
+)
 def test_mistakes_are_one_line(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "overhead", *option]) == 2
     assert len(capsys.readouterr().err.splitlines()) <= 2

@@ -266,7 +266,7 @@ def test_an_untrained_cache_sees_the_stream(evaluation: Evaluation) -> None:
 
 def test_methods_are_given_what_the_recipe_says(evaluation: Evaluation) -> None:
     fixed = evaluation.pupil(METHODS["plain SpD"], 0.3).drafting
-    assert (fixed.draft_len, fixed.threshold) == (4, None)
+    assert (fixed.draft_length, fixed.threshold) == (4, None)
     assert evaluation.pupil(METHODS["joint"], 0.3).drafting.threshold == 0.3
     assert evaluation.pupil(METHODS["interleaved, γ = 0.9"], 0.3).drafting.threshold == 0.1
 

@@ -106,7 +106,7 @@ def test_a_method_that_fails_late_is_dropped_for_good() -> None:
 
 def test_an_ngram_cache_lives_for_a_repeat(target: Path, drafter: Path) -> None:
     model = load(target, drafter, dtype="float32")
-    ours = Ours("exact", model, Drafting(stopping="fixed", ngram_seed="empty"), Sampling())
+    ours = Ours("exact", model, Drafting(draft_length=4, ngram_seed="empty"), Sampling())
     caches = [model.engine.pair and model.engine.pair.cache]
     for repeat in range(2):
         ours.begin(repeat)

@@ -114,15 +114,15 @@ def test_acceptance_comes_from_rounds_or_from_passes() -> None:
     exact, lookup, alone = (rows[f"big math {name}"] for name in ("exact", "lookup", "generate"))
     assert exact["block_efficiency"] == pytest.approx(60 / 20)
     assert exact["acceptance_rate"] == 0.5
-    assert exact["draft_len"] == 4
+    assert exact["draft_length"] == 4
     assert exact["draft_share"] == pytest.approx(4 * 0.25 / 2.5)
     assert exact["verify_share"] == pytest.approx(4 * 0.5 / 2.5)
     assert exact["translate_share"] == pytest.approx(4 * 0.05 / 2.5)
     assert lookup["block_efficiency"] == 30 / 12
     assert lookup["acceptance_rate"] == pytest.approx((30 - 12) / 54)
-    assert lookup["draft_len"] == 54 / 12
+    assert lookup["draft_length"] == 54 / 12
     assert lookup["draft_share"] is None
-    assert (alone["block_efficiency"], alone["acceptance_rate"], alone["draft_len"]) == (1, None, 0)
+    assert (alone["block_efficiency"], alone["acceptance_rate"], alone["draft_length"]) == (1, None, 0)
 
 
 def test_the_ceiling_is_what_the_passes_cost() -> None:

@@ -20,7 +20,7 @@ from omnidraft.cli.main import main
 from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.engine import Engine
 from omnidraft.draft_length.acceptance_head import Head
-from omnidraft.draft_length.goodput import Rate
+from omnidraft.draft_length.goodput import Goodput
 from omnidraft.errors import InputError
 
 SIZES = {"count": 2, "repeats": 2, "max_new_tokens": 8, "hopeless": 3, "learn": 3}
@@ -34,17 +34,17 @@ def model(target: Path, drafter: Path) -> OmniDraft:
 def test_a_cell_compares_the_same_answers(model: OmniDraft) -> None:
     ids = [model.encode(text) for text in ("hello world", "the world was")]
     rows = list(stopping.cell(model, stopping.ways(model, (1, 3), Head()), ids, Sampling(), SIZES))
-    policies = ["plain", "fixed", "fixed", "confidence", "entropy", "head", "rate", "rate without the head"]
+    policies = ["plain", "fixed", "fixed", "confidence", "entropy", "head", "goodput", "goodput without the head"]
     assert [row["policy"] for row in rows] == policies
-    assert [row["draft_len"] for row in rows] == [0, 1, 3, 16, 16, 16, 16, 16]
+    assert [row["draft_length"] for row in rows] == [0, 1, 3, 16, 16, 16, 16, 16]
     assert all(row["identical"] for row in rows)
     assert rows[0]["drafted"] == rows[0]["acceptance_rate"] == 0
     assert rows[0]["block_efficiency"] == 1
     assert 0 < rows[1]["drafted"] <= 1 < rows[2]["drafted"] <= 3
     assert all(row["plain_tokens_per_s"] == rows[0]["tokens_per_s"] > 0 for row in rows)
-    few = stopping.ways(model, (1,), Head(), rate_only=True)
+    few = stopping.ways(model, (1,), Head(), goodput_only=True)
     rows = list(stopping.cell(model, few, ids, Sampling(temperature=1.0), SIZES))
-    assert [row["policy"] for row in rows] == ["plain", "fixed", "rate", "rate without the head"]
+    assert [row["policy"] for row in rows] == ["plain", "fixed", "goodput", "goodput without the head"]
     assert all(row["identical"] is None for row in rows)
 
 
@@ -79,7 +79,7 @@ def test_answers_of_later_repeats_are_drawn_with_other_seeds(model: OmniDraft, m
 def test_greedy_answers_that_differ_are_noticed(
     temperature: float, wrong: bool, model: OmniDraft, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = Drafting(draft_len=0)
+    plain = Drafting(draft_length=0)
     ways = [Way(name, plain, stopping.fresh(model, plain, Head())) for name in ("one", "other")]
     end, answers = Way.end, iter(range(4))
 
@@ -123,10 +123,10 @@ def test_ways_answer_a_prompt_at_once(model: OmniDraft, monkeypatch: pytest.Monk
 
 def test_measurements_outlive_a_repeat_and_ngrams_do_not(model: OmniDraft) -> None:
     head = Head()
-    first = stopping.fresh(model, Drafting(stopping="rate"), head)
-    second = stopping.fresh(model, Drafting(stopping="rate"), head, first)
-    assert isinstance(second.stopping, Rate)
-    assert second.stopping is first.stopping
+    first = stopping.fresh(model, Drafting(draft_length="goodput"), head)
+    second = stopping.fresh(model, Drafting(draft_length="goodput"), head, first)
+    assert isinstance(second.policy, Goodput)
+    assert second.policy is first.policy
     assert first.pair is not None
     assert second.pair is not None
     assert second.pair.cache is not first.pair.cache
@@ -177,9 +177,7 @@ def test_what_was_thought_is_set_against_what_became_of_it(model: OmniDraft) -> 
 
     noting = head_study.Noting(Counting())
     pair = model.engine.pair
-    engine = Engine(
-        model.engine.target, sorted(model.engine.eos), pair, Drafting(draft_len=3, stopping="fixed"), noting
-    )
+    engine = Engine(model.engine.target, sorted(model.engine.eos), pair, Drafting(draft_length=3), noting)
     rounds = list(engine.rounds(model.encode("hello world"), 20, Sampling(), lambda _: 0))
     expected, first = [], 1
     for record in rounds:
@@ -198,7 +196,7 @@ def test_schedules_are_compared_on_prompts_that_taught_nothing(model: OmniDraft)
         assert row["identical"] is True
         assert row["speedup"] == pytest.approx(sorted(each["speedup"] for each in row["repeats"])[1])
         assert row["speedup"] > 0
-    assert {row["draft_len"] for row in rows} == {head_study.DRAFT_LEN, 16}
+    assert {row["draft_length"] for row in rows} == {head_study.DRAFT_LENGTH, 16}
 
 
 # ---------------------------------------------------------------- the file
@@ -207,12 +205,12 @@ def test_schedules_are_compared_on_prompts_that_taught_nothing(model: OmniDraft)
 def test_rows_take_the_place_of_those_about_the_same(tmp_path: Path) -> None:
     stem = tmp_path / "results" / "all"
     about = {"target": "a", "task": "t", "temperature": 0.0}
-    one, other = about | {"policy": "fixed", "draft_len": 1}, about | {"policy": "fixed", "draft_len": 2}
+    one, other = about | {"policy": "fixed", "draft_length": 1}, about | {"policy": "fixed", "draft_length": 2}
     stopping.keep(stem, [("cells", one | {"tokens_per_s": 1.0}), ("cells", other | {"tokens_per_s": 2.0})], {})
     stopping.keep(stem, [("cells", one | {"tokens_per_s": 3.0})], {"command": "first"})
     found = stopping.keep(stem, [("never_slower", {"target": "a", "case": "c", "ratio": 1.0})], {"command": "second"})
     assert found == json.loads(stem.with_suffix(".json").read_text())
-    assert {(row["draft_len"], row["tokens_per_s"]) for row in found["cells"]} == {(1, 3.0), (2, 2.0)}
+    assert {(row["draft_length"], row["tokens_per_s"]) for row in found["cells"]} == {(1, 3.0), (2, 2.0)}
     assert [run["command"] for run in found["runs"]] == ["first", "second"]
     assert len(found["never_slower"]) == 1
     stem.with_suffix(".json").write_text("{")
@@ -224,18 +222,18 @@ def test_speedups_are_those_of_the_same_repeat() -> None:
     def row(policy: str, length: int, *speeds: tuple[float, float]) -> dict[str, Any]:
         each = [dict.fromkeys(UNITS, own) | {f"plain_{unit}": plain for unit in UNITS} for own, plain in speeds]
         medians = {name: statistics.median(one[name] for one in each) for name in each[0]}
-        about = {"target": "a", "task": "t", "temperature": 0.0, "policy": policy, "draft_len": length}
+        about = {"target": "a", "task": "t", "temperature": 0.0, "policy": policy, "draft_length": length}
         return about | medians | {"repeats": each}
 
     cells = [
         row("fixed", 2, (12.5, 10.0)),  # once, and the best
         row("head", 16, (11.5, 10.0)),
         row("fixed", 1, (12.0, 10.0), (26.0, 20.0), (44.0, 40.0)),
-        row("rate", 16, (13.0, 10.0), (25.0, 20.0), (52.0, 40.0)),
+        row("goodput", 16, (13.0, 10.0), (25.0, 20.0), (52.0, 40.0)),
         row("plain", 0, (10.0, 10.0), (20.0, 20.0), (40.0, 40.0)),
     ]
     text = markdown({"cells": cells, "calibration": [], "never_slower": [], "schedules": []})
-    assert "| plain, tokens/s | fixed 1 | fixed 2 | head | rate | rate, of the best fixed |" in text
+    assert "| plain, tokens/s | fixed 1 | fixed 2 | head | goodput | goodput, of the best fixed |" in text
     assert "| a | t | 0 | 20.0 | 1.200 | 1.250 | 1.150 | 1.300 | 1.040 |" in text
 
 
@@ -302,17 +300,28 @@ def test_the_command_writes_its_files(
     assert {row["method"] for row in result["schedules"]} == set(head_study.METHODS)
     assert "| interleaved |" in text
     assert main(["bench", "stopping", *arguments, "--parts", "cells,none"]) == 2
-    assert main(["bench", "stopping", *arguments, "--draft-len", "0"]) == 2
+    assert main(["bench", "stopping", *arguments, "--draft-length", "0"]) == 2
     assert "a fixed draft length to measure is 1 or more" in capsys.readouterr().err
-    one = ["--parts", "cells", "--task", "gsm8k", "--draft-len", "3", "--more", "--rate-only", "--temperature", "0"]
+    one = [
+        "--parts",
+        "cells",
+        "--task",
+        "gsm8k",
+        "--draft-length",
+        "3",
+        "--more",
+        "--goodput-only",
+        "--temperature",
+        "0",
+    ]
     assert main(["bench", "stopping", *arguments, *sizes, *one]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])["cells"]
     found = [row for row in found if row["task"] == "gsm8k" and row["temperature"] == 0]
-    times = {row["draft_len"]: len(row["repeats"]) for row in found if row["policy"] == "fixed"}
+    times = {row["draft_length"]: len(row["repeats"]) for row in found if row["policy"] == "fixed"}
     assert times == {1: 2, 2: 2, 4: 2, 3: 2}
     assert {row["policy"]: len(row["repeats"]) for row in found if row["policy"] in stopping.POLICIES} == {
         "confidence": 2,
         "entropy": 2,
         "head": 2,
-        "rate": 4,
+        "goodput": 4,
     }

@@ -145,7 +145,7 @@ def test_no_file(tmp_path: Path, capsys: Captured) -> None:
         (("--profile", "none"), "what is learned would be lost"),
         (("--rank", 0), "rank is 0"),
         (("--temperature", -1), "temperature is -1"),
-        (("--draft-len", 1.5), "draft_len is 1.5"),
+        (("--draft-length", 1.5), "draft_length is 1.5"),
         (("--max-new-tokens", 0), "max_new_tokens is 0"),
     ],
 )

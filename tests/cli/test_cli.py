@@ -71,9 +71,7 @@ def test_json_is_one_object(target: Path, drafter: Path, capsys: Captured) -> No
             drafter,
             "--max-new-tokens",
             12,
-            "--stopping",
-            "fixed",
-            "--draft-len",
+            "--draft-length",
             2,
             "--json",
         )
@@ -128,7 +126,7 @@ def test_flags_reach_the_settings(
         raise OmniDraftError("two\nlines")
 
     monkeypatch.setattr("omnidraft.api.load", record)
-    flags = {"draft_len": 3, "mode": "paper", "drafter_temperature": 0.5, "ngram_bound": 9, "dtype": "float32"}
+    flags = {"draft_length": 3, "mode": "paper", "drafter_temperature": 0.5, "ngram_bound": 9, "dtype": "float32"}
     arguments = [text for name, value in flags.items() for text in ("--" + name.replace("_", "-"), str(value))]
     assert generate("hello", target, "--drafter", drafter, *arguments) == 1
     assert given.pop("models") == (str(target), str(drafter))
@@ -203,7 +201,7 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "no tokens": (with_options("--max-new-tokens", "0"), "max_new_tokens is 0; it must be"),
     "seed": (with_options("--seed", "-1"), "seed is -1; it must be"),
     "stop": (with_options("--stop", ""), "stop is ['']; it must be"),
-    "no integer": (with_options("--draft-len", "1.5"), "draft_len is 1.5; it must be"),
+    "no integer": (with_options("--draft-length", "1.5"), "draft_length is 1.5; it must be"),
     "no choice": (with_options("--mode", "fast"), "use one of exact, intersection, paper"),
     "unknown flag": (with_options("--temprature", "1"), "did you mean '--temperature'"),
     "two prompts": (with_options("world"), "quotation marks"),

@@ -84,14 +84,14 @@ def law_with_swaps(world: World, drafter: type[Drafter], count: int, **drafting:
 @pytest.mark.parametrize("shape", ["tiny", "nested", "inner"])
 def test_the_joint_law_holds_while_every_round_has_other_weights(shape: str, verification: str) -> None:
     world = make_world(shape, 1)
-    ours = law_with_swaps(world, Drafter, 2, draft_len=1, verification=verification)
+    ours = law_with_swaps(world, Drafter, 2, draft_length=1, verification=verification)
     assert distance(ours, first_tokens(plain_distribution(world), 2, world.vocab.eos)) < EXACT
 
 
 @pytest.mark.parametrize("shape", ["tiny", "nested"])
 def test_a_stale_q_breaks_the_law(shape: str) -> None:
     world = make_world(shape, 1)
-    ours = law_with_swaps(world, Stale, 2, draft_len=1)
+    ours = law_with_swaps(world, Stale, 2, draft_length=1)
     assert distance(ours, first_tokens(plain_distribution(world), 2, world.vocab.eos)) > 0.01
 
 

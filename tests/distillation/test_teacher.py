@@ -78,7 +78,7 @@ def test_a_drafter_that_drafts_by_r_is_never_refused(shape: str, seed: int) -> N
     world, cache = taught_world(shape, seed)
     symbols = 0
     for k in (1, 2, 3):
-        engine = world.engine(cache, draft_len=k, verification="token")
+        engine = world.engine(cache, draft_length=k, verification="token")
         for probability, record in enumerate_draws(
             lambda draw, engine=engine: next(engine.rounds([PROMPT], FAR, SAMPLED, draw))  # type: ignore[misc]
         ):

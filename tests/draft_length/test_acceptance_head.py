@@ -38,7 +38,7 @@ from omnidraft.draft_length.acceptance_head import (
     spread,
     tap,
 )
-from omnidraft.draft_length.policy import Entropy, Fixed, Predicted
+from omnidraft.draft_length.policy import Entropy, Fixed, HeadThreshold
 from omnidraft.errors import ConfigError, ModelError
 from omnidraft.models.cpu_llama import LeanLlama
 from omnidraft.models.language_model import LanguageModel, TransformersModel
@@ -68,7 +68,7 @@ def enumerated(world: World, cache: NgramCache, written: list[int], sampling: Sa
     """For each number of symbols of a spelling that were drafted and accepted, how often the next one is."""
     reached: dict[int, float] = {}
     accepted: dict[int, float] = {}
-    engine = world.engine(cache, draft_len=len(written), verification="token")
+    engine = world.engine(cache, draft_length=len(written), verification="token")
     for probability, record in enumerate_draws(lambda draw: next(engine.rounds([PROMPT], FAR, sampling, draw))):
         walk = Walk(cache, world.vocab.eos)
         for draft in record.draft:
@@ -127,7 +127,7 @@ def test_a_greedy_target_goes_on_as_lessons_say(shape: str, active: str) -> None
         made = marginal_lesson(cache, prompt, [first, second], spelled_, laws).laws
         best = dict(zip(made.positions.tolist(), made.best.tolist(), strict=True))
         length = len(spelled_[0])
-        engine = world.engine(cache, draft_len=length + 1, drafter_temperature=1.0)
+        engine = world.engine(cache, draft_length=length + 1, drafter_temperature=1.0)
         for _, record in enumerate_draws(lambda draw, engine=engine: next(engine.rounds([PROMPT], FAR, NEVER, draw))):  # type: ignore[misc]
             if list(record.draft[:length]) == spelled_[0] and len(record.draft) > length:
                 right = record.draft[length] == best[len(prompt) + length - 1]
@@ -150,7 +150,7 @@ def learned(size: int, seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 def test_an_untrained_head_is_the_bound_by_entropy() -> None:
-    head, entropy, policy = Head(8), Entropy(0.55), Predicted(0.55, Head(8))
+    head, entropy, policy = Head(8), Entropy(0.55), HeadThreshold(0.55, Head(8))
     for seed in range(20):
         logits, hidden = some_logits(seed)[0] * seed / 4, torch.randn(8)
         for temperature in (0.0, 0.5, 1.0):
@@ -195,7 +195,7 @@ def test_a_head_of_another_drafter_is_refused() -> None:
 def test_a_draft_ends_where_its_chance_as_a_whole_is_low() -> None:
     head = Head(8)
     head.take(learned(8))
-    policy = Predicted(0.3, head)
+    policy = HeadThreshold(0.3, head)
     for seed in range(30):
         assert policy.begin(None)
         reach, torch_seed = 1.0, seed

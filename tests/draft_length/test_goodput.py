@@ -1,4 +1,4 @@
-"""The rate policy on scripted costs and chances: how near it comes to the best draft, and that it is never slower."""
+"""The goodput policy on scripted costs and chances: how near it comes to the best draft, and never slower."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from omnidraft.draft_length.goodput import (
     QUIET,
     TOO_DEAR,
     TOO_SHORT,
-    Rate,
+    Goodput,
 )
 from omnidraft.draft_length.plan import GRID, NEVER, Known, Plan, make_plan, saved
-from omnidraft.draft_length.policy import Fixed, Stopping
+from omnidraft.draft_length.policy import DraftLengthPolicy, Fixed
 from omnidraft.draft_length.request_state import BEGINNING
 
 LONGEST = 16
@@ -74,7 +74,7 @@ SCENES = {
 class Clock:
     """Decodes by a policy in a scene; counts time, and the target tokens that are to be expected."""
 
-    def __init__(self, policy: Stopping, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, policy: DraftLengthPolicy, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.policy: Any = policy
         self.slow = 1.0  # how much slower the machine is at present
         self.tokens, self.seconds = 0.0, 0.0
@@ -82,7 +82,7 @@ class Clock:
         self.passes = 0  # of the drafter
         self._random = random.Random(seed)
         self._nats = 0.0
-        if isinstance(policy, Rate):
+        if isinstance(policy, Goodput):
             monkeypatch.setattr(policy._head, "chance", lambda *_: bound(self._nats))
 
     def text(self, scene: Scene, rounds: int, prompt: int | list[int] = 20, new_tokens: int = 10**6) -> None:
@@ -185,7 +185,7 @@ def optimum(scene: Scene) -> float:
 
 @pytest.mark.parametrize("name", SCENES)
 def test_it_is_within_two_percent_of_the_best_policy_there_is(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    scene, policy = SCENES[name], Rate(LONGEST)
+    scene, policy = SCENES[name], Goodput(LONGEST)
     clock = Clock(policy, 0, monkeypatch)
     clock.after(scene, 20)
     assert clock.after(scene, 80) > 0.98 * optimum(scene)
@@ -195,7 +195,7 @@ def test_it_is_within_two_percent_of_the_best_policy_there_is(name: str, monkeyp
 def test_no_fixed_length_beats_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     scene = SCENES[name]
     fixed = {k: Clock(UpTo(k), 1, monkeypatch).after(scene, 40) for k in range(9)}
-    clock = Clock(Rate(LONGEST), 1, monkeypatch)
+    clock = Clock(Goodput(LONGEST), 1, monkeypatch)
     clock.after(scene, 20)
     assert clock.after(scene, 60) > 0.98 * max(fixed.values())
 
@@ -203,13 +203,13 @@ def test_no_fixed_length_beats_it(name: str, monkeypatch: pytest.MonkeyPatch) ->
 def test_it_beats_every_fixed_length_where_texts_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     easy, hard = SCENES["an easy text"], SCENES["a hard text"]
 
-    def alternating(policy: Stopping) -> float:
+    def alternating(policy: DraftLengthPolicy) -> float:
         clock = Clock(policy, 2, monkeypatch)
         for turn in range(100):
             clock.text((easy, hard)[turn % 2], 40)
         return clock.rate
 
-    assert alternating(Rate(LONGEST)) > max(alternating(UpTo(k)) for k in range(9))
+    assert alternating(Goodput(LONGEST)) > max(alternating(UpTo(k)) for k in range(9))
 
 
 # What the embedded drafter comes to for word problems and for code: what is worth a draft token, and what hardly is,
@@ -225,7 +225,7 @@ def test_texts_in_which_drafts_pay_are_told_from_others_whatever_their_order(
 ) -> None:
     found, drafted = [], {id(WORDS): [0, 0], id(CODE): [0, 0]}
     for seed in range(8):
-        clock = Clock(Rate(LONGEST), seed, monkeypatch)
+        clock = Clock(Goodput(LONGEST), seed, monkeypatch)
         for turn in range(90):
             scene = order[turn % len(order)]
             before = len(clock.drafted)
@@ -278,7 +278,7 @@ def test_no_more_is_remembered_than_so_many_texts_and_nothing_of_those_without_d
 
 def test_a_text_goes_on_where_its_chances_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     head, prompts = Head(), [[99, *range(10 * turn, 10 * turn + 10)] for turn in range(4)]
-    clock = Clock(Rate(LONGEST, head), 0, monkeypatch)
+    clock = Clock(Goodput(LONGEST, head), 0, monkeypatch)
     clock.text(SCENES["an easy text"], 40, prompts[0])
     monkeypatch.setattr(Head, "trained", True)
     for prompt in (*prompts[1:], []):
@@ -302,7 +302,7 @@ def test_prompts_without_a_token_in_common_say_nothing() -> None:
 
 def test_beginnings_that_are_hard_do_not_speak_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = replace(SCENES["an easy text"], opening={4.5: 0.0})
-    clock = Clock(Rate(LONGEST), 0, monkeypatch)
+    clock = Clock(Goodput(LONGEST), 0, monkeypatch)
     clock.after(scene, 20)
     clock.after(scene, 20)
     texts = [clock.drafted[at : at + 40] for at in range(0, 800, 40)]
@@ -313,7 +313,7 @@ def test_beginnings_that_are_hard_do_not_speak_for_the_rest(monkeypatch: pytest.
 
 def test_beginnings_that_are_easy_are_drafted_though_the_rest_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = replace(SCENES["a hopeless drafter"], opening={0.1: 0.97, 0.3: 0.92})
-    clock = Clock(Rate(LONGEST), 0, monkeypatch)
+    clock = Clock(Goodput(LONGEST), 0, monkeypatch)
     clock.after(scene, 20)
     clock.after(scene, 20)
     texts = [clock.drafted[at : at + 40] for at in range(0, 800, 40)]
@@ -323,7 +323,7 @@ def test_beginnings_that_are_easy_are_drafted_though_the_rest_is_not(monkeypatch
 
 def test_a_text_of_which_the_drafter_is_unsure_throughout_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of its steps is refused by its chance: there is no draft, yet each costs a step."""
-    clock = Clock(Rate(LONGEST), 0, monkeypatch)
+    clock = Clock(Goodput(LONGEST), 0, monkeypatch)
     scene = replace(WORDS, verify=even(0.15), opening=None)
     clock.after(scene, 30, rounds=70)
     clock.after(replace(scene, chances={4.5: 0.02}), 1, rounds=70)
@@ -338,7 +338,7 @@ def test_a_text_of_which_the_drafter_is_unsure_throughout_is_left(monkeypatch: p
 @pytest.mark.parametrize("name", [name for name in SCENES if "hopeless" in name or "slower" in name or "few" in name])
 def test_it_is_never_slower_from_the_first_text_on(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     scene = replace(SCENES[name], read=0.02)
-    clock = Clock(Rate(LONGEST), 3, monkeypatch)
+    clock = Clock(Goodput(LONGEST), 3, monkeypatch)
     assert clock.after(scene, 200, rounds=60, prompt=100) > 0.97
     clock.policy.open(range(100), 60)
     assert not clock.policy.begin(None)
@@ -350,7 +350,7 @@ def test_it_is_never_slower_from_the_first_text_on(name: str, monkeypatch: pytes
 def test_what_drafts_have_gained_for_long_is_not_lost_where_they_cease_to_pay(
     name: str, least: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Clock(Rate(LONGEST), 0, monkeypatch)
+    clock = Clock(Goodput(LONGEST), 0, monkeypatch)
     clock.after(replace(SCENES["an easy text"], read=0.02), 1000, rounds=30, prompt=100)
     assert clock.after(replace(SCENES[name], read=0.02), 200, rounds=48, prompt=100) > least
 
@@ -363,7 +363,7 @@ def test_in_doubt_drafts_go_on_as_long_as_that_costs_little(
     scene = Scene(0.16, even(0.1), {2.0: chance + 0.1, 3.0: chance, 4.0: chance - 0.1})
     found = []
     for seed in range(6):
-        clock = Clock(Rate(LONGEST), seed, monkeypatch)
+        clock = Clock(Goodput(LONGEST), seed, monkeypatch)
         clock.after(scene, 10)
         fixed = Clock(UpTo(1), seed, monkeypatch).after(scene, 50)
         found.append(clock.after(scene, 100) / max(1.0, fixed))
@@ -385,7 +385,7 @@ def test_what_may_well_be_is_near_what_was_seen_often() -> None:
 def test_long_prompts_with_short_answers_are_left_to_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
     """The drafter is good, but has more to read than it could save; in a longer text it is used."""
     scene = replace(SCENES["an easy text"], read=0.02)
-    clock = Clock(Rate(LONGEST), 4, monkeypatch)
+    clock = Clock(Goodput(LONGEST), 4, monkeypatch)
     clock.after(scene, 10, prompt=100)
     clock.after(scene, 30, rounds=4, prompt=1500, new_tokens=8)
     clock.after(scene, 100, rounds=4, prompt=1500, new_tokens=8)
@@ -401,7 +401,7 @@ def test_a_drafter_that_becomes_useful_is_noticed_within_twenty_texts(
 ) -> None:
     for seed in range(3):
         hopeless = replace(SCENES["a hopeless drafter"], read=read)
-        clock = Clock(Rate(LONGEST), seed, monkeypatch)
+        clock = Clock(Goodput(LONGEST), seed, monkeypatch)
         clock.after(hopeless, 60, prompt=prompt)
         assert clock.policy.idle == TOO_DEAR
         useful = replace(hopeless, chances=dict.fromkeys(hopeless.chances, 0.8))
@@ -412,7 +412,7 @@ def test_a_drafter_that_becomes_useful_is_noticed_within_twenty_texts(
 
 def test_a_stall_within_a_trial_does_not_end_all_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     hopeless = SCENES["a hopeless drafter"]
-    clock = Clock(Rate(LONGEST), 5, monkeypatch)
+    clock = Clock(Goodput(LONGEST), 5, monkeypatch)
     clock.after(hopeless, 60)
     clock.policy.trials.start((1, (2,)))
     clock.text(replace(hopeless, verify=even(1000.0)), BEGINNING + 1)
@@ -425,7 +425,7 @@ def test_a_stall_within_a_trial_does_not_end_all_trials(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("before", [1, 2, 3])
 def test_a_stall_while_an_early_prompt_is_read_ends_no_drafts(before: int, monkeypatch: pytest.MonkeyPatch) -> None:
     scene = replace(SCENES["an easy text"], read=0.02)
-    clock = Clock(Rate(LONGEST), before, monkeypatch)
+    clock = Clock(Goodput(LONGEST), before, monkeypatch)
     clock.after(scene, before, prompt=100)
     clock.text(replace(scene, read=5.0), 40, prompt=100)
     for _ in range(3):
@@ -434,7 +434,7 @@ def test_a_stall_while_an_early_prompt_is_read_ends_no_drafts(before: int, monke
 
 
 def test_a_drafter_that_cannot_pay_is_hardly_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(Rate(LONGEST), 1, monkeypatch)
+    clock = Clock(Goodput(LONGEST), 1, monkeypatch)
     slow = SCENES["a drafter slower than the target"]
     clock.after(slow, 10)
     assert 0 < sum(clock.drafted) < 20
@@ -447,13 +447,13 @@ def test_a_drafter_that_cannot_pay_is_hardly_tried(monkeypatch: pytest.MonkeyPat
 
 def test_a_drafter_that_is_better_than_its_entropy_says_is_found_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(0.14, even(0.07), {3.0: 0.8, 4.5: 0.7})  # the bound gives such tokens .23 and .05
-    clock = Clock(Rate(LONGEST), 4, monkeypatch)
+    clock = Clock(Goodput(LONGEST), 4, monkeypatch)
     clock.after(scene, 2)
     assert clock.after(scene, 20) > 0.97 * optimum(scene)
 
 
 def test_a_drafter_that_gets_worse_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(Rate(LONGEST), 6, monkeypatch)
+    clock = Clock(Goodput(LONGEST), 6, monkeypatch)
     assert clock.after(SCENES["an easy text"], 20) > 1.5
     clock.after(SCENES["a hopeless drafter"], 5)
     assert clock.after(SCENES["a hopeless drafter"], 100) > 0.97
@@ -465,7 +465,7 @@ def test_a_drafter_that_becomes_slower_or_faster_while_drafts_are_long_is_notice
 ) -> None:
     """Where all drafts are alike, their steps are not told apart by what some of them were once."""
     scene = replace(SCENES["a large target"], step=before)
-    clock = Clock(Rate(LONGEST), 0, monkeypatch)
+    clock = Clock(Goodput(LONGEST), 0, monkeypatch)
     clock.after(scene, 20)
     other = replace(scene, step=now)
     clock.after(other, 20)
@@ -478,7 +478,7 @@ def test_verification_that_becomes_cheap_is_noticed_within_twenty_texts(
 ) -> None:
     dear = Scene(0.1, even(1.5), {0.1: 0.9, 0.3: 0.8})
     for seed in range(4):
-        clock = Clock(Rate(LONGEST), seed, monkeypatch)
+        clock = Clock(Goodput(LONGEST), seed, monkeypatch)
         clock.after(dear, 100, rounds=rounds)
         assert not clock.drafted[-1]
         clock.after(replace(dear, verify=even(0.07)), 15, rounds=rounds)
@@ -491,7 +491,7 @@ def test_the_target_alone_is_measured_whatever_the_length_of_texts(
 ) -> None:
     """The first round of a text says nothing of it, as the prompt is in it."""
     scene = SCENES["two tokens at twice the cost"]
-    clock = Clock(Rate(LONGEST), 0, monkeypatch)
+    clock = Clock(Goodput(LONGEST), 0, monkeypatch)
     clock.after(scene, 200 * 64 // rounds, rounds=rounds)
     assert [clock.policy.costs.verify(m) for m in (1, 2, 5)] == pytest.approx([1.0, 2.0, 2.15], rel=0.1)
     assert clock.policy.costs.seconds == pytest.approx(1.0, rel=0.1)
@@ -501,7 +501,7 @@ def test_the_target_alone_is_measured_whatever_the_length_of_texts(
 def test_a_machine_that_was_slow_for_a_while_is_believed_again(texts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     scene = SCENES["an easy text"]
     best = max(Clock(UpTo(k), 8, monkeypatch).after(scene, 40) for k in range(1, 6))
-    clock = Clock(Rate(LONGEST), 8, monkeypatch)
+    clock = Clock(Goodput(LONGEST), 8, monkeypatch)
     clock.after(scene, 10)
     clock.slow = 2.0
     clock.after(scene, texts)
@@ -511,7 +511,7 @@ def test_a_machine_that_was_slow_for_a_while_is_believed_again(texts: int, monke
 
 
 def test_the_first_rounds_measure_the_target_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(Rate(LONGEST), 7, monkeypatch)
+    clock = Clock(Goodput(LONGEST), 7, monkeypatch)
     clock.text(SCENES["an easy text"], 1 + ENOUGH)  # the first has the prompt in it
     assert clock.drafted == [0] * (1 + ENOUGH)
     assert clock.policy.idle == MEASURED
@@ -520,7 +520,7 @@ def test_the_first_rounds_measure_the_target_alone(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_first_trial_has_rounds_of_the_target_alone_to_compare_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(Rate(LONGEST), 0, monkeypatch)
+    clock = Clock(Goodput(LONGEST), 0, monkeypatch)
     clock.text(SCENES["an easy text"], 1 + ENOUGH + FIRST_TRIAL[0])
     trial = clock.drafted[-FIRST_TRIAL[0] :]
     assert sorted(trial) == sorted([*FIRST_TRIAL[1]] * (FIRST_TRIAL[0] // len(FIRST_TRIAL[1])))
@@ -533,7 +533,7 @@ def test_the_less_drafts_gain_the_more_often_the_target_is_measured_alone(
 ) -> None:
     """One draft token gains 5, 12 and 42 % here; what is lost to rounds without a draft stays below 1 %."""
     scene = Scene(0.17, lambda m: 1 + 0.15 * (m > 1) + 0.5 * max(0, m - 2), {1.0: chance})
-    clock = Clock(Rate(LONGEST), 0, monkeypatch)
+    clock = Clock(Goodput(LONGEST), 0, monkeypatch)
     clock.after(scene, 60)
     clock.after(scene, 60)
     plain = clock.drafted.count(0)
@@ -546,14 +546,14 @@ def test_the_less_drafts_gain_the_more_often_the_target_is_measured_alone(
 def test_a_clock_that_stands_still_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     still = Scene(0.0, lambda _: 0.0, {0.1: 0.9})
     monkeypatch.setattr("test_rate.PROMPT_PASS", 0.0)
-    clock = Clock(Rate(LONGEST), 1, monkeypatch)
+    clock = Clock(Goodput(LONGEST), 1, monkeypatch)
     for _ in range(12):
         clock.text(still, 20)
     assert clock.drafted
 
 
 def test_texts_that_can_have_no_draft_have_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(Rate(LONGEST), 1, monkeypatch)
+    clock = Clock(Goodput(LONGEST), 1, monkeypatch)
     clock.after(replace(SCENES["an easy text"], read=0.02), 40, prompt=100)
     before, due = [chance.seen for chance in clock.policy._chances.bins], 0
     for _ in range(40):
@@ -569,7 +569,7 @@ def test_texts_that_can_have_no_draft_have_no_trial(monkeypatch: pytest.MonkeyPa
 
 def test_what_drafts_gain_is_not_spent_on_texts_that_are_too_short(monkeypatch: pytest.MonkeyPatch) -> None:
     easy = replace(SCENES["an easy text"], read=0.02)
-    clock = Clock(Rate(LONGEST), 1, monkeypatch)
+    clock = Clock(Goodput(LONGEST), 1, monkeypatch)
     clock.after(easy, 60, prompt=100)
     wasted = 0
     for _ in range(60):
@@ -582,7 +582,7 @@ def test_what_drafts_gain_is_not_spent_on_texts_that_are_too_short(monkeypatch: 
 
 def test_a_text_that_becomes_easy_after_its_beginning_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     hopeless = replace(SCENES["a hopeless drafter"], opening={0.1: 0.95})
-    clock = Clock(Rate(LONGEST), 2, monkeypatch)
+    clock = Clock(Goodput(LONGEST), 2, monkeypatch)
     clock.after(hopeless, 60)
     assert any(clock.drafted), "beginnings are drafted"
     useful = replace(hopeless, chances=dict.fromkeys(hopeless.chances, 0.8))
@@ -593,7 +593,7 @@ def test_a_text_that_becomes_easy_after_its_beginning_is_noticed(monkeypatch: py
 def test_a_long_text_is_looked_at_again_though_its_rounds_are_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """The prompt is long and answers were short: the drafter is left out until the text has gone on for long enough."""
     scene = replace(SCENES["an easy text"], read=0.02)
-    clock = Clock(Rate(LONGEST), 4, monkeypatch)
+    clock = Clock(Goodput(LONGEST), 4, monkeypatch)
     clock.after(scene, 10, prompt=100)
     clock.after(scene, 60, rounds=4, prompt=1500, new_tokens=8)
     clock.after(scene, 1, rounds=200, prompt=1500)
@@ -607,7 +607,7 @@ def test_rounds_that_nobody_looked_at_are_made_up_for(rounds: int, monkeypatch: 
     found = []
     for quiet in (1, QUIET):
         monkeypatch.setattr("omnidraft.draft_length.goodput.QUIET", quiet)
-        clock = Clock(Rate(LONGEST), 1, monkeypatch)
+        clock = Clock(Goodput(LONGEST), 1, monkeypatch)
         clock.after(SCENES["a hopeless drafter"], 30, rounds=rounds)
         assert clock.policy.idle == TOO_DEAR
         assert len(clock.policy._quiet) < quiet
@@ -622,7 +622,7 @@ def test_rounds_that_nobody_looked_at_are_made_up_for(rounds: int, monkeypatch: 
 
 
 def test_a_trial_lets_what_comes_count_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(Rate(LONGEST), 1, monkeypatch)
+    clock = Clock(Goodput(LONGEST), 1, monkeypatch)
     clock.after(SCENES["a hopeless drafter"], 60)
     seen = max(chance.seen for chance in clock.policy._chances.bins)
     observed = max(map(len, clock.policy.costs._verify.values()))
@@ -643,7 +643,7 @@ def test_a_trial_lets_what_comes_count_more(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_trial_waits_until_a_text_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     """A drafter whose every draft is accepted but at the beginning of a text, where none is."""
     hopeless = SCENES["a hopeless drafter"]
-    clock = Clock(Rate(LONGEST), 1, monkeypatch)
+    clock = Clock(Goodput(LONGEST), 1, monkeypatch)
     clock.after(hopeless, 60)
     clock.after(replace(hopeless, chances=dict.fromkeys(hopeless.chances, 0.9), opening={4.5: 0.0}), 20)
     texts = [clock.drafted[at : at + 40] for at in range(0, 800, 40)]
@@ -654,7 +654,7 @@ def test_a_trial_waits_until_a_text_has_begun(monkeypatch: pytest.MonkeyPatch) -
 
 def test_no_plan_is_made_within_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would be time of the draft, which would seem dearer than it is."""
-    clock, left = Clock(Rate(LONGEST), 1, monkeypatch), []
+    clock, left = Clock(Goodput(LONGEST), 1, monkeypatch), []
 
     def noted(*given: Any) -> Plan:
         left.append(clock.policy.trials.left)
@@ -671,7 +671,7 @@ def test_no_plan_is_made_within_a_trial(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_short_answers_are_tried_where_they_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     hopeless = SCENES["a hopeless drafter"]
-    clock = Clock(Rate(LONGEST), 1, monkeypatch)
+    clock = Clock(Goodput(LONGEST), 1, monkeypatch)
     clock.after(hopeless, 200, rounds=6, new_tokens=6)
     assert sum(clock.drafted[-300:]) < 60
     useful = replace(hopeless, chances=dict.fromkeys(hopeless.chances, 0.9))
@@ -682,7 +682,7 @@ def test_short_answers_are_tried_where_they_begin(monkeypatch: pytest.MonkeyPatc
 def test_nothing_is_tried_before_the_first_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     """A drafter learns before it is known what a step of the target alone takes."""
     head = Head()
-    clock = Clock(Rate(LONGEST, head), 1, monkeypatch)
+    clock = Clock(Goodput(LONGEST, head), 1, monkeypatch)
     for _ in range(4):
         clock.text(SCENES["an easy text"], 1)
         head.take({})
@@ -693,7 +693,7 @@ def test_nothing_is_tried_before_the_first_trial(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_trial_that_a_short_text_left_over_is_for_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(Rate(LONGEST), 1, monkeypatch)
+    clock = Clock(Goodput(LONGEST), 1, monkeypatch)
     clock.after(SCENES["a hopeless drafter"], 60)
     clock.policy._catch_up()
     clock.policy.trials.start((5, (2,)))
@@ -704,7 +704,7 @@ def test_a_trial_that_a_short_text_left_over_is_for_the_next_one(monkeypatch: py
 
 
 def test_a_round_can_have_lost_a_few_times_what_it_should_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(Rate(LONGEST), 1, monkeypatch)
+    clock = Clock(Goodput(LONGEST), 1, monkeypatch)
     clock.after(SCENES["an easy text"], 60)
     policy = clock.policy
     should = 0.28 + 1.14
@@ -716,7 +716,7 @@ def test_a_round_can_have_lost_a_few_times_what_it_should_cost(monkeypatch: pyte
 
 
 def test_drafts_that_were_thought_to_pay_neither_put_a_trial_off_nor_pay_for_one() -> None:
-    policy = Rate(LONGEST)
+    policy = Goodput(LONGEST)
     policy.learn(made(verify_s=9.0))
     for _ in range(ENOUGH):
         policy.learn(made(verify_s=1.0))
@@ -732,7 +732,7 @@ def test_drafts_that_were_thought_to_pay_neither_put_a_trial_off_nor_pay_for_one
 
 @pytest.mark.parametrize("period", [2, 3, 4])
 def test_trials_fall_in_with_no_order_of_texts(period: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, tried = Clock(Rate(LONGEST), 0, monkeypatch), [0] * period
+    clock, tried = Clock(Goodput(LONGEST), 0, monkeypatch), [0] * period
     clock.after(SCENES["a hopeless drafter"], 30)
     for turn in range(600):
         before = len(clock.drafted)
@@ -764,7 +764,7 @@ def test_what_drafts_gain_makes_up_for_trials_and_noise_for_nothing() -> None:
 
 def test_a_drafter_that_has_learned_is_tried_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     head = Head()
-    clock = Clock(Rate(LONGEST, head), 1, monkeypatch)
+    clock = Clock(Goodput(LONGEST, head), 1, monkeypatch)
     clock.after(SCENES["a hopeless drafter"], 100)
     while not any(clock.drafted[-40:]):  # until just after a trial
         clock.text(SCENES["a hopeless drafter"], 40)
@@ -778,7 +778,7 @@ def test_a_drafter_that_has_learned_is_tried_at_once(monkeypatch: pytest.MonkeyP
 
 def test_what_a_drafter_learns_brings_no_more_trials_than_a_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     head = Head()
-    clock = Clock(Rate(LONGEST, head), 1, monkeypatch)
+    clock = Clock(Goodput(LONGEST, head), 1, monkeypatch)
     for _ in range(300):
         head.take({})
         clock.text(SCENES["a hopeless drafter"], 40)
@@ -792,7 +792,7 @@ def test_trials_of_what_was_learned_cost_little_where_long_drafts_pay(
     rates = []
     for learns in (False, True):
         head, scene = Head(), SCENES["a large target"]
-        clock = Clock(Rate(LONGEST, head), 0, monkeypatch)
+        clock = Clock(Goodput(LONGEST, head), 0, monkeypatch)
         clock.after(scene, 20, rounds=rounds)
         clock.tokens = clock.seconds = 0.0
         for _ in range(60):
@@ -805,7 +805,7 @@ def test_trials_of_what_was_learned_cost_little_where_long_drafts_pay(
 
 def test_a_head_that_becomes_trained_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     head = Head()
-    policy = Rate(LONGEST, head)
+    policy = Goodput(LONGEST, head)
     for chance in policy._chances.bins:
         chance.yes, chance.seen = 0.0, 100.0
     policy.begin(None)
@@ -820,7 +820,7 @@ def test_a_head_that_becomes_trained_is_believed(monkeypatch: pytest.MonkeyPatch
 
 def test_tokens_that_did_not_seem_to_pay_are_drawn_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(0.01, even(0.5), {0.1: 0.9, 3.0: 0.9})
-    clock = Clock(Rate(LONGEST), 2, monkeypatch)
+    clock = Clock(Goodput(LONGEST), 2, monkeypatch)
     clock.after(scene, 2)
     unlikely = sum(bound(3.0) < edge for edge in EDGES)
     chance = clock.policy._chances.bins[unlikely]
@@ -997,7 +997,7 @@ def test_comparisons_that_do_not_fit_are_settled_between() -> None:
 class Asking(Clock):
     """A clock on which asking for a chance takes so many steps of the target."""
 
-    def __init__(self, policy: Rate, seed: int, monkeypatch: pytest.MonkeyPatch, asking: float) -> None:
+    def __init__(self, policy: Goodput, seed: int, monkeypatch: pytest.MonkeyPatch, asking: float) -> None:
         super().__init__(policy, seed, monkeypatch)
         self.asked = 0
         self._now = self._told = 0.0
@@ -1024,7 +1024,7 @@ def test_nobody_asks_where_that_takes_more_than_it_brings(
     asking: float, often: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = ALIKE if not often else Scene(0.05, even(0.25), {0.1: 0.9, 3.0: 0.02})
-    clock = Asking(Rate(LONGEST), 0, monkeypatch, asking)
+    clock = Asking(Goodput(LONGEST), 0, monkeypatch, asking)
     clock.after(scene, 30)
     clock.asked = 0
     clock.after(scene, 30)
@@ -1037,7 +1037,7 @@ def test_nobody_asks_where_that_takes_more_than_it_brings(
 
 
 def test_the_first_drafts_of_a_text_are_asked_for_once_it_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Asking(Rate(LONGEST), 0, monkeypatch, 0.1)
+    clock = Asking(Goodput(LONGEST), 0, monkeypatch, 0.1)
     clock.after(ALIKE, 30)
     assert clock.policy.plan.blind
     for rounds, often in ((5 + ASK_FIRST, True), (100, False)):
@@ -1191,7 +1191,7 @@ def test_what_was_always_accepted_is_no_more_than_sure() -> None:
 
 
 def test_a_trial_that_brought_what_it_cost_counts_for_nothing() -> None:
-    policy = Rate(LONGEST)
+    policy = Goodput(LONGEST)
     for _ in range(ENOUGH + BEGINNING):
         policy.begin(None)
         policy.learn(made(0, 1, verify_s=1.0))
@@ -1320,7 +1320,7 @@ def test_the_plan_looks_past_a_first_token_that_does_not_pay() -> None:
 
 
 def test_it_learns_what_accepted_tokens_bring() -> None:
-    policy = Rate(LONGEST)
+    policy = Goodput(LONGEST)
     for drafted, accepted, brought in ((2, 2, 1), (3, 3, 2), (4, 2, 1), (4, 0, 0), (1, 1, 1)) * 200:
         policy.learn(replace(made(drafted, brought + 1, verify_s=1.0), draft_accepted=accepted))
     # one brings 1, two bring 1, three bring 2; of more it is known what tokens bring on average

@@ -12,16 +12,16 @@ import pytest
 import torch
 
 import omnidraft
-from omnidraft.config import STOPPINGS, Drafting, Sampling
+from omnidraft.config import DRAFT_LENGTHS, Drafting, Sampling
 from omnidraft.decoding.drafter import Drafter
 from omnidraft.decoding.engine import Engine
 from omnidraft.decoding.stats import Stats
 from omnidraft.draft_length.acceptance_head import Head, spread
 from omnidraft.draft_length.cost_model import WINDOW
 from omnidraft.draft_length.exploration import LATER_TRIAL
-from omnidraft.draft_length.goodput import ASK_FIRST, MEASURED, Rate
-from omnidraft.draft_length.policies import make_stopping
-from omnidraft.draft_length.policy import UNSURE, Confidence, Entropy, Fixed, Predicted, Stopping
+from omnidraft.draft_length.goodput import ASK_FIRST, MEASURED, Goodput
+from omnidraft.draft_length.policies import make_policy
+from omnidraft.draft_length.policy import UNSURE, Confidence, DraftLengthPolicy, Entropy, Fixed, HeadThreshold
 from omnidraft.draft_length.request_state import BEGINNING, Present
 from omnidraft.errors import ConfigError
 from omnidraft.verification.round import Round
@@ -34,8 +34,8 @@ from support.table_models import ACTIVE, PROMPT, SHAPES, World, frozen_cache, ma
 LONGEST = 3
 
 
-class Steady(Rate):
-    """A rate policy that has come to know a machine and a drafter, and stays as it is: to be enumerated."""
+class Steady(Goodput):
+    """A goodput policy that has come to know a machine and a drafter, and stays as it is: to be enumerated."""
 
     def __init__(
         self, step: float, verify: tuple[float, float], chances: tuple[float, ...], probe: int = 0, asking: float = 0.0
@@ -94,24 +94,24 @@ class Told(Head):
 
 
 FALLING = tuple(np.linspace(0.95, 0.05, 12).tolist())
-POLICIES: dict[str, Stopping] = {
+POLICIES: dict[str, DraftLengthPolicy] = {
     "fixed": Fixed(),
     "confidence": Confidence(0.5),
     "entropy": Entropy(0.65),
-    "head": Predicted(0.4, Told()),
-    "rate": Steady(0.05, (1.0, 1.25), FALLING),
-    "rate, dear steps": Steady(0.2, (1.0, 1.1), FALLING),
-    "rate, on trial": Steady(0.3, (1.0, 1.1), FALLING, probe=1),
-    "rate, blind": Steady(0.05, (1.0, 1.1), FALLING, asking=5.0),
+    "head": HeadThreshold(0.4, Told()),
+    "goodput": Steady(0.05, (1.0, 1.25), FALLING),
+    "goodput, dear steps": Steady(0.2, (1.0, 1.1), FALLING),
+    "goodput, on trial": Steady(0.3, (1.0, 1.1), FALLING, probe=1),
+    "goodput, blind": Steady(0.05, (1.0, 1.1), FALLING, asking=5.0),
 }
 
 
 # ---------------------------------------------------------------- the law
 
 
-def with_policy(world: World, policy: Stopping, cache: str, seed: int, **drafting: object) -> Engine:
-    engine = world.engine(frozen_cache(world, cache, seed), draft_len=LONGEST, **drafting)
-    engine.stopping = policy
+def with_policy(world: World, policy: DraftLengthPolicy, cache: str, seed: int, **drafting: object) -> Engine:
+    engine = world.engine(frozen_cache(world, cache, seed), draft_length=LONGEST, **drafting)
+    engine.policy = policy
     return engine
 
 
@@ -140,7 +140,7 @@ def lengths(engine: Engine) -> Iterator[int]:
         yield len(record.draft)
 
 
-@pytest.mark.parametrize("policy", [name for name in POLICIES if name not in ("fixed", "rate, blind")])
+@pytest.mark.parametrize("policy", [name for name in POLICIES if name not in ("fixed", "goodput, blind")])
 def test_these_policies_do_end_drafts(policy: str) -> None:
     """Else the tests of the law would say nothing."""
     found: set[int] = set()
@@ -151,7 +151,7 @@ def test_these_policies_do_end_drafts(policy: str) -> None:
 
 
 def test_drafts_that_nobody_asks_for_are_of_one_token() -> None:
-    blind = POLICIES["rate, blind"]
+    blind = POLICIES["goodput, blind"]
     found = {k for seed in range(4) for k in lengths(with_policy(make_world("nested", seed), blind, "all", seed))}
     assert found == {1}
     assert not blind._asks  # type: ignore[attr-defined]
@@ -211,22 +211,22 @@ def test_entropy_ends_a_draft_before_an_unsure_token() -> None:
 
 
 def test_the_setting_chooses_the_policy() -> None:
-    kinds = {name: type(make_stopping(Drafting(stopping=name))) for name in STOPPINGS}
-    kinds_of = {"fixed": Fixed, "confidence": Confidence, "entropy": Entropy, "head": Predicted, "rate": Rate}
+    kinds = {name: type(make_policy(Drafting(draft_length=name))) for name in (4, *DRAFT_LENGTHS)}
+    kinds_of = {4: Fixed, "confidence": Confidence, "entropy": Entropy, "head": HeadThreshold, "goodput": Goodput}
     assert kinds == kinds_of
-    assert Drafting() == Drafting(stopping="rate")
-    assert Drafting(stopping="fixed").longest == 4
-    assert Drafting(stopping="rate").longest == 16
-    assert Drafting(stopping="rate", draft_len=3).longest == 3
+    assert Drafting() == Drafting(draft_length="goodput")
+    assert Drafting(draft_length=20).longest == 20
+    assert Drafting(draft_length="goodput").longest == 16
+    assert Drafting(draft_length="goodput", max_draft_length=3).longest == 3
     bad: dict[str, Any]
-    for bad in ({"stopping": "never"}, {"threshold": 1.5}, {"threshold": "high"}, {"threshold": 0.5}):
+    for bad in ({"draft_length": "never"}, {"threshold": 1.5}, {"threshold": "high"}, {"threshold": 0.5}):
         with pytest.raises(ConfigError):
             Drafting(**bad)
 
 
 def test_a_round_without_a_draft_says_why() -> None:
     world = make_world("nested", 0)
-    engine = with_policy(world, Rate(LONGEST), "all", 0)
+    engine = with_policy(world, Goodput(LONGEST), "all", 0)
     record = next(engine.rounds([PROMPT], 5, SAMPLED, lambda weights: int(weights.argmax())))
     assert (record.draft, record.idle, record.draft_passes) == ((), MEASURED, 0)
 
@@ -238,8 +238,8 @@ class Unlikely(Told):
         return 0.01
 
 
-@pytest.mark.parametrize("policy", [Entropy(1.0), Predicted(0.5, Unlikely())])
-def test_a_first_token_that_is_not_drawn_is_no_draft_and_says_why(policy: Stopping) -> None:
+@pytest.mark.parametrize("policy", [Entropy(1.0), HeadThreshold(0.5, Unlikely())])
+def test_a_first_token_that_is_not_drawn_is_no_draft_and_says_why(policy: DraftLengthPolicy) -> None:
     engine = with_policy(make_world("nested", 0), policy, "all", 0)
     record = next(engine.rounds([PROMPT], 5, SAMPLED, lambda weights: int(weights.argmax())))
     assert (record.draft, record.idle, record.draft_passes) == ((), UNSURE, 1)
@@ -300,24 +300,24 @@ def test_near_the_end_of_the_context_drafts_become_shorter() -> None:
     for left in range(LONGEST * widest + 2, 0, -1):
         world.target.context = 1 + left
         record = next(engine.rounds([PROMPT], 100, SAMPLED, lambda weights: int(weights.argmax())))
-        lengths.append(engine._draft_len([PROMPT], 101))
+        lengths.append(engine._draft_length([PROMPT], 101))
         assert len(record.draft) <= lengths[-1]
     assert lengths == sorted(lengths, reverse=True)
     assert set(lengths) == {0, 1, 2, 3}, "step by step, not all or nothing"
 
 
-@pytest.mark.parametrize("policy", ["confidence", "entropy", "head", "rate"])
+@pytest.mark.parametrize("policy", ["confidence", "entropy", "head", "goodput"])
 def test_greedy_text_is_that_of_transformers(target: Path, drafter: Path, policy: str) -> None:
-    model = omnidraft.load(target, drafter, dtype="float32", profile=None, stopping=policy)
+    model = omnidraft.load(target, drafter, dtype="float32", profile=None, draft_length=policy)
     for _ in range(3):  # what was measured holds for later texts
         for prompt in PROMPTS:
             assert model.generate(prompt, max_new_tokens=24).token_ids == alone(model, prompt, 24)
 
 
-@pytest.mark.parametrize("policy", ["confidence", "entropy", "rate"])
+@pytest.mark.parametrize("policy", ["confidence", "entropy", "goodput"])
 def test_without_a_drafter_there_is_nothing_to_end(target: Path, drafter: Path, policy: str) -> None:
-    alone_ = omnidraft.load(target, dtype="float32", stopping=policy)
-    beside = omnidraft.load(target, drafter, dtype="float32", profile=None, stopping=policy, draft_len=0)
+    alone_ = omnidraft.load(target, dtype="float32", draft_length=policy)
+    beside = omnidraft.load(target, drafter, dtype="float32", profile=None, draft_length=0)
     said = {model.generate(PROMPTS[0], max_new_tokens=8).token_ids for model in (alone_, beside)}
     assert said == {alone(alone_, PROMPTS[0], 8)}
 
@@ -327,7 +327,7 @@ def test_without_a_drafter_there_is_nothing_to_end(target: Path, drafter: Path, 
 def test_accepted_draft_tokens_are_those_whose_bytes_were_accepted(shape: str, mode: str) -> None:
     """Counted anew from the bytes that were emitted and proposed."""
     world = make_world(shape, 2)
-    engine = world.engine(None, draft_len=3, mode=mode)
+    engine = world.engine(None, draft_length=3, mode=mode)
     spelled = [data or b"|" for data in world.vocab.tokens]
     for _, record in enumerate_draws(lambda draw: next(engine.rounds([PROMPT], 100, SAMPLED, draw))):
         accepted = b"".join(spelled[token] for token in record.proposals[: record.accepted])
@@ -344,7 +344,7 @@ def test_accepted_draft_tokens_are_those_whose_bytes_were_accepted(shape: str, m
 
 @pytest.mark.parametrize("policy", ["fixed", "confidence", "entropy"])
 def test_a_seed_gives_the_same_text_again(target: Path, drafter: Path, policy: str) -> None:
-    model = omnidraft.load(target, drafter, dtype="float32", profile=None, stopping=policy, ngram_bound=10**6)
+    model = omnidraft.load(target, drafter, dtype="float32", profile=None, draft_length=policy, ngram_bound=10**6)
     model.engine.pair.cache.frozen = True  # type: ignore[union-attr]  # what is active decides draws, too
     said = [model.generate(PROMPTS[0], max_new_tokens=24, temperature=1.0, seed=3).token_ids for _ in range(2)]
     assert said[0] == said[1]

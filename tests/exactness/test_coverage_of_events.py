@@ -130,7 +130,7 @@ def test_every_event_occurs(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "_verify", watched)
     for shape in ("full", "nested", "inner", "long nested"):
         for seed in range(2 if way != "greedy" else 12):
-            case = Case(shape, seed, count=1, drafting={"draft_len": 3, **drafting}, sampling=sampling)
+            case = Case(shape, seed, count=1, drafting={"draft_length": 3, **drafting}, sampling=sampling)
             assert case.deviation() < EXACT
     assert counts.keys() == EVENTS
 
@@ -138,7 +138,7 @@ def test_every_event_occurs(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_records_count_what_the_walks_did() -> None:
     """Round's own counters, which statistics and learning read, against the drafts and what was emitted."""
     world = make_world("nested", 4)
-    engine = world.engine(draft_len=4)
+    engine = world.engine(draft_length=4)
     lengths = np.diff(world.table.offsets)
     totals = Counter[str]()
     for seed in range(8):

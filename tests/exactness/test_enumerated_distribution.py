@@ -66,7 +66,7 @@ def assert_exact(cases: Iterator[Case]) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_first_tokens_have_the_targets_law(shape: str, active: str, verification: str) -> None:
     assert_exact(
-        Case(shape, seed, zero, active, count, {"draft_len": k, "verification": verification})
+        Case(shape, seed, zero, active, count, {"draft_length": k, "verification": verification})
         for k, count, seed, zero in ((0, 3, 0, 0.0), (1, 3, 0, 0.0), (2, 2, 1, 0.35))
     )
 
@@ -81,7 +81,7 @@ def test_the_ways_of_large_vocabularies(
     monkeypatch.setattr(verify, "LARGE", 0)
     monkeypatch.setattr(verify, "LOOKS", looks)
     assert_exact(
-        Case(shape, seed, zero, active, 2, {"draft_len": k, "verification": verification})
+        Case(shape, seed, zero, active, 2, {"draft_length": k, "verification": verification})
         for active, k, seed, zero in (("all", 1, 0, 0.0), ("random", 1 if looks == 2 else 2, 1, 0.35))
     )
 
@@ -91,7 +91,7 @@ def test_the_ways_of_large_vocabularies(
 def test_other_modes_and_temperatures_are_as_exact(shape: str, variant: str) -> None:
     drafting, sampling = VARIANTS[variant]
     assert_exact(
-        Case(shape, seed, zero, active, 2, {"draft_len": 2, **drafting}, sampling)
+        Case(shape, seed, zero, active, 2, {"draft_length": 2, **drafting}, sampling)
         for active, seed, zero in (("all", 0, 0.0), ("none", 1, 0.35))
     )
 
@@ -102,12 +102,12 @@ def test_the_whole_grid(shape: str) -> None:
     def grid() -> Iterator[Case]:
         for active, verification, (seed, zero) in itertools.product(ACTIVE, VERIFICATIONS, ((0, 0.0), (1, 0.35))):
             for k in (0, 1, 2):
-                yield Case(shape, seed, zero, active, 3, {"draft_len": k, "verification": verification})
+                yield Case(shape, seed, zero, active, 3, {"draft_length": k, "verification": verification})
         for number, (active, verification) in enumerate(itertools.product(ACTIVE, VERIFICATIONS)):
-            yield Case(shape, 2 + number, 0.2, active, 3, {"draft_len": 3, "verification": verification})
+            yield Case(shape, 2 + number, 0.2, active, 3, {"draft_length": 3, "verification": verification})
         for number, (active, verification) in enumerate((("all", "block"), ("random", "token"))):
             count = 2 if shape in LONG else 3
-            yield Case(shape, 9 + number, 0.2, active, count, {"draft_len": 4, "verification": verification})
+            yield Case(shape, 9 + number, 0.2, active, count, {"draft_length": 4, "verification": verification})
 
     assert_exact(grid())
 
@@ -119,7 +119,7 @@ def test_the_whole_grid_of_modes_and_temperatures(shape: str) -> None:
         for drafting, sampling in VARIANTS.values():
             for number, (active, k) in enumerate(itertools.product(ACTIVE, (1, 2))):
                 zero = 0.35 * (number % 2)
-                yield Case(shape, number, zero, active, 3, {"draft_len": k, **drafting}, sampling)
+                yield Case(shape, number, zero, active, 3, {"draft_length": k, **drafting}, sampling)
 
     assert_exact(grid())
 
@@ -129,7 +129,7 @@ def assert_exact_in_a_random_world(data: st.DataObject, most: int) -> None:
     cache = data.draw(caches(world))
     cache.frozen = True
     drafting: dict[str, object] = {
-        "draft_len": data.draw(st.integers(1, most)),
+        "draft_length": data.draw(st.integers(1, most)),
         "mode": data.draw(st.sampled_from(["exact", "exact", "intersection"])),
         "verification": data.draw(st.sampled_from(VERIFICATIONS)),
         "drafter_temperature": data.draw(st.sampled_from([None, 0.0, 0.5, 2.0])),
@@ -166,7 +166,7 @@ def test_a_draft_may_end_after_any_prefix(shape: str, monkeypatch: pytest.Monkey
         return walk.open and (sum(drafted) + len(drafted)) % 3 > 0
 
     monkeypatch.setattr(Walk, "read", read)
-    assert_exact(Case(shape, 4, active=active, count=1, drafting={"draft_len": 3}) for active in ACTIVE)
+    assert_exact(Case(shape, 4, active=active, count=1, drafting={"draft_length": 3}) for active in ACTIVE)
     assert lengths == {1, 2, 3}
 
 
@@ -185,7 +185,7 @@ class Rolling:
 @pytest.mark.parametrize("shape", ["full", "long nested", "duplicate"])
 def test_processors_see_what_plain_decoding_would_show_them(shape: str, temperature: float, penalty: float) -> None:
     world = make_world(shape, 3)
-    engine = world.engine(draft_len=2, drafter_temperature=1.0)
+    engine = world.engine(draft_length=2, drafter_temperature=1.0)
     sampling = Sampling(temperature=temperature, repetition_penalty=penalty)
     processor = Rolling()
 
@@ -212,7 +212,7 @@ def test_processors_see_what_plain_decoding_would_show_them(shape: str, temperat
 def test_a_run_of_three_tokens_has_the_targets_law(shape: str, k: int) -> None:
     """Rounds that go on from one another and grow shorter towards the end: all paths of whole runs."""
     world = make_world(shape, 5)
-    ours = run_distribution(world.engine(draft_len=k), 3)
+    ours = run_distribution(world.engine(draft_length=k), 3)
     assert distance(ours, first_tokens(plain_distribution(world), 3, world.vocab.eos)) < EXACT
 
 
@@ -227,7 +227,7 @@ def test_a_run_of_three_tokens_has_the_targets_law(shape: str, k: int) -> None:
 def test_a_round_that_goes_on_is_like_a_fresh_one(shape: str, k: int) -> None:
     """What is enumerated one fresh round after the other elsewhere is what an engine at work does."""
     world = make_world(shape, 6)
-    engine = world.engine(draft_len=k)
+    engine = world.engine(draft_length=k)
 
     def run(draw: Sampler) -> tuple[Ids, ...]:
         return tuple(record.emitted for record in itertools.islice(engine.rounds([PROMPT], FAR, SAMPLED, draw), 2))
@@ -250,7 +250,7 @@ def test_a_round_that_goes_on_is_like_a_fresh_one(shape: str, k: int) -> None:
 def test_the_law_holds_where_the_drafter_reads_its_window_anew(shape: str, room: int) -> None:
     world = make_world(shape, 7)
     world.drafter.context = room
-    assert deviation(world, world.engine(draft_len=2), 2) < EXACT
+    assert deviation(world, world.engine(draft_length=2), 2) < EXACT
 
 
 @pytest.mark.parametrize("room", [2, 3])
@@ -258,7 +258,7 @@ def test_the_law_holds_where_the_drafter_reads_its_window_anew(shape: str, room:
 def test_the_law_holds_to_the_end_of_the_targets_context(shape: str, room: int) -> None:
     world = make_world(shape, 8)
     world.target.context = room
-    ours = run_distribution(world.engine(draft_len=2), 5)
+    ours = run_distribution(world.engine(draft_length=2), 5)
     # the prompt and all but the last token fill the context
     assert {len(emitted) for emitted in ours if emitted[-1] not in world.vocab.eos} == {room}
     assert distance(ours, first_tokens(plain_distribution(world), room, world.vocab.eos)) < EXACT
@@ -270,7 +270,7 @@ def test_the_harness_tells_laws_apart() -> None:
     assert distance(law, law) == 0
     assert np.isclose(distance(law, other), 0.75)
     world, second = make_world("tiny", 0), make_world("tiny", 1)
-    engine = second.engine(draft_len=1)
+    engine = second.engine(draft_length=1)
     assert deviation(second, engine, 1) < EXACT
     assert deviation(world, engine, 1) > 0.1
     random = frozen_cache(make_world("nested"), "random")

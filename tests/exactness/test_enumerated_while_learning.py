@@ -52,7 +52,7 @@ def assert_exact_while_learning(shape: str, learning: str, count: int, **draftin
 @pytest.mark.parametrize("learning", LEARNING)
 @pytest.mark.parametrize("verification", ["block", "token"])
 def test_the_law_holds_while_ngrams_come_and_go(learning: str, verification: str) -> None:
-    sets = assert_exact_while_learning("nested", learning, 2, draft_len=2, verification=verification)
+    sets = assert_exact_while_learning("nested", learning, 2, draft_length=2, verification=verification)
     assert len(sets) >= 2  # of rounds before the last; nothing stays as it was
 
 
@@ -61,7 +61,7 @@ def test_the_law_holds_while_ngrams_come_and_go(learning: str, verification: str
 @pytest.mark.parametrize("shape", ["full", "nested", "inner", "duplicate", "long nested"])
 def test_the_law_of_three_tokens_holds_while_ngrams_come_and_go(shape: str, learning: str) -> None:
     for k in (1, 2):
-        assert_exact_while_learning(shape, learning, 3, draft_len=k)
+        assert_exact_while_learning(shape, learning, 3, draft_length=k)
 
 
 # ---------------------------------------------------------------- many rounds
@@ -74,11 +74,11 @@ def content(record: Round) -> dict[str, object]:
 
 
 MANY: dict[str, tuple[dict[str, object], Sampling]] = {
-    "block": ({"draft_len": 4}, Sampling(temperature=1.0)),
-    "token": ({"draft_len": 3, "verification": "token"}, Sampling(temperature=0.8, top_k=3)),
-    "masked": ({"draft_len": 4, "mode": "intersection"}, Sampling(temperature=1.0)),
-    "paper": ({"draft_len": 4, "mode": "paper"}, Sampling(temperature=1.0)),
-    "greedy": ({"draft_len": 4, "drafter_temperature": 1.0}, Sampling()),
+    "block": ({"draft_length": 4}, Sampling(temperature=1.0)),
+    "token": ({"draft_length": 3, "verification": "token"}, Sampling(temperature=0.8, top_k=3)),
+    "masked": ({"draft_length": 4, "mode": "intersection"}, Sampling(temperature=1.0)),
+    "paper": ({"draft_length": 4, "mode": "paper"}, Sampling(temperature=1.0)),
+    "greedy": ({"draft_length": 4, "drafter_temperature": 1.0}, Sampling()),
 }
 
 
@@ -124,7 +124,7 @@ def test_the_recorded_vectors_are_those_of_the_text(shape: str, room: int, monke
     """Whatever was dropped from the drafter's cache or read anew: Q is what follows the committed text."""
     world = make_world(shape, 3)
     world.drafter.context = room
-    engine = world.engine(draft_len=3)
+    engine = world.engine(draft_length=3)
     assert engine.pair is not None
     translator, ids = engine.pair.translator, [PROMPT]
     draft, checked = Drafter.draft, set()

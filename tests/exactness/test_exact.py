@@ -173,7 +173,9 @@ def expected(world: World, k: int, verification: str, active: str) -> tuple[floa
         nonlocal totals
         totals = totals + probability * np.array([record.symbols_accepted, len(record.emitted)])
 
-    round_distribution(world.engine(frozen_cache(world, active), draft_len=k, verification=verification), (), seen=seen)
+    round_distribution(
+        world.engine(frozen_cache(world, active), draft_length=k, verification=verification), (), seen=seen
+    )
     return float(totals[0]), float(totals[1])
 
 

@@ -74,7 +74,7 @@ def test_real_tokenizers(target_name: str, drafter_name: str) -> None:
         for mode in ("exact", "intersection", "paper"):
             for k in (1, 4, 7):
                 rounds = run(
-                    engine(target, target_language, drafter, drafter_language, draft_len=k, mode=mode), prompt, 48
+                    engine(target, target_language, drafter, drafter_language, draft_length=k, mode=mode), prompt, 48
                 )
                 assert tokens(rounds) == expected, (name, mode, k)
                 assert rounds[-1].finish == "length"
@@ -96,7 +96,7 @@ def test_sampled_drafter_under_a_greedy_target() -> None:
     for seed in range(3):
         for temperature in (0.5, 4.0):
             engine_ = engine(
-                target, target_language, drafter, drafter_language, draft_len=5, drafter_temperature=temperature
+                target, target_language, drafter, drafter_language, draft_length=5, drafter_temperature=temperature
             )
             assert tokens(run(engine_, prompt, 40, seed)) == expected
 
@@ -139,13 +139,13 @@ def test_trained_models(
     expected = generate(target, prompt, 64, eos)
     accepted = 0
     for mode, k in (("exact", 1), ("exact", 4), ("exact", 8), ("intersection", 4), ("paper", 4)):
-        rounds = run(engine(target, target_language, drafter, drafter_language, draft_len=k, mode=mode), prompt, 64)
+        rounds = run(engine(target, target_language, drafter, drafter_language, draft_length=k, mode=mode), prompt, 64)
         assert tokens(rounds) == expected, (mode, k)
         accepted += sum(r.accepted for r in rounds)
     # children's stories and sums have hardly a token in common; elsewhere a comparison must have met accepted ones
     assert accepted > 0 or "stories" in (target_name, drafter_name)
     if drafter_name == target_name:
-        rounds = run(engine(target, target_language, drafter, drafter_language, draft_len=4), prompt, 64)
+        rounds = run(engine(target, target_language, drafter, drafter_language, draft_length=4), prompt, 64)
         # the same model proposes what it would say; only partial tokens at a draft's end may be refused
         assert sum(r.accepted for r in rounds) / sum(len(r.proposals) for r in rounds) > 0.95
 
@@ -164,7 +164,7 @@ def test_fast_drafter_steps(
     accepted = 0
     for k, temperature in ((1, 0.0), (4, 0.0), (8, 1.0)):
         engine_ = engine(
-            target, target_language, drafter, drafter_language, draft_len=k, drafter_temperature=temperature
+            target, target_language, drafter, drafter_language, draft_length=k, drafter_temperature=temperature
         )
         rounds = run(engine_, prompt, 64)
         assert tokens(rounds) == expected
@@ -178,7 +178,7 @@ def test_repetition_penalty(zoo: dict[str, tuple[TransformersModel, Language]]) 
     plain = generate(target, prompt, 64, target_language.vocab.eos)
     expected = generate(target, prompt, 64, target_language.vocab.eos, repetition_penalty=1.3)
     assert expected != plain
-    engine_ = engine(target, target_language, drafter, drafter_language, draft_len=4)
+    engine_ = engine(target, target_language, drafter, drafter_language, draft_length=4)
     assert tokens(run(engine_, prompt, 64, repetition_penalty=1.3)) == expected
 
 
@@ -196,7 +196,7 @@ def test_the_drafter_slides_its_window(zoo: dict[str, tuple[TransformersModel, L
     expected = generate(target, prompt, 120, target_language.vocab.eos)
     narrow = TransformersModel(drafter.model)
     narrow.context = 24
-    rounds = run(engine(target, target_language, narrow, drafter_language, draft_len=4), prompt, 120)
+    rounds = run(engine(target, target_language, narrow, drafter_language, draft_length=4), prompt, 120)
     assert tokens(rounds) == expected
     late = rounds[len(rounds) // 2 :]
     assert sum(r.accepted for r in late) > 0, "the drafter must still be of use after its window moved"
@@ -207,7 +207,7 @@ def test_the_target_s_context_ends_the_text(zoo: dict[str, tuple[TransformersMod
     prompt = target_language.tokenizer(TEXT)["input_ids"]
     short = TransformersModel(target.model)
     short.context = len(prompt) + 20
-    rounds = run(engine(short, target_language, drafter, drafter_language, draft_len=4), prompt, 200)
+    rounds = run(engine(short, target_language, drafter, drafter_language, draft_length=4), prompt, 200)
     assert rounds[-1].finish == "context"
     assert len(tokens(rounds)) == 21  # the last one needs no place in the cache
     assert tokens(rounds) == generate(target, prompt, 21, target_language.vocab.eos)
@@ -224,7 +224,7 @@ def test_an_end_of_text_anywhere_in_a_round(zoo: dict[str, tuple[TransformersMod
             continue
         stops = Language(target_language.tokenizer, _with_eos(target_language, eos), target_language.speller)
         drafter = scripted(stops, drafter_language, prompt, text, wrong=0)
-        rounds = run(engine(target, stops, drafter, drafter_language, draft_len=k), prompt, 24)
+        rounds = run(engine(target, stops, drafter, drafter_language, draft_length=k), prompt, 24)
         assert tokens(rounds) == text[: length + 1]
         assert rounds[-1].finish == "eos"
 
@@ -239,7 +239,7 @@ def test_never_more_tokens_than_asked_for(zoo: dict[str, tuple[TransformersModel
     prompt = target_language.tokenizer(TEXT)["input_ids"]
     text = generate(target, prompt, 24)
     drafter = scripted(target_language, drafter_language, prompt, text, wrong=0)
-    rounds = run(engine(target, target_language, drafter, drafter_language, draft_len=6), prompt, count)
+    rounds = run(engine(target, target_language, drafter, drafter_language, draft_length=6), prompt, count)
     assert tokens(rounds) == text[:count]
     assert rounds[-1].finish == "length"
 
@@ -251,7 +251,7 @@ def test_bfloat16_differs_only_at_ties(zoo: dict[str, tuple[TransformersModel, L
     target = load_model(zoo_path("target-a"), dtype="bfloat16").lm
     prompt = target_language.tokenizer(TEXT)["input_ids"]
     expected = generate(target, prompt, 96, target_language.vocab.eos)
-    got = tokens(run(engine(target, target_language, drafter, drafter_language, draft_len=4), prompt, 96))
+    got = tokens(run(engine(target, target_language, drafter, drafter_language, draft_length=4), prompt, 96))
     if got != expected:
         first = int(np.argmin([a == b for a, b in zip(got, expected, strict=False)]))
         target.crop(0)

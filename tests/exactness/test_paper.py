@@ -49,14 +49,14 @@ def test_where_the_vocabularies_have_nothing_in_common_the_target_goes_on_alone(
     shape = Shape((b"a", b"b"), (b"ab", b"ba"))
     for sampling in (SAMPLED, Sampling()):
         world = make_world("apart", shape=shape)
-        law = round_distribution(world.engine(draft_len=2, mode=mode), (), sampling)
+        law = round_distribution(world.engine(draft_length=2, mode=mode), (), sampling)
         assert distance(law, first_tokens(plain_distribution(world, sampling), 1, ())) < EXACT
 
 
 @pytest.mark.parametrize("mode", ["paper", "intersection", "exact"])
 def test_a_text_that_the_drafter_cannot_read_is_decoded_without_it(mode: str) -> None:
     world = make_world("full")
-    engine = world.engine(draft_len=2, mode=mode)
+    engine = world.engine(draft_length=2, mode=mode)
     no_bytes = 5
     record = next(engine.rounds([no_bytes], 5, SAMPLED, lambda weights: int(weights.argmax())))
     assert record.draft == ()
@@ -70,7 +70,7 @@ def test_paper_mode_is_not_exact() -> None:
     """Another negative control: Eq. 2 is only approximately right, and the harness must say so."""
     worst = {
         count: [
-            Case(shape, seed, count=count, drafting={"draft_len": 2, "mode": "paper"}).deviation()
+            Case(shape, seed, count=count, drafting={"draft_length": 2, "mode": "paper"}).deviation()
             for shape in ("full", "nested", "tiny")
             for seed in range(5)
         ]
@@ -84,7 +84,7 @@ def test_paper_mode_is_not_exact() -> None:
 def test_paper_mode_is_exact_where_no_ngram_can_be_merged(shape: str) -> None:
     for active, k in (("all", 1), ("none", 2)):
         for seed in (0, 1):
-            case = Case(shape, seed, 0.2, active, drafting={"draft_len": k, "mode": "paper"})
+            case = Case(shape, seed, 0.2, active, drafting={"draft_length": k, "mode": "paper"})
             assert case.deviation() < EXACT
 
 
@@ -92,5 +92,5 @@ def test_paper_mode_is_exact_where_no_ngram_can_be_merged(shape: str) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_paper_mode_is_exact_in_greedy_decoding(shape: str, temperature: float) -> None:
     for seed in (0, 1, 2):
-        drafting = {"draft_len": 3, "mode": "paper", "drafter_temperature": temperature}
+        drafting = {"draft_length": 3, "mode": "paper", "drafter_temperature": temperature}
         assert Case(shape, seed, 0.2, count=3, drafting=drafting, sampling=Sampling()).deviation() < EXACT

@@ -158,7 +158,7 @@ class Fault:
     def cases(self) -> Iterator[Case]:
         for number, shape in enumerate(self.shapes):
             verification = self.ways[number % len(self.ways)]
-            drafting = {"draft_len": 2, "verification": verification, **self.drafting}
+            drafting = {"draft_length": 2, "verification": verification, **self.drafting}
             yield Case(shape, number, active=self.active, count=1 if shape.startswith("long") else 2, drafting=drafting)
 
 
@@ -315,7 +315,7 @@ def test_the_law_shows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_harness_is_whole_again_afterwards() -> None:
-    assert Case("nested", drafting={"draft_len": 2}).deviation() < EXACT
+    assert Case("nested", drafting={"draft_length": 2}).deviation() < EXACT
 
 
 def test_a_rewriting_that_finds_nothing_to_rewrite_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -192,7 +192,7 @@ COUNT = 2_500
 @pytest.mark.slow
 @pytest.mark.parametrize("verification", ["block", "token"])
 def test_merging(merging: World, verification: str) -> None:
-    p, detectable = merging.check(STORY, COUNT, SAMPLING, draft_len=4, verification=verification)
+    p, detectable = merging.check(STORY, COUNT, SAMPLING, draft_length=4, verification=verification)
     assert detectable < 0.12
     assert p > ALPHA
 
@@ -200,7 +200,7 @@ def test_merging(merging: World, verification: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("verification", ["block", "token"])
 def test_splitting(splitting: World, verification: str) -> None:
-    p, detectable = splitting.check(STORY, COUNT, SAMPLING, draft_len=3, verification=verification)
+    p, detectable = splitting.check(STORY, COUNT, SAMPLING, draft_length=3, verification=verification)
     assert detectable < 0.12
     assert p > ALPHA
 
@@ -208,20 +208,20 @@ def test_splitting(splitting: World, verification: str) -> None:
 @pytest.mark.slow
 def test_processors_of_the_target(merging: World) -> None:
     sampling = Sampling(temperature=0.8, top_k=40, top_p=0.95, min_p=0.01, repetition_penalty=1.1)
-    p, detectable = merging.check(STORY, COUNT, sampling, draft_len=4)
+    p, detectable = merging.check(STORY, COUNT, sampling, draft_length=4)
     assert detectable < 0.12
     assert p > ALPHA
 
 
 @pytest.mark.slow
 def test_intersection_mode(splitting: World) -> None:
-    p, _ = splitting.check(STORY, COUNT, SAMPLING, draft_len=3, mode="intersection")
+    p, _ = splitting.check(STORY, COUNT, SAMPLING, draft_length=3, mode="intersection")
     assert p > ALPHA
 
 
 @pytest.mark.slow
 def test_real_tokenizers(counted: World) -> None:
-    p, detectable = counted.check("She sold 48/", 1_000, SAMPLING, draft_len=3)
+    p, detectable = counted.check("She sold 48/", 1_000, SAMPLING, draft_length=3)
     assert detectable < 0.2
     assert p > ALPHA
 
@@ -243,12 +243,12 @@ def _colder_record(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("_colder_record")
 def test_a_colder_draw_than_recorded_is_found(merging: World) -> None:
-    p, _ = merging.check(STORY, COUNT, SAMPLING, draft_len=4)
+    p, _ = merging.check(STORY, COUNT, SAMPLING, draft_length=4)
     assert p < ALPHA
 
 
 @pytest.mark.slow
 def test_a_correction_from_the_whole_law_is_found(merging: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify, "_correct", lambda _cache, _residual, p, draw: draw(p))
-    p, _ = merging.check(STORY, 2 * COUNT, SAMPLING, draft_len=4, verification="token")
+    p, _ = merging.check(STORY, 2 * COUNT, SAMPLING, draft_length=4, verification="token")
     assert p < ALPHA

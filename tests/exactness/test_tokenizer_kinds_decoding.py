@@ -93,7 +93,7 @@ def wanted(target: Few, prompt: list[int], count: int) -> Distribution:
 def laws(name: str, script: str, **drafting: object) -> tuple[float, int]:
     """The largest difference between the law of the texts and the target's own; most tokens accepted in a round."""
     target, drafter = Few(name), Few(drafter_of(name))
-    engine_ = engine(target, spoken(name), drafter, spoken(drafter_of(name)), frozen=True, draft_len=3, **drafting)
+    engine_ = engine(target, spoken(name), drafter, spoken(drafter_of(name)), frozen=True, draft_length=3, **drafting)
     prompt, most = read(name, PROMPTS[script]), 0
 
     def seen(_: float, record: Round) -> None:
@@ -155,7 +155,9 @@ def test_greedy_texts_are_those_of_transformers(name: str) -> None:
     for target, expected in itertools.islice(varied(language_, prompt), 2):
         for wrong, length in itertools.product((0, 3), (1, 4)):
             drafter = knowing(name, expected, wrong)
-            found = rounds(engine(target, language_, drafter, spoken(drafter_of(name)), draft_len=length), prompt, NEW)
+            found = rounds(
+                engine(target, language_, drafter, spoken(drafter_of(name)), draft_length=length), prompt, NEW
+            )
             assert tokens(found) == expected
             accepted += sum(record.accepted for record in found)
     # How much of a random text a drafter can write depends on its bytes; texts that are all written are below.
@@ -170,7 +172,7 @@ def test_an_end_of_text_at_every_place_of_a_round(name: str) -> None:
         whole = [*text[:length], language_.vocab.eos[0]]
         target = Scripted(language_.vocab.size, [*prompt, *whole])
         drafter = knowing(name, whole)
-        found = rounds(engine(target, language_, drafter, spoken(drafter_of(name)), draft_len=5), prompt, NEW)
+        found = rounds(engine(target, language_, drafter, spoken(drafter_of(name)), draft_length=5), prompt, NEW)
         assert tokens(found) == whole
         assert found[-1].finish == "eos"
         places.add((len(found[-1].emitted), found[-1].accepted == len(found[-1].emitted)))
@@ -180,7 +182,7 @@ def test_an_end_of_text_at_every_place_of_a_round(name: str) -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_a_stop_string_at_every_place_of_a_text(name: str) -> None:
     language_, (target, prompt, text) = spoken(name), said(name)
-    own = engine(target, language_, knowing(name, text), spoken(drafter_of(name)), draft_len=5)
+    own = engine(target, language_, knowing(name, text), spoken(drafter_of(name)), draft_length=5)
     loaded = LoadedModel(target, language_.tokenizer, name, "asked for")  # type: ignore[arg-type]
     model = OmniDraft(loaded, language_.vocab, own)
     whole = model.generate(prompt, max_new_tokens=NEW)

@@ -39,7 +39,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 import omnidraft
 from omnidraft import ConfigError, ModelError, OmniDraftError, PromptError, hf, zoo
 from omnidraft.decoding.drafter import Drafter
-from omnidraft.draft_length.goodput import Rate
+from omnidraft.draft_length.goodput import Goodput
 from omnidraft.hf import ready
 from omnidraft.hf.text import Text
 from omnidraft.verification.round import Round
@@ -128,7 +128,7 @@ def test_greedy_text_is_that_of_generate_alone(
     options = case(name, model)
     expected = alone(model, **options)
     assert name == "plain" or not torch.equal(expected, alone(model))
-    ways: list[tuple[object, dict[str, Any]]] = [(twin, {}), (drafter, {"draft_len": 8}), (twin, {"mode": "paper"})]
+    ways: list[tuple[object, dict[str, Any]]] = [(twin, {}), (drafter, {"draft_length": 8}), (twin, {"mode": "paper"})]
     ways += [(twin, {"mode": "intersection", "drafter_temperature": 1.0})]
     for helper, more in ways:
         output = helped(model, helper, **options, omnidraft_options=OPTIONS | more)
@@ -174,7 +174,7 @@ def test_processors_see_each_prefix_once_in_order_and_none_that_does_not_stay(
 ) -> None:
     watch, ends = Watch(0), Ends(*([eos_within(model)] if ending == "criterion" else []))
     options: dict[str, Any] = {"eos_token_id": eos_within(model)} if ending == "eos" else {}
-    own = OPTIONS | {"draft_len": 6, "mode": mode}
+    own = OPTIONS | {"draft_length": 6, "mode": mode}
     for seed in range(4 if sampled else 1):
         watch.seen, ends.seen = [], []
         torch.manual_seed(seed)
@@ -416,8 +416,8 @@ def test_a_pair_is_made_once_and_goes_on_learning(target: Path, drafter: Path, m
     model = load(target)
     assert torch.equal(helped(model, drafter, omnidraft_options={}), alone(model))
     ((_, kept),) = ready._READY[model].items()
-    assert isinstance(kept.stopping, Rate)
-    clock, measured = kept.pair.cache._clock, kept.stopping.trials._all
+    assert isinstance(kept.policy, Goodput)
+    clock, measured = kept.pair.cache._clock, kept.policy.trials._all
     assert clock
     assert measured
     with monkeypatch.context() as patch:
@@ -427,19 +427,19 @@ def test_a_pair_is_made_once_and_goes_on_learning(target: Path, drafter: Path, m
         helped(model, drafter, omnidraft_options=None, do_sample=True)
     assert list(ready._READY[model].values()) == [kept]
     assert kept.pair.cache._clock > clock
-    assert kept.stopping.trials._all > measured
+    assert kept.policy.trials._all > measured
 
     with monkeypatch.context() as patch:  # other options: another pair of the same drafter
         patch.setattr(ready, "load_model", lambda *_, **__: pytest.fail("loaded again"))
         for count in range(2, 8):
-            helped(model, drafter, omnidraft_options={"draft_len": count}, max_new_tokens=2)
+            helped(model, drafter, omnidraft_options={"draft_length": count}, max_new_tokens=2)
     assert len(ready._READY[model]) == ready.KEPT
     assert {id(each.side.serving) for each in ready._READY[model].values()} == {id(kept.side.serving)}
 
 
 def test_what_is_kept_goes_with_the_model(target: Path, drafter: Path) -> None:
     model, twin = load(target), load(target)
-    own = omnidraft.load(target, drafter, stopping="fixed")
+    own = omnidraft.load(target, drafter, draft_length=4)
     same = own.target.lm.model
     count = len(ready._READY)
     helped(model, twin, max_new_tokens=4)
@@ -559,8 +559,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no drafter": ({"omnidraft_drafter": None}, "omnidraft_drafter is missing: give a folder"),
     "a number": ({"omnidraft_drafter": 7}, "omnidraft_drafter is of type int: give a folder"),
     "a lost tokenizer": ({"omnidraft_drafter_tokenizer": object()}, "omnidraft_drafter_tokenizer is for a drafter"),
-    "typing error": ({"omnidraft_options": {"draft_length": 3}}, "'draft_length'.*did you mean 'draft_len'"),
-    "bad option": ({"omnidraft_options": {"draft_len": -3}}, "draft_len is -3"),
+    "typing error": ({"omnidraft_options": {"draft_length": 3}}, "'draft_length'.*did you mean 'draft_length'"),
+    "bad option": ({"omnidraft_options": {"draft_length": -3}}, "draft_length is -3"),
     "no folder": ({"omnidraft_drafter": "no/such/folder"}, "no folder that exists"),
     "no zoo model": ({"omnidraft_drafter": "zoo:giraffe"}, "use one of"),
 }
@@ -620,7 +620,7 @@ def test_models_that_cannot_be_drafted_for_are_refused(model: PreTrainedModel, t
     with pytest.raises(ConfigError, match="omnidraft_streamer is of type int"):
         helped(model, drafter, omnidraft_streamer=3)
     with pytest.raises(ConfigError, match="omnidraft_options is of type str"):
-        helped(model, drafter, omnidraft_options="draft_len")
+        helped(model, drafter, omnidraft_options="draft_length")
 
 
 def test_a_refused_call_puts_nothing_into_a_streamer(model: PreTrainedModel, drafter: Path) -> None:

@@ -60,7 +60,7 @@ class Adversary(Scripted):
 def run(
     target: LanguageModel, drafter: LanguageModel, prompt: list[int], count: int, temperature: float
 ) -> list[Round]:
-    engine_ = engine(target, TARGET, drafter, OWN, draft_len=4, drafter_temperature=temperature)
+    engine_ = engine(target, TARGET, drafter, OWN, draft_length=4, drafter_temperature=temperature)
     return list(engine_.rounds(prompt, count, Sampling(), GeneratorSampler(torch.Generator().manual_seed(0))))
 
 
@@ -107,7 +107,7 @@ def test_drafts_are_drawn_from_what_a_fresh_pass_says(kind: str) -> None:
                 checked += 1
             return drafted, vectors
 
-    engine_ = engine(Scripted(TARGET.vocab.size, ids), TARGET, TransformersModel(model), OWN, draft_len=4)
+    engine_ = engine(Scripted(TARGET.vocab.size, ids), TARGET, TransformersModel(model), OWN, draft_length=4)
     assert engine_.pair is not None
     object.__setattr__(engine_.pair, "drafter", Checked(engine_.pair.drafter.model))
     draw = GeneratorSampler(torch.Generator().manual_seed(0))

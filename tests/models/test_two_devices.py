@@ -123,8 +123,8 @@ SAMPLINGS = {
 WAYS: dict[str, dict[str, Any]] = {
     "exact": {},
     "one by one": {"verification": "token", "drafter_temperature": 1.0},
-    "head": {"stopping": "head", "threshold": 0.0},
-    "entropy": {"stopping": "entropy", "threshold": 0.0},
+    "head": {"draft_length": "head", "max_draft_length": 3, "threshold": 0.0},
+    "entropy": {"draft_length": "entropy", "max_draft_length": 3, "threshold": 0.0},
     "intersection": {"mode": "intersection"},
     "paper": {"mode": "paper"},
 }
@@ -134,9 +134,9 @@ WAYS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("way", WAYS)
 def test_a_text_is_the_same_wherever_its_models_are(sampling: str, way: str) -> None:
     target, drafter = models()
-    here = run(engine(target, TARGET, drafter, OWN, draft_len=3, **WAYS[way]), SAMPLINGS[sampling])
+    here = run(engine(target, TARGET, drafter, OWN, **{"draft_length": 3, **WAYS[way]}), SAMPLINGS[sampling])
     placed = Placed(target, PLACES["target"]), Placed(drafter, PLACES["drafter"])
-    apart = engine(placed[0], TARGET, placed[1], OWN, draft_len=3, **WAYS[way])
+    apart = engine(placed[0], TARGET, placed[1], OWN, **{"draft_length": 3, **WAYS[way]})
     apart.teacher_temperature = 1.0
     with Devices():
         there = run(apart, SAMPLINGS[sampling])
@@ -154,7 +154,7 @@ def test_processors_see_ids_where_the_logits_are() -> None:
         seen.append(ids.device)
         return scores + torch.zeros_like(scores).scatter(1, ids, 0.5)
 
-    apart = engine(Placed(target, PLACES["target"]), TARGET, Placed(drafter, PLACES["drafter"]), OWN, draft_len=3)
+    apart = engine(Placed(target, PLACES["target"]), TARGET, Placed(drafter, PLACES["drafter"]), OWN, draft_length=3)
     with Devices():
         run(apart, Sampling(temperature=1.0), [processor])
     assert set(seen) == {PLACES["target"]}

@@ -55,7 +55,7 @@ def engine(
     frozen: bool = False,
     **drafting: Any,
 ) -> Engine:
-    settings = Drafting(**{"stopping": "fixed"} | drafting)
+    settings = Drafting(**{"draft_length": 4} | drafting)
     spelling = table(drafter_language, target_language)
     only_direct = settings.mode == "intersection"
     cache_ = NgramCache(

@@ -16,7 +16,7 @@ from omnidraft.verification.round import Round
 
 PROMPT = "hello world, what is"
 COUNT = 32
-OPTIONS: dict[str, Any] = {"stopping": "fixed", "draft_len": 4}
+OPTIONS: dict[str, Any] = {"draft_length": 4}
 
 
 def load(folder: Path) -> PreTrainedModel:

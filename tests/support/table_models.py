@@ -134,7 +134,7 @@ class World:
 
     def engine(self, cache: NgramCache | None = None, **drafting: object) -> Engine:
         """An engine whose n-grams, unless a cache is given, are those that its mode starts from and keeps."""
-        settings = Drafting(**{"stopping": "fixed"} | drafting)  # type: ignore[arg-type]
+        settings = Drafting(**{"draft_length": 4} | drafting)  # type: ignore[arg-type]
         translator = Translator(self.table, self.vocab, self.drafter_vocab, self.speller)
         if cache is None:
             seed = "empty" if settings.mode == "intersection" else settings.ngram_seed

@@ -157,7 +157,7 @@ def _studies(
     first: OmniDraft | None = None
     for name in options.target:
         drafter = first or options.drafter
-        model = load(name, drafter, dtype=options.dtype, profile=None, draft_len=options.draft_len, stopping="fixed")
+        model = load(name, drafter, dtype=options.dtype, profile=None, draft_length=options.draft_length)
         first = first or model
         console.print(f"{model.target.name}: drafter steps {model.drafter_step}")
         encoded = {key: [model.encode_message(text) for text in some] for key, some in texts.items()}
@@ -169,7 +169,7 @@ def _studies(
                 tests=encoded["tests"],
                 other=encoded["other"],
                 new_tokens=sizes["new_tokens"],
-                draft_len=options.draft_len,
+                draft_length=options.draft_length,
                 learning=learning,
                 console=console,
                 ablation=sizes["ablation"],

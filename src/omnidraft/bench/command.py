@@ -67,15 +67,15 @@ def main(arguments: Sequence[str], parser: Parser) -> int:
 
 
 def _overhead(options: argparse.Namespace, console: Console) -> int:
-    Drafting(draft_len=options.draft_len)
-    _check(options, {"threads": 1, "draft_len": 1})
+    Drafting(draft_length=options.draft_length)
+    _check(options, {"threads": 1, "draft_length": 1})
     from omnidraft.bench.overhead import main as measure
 
     return measure(options, console)
 
 
 def _adapt(options: argparse.Namespace, console: Console) -> int:
-    Drafting(draft_len=options.draft_len)
+    Drafting(draft_length=options.draft_length)
     given = {name: 1 for name in (*options_of.SIZES, "threads") if getattr(options, name) is not None}
     _check(options, given)
     from omnidraft.bench.adapt import main as measure
@@ -123,7 +123,7 @@ def _compare(options: argparse.Namespace, console: Console) -> int:
 
 def _checked(options: argparse.Namespace) -> list[str]:
     """Refuse what is wrong with the options before seconds are spent on loading; the methods, in their order."""
-    Drafting(draft_len=options.draft_len)
+    Drafting(draft_length=options.draft_length)
     Sampling(temperature=options.temperature)
     _check(options, {"count": 1, "max_new_tokens": 1, "repeats": 1, "threads": 1, "seed": 0})
     asked = [name.strip() for name in options.methods.split(",")]
@@ -153,11 +153,10 @@ def _measured(
         device=options.device,
         profile=None,
         warn=console.print,
-        draft_len=options.draft_len,
-        stopping="fixed",
+        draft_length=options.draft_length,
     )
     sampling = Sampling(temperature=options.temperature)
-    made, left_out = methods.make(names, model, options.draft_len, sampling, options.seed)
+    made, left_out = methods.make(names, model, options.draft_length, sampling, options.seed)
     questions = _questions(model, texts, options.max_new_tokens, console)
     setting = _setting(options, model, texts, questions)
     name = re.sub(r"[^\w.-]+", "-", model.target.name)
@@ -249,7 +248,7 @@ def _setting(
     from omnidraft.bench import setting
 
     kept = Counter(question.task for question in questions)
-    names = ("dtype", "seed", "temperature", "max_new_tokens", "draft_len", "repeats")
+    names = ("dtype", "seed", "temperature", "max_new_tokens", "draft_length", "repeats")
     return {
         "target": model.target.name,
         "drafter": model.drafter and model.drafter.name,

@@ -136,9 +136,9 @@ class Evaluation:
         if self.model.drafter is None:
             raise ValueError("the evaluation needs a drafter")
         drafting: dict[str, Any] = dict(method.drafting)
-        if drafting["stopping"] == "fixed":
-            drafting["draft_len"] = self.recipe.draft_len
-        elif drafting["stopping"] == "head":
+        if isinstance(drafting["draft_length"], int):
+            drafting["draft_length"] = self.recipe.draft_length
+        elif drafting["draft_length"] == "head":
             drafting.setdefault("threshold", threshold)
         learning = None if method.learning is None else replace(self.recipe.learning, **method.learning)
         if learning is not None and method.lora:
@@ -151,7 +151,7 @@ class Evaluation:
         Each needs a drafter of its own.
         """
         target, eos = self.model.engine.target, sorted(self.model.engine.eos)
-        ways = [Way("alone", Drafting(draft_len=0), Engine(target, eos))]
+        ways = [Way("alone", Drafting(draft_length=0), Engine(target, eos))]
         for name, pupil in pupils.items():
             pupil.adaptation.use()
             ways.append(Way(name, pupil.drafting, pupil.engine()))
@@ -186,7 +186,7 @@ class Evaluation:
             tests=self.prompts(task, tests=True, subset=True),
             other=[list(one.prompt) for one in second],
             new_tokens=self.recipe.new_tokens,
-            draft_len=self.recipe.draft_len,
+            draft_length=self.recipe.draft_length,
             learning=replace(self.recipe.learning, trains="drafter"),
             console=self.console,
             ablation=len(stream),

@@ -25,16 +25,16 @@ from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import GeneratorSampler
 
 Row = dict[str, Any]
-DRAFT_LEN = 4  # of what does not decide it
+DRAFT_LENGTH = 4  # of what does not decide it
 BINS = 10
 # what each row of Table 2 learns, and what ends its drafts
-METHODS: dict[str, tuple[str | None, str]] = {
-    "no learning": (None, "fixed"),
+METHODS: dict[str, tuple[str | None, str | int]] = {
+    "no learning": (None, DRAFT_LENGTH),
     "head alone": ("head", "head"),
-    "drafter alone": ("drafter", "fixed"),
+    "drafter alone": ("drafter", DRAFT_LENGTH),
     "joint": ("joint", "head"),
     "interleaved": ("interleaved", "head"),
-    "interleaved, by rate": ("interleaved", "rate"),
+    "interleaved, goodput": ("interleaved", "goodput"),
 }
 
 
@@ -61,11 +61,11 @@ def teach(model: OmniDraft, recorded: Sequence[Recorded]) -> Head:
     return pupil.pair.head
 
 
-def _pupil(model: OmniDraft, trains: str | None, stopping: str) -> Pupil:
+def _pupil(model: OmniDraft, trains: str | None, draft_length: str | int) -> Pupil:
     """A drafter with weights and a KV cache of its own, so that taking turns with others costs nothing."""
     if model.drafter is None:
         raise ValueError("there is no drafter that could learn")
-    drafting = Drafting(stopping=stopping, draft_len=DRAFT_LEN if stopping == "fixed" else None)
+    drafting = Drafting(draft_length=draft_length)
     return Pupil(
         model, SharedDrafter(apart(model.drafter.lm)), drafting, None if trains is None else Learning(trains=trains)
     )
@@ -100,7 +100,7 @@ def calibration(
     """For the trained head and an untrained one: chances in ten bins beside what was accepted, and the mean error."""
     for name, each in (("head", head), ("entropy", Head())):
         noting = Noting(each)
-        drafting = Drafting(draft_len=DRAFT_LEN, stopping="fixed")
+        drafting = Drafting(draft_length=DRAFT_LENGTH)
         engine = Engine(model.engine.target, sorted(model.engine.eos), model.engine.pair, drafting, noting)
         draw = GeneratorSampler(torch.Generator().manual_seed(0))
         for ids in prompts:
@@ -143,14 +143,14 @@ def schedules(model: OmniDraft, schedule: Schedule) -> Iterator[Row]:
     teacher = Learning().teacher_temperature
     stream = record(model, schedule.stream, schedule.new_tokens, Sampling(), teacher)
     pupils: dict[str, Pupil] = {}
-    for name, (trains, stopping) in METHODS.items():
-        pupil = _pupil(model, trains, stopping)
+    for name, (trains, draft_length) in METHODS.items():
+        pupil = _pupil(model, trains, draft_length)
         for one in stream:
             pupil.learn(one)
         pupil.adaptation.flush()
         pupil.adaptation.use()
         pupils[name] = pupil
-    plain = Drafting(draft_len=0)
+    plain = Drafting(draft_length=0)
     ways = [Way("plain", plain, Engine(model.engine.target, sorted(model.engine.eos)))]
     ways += [Way(name, pupil.drafting, pupil.engine()) for name, pupil in pupils.items()]
     order = random.Random(0)  # noqa: S311  an order, not a secret

@@ -54,7 +54,7 @@ class OneByOne:
 
 
 def cases(model: OmniDraft, ids: Sequence[list[int]], count: int) -> Iterator[dict[str, Any]]:
-    """A row for each case: seconds of the target alone over those by `rate`, on so many prompts, side by side."""
+    """A row for each case: seconds of the target alone over those with `goodput`, on so many prompts, side by side."""
     pair = model.engine.pair
     if pair is None or model.drafter is None:
         raise ValueError("there is no drafter that could be hopeless")
@@ -88,7 +88,7 @@ def _with(model: OmniDraft, drafter: PreTrainedModel) -> AttachedDrafter:
     if model.drafter is None:
         raise ValueError("there is no drafter to replace")
     loaded = replace(model.drafter, lm=TransformersModel(drafter))
-    drafting = Drafting(stopping="rate")
+    drafting = Drafting(draft_length="goodput")
     return attach_drafter(model.target, model.vocab, loaded, drafting, lambda _: None, SharedDrafter(loaded.lm))
 
 
@@ -101,8 +101,11 @@ def _row(
     count: int,
     new_tokens: int,
 ) -> dict[str, Any]:
-    ways = [_way(model, target, None, Drafting(draft_len=0)), _way(model, target, pair, Drafting(stopping="rate"))]
-    for way in (ways[0], _way(model, target, pair, Drafting(draft_len=2, stopping="fixed"))):
+    ways = [
+        _way(model, target, None, Drafting(draft_length=0)),
+        _way(model, target, pair, Drafting(draft_length="goodput")),
+    ]
+    for way in (ways[0], _way(model, target, pair, Drafting(draft_length=2))):
         way.warm(ids[0], new_tokens, Sampling())
     prompts = [ids[number % len(ids)] for number in range(count)]
     order = random.Random(0)  # noqa: S311  an order, not a secret
@@ -120,7 +123,7 @@ def _row(
 
 def _way(model: OmniDraft, target: Target, pair: AttachedDrafter | None, drafting: Drafting) -> Way:
     return Way(
-        "plain" if pair is None else drafting.stopping,
+        "plain" if pair is None else str(drafting.draft_length),
         drafting,
         Engine(target(), sorted(model.engine.eos), pair, drafting),
     )

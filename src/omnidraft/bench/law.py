@@ -217,7 +217,7 @@ def main(options: argparse.Namespace, console: Console) -> int:
         raise ConfigError(f"alpha is {options.alpha:g}; it must be above 0 and below 1: 0.001 is usual")
     given = vars(options)
     # drafts in every round, or there would be nothing to test
-    drafting = {"stopping": "fixed"} | {name: given[name] for name in names(Drafting) if name in given}
+    drafting = {"draft_length": 4} | {name: given[name] for name in names(Drafting) if name in given}
     sampling = Sampling(**{"temperature": 1.0} | {name: given[name] for name in names(Sampling) if name in given})
     if sampling.greedy:
         raise ConfigError("temperature is 0, which draws nothing: give --temperature above 0")
@@ -228,7 +228,7 @@ def main(options: argparse.Namespace, console: Console) -> int:
     model = load(options.target, options.drafter, dtype=options.dtype, device=options.device, profile=None, **drafting)
     pair = model.engine.pair
     if pair is None:
-        raise ConfigError("there is no drafter to test: give --drafter, and a draft_len above 0")
+        raise ConfigError("there is no drafter to test: give --drafter, and a draft_length above 0")
     if options.fault == "permuted-q":
         permute(pair.drafter)
     findings = _findings(model, options, sampling, console)

@@ -16,7 +16,7 @@ from omnidraft.attach import make_cache
 from omnidraft.bench.records import BASELINE
 from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.engine import Engine
-from omnidraft.draft_length.policies import make_stopping
+from omnidraft.draft_length.policies import make_policy
 from omnidraft.errors import ConfigError, OmniDraftError
 from omnidraft.models.language_model import LanguageModel, TransformersModel
 from omnidraft.verification.round import Round
@@ -126,12 +126,12 @@ class Ours:
         self.target = _runner(model.engine.target)
         self.drafter = _runner(pair.drafter.model) if pair else None
         # what is measured holds on, as it does for users
-        self._stopping = make_stopping(drafting, pair.head) if pair else None
+        self._policy = make_policy(drafting, pair.head) if pair else None
         self.begin(0)
 
     def begin(self, repeat: int) -> None:
         pair = self._pair and replace(self._pair, cache=make_cache(self._pair.cache.table, self._drafting))
-        self._engine = Engine(self._source.target, sorted(self._source.eos), pair, self._drafting, self._stopping)
+        self._engine = Engine(self._source.target, sorted(self._source.eos), pair, self._drafting, self._policy)
         self._draw = GeneratorSampler(torch.Generator().manual_seed(self._seed + repeat))
 
     def run(self, ids: list[int], new_tokens: int) -> Answer:
@@ -140,7 +140,7 @@ class Ours:
 
 
 def make(
-    names: Sequence[str], model: OmniDraft, draft_len: int, sampling: Sampling, seed: int = 0
+    names: Sequence[str], model: OmniDraft, draft_length: int, sampling: Sampling, seed: int = 0
 ) -> tuple[list[Method], dict[str, str]]:
     """The methods of these names, and for those that are left out the reason.
 
@@ -153,17 +153,17 @@ def make(
         if name in GREEDY_ONLY and not sampling.greedy:
             left_out[name] = "greedy only: transformers' sampling of drafts does not follow the target's law"
         elif name == "plain":
-            made.append(Ours(name, model, Drafting(draft_len=0), sampling, seed))
+            made.append(Ours(name, model, Drafting(draft_length=0), sampling, seed))
         elif name in (BASELINE, "lookup"):
             made.append(Transformers(name, model, sampling, seed))
         elif name == "uad":
             if model.drafter is None:
                 raise ConfigError("method 'uad' needs a drafter: give one")
             made.append(Transformers(name, model, sampling, seed, copy.deepcopy(model.drafter.lm.model)))
-        elif name == "rate":
+        elif name == "goodput":
             made.append(Ours(name, model, Drafting(), sampling, seed))
         else:
-            drafting = Drafting(draft_len=draft_len, stopping="fixed", mode=name)
+            drafting = Drafting(draft_length=draft_length, mode=name)
             made.append(Ours(name, model, drafting, sampling, seed))
     return made, left_out
 

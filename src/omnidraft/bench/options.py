@@ -61,7 +61,7 @@ def add_compare(commands: Any, run: Run) -> None:
     )
     compare.add_argument("--max-new-tokens", type=int, metavar="N", help="of each answer (default: 64)")
     compare.add_argument("--repeats", type=int, default=3, metavar="N", help="turns of every method (default: 3)")
-    compare.add_argument("--draft-len", type=int, default=4, metavar="N", help="draft tokens a round (default: 4)")
+    compare.add_argument("--draft-length", type=int, default=4, metavar="N", help="draft tokens a round (default: 4)")
     _add_run(compare)
     compare.add_argument("--temperature", type=float, default=0.0, metavar="N", help="0 is greedy (default: 0)")
     compare.add_argument("--out", type=Path, metavar="DIR", help="write results, Markdown and figure (default: none)")
@@ -101,7 +101,7 @@ def add_overhead(commands: Any, run: Run) -> None:
     tokenizer = "its vocabulary: a folder, a hub id or zoo:NAME (default: %(default)s)"
     overhead.add_argument("--target-tokenizer", default="Qwen/Qwen2-7B", metavar="MODEL", help=tokenizer)
     overhead.add_argument("--drafter-tokenizer", default="JackFram/llama-68m", metavar="MODEL", help=tokenizer)
-    overhead.add_argument("--draft-len", type=int, default=4, metavar="N", help="draft tokens a round (default: 4)")
+    overhead.add_argument("--draft-length", type=int, default=4, metavar="N", help="draft tokens a round (default: 4)")
     overhead.add_argument("--threads", type=int, metavar="N", help="threads of PyTorch (default: its own choice)")
     overhead.add_argument("--quick", action="store_true", help="fewer tokens and turns")
     overhead.add_argument("--out", type=Path, metavar="STEM", help="write STEM.json and STEM.md")
@@ -120,7 +120,7 @@ def add_adapt(commands: Any, run: Run) -> None:
     for name, text in SIZES.items():
         flag = "--" + name.replace("_", "-")
         adapt.add_argument(flag, type=int, metavar="N", help=f"{text} (default: that of the study, less with --quick)")
-    adapt.add_argument("--draft-len", type=int, default=4, metavar="N", help="draft tokens a round (default: 4)")
+    adapt.add_argument("--draft-length", type=int, default=4, metavar="N", help="draft tokens a round (default: 4)")
     flags.add(adapt, "learning", flags.settings(Learning))
     adapt.add_argument("--out", type=Path, metavar="STEM", help="write STEM.json, STEM.md and figures")
 
@@ -206,14 +206,16 @@ def add_stopping(commands: Any, run: Run) -> None:
         help="of the cells, one only; repeatable (default: both)",
     )
     stopping.add_argument(
-        "--draft-len",
+        "--draft-length",
         type=int,
         action="append",
         metavar="N",
         help="a fixed draft length to measure; repeatable (default: 1 to 8; 1, 2 and 4 with --quick)",
     )
     stopping.add_argument(
-        "--rate-only", action="store_true", help="of the policies rate alone, with and without the head (default: all)"
+        "--goodput-only",
+        action="store_true",
+        help="of the policies goodput alone, with and without the head",
     )
     stopping.add_argument("--count", type=int, metavar="N", help="prompts of a task (default: 50, less with --quick)")
     stopping.add_argument("--learn", type=int, metavar="N", help="prompts a task to learn from (default: 100, or 8)")

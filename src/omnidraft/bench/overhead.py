@@ -56,7 +56,7 @@ def main(options: argparse.Namespace, console: Console) -> int:
             tokens, turns = QUICK if options.quick else FULL
             models = Models(
                 *(load_tokenizer(zoo.resolve(name)) for name in names), target=TARGET, drafter=DRAFTER,
-                context=LONG + 1024, draft_len=options.draft_len, tokens=tokens,
+                context=LONG + 1024, draft_length=options.draft_length, tokens=tokens,
             )  # fmt: skip
             found = []
             for ratio in Overhead(models, turns).ratios():
@@ -196,7 +196,9 @@ class Overhead:
 
         theirs, mine = _medians([lambda: self.models.generate(self.short, Sampling(), {}), ours], self.turns)
         detail = f"{self.models.tokens / mine:.1f} against {self.models.tokens / theirs:.1f} tokens/s"
-        return Ratio(name="draft_len 0 against generate", value=theirs / mine, bound=1.0, at_least=True, detail=detail)
+        return Ratio(
+            name="draft_length 0 against generate", value=theirs / mine, bound=1.0, at_least=True, detail=detail
+        )
 
     def bound(self) -> Ratio:
         """Throughput at the scripted acceptance, in that of the same forward passes with nothing between them."""

@@ -13,7 +13,7 @@ from omnidraft.bench.recipe import Recipe
 
 Row = dict[str, Any]
 Options = dict[str, Any]
-FIXED: Options = {"stopping": "fixed"}
+FIXED: Options = {"draft_length": 4}
 DIRECT: Options = FIXED | {"mode": "intersection"}
 # an acceptance rate is of proposed target tokens, which are fewer where drafts merge: it says less than tokens a pass
 SHOWN = {"acceptance_rate": ".3f", "block_efficiency": ".3f", "speedup": ".2f"}
@@ -48,13 +48,13 @@ METHODS: dict[str, Method] = {
     "KL through the trie": Method(PAPER, ALONE | {"divergence": "reverse"}),
     "exact, untrained": UNTRAINED,
     "ours, fixed": DISTILLED,
-    "ours": Method({"stopping": "rate"}, {}),
+    "ours": Method({"draft_length": "goodput"}, {}),
     "plain SpD": UNTRAINED,
-    "adapt only": Method({"stopping": "head"}, {"trains": "head"}),
+    "adapt only": Method({"draft_length": "head"}, {"trains": "head"}),
     "distil only": DISTILLED,
-    "joint": Method({"stopping": "head"}, {"trains": "joint"}),
-    "interleaved": Method({"stopping": "head"}, {"trains": "interleaved"}),
-    **{f"interleaved, γ = {g:g}": Method({"stopping": "head", "threshold": round(1 - g, 3)}, {}) for g in GAMMAS},
+    "joint": Method({"draft_length": "head"}, {"trains": "joint"}),
+    "interleaved": Method({"draft_length": "head"}, {"trains": "interleaved"}),
+    **{f"interleaved, γ = {g:g}": Method({"draft_length": "head", "threshold": round(1 - g, 3)}, {}) for g in GAMMAS},
     **{f"LoRA {rank}": Method(PAPER, HYBRID | {"rank": rank}, lora=True) for rank in RANKS},
 }
 

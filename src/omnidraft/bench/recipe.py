@@ -44,7 +44,7 @@ class Recipe:
     subset: Task = field(default_factory=lambda: Task(train=160, test=50))  # of Tables 5, 6, 11 and 12, and the figures
     unseen: bool = False  # only prompts that the embedded models never saw
     new_tokens: int = 96
-    draft_len: int = 4
+    draft_length: int = 4
     repeats: int = 3
     temperature: float = 0.0
     dtype: str = "float32"

@@ -13,7 +13,16 @@ from omnidraft.errors import InputError
 
 FORMAT = "omnidraft compare 1"
 BASELINE = "generate"
-METHODS = (BASELINE, "plain", "uad", "lookup", "intersection", "paper", "exact", "rate")  # in the order of every table
+METHODS = (
+    BASELINE,
+    "plain",
+    "uad",
+    "lookup",
+    "intersection",
+    "paper",
+    "exact",
+    "goodput",
+)  # in the order of every table
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ SAME = (  # of a setting: where these differ, figures cannot be compared
         "omnidraft",
         "commit",
     ),
-    *("drafter", "max_new_tokens", "draft_len", "temperature", "repeats", "seed"),
+    *("drafter", "max_new_tokens", "draft_length", "temperature", "repeats", "seed"),
 )
 Row = dict[str, Any]
 
@@ -122,7 +122,7 @@ def _drafting(counts: Sequence[Counts], tokens: int, seconds: float, passes: Seq
         return {
             "block_efficiency": _ratio(tokens, total("rounds")),
             "acceptance_rate": _ratio(total("symbols_accepted"), total("symbols")),
-            "draft_len": _ratio(total("drafted"), total("rounds")),
+            "draft_length": _ratio(total("drafted"), total("rounds")),
             **{f"{part}_share": _ratio(total(f"{part}_s"), seconds) for part in ("draft", "verify", "translate")},
         }
     made, tokens = sum(one.target_passes for one in passes), _tokens(passes)
@@ -132,7 +132,7 @@ def _drafting(counts: Sequence[Counts], tokens: int, seconds: float, passes: Seq
     return {
         "block_efficiency": _ratio(tokens, made),
         "acceptance_rate": None if accepted is None else min(max(accepted, 0.0), 1.0),
-        "draft_len": _ratio(max(drafted, 0), made),
+        "draft_length": _ratio(max(drafted, 0), made),
         **dict.fromkeys(("draft_share", "verify_share", "translate_share")),
     }
 
@@ -238,7 +238,7 @@ def _table(its: Sequence[Row]) -> list[str]:
         "speedup": lambda row: down(row["speedup"], 2),
         "block efficiency": lambda row: down(row["block_efficiency"], 2),
         "acceptance rate": lambda row: down(row["acceptance_rate"], 2),
-        "drafted a round": lambda row: down(row["draft_len"], 1),
+        "drafted a round": lambda row: down(row["draft_length"], 1),
         "draft / verify / translate": lambda row: " / ".join(
             percent(row[f"{part}_share"]) for part in ("draft", "verify", "translate")
         ),

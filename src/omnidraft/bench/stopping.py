@@ -36,15 +36,15 @@ from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.drafter import Drafter
 from omnidraft.decoding.engine import Engine
 from omnidraft.draft_length.acceptance_head import Head
-from omnidraft.draft_length.policies import make_stopping
+from omnidraft.draft_length.policies import make_policy
 from omnidraft.errors import ConfigError, InputError
 from omnidraft.models.cpu_llama import LeanLlama
 
 Row = dict[str, Any]
 Sizes = dict[str, int]
 PARTS = ("cells", "hopeless", "schedules")
-POLICIES = ("confidence", "entropy", "head", "rate")
-WITHOUT = "rate without the head"
+POLICIES = ("confidence", "entropy", "head", "goodput")
+WITHOUT = "goodput without the head"
 TASKS = ("gsm8k", "mbpp")
 IN_TURNS = "in turns"  # of the tasks
 TEMPERATURES = (0.0, 1.0)
@@ -52,16 +52,16 @@ LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8)
 FULL = {"count": 50, "repeats": 3, "max_new_tokens": 96, "hopeless": 200, "learn": 100}
 QUICK = {"count": 2, "repeats": 1, "max_new_tokens": 48, "hopeless": 8, "learn": 8}
 QUICK_LENGTHS = (1, 2, 4)
-KEYS = ("target", "task", "temperature", "policy", "method", "case", "draft_len")  # what a row is about
+KEYS = ("target", "task", "temperature", "policy", "method", "case", "draft_length")  # what a row is about
 
 
-def ways(model: OmniDraft, lengths: Sequence[int], head: Head, *, rate_only: bool = False) -> list[Way]:
+def ways(model: OmniDraft, lengths: Sequence[int], head: Head, *, goodput_only: bool = False) -> list[Way]:
     """Plain decoding, fixed lengths, and the policies, of which `head` is for those that have one."""
-    made = [("plain", Drafting(draft_len=0))]
-    made += [("fixed", Drafting(draft_len=length, stopping="fixed")) for length in lengths]
-    made += [(name, Drafting(stopping=name)) for name in (("rate",) if rate_only else POLICIES)]
+    made = [("plain", Drafting(draft_length=0))]
+    made += [("fixed", Drafting(draft_length=length)) for length in lengths]
+    made += [(name, Drafting(draft_length=name)) for name in (("goodput",) if goodput_only else POLICIES)]
     compared = [Way(name, drafting, fresh(model, drafting, head)) for name, drafting in made]
-    without = Drafting(stopping="rate")
+    without = Drafting(draft_length="goodput")
     return [*compared, Way(WITHOUT, without, fresh(model, without, Head()))]
 
 
@@ -71,7 +71,7 @@ def fresh(model: OmniDraft, drafting: Drafting, head: Head, before: Engine | Non
     if pair is None or model.drafter is None:
         raise ValueError("a comparison of stop policies needs a drafter")
     target, eos = before.target if before else apart(model.target.lm), sorted(model.engine.eos)
-    if drafting.draft_len == 0:
+    if drafting.draft_length == 0:
         return Engine(target, eos)
     step = pair.drafter.model
     if before and before.pair:
@@ -79,7 +79,7 @@ def fresh(model: OmniDraft, drafting: Drafting, head: Head, before: Engine | Non
     else:  # all with the same weights, which would else crowd the caches of the processor
         drafter = Drafter(step.beside() if isinstance(step, LeanLlama) else apart(model.drafter.lm))
     own = replace(pair, drafter=drafter, cache=make_cache(pair.cache.table, drafting), head=head)
-    stopping = before.stopping if before else make_stopping(drafting, head)
+    stopping = before.policy if before else make_policy(drafting, head)
     return Engine(target, eos, own, drafting, stopping)
 
 
@@ -126,7 +126,7 @@ class Bench:
     def __init__(self, options: argparse.Namespace, console: Console) -> None:
         self.options, self.console = options, console
         self.sizes = {name: getattr(options, name) or size for name, size in (QUICK if options.quick else FULL).items()}
-        self.lengths = options.draft_len or (QUICK_LENGTHS if options.quick else LENGTHS)
+        self.lengths = options.draft_length or (QUICK_LENGTHS if options.quick else LENGTHS)
         self.texts, self.others = _texts(options.data, self.sizes)
         self.rows: list[tuple[str, Row]] = []
         self.tasks = options.task or (*TASKS, IN_TURNS)
@@ -170,17 +170,17 @@ class Bench:
                 where = {**about, "task": task, "temperature": temperature}
                 first = max((len(row["repeats"]) for row in self.before if where.items() <= row.items()), default=0)
                 sampling = Sampling(temperature=temperature)
-                its = ways(model, self.lengths, head, rate_only=self.options.rate_only)
+                its = ways(model, self.lengths, head, goodput_only=self.options.goodput_only)
                 rows = [where | row for row in cell(model, its, ids[task], sampling, self.sizes, first)]
                 for row in rows:
                     self.add("cells", row)
                 its.clear()  # before the next ones are made
                 for unit in UNITS:
                     best = max((r for r in rows if r["policy"] == "fixed"), key=lambda row: float(row[unit]))
-                    rate = next(row for row in rows if row["policy"] == "rate")
+                    rate = next(row for row in rows if row["policy"] == "goodput")
                     self.console.print(
                         f"{about['target']}, {task}, temperature {temperature:g}: plain {rate['plain_' + unit]:.1f}, "
-                        f"best fixed ({best['draft_len']}) {best[unit]:.1f}, rate {rate[unit]:.1f} {unit}"
+                        f"best fixed ({best['draft_length']}) {best[unit]:.1f}, goodput {rate[unit]:.1f} {unit}"
                     )
 
     def add(self, section: str, row: Row) -> None:
@@ -196,7 +196,7 @@ def main(options: argparse.Namespace, console: Console) -> int:
     for part in parts:
         if part not in PARTS:
             raise ConfigError(f"part {part!r} is not known; use some of {', '.join(PARTS)}, with commas between")
-    if any(length < 1 for length in options.draft_len or ()):
+    if any(length < 1 for length in options.draft_length or ()):
         raise ConfigError("a fixed draft length to measure is 1 or more: plain decoding is always measured")
     if options.more and options.out is None:
         raise ConfigError("more repeats need a file that holds the others: give --out")

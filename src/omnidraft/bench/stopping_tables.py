@@ -27,10 +27,11 @@ def _cells(rows: Sequence[Row], unit: str) -> Lines:
     for row in rows:
         cells.setdefault((row["target"], row["task"], row["temperature"]), []).append(row)
     others = sorted(
-        (row for row in rows if row["policy"] != "plain"), key=lambda row: (row["policy"] != "fixed", row["draft_len"])
+        (row for row in rows if row["policy"] != "plain"),
+        key=lambda row: (row["policy"] != "fixed", row["draft_length"]),
     )
     names = list(dict.fromkeys(map(_name, others)))
-    lines = [["target", "task", "temperature", "plain, tokens/s", *names, "rate, of the best fixed"]]
+    lines = [["target", "task", "temperature", "plain, tokens/s", *names, "goodput, of the best fixed"]]
     for (target, task, temperature), its in cells.items():
         found = {_name(row): _speedup(row, unit) for row in its}
         speedups = [f"{found[name]:.3f}" if name in found else "–" for name in names]
@@ -45,8 +46,8 @@ def _speedup(row: Row, unit: str) -> float:
 
 
 def _of_best(rows: Sequence[Row], unit: str) -> float:
-    """`rate` beside the best fixed length, each beside plain decoding in its own repeats: they may be others."""
-    rate = next(row for row in rows if row["policy"] == "rate")
+    """`goodput` beside the best fixed length, each beside plain decoding in its own repeats: they may be others."""
+    rate = next(row for row in rows if row["policy"] == "goodput")
     return _speedup(rate, unit) / max(_speedup(row, unit) for row in rows if row["policy"] == "fixed")
 
 
@@ -63,7 +64,7 @@ def _calibration(rows: Sequence[Row]) -> Lines:
 
 
 def _hopeless(rows: Sequence[Row]) -> Lines:
-    head = ["target", "case", "rate, of the target alone", "in time of the processor", "prompts"]
+    head = ["target", "case", "goodput, of the target alone", "in time of the processor", "prompts"]
     lines = [[*head, "rounds without a draft", "mostly as"]]
     for row in sorted(rows, key=lambda row: str(row["target"])):
         share, idle = f"{row['undrafted']:.2f}", row["idle"] or "–"
@@ -86,7 +87,7 @@ def _schedules(rows: Sequence[Row]) -> Lines:
 
 
 def _name(row: Row) -> str:
-    return f"fixed {row['draft_len']}" if row["policy"] == "fixed" else str(row["policy"])
+    return f"fixed {row['draft_length']}" if row["policy"] == "fixed" else str(row["policy"])
 
 
 def _table(lines: Lines) -> str:

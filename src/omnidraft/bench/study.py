@@ -31,7 +31,7 @@ class Study:
     tests: list[list[int]]
     other: list[list[int]]  # of another task
     new_tokens: int
-    draft_len: int
+    draft_length: int
     learning: Learning
     console: Console
     ablation: int  # prompts of the stream that ablations use
@@ -48,7 +48,7 @@ class Study:
         return self._serving
 
     def drafting(self, mode: str = "exact") -> Drafting:
-        return Drafting(draft_len=self.draft_len, stopping="fixed", mode=mode)
+        return Drafting(draft_length=self.draft_length, mode=mode)
 
     def pupil(self, learning: Learning | None, mode: str = "exact", seed: int = 0) -> Pupil:
         return Pupil(self.model, self.serving, self.drafting(mode), learning, seed)

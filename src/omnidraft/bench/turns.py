@@ -88,10 +88,10 @@ class Models:
         target: Shape,
         drafter: Shape,
         context: int,
-        draft_len: int,
+        draft_length: int,
         tokens: int,
     ) -> None:
-        self.tokens, self.drafting = tokens, Drafting(draft_len=draft_len, stopping="fixed")
+        self.tokens, self.drafting = tokens, Drafting(draft_length=draft_length)
         self.tokenizers = {"tokenizer": target_tokenizer, "assistant_tokenizer": drafter_tokenizer}
         size = -(-len(target_tokenizer) // 128) * 128  # padded, as the logits of large vocabularies are
         # what `load` would choose for a checkpoint in bf16

@@ -89,7 +89,7 @@ class Way:
 
     def summary(self) -> dict[str, Any]:
         """What its drafts came to."""
-        return {"draft_len": self.drafting.longest, **over(self.repeats)}
+        return {"draft_length": self.drafting.longest, **over(self.repeats)}
 
 
 def repeat(

@@ -18,7 +18,7 @@ from omnidraft.models.language_model import LanguageModel, TransformersModel
 from omnidraft.verification.sampling import Sampler, tempered
 
 if TYPE_CHECKING:
-    from omnidraft.draft_length.policy import Stopping
+    from omnidraft.draft_length.policy import DraftLengthPolicy
 
 
 class Pausable(Protocol):
@@ -134,11 +134,11 @@ class Drafter:
         draw: Sampler,
         read: Callable[[int], bool],
         allowed: npt.NDArray[np.bool_] | None = None,
-        stopping: Stopping | None = None,
+        policy: DraftLengthPolicy | None = None,
     ) -> tuple[list[int], list[Probs]]:
         """Draw up to `length` tokens: the tokens, and for each the (V_q,) vector it was drawn from.
 
-        Each token is handed to `read`, which says whether another one could be used; `stopping` says before each
+        Each token is handed to `read`, which says whether another one could be used; `policy` says before each
         whether it is to be drawn.  With `allowed` (V_q,) the rest is masked out before drawing.
         """
         tokens: list[int] = []
@@ -149,13 +149,13 @@ class Drafter:
         logits = self._catch_up(room=length)
         while True:
             seen = logits if allowed is None else _only(logits, allowed)
-            if stopping is not None and not stopping.draws(seen, temperature, self._hidden):
+            if policy is not None and not policy.draws(seen, temperature, self._hidden):
                 return tokens, vectors
             q = tempered(seen, temperature)
             token = int(q.argmax()) if temperature == 0 else draw(q)
             tokens.append(token)
             vectors.append(q)
-            if not read(token) or len(tokens) == length or (stopping is not None and not stopping.steps(token)):
+            if not read(token) or len(tokens) == length or (policy is not None and not policy.steps(token)):
                 return tokens, vectors
             logits = self._forward([token])
             self._cached.append(token)

@@ -15,8 +15,8 @@ from omnidraft.alignment.translator import Translator
 from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.drafter import Drafter
 from omnidraft.draft_length.acceptance_head import Head
-from omnidraft.draft_length.policies import make_stopping
-from omnidraft.draft_length.policy import Fixed, Stopping
+from omnidraft.draft_length.policies import make_policy
+from omnidraft.draft_length.policy import DraftLengthPolicy, Fixed
 from omnidraft.errors import ConfigError, PromptError
 from omnidraft.models.language_model import LanguageModel, check_ids
 from omnidraft.verification.exact import Outcome, verify_block, verify_greedy, verify_token
@@ -45,7 +45,7 @@ class AttachedDrafter:
 class Engine:
     """Decodes with a target model, and with a drafter where there is one.
 
-    `eos` are the target's token ids that end a text.  Without a `pair`, or with `draft_len` 0, the same loop is
+    `eos` are the target's token ids that end a text.  Without a `pair`, or with `draft_length` 0, the same loop is
     plain decoding.
     """
 
@@ -55,17 +55,19 @@ class Engine:
         eos: Sequence[int],
         pair: AttachedDrafter | None = None,
         drafting: Drafting | None = None,
-        stopping: Stopping | None = None,
+        policy: DraftLengthPolicy | None = None,
     ) -> None:
         self.target = target
         self.eos = frozenset(eos)
         self.pair = pair
-        self.drafting = drafting or Drafting(draft_len=0)
-        self.stopping: Stopping = stopping or (Fixed() if pair is None else make_stopping(self.drafting, pair.head))
+        self.drafting = drafting or Drafting(draft_length=0)
+        self.policy: DraftLengthPolicy = policy or (Fixed() if pair is None else make_policy(self.drafting, pair.head))
         self._unread: list[int] = []  # committed tokens that are not in the drafter's text yet
         self.teacher_temperature: float | None = None  # where one is set, records hold the target's laws at it
         if pair is None and self.drafting.longest > 0:
-            raise ConfigError(f"draft_len is {self.drafting.longest} without a drafter: give one, or use draft_len=0")
+            raise ConfigError(
+                f"draft_length is {self.drafting.longest} without a drafter: give one, or use draft_length=0"
+            )
         direct = self.drafting.mode in ("intersection", "paper")
         self._direct = DirectMap(pair.cache) if pair and direct else None
         # a drafter token may stand for several target tokens; a draft must fit the context whatever is drawn
@@ -100,13 +102,13 @@ class Engine:
             text = self.pair.translator.prompt(ids)
             self.pair.drafter.start(text)
             self._unread = []
-            self.stopping.open(text, max_new_tokens)
+            self.policy.open(text, max_new_tokens)
         deciding = time.perf_counter() - began
         while max_new_tokens > 0:
             record = self._round(ids, end, sampling, processing, verification, draw, halt)
             ids += record.emitted
             began = time.perf_counter()
-            self.stopping.learn(record)
+            self.policy.learn(record)
             deciding += time.perf_counter() - began
             # of which the policy is not told: to it a round costs what drafting and verifying do
             yield replace(record, translate_s=record.translate_s + deciding)
@@ -144,7 +146,7 @@ class Engine:
         halt: StopCheck | None,
     ) -> Round:
         began = time.perf_counter()
-        draft = self._propose(self._draft_len(ids, end), sampling, draw)
+        draft = self._propose(self._draft_length(ids, end), sampling, draw)
         drafted = time.perf_counter()
 
         # one target forward: the ids it has not seen yet, and the proposals (nothing follows an end of text)
@@ -191,7 +193,7 @@ class Engine:
             return ()
         return tuple(map(sparse, softmax(logits[:count] / self.teacher_temperature)))
 
-    def _draft_len(self, ids: Sequence[int], end: int) -> int:
+    def _draft_length(self, ids: Sequence[int], end: int) -> int:
         """How many tokens to draft: no more than could be emitted, none where the context may run out."""
         if self.pair is None or (self._direct is not None and not self._direct.mapped.any()):
             return 0
@@ -201,10 +203,10 @@ class Engine:
     def _propose(self, length: int, sampling: Sampling, draw: Sampler) -> Draft:
         if self.pair is None or length <= 0:
             return Draft()
-        cache, drafter, stopping = self.pair.cache, self.pair.drafter, self.stopping
+        cache, drafter, policy = self.pair.cache, self.pair.drafter, self.policy
         walk = Walk(cache, self.eos)
-        if not stopping.begin(walk if self.drafting.mode != "paper" else None):
-            return Draft(idle=stopping.idle)
+        if not policy.begin(walk if self.drafting.mode != "paper" else None):
+            return Draft(idle=policy.idle)
         if self._unread:
             drafter.extend(*self.pair.translator.after(drafter.text, drafter.begun, self._unread))
             self._unread = []
@@ -213,18 +215,18 @@ class Engine:
         if self.drafting.mode == "paper" and self._direct is not None:
             direct = self._direct
             tokens, vectors = drafter.draft(
-                length, temperature, draw, lambda d: int(direct.target[d]) not in self.eos, direct.mapped, stopping
+                length, temperature, draw, lambda d: int(direct.target[d]) not in self.eos, direct.mapped, policy
             )
             merged = merge(tokens, cache, direct)
             proposals = [proposal.token for proposal in merged]
             end = next((i + 1 for i, token in enumerate(proposals) if token in self.eos), len(proposals))
             merged, proposals = merged[:end], proposals[:end]
             ended = bool(proposals) and proposals[-1] in self.eos
-            return Draft(tokens, vectors, proposals, None, merged, ended, drafter.passes, drafter.read, stopping.idle)
+            return Draft(tokens, vectors, proposals, None, merged, ended, drafter.passes, drafter.read, policy.idle)
         allowed = self._direct.mapped if self._direct else None
-        tokens, vectors = drafter.draft(length, temperature, draw, walk.read, allowed, stopping)
+        tokens, vectors = drafter.draft(length, temperature, draw, walk.read, allowed, policy)
         walk.finish()
-        return Draft(tokens, vectors, walk.tokens, walk, [], walk.ended, drafter.passes, drafter.read, stopping.idle)
+        return Draft(tokens, vectors, walk.tokens, walk, [], walk.ended, drafter.passes, drafter.read, policy.idle)
 
     def _verify(
         self, draft: Draft, law: TargetDistribution, sampling: Sampling, verification: str, draw: Sampler

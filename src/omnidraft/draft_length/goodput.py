@@ -45,7 +45,7 @@ TOO_DEAR = "drafts cost more than they bring"
 GIVEN_UP = TOO_SHORT, TOO_DEAR  # which change with the next text at the earliest, or after long
 
 
-class Rate:
+class Goodput:
     """Drafts while one more token pays, and not at all where none does; what it measured holds for all later texts.
 
     A draft has at most `longest` tokens.

@@ -1,11 +1,11 @@
 """Stop policies: how far a draft goes, decided each time before a token is drawn, never after.
 
-Fixed       so many tokens
-Confidence  until a token was drawn that the drafter gave little probability
-Entropy     until the bound on acceptance that the drafter's entropy gives is low
-Predicted   until the acceptance head thinks that the draft will hardly be accepted as a whole
+Fixed          so many tokens
+Confidence     until a token was drawn that the drafter gave little probability
+Entropy        until the bound on acceptance that the drafter's entropy gives is low
+HeadThreshold  until the acceptance head thinks that the draft will hardly be accepted as a whole
 
-`rate.Rate` goes on while that pays.
+`goodput.Goodput` goes on while that pays.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 UNSURE = "the drafter is too unsure of the next token"
 
 
-class Stopping(Protocol):
+class DraftLengthPolicy(Protocol):
     """Decides how far drafts go; told of texts and rounds as they come.
 
     A token that was drawn is verified, whatever is decided later: a decision may depend on all that was drawn before
@@ -103,7 +103,7 @@ class Entropy(Fixed):
         return sure
 
 
-class Predicted(Fixed):
+class HeadThreshold(Fixed):
     """Ends a draft where the chance that all of it is accepted would fall below `threshold`.
 
     That is 1 − γ of the paper's Eq. 7.  As long as the head is untrained, this is `Entropy`.

@@ -105,7 +105,7 @@ def generate(  # noqa: PLR0913  transformers hands over those of its arguments t
     text = Text(input_ids, logits_processor, stopping_criteria, generation_config)
     sampled = bool(generation_config.do_sample)
     sampling, processors, drafting = law(text, logits_processor, drafting, sampled=sampled)
-    engine = Engine(target, text.eos, ready.pair, drafting, ready.stopping)
+    engine = Engine(target, text.eos, ready.pair, drafting, ready.policy)
     seed = int(torch.randint(2**63 - 1, ())) if sampled else 0
     draw = GeneratorSampler(torch.Generator().manual_seed(seed))
     prompt = input_ids[0].tolist()
@@ -138,7 +138,7 @@ def _alone(ready: Ready, rounds: Iterator[Round]) -> Iterator[Round]:
 def _drafting(options: Mapping[str, Any] | None) -> Drafting:
     """The settings of these options; raises ConfigError for an unknown one."""
     if not isinstance(options or {}, Mapping):
-        raise ConfigError(f"omnidraft_options is of type {type(options).__name__}: give a dict, {{'draft_len': 4}}")
+        raise ConfigError(f"omnidraft_options is of type {type(options).__name__}: give a dict, {{'draft_length': 4}}")
     known = [each.name for each in fields(Drafting)]
     for name in options or ():
         if name not in known:

@@ -17,8 +17,8 @@ from omnidraft.attach import AttachOptions, LearningSide, attach_drafter, attach
 from omnidraft.config import Drafting
 from omnidraft.decoding.drafter import SharedDrafter
 from omnidraft.decoding.engine import AttachedDrafter
-from omnidraft.draft_length.policies import make_stopping
-from omnidraft.draft_length.policy import Stopping
+from omnidraft.draft_length.policies import make_policy
+from omnidraft.draft_length.policy import DraftLengthPolicy
 from omnidraft.errors import ConfigError, ModelError
 from omnidraft.models.language_model import LoadedModel, TransformersModel, load_model, load_tokenizer
 
@@ -35,7 +35,7 @@ class Ready:
     """A drafter made ready for a model, with what was measured of the two; it does not hold the model."""
 
     pair: AttachedDrafter
-    stopping: Stopping
+    policy: DraftLengthPolicy
     side: LearningSide
 
 
@@ -71,7 +71,7 @@ def _make(target: LoadedModel, drafter: LoadedModel, serving: SharedDrafter, dra
     vocab = read_vocab(target.tokenizer, target.lm.vocab_size, target.lm.eos)
     pair = attach_drafter(target, vocab, drafter, drafting, _log.warning, serving)
     side = attach_learning(target, drafter, pair, serving, AttachOptions(learning={}, warn=_log.warning))
-    return Ready(pair=pair, stopping=make_stopping(drafting, pair.head), side=side)
+    return Ready(pair=pair, policy=make_policy(drafting, pair.head), side=side)
 
 
 def _source(
