@@ -170,8 +170,8 @@ def _learner(adapt: str, drafter: LoadedModel, table: SpellingTable, learning: L
         return BackgroundTrainer(drafter.lm.model, learning, table, state or None)
     trainer = Trainer(drafter.lm.model, learning, shared_tokens(table))
     if state:
-        trainer.resume(state)
-    return InlineTrainer(trainer, learning)
+        trainer.load_state(state)
+    return InlineTrainer(trainer)
 
 
 def _folder(

@@ -25,9 +25,7 @@ EVICTIONS = ("lfu", "lru")
 DRAFT_LENGTHS = ("confidence", "entropy", "goodput", "head")  # or an integer: a fixed length
 TRAINS = ("drafter", "head", "interleaved", "joint")
 DRAFTER_STEPS = ("auto", "transformers")
-DIVERGENCES = ("forward", "forward+tv", "reverse", "tv")
-DIRECT = ("forward", "none", "reverse")
-LOSSES = ("hybrid", "marginal")
+LOSSES = ("forward", "forward+tv", "hybrid", "reverse", "tv")
 ADAPTERS = ("full", "lora")
 ADAPT = ("background", "inline", "off")
 MAX_RANK = 1024
@@ -50,10 +48,10 @@ class Sampling:
 
     def __post_init__(self) -> None:
         _temperature(self, "temperature", fix="use 0 for greedy decoding")
-        _integer(self, "top_k", low=0, fix="use 0 to switch it off")
-        _number(self, "top_p", low=0.0, high=1.0, low_open=True, fix="use 1 to switch it off")
-        _number(self, "min_p", low=0.0, high=1.0, fix="use 0 to switch it off")
-        _number(self, "repetition_penalty", low=COLDEST, fix="use 1 to switch it off")
+        check_integer(self, "top_k", low=0, fix="use 0 to switch it off")
+        check_number(self, "top_p", low=0.0, high=1.0, low_open=True, fix="use 1 to switch it off")
+        check_number(self, "min_p", low=0.0, high=1.0, fix="use 0 to switch it off")
+        check_number(self, "repetition_penalty", low=COLDEST, fix="use 1 to switch it off")
 
     @property
     def greedy(self) -> bool:
@@ -78,14 +76,14 @@ class Drafting:
     def __post_init__(self) -> None:
         if not isinstance(self.draft_length, str):
             fix = f"use 0 for plain decoding, or one of {', '.join(DRAFT_LENGTHS)}"
-            _integer(self, "draft_length", low=0, high=LONGEST_DRAFT, fix=fix)
+            check_integer(self, "draft_length", low=0, high=LONGEST_DRAFT, fix=fix)
         elif self.draft_length not in DRAFT_LENGTHS:
             raise ConfigError(
                 f"draft_length is {shown(self.draft_length)}; use one of {', '.join(DRAFT_LENGTHS)}, or an integer"
             )
-        _integer(self, "max_draft_length", low=1, high=LONGEST_DRAFT, fix="use draft_length=0 for plain decoding")
+        check_integer(self, "max_draft_length", low=1, high=LONGEST_DRAFT, fix="use draft_length=0 for plain decoding")
         if self.threshold is not None:
-            _number(self, "threshold", low=0.0, high=1.0, fix="leave it out for 0.4")
+            check_number(self, "threshold", low=0.0, high=1.0, fix="leave it out for 0.4")
             if self.draft_length not in ("confidence", "entropy", "head"):
                 raise ConfigError(
                     f"threshold is for confidence, entropy or head, not for {self.draft_length!r}: leave it out"
@@ -96,7 +94,7 @@ class Drafting:
             _temperature(self, "drafter_temperature", fix="leave it out to follow the target")
         choice("ngram_seed", self.ngram_seed, NGRAM_SEEDS)
         if self.ngram_bound is not None:
-            _integer(self, "ngram_bound", low=1, fix="leave it out for no bound")
+            check_integer(self, "ngram_bound", low=1, fix="leave it out for no bound")
         choice("ngram_eviction", self.ngram_eviction, EVICTIONS)
         choice("drafter_step", self.drafter_step, DRAFTER_STEPS)
 
@@ -108,53 +106,30 @@ class Drafting:
 
 @dataclass(frozen=True, kw_only=True)
 class Learning:
-    """How a drafter learns from the answers of its target; an update follows every `interval` answers."""
+    """How a drafter learns from the answers of its target; `distillation.settings` has the rest."""
 
     trains: str = "interleaved"  # the drafter and its acceptance head, or one of them
-    loss: str = "marginal"
-    divergence: str = "forward+tv"  # of the marginal loss
-    direct: str = "reverse"  # divergence of the hybrid loss at directly mapped tokens, or none
-    ngram_weight: float | None = 0.2  # λ of the hybrid loss; None: the target's probability of the n-gram
-    teacher_temperature: float = 0.5  # what softens the target's laws, whatever the text is sampled with
+    loss: str = "forward+tv"  # a divergence from the exact teacher distribution, or the paper's "hybrid"
     adapter: str = "full"
     rank: int = 32  # of LoRA
     learning_rate: float = 5e-4
-    weight_decay: float = 0.0
-    clip: float = 1.0  # the largest norm of a gradient
+    teacher_temperature: float = 0.5  # of the target's distributions that are learned from, whatever is sampled with
     interval: int = 8  # answers between updates
-    batch: int = 8  # answers of a step
-    replays: int = 1  # steps on earlier answers after each on new ones
-    memory_bytes: int = 2**26  # of earlier answers
-    hold_out: int = 10  # one answer in so many is not learned from, but judges what was learned
-    margin: float = 0.05  # by which a held-out loss may rise, as a share of it, before an update is taken back
-    head_rate: float = 3e-3  # learning rate of the head
-    reject_weight: float = 1.0  # of what is refused, in the head's loss; 1 leaves its chances true
-    least_gain: float = 1e-3  # of an update, in that loss, as a share of it: where they bring less, they become rarer
+    replays: int = 1  # optimizer steps on earlier answers after each step on new ones
 
     def __post_init__(self) -> None:
         choice("trains", self.trains, TRAINS)
         choice("loss", self.loss, LOSSES)
         if self.loss == "hybrid" and self.trains in ("head", "joint"):
-            raise ConfigError(f"trains is {self.trains!r} with the hybrid loss, which has no head: use loss='marginal'")
-        choice("divergence", self.divergence, DIVERGENCES)
-        choice("direct", self.direct, DIRECT)
-        if self.ngram_weight is not None:
-            _number(self, "ngram_weight", low=0.0, fix="use 0.2, or None for the target's probability")
-        _number(self, "teacher_temperature", low=COLDEST, fix="use 1 for the target's own laws")
+            raise ConfigError(
+                f"trains is {self.trains!r} with the hybrid loss, which trains no head: use loss='forward+tv'"
+            )
         choice("adapter", self.adapter, ADAPTERS)
-        _integer(self, "rank", low=1, high=MAX_RANK, fix="32 is usual")
-        _number(self, "learning_rate", low=0.0, high=1.0, low_open=True, fix="use adapt='off' not to learn")
-        _number(self, "weight_decay", low=0.0, fix="use 0 for none")
-        _number(self, "clip", low=0.0, low_open=True, fix="1 is usual")
-        _integer(self, "interval", low=1, fix="use 1 to learn after every answer")
-        _integer(self, "batch", low=1, fix="8 is usual")
-        _integer(self, "replays", low=0, fix="use 0 for none")
-        _integer(self, "memory_bytes", low=2**20, fix="use at least a mebibyte")
-        _integer(self, "hold_out", low=2, fix="10 keeps one answer in ten")
-        _number(self, "head_rate", low=0.0, high=1.0, low_open=True, fix="use trains='drafter' for no head")
-        _number(self, "reject_weight", low=0.0, low_open=True, fix="use 1 for chances that are true")
-        _number(self, "margin", low=0.0, fix="use 0 to take back every update that does not help")
-        _number(self, "least_gain", low=0.0, fix="use 0 for updates that never become rarer")
+        check_integer(self, "rank", low=1, high=MAX_RANK, fix="32 is usual")
+        check_number(self, "learning_rate", low=0.0, high=1.0, low_open=True, fix="use adapt='off' not to learn")
+        check_number(self, "teacher_temperature", low=COLDEST, fix="use 1 for the target's own distributions")
+        check_integer(self, "interval", low=1, fix="use 1 to learn after every answer")
+        check_integer(self, "replays", low=0, fix="use 0 for none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,8 +140,8 @@ class GenerationLimits:
     seed: int = 0  # decides every draw
 
     def __post_init__(self) -> None:
-        _integer(self, "max_new_tokens", low=1, fix="ask for some")
-        _integer(self, "seed", low=0, high=MAX_SEED, fix="choose any of them")
+        check_integer(self, "max_new_tokens", low=1, fix="ask for some")
+        check_integer(self, "seed", low=0, high=MAX_SEED, fix="choose any of them")
 
 
 def stop_strings(stop: object) -> tuple[str, ...]:
@@ -222,12 +197,12 @@ def data_folder() -> Path:
 
 
 def _temperature(own: object, name: str, fix: str) -> None:
-    _number(own, name, low=0.0, fix=fix)
+    check_number(own, name, low=0.0, fix=fix)
     if 0 < (value := getattr(own, name)) < COLDEST:
         raise ConfigError(f"{name} is {value!r}; it must be 0 or at least {COLDEST:g}: {fix}")
 
 
-def _number(
+def check_number(
     own: object, name: str, *, low: float, high: float = math.inf, low_open: bool = False, fix: str = ""
 ) -> None:
     """Check a field, and make it a number of Python, which those who are given it ask for."""
@@ -239,8 +214,8 @@ def _number(
     object.__setattr__(own, name, int(value) if isinstance(value, Integral) else float(value))
 
 
-def _integer(own: object, name: str, *, low: int, high: int | None = None, fix: str = "") -> None:
-    """Likewise for an integer."""
+def check_integer(own: object, name: str, *, low: int, high: int | None = None, fix: str = "") -> None:
+    """Check a field likewise that is an integer."""
     value = getattr(own, name)
     good = issubclass(type(value), Integral) and not isinstance(value, bool)
     if not good or value < low or (high is not None and value > high):

@@ -373,7 +373,7 @@ def test_the_shape_of_the_profile_is_used_and_not_contradicted(target: Path, dra
         ({"interval": 1.5}, "interval is 1.5"),
         ({"learning_rate": 0}, "learning_rate is 0"),
         ({"learning_rate": float("nan")}, "learning_rate is nan"),
-        ({"hold_out": 1}, "hold_out is 1"),
+        ({"hold_out_every": 5}, "unknown option 'hold_out_every'"),
         ({"adapter": "qlora"}, "adapter is 'qlora'; use one of full, lora"),
         ({"loss": ""}, "loss is ''"),
         ({"adapts": "inline"}, "did you mean 'adapt'"),

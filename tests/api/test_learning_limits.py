@@ -87,7 +87,7 @@ def test_lessons_of_unequal_lengths_stay_within_the_bound_on_logits() -> None:
 
 
 def test_what_cannot_wait_is_due() -> None:
-    trainer = make(memory_bytes=2**20, interval=10**6)
+    trainer = make(replay_bytes=2**20, interval=10**6)
     for seed in range(2 * 2**20 // some_lesson(0, 2000).nbytes):
         trainer.add(some_lesson(seed, 2000))
     assert trainer.due

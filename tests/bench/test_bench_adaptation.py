@@ -21,7 +21,7 @@ from omnidraft.decoding.stats import Stats
 from omnidraft.errors import ConfigError, InputError
 from support.texts import QUESTIONS
 
-LEARNING = Learning(interval=2, batch=2, learning_rate=3e-3, replays=1)
+LEARNING = Learning(interval=2, learning_rate=3e-3, replays=1)
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def test_replies_beside_a_trainer_in_the_background(model: OmniDraft) -> None:
 # ---------------------------------------------------------------- the command
 
 
-SIZES = {"stream": 4, "tests": 2, "seeds": 1, "ablation": 2, "sampled": 1, "beside": 2, "interval": 2, "batch": 2}
+SIZES = {"stream": 4, "tests": 2, "seeds": 1, "ablation": 2, "sampled": 1, "beside": 2, "interval": 2}
 SMALL = [word for name, size in SIZES.items() for word in (f"--{name}", str(size))] + ["--new-tokens", "8"]
 
 

@@ -23,6 +23,7 @@ from omnidraft.bench.pupil import Recorded
 from omnidraft.bench.recordings import AT_ONCE, Recordings, packed, unpacked
 from omnidraft.cli.main import main
 from omnidraft.config import Drafting, Learning
+from omnidraft.distillation.settings import TrainerSettings
 from omnidraft.errors import ConfigError, InputError, PromptError
 from omnidraft.verification.sparse_probs import SparseProbs
 from support.project_files import shared
@@ -230,6 +231,7 @@ def test_the_methods_are_settings_that_there_are() -> None:
     for method in METHODS.values():
         Drafting(**method.drafting)
         Learning(**(method.learning or {}))
+        TrainerSettings(**method.trainer)
     assert {name for table in TABLES.values() for name in table.methods} == METHODS.keys()
 
 

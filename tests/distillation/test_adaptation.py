@@ -18,8 +18,9 @@ from omnidraft.decoding.engine import Engine
 from omnidraft.distillation.adaptation import Adaptation, InlineTrainer
 from omnidraft.distillation.background import BackgroundTrainer
 from omnidraft.distillation.counters import Counters
+from omnidraft.distillation.settings import TrainerSettings
 from omnidraft.distillation.teacher import Trace, shared_tokens
-from omnidraft.distillation.trainer import Trainer
+from omnidraft.distillation.trainer import DEFAULTS, Trainer
 from omnidraft.distillation.weights import Weights
 from omnidraft.errors import OmniDraftError
 from omnidraft.models.language_model import TransformersModel
@@ -30,7 +31,7 @@ from support.enumeration import EXACT, Distribution, distance, enumerate_draws, 
 from support.models import random_model
 from support.table_models import PROMPT, TableModel, World, make_world
 
-LEARNING = Learning(interval=2, batch=2, learning_rate=3e-3, replays=1)
+LEARNING = Learning(interval=2, learning_rate=3e-3, replays=1)
 
 
 # ---------------------------------------------------------------- the law, while weights change on every round
@@ -113,15 +114,15 @@ class Perturbing:
         self._answers.append(answer)
         self.calls.append("teach")
 
-    def fresh(self) -> Weights | None:
+    def poll(self) -> Weights | None:
         noise = {name: torch.randn(p.shape, generator=self._generator) for name, p in self._base.items()}
         return {name: p.detach() + 0.2 * noise[name] for name, p in self._base.items()}
 
     def pause(self) -> None:
         self.calls.append("pause")
 
-    def go_on(self) -> None:
-        self.calls.append("go on")
+    def resume(self) -> None:
+        self.calls.append("resume")
 
     def flush(self) -> None: ...
 
@@ -159,7 +160,7 @@ def test_greedy_text_is_that_of_transformers_while_weights_change_on_every_round
         records = said(adaptation, engine_, prompt, 24)
         assert tokens(records) == generate(target, prompt, 24, SMALL[0].vocab.eos)
     assert adaptation.swaps > len(prompts()) * 3
-    assert learner.calls == ["pause", "go on", "teach"] * len(prompts())
+    assert learner.calls == ["pause", "resume", "teach"] * len(prompts())
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
@@ -188,20 +189,22 @@ def test_after_a_swap_drafts_are_those_of_the_new_weights_on_the_whole_text(kind
     assert all(seen[1:])  # the first round drafts before anything is learned
 
 
-def inline(engine_: Engine, serving: SharedDrafter, learning: Learning = LEARNING) -> Adaptation:
+def inline(
+    engine_: Engine, serving: SharedDrafter, learning: Learning = LEARNING, settings: TrainerSettings = DEFAULTS
+) -> Adaptation:
     assert engine_.pair is not None
-    trainer = Trainer(serving.source.model, learning, shared_tokens(engine_.pair.cache.table))
-    return Adaptation(engine_.pair, serving, InlineTrainer(trainer, learning))
+    trainer = Trainer(serving.source.model, learning, shared_tokens(engine_.pair.cache.table), settings=settings)
+    return Adaptation(engine_.pair, serving, InlineTrainer(trainer))
 
 
-@pytest.mark.parametrize("loss", ["marginal", "hybrid"])
+@pytest.mark.parametrize("loss", ["forward+tv", "hybrid"])
 @pytest.mark.parametrize("adapter", ["full", "lora"])
 def test_the_loss_falls_acceptance_rises_and_the_target_stays(adapter: str, loss: str) -> None:
     engine_, serving, target = setting()
     before = {name: weight.clone() for name, weight in target.model.state_dict().items()}
     pristine = {name: weight.clone() for name, weight in serving.source.model.state_dict().items()}
-    learning = replace(LEARNING, adapter=adapter, loss=loss, learning_rate=1e-2, hold_out=5, ngram_weight=1.0)
-    adaptation = inline(engine_, serving, learning)
+    learning = replace(LEARNING, adapter=adapter, loss=loss, learning_rate=1e-2)
+    adaptation = inline(engine_, serving, learning, TrainerSettings(hold_out_every=5, ngram_weight=1.0))
     prompt = prompts()[0]
     records = [said(adaptation, engine_, prompt, 32) for _ in range(24)]
     wanted = generate(target, prompt, 32, SMALL[0].vocab.eos)
@@ -257,7 +260,7 @@ def test_a_text_left_half_way_teaches_nothing() -> None:
     assert isinstance(rounds, Iterator)
     next(rounds)
     rounds.close()
-    assert learner.calls == ["pause", "go on"]
+    assert learner.calls == ["pause", "resume"]
 
 
 # ---------------------------------------------------------------- one drafter, several targets

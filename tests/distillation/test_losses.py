@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from omnidraft.config import DIVERGENCES
-from omnidraft.distillation.losses import FLOOR, Labels, Laws, acceptance, divergence, hybrid
+from omnidraft.distillation.losses import DIVERGENCES, FLOOR, Labels, Laws, acceptance, divergence, hybrid
 from omnidraft.verification.sparse_probs import NONE, OTHER
 
 SIZE = 7

@@ -95,7 +95,7 @@ def test_a_drafter_that_drafts_by_r_is_never_refused(shape: str, seed: int) -> N
 
 
 def test_r_of_the_wrong_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("test_teacher.law_after", lambda cache, *rest: root_law(cache, rest[-1]))
+    monkeypatch.setitem(globals(), "law_after", lambda cache, *rest: root_law(cache, rest[-1]))
     with pytest.raises(AssertionError):
         test_a_drafter_that_drafts_by_r_is_never_refused("long nested", 0)
 

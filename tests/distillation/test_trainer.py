@@ -21,6 +21,7 @@ from omnidraft.distillation.update_interval import LOOKED_AT, RAREST
 from omnidraft.distillation.weights import merged
 from omnidraft.errors import ModelError
 from support.models import random_model
+from support.training import settings_of
 
 SIZE = 40
 ADAPTERS = ("full", "lora")
@@ -60,8 +61,8 @@ def some_lesson(seed: int, length: int = 12, *, labels: bool = False, prompt: in
 def make(
     model: PreTrainedModel | None = None, *, seed: int = 0, at_once: int | None = None, **learning: Any
 ) -> Trainer:
-    settings = {"interval": 4, "batch": 4, "learning_rate": 1e-2} | learning
-    return Trainer(model or drafter(), Learning(**settings), np.ones(SIZE, np.bool_), seed, at_once=at_once)
+    own, settings = settings_of({"interval": 4, "batch_size": 4, "learning_rate": 1e-2} | learning)
+    return Trainer(model or drafter(), own, np.ones(SIZE, np.bool_), seed, settings, at_once=at_once)
 
 
 def teach(trainer: Trainer, count: int, **lesson: Any) -> list[bool]:
@@ -84,7 +85,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
 @pytest.mark.parametrize("adapter", ADAPTERS)
-@pytest.mark.parametrize("loss", ["marginal", "hybrid"])
+@pytest.mark.parametrize("loss", ["forward+tv", "hybrid"])
 def test_what_was_not_learned_from_is_predicted_better(kind: str, adapter: str, loss: str) -> None:
     trainer = make(drafter(kind=kind), adapter=adapter, rank=8, loss=loss, learning_rate=3e-2)
     unseen = some_lesson(1000, labels=loss == "hybrid")
@@ -145,7 +146,7 @@ def test_nothing_learned_merges_to_nothing() -> None:
 def test_a_state_is_resumed(adapter: str) -> None:
     one, other = make(adapter=adapter), make(adapter=adapter, seed=5)
     teach(one, 20)
-    other.resume(one.state())
+    other.load_state(one.state())
     assert same(one.state(), other.state())
     assert loss_of(one, some_lesson(77)) == pytest.approx(loss_of(other, some_lesson(77)))
 
@@ -155,7 +156,7 @@ def test_a_state_of_another_shape_is_refused() -> None:
     for other in (make(adapter="lora", rank=8), make(adapter="full")):
         before = other.state()
         with pytest.raises(ModelError, match="another profile"):
-            other.resume(state)
+            other.load_state(state)
         assert same(other.state(), before)
     with pytest.raises(ModelError, match="lacks"):
         merged({"other.weight": torch.zeros(2, 2)}, state)
@@ -235,7 +236,7 @@ def unhelpful(lesson: TrainingExample) -> TrainingExample:
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_an_update_that_makes_held_out_answers_unlikelier_is_taken_back(adapter: str) -> None:
-    trainer = make(adapter=adapter, hold_out=2, learning_rate=3e-2)
+    trainer = make(adapter=adapter, hold_out_every=2, learning_rate=3e-2)
     teach(trainer, 120)
     assert len(trainer._ring) == RING
     before, rate, undone = trainer.state(), trainer._optimizer.param_groups[0]["lr"], trainer.counters.rolled_back
@@ -252,7 +253,7 @@ def test_an_update_that_makes_held_out_answers_unlikelier_is_taken_back(adapter:
 
 def test_a_judge_is_not_taken_for_one_that_is_gone() -> None:
     """An object's id is another's once it is gone."""
-    trainer = make(hold_out=2)
+    trainer = make(hold_out_every=2)
     for seed in range(200):
         judge = some_lesson(seed) if seed % 2 else unhelpful(some_lesson(seed))
         assert trainer._loss_of([judge]) == pytest.approx(loss_of(trainer, judge), rel=1e-5)
@@ -260,14 +261,14 @@ def test_a_judge_is_not_taken_for_one_that_is_gone() -> None:
 
 
 def test_without_the_guard_that_update_would_stay() -> None:
-    trainer = make(hold_out=2, learning_rate=3e-2, margin=1e6)
+    trainer = make(hold_out_every=2, learning_rate=3e-2, rollback_margin=1e6)
     teach(trainer, 120)
     trainer._new = [unhelpful(some_lesson(seed)) for seed in range(4)]
     assert trainer.update()
 
 
 def test_held_out_answers_are_not_learned_from() -> None:
-    trainer = make(hold_out=3)
+    trainer = make(hold_out_every=3)
     lessons = [some_lesson(seed) for seed in range(9)]
     for lesson in lessons:
         trainer.add(lesson)
@@ -288,7 +289,7 @@ def test_it_waits_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_it_keeps_is_bounded_in_bytes() -> None:
-    trainer = make(memory_bytes=2**20, interval=10**6)
+    trainer = make(replay_bytes=2**20, interval=10**6)
     long = 2000
     size = some_lesson(0, long).nbytes
     for seed in range(2 * 2**20 // size):
@@ -307,14 +308,14 @@ def test_a_lesson_without_positions_is_left_out() -> None:
 
 
 def test_no_held_out_answers_no_judgement() -> None:
-    trainer = make(hold_out=1000)
+    trainer = make(hold_out_every=1000)
     assert any(teach(trainer, 8))
     assert math.isnan(trainer.counters.held_out_loss)
 
 
 def test_clipping_bounds_the_gradient() -> None:
     seen = []
-    trainer = make(clip=0.01, replays=0)
+    trainer = make(max_gradient_norm=0.01, replays=0)
     step = trainer._optimizer.step
 
     def watched() -> None:
@@ -330,7 +331,7 @@ def test_clipping_bounds_the_gradient() -> None:
 def test_it_yields_between_passes() -> None:
     calls = []
     trainer = Trainer(
-        drafter(), Learning(interval=4, batch=4), np.ones(SIZE, np.bool_), yields=lambda: calls.append(1), at_once=1
+        drafter(), Learning(interval=4), np.ones(SIZE, np.bool_), yields=lambda: calls.append(1), at_once=1
     )
     teach(trainer, 4)
     assert len(calls) >= 2 * 4
@@ -356,7 +357,7 @@ def rounds_until_due(trainer: Trainer, seed: int) -> int:
 
 
 def test_updates_that_bring_little_become_rarer_and_cost_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = make(interval=2, batch=2, replays=0, least_gain=1e-3, hold_out=2)
+    trainer = make(interval=2, batch_size=2, replays=0, min_gain=1e-3, hold_out_every=2)
     gain = 0.0
     losses: list[float] = []
 
@@ -385,7 +386,7 @@ def test_updates_that_bring_little_become_rarer_and_cost_no_more(monkeypatch: py
 
 
 def test_updates_that_bring_something_stay_as_frequent(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = make(interval=2, batch=2, replays=0, least_gain=1e-3, hold_out=2)
+    trainer = make(interval=2, batch_size=2, replays=0, min_gain=1e-3, hold_out_every=2)
     losses: list[float] = []
 
     def loss(*_: object) -> float:
@@ -399,7 +400,7 @@ def test_updates_that_bring_something_stay_as_frequent(monkeypatch: pytest.Monke
 
 
 def test_updates_need_not_become_rarer(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = make(interval=2, batch=2, replays=0, least_gain=0, hold_out=2)
+    trainer = make(interval=2, batch_size=2, replays=0, min_gain=0, hold_out_every=2)
     losses = cycle((1.0, 1.002))  # they even do a little harm
     monkeypatch.setattr(trainer, "_loss_of", lambda _: next(losses))
     for seed in range(5 * LOOKED_AT):

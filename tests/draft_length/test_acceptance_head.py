@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Iterator, Sequence
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,11 @@ from omnidraft.config import Learning, Sampling
 from omnidraft.decoding.drafter import Drafter
 from omnidraft.distillation import head_trainer
 from omnidraft.distillation import trainer as trainer_module
+from omnidraft.distillation.adaptation import InlineTrainer
 from omnidraft.distillation.batch import Batch
 from omnidraft.distillation.head_trainer import HeadTrainer
 from omnidraft.distillation.losses import acceptance
+from omnidraft.distillation.settings import TrainerSettings
 from omnidraft.distillation.teacher import TrainingExample, marginal_lesson
 from omnidraft.distillation.trainer import Trainer
 from omnidraft.draft_length.acceptance_head import (
@@ -47,6 +48,7 @@ from support.enumeration import FAR, SAMPLED, enumerate_draws
 from support.learning_users import FAST, PROMPTS, alone, answers, saved, side_of
 from support.models import random_model
 from support.table_models import ACTIVE, PROMPT, SHAPES, World, frozen_cache, make_world
+from support.training import settings_of
 
 NEVER = Sampling()
 
@@ -189,7 +191,7 @@ def test_a_head_of_another_drafter_is_refused() -> None:
         with pytest.raises(ModelError, match="use another profile"):
             Head(8).take(weights)
         with pytest.raises(ModelError, match="use another profile"):
-            HeadTrainer(8, Learning(), torch.device("cpu")).resume(weights)
+            HeadTrainer(8, Learning(), TrainerSettings(), torch.device("cpu")).load_state(weights)
 
 
 def test_a_draft_ends_where_its_chance_as_a_whole_is_low() -> None:
@@ -250,7 +252,7 @@ def test_a_model_without_an_output_layer_has_no_head(monkeypatch: pytest.MonkeyP
     assert [hidden for _, hidden in listening.seen] == [None, None]
     trainer = Trainer(source.model, Learning(interval=1), np.ones(SIZE, np.bool_))
     trainer.add(some_lesson(0))
-    trainer.practice()
+    trainer.train_head()
     assert not any("acceptance_head" in name for name in trainer.state())
 
 
@@ -277,7 +279,7 @@ def test_a_model_is_tapped_once_and_its_copies_have_taps_of_their_own() -> None:
 
 
 def head_trainer_of(**learning: object) -> HeadTrainer:
-    return HeadTrainer(8, Learning(**learning), torch.device("cpu"))  # type: ignore[arg-type]
+    return HeadTrainer(8, *settings_of(learning), torch.device("cpu"))
 
 
 def chances(trainer: HeadTrainer, hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
@@ -303,7 +305,7 @@ def test_a_weight_on_refusals_makes_it_careful() -> None:
     hidden = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
     found = []
     for weight in (1.0, 6.0):
-        trainer = head_trainer_of(teacher_temperature=1.0, reject_weight=weight)
+        trainer = head_trainer_of(teacher_temperature=1.0, rejection_weight=weight)
         for _ in range(400):
             trainer.learn(hidden, logits, laws)
         found.append(chances(trainer, hidden[laws.positions], logits[laws.positions])[:, 1])
@@ -323,11 +325,11 @@ def test_a_batch_that_is_not_finite_is_left_out() -> None:
 
 
 def trained(trains: str, **learning: object) -> Trainer:
-    settings = {"interval": 4, "batch": 4, "learning_rate": 1e-2, "trains": trains} | learning
-    trainer = Trainer(drafter(), Learning(**settings), np.ones(SIZE, np.bool_))  # type: ignore[arg-type]
+    own, settings = settings_of({"interval": 4, "batch_size": 4, "learning_rate": 1e-2, "trains": trains} | learning)
+    trainer = Trainer(drafter(), own, np.ones(SIZE, np.bool_), settings=settings)
     for seed in range(12):
         trainer.add(some_lesson(seed))
-        trainer.practice()
+        trainer.train_head()
         if trainer.due:
             trainer.update()
     return trainer
@@ -371,14 +373,14 @@ def test_labels_are_made_anew_of_the_drafter_as_it_is(monkeypatch: pytest.Monkey
     monkeypatch.setattr(head_trainer, "acceptance", spy)
     lesson = some_lesson(50)
     trainer.add(lesson)
-    trainer.practice()
+    trainer.train_head()
     before = seen[0]
     for seed in range(60, 64):
         trainer.add(some_lesson(seed))
     assert trainer.update()
     trainer._memory.append(lesson)
     seen.clear()
-    trainer.practice()
+    trainer.train_head()
     with torch.no_grad():
         now = trainer._pass([lesson])[1]
     assert torch.equal(seen[0], now)
@@ -401,7 +403,7 @@ def test_it_practises_on_the_latest_answer_and_an_earlier_one(monkeypatch: pytes
         seen[id(lesson)] = number
         trainer.add(lesson)
         read.clear()
-        trainer.practice()
+        trainer.train_head()
         latest, *earlier = (number for row in read for number in row)
         assert latest == number
         assert len(earlier) == (number > 0)
@@ -412,23 +414,21 @@ def test_without_memory_it_does_not_practise(monkeypatch: pytest.MonkeyPatch) ->
     trainer = Trainer(drafter(), Learning(interval=100), np.ones(SIZE, np.bool_))
     trainer.add(some_lesson(0))
     monkeypatch.setattr(trainer_module, "_roomy", lambda _: False)
-    trainer.practice()
+    trainer.train_head()
     assert not trainer.news
     monkeypatch.undo()
-    trainer.practice()
+    trainer.train_head()
     assert trainer.news
 
 
-def test_the_head_is_handed_over_though_an_update_is_taken_back(target: Path, drafter: Path) -> None:
-    options: dict[str, Any] = {**FAST, "hold_out": 2, "interval": 1}
-    with omnidraft.load(target, drafter, dtype="float32", adapt="inline", profile=None, **options) as model:
-        trainer = side_of(model).adaptation.learner._trainer  # type: ignore[union-attr]
-        losses = count(1.0)
-        trainer._loss_of = lambda _: next(losses)
-        answers(model, 6)
-        assert trainer.counters.rolled_back > 0
-        assert trainer.counters.rolled_back == trainer.counters.updates
-        assert side_of(model).adaptation.pair.head.trained
+def test_the_head_is_handed_over_though_an_update_is_rolled_back() -> None:
+    trainer = trained("interleaved", interval=100, hold_out_every=2, rollback_margin=0.0, learning_rate=1.0)
+    learner = InlineTrainer(trainer)
+    learner.flush()
+    assert trainer.counters.rolled_back == trainer.counters.updates == 1
+    state = learner.poll()
+    assert state is not None
+    assert any(name.startswith("acceptance_head.") for name in state)
 
 
 def test_where_no_head_is_trained_an_earlier_one_is_kept(target: Path, drafter: Path, home: Path) -> None:
@@ -448,18 +448,18 @@ def test_where_no_head_is_trained_an_earlier_one_is_kept(target: Path, drafter: 
 
 def test_the_hybrid_loss_has_no_head() -> None:
     for trains in ("head", "joint"):
-        with pytest.raises(ConfigError, match="use loss='marginal'"):
+        with pytest.raises(ConfigError, match="forward"):
             Learning(loss="hybrid", trains=trains)
     trainer = Trainer(drafter(), Learning(loss="hybrid"), np.ones(SIZE, np.bool_))
     trainer.add(some_lesson(0, labels=True))
-    trainer.practice()
+    trainer.train_head()
     assert not trainer.news
 
 
 def test_it_goes_on_from_an_earlier_state() -> None:
     first = trained("interleaved")
     second = Trainer(drafter(), Learning(), np.ones(SIZE, np.bool_))
-    second.resume(first.state())
+    second.load_state(first.state())
     assert all(torch.equal(p, second.state()[name]) for name, p in first.state().items())
 
 

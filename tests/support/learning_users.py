@@ -17,7 +17,7 @@ from omnidraft.attach import LearningSide
 PROMPTS = ("hello world", "the world was hello", "def ing 10 the", "don't hello the été", "10 worlds, 10 hellos")
 COUNT = 16
 # drafts of a length, so that a drafter of random weights drafts at all
-FAST: dict[str, Any] = {"draft_length": 4, "interval": 2, "batch": 2, "learning_rate": 1e-2}
+FAST: dict[str, Any] = {"draft_length": 4, "interval": 2, "learning_rate": 1e-2}
 
 
 def side_of(model: OmniDraft) -> LearningSide:

@@ -11,18 +11,20 @@ from omnidraft.bench.study import Row, Study, row, taught
 from omnidraft.config import Sampling
 from omnidraft.decoding.stats import Stats
 
-LOSSES: dict[str, tuple[str, dict[str, Any] | None]] = {  # mode of drafting, what is learned by
-    "direct only": ("intersection", None),
-    "+ cache": ("exact", None),
-    "L_DM": ("intersection", {"loss": "hybrid", "ngram_weight": 0.0}),
-    "L_DM + cache": ("exact", {"loss": "hybrid", "ngram_weight": 0.0}),
-    "hybrid, 0.2": ("exact", {"loss": "hybrid", "ngram_weight": 0.2}),
-    "hybrid, 1": ("exact", {"loss": "hybrid", "ngram_weight": 1.0}),
-    "hybrid, p(t)": ("exact", {"loss": "hybrid", "ngram_weight": None}),
-    "marginal, forward": ("exact", {"loss": "marginal", "divergence": "forward"}),
-    "marginal, reverse": ("exact", {"loss": "marginal", "divergence": "reverse"}),
-    "marginal, tv": ("exact", {"loss": "marginal", "divergence": "tv"}),
-    "marginal, forward+tv": ("exact", {"loss": "marginal", "divergence": "forward+tv"}),
+Settings = dict[str, Any]
+# mode of drafting; what is learned by, of the settings of learning and of the trainer
+LOSSES: dict[str, tuple[str, Settings | None, Settings]] = {
+    "direct only": ("intersection", None, {}),
+    "+ cache": ("exact", None, {}),
+    "L_DM": ("intersection", {"loss": "hybrid"}, {"ngram_weight": 0.0}),
+    "L_DM + cache": ("exact", {"loss": "hybrid"}, {"ngram_weight": 0.0}),
+    "hybrid, 0.2": ("exact", {"loss": "hybrid"}, {"ngram_weight": 0.2}),
+    "hybrid, 1": ("exact", {"loss": "hybrid"}, {"ngram_weight": 1.0}),
+    "hybrid, p(t)": ("exact", {"loss": "hybrid"}, {"ngram_weight": None}),
+    "marginal, forward": ("exact", {"loss": "forward"}, {}),
+    "marginal, reverse": ("exact", {"loss": "reverse"}, {}),
+    "marginal, tv": ("exact", {"loss": "tv"}, {}),
+    "marginal, forward+tv": ("exact", {"loss": "forward+tv"}, {}),
 }
 MODES = ("intersection", "exact")
 RANKS = (8, 32, 128)
@@ -36,9 +38,9 @@ def losses(study: Study, temperatures: Sequence[float]) -> Iterator[Row]:
         stream = study.recorded("stream", study.ablation, sampling)
         tests = study.recorded("tests") if sampling.greedy else study.recorded("tests", study.sampled, sampling)
         untaught = {mode: _examined(study.pupil(None, mode), tests, study, sampling) for mode in MODES}
-        for method, (mode, options) in LOSSES.items():
+        for method, (mode, options, trainer) in LOSSES.items():
             learning = None if options is None else replace(study.learning, **options)
-            pupil = study.pupil(learning, mode)
+            pupil = study.pupil(learning, mode, settings=replace(study.trainer, **trainer))
             before = after = untaught[mode]
             if learning is not None:
                 taught(pupil, stream)
@@ -92,8 +94,8 @@ def targets(one: Study, other: Study) -> Row:
     for name, mode in (("with the n-gram cache", "exact"), ("without it", "intersection")):
         # both pupils draft with the same copy of the drafter
         serving = one.serving
-        first = Pupil(one.model, serving, one.drafting(mode), one.learning)
-        second = Pupil(other.model, serving, other.drafting(mode), other.learning)
+        first = Pupil(one.model, serving, one.drafting(mode), one.learning, settings=one.trainer)
+        second = Pupil(other.model, serving, other.drafting(mode), other.learning, settings=other.trainer)
         half = one.ablation // 2
         ahead, there = one.recorded("stream", 2 * half), other.recorded("stream", half)
         tests = one.recorded("tests")

@@ -18,7 +18,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +61,8 @@ def main(options: argparse.Namespace, console: Console) -> int:
     where = {
         **setting.machine(studies[0].model.target.lm.device),
         "sizes": sizes,
-        "learning": {f.name: getattr(learning, f.name) for f in fields(learning)},
+        "learning": asdict(learning),
+        "trainer": asdict(studies[0].trainer),
     }
     for part in parts:
         began = time.perf_counter()

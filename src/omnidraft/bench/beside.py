@@ -41,7 +41,7 @@ def background(study: Study, count: int, pause_s: float = THINKING_S) -> Row:
                 for record_ in adaptation.following(rounds(engine, ids, study)):
                     if record_.finish:
                         times[name] = time.perf_counter() - began
-                learner.go_on()
+                learner.resume()
             for name, seconds in times.items():
                 replies[name].append(seconds)
             time.sleep(pause_s)
@@ -90,7 +90,7 @@ def _beside(study: Study, learning: Learning) -> tuple[tuple[Engine, Adaptation]
     if pair is None:
         raise ValueError("a study needs a model with a drafter")
     own: AttachedDrafter = replace(pair, cache=make_cache(pair.cache.table, study.drafting()))
-    learner = BackgroundTrainer(study.serving.source.model, learning, own.cache.table)
+    learner = BackgroundTrainer(study.serving.source.model, learning, own.cache.table, settings=study.trainer)
     learner.flush()  # until it is up, which is no part of what is measured
     adaptation = Adaptation(own, study.serving, learner)
     engine = Engine(study.model.engine.target, sorted(study.model.engine.eos), own, study.drafting())

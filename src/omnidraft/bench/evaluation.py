@@ -143,7 +143,9 @@ class Evaluation:
         learning = None if method.learning is None else replace(self.recipe.learning, **method.learning)
         if learning is not None and method.lora:
             learning = replace(learning, adapter="lora", learning_rate=LORA_RATE * learning.learning_rate)
-        return Pupil(self.model, SharedDrafter(apart(self.model.drafter.lm)), Drafting(**drafting), learning)
+        settings = replace(self.recipe.trainer, **method.trainer)
+        serving = SharedDrafter(apart(self.model.drafter.lm))
+        return Pupil(self.model, serving, Drafting(**drafting), learning, settings=settings)
 
     def timed(self, pupils: dict[str, Pupil], tests: Sequence[list[int]], temperature: float) -> dict[str, Row]:
         """Answer the tests with each, and with the target alone, side by side; what each came to, by its name.
@@ -188,6 +190,7 @@ class Evaluation:
             new_tokens=self.recipe.new_tokens,
             draft_length=self.recipe.draft_length,
             learning=replace(self.recipe.learning, trains="drafter"),
+            trainer=self.recipe.trainer,
             console=self.console,
             ablation=len(stream),
             sampled=1,

@@ -31,6 +31,7 @@ class Method:
 
     drafting: Options
     learning: Options | None = None
+    trainer: Options = field(default_factory=dict)  # of `TrainerSettings`
     lora: bool = False
 
 
@@ -38,14 +39,14 @@ UNTRAINED, DISTILLED = Method(FIXED), Method(FIXED, ALONE)  # each has another n
 METHODS: dict[str, Method] = {
     "direct mapping": Method(DIRECT),
     "direct mapping + cache": Method(PAPER),
-    "L_DM": Method(DIRECT, HYBRID | {"ngram_weight": 0.0}),
-    "L_DM + cache": Method(PAPER, HYBRID | {"ngram_weight": 0.0}),
+    "L_DM": Method(DIRECT, HYBRID, {"ngram_weight": 0.0}),
+    "L_DM + cache": Method(PAPER, HYBRID, {"ngram_weight": 0.0}),
     "L_DM + λ·L_N-gram": Method(PAPER, HYBRID),
     "L_DM + λ·L_N-gram, LoRA": Method(PAPER, HYBRID, lora=True),
-    "L_DM + p(t)·L_N-gram": Method(PAPER, HYBRID | {"ngram_weight": None}),
-    "L_N-gram alone (NLL)": Method(PAPER, HYBRID | {"direct": "none"}),
-    "NLL + NLL": Method(PAPER, HYBRID | {"direct": "forward"}),
-    "KL through the trie": Method(PAPER, ALONE | {"divergence": "reverse"}),
+    "L_DM + p(t)·L_N-gram": Method(PAPER, HYBRID, {"ngram_weight": None}),
+    "L_N-gram alone (NLL)": Method(PAPER, HYBRID, {"direct_divergence": "none"}),
+    "NLL + NLL": Method(PAPER, HYBRID, {"direct_divergence": "forward"}),
+    "KL through the trie": Method(PAPER, ALONE | {"loss": "reverse"}),
     "exact, untrained": UNTRAINED,
     "ours, fixed": DISTILLED,
     "ours": Method({"draft_length": "goodput"}, {}),

@@ -19,8 +19,9 @@ from omnidraft.decoding.drafter import Drafter, SharedDrafter
 from omnidraft.decoding.engine import AttachedDrafter, Engine
 from omnidraft.decoding.stats import Stats
 from omnidraft.distillation.adaptation import Adaptation, InlineTrainer
+from omnidraft.distillation.settings import TrainerSettings
 from omnidraft.distillation.teacher import Trace, shared_tokens
-from omnidraft.distillation.trainer import Trainer
+from omnidraft.distillation.trainer import DEFAULTS, Trainer
 from omnidraft.models.language_model import LanguageModel
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import GeneratorSampler
@@ -66,7 +67,13 @@ class Pupil:
     """
 
     def __init__(
-        self, model: OmniDraft, serving: SharedDrafter, drafting: Drafting, learning: Learning | None, seed: int = 0
+        self,
+        model: OmniDraft,
+        serving: SharedDrafter,
+        drafting: Drafting,
+        learning: Learning | None,
+        seed: int = 0,
+        settings: TrainerSettings = DEFAULTS,
     ) -> None:
         pair = model.engine.pair
         if pair is None:
@@ -76,8 +83,8 @@ class Pupil:
         self.pair = AttachedDrafter(drafter=Drafter(serving.model), translator=pair.translator, cache=cache)
         learner = None
         if learning is not None:
-            trainer = Trainer(serving.source.model, learning, shared_tokens(cache.table), seed)
-            learner = InlineTrainer(trainer, learning)
+            trainer = Trainer(serving.source.model, learning, shared_tokens(cache.table), seed, settings)
+            learner = InlineTrainer(trainer)
         self.adaptation = Adaptation(self.pair, serving, learner)
         self._replay = Replay(model.vocab.size)
         self._eos = sorted(model.engine.eos)

@@ -10,6 +10,7 @@ from typing import Any
 
 from omnidraft.bench import prompts
 from omnidraft.config import Learning, settings_of, suggestion
+from omnidraft.distillation.settings import TrainerSettings
 from omnidraft.errors import ConfigError, InputError
 
 QUICK = {"train": 2, "test": 1}  # prompts
@@ -50,6 +51,7 @@ class Recipe:
     dtype: str = "float32"
     instead: Mapping[str, str] = field(default_factory=dict)  # models to take in place of those that are named
     learning: Learning = field(default_factory=Learning)
+    trainer: TrainerSettings = field(default_factory=TrainerSettings)
 
     def __post_init__(self) -> None:
         if not self.targets:
@@ -110,4 +112,5 @@ def _recipe(found: dict[str, Any], name: str, instead: Mapping[str, str]) -> Rec
     if "subset" in found:
         made["subset"] = settings_of(Task, found["subset"])
     made["learning"] = settings_of(Learning, found.get("learning", {}))
+    made["trainer"] = settings_of(TrainerSettings, found.get("trainer", {}))
     return Recipe(**made)

@@ -15,6 +15,7 @@ from omnidraft.config import Drafting, Learning, Sampling
 from omnidraft.decoding.drafter import SharedDrafter
 from omnidraft.decoding.engine import Engine
 from omnidraft.decoding.stats import Stats
+from omnidraft.distillation.settings import TrainerSettings
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import GeneratorSampler
 
@@ -36,6 +37,7 @@ class Study:
     console: Console
     ablation: int  # prompts of the stream that ablations use
     sampled: int  # test prompts at temperature 1
+    trainer: TrainerSettings = field(default_factory=TrainerSettings)
     _records: dict[Any, list[Recorded]] = field(default_factory=dict)
     _serving: SharedDrafter | None = None
 
@@ -50,8 +52,14 @@ class Study:
     def drafting(self, mode: str = "exact") -> Drafting:
         return Drafting(draft_length=self.draft_length, mode=mode)
 
-    def pupil(self, learning: Learning | None, mode: str = "exact", seed: int = 0) -> Pupil:
-        return Pupil(self.model, self.serving, self.drafting(mode), learning, seed)
+    def pupil(
+        self,
+        learning: Learning | None,
+        mode: str = "exact",
+        seed: int = 0,
+        settings: TrainerSettings | None = None,
+    ) -> Pupil:
+        return Pupil(self.model, self.serving, self.drafting(mode), learning, seed, settings or self.trainer)
 
     def recorded(self, which: str, count: int | None = None, sampling: Sampling = GREEDY) -> list[Recorded]:
         """The first answers to a set of prompts, made once."""

@@ -27,7 +27,7 @@ class Pausable(Protocol):
     def pause(self) -> None:
         """A reply is being made."""
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """It is made."""
 
 

@@ -13,7 +13,6 @@ from typing import Protocol
 import torch
 
 from omnidraft.alignment.ngram_cache import NgramCache
-from omnidraft.config import Learning
 from omnidraft.decoding.drafter import SharedDrafter
 from omnidraft.decoding.engine import AttachedDrafter
 from omnidraft.distillation.counters import Counters
@@ -37,10 +36,10 @@ class Learner(Protocol):
     def pause(self) -> None:
         """A reply is being made."""
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """It is made."""
 
-    def fresh(self) -> Weights | None:
+    def poll(self) -> Weights | None:
         """The state after the last update, once."""
 
     def flush(self) -> None:
@@ -53,9 +52,8 @@ class Learner(Protocol):
 class InlineTrainer:
     """A `Learner` that learns where it is called: deterministic, for experiments."""
 
-    def __init__(self, trainer: Trainer, learning: Learning) -> None:
+    def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self._learning = learning
         self._fresh = False
 
     @property
@@ -68,12 +66,12 @@ class InlineTrainer:
 
     def teach(self, answer: Trace, cache: NgramCache) -> None:
         """Learn from an answer, and update where that is due."""
-        self._trainer.add(lesson(cache, answer, self._learning))
-        self._trainer.practice()
+        self._trainer.add(lesson(cache, answer, self._trainer.learning, self._trainer.settings))
+        self._trainer.train_head()
         if self._trainer.due:
             self._update()
 
-    def fresh(self) -> Weights | None:
+    def poll(self) -> Weights | None:
         """The state after the last update, once."""
         fresh, self._fresh = self._fresh, False
         return self._trainer.state() if fresh else None
@@ -89,7 +87,7 @@ class InlineTrainer:
     def pause(self) -> None:
         """Nothing runs beside a reply."""
 
-    go_on = close = pause
+    resume = close = pause
 
 
 class Adaptation:
@@ -140,7 +138,7 @@ class Adaptation:
         finally:
             if reply == self.serving.replies:  # one that was left half-way must not wake a trainer beside a later one
                 for each in self.serving.learners:
-                    each.go_on()
+                    each.resume()
         if records and learner is not None and self.learner is not None:  # closed meanwhile
             self._safely(lambda: learner.teach(self.answer(records), self.pair.cache))
             self._safely(self.refresh)
@@ -170,7 +168,7 @@ class Adaptation:
 
         Until then the drafter may be in the middle of a text for another target.
         """
-        state = None if self.learner is None else self.learner.fresh()
+        state = None if self.learner is None else self.learner.poll()
         if state is not None:
             self._take(state)
 

@@ -26,8 +26,9 @@ from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.trie import SpellingTable
 from omnidraft.config import Learning
 from omnidraft.distillation.counters import Counters
+from omnidraft.distillation.settings import TrainerSettings
 from omnidraft.distillation.teacher import Trace, lesson, shared_tokens
-from omnidraft.distillation.trainer import Trainer
+from omnidraft.distillation.trainer import DEFAULTS, Trainer
 from omnidraft.distillation.weights import Weights
 from omnidraft.errors import OmniDraftError
 
@@ -46,6 +47,7 @@ class _Beginning:
 
     model: PreTrainedModel
     learning: Learning
+    settings: TrainerSettings
     table: SpellingTable
     state: Weights | None
     seed: int
@@ -91,6 +93,7 @@ class BackgroundTrainer:
         table: SpellingTable,
         state: Mapping[str, torch.Tensor] | None = None,
         seed: int = 0,
+        settings: TrainerSettings = DEFAULTS,
     ) -> None:
         self.counters = Counters()
         self._state: Weights | None = None
@@ -111,7 +114,7 @@ class BackgroundTrainer:
         self._threads = [threading.Thread(target=run, daemon=True) for run in (self._write, self._read)]
         for thread in self._threads:
             thread.start()
-        self._messages.put(_Beginning(model, learning, table, None if state is None else dict(state), seed))
+        self._messages.put(_Beginning(model, learning, settings, table, None if state is None else dict(state), seed))
 
     def teach(self, answer: Trace, cache: NgramCache) -> None:
         """Hand over an answer and the n-grams that are active; raises OmniDraftError where the process has died."""
@@ -123,10 +126,10 @@ class BackgroundTrainer:
         """Stand still: a reply is being made."""
         self._messages.put(_Busy(busy=True))
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._messages.put(_Busy(busy=False))
 
-    def fresh(self) -> Weights | None:
+    def poll(self) -> Weights | None:
         """The state after the last update, once."""
         with self._lock:
             state, self._state = self._state, None
@@ -207,7 +210,7 @@ def work() -> None:
 
 class _Worker:
     def __init__(self, beginning: _Beginning, source: IO[bytes], sink: IO[bytes]) -> None:
-        self._learning = beginning.learning
+        self._learning, self._settings = beginning.learning, beginning.settings
         self._cache = NgramCache(beginning.table)
         self._idle = threading.Event()
         self._idle.set()
@@ -216,11 +219,12 @@ class _Worker:
             beginning.learning,
             shared_tokens(beginning.table),
             beginning.seed,
+            beginning.settings,
             yields=self._yield,
             at_once=1,
         )
         if beginning.state is not None:
-            self._trainer.resume(beginning.state)
+            self._trainer.load_state(beginning.state)
         self._source, self._sink = source, sink
         self._messages: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._waiting = 0  # bytes of answers that nobody looked at yet
@@ -235,7 +239,7 @@ class _Worker:
                     self._idle.set()
                 elif isinstance(message, _Taught):
                     self._waiting += message.nbytes
-                    if self._waiting > self._learning.memory_bytes:  # a reply after the other, and no pause
+                    if self._waiting > self._settings.replay_bytes:  # a reply after the other, and no pause
                         self._waiting -= message.nbytes
                         continue
                 self._messages.put(message)
@@ -251,10 +255,10 @@ class _Worker:
                 self._waiting -= message.nbytes
                 self._yield()
                 self._cache.activate(message.active)
-                self._trainer.add(lesson(self._cache, message.answer, self._learning))
+                self._trainer.add(lesson(self._cache, message.answer, self._learning, self._settings))
             flushed = isinstance(message, _Flush)
             if not flushed:
-                self._trainer.practice()
+                self._trainer.train_head()
             if flushed or self._trainer.due:
                 changed = self._trainer.update() or self._trainer.news
                 self._send(self._trainer.state() if changed else None, flushed=flushed)

@@ -9,6 +9,7 @@ import torch
 
 from omnidraft.config import Learning
 from omnidraft.distillation.losses import Laws, acceptance
+from omnidraft.distillation.settings import TrainerSettings
 from omnidraft.draft_length.acceptance_head import MISFIT, PREFIX, HeadNetwork
 from omnidraft.errors import ModelError
 
@@ -16,10 +17,12 @@ from omnidraft.errors import ModelError
 class HeadTrainer:
     """Trains a head for hidden states of `size` numbers, one step of AdamW for each batch that it is shown."""
 
-    def __init__(self, size: int, learning: Learning, device: torch.device, seed: int = 0) -> None:
+    def __init__(
+        self, size: int, learning: Learning, settings: TrainerSettings, device: torch.device, seed: int = 0
+    ) -> None:
         self._net = HeadNetwork(size, seed).to(device)
-        self._learning = learning
-        self._optimizer = torch.optim.AdamW(self._net.parameters(), lr=learning.head_rate, weight_decay=1e-2)
+        self._temperature, self._rejection_weight = learning.teacher_temperature, settings.rejection_weight
+        self._optimizer = torch.optim.AdamW(self._net.parameters(), lr=settings.head_learning_rate, weight_decay=1e-2)
         self.steps = 0
         self.loss = math.nan  # of the last batch, before its step
 
@@ -29,8 +32,8 @@ class HeadTrainer:
         Nothing flows back to these.  A batch whose loss is not finite is left out.
         """
         logits = logits.detach()
-        labels = acceptance(logits, laws, self._learning.teacher_temperature)
-        weights = labels + (1 - labels) * self._learning.reject_weight
+        labels = acceptance(logits, laws, self._temperature)
+        weights = labels + (1 - labels) * self._rejection_weight
         with torch.enable_grad():
             found = self._net(hidden.detach()[laws.positions], logits[laws.positions])
             # of a soft label each of the two outcomes has its share
@@ -51,7 +54,7 @@ class HeadTrainer:
             return {}
         return {PREFIX + name: p.detach().to("cpu", copy=True) for name, p in self._net.named_parameters()}
 
-    def resume(self, weights: Mapping[str, torch.Tensor]) -> None:
+    def load_state(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Go on from the weights of an earlier head, if any; raises ModelError for those of another size."""
         if not weights:
             return

@@ -14,6 +14,7 @@ import torch
 
 from omnidraft.verification.sparse_probs import OTHER
 
+DIVERGENCES = ("forward", "forward+tv", "reverse", "tv")
 FLOOR = 1e-5  # what a logarithm sees where the teacher gives nothing: it keeps only its likely tokens
 TINY = 1e-12  # below any probability that matters: what a logarithm sees of a mass that is lost in rounding
 
@@ -47,7 +48,7 @@ class Labels:
 def divergence(logits: torch.Tensor, laws: Laws, kind: str) -> torch.Tensor:
     """The divergence between q = softmax(logits) (T, V_q) and each law, (N,): natural logarithms, 0 where equal.
 
-    `kind` is one of config.DIVERGENCES: "forward" KL(r‖q), "reverse" KL(q‖r), "tv" total variation, "forward+tv".
+    `kind` is one of DIVERGENCES: "forward" KL(r‖q), "reverse" KL(q‖r), "tv" total variation, "forward+tv".
     """
     log_q = torch.log_softmax(_wide(logits[laws.positions]), dim=-1)  # (N, V_q)
     inside = log_q[laws.rows, laws.symbols]  # (E,)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from omnidraft.alignment.ngram_cache import Ints, NgramCache
 from omnidraft.alignment.trie import ROOT, Probs, SpellingTable
 from omnidraft.config import Learning
+from omnidraft.distillation.settings import TrainerSettings
 from omnidraft.verification.sparse_probs import NONE, Floats, SparseProbs, best_symbol, law_after, law_below, root_law
 
 
@@ -79,11 +80,11 @@ class Trace:
 # ---------------------------------------------------------------- lessons
 
 
-def lesson(cache: NgramCache, answer: Trace, learning: Learning) -> TrainingExample:
+def lesson(cache: NgramCache, answer: Trace, learning: Learning, settings: TrainerSettings) -> TrainingExample:
     """What an answer teaches, for the loss that is learned by."""
     if learning.loss == "hybrid":
         return hybrid_lesson(
-            cache, answer.prompt, answer.tokens, answer.written, answer.laws, weight=learning.ngram_weight
+            cache, answer.prompt, answer.tokens, answer.written, answer.laws, weight=settings.ngram_weight
         )
     return marginal_lesson(cache, answer.prompt, answer.tokens, answer.written, answer.laws)
 

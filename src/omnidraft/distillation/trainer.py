@@ -20,6 +20,7 @@ from omnidraft.distillation.batch import Batch, groups
 from omnidraft.distillation.counters import Counters, plus
 from omnidraft.distillation.head_trainer import HeadTrainer
 from omnidraft.distillation.losses import divergence, hybrid
+from omnidraft.distillation.settings import TrainerSettings
 from omnidraft.distillation.teacher import TrainingExample
 from omnidraft.distillation.update_interval import Pace
 from omnidraft.distillation.weights import Weights, parted, trainable
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _Snapshot = tuple[list[torch.Tensor], dict[str, Any], dict[int, tuple[TrainingExample, float]]]
+DEFAULTS = TrainerSettings()
 RING = 6  # held-out answers that judge an update
 JUDGES = 4  # of them are enough
 FREE_BYTES = 2**29  # of memory that an update leaves to everything else
@@ -51,18 +53,19 @@ class Trainer:
         learning: Learning,
         shared: npt.NDArray[np.bool_],
         seed: int = 0,
+        settings: TrainerSettings = DEFAULTS,
         yields: Callable[[], None] = lambda: None,
         at_once: int | None = None,
     ) -> None:
-        self.learning = learning
+        self.learning, self.settings = learning, settings
         self._model, self._inner = trainable(model, learning, seed)
         self._shared = torch.from_numpy(shared)
         self._yields = yields
-        self._at_once = at_once or (1 if model.device.type == "cpu" else learning.batch)
+        self._at_once = at_once or (1 if model.device.type == "cpu" else settings.batch_size)
         self._random = np.random.default_rng(seed)
         self._parameters = [p for p in self._inner.parameters() if p.requires_grad]
         self._optimizer = torch.optim.AdamW(
-            self._parameters, lr=learning.learning_rate, weight_decay=learning.weight_decay
+            self._parameters, lr=learning.learning_rate, weight_decay=settings.weight_decay
         )
         self._new: list[TrainingExample] = []
         self._memory: deque[TrainingExample] = deque()
@@ -71,10 +74,10 @@ class Trainer:
         # losses of judges under the present weights, by id, which stays theirs as long as they are held here
         self._known: dict[int, tuple[TrainingExample, float]] = {}
         self._full = False  # new lessons had to go
-        self._pace = Pace(learning.least_gain)
+        self._pace = Pace(settings.min_gain)
         # of the hybrid loss, lessons do not say what is accepted
         size = None if learning.trains == "drafter" or learning.loss == "hybrid" else hidden_size(model)
-        self._head = None if size is None else HeadTrainer(size, learning, model.device, seed)
+        self._head = None if size is None else HeadTrainer(size, learning, settings, model.device, seed)
         self._tap = None if size is None else tap(self._inner)
         self._old_head: Weights = {}  # of an earlier time, where none is trained now
         self._told = 0  # steps of the head that a state was made after
@@ -84,17 +87,17 @@ class Trainer:
     # ------------------------------------------------------------ lessons
 
     def add(self, lesson: TrainingExample) -> None:
-        """Take in what one answer taught; one in `hold_out` only judges."""
+        """Take in what one answer taught; one in `hold_out_every` only judges."""
         if not lesson.positions:
             return
         self.counters = plus(self.counters, answers=1)
-        if self.counters.answers % self.learning.hold_out == 0:
+        if self.counters.answers % self.settings.hold_out_every == 0:
             self._ring.append(lesson)
             return
         self._new.append(lesson)
         self._memory.append(lesson)
         self._bytes += lesson.nbytes
-        while self._bytes > self.learning.memory_bytes and len(self._memory) > 1:
+        while self._bytes > self.settings.replay_bytes and len(self._memory) > 1:
             gone = self._memory.popleft()
             self._bytes -= gone.nbytes
             left = [one for one in self._new if one is not gone]
@@ -125,7 +128,7 @@ class Trainer:
         if not self._new:
             return False
         if self.learning.trains == "head":
-            self.practice()
+            self.train_head()
             self._new, self._full = [], False
             self.counters = plus(self.counters, updates=1)
             return True
@@ -148,7 +151,7 @@ class Trainer:
             self._new = [*new, *self._new]
             raise
         self.counters = plus(self.counters, updates=1)
-        if not after <= before + self.learning.margin * abs(before):
+        if not after <= before + self.settings.rollback_margin * abs(before):
             self._restore(kept)
             for group in self._optimizer.param_groups:
                 group["lr"] /= 2
@@ -159,7 +162,7 @@ class Trainer:
             self._pace.learn((before - after) / abs(before) if before else 0.0)
         return True
 
-    def practice(self) -> None:
+    def train_head(self) -> None:
         """Let the head learn from the latest answer and an earlier one, where there is memory for it.
 
         Its labels are those of the drafter as it is now (paper Algorithm 4); where both learn jointly there is nothing
@@ -184,7 +187,7 @@ class Trainer:
 
     def _learn(self, new: Sequence[TrainingExample]) -> None:
         """Steps on new lessons, each followed by steps on earlier ones."""
-        batch = self.learning.batch
+        batch = self.settings.batch_size
         for start in range(0, len(new), batch):
             self._step(new[start : start + batch])
             for _ in range(self.learning.replays):
@@ -207,7 +210,7 @@ class Trainer:
                 if self.learning.trains == "joint":
                     self._teach_head(read)
         self._yields()
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.learning.clip)
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.settings.max_gradient_norm)
         if not bool(torch.isfinite(norm)):
             self.counters = plus(self.counters, dropped=1)
             return
@@ -238,9 +241,10 @@ class Trainer:
     def _losses(self, read: _Pass) -> torch.Tensor:
         """The loss of every position of lessons."""
         batch, flat, _ = read
-        if self.learning.loss == "marginal":
-            return divergence(flat, batch.laws, self.learning.divergence)
-        return hybrid(flat, batch.laws, self._shared.to(flat.device), batch.labels, self.learning.direct)
+        if self.learning.loss == "hybrid":
+            shared = self._shared.to(flat.device)
+            return hybrid(flat, batch.laws, shared, batch.labels, self.settings.direct_divergence)
+        return divergence(flat, batch.laws, self.learning.loss)
 
     # ------------------------------------------------------------ weights
 
@@ -257,11 +261,11 @@ class Trainer:
         """Whether the head learned something since the last state."""
         return self._head is not None and self._head.steps > self._told
 
-    def resume(self, state: Mapping[str, torch.Tensor]) -> None:
+    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Go on from an earlier state; raises ModelError for one of another shape of drafter or adapter."""
         state, head = parted(state)
         if self._head is not None:
-            self._head.resume(head)
+            self._head.load_state(head)
             self._told = self._head.steps
         else:
             self._old_head = {PREFIX + name: weight for name, weight in head.items()}
