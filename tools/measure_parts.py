@@ -34,7 +34,8 @@ from omnidraft.attach import attach_drafter, make_cache
 from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.drafter import SharedDrafter
 from omnidraft.decoding.engine import Engine
-from omnidraft.models.language_model import LoadedModel, TransformersModel
+from omnidraft.models.language_model import TransformersModel
+from omnidraft.models.loading import LoadedModel
 from omnidraft.verification.sampling import GeneratorSampler
 
 TOKENS, PROMPT = 300, 100
@@ -154,7 +155,7 @@ def step() -> None:
     from omnidraft import zoo
     from omnidraft.models import int8
     from omnidraft.models.cpu_llama import lean
-    from omnidraft.models.language_model import load_model
+    from omnidraft.models.loading import load_model
 
     shape = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 2, "num_attention_heads": 12}
     sources = {
@@ -207,7 +208,7 @@ def swap() -> None:
     from omnidraft import zoo
     from omnidraft.decoding.drafter import SharedDrafter
     from omnidraft.distillation.weights import merged
-    from omnidraft.models.language_model import load_model
+    from omnidraft.models.loading import load_model
 
     serving = SharedDrafter(load_model(zoo.path(zoo.names("drafter")[0]), dtype="float32").lm)
     base = dict(serving.source.model.named_parameters())

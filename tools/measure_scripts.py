@@ -16,7 +16,7 @@ from pathlib import Path
 from omnidraft.alignment.translator import Translator
 from omnidraft.alignment.trie import build_table
 from omnidraft.alignment.vocab import Speller, read_vocab
-from omnidraft.models.language_model import load_tokenizer
+from omnidraft.models.loading import load_tokenizer
 
 RUNS = 20
 Commit = Callable[[list[int], Sequence[int]], None]

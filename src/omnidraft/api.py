@@ -34,7 +34,7 @@ from omnidraft.detokenizer import Detokenizer, StopStrings
 from omnidraft.errors import ConfigError, OmniDraftError
 from omnidraft.generation import Generation, Stream, turn_of
 from omnidraft.models.cpu_llama import LeanLlama, obstacle
-from omnidraft.models.language_model import LoadedModel, load_model
+from omnidraft.models.loading import LoadedModel, load_model
 from omnidraft.prompting import Prompt, encode, has_template, usable
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import GeneratorSampler, Processor

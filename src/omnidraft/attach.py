@@ -23,7 +23,7 @@ from omnidraft.distillation.trainer import Trainer
 from omnidraft.distillation.weights import Weights, check, parted
 from omnidraft.draft_length.acceptance_head import Head, hidden_size
 from omnidraft.errors import ConfigError, ModelError, ProfileError
-from omnidraft.models.language_model import LoadedModel
+from omnidraft.models.loading import LoadedModel
 from omnidraft.profiles.autosave import Autosave, key_of, learning_for, remember
 from omnidraft.profiles.folder import ProfileFolder
 from omnidraft.profiles.manifest import Key

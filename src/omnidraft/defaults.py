@@ -14,7 +14,7 @@ from omnidraft.errors import ConfigError, ModelError
 if TYPE_CHECKING:
     from transformers import GenerationConfig
 
-    from omnidraft.models.language_model import LoadedModel
+    from omnidraft.models.loading import LoadedModel
 
 AUTO = "auto"  # as the name of a drafter
 DRAFTER = "JackFram/llama-68m"  # small, trained on much text, of an open license
@@ -94,7 +94,7 @@ def load_drafter(
     target: str | Path, drafter: str | Path, dtype: str, device: str, warn: Callable[[str], None]
 ) -> LoadedModel:
     """Load a drafter, where it is `AUTO` the default for a target; raises ModelError."""
-    from omnidraft.models.language_model import load_model  # PyTorch, which the names above do without
+    from omnidraft.models.loading import load_model  # PyTorch, which the names above do without
 
     if not isinstance(drafter, str) or drafter != AUTO:
         return load_model(zoo.resolve(drafter), dtype, device)

@@ -309,7 +309,7 @@ def test_numbers_of_numpy_and_none_for_no_list(model: OmniDraft) -> None:
         ({"drafter": np.array([1, 2])}, ConfigError, "the model is array"),
         ({"draft_length": np.array(["goodput", "head"])}, ConfigError, "draft_length is array"),
         ({"adapt": np.array(["off", "inline"])}, ConfigError, "adapt is array"),
-        ({"device": 0}, ConfigError, "device 0 is not here"),
+        ({"device": 0}, ConfigError, "device 0 is not available"),
         ({"dtype": []}, ConfigError, "dtype .. is not known"),
         ({"draftlength": 3}, ConfigError, "did you mean 'draft_length'"),
         ({"draft_length": -1}, ConfigError, "draft_length is -1"),

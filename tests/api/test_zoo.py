@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 import omnidraft
 from omnidraft import zoo
 from omnidraft.errors import ModelError
-from omnidraft.models.language_model import load_model
+from omnidraft.models.loading import load_model
 from support.project_files import shared
 
 SOURCE = Path(zoo.__file__).parents[1]

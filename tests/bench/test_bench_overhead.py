@@ -22,7 +22,7 @@ from omnidraft.bench.turns import ACCEPTANCE, Course, Models, Turn
 from omnidraft.cli import main as cli
 from omnidraft.config import Sampling
 from omnidraft.errors import InputError
-from omnidraft.models.language_model import load_tokenizer
+from omnidraft.models.loading import load_tokenizer
 from omnidraft.verification.truncation import Truncation
 
 TARGET = Shape(layers=1, hidden=32, intermediate=48, heads=4, tied=True)

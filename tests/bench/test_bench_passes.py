@@ -111,7 +111,7 @@ def test_no_probe_is_longer_than_the_context() -> None:
 
 
 def test_real_models_are_priced(target: Path) -> None:
-    from omnidraft.models.language_model import load_model
+    from omnidraft.models.loading import load_model
 
     model = load_model(target, "float32").lm
     lean = LeanLlama(model)

@@ -14,7 +14,8 @@ from omnidraft.config import Sampling
 from omnidraft.decoding.engine import Engine
 from omnidraft.models import int8
 from omnidraft.models.cpu_llama import lean
-from omnidraft.models.language_model import LanguageModel, TransformersModel, load_model
+from omnidraft.models.language_model import LanguageModel, TransformersModel
+from omnidraft.models.loading import load_model
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import GeneratorSampler
 from omnidraft.zoo import path as zoo_path

@@ -14,7 +14,8 @@ from omnidraft.alignment.vocab import Speller, read_vocab
 from omnidraft.api import OmniDraft
 from omnidraft.config import Sampling
 from omnidraft.decoding.engine import Engine
-from omnidraft.models.language_model import LoadedModel, TransformersModel
+from omnidraft.models.language_model import TransformersModel
+from omnidraft.models.loading import LoadedModel
 from omnidraft.verification import exact as verify
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import GeneratorSampler, softmax

@@ -23,7 +23,8 @@ from omnidraft.inspection import timing
 from omnidraft.inspection.models import memory, read_model
 from omnidraft.inspection.report import Inspection, inspect_pair
 from omnidraft.inspection.samples import SAMPLES
-from omnidraft.models.language_model import NO_LIMIT, load_model
+from omnidraft.models.language_model import NO_LIMIT
+from omnidraft.models.loading import load_model
 from support.models import save_model
 from support.project_files import real_tokenizer, shared
 from support.small_tokenizers import byte_level, sentencepiece, wrap

@@ -14,7 +14,8 @@ from omnidraft.errors import InputError, NumericsError
 from omnidraft.models import int8
 from omnidraft.models.cpu_llama import LeanLlama, lean
 from omnidraft.models.int8 import Int8Linear
-from omnidraft.models.language_model import CHUNK, TransformersModel, load_model
+from omnidraft.models.language_model import CHUNK, TransformersModel
+from omnidraft.models.loading import load_model
 
 MATRICES = ("qkv", "out", "gate_up", "down")
 
@@ -65,7 +66,7 @@ def test_logits_through_chunks_and_crops(key_heads: int, tie: bool) -> None:
 
 def test_one_beside_it_has_a_text_of_its_own() -> None:
     _, fast = both(tiny())
-    other = fast.beside()
+    other = fast.with_own_cache()
     ids = [5, 9, 17, 33, 2, 8]
     expected = fast.forward(ids, 6).clone()
     assert other.length == 0
@@ -75,7 +76,7 @@ def test_one_beside_it_has_a_text_of_its_own() -> None:
     assert torch.equal(other.forward(ids, 6), expected)
     assert len(found) == 7
     learned = {"model.norm.weight": torch.full((32,), 0.5)}
-    other.take(learned)
+    other.load_weights(learned)
     fast.crop(0)
     assert torch.equal(fast.forward(ids, 6), expected), "what one is given is not given to the other"
     other.crop(0)
@@ -84,6 +85,33 @@ def test_one_beside_it_has_a_text_of_its_own() -> None:
 
 def tiny_after(ids: list[int], token: int) -> torch.Tensor:
     return tiny().forward([*ids, token], 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_it_does_not_follow_the_default_dtype(dtype: torch.dtype) -> None:
+    slow, fast = both(tiny(key_heads=2))
+    torch.set_default_dtype(dtype)
+    try:
+        fast = both(slow)[1]
+        given = [fast.forward(part, len(part)) for part in ([5, 9, 17], [33])]
+        none = fast.forward([2], 0)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert {part.dtype for part in (*given, none)} == {torch.float32}
+    assert torch.allclose(slow.forward([5, 9, 17, 33], 4), torch.cat(given), atol=2e-5)
+
+
+def test_it_does_not_follow_the_default_device() -> None:
+    slow = tiny(key_heads=2)
+    int8.available.cache_clear()
+    with torch.device("meta"):  # as torch.set_default_device does
+        kernels = int8.available()
+        fast = both(slow)[1]
+        given = [fast.forward(part, len(part)) for part in ([5, 9, 17], [33])]
+        assert fast.with_own_cache().forward([5], 0).device.type == "cpu"
+    int8.available.cache_clear()
+    assert int8.available() == kernels
+    assert torch.allclose(slow.forward([5, 9, 17, 33], 4), torch.cat(given), atol=2e-5)
 
 
 def test_a_long_prompt_is_read_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:

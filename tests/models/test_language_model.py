@@ -20,11 +20,11 @@ from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from omnidraft.errors import ConfigError, InputError, ModelError, NumericsError, OmniDraftError, PromptError
-from omnidraft.models import devices
 from omnidraft.models import kv_cache as kv
 from omnidraft.models import language_model as models
-from omnidraft.models.devices import BF16_PARAMETERS
-from omnidraft.models.language_model import NO_LIMIT, TransformersModel, load_model
+from omnidraft.models import loading
+from omnidraft.models.language_model import NO_LIMIT, TransformersModel
+from omnidraft.models.loading import BF16_PARAMETERS, load_model
 from support.models import IDS, KINDS, LONGROPE, MORE, ROWS, afresh, build
 from support.small_tokenizers import sentencepiece, wrap
 
@@ -334,7 +334,7 @@ def test_the_dtype_that_auto_stands_for(
     able = {"avx512_bf16": False, "amx_bf16": native}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able, raising=False)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_options: native)
-    chosen, why = devices.choose_dtype(device, stored, parameters)
+    chosen, why = loading.choose_dtype(device, stored, parameters)
     assert chosen == dtype
     assert reason in why
 
@@ -401,10 +401,11 @@ def test_a_model_is_judged_before_its_weights_are_read_and_put_where_asked(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judged: list[str] = []
-    monkeypatch.setattr(models, "_refuse_unsupported", lambda model: judged.append(model.device.type))
+    for module in (loading, models):
+        monkeypatch.setattr(module, "check_supported", lambda model: judged.append(model.device.type))
     load_model(folder)
     assert judged == ["meta", "cpu"]
-    monkeypatch.setattr(models, "choose_device", lambda _asked: torch.device("meta"))  # stands for a device of its own
+    monkeypatch.setattr(loading, "choose_device", lambda _asked: torch.device("meta"))  # stands for a device of its own
     assert load_model(folder).lm.device.type == "meta"
 
 
@@ -503,7 +504,7 @@ def test_names_that_are_neither_folder_nor_hub_id(
     tmp_path: Path, calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("model.gguf").touch()
+    Path("model.bin").touch()
     for name in (
         tmp_path / "none",
         Path("a/b"),
@@ -512,12 +513,52 @@ def test_names_that_are_neither_folder_nor_hub_id(
         "a/b/c",
         "",
         "~nobody-here/x",
-        "model.gguf",
+        "model.bin",
     ):
         with pytest.raises(ModelError) as error:
             load_model(name)
         message(error, repr(str(name)), "a folder with a config.json or a hub id")
     assert calls == []
+
+
+def adapter(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "owner/base", "peft_type": "LORA"}')
+
+
+def broken_adapter(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    (folder / "adapter_config.json").write_text("{")
+
+
+def ggufs(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    (folder / "model-q8_0.gguf").touch()
+
+
+OTHERWISE: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
+    "a LoRA adapter": (adapter, ("is a LoRA adapter of 'owner/base'", "merge_and_unload")),
+    "a broken LoRA adapter": (broken_adapter, ("is a LoRA adapter of 'a base model'", "merge_and_unload")),
+    "GGUF files": (ggufs, ("holds GGUF files", "gguf_file=", "original weights")),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERWISE)
+@pytest.mark.usefixtures("folder", "silence")
+def test_a_folder_of_something_else_is_named_with_the_remedy(kind: str, folder: Path) -> None:
+    change, parts = OTHERWISE[kind]
+    change(folder)
+    with pytest.raises(ModelError) as error:
+        load_model(folder)
+    message(error, *parts, str(folder))
+
+
+@pytest.mark.parametrize("name", ["model.gguf", "MODEL-Q4_K_M.GGUF"])
+def test_a_gguf_file_is_named_with_the_remedy(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(ModelError) as error:
+        load_model(tmp_path / name)
+    message(error, "is a GGUF file", "gguf_file=", "original weights", name)
 
 
 @pytest.mark.parametrize("option", [{"dtype": "fp4"}, {"device": "gpu"}, {"device": "cuda:99"}, {"device": "cpu:1"}])

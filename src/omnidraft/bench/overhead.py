@@ -23,7 +23,8 @@ from omnidraft.bench.turns import ACCEPTANCE, Models
 from omnidraft.config import Sampling
 from omnidraft.decoding.engine import Engine
 from omnidraft.models.cpu_llama import LeanLlama
-from omnidraft.models.language_model import CHUNK, LanguageModel, load_tokenizer
+from omnidraft.models.language_model import CHUNK, LanguageModel
+from omnidraft.models.loading import load_tokenizer
 from omnidraft.verification.sampling import GeneratorSampler
 
 TARGET = Shape(layers=9, hidden=1024, intermediate=2816, heads=16, tied=True)  # 271M with a vocabulary of 152k

@@ -77,7 +77,7 @@ def fresh(model: OmniDraft, drafting: Drafting, head: Head, before: Engine | Non
     if before and before.pair:
         drafter = before.pair.drafter
     else:  # all with the same weights, which would else crowd the caches of the processor
-        drafter = Drafter(step.beside() if isinstance(step, LeanLlama) else apart(model.drafter.lm))
+        drafter = Drafter(step.with_own_cache() if isinstance(step, LeanLlama) else apart(model.drafter.lm))
     own = replace(pair, drafter=drafter, cache=make_cache(pair.cache.table, drafting), head=head)
     stopping = before.policy if before else make_policy(drafting, head)
     return Engine(target, eos, own, drafting, stopping)

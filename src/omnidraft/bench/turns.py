@@ -24,9 +24,9 @@ from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.drafter import Drafter
 from omnidraft.decoding.engine import AttachedDrafter, Engine
 from omnidraft.models.cpu_llama import lean
-from omnidraft.models.devices import choose_dtype
 from omnidraft.models.kv_cache import ROOM
 from omnidraft.models.language_model import LanguageModel, TransformersModel
+from omnidraft.models.loading import choose_dtype
 from omnidraft.verification.sampling import GeneratorSampler
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ def main(arguments: Sequence[str], parser: flags.Parser) -> int:
         raise ConfigError("drafter is none, and inspect looks at two models: name one, or leave --drafter out")
     from omnidraft.inspection.report import inspect_pair
     from omnidraft.inspection.samples import SAMPLES
-    from omnidraft.models.language_model import locate
+    from omnidraft.models.loading import locate
 
     flags.quiet_libraries()
     locate(zoo.resolve(options.target))  # before the hub is asked for a drafter, which may take a while

@@ -69,7 +69,7 @@ class SharedDrafter:
     def take(self, holder: object, weights: Mapping[str, torch.Tensor]) -> LanguageModel:
         """Draft with the source's weights, but for these, which are `holder`'s; the model to draft with from now on."""
         if self._lean is not None:
-            self._lean.take(weights)
+            self._lean.load_weights(weights)
         elif self._own is not None or weights:
             self._own = self._own or LentWeights(self.source)
             self._own.take(weights)

@@ -20,7 +20,8 @@ from omnidraft.decoding.engine import AttachedDrafter
 from omnidraft.draft_length.policies import make_policy
 from omnidraft.draft_length.policy import DraftLengthPolicy
 from omnidraft.errors import ConfigError, ModelError
-from omnidraft.models.language_model import LoadedModel, TransformersModel, load_model, load_tokenizer
+from omnidraft.models.language_model import TransformersModel
+from omnidraft.models.loading import LoadedModel, load_model, load_tokenizer
 
 KEPT = 4  # for a model: a drafter with its options each, the latest ones
 KINDS = "a folder, a hub id, zoo:NAME, an OmniDraft, or a transformers model"

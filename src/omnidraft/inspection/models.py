@@ -11,9 +11,9 @@ import torch
 from omnidraft import zoo
 from omnidraft.alignment.vocab import Speller, Vocab, read_vocab
 from omnidraft.errors import ModelError
-from omnidraft.models.devices import choose_device, choose_dtype
 from omnidraft.models.kv_cache import new_cache
-from omnidraft.models.language_model import NO_LIMIT, TransformersModel, load_skeleton, load_tokenizer, locate
+from omnidraft.models.language_model import NO_LIMIT, TransformersModel
+from omnidraft.models.loading import choose_device, choose_dtype, load_skeleton, load_tokenizer, locate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -15,7 +15,7 @@ from omnidraft.errors import ConfigError, ModelError
 from omnidraft.inspection import texts, timing
 from omnidraft.inspection.models import Language, Memory, UnloadedModel, memory, read_model
 from omnidraft.inspection.vocabularies import Special, Spellings, Vocabulary, specials, spellings, vocabulary
-from omnidraft.models.language_model import load_model
+from omnidraft.models.loading import load_model
 
 Say = Callable[[str], None]
 

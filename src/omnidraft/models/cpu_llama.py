@@ -1,7 +1,7 @@
-"""A Llama forward pass without the framework around it: for small drafters, dispatch is most of a step.
+"""A lean Llama forward pass for small drafters on a CPU, where framework overhead is most of a step.
 
-The weights are those of the `transformers` model; what is left out is everything that a drafter's step does not use.
-Exactness does not rest on it: q is whatever (finite) vector the draft tokens were drawn from.
+The weights are those of the `transformers` model.  Exactness does not rest on its precision: q is the (finite) vector
+that the draft tokens were drawn from, whichever pass it came from.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from transformers import LlamaConfig, LlamaForCausalLM
 
 
-LARGEST_CACHE = 2**28  # bytes; keys and values are held for the whole context from the start
+LARGEST_CACHE = 2**28  # bytes; the cache is allocated for the whole context at the start
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """One layer's weights, those that read the same input stacked, and its keys and values."""
+    """Weights of one layer, stacked where they share an input, and its keys and values."""
 
     before_attention: torch.Tensor
     qkv: Linear
@@ -42,7 +42,7 @@ class _Layer:
 class LeanLlama:
     """A `LanguageModel` over the weights of a Llama model on a CPU, with a cache of fixed size.
 
-    It computes in fp32; large matrices are kept in 8 bits where the machine can.
+    It computes in fp32; large matrices are quantized to 8 bits where the machine has the kernels.
     """
 
     def __init__(self, source: TransformersModel) -> None:
@@ -51,7 +51,7 @@ class LeanLlama:
         self.vocab_size = source.vocab_size
         self.context = source.context
         self.length = 0
-        self.hidden: torch.Tensor | None = None  # (H,) what the last logits were made of
+        self.hidden: torch.Tensor | None = None  # (H,) input of the LM head at the last position
         self._heads: int = config.num_attention_heads
         self._key_heads: int = config.num_key_value_heads or self._heads
         self._size: int = config.head_dim or config.hidden_size // self._heads
@@ -59,14 +59,15 @@ class LeanLlama:
         self._base = {name: tensor.detach() for name, tensor in model.state_dict().items()}
         self._tied = bool(config.tie_word_embeddings)
         shape = (config.num_hidden_layers, 2, self._key_heads, self.context, self._size)
-        self._caches = torch.zeros(shape)
-        self.take({})
-        # rotary positions as one complex product a head: (context, 1, head size / 2)
-        angles = torch.outer(torch.arange(self.context, dtype=torch.float32), model.model.rotary_emb.inv_freq)
-        self._turns = torch.polar(torch.ones_like(angles), angles)[:, None]
+        self._caches = torch.zeros(shape, dtype=torch.float32, device="cpu")
+        self.load_weights({})
+        # rotary position embedding as one complex product a head: (context, 1, head size / 2)
+        positions = torch.arange(self.context, dtype=torch.float32, device="cpu")
+        angles = torch.outer(positions, model.model.rotary_emb.inv_freq.float())
+        self._rotations = torch.polar(torch.ones_like(angles), angles)[:, None]
 
-    def take(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Serve with these weights and, where there are none, the source's; keys and values stay as they are."""
+    def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Use these weights, by their names in the source, and the source's for all others; the cache is kept."""
         own = self._base | {name: weight.detach() for name, weight in weights.items()}
         self._embedding = own["model.embed_tokens.weight"]
         self._head = fastest(self._embedding if self._tied else own["lm_head.weight"])
@@ -87,8 +88,8 @@ class LeanLlama:
             values=cache[1],
         )
 
-    def beside(self) -> LeanLlama:
-        """Another one with the same weights, and keys and values of its own."""
+    def with_own_cache(self) -> LeanLlama:
+        """Return a model that shares these weights and has a cache of its own, empty."""
         other, caches = copy.copy(self), torch.zeros_like(self._caches)
         pairs = zip(self._layers, caches, strict=True)
         layers = [replace(layer, keys=cache[0], values=cache[1]) for layer, cache in pairs]
@@ -97,21 +98,21 @@ class LeanLlama:
 
     @property
     def weights(self) -> str:
-        """What its matrices are kept in."""
+        """Precision of the matrices, a phrase."""
         linears = self._linears()
         rounded = sum(isinstance(part, Int8Linear) for part in linears)
         return f"8 bits in {rounded} of {len(linears)} matrices, else 32" if rounded else "32 bits"
 
     @property
     def nbytes(self) -> int:
-        """Memory of the matrices that are kept in 8 bits beside those of the source, in bytes."""
+        """Memory of the quantized matrices, which the source does not share, in bytes."""
         return sum(part.nbytes for part in self._linears() if isinstance(part, Int8Linear))
 
     def _linears(self) -> list[Linear]:
         return [self._head, *(part for one in self._layers for part in (one.qkv, one.out, one.gate_up, one.down))]
 
     def _paired(self, weight: torch.Tensor) -> torch.Tensor:
-        """Rows reordered so that the two halves that rotary positions turn together lie side by side."""
+        """Reorder rows so that the two halves that a rotary position rotates together are adjacent."""
         halves = weight.view(-1, 2, self._size // 2, weight.shape[1])
         return halves.transpose(1, 2).reshape(weight.shape)
 
@@ -127,19 +128,19 @@ class LeanLlama:
             if skipped < len(x):
                 kept.append(x[skipped:])
         if not kept:
-            return torch.empty(0, self.vocab_size)
+            return torch.empty(0, self.vocab_size, dtype=torch.float32, device="cpu")
         x = kept[0] if len(kept) == 1 else torch.cat(kept)
         x = rms_norm(x, x.shape[-1:], self._norm, self._epsilon)
         self.hidden = x[-1]
         return self._head(x)
 
     def _read(self, ids: Sequence[int]) -> torch.Tensor:
-        """Append `ids` to the cache and return what the last layer makes of them, (T, hidden)."""
+        """Append `ids` to the cache and return the output of the last layer, (T, hidden)."""
         start, end = self.length, self.length + len(ids)
-        x: torch.Tensor = self._embedding[torch.tensor(ids)].float()
+        x: torch.Tensor = self._embedding[torch.tensor(ids, device="cpu")].float()
         mask = None
         if len(ids) > 1:
-            mask = torch.ones(len(ids), end, dtype=torch.bool).tril_(start)
+            mask = torch.ones(len(ids), end, dtype=torch.bool, device="cpu").tril_(start)
         for layer in self._layers:
             x = x + self._attend(layer, rms_norm(x, x.shape[-1:], layer.before_attention, self._epsilon), start, mask)
             gate, up = layer.gate_up(rms_norm(x, x.shape[-1:], layer.before_mlp, self._epsilon)).chunk(2, -1)
@@ -148,13 +149,13 @@ class LeanLlama:
         return x
 
     def _attend(self, layer: _Layer, x: torch.Tensor, start: int, mask: torch.Tensor | None) -> torch.Tensor:
-        count, turned = len(x), self._heads + self._key_heads
-        qkv = layer.qkv(x).view(count, turned + self._key_heads, self._size)
-        pairs = torch.view_as_complex(qkv[:, :turned].unflatten(-1, (-1, 2)))
-        qk = torch.view_as_real(pairs * self._turns[start : start + count]).flatten(-2).transpose(0, 1)
+        count, rotated = len(x), self._heads + self._key_heads
+        qkv = layer.qkv(x).view(count, rotated + self._key_heads, self._size)
+        pairs = torch.view_as_complex(qkv[:, :rotated].unflatten(-1, (-1, 2)))
+        qk = torch.view_as_real(pairs * self._rotations[start : start + count]).flatten(-2).transpose(0, 1)
         end = start + count
         layer.keys[:, start:end] = qk[self._heads :]
-        layer.values[:, start:end] = qkv[:, turned:].transpose(0, 1)
+        layer.values[:, start:end] = qkv[:, rotated:].transpose(0, 1)
         seen = scaled_dot_product_attention(
             qk[None, : self._heads],
             layer.keys[None, :, :end],
@@ -178,12 +179,12 @@ def _cache_bytes(config: LlamaConfig, context: int) -> int:
 
 
 def lean(source: TransformersModel) -> LeanLlama | None:
-    """A lean copy of `source`, or None where there is an `obstacle`."""
+    """Return a lean model over the weights of `source`, or None where there is an `obstacle`."""
     return None if obstacle(source) else LeanLlama(source)
 
 
 def obstacle(source: TransformersModel) -> str | None:
-    """Why there is no lean step for a model, a phrase; None where there is one."""
+    """Return the reason why a model has no lean step, a phrase, or None where it has one."""
     from transformers import LlamaForCausalLM
 
     config = source.model.config
@@ -192,12 +193,12 @@ def obstacle(source: TransformersModel) -> str | None:
     if source.device.type != "cpu":
         return f"it is on {source.device.type}"
     if source.dtype != torch.float32 and not available():
-        return "this machine has no products of 8 bits, and 32 bits a weight are worse than 16"
-    weights = source.model.state_dict().values()  # those of quantized layers are integers, or tensors of another kind
+        return "this machine has no 8-bit kernels, and 32 bits a weight are slower than 16"
+    weights = source.model.state_dict().values()  # quantized layers hold integers or tensor subclasses
     if not all(type(weight) is torch.Tensor and weight.is_floating_point() for weight in weights):
         return "its weights are quantized"
     if source.context >= NO_LIMIT or _cache_bytes(config, source.context) > LARGEST_CACHE:
-        return "its context is too long to make room for at the start"
+        return "its context is too long for a cache that is allocated at the start"
     plain = (
         not (config.attention_bias or config.mlp_bias)
         and config.hidden_act == "silu"

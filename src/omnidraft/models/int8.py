@@ -1,4 +1,4 @@
-"""Linear layers with weights of 8 bits on a CPU: a step of a small model takes as long as its weights take to read."""
+"""Linear layers with 8-bit weights on a CPU: a step of a small model is bound by the memory traffic of its weights."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch.nn.functional import linear
 
-SMALLEST = 3 * 2**19  # weights; below this, rounding the input takes as long as reading them in full
-CENTER = 128  # what 0 is written as: with signed inputs, single rows take a hundred times as long in oneDNN
+SMALLEST = 3 * 2**19  # weights of a matrix; below it, rounding the input takes as long as reading them in 32 bits
+CENTER = 128  # zero point of the input: with signed inputs, single rows take a hundred times as long in oneDNN
 
 
 class Linear(Protocol):
@@ -20,7 +20,7 @@ class Linear(Protocol):
 
 
 class Int8Linear:
-    """A matrix rounded to 8 bits, each row by its own scale; the input is rounded as it comes, by one scale.
+    """Linear layer quantized to 8 bits: weights with one scale a row, inputs dynamically with one scale a call.
 
     The kernels are those of oneDNN, which PyTorch's compiler uses for quantized models.
     """
@@ -31,7 +31,7 @@ class Int8Linear:
         rounded = (weight / self._scales[:, None]).round_().to(torch.int8)
         self.nbytes = rounded.nbytes + self._scales.nbytes
         self._packed = torch.ops.onednn.qlinear_prepack(rounded, None)
-        self._centers = torch.zeros(len(weight), dtype=torch.int64)
+        self._centers = torch.zeros(len(weight), dtype=torch.int64, device="cpu")
 
     def __call__(self, x: torch.Tensor, /) -> torch.Tensor:
         rounded, scale = (_rounded_row if len(x) == 1 else _rounded)(x)
@@ -44,14 +44,14 @@ class Int8Linear:
 
 
 def _rounded(x: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """x (T, in) as unsigned integers around CENTER, and what one of them stands for."""
+    """Quantize x (T, in) to unsigned integers around CENTER; returns them and the scale."""
     low, high = torch.aminmax(x)
     scale = max(-low.item(), high.item(), 1e-20) / 127
     return (x / scale).round_().add_(CENTER).to(torch.uint8), scale
 
 
 def _rounded_row(x: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """The same of one row, where numpy's calls take a quarter of the time of torch's."""
+    """Quantize one row, for which numpy's calls take a quarter of the time of torch's."""
     row = x.numpy()
     scale = max(float(row.max()), -float(row.min()), 1e-20) / 127
     scaled = row / np.float32(scale)
@@ -63,20 +63,21 @@ def _rounded_row(x: torch.Tensor) -> tuple[torch.Tensor, float]:
 
 @cache
 def available() -> bool:
-    """Whether this machine and this PyTorch have the kernels, and these compute what they should."""
+    """Return True if this machine and this PyTorch have the kernels and these compute correctly."""
     # Rows of ±1 with signs that change every 1, 2, 4, ... weights, and never: all are the largest that 8 bits hold, as
     # is the first input, because kernels for older processors add two products at a time in 16 bits, which overflow.
-    weight = 1.0 - 2 * (torch.arange(256) // 2 ** torch.arange(9)[:, None] % 2)
-    x = torch.stack([torch.ones(256), torch.linspace(-1, 1, 256)])
+    columns, rows = torch.arange(256, device="cpu"), torch.arange(9, device="cpu")[:, None]
+    weight = 1 - 2 * (columns // 2**rows % 2).float()
+    x = torch.stack([torch.ones_like(weight[0]), columns / 127.5 - 1]).float()
     try:
         layer = Int8Linear(weight)
-        return all(torch.allclose(layer(rows), rows @ weight.T, atol=1.0) for rows in (x, x[:1], x[1:]))
+        return all(torch.allclose(layer(part), part @ weight.T, atol=1.0) for part in (x, x[:1], x[1:]))
     except (AttributeError, RuntimeError):  # NotImplementedError is a RuntimeError
         return False
 
 
 def fastest(weight: torch.Tensor) -> Linear:
-    """The linear layer of a weight (out, in) that takes the least time on this machine."""
+    """Return the fastest linear layer for a weight (out, in) on this machine."""
     if weight.numel() >= SMALLEST and available():
         return Int8Linear(weight)
     return partial(linear, weight=weight.float())

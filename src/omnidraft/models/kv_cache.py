@@ -1,4 +1,4 @@
-"""A KV cache that writes new keys and values where it has room for them, instead of copying all it holds."""
+"""A KV cache over preallocated buffers: new keys and values are written in place, without copying the old ones."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-ROOM = 256  # tokens that are made room for at least
+ROOM = 256  # minimum number of tokens that a buffer grows by
 
 
 class GrowingLayer(DynamicLayer):
-    """Keys and values of one layer, (1, key heads, T, head size) each, as views of buffers that have room to spare.
+    """Keys and values of one layer, (1, key heads, T, head size) each, as views of larger buffers.
 
-    What was cropped is written over by what comes next.
+    Cropped entries are overwritten by the next update.
     """
 
     def update(
@@ -44,10 +44,10 @@ def _enlarged(old: torch.Tensor, length: int, needed: int) -> torch.Tensor:
 
 
 def new_cache() -> DynamicCache:
-    """An empty cache whose every layer keeps all keys.
+    """Return an empty cache whose every layer keeps all keys.
 
-    Made without a config, so that layers with a sliding window keep every key as well: what a window has dropped, no
-    crop could bring back.  The window itself is in the attention mask.
+    It is made without a config, so that layers with a sliding window keep every key as well: no crop could restore
+    what a window has dropped.  The window itself is applied by the attention mask.
     """
     cache = DynamicCache()
     cache.layer_class_to_replicate = GrowingLayer

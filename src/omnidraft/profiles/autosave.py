@@ -17,7 +17,7 @@ from omnidraft.config import Learning
 from omnidraft.distillation.adaptation import Adaptation
 from omnidraft.distillation.weights import Weights
 from omnidraft.errors import ConfigError, OmniDraftError
-from omnidraft.models.language_model import LoadedModel
+from omnidraft.models.loading import LoadedModel
 from omnidraft.profiles.folder import ProfileFolder
 from omnidraft.profiles.manifest import Key
 from omnidraft.profiles.profile import Array, Profile

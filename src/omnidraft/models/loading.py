@@ -1,0 +1,198 @@
+"""Models and tokenizers from a folder or from the Hugging Face hub, and where and in which dtype a model computes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from omnidraft.errors import ConfigError, ModelError
+from omnidraft.models.language_model import SUPPORTED, TransformersModel, check_supported
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+BF16_PARAMETERS = 100_000_000  # below this, a token took as long in bfloat16 as in float32 on a CPU with AMX
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A language model with the tokenizer it came with."""
+
+    lm: TransformersModel
+    tokenizer: PreTrainedTokenizerBase
+    name: str  # hub id, or the folder's own name
+    dtype_reason: str  # why this dtype was chosen, a phrase
+
+
+def load_model(name: str | Path, dtype: str = "auto", device: str = "auto") -> LoadedModel:
+    """Load a causal language model and its tokenizer from a folder or by its hub id.
+
+    A folder is read without network access, and code that comes with a model is never run.  `dtype` is auto or a key
+    of DTYPES; `device` is auto, cpu, cuda, cuda:N or mps.  Raises ConfigError for an unknown dtype or device,
+    ModelError for whatever is wrong with the model.
+    """
+    if dtype not in ("auto", *DTYPES):
+        raise ConfigError(f"dtype {dtype!r} is not known: use auto, {', '.join(DTYPES)}")
+    place = choose_device(device)
+    source, local = locate(name)
+    skeleton: Any = load_skeleton(name)  # checked before gigabytes of weights are read
+    from transformers import AutoModelForCausalLM
+
+    auto: Any = AutoModelForCausalLM
+    chosen, reason = DTYPES.get(dtype), "asked for"
+    if chosen is None:
+        chosen, reason = choose_dtype(place, skeleton.config.dtype, skeleton.num_parameters())
+    tokenizer = _tokenizer(source, local)
+    with _reading("weights", source, local):
+        options: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False, "dtype": chosen}
+        model, report = auto.from_pretrained(source, **options, ignore_mismatched_sizes=True, output_loading_info=True)
+        model = model.to(place)
+    # tensors that the files lack are initialized at random, which must not pass for a model
+    lacking = sorted(report["missing_keys"]) + sorted(entry[0] for entry in report["mismatched_keys"])
+    if lacking:
+        raise ModelError(
+            f"the weights of model {source!r} do not fit its config.json: {len(lacking)} tensors are missing or of "
+            f"another shape, first {lacking[0]!r}: get the complete files"
+        )
+    return LoadedModel(TransformersModel(model), tokenizer, Path(source).resolve().name if local else source, reason)
+
+
+def load_skeleton(name: str | Path) -> PreTrainedModel:
+    """Build a model on the meta device, from its configs alone; raises ModelError where `load_model` would."""
+    source, local = locate(name)
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    with _reading("config.json", source, local):
+        config = AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=False)
+    # checked before a class is chosen: of some encoder-decoders the decoder alone would be loaded
+    if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        kind = "an encoder-decoder" if config.is_encoder_decoder else "no causal language model"
+        raise ModelError(f"model {source!r} of type {config.model_type!r} is {kind}: use {SUPPORTED}")
+    auto: Any = AutoModelForCausalLM
+    with _reading("config.json", source, local), torch.device("meta"):
+        skeleton: PreTrainedModel = auto.from_config(config)
+    check_supported(skeleton)
+    absent = () if (Path(source) / "generation_config.json").exists() else (OSError,)  # optional
+    with _reading("generation_config.json", source, local), suppress(*absent):
+        skeleton.generation_config = GenerationConfig.from_pretrained(source, local_files_only=local)
+    return skeleton
+
+
+def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a folder or a hub id, no model needed; raises ModelError."""
+    return _tokenizer(*locate(name))
+
+
+def _tokenizer(source: str, local: bool) -> PreTrainedTokenizerBase:
+    from transformers import AutoTokenizer
+
+    with _reading("tokenizer.json", source, local):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            source, local_files_only=local, trust_remote_code=False
+        )
+    if not tokenizer.is_fast:
+        raise ModelError(f"model {source!r} has no fast tokenizer, which is needed: add its tokenizer.json")
+    return tokenizer
+
+
+@contextmanager
+def _reading(part: str, source: str, local: bool) -> Iterator[None]:
+    """Turn any exception inside into a ModelError of one line, and silence the logging of `transformers`."""
+    from transformers.utils import logging
+
+    fix = "check the folder's files" if local else "check the name and the connection, or give a folder that exists"
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    except Exception as error:  # damaged files raise anything, KeyError and ZeroDivisionError included
+        reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
+        others = ("*.model", "vocab.*", "*.tiktoken") if part == "tokenizer.json" else ()  # other forms of a tokenizer
+        if local and part == "config.json" and (fault := _not_a_model(Path(source))):
+            raise ModelError(fault) from error
+        if local and part.endswith(".json") and not any(any(Path(source).glob(each)) for each in (part, *others)):
+            raise ModelError(f"folder {source!r} has no {part}: get the complete files of the model") from error
+        raise ModelError(f"cannot read the {part} of model {source!r} ({reason}): {fix}") from error
+    finally:
+        logging.set_verbosity(level)
+
+
+_GGUF_FIX = (
+    "give the folder or hub id of the original weights (safetensors with a config.json), or convert it first with "
+    "from_pretrained(..., gguf_file=...) and save_pretrained of transformers"
+)
+
+
+def _not_a_model(folder: Path) -> str | None:
+    """Name what a folder without a config.json holds instead of a model, and the remedy; None where that is unknown."""
+    if (folder / "config.json").exists():
+        return None
+    if (folder / "adapter_config.json").exists():
+        try:
+            base = json.loads((folder / "adapter_config.json").read_text()).get("base_model_name_or_path")
+        except (OSError, ValueError, AttributeError):
+            base = None
+        fix = "give the folder of the merged model, made with merge_and_unload and save_pretrained of peft"
+        return f"folder {str(folder)!r} is a LoRA adapter of {base or 'a base model'!r}, not a model: {fix}"
+    if any(folder.glob("*.gguf")):
+        return f"folder {str(folder)!r} holds GGUF files and no config.json: {_GGUF_FIX}"
+    return None
+
+
+def locate(name: str | Path) -> tuple[str, bool]:
+    """Return the folder or hub id to load from, and whether it is a folder; raises ModelError for neither."""
+    if not isinstance(name, str | Path):
+        raise ConfigError(f"the model is {name!r}: give a folder, a hub id, or one that ships, zoo:NAME")
+    folder = Path(os.path.expanduser(name))  # noqa: PTH111  that of Path raises where there is no such user
+    if str(name) and folder.is_dir():  # an empty name would be the working directory
+        return str(folder), True
+    if folder.is_file() and folder.suffix.lower() == ".gguf":
+        raise ModelError(f"model {str(name)!r} is a GGUF file: {_GGUF_FIX}")
+    if isinstance(name, Path) or folder.exists() or not HUB_ID.fullmatch(name):
+        kind = "a file" if folder.is_file() else "no folder that exists"
+        raise ModelError(f"model {str(name)!r} is {kind}: give a folder with a config.json or a hub id, owner/name")
+    return name, False
+
+
+def choose_device(asked: str) -> torch.device:
+    """Return the device named by `asked`, for auto the GPU where there is one; raises ConfigError for a missing one."""
+    if asked == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    match = re.fullmatch(r"(cpu|cuda|mps)(?::(\d+))?", str(asked))
+    if match is None or int(match[2] or 0) >= there[match[1]]:
+        names = [kind for kind, count in there.items() if count]
+        raise ConfigError(f"device {asked!r} is not available: use auto or {', '.join(names)}")
+    return torch.device(asked)
+
+
+def choose_dtype(device: torch.device, stored: torch.dtype | None, parameters: int) -> tuple[torch.dtype, str]:
+    """Return the dtype for `auto` and the reason, a phrase; `stored` is the checkpoint's dtype."""
+    small = parameters < BF16_PARAMETERS
+    gpu = device.type == "cuda"
+    if gpu and (stored == torch.float16 or (small and stored in {torch.float32, None})):
+        return stored or torch.float32, "as stored"
+    if not _has_bfloat16(device):
+        return torch.float32, f"this {device.type} does not compute in bfloat16"
+    if small and not gpu:
+        return torch.float32, f"bfloat16 is no faster below {BF16_PARAMETERS // 10**6}M parameters"
+    return torch.bfloat16, f"this {device.type} computes in it, and half the bytes are read"
+
+
+def _has_bfloat16(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    # older versions of PyTorch do not report the capabilities of a CPU
+    able: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)() if device.type == "cpu" else {}
+    return bool(able.get("amx_bf16") or able.get("avx512_bf16"))
