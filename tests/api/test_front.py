@@ -125,12 +125,14 @@ def test_the_end_by_a_stop_string_is_the_same_at_every_place_of_a_round(target: 
         before = text.feed(result.token_ids[:-1]) + text.ending()
         assert stop not in before, "it ends with the first token that completes the string"
         last = stream._rounds[-1]
-        if last.accepted == len(last.emitted):  # it ends inside the draft, and what comes after it counts for nothing
+        if last.counts.accepted == len(
+            last.emitted
+        ):  # it ends inside the draft, and what comes after it counts for nothing
             assert last.proposals == last.emitted
-            assert last.symbols == last.symbols_accepted
-            assert len(last.draft) == last.draft_accepted
-            assert last.false_merges == 0
-        places.add(len(last.emitted) - last.accepted)
+            assert last.counts.symbols == last.counts.symbols_accepted
+            assert len(last.draft) == last.counts.draft_accepted
+            assert last.counts.false_merges == 0
+        places.add(len(last.emitted) - last.counts.accepted)
         assert result.stats.tokens == len(result.token_ids)
     assert places == {0, 1}, "inside a round, and with its last token"
 
@@ -194,8 +196,8 @@ def test_a_text_that_ends_anywhere_in_a_round_is_the_beginning_of_the_whole(
         assert stream.result.finish_reason in {ending, "length"}
         assert tuple(seen) == stream.result.token_ids
         assert len(prompt) <= lengths[-1] <= len(prompt) + len(seen)
-        assert last.accepted <= len(last.emitted)
-        places.add((len(last.emitted), len(last.emitted) - last.accepted))
+        assert last.counts.accepted <= len(last.emitted)
+        places.add((len(last.emitted), len(last.emitted) - last.counts.accepted))
     assert len(places) > 3, "at several places of a round, by an accepted token and by another one"
 
 
@@ -447,7 +449,7 @@ def test_a_logits_processor_may_write_into_its_scores(model: OmniDraft, sampling
     for processor in (aside, in_place):
         stream = model.stream(PROMPT, max_new_tokens=8, logits_processor=[processor], **sampling)
         list(stream)
-        found.append([(record.emitted, [law.tokens.tolist() for law in record.laws]) for record in stream._rounds])
+        found.append([(record.emitted, [law.tokens.tolist() for law in record.teacher]) for record in stream._rounds])
     assert found[0] == found[1]
     assert any(token in ids for _, laws in found[1] for ids in laws for token in banned), "and not in what is learned"
 

@@ -181,8 +181,8 @@ def test_what_was_thought_is_set_against_what_became_of_it(model: OmniDraft) -> 
     rounds = list(engine.rounds(model.encode("hello world"), 20, Sampling(), lambda _: 0))
     expected, first = [], 1
     for record in rounds:
-        judged = range(min(record.draft_accepted + 1, len(record.draft)))
-        expected += [((first + at) / 1000, at < record.draft_accepted) for at in judged]
+        judged = range(min(record.counts.draft_accepted + 1, len(record.draft)))
+        expected += [((first + at) / 1000, at < record.counts.draft_accepted) for at in judged]
         first += len(record.draft)
     assert noting.seen == expected
     assert {was for _, was in expected} == {True, False} or len(expected) > 10

@@ -210,7 +210,7 @@ def test_the_loss_falls_acceptance_rises_and_the_target_stays(adapter: str, loss
     wanted = generate(target, prompt, 32, SMALL[0].vocab.eos)
     assert all(tokens(one) == wanted for one in records)
     first, last = (
-        sum(record.symbols_accepted for one in part for record in one) for part in (records[:4], records[-4:])
+        sum(record.counts.symbols_accepted for one in part for record in one) for part in (records[:4], records[-4:])
     )
     assert last > first + (8 if adapter == "full" else 3)  # an adapter has fewer weights to learn with
     assert adaptation.learner is not None
@@ -307,7 +307,7 @@ def test_in_the_background_the_text_stays_and_the_drafter_learns() -> None:
         for _ in range(16):
             records = said(adaptation, engine_, prompt, 32)
             assert tokens(records) == wanted
-            accepted.append(sum(record.symbols_accepted for record in records))
+            accepted.append(sum(record.counts.symbols_accepted for record in records))
             adaptation.flush()
         assert learner.counters.updates >= 4
         assert adaptation.swaps >= 4

@@ -88,9 +88,9 @@ def test_a_drafter_that_drafts_by_r_is_never_refused(shape: str, seed: int) -> N
             if probability > 1e-6:  # the laws are kept in single precision
                 # what the end of the draft puts to the target was not drawn, and may be refused; so may a new token be
                 # whose beginning could have been that of one which continues the last: it cannot be proposed there
-                refused = walk.symbols[record.symbols_accepted :][:1]
+                refused = walk.symbols[record.counts.symbols_accepted :][:1]
                 assert all(symbol.after >= 0 for symbol in refused)
-                symbols += record.symbols_accepted
+                symbols += record.counts.symbols_accepted
     assert symbols > 20
 
 

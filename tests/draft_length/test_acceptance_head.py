@@ -76,11 +76,11 @@ def enumerated(world: World, cache: NgramCache, written: list[int], sampling: Sa
         for draft in record.draft:
             walk.push(draft)
         for depth in range(len(written)):
-            if list(record.draft[:depth]) != written[:depth] or record.symbols_accepted < depth:
+            if list(record.draft[:depth]) != written[:depth] or record.counts.symbols_accepted < depth:
                 break
             if len(record.draft) > depth:
                 reached[depth] = reached.get(depth, 0.0) + probability
-                accepted[depth] = accepted.get(depth, 0.0) + probability * (record.symbols_accepted > depth)
+                accepted[depth] = accepted.get(depth, 0.0) + probability * (record.counts.symbols_accepted > depth)
     return {depth: accepted[depth] / share for depth, share in reached.items() if share > 1e-9}
 
 
@@ -133,7 +133,7 @@ def test_a_greedy_target_goes_on_as_lessons_say(shape: str, active: str) -> None
         for _, record in enumerate_draws(lambda draw, engine=engine: next(engine.rounds([PROMPT], FAR, NEVER, draw))):  # type: ignore[misc]
             if list(record.draft[:length]) == spelled_[0] and len(record.draft) > length:
                 right = record.draft[length] == best[len(prompt) + length - 1]
-                assert (record.draft_accepted > length) is right
+                assert (record.counts.draft_accepted > length) is right
                 accepted += right
                 refused += not right
     assert accepted > 0 or active != "all"
@@ -159,7 +159,7 @@ def test_an_untrained_head_is_the_bound_by_entropy() -> None:
             assert head.chance(logits, hidden, temperature) == bound(spread(logits, temperature)[0])
             assert policy.begin(None)
             assert policy.draws(logits, temperature, hidden) is entropy.draws(logits, temperature, hidden)
-            assert policy.idle == entropy.idle
+            assert policy.no_draft_reason == entropy.no_draft_reason
     net = HeadNetwork(8)
     chances = torch.sigmoid(net(torch.randn(5, 8), some_logits().float())).detach()
     bounds = [min(1 - SURE, max(SURE, bound(spread(row, 1.0)[0]))) for row in some_logits()]
@@ -207,9 +207,9 @@ def test_a_draft_ends_where_its_chance_as_a_whole_is_low() -> None:
             drawn = policy.draws(logits, 1.0, hidden)
             assert drawn is (reach >= 0.3)
             if not drawn:
-                assert policy.idle is not None
+                assert policy.no_draft_reason is not None
                 break
-            assert policy.idle is None
+            assert policy.no_draft_reason is None
         else:
             pytest.fail("no draft of twenty tokens has a chance of that")
 

@@ -117,8 +117,9 @@ class Clock:
             said += accepted + 1
             noise = self.slow * self._random.uniform(0.93, 1.07)  # of a real clock
             own_prompt = 0.0 if number else PROMPT_PASS * self.slow
-            record = made(drafted, accepted + 1, draft_s=draft_s * noise, verify_s=verify_s * noise + own_prompt)
-            self.policy.learn(replace(record, draft_accepted=accepted, draft_passes=passes, draft_read=passes + reads))
+            counts = {"draft_accepted": accepted, "draft_passes": passes, "draft_read": passes + reads}
+            draft_s, verify_s = draft_s * noise, verify_s * noise + own_prompt
+            self.policy.learn(made(drafted, accepted + 1, counts, draft_s=draft_s, verify_s=verify_s))
 
     def asking(self) -> float:
         """What asking for chances has taken since the last time."""
@@ -329,7 +330,7 @@ def test_a_text_of_which_the_drafter_is_unsure_throughout_is_left(monkeypatch: p
     clock.after(replace(scene, chances={4.5: 0.02}), 1, rounds=70)
     assert sum(clock.drafted) < 3, "some are drawn all the same"
     assert 0 < clock.passes < 25
-    assert clock.policy.idle == TOO_DEAR
+    assert clock.policy.no_draft_reason == TOO_DEAR
 
 
 # ---------------------------------------------------------------- never slower, and noticed again
@@ -342,7 +343,7 @@ def test_it_is_never_slower_from_the_first_text_on(name: str, monkeypatch: pytes
     assert clock.after(scene, 200, rounds=60, prompt=100) > 0.97
     clock.policy.open(range(100), 60)
     assert not clock.policy.begin(None)
-    assert clock.policy.idle in GIVEN_UP
+    assert clock.policy.no_draft_reason in GIVEN_UP
 
 
 # To find out that steps take nine times as long as they did is a loss of its own.
@@ -390,7 +391,7 @@ def test_long_prompts_with_short_answers_are_left_to_the_target(monkeypatch: pyt
     clock.after(scene, 30, rounds=4, prompt=1500, new_tokens=8)
     clock.after(scene, 100, rounds=4, prompt=1500, new_tokens=8)
     assert clock.rate > 0.97
-    assert clock.policy.idle == TOO_SHORT
+    assert clock.policy.no_draft_reason == TOO_SHORT
     clock.after(scene, 1, rounds=300, prompt=1500)  # a text that goes on: it pays after all
     assert sum(clock.drafted) > 0
 
@@ -403,7 +404,7 @@ def test_a_drafter_that_becomes_useful_is_noticed_within_twenty_texts(
         hopeless = replace(SCENES["a hopeless drafter"], read=read)
         clock = Clock(Goodput(LONGEST), seed, monkeypatch)
         clock.after(hopeless, 60, prompt=prompt)
-        assert clock.policy.idle == TOO_DEAR
+        assert clock.policy.no_draft_reason == TOO_DEAR
         useful = replace(hopeless, chances=dict.fromkeys(hopeless.chances, 0.8))
         clock.after(useful, 20, prompt=prompt)
         best = max(Clock(UpTo(length), seed, monkeypatch).after(useful, 40, prompt=prompt) for length in range(9))
@@ -514,7 +515,7 @@ def test_the_first_rounds_measure_the_target_alone(monkeypatch: pytest.MonkeyPat
     clock = Clock(Goodput(LONGEST), 7, monkeypatch)
     clock.text(SCENES["an easy text"], 1 + ENOUGH)  # the first has the prompt in it
     assert clock.drafted == [0] * (1 + ENOUGH)
-    assert clock.policy.idle == MEASURED
+    assert clock.policy.no_draft_reason == MEASURED
     clock.text(SCENES["an easy text"], 5)
     assert sum(clock.drafted) > ENOUGH
 
@@ -609,7 +610,7 @@ def test_rounds_that_nobody_looked_at_are_made_up_for(rounds: int, monkeypatch: 
         monkeypatch.setattr("omnidraft.draft_length.goodput.QUIET", quiet)
         clock = Clock(Goodput(LONGEST), 1, monkeypatch)
         clock.after(SCENES["a hopeless drafter"], 30, rounds=rounds)
-        assert clock.policy.idle == TOO_DEAR
+        assert clock.policy.no_draft_reason == TOO_DEAR
         assert len(clock.policy._quiet) < quiet
         clock.policy.open(range(20), 100)
         assert not clock.policy._quiet
@@ -747,9 +748,9 @@ def test_what_drafts_gain_makes_up_for_trials_and_noise_for_nothing() -> None:
     trials.learn(100.0)
     for record, first, most, lost in (
         (drafted, False, 9.0, 0.5),
-        (replace(drafted, verify_s=9.0), False, 1.0, 1.5),  # no more than that
-        (replace(drafted, verify_s=9.0), True, 1.0, 1.8),  # whose pass reads the prompt
-        (replace(drafted, verify_s=3.0), False, 9.0, 4.1),
+        (made(2, 1, draft_s=0.3, verify_s=9.0), False, 1.0, 1.5),  # no more than that
+        (made(2, 1, draft_s=0.3, verify_s=9.0), True, 1.0, 1.8),  # whose pass reads the prompt
+        (made(2, 1, draft_s=0.3, verify_s=3.0), False, 9.0, 4.1),
         (made(2, 3, draft_s=0.3, verify_s=1.2), False, 1.0, 2.6),
         (made(9, 9, draft_s=0.3, verify_s=1.2), False, 1.0, 0.0),
         (drafted, False, 1.0, 0.5),
@@ -971,7 +972,7 @@ def test_a_round_that_a_stop_string_ends_says_nothing_of_costs() -> None:
     costs = Costs()
     for drafted in (0, 2, *(0, 2) * WINDOW):
         costs.learn(made(drafted, verify_s=1 + 0.1 * drafted), first=False)
-        costs.learn(replace(made(2, verify_s=9.0), finish="stop"), first=False)
+        costs.learn(made(2, finish="stop", verify_s=9.0), first=False)
     assert costs.verify(3) == pytest.approx(1.2, rel=0.02)
 
 
@@ -1199,7 +1200,7 @@ def test_a_trial_that_brought_what_it_cost_counts_for_nothing() -> None:
     policy.trials.start((99, (2,)))  # the first trial is free
     for emitted, lost in ((3, 0.0), (1, 0.5), (2, 0.0), (1, 0.5), (1, 1.0)):  # drafting and verifying cost half a step
         policy.begin(None)
-        policy.learn(replace(made(2, emitted, draft_s=0.3, verify_s=1.2), draft_passes=2, draft_read=2))
+        policy.learn(made(2, emitted, draft_s=0.3, verify_s=1.2))
         assert policy.trials._spent == pytest.approx(lost, abs=0.05)
 
 
@@ -1216,7 +1217,7 @@ def test_costs_are_medians_with_lines_between() -> None:
     guess = costs.reading(1000)
     for _ in range(ENOUGH):
         assert costs.reading(1000) == guess, "too little is known"
-        costs.learn(replace(made(1, draft_s=2.2), draft_passes=2, draft_read=101), first=True)
+        costs.learn(made(1, counts={"draft_passes": 2, "draft_read": 101}, draft_s=2.2), first=True)
     assert costs.reading(1000) == pytest.approx(10.0, rel=0.1)
     for _ in range(20):
         costs.learn(made(5, draft_s=0.5, verify_s=0.8), first=False)
@@ -1322,12 +1323,10 @@ def test_the_plan_looks_past_a_first_token_that_does_not_pay() -> None:
 def test_it_learns_what_accepted_tokens_bring() -> None:
     policy = Goodput(LONGEST)
     for drafted, accepted, brought in ((2, 2, 1), (3, 3, 2), (4, 2, 1), (4, 0, 0), (1, 1, 1)) * 200:
-        policy.learn(replace(made(drafted, brought + 1, verify_s=1.0), draft_accepted=accepted))
+        policy.learn(made(drafted, brought + 1, {"draft_accepted": accepted}, verify_s=1.0))
     # one brings 1, two bring 1, three bring 2; of more it is known what tokens bring on average
     assert policy.worth.values[:3] == pytest.approx([1, 0, 1], abs=0.03)
     assert policy.worth.values[3:] == pytest.approx(4 / 6, rel=0.03)  # of each length alike
     before = policy.worth.values
-    policy.learn(
-        replace(made(9, 1, verify_s=1.0), draft_accepted=9, finish="length")
-    )  # cut short: nobody knows what it was worth
+    policy.learn(made(9, 1, {"draft_accepted": 9}, "length", verify_s=1.0))  # cut short: nobody knows what it was worth
     assert (policy.worth.values == before).all()

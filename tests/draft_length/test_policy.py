@@ -24,7 +24,7 @@ from omnidraft.draft_length.policies import make_policy
 from omnidraft.draft_length.policy import UNSURE, Confidence, DraftLengthPolicy, Entropy, Fixed, HeadThreshold
 from omnidraft.draft_length.request_state import BEGINNING, Present
 from omnidraft.errors import ConfigError
-from omnidraft.verification.round import Round
+from omnidraft.verification.round import Round, RoundCounts, RoundTimes
 from omnidraft.verification.sampling import Sampler
 from omnidraft.verification.walk import Walk
 from support.enumeration import EXACT, SAMPLED, deviation, enumerate_draws
@@ -64,21 +64,17 @@ class Steady(Goodput):
         """Nothing."""
 
 
-def made(drafted: int = 0, emitted: int = 1, **times: Any) -> Round:
+def made(
+    drafted: int = 0, emitted: int = 1, counts: dict[str, int] | None = None, finish: str | None = None, **times: float
+) -> Round:
     """The record of a round."""
-    counts: dict[str, Any] = dict.fromkeys(
-        ("symbols", "symbols_accepted", "ngrams_proposed", "ngrams_accepted", "false_merges", "accepted"), 0
-    )
-    seconds = {"draft_s": 0.0, "verify_s": 0.0, "translate_s": 0.0} | times
     return Round(
         emitted=(1,) * emitted,
         draft=(1,) * drafted,
         proposals=(1,) * drafted,
-        finish=None,
-        draft_passes=drafted,
-        draft_read=drafted,
-        **counts,
-        **seconds,
+        finish=finish,
+        counts=RoundCounts(**({"draft_passes": drafted, "draft_read": drafted} | (counts or {}))),
+        times=RoundTimes(**times),
     )
 
 
@@ -228,7 +224,7 @@ def test_a_round_without_a_draft_says_why() -> None:
     world = make_world("nested", 0)
     engine = with_policy(world, Goodput(LONGEST), "all", 0)
     record = next(engine.rounds([PROMPT], 5, SAMPLED, lambda weights: int(weights.argmax())))
-    assert (record.draft, record.idle, record.draft_passes) == ((), MEASURED, 0)
+    assert (record.draft, record.no_draft_reason, record.counts.draft_passes) == ((), MEASURED, 0)
 
 
 class Unlikely(Told):
@@ -242,25 +238,26 @@ class Unlikely(Told):
 def test_a_first_token_that_is_not_drawn_is_no_draft_and_says_why(policy: DraftLengthPolicy) -> None:
     engine = with_policy(make_world("nested", 0), policy, "all", 0)
     record = next(engine.rounds([PROMPT], 5, SAMPLED, lambda weights: int(weights.argmax())))
-    assert (record.draft, record.idle, record.draft_passes) == ((), UNSURE, 1)
+    assert (record.draft, record.no_draft_reason, record.counts.draft_passes) == ((), UNSURE, 1)
     stats = Stats.of([record])
-    assert (stats.rounds_without_draft, stats.idle) == (1, UNSURE)
+    assert (stats.rounds_without_draft, stats.no_draft_reason) == (1, UNSURE)
     drafted = with_policy(make_world("nested", 0), Entropy(0.0), "all", 0)
     record = next(drafted.rounds([PROMPT], 5, SAMPLED, lambda weights: int(weights.argmax())))
     assert record.draft
-    assert record.idle is None
+    assert record.no_draft_reason is None
 
 
 class Dawdling(Fixed):
     """Takes a second to begin a text with, and two to learn from a round."""
 
-    now = 0.0
+    def __init__(self) -> None:
+        self.now, self.told = 0.0, list[Round]()
 
     def open(self, prompt: Sequence[int], new_tokens: int) -> None:  # noqa: ARG002
         self.now += 1.0
 
     def learn(self, record: Round) -> None:
-        assert record.translate_s == 0.0
+        self.told.append(record)
         self.now += 2.0
 
 
@@ -269,17 +266,18 @@ def test_the_time_that_a_policy_takes_is_in_the_records(monkeypatch: pytest.Monk
     engine = with_policy(make_world("nested", 0), policy, "all", 0)
     monkeypatch.setattr("omnidraft.decoding.engine.time.perf_counter", lambda: policy.now)
     records = list(engine.rounds([PROMPT], 3, SAMPLED, lambda weights: int(weights.argmax())))
-    assert [record.translate_s for record in records] == [3.0] + [2.0] * (len(records) - 1)
-    assert Stats.of(records).seconds == policy.now
+    assert [record.times.policy_s for record in records] == [1.0] + [2.0] * (len(records) - 1)
+    assert Stats.of(records).seconds == policy.now - 2.0, "what it learned from the last round comes after it"
+    assert all(told is record for told, record in zip(policy.told, records, strict=True)), "one record for everybody"
 
 
 class Once(Entropy):
     """Is sure of the first token only."""
 
     def draws(self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None) -> bool:
-        sure = self.idle is None
+        sure = self.no_draft_reason is None
         super().draws(logits, temperature, hidden)
-        self.idle = UNSURE
+        self.no_draft_reason = UNSURE
         return sure
 
 
@@ -287,8 +285,8 @@ def test_a_draft_of_which_a_stop_string_keeps_nothing_was_a_draft() -> None:
     engine = with_policy(make_world("nested", 0), Once(0.5), "all", 0)
     rounds = engine.rounds([PROMPT], 5, SAMPLED, lambda weights: int(weights.argmax()), halt=lambda _: 0)
     record = next(rounds)
-    assert record.draft_passes > 0
-    assert (record.draft, record.emitted, record.idle) == ((), (), None)
+    assert record.counts.draft_passes > 0
+    assert (record.draft, record.emitted, record.no_draft_reason) == ((), (), None)
 
 
 def test_near_the_end_of_the_context_drafts_become_shorter() -> None:
@@ -330,16 +328,18 @@ def test_accepted_draft_tokens_are_those_whose_bytes_were_accepted(shape: str, m
     engine = world.engine(None, draft_length=3, mode=mode)
     spelled = [data or b"|" for data in world.vocab.tokens]
     for _, record in enumerate_draws(lambda draw: next(engine.rounds([PROMPT], 100, SAMPLED, draw))):
-        accepted = b"".join(spelled[token] for token in record.proposals[: record.accepted])
+        accepted = b"".join(spelled[token] for token in record.proposals[: record.counts.accepted])
         drafted = [world.drafter_vocab.tokens[token] or b"|" for token in record.draft]
         ends = [len(b"".join(drafted[: count + 1])) for count in range(len(drafted))]
         whole = sum(end <= len(accepted) for end in ends)
-        assert whole <= record.draft_accepted <= len(drafted), record
+        assert whole <= record.counts.draft_accepted <= len(drafted), record
         # of a target token that was refused, what it has in common with the target's own was accepted
         most = len(accepted) + max(map(len, spelled)) - 1
-        assert sum(end <= most for end in ends) >= record.draft_accepted - (record.accepted == len(record.proposals))
+        assert sum(end <= most for end in ends) >= record.counts.draft_accepted - (
+            record.counts.accepted == len(record.proposals)
+        )
         if mode == "paper":
-            assert record.draft_accepted == whole, record
+            assert record.counts.draft_accepted == whole, record
 
 
 @pytest.mark.parametrize("policy", ["fixed", "confidence", "entropy"])

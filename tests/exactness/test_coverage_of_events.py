@@ -148,17 +148,17 @@ def test_the_records_count_what_the_walks_did() -> None:
             return int(rng.choice(len(weights), p=weights / weights.sum()))
 
         for record in engine.rounds([PROMPT], 40, Sampling(temperature=1.0), draw):
-            assert record.emitted[: record.accepted] == record.proposals[: record.accepted]
-            assert record.accepted <= len(record.proposals)
-            assert len(record.emitted) <= record.accepted + 1
-            assert record.ngrams_proposed == sum(lengths[list(record.proposals)] > 1)
-            assert record.ngrams_accepted == sum(lengths[list(record.proposals[: record.accepted])] > 1)
-            assert record.symbols_accepted <= record.symbols
+            assert record.emitted[: record.counts.accepted] == record.proposals[: record.counts.accepted]
+            assert record.counts.accepted <= len(record.proposals)
+            assert len(record.emitted) <= record.counts.accepted + 1
+            assert record.counts.ngrams_proposed == sum(lengths[list(record.proposals)] > 1)
+            assert record.counts.ngrams_accepted == sum(lengths[list(record.proposals[: record.counts.accepted])] > 1)
+            assert record.counts.symbols_accepted <= record.counts.symbols
             assert len(record.draft) <= 4
             totals.update(
-                accepted=record.accepted,
-                ngrams=record.ngrams_accepted,
-                false_merges=record.false_merges,
+                accepted=record.counts.accepted,
+                ngrams=record.counts.ngrams_accepted,
+                false_merges=record.counts.false_merges,
                 ended=record.finish == "eos",
             )
     assert all(totals[name] > 0 for name in ("accepted", "ngrams", "false_merges", "ended"))

@@ -171,7 +171,7 @@ def expected(world: World, k: int, verification: str, active: str) -> tuple[floa
 
     def seen(probability: float, record: Round) -> None:
         nonlocal totals
-        totals = totals + probability * np.array([record.symbols_accepted, len(record.emitted)])
+        totals = totals + probability * np.array([record.counts.symbols_accepted, len(record.emitted)])
 
     round_distribution(
         world.engine(frozen_cache(world, active), draft_length=k, verification=verification), (), seen=seen

@@ -148,7 +148,7 @@ def test_the_law_of_longer_texts(
         lambda: helped(model, drafter, stopping_criteria=criteria(), omnidraft_options=own, **options), monkeypatch
     )
     assert distance(found, expected) < SAME
-    assert any(record.finish == "stop" and len(record.emitted) <= record.accepted for record in rounds)
+    assert any(record.finish == "stop" and len(record.emitted) <= record.counts.accepted for record in rounds)
 
 
 def test_settings_stand_for_nothing_but_their_own_processors() -> None:

@@ -79,9 +79,9 @@ def test_real_tokenizers(target_name: str, drafter_name: str) -> None:
                 )
                 assert tokens(rounds) == expected, (name, mode, k)
                 assert rounds[-1].finish == "length"
-                accepted += sum(r.accepted for r in rounds) * (name == "knowing" and mode == "exact")
+                accepted += sum(r.counts.accepted for r in rounds) * (name == "knowing" and mode == "exact")
                 if name == "constant":
-                    assert sum(r.accepted for r in rounds) <= 2
+                    assert sum(r.counts.accepted for r in rounds) <= 2
     # the identity must have been seen on accepted tokens (a random target's tokens merge by chance where they meet, so
     # not every right draft is read as it was meant)
     assert accepted >= 20
@@ -142,13 +142,13 @@ def test_trained_models(
     for mode, k in (("exact", 1), ("exact", 4), ("exact", 8), ("intersection", 4), ("paper", 4)):
         rounds = run(engine(target, target_language, drafter, drafter_language, draft_length=k, mode=mode), prompt, 64)
         assert tokens(rounds) == expected, (mode, k)
-        accepted += sum(r.accepted for r in rounds)
+        accepted += sum(r.counts.accepted for r in rounds)
     # children's stories and sums have hardly a token in common; elsewhere a comparison must have met accepted ones
     assert accepted > 0 or "stories" in (target_name, drafter_name)
     if drafter_name == target_name:
         rounds = run(engine(target, target_language, drafter, drafter_language, draft_length=4), prompt, 64)
         # the same model proposes what it would say; only partial tokens at a draft's end may be refused
-        assert sum(r.accepted for r in rounds) / sum(len(r.proposals) for r in rounds) > 0.95
+        assert sum(r.counts.accepted for r in rounds) / sum(len(r.proposals) for r in rounds) > 0.95
 
 
 @pytest.mark.parametrize("smallest", [0, 2**62], ids=["8 bits", "32 bits"])
@@ -169,7 +169,7 @@ def test_fast_drafter_steps(
         )
         rounds = run(engine_, prompt, 64)
         assert tokens(rounds) == expected
-        accepted += sum(r.accepted for r in rounds)
+        accepted += sum(r.counts.accepted for r in rounds)
     assert accepted > 0
 
 
@@ -200,7 +200,7 @@ def test_the_drafter_slides_its_window(zoo: dict[str, tuple[TransformersModel, L
     rounds = run(engine(target, target_language, narrow, drafter_language, draft_length=4), prompt, 120)
     assert tokens(rounds) == expected
     late = rounds[len(rounds) // 2 :]
-    assert sum(r.accepted for r in late) > 0, "the drafter must still be of use after its window moved"
+    assert sum(r.counts.accepted for r in late) > 0, "the drafter must still be of use after its window moved"
 
 
 def test_the_target_s_context_ends_the_text(zoo: dict[str, tuple[TransformersModel, Language]]) -> None:

@@ -99,7 +99,7 @@ def laws(name: str, script: str, **drafting: object) -> tuple[float, int]:
 
     def seen(_: float, record: Round) -> None:
         nonlocal most
-        most = max(most, record.accepted)
+        most = max(most, record.counts.accepted)
 
     found = first_tokens(lambda text: round_distribution(engine_, text, seen=seen, prompt=prompt), COUNT, [target.end])
     return distance(found, wanted(target, prompt, COUNT)), most
@@ -160,7 +160,7 @@ def test_greedy_texts_are_those_of_transformers(name: str) -> None:
                 engine(target, language_, drafter, spoken(drafter_of(name)), draft_length=length), prompt, NEW
             )
             assert tokens(found) == expected
-            accepted += sum(record.accepted for record in found)
+            accepted += sum(record.counts.accepted for record in found)
     # How much of a random text a drafter can write depends on its bytes; texts that are all written are below.
     assert accepted > NEW / 4
 
@@ -176,7 +176,7 @@ def test_an_end_of_text_at_every_place_of_a_round(name: str) -> None:
         found = rounds(engine(target, language_, drafter, spoken(drafter_of(name)), draft_length=5), prompt, NEW)
         assert tokens(found) == whole
         assert found[-1].finish == "eos"
-        places.add((len(found[-1].emitted), found[-1].accepted == len(found[-1].emitted)))
+        places.add((len(found[-1].emitted), found[-1].counts.accepted == len(found[-1].emitted)))
     assert len(places) > 3
 
 
@@ -196,5 +196,5 @@ def test_a_stop_string_at_every_place_of_a_text(name: str) -> None:
         assert "".join(pieces) == stream.result.text == whole.text[: whole.text.find(stop)]
         assert stream.result.finish_reason == "stop"
         assert list(stream.result.token_ids) == text[: len(stream.result.token_ids)]
-        inside += stream._rounds[-1].accepted == len(stream._rounds[-1].emitted)
+        inside += stream._rounds[-1].counts.accepted == len(stream._rounds[-1].emitted)
     assert inside > 3

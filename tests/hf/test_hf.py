@@ -134,8 +134,8 @@ def test_greedy_text_is_that_of_generate_alone(
         output = helped(model, helper, **options, omnidraft_options=OPTIONS | more)
         assert torch.equal(output, expected), (helper, more)
         assert output.dtype == expected.dtype
-    assert sum(record.accepted for record in rounds) > COUNT / 4
-    assert any(record.accepted < len(record.proposals) for record in rounds)
+    assert sum(record.counts.accepted for record in rounds) > COUNT / 4
+    assert any(record.counts.accepted < len(record.proposals) for record in rounds)
 
 
 def test_a_text_without_an_end(model: PreTrainedModel, twin: PreTrainedModel) -> None:
@@ -192,7 +192,7 @@ def test_processors_see_each_prefix_once_in_order_and_none_that_does_not_stay(
         first = ids_of(model).shape[1]
         assert watch.seen == [text[:length] for length in range(first, len(text))]
         assert ends.seen == [text[: length + 1] for length in range(first, len(text))]
-    assert sum(record.accepted for record in rounds) > 3
+    assert sum(record.counts.accepted for record in rounds) > 3
 
 
 @pytest.mark.parametrize("processed", [False, True])
@@ -211,7 +211,7 @@ def test_a_criterion_ends_the_text_within_a_round(
         assert new_tokens(model, output) == text[: text.index(end) + 1]
         assert ours.seen == theirs.seen
         assert rounds[-1].finish == "stop"
-        cut += len(rounds[-1].emitted) <= rounds[-1].accepted
+        cut += len(rounds[-1].emitted) <= rounds[-1].counts.accepted
         # what the drafter took for the text is of that text alone; it never reads what its last round brought
         pair = list(ready._READY[model].values())[-1].pair
         written = pair.translator.prompt(ids_of(model)[0].tolist()) + pair.translator.tokens(new_tokens(model, output))
@@ -314,7 +314,7 @@ def test_scores_and_logits_are_those_of_each_new_token(
     assert {GenerateDecoderOnlyOutput} == {type(result)}
     assert len(result.sequences[0]) == ids_of(model).shape[1] + COUNT
     assert len(result.scores) == len(result.logits) == COUNT
-    assert any(record.accepted for record in rounds)
+    assert any(record.counts.accepted for record in rounds)
 
     class Follow(LogitsProcessor):
         """Has `generate` alone say the same text."""
@@ -698,7 +698,7 @@ def test_a_grammar_holds(speaker: PreTrainedModel, rounds: list[Round], grammar:
         assert re.fullmatch(REGEX, text) if grammar == "regex" else valid(json.loads(text))
         found.add(text)
     assert len(found) == 6
-    assert sum(record.accepted for record in rounds) > (2 if helper == "noisy" else 0)
+    assert sum(record.counts.accepted for record in rounds) > (2 if helper == "noisy" else 0)
 
 
 def valid(value: dict[str, Any]) -> bool:

@@ -75,8 +75,8 @@ def agrees(target: TransformersModel, expected: list[int]) -> None:
     for drafter in (Knowing(OWN.vocab, OWN.speller, text, wrong=3), Adversary(OWN.vocab.size)):
         records = run(target, drafter, PROMPT, COUNT, temperature=1.0)
         assert tokens(records) == expected
-        accepted += sum(record.accepted for record in records)
-        refused += sum(record.accepted < len(record.proposals) for record in records)
+        accepted += sum(record.counts.accepted for record in records)
+        refused += sum(record.counts.accepted < len(record.proposals) for record in records)
     assert refused > 10
     assert accepted > 2
 

@@ -182,7 +182,8 @@ def _run(repeat: int, question: Question, method: str, answer: Answer, seconds: 
     counts = None
     if answer.rounds is not None:
         stats = Stats.of(answer.rounds)
-        counts = Counts(**{name: getattr(stats, name) for name in (its.name for its in fields(Counts))})
+        names = {its.name for its in fields(Counts)} - {"translate_s"}
+        counts = Counts(**{name: getattr(stats, name) for name in names}, translate_s=stats.overhead_s + stats.policy_s)
     return Run(
         repeat=repeat,
         task=question.task,

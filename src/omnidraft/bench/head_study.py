@@ -87,7 +87,7 @@ class Noting(Fixed):
         return True
 
     def learn(self, record: Round) -> None:
-        accepted = record.draft_accepted
+        accepted = record.counts.draft_accepted
         self.seen += [
             (chance, at < accepted) for at, chance in enumerate(self._thought[: min(accepted + 1, len(record.draft))])
         ]

@@ -42,7 +42,7 @@ class Recorded:
     def of(cls, prompt: Sequence[int], rounds: Sequence[Round]) -> Recorded:
         """What the rounds of one answer say."""
         tokens = tuple(token for record in rounds for token in record.emitted)
-        return cls(tuple(prompt), tokens, tuple(law for record in rounds for law in record.laws))
+        return cls(tuple(prompt), tokens, tuple(law for record in rounds for law in record.teacher))
 
 
 def record(

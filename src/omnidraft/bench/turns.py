@@ -148,8 +148,8 @@ class Models:
             passes_s=watch.passes_s,
             rounds=len(records),
             passes=watch.passes,
-            accepted=sum(r.symbols_accepted for r in records)
-            / max(1, sum(min(r.symbols, r.symbols_accepted + 1) for r in records)),
+            accepted=sum(r.counts.symbols_accepted for r in records)
+            / max(1, sum(min(r.counts.symbols, r.counts.symbols_accepted + 1) for r in records)),
             left=laws[False] / max(1, laws.total()),
         )
 

@@ -77,7 +77,7 @@ class Way:
                 "ngram_hits": round(stats.ngrams_accepted / stats.rounds, 4),
                 "drafted": round(stats.drafted / stats.rounds, 3),
                 "undrafted": round(stats.rounds_without_draft / stats.rounds, 4),
-                "idle": stats.idle,
+                "idle": stats.no_draft_reason,
             }
         )
         self._seconds, self._cpu, self._stats = 0.0, 0.0, []

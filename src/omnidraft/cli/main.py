@@ -177,8 +177,8 @@ def _as_json(model: OmniDraft, result: Generation) -> str:
 def _summary(result: Generation) -> str:
     stats = result.stats
     idle = (
-        f"no draft in {stats.rounds_without_draft} of {stats.rounds} rounds, mostly as {stats.idle}; "
-        if stats.idle
+        f"no draft in {stats.rounds_without_draft} of {stats.rounds} rounds, mostly as {stats.no_draft_reason}; "
+        if stats.no_draft_reason
         else ""
     )
     return (

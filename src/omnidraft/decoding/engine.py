@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from omnidraft.alignment.ngram_cache import NgramCache
@@ -21,7 +21,16 @@ from omnidraft.errors import ConfigError, PromptError
 from omnidraft.models.language_model import LanguageModel, check_ids
 from omnidraft.verification.exact import Outcome, verify_block, verify_greedy, verify_token
 from omnidraft.verification.paper import DirectMap, merge, verify_paper
-from omnidraft.verification.round import Draft, Round, StopCheck, drafts_accepted, false_merge, shortened
+from omnidraft.verification.round import (
+    Draft,
+    Round,
+    RoundCounts,
+    RoundTimes,
+    StopCheck,
+    drafts_accepted,
+    false_merge,
+    shortened,
+)
 from omnidraft.verification.sampling import Processing, Processor, Sampler, TargetDistribution, softmax
 from omnidraft.verification.sparse_probs import SparseProbs, sparse
 from omnidraft.verification.walk import Walk
@@ -103,18 +112,16 @@ class Engine:
             self.pair.drafter.start(text)
             self._unread = []
             self.policy.open(text, max_new_tokens)
-        deciding = time.perf_counter() - began
+        policy_s = time.perf_counter() - began
         while max_new_tokens > 0:
-            record = self._round(ids, end, sampling, processing, verification, draw, halt)
+            record = self._round(ids, end, sampling, processing, verification, draw, halt, policy_s)
             ids += record.emitted
             began = time.perf_counter()
             self.policy.learn(record)
-            deciding += time.perf_counter() - began
-            # of which the policy is not told: to it a round costs what drafting and verifying do
-            yield replace(record, translate_s=record.translate_s + deciding)
+            policy_s = time.perf_counter() - began
+            yield record
             if record.finish is not None:
                 return
-            deciding = 0.0
 
     def release(self) -> None:
         """Let go of what both models hold of a text."""
@@ -144,13 +151,14 @@ class Engine:
         verification: str,
         draw: Sampler,
         halt: StopCheck | None,
+        policy_s: float,
     ) -> Round:
         began = time.perf_counter()
         draft = self._propose(self._draft_length(ids, end), sampling, draw)
         drafted = time.perf_counter()
 
         # one target forward: the ids it has not seen yet, and the proposals (nothing follows an end of text)
-        proposals, idle = draft.proposals, None if draft.tokens else draft.idle
+        proposals, reason = draft.proposals, None if draft.tokens else draft.no_draft_reason
         fed = proposals[:-1] if draft.ended else proposals
         logits = self.target.forward(ids[self.target.length :] + fed, keep=len(fed) + 1)
         verified = time.perf_counter()
@@ -164,30 +172,32 @@ class Engine:
             symbols = outcome.symbols_accepted  # what is kept of proposals was accepted
         self.target.crop(len(ids) + min(outcome.accepted, len(fed)))
         failed = self._commit(draft, outcome, emitted)
-        laws = self._laws(logits, len(emitted))
+        teacher = self._teacher(logits, len(emitted))
         done = time.perf_counter()
         return Round(
             emitted=emitted,
             draft=tuple(draft.tokens),
             proposals=tuple(draft.proposals),
-            accepted=outcome.accepted,
-            symbols=symbols,
-            symbols_accepted=outcome.symbols_accepted,
-            ngrams_proposed=self._ngrams(draft.proposals),
-            ngrams_accepted=self._ngrams(proposals[: outcome.accepted]),
-            false_merges=int(failed is not None),
-            draft_passes=draft.passes,
-            draft_read=draft.read,
-            draft_accepted=drafts_accepted(draft, outcome),
-            draft_s=drafted - began,
-            verify_s=verified - drafted,
-            translate_s=done - verified,
             finish=finish,
-            idle=idle,
-            laws=laws,
+            no_draft_reason=reason,
+            teacher=teacher,
+            counts=RoundCounts(
+                accepted=outcome.accepted,
+                symbols=symbols,
+                symbols_accepted=outcome.symbols_accepted,
+                ngrams_proposed=self._ngrams(draft.proposals),
+                ngrams_accepted=self._ngrams(proposals[: outcome.accepted]),
+                false_merges=int(failed is not None),
+                draft_accepted=drafts_accepted(draft, outcome),
+                draft_passes=draft.passes,
+                draft_read=draft.read,
+            ),
+            times=RoundTimes(
+                draft_s=drafted - began, verify_s=verified - drafted, overhead_s=done - verified, policy_s=policy_s
+            ),
         )
 
-    def _laws(self, logits: torch.Tensor, count: int) -> tuple[SparseProbs, ...]:
+    def _teacher(self, logits: torch.Tensor, count: int) -> tuple[SparseProbs, ...]:
         """The target's own laws at the first `count` rows, whatever the text is sampled with."""
         if self.teacher_temperature is None:
             return ()
@@ -206,7 +216,7 @@ class Engine:
         cache, drafter, policy = self.pair.cache, self.pair.drafter, self.policy
         walk = Walk(cache, self.eos)
         if not policy.begin(walk if self.drafting.mode != "paper" else None):
-            return Draft(idle=policy.idle)
+            return Draft(no_draft_reason=policy.no_draft_reason)
         if self._unread:
             drafter.extend(*self.pair.translator.after(drafter.text, drafter.begun, self._unread))
             self._unread = []
@@ -222,11 +232,15 @@ class Engine:
             end = next((i + 1 for i, token in enumerate(proposals) if token in self.eos), len(proposals))
             merged, proposals = merged[:end], proposals[:end]
             ended = bool(proposals) and proposals[-1] in self.eos
-            return Draft(tokens, vectors, proposals, None, merged, ended, drafter.passes, drafter.read, policy.idle)
+            return Draft(
+                tokens, vectors, proposals, None, merged, ended, drafter.passes, drafter.read, policy.no_draft_reason
+            )
         allowed = self._direct.mapped if self._direct else None
         tokens, vectors = drafter.draft(length, temperature, draw, walk.read, allowed, policy)
         walk.finish()
-        return Draft(tokens, vectors, walk.tokens, walk, [], walk.ended, drafter.passes, drafter.read, policy.idle)
+        return Draft(
+            tokens, vectors, walk.tokens, walk, [], walk.ended, drafter.passes, drafter.read, policy.no_draft_reason
+        )
 
     def _verify(
         self, draft: Draft, law: TargetDistribution, sampling: Sampling, verification: str, draw: Sampler

@@ -30,32 +30,34 @@ class Stats:
     ngrams_accepted: int = 0
     false_merges: int = 0
     rounds_without_draft: int = 0  # rounds in which the stop policy wanted no draft
-    idle: str | None = None  # why, a phrase: the reason that came up most
+    no_draft_reason: str | None = None  # a phrase: the reason that came up most
     draft_s: float = 0.0
     verify_s: float = 0.0
-    translate_s: float = 0.0
+    overhead_s: float = 0.0
+    policy_s: float = 0.0
 
     @classmethod
     def of(cls, rounds: Iterable[Round]) -> Stats:
         """Fold the records of rounds, in any order and of any number of texts."""
         rounds = list(rounds)
-        reasons = Counter(r.idle for r in rounds if r.idle)
+        reasons = Counter(r.no_draft_reason for r in rounds if r.no_draft_reason)
         return cls(
             rounds=len(rounds),
             tokens=sum(len(r.emitted) for r in rounds),
             drafted=sum(len(r.draft) for r in rounds),
             proposed=sum(len(r.proposals) for r in rounds),
-            accepted=sum(r.accepted for r in rounds),
-            symbols=sum(r.symbols for r in rounds),
-            symbols_accepted=sum(r.symbols_accepted for r in rounds),
-            ngrams_proposed=sum(r.ngrams_proposed for r in rounds),
-            ngrams_accepted=sum(r.ngrams_accepted for r in rounds),
-            false_merges=sum(r.false_merges for r in rounds),
+            accepted=sum(r.counts.accepted for r in rounds),
+            symbols=sum(r.counts.symbols for r in rounds),
+            symbols_accepted=sum(r.counts.symbols_accepted for r in rounds),
+            ngrams_proposed=sum(r.counts.ngrams_proposed for r in rounds),
+            ngrams_accepted=sum(r.counts.ngrams_accepted for r in rounds),
+            false_merges=sum(r.counts.false_merges for r in rounds),
             rounds_without_draft=reasons.total(),
-            idle=_commonest(reasons),
-            draft_s=sum(r.draft_s for r in rounds),
-            verify_s=sum(r.verify_s for r in rounds),
-            translate_s=sum(r.translate_s for r in rounds),
+            no_draft_reason=_commonest(reasons),
+            draft_s=sum(r.times.draft_s for r in rounds),
+            verify_s=sum(r.times.verify_s for r in rounds),
+            overhead_s=sum(r.times.overhead_s for r in rounds),
+            policy_s=sum(r.times.policy_s for r in rounds),
         )
 
     @classmethod
@@ -64,14 +66,16 @@ class Stats:
         parts = list(parts)
         reasons: Counter[str] = Counter()
         for part in parts:
-            if part.idle is not None:
-                reasons[part.idle] += part.rounds_without_draft
-        sums = {f.name: sum(getattr(part, f.name) for part in parts) for f in fields(cls) if f.name != "idle"}
-        return cls(**sums, idle=_commonest(reasons))
+            if part.no_draft_reason is not None:
+                reasons[part.no_draft_reason] += part.rounds_without_draft
+        sums = {
+            f.name: sum(getattr(part, f.name) for part in parts) for f in fields(cls) if f.name != "no_draft_reason"
+        }
+        return cls(**sums, no_draft_reason=_commonest(reasons))
 
     @property
     def seconds(self) -> float:
-        return self.draft_s + self.verify_s + self.translate_s
+        return self.draft_s + self.verify_s + self.overhead_s + self.policy_s
 
     @property
     def tokens_per_s(self) -> float:

@@ -182,7 +182,7 @@ class Adaptation:
     def answer(self, records: list[Round]) -> Trace:
         """What these rounds said; of a very long text, what the drafter's context holds."""
         tokens = [token for record in records for token in record.emitted]
-        laws = [law for record in records for law in record.laws]
+        laws = [law for record in records for law in record.teacher]
         written = [tuple(self.pair.translator.tokens([token])) for token in tokens]
         room = min(LONGEST, self.pair.drafter.model.context)
         drafter = self.pair.drafter

@@ -67,7 +67,7 @@ class Costs:
 
         Each time that the stop policy asked for a chance took so many seconds of the draft's.
         """
-        verified, seconds = len(record.proposals) + 1, max(LEAST, record.verify_s + record.translate_s)
+        verified, seconds = len(record.proposals) + 1, max(LEAST, record.times.verify_s + record.times.overhead_s)
         self._rounds += 1
         new = verified not in self._met  # the first pass over so many tokens takes longer: libraries prepare for it
         self._met.add(verified)
@@ -81,20 +81,23 @@ class Costs:
                 self._compare()
                 if self._rounds < SETTLED:
                     self._work_out()
-        if record.draft_passes and self.seconds:
-            drafting, later = max(0.0, record.draft_s - sum(asking)) / self.seconds, record.draft_passes - 1
+        if record.counts.draft_passes and self.seconds:
+            drafting, later = (
+                max(0.0, record.times.draft_s - sum(asking)) / self.seconds,
+                record.counts.draft_passes - 1,
+            )
             self._asking.extend(seconds / self.seconds for seconds in asking)
             self._went_on = later > 0
             if self.reads(record):
                 if self._first:
                     rest = drafting - later * self.steps[1]
-                    self._read.append(max(0.0, rest) / (record.draft_read - later))
+                    self._read.append(max(0.0, rest) / (record.counts.draft_read - later))
             elif not later:
                 self._first.append(drafting)
             else:
                 own = self.steps[0]
                 if len(self._first) < ENOUGH or own > drafting:  # which it is no longer
-                    own = drafting / record.draft_passes
+                    own = drafting / record.counts.draft_passes
                     self._first.append(own)
                 self._later.append((drafting - own) / later)
 
@@ -128,7 +131,7 @@ class Costs:
     @staticmethod
     def reads(record: Round) -> bool:
         """Whether the drafter read a text in this round, beside its steps."""
-        return record.draft_read - record.draft_passes >= SHORT
+        return record.counts.draft_read - record.counts.draft_passes >= SHORT
 
     @property
     def known(self) -> bool:

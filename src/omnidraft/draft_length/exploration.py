@@ -88,9 +88,9 @@ class Trials:
         What it cost, less what it gained; a target token would have taken `step` seconds.  The `first` round of a text
         has the target's pass over the prompt in it.  More than `most` seconds are not believed.
         """
-        lost = record.draft_s - (len(record.emitted) - 1) * step
+        lost = record.times.draft_s - (len(record.emitted) - 1) * step
         if not first:
-            lost += record.verify_s + record.translate_s - step
+            lost += record.times.verify_s + record.times.overhead_s - step
         self._spent = max(0.0, self._spent + min(lost, most))
 
 
@@ -108,4 +108,8 @@ def round_of(costs: Costs, worth: Worth, drafted: int) -> float:
 
 def plausible(costs: Costs, worth: Worth, record: Round) -> float:
     """Seconds that a round with a draft can have taken, if the machine did nothing else."""
-    return STALL * (costs.reading(record.draft_read) + round_of(costs, worth, record.draft_passes)) * costs.seconds
+    return (
+        STALL
+        * (costs.reading(record.counts.draft_read) + round_of(costs, worth, record.counts.draft_passes))
+        * costs.seconds
+    )

@@ -52,7 +52,7 @@ class Goodput:
     """
 
     def __init__(self, longest: int, head: Head | None = None) -> None:
-        self.idle: str | None = None
+        self.no_draft_reason: str | None = None
         self.costs = Costs()
         self._longest = longest
         self._head = head or Head()
@@ -81,7 +81,7 @@ class Goodput:
     def open(self, prompt: Sequence[int], new_tokens: int) -> None:
         """Decide whether the drafter is to read the prompt, or to be tried again."""
         self._catch_up()
-        if self.idle in GIVEN_UP and self._compared != self.costs.compared:
+        if self.no_draft_reason in GIVEN_UP and self._compared != self.costs.compared:
             self._plan = None  # a trial has shown what was not known
         before, self._text = self._text, Present(len(prompt), new_tokens)
         self._length += (before.said - self._length) / 8 if before.said else 0.0
@@ -108,8 +108,8 @@ class Goodput:
             self._plan = None
         if self._news >= min(PLAN_EVERY, 4 + self._drafts // 4):
             self._plan = None
-        self.idle = self._obstacle()
-        if self.idle is not None:
+        self.no_draft_reason = self._obstacle()
+        if self.no_draft_reason is not None:
             return False
         # no plan is made where none is needed: that would be time of the draft
         few = self._text.opening or self._chances.known_here < ASK_FIRST or self._drafts % ASK_EVERY == 0
@@ -171,7 +171,7 @@ class Goodput:
             self._refused += 1
             self._news += not self._bins  # a step for nothing
             if self._refused % DRAW_EVERY:
-                self.idle = UNSURE
+                self.no_draft_reason = UNSURE
                 return False
         self._bins.append(place)
         self._reach *= self._chances.value(place)
@@ -248,7 +248,9 @@ class Goodput:
 
     def learn(self, record: Round) -> None:
         """Take in what the round cost, and which of its tokens were accepted."""
-        if self.idle in GIVEN_UP and not (self._text.opening or self.trials.left or record.draft_passes):
+        if self.no_draft_reason in GIVEN_UP and not (
+            self._text.opening or self.trials.left or record.counts.draft_passes
+        ):
             self._quiet.append(record)
             if len(self._quiet) == QUIET:
                 self._catch_up()
@@ -260,15 +262,17 @@ class Goodput:
             self._take_in(self._quiet.pop(0))
 
     def _take_in(self, record: Round) -> None:
-        seconds = record.draft_s + record.verify_s + record.translate_s
+        seconds = record.times.draft_s + record.times.verify_s + record.times.overhead_s
         self.costs.learn(record, first=self._text.first, asking=self._asking)
-        self.trials.learn(record.draft_s if self._text.first else seconds)  # what is spent on prompts buys no trials
-        self._text.reads |= record.draft_passes > 0
-        self._text.rounds += record.draft_passes > 0
+        self.trials.learn(
+            record.times.draft_s if self._text.first else seconds
+        )  # what is spent on prompts buys no trials
+        self._text.reads |= record.counts.draft_passes > 0
+        self._text.rounds += record.counts.draft_passes > 0
         if record.draft:
             self._learn_draft(record)
         self._since_plain = 0 if not (self._text.first or record.proposals) else self._since_plain + 1
-        if record.draft_passes and (self._text.hoping or (self._trying and not self.trials.first)):
+        if record.counts.draft_passes and (self._text.hoping or (self._trying and not self.trials.first)):
             step = self.costs.seconds / (self.rate if self._trying else 1.0)  # they are in place of what may gain more
             self.trials.charge(record, step, first=self._text.first, most=plausible(self.costs, self.worth, record))
             if self._text.hoping and not self.trials.affords():
@@ -291,9 +295,9 @@ class Goodput:
     def _learn_draft(self, record: Round) -> None:
         """Take in which tokens of a draft were accepted."""
         self._drafts += 1
-        self._news += max(1, len(record.draft) - record.draft_accepted)  # what went wrong is news
+        self._news += max(1, len(record.draft) - record.counts.draft_accepted)  # what went wrong is news
         self.worth.learn(record)
-        accepted = record.draft_accepted
+        accepted = record.counts.draft_accepted
         for length, place in enumerate(self._bins[: min(accepted + 1, len(record.draft))]):
             self._chances.learn(place, happened=length < accepted)
         if not self._asks:

@@ -32,7 +32,7 @@ class DraftLengthPolicy(Protocol):
     """
 
     @property
-    def idle(self) -> str | None:
+    def no_draft_reason(self) -> str | None:
         """Why the present round has no draft, a phrase, where it has none."""
 
     def open(self, prompt: Sequence[int], new_tokens: int) -> None:
@@ -54,13 +54,13 @@ class DraftLengthPolicy(Protocol):
 class Fixed:
     """Drafts as far as is allowed."""
 
-    idle: str | None = None
+    no_draft_reason: str | None = None
 
     def open(self, prompt: Sequence[int], new_tokens: int) -> None:
         """No text is unlike another."""
 
     def begin(self, walk: Walk | None) -> bool:  # noqa: ARG002
-        self.idle = None
+        self.no_draft_reason = None
         return True
 
     def draws(self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None) -> bool:  # noqa: ARG002
@@ -99,7 +99,7 @@ class Entropy(Fixed):
 
     def draws(self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None) -> bool:  # noqa: ARG002
         sure = bound(spread(logits, temperature)[0]) >= self._threshold
-        self.idle = None if sure else UNSURE
+        self.no_draft_reason = None if sure else UNSURE
         return sure
 
 
@@ -124,5 +124,5 @@ class HeadThreshold(Fixed):
         else:
             self._reach *= self._head.chance(logits, hidden, temperature)
             sure = self._reach >= self._threshold
-        self.idle = None if sure else UNSURE
+        self.no_draft_reason = None if sure else UNSURE
         return sure

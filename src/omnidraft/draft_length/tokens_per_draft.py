@@ -28,7 +28,7 @@ class Worth:
         """Take in a round that had a draft."""
         self._made_up = KEEP * self._made_up + len(record.proposals)
         self._drafted = KEEP * self._drafted + len(record.draft)
-        accepted = record.draft_accepted
+        accepted = record.counts.draft_accepted
         if accepted and record.finish is None:  # else not all that it brought is told
             self._accepted[accepted] = KEEP * self._accepted[accepted] + 1
             self._brought[accepted] = KEEP * self._brought[accepted] + len(record.emitted) - 1

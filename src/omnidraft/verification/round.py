@@ -15,31 +15,47 @@ StopCheck = Callable[[Sequence[int]], int | None]
 """Told of the tokens a round would emit, in order and once: how many of them stay where the text ends there."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundCounts:
+    """Counts of one round: acceptance by proposal, by symbol of the walk and by draft token, and drafter passes."""
+
+    accepted: int = 0  # proposals
+    symbols: int = 0  # of the walk
+    symbols_accepted: int = 0
+    ngrams_proposed: int = 0
+    ngrams_accepted: int = 0
+    false_merges: int = 0  # the walk merged on where the target's token ended, or ended where it went on
+    draft_accepted: int = 0  # draft tokens accepted with every symbol that was read from them
+    draft_passes: int = 0  # forward passes of the drafter
+    draft_read: int = 0  # tokens fed to the drafter in these passes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundTimes:
+    """Seconds of one round, by part; the first round of a request holds the prefill of both models."""
+
+    draft_s: float = 0.0  # drafter passes and sampling, with the translation of the tokens since the last draft
+    verify_s: float = 0.0  # the target's forward pass
+    overhead_s: float = 0.0  # acceptance and commit
+    policy_s: float = 0.0  # the draft-length policy since the record before; at first with the prompt's translation
+
+    @property
+    def total(self) -> float:
+        return self.draft_s + self.verify_s + self.overhead_s + self.policy_s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Round:
-    """What one round did; times in seconds.
+    """Result of one round; tokens after the end of the answer count for nothing, here and in `counts`."""
 
-    Where the text ends inside a round, what comes after its end counts for nothing.
-    """
-
-    emitted: tuple[int, ...]  # target tokens, cut at the end of the text and at the length asked for
-    draft: tuple[int, ...]  # draft tokens
-    proposals: tuple[int, ...]  # target tokens put to the target
-    accepted: int  # of the proposals
-    symbols: int  # of the walk
-    symbols_accepted: int
-    ngrams_proposed: int
-    ngrams_accepted: int
-    false_merges: int  # the walk merged on where the target's token ended, or ended where it went on
-    draft_s: float  # with what was said since the last draft, which is written for the drafter
-    verify_s: float  # the target's forward pass
-    translate_s: float  # all else: acceptance, n-gram cache, what the stop policy and the drafter's prompt take
-    finish: str | None  # "eos", "stop", "length" or "context" on the last round
-    draft_passes: int = 0  # of the drafter
-    draft_read: int = 0  # tokens that these read
-    draft_accepted: int = 0  # of the draft tokens, with all that was read from them
-    idle: str | None = None  # why there is no draft, a phrase, where the stop policy wants none
-    laws: tuple[SparseProbs, ...] = ()  # the target's at each emitted token, where they are asked for
+    emitted: tuple[int, ...]  # target tokens, cut at the end of the answer and at the length asked for
+    draft: tuple[int, ...] = ()  # draft tokens
+    proposals: tuple[int, ...] = ()  # target tokens put to the target
+    finish: str | None = None  # "eos", "stop", "length" or "context" on the last round
+    no_draft_reason: str | None = None  # a phrase, where the draft-length policy wanted no draft
+    teacher: tuple[SparseProbs, ...] = ()  # target distributions at each emitted token, where they are asked for
+    counts: RoundCounts = RoundCounts()
+    times: RoundTimes = RoundTimes()
 
 
 @dataclass(slots=True)
@@ -54,7 +70,7 @@ class Draft:
     ended: bool = False  # the last proposal ends the text
     passes: int = 0  # of the drafter
     read: int = 0  # tokens that these read
-    idle: str | None = None  # why there is none, if so
+    no_draft_reason: str | None = None
 
     @property
     def symbols(self) -> int:
