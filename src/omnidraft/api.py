@@ -237,7 +237,7 @@ def load(
     ships.  With None, or with `draft_length=0`, the target decodes alone; given another OmniDraft, its drafter is
     shared, and is in memory once.  With `adapt` "background" the drafter learns from every answer, in a process of its
     own, with "inline" between answers.  What it learned is kept in a profile: "auto" is that of the two models, a path
-    a folder of one's own, None is none.  `options` takes the fields of `config.Drafting` and `config.Learning`;
+    a file of one's own, None is none.  `options` takes the fields of `config.Drafting` and `config.Learning`;
     `dtype` and `device` are for both models.  What is worth knowing but no error (a damaged table cache, a full disk)
     goes to `warn`, one line each.  Raises ConfigError for an option, ModelError for a model, ProfileError for a
     profile.
@@ -249,7 +249,7 @@ def load(
     choice("adapt", adapt, ADAPT)
     place: object = profile
     if place is not None and (not isinstance(place, str | Path) or not str(place)):
-        raise ConfigError(f"profile is {profile!r}; use 'auto', a folder, or None for none")
+        raise ConfigError(f"profile is {profile!r}; use 'auto', a path, or None for none")
     if isinstance(drafter, str) and drafter == AUTO and settings.draft_length == 0:
         drafter = None
     if drafter is None:

@@ -25,7 +25,7 @@ from omnidraft.draft_length.acceptance_head import Head, hidden_size
 from omnidraft.errors import ConfigError, ModelError, ProfileError
 from omnidraft.models.loading import LoadedModel
 from omnidraft.profiles.autosave import Autosave, key_of, learning_for, remember
-from omnidraft.profiles.folder import ProfileFolder
+from omnidraft.profiles.file import ProfileFile
 from omnidraft.profiles.manifest import Key
 from omnidraft.profiles.profile import Profile
 from omnidraft.profiles.store import ProfileStore
@@ -90,7 +90,7 @@ def make_cache(table: SpellingTable, drafting: Drafting) -> NgramCache:
     return NgramCache(table, seed=drafting.ngram_seed, bound=drafting.ngram_bound, eviction=drafting.ngram_eviction)
 
 
-_LEARNING: WeakValueDictionary[Path, LearningSide] = WeakValueDictionary()  # who learns into a folder here
+_LEARNING: WeakValueDictionary[Path, LearningSide] = WeakValueDictionary()  # who learns into a file here
 
 
 def attach_learning(
@@ -98,44 +98,44 @@ def attach_learning(
 ) -> LearningSide:
     """Bring in what was learned for a pair, and what learns on; raises ProfileError for a profile given by its path."""
     table = pair.cache.table
-    folder, key = _folder(target, drafter, table, use)
+    file, key = _file(target, drafter, table, use)
 
-    def read(folder: ProfileFolder | None) -> tuple[ProfileFolder | None, Profile | None, Learning]:
-        folder, profile = _read(folder, key, use, lambda found: _check(found, drafter, pair.cache))
-        return folder, profile, learning_for(profile, use.learning)
+    def read(file: ProfileFile | None) -> tuple[ProfileFile | None, Profile | None, Learning]:
+        file, profile = _read(file, key, use, lambda found: _check(found, drafter, pair.cache))
+        return file, profile, learning_for(profile, use.learning)
 
-    folder, profile, learning = read(folder)
+    file, profile, learning = read(file)
     if use.adapt != "off" and learning.adapter == "lora" and find_spec("peft") is None:
         raise ConfigError("adapter is 'lora' without the peft package: pip install 'omnidraft[lora]', or use 'full'")
     # an earlier model ends once nothing can be wrong with this one; what it saves then is read
-    if use.adapt != "off" and folder is not None and _take_over(folder, use):
-        folder, profile, learning = read(folder)
-    memory = Autosave(folder, key, learning, use.warn)
+    if use.adapt != "off" and file is not None and _take_over(file, use):
+        file, profile, learning = read(file)
+    memory = Autosave(file, key, learning, use.warn)
     state: Weights = {}
     if profile is not None:
         state, memory.counters, memory.positions = remember(profile, pair.cache)
-        memory.ngrams = profile.arrays
-    if use.adapt != "off" and folder is not None:
-        memory.writes = _claim(folder, use)
+        memory.ngrams = profile.ngrams
+    if use.adapt != "off" and file is not None:
+        memory.writes = _claim(file, use)
     try:
         learner = None if use.adapt == "off" else _learner(use.adapt, drafter, table, learning, state)
     except BaseException:
-        if folder is not None and memory.writes:
-            folder.release()
+        if file is not None and memory.writes:
+            file.release()
         raise
     adaptation = Adaptation(pair, serving, learner, state, use.warn)
     side = LearningSide(loaded=drafter, serving=serving, adaptation=adaptation, memory=memory)
-    if folder is not None and memory.writes:
-        _LEARNING[folder.path.resolve()] = side
+    if file is not None and memory.writes:
+        _LEARNING[file.path.resolve()] = side
     return side
 
 
-def _take_over(folder: ProfileFolder, use: AttachOptions) -> bool:
-    """End what learns into the same folder in this process, such as an earlier run of a notebook's cell."""
-    earlier = _LEARNING.pop(folder.path.resolve(), None)
+def _take_over(file: ProfileFile, use: AttachOptions) -> bool:
+    """End what learns into the same file in this process, such as an earlier run of a notebook's cell."""
+    earlier = _LEARNING.pop(file.path.resolve(), None)
     if earlier is None or not earlier.memory.writes:
         return False
-    use.warn(f"profile {folder.name} is taken over from a model loaded earlier here, which learns no more")
+    use.warn(f"profile {file.name} is taken over from a model loaded earlier here, which learns no more")
     try:
         earlier.finish()
     except Exception as error:  # noqa: BLE001  whatever it is, this model is not to blame
@@ -145,19 +145,19 @@ def _take_over(folder: ProfileFolder, use: AttachOptions) -> bool:
 
 def _check(profile: Profile, drafter: LoadedModel, cache: NgramCache) -> None:
     """Raise ModelError unless what was learned fits the drafter and the tokenizers."""
-    weights, head = parted(profile.tensors)
+    weights, head = parted(profile.weights)
     check(dict(drafter.lm.model.named_parameters()), weights)
     Head(hidden_size(drafter.lm.model)).take(head)
-    if profile.arrays:
-        NgramCache(cache.table).resume(profile.arrays)
+    if profile.ngrams:
+        NgramCache(cache.table).resume(profile.ngrams)
 
 
-def _claim(folder: ProfileFolder, use: AttachOptions) -> bool:
+def _claim(file: ProfileFile, use: AttachOptions) -> bool:
     """Whether what is learned can be saved; where not, that is said, or an error for a profile given by its path."""
     try:
-        if folder.claim():
+        if file.claim():
             return True
-        use.warn(f"profile {folder.name} is in use by another process: what is learned here is not saved")
+        use.warn(f"profile {file.name} is in use by another process: what is learned here is not saved")
     except ProfileError as error:
         if use.profile != "auto":
             raise
@@ -174,9 +174,9 @@ def _learner(adapt: str, drafter: LoadedModel, table: SpellingTable, learning: L
     return InlineTrainer(trainer)
 
 
-def _folder(
+def _file(
     target: LoadedModel, drafter: LoadedModel, table: SpellingTable, use: AttachOptions
-) -> tuple[ProfileFolder | None, Key | None]:
+) -> tuple[ProfileFile | None, Key | None]:
     if use.profile is None:
         return None, None
     try:
@@ -185,51 +185,54 @@ def _folder(
         if use.adapt != "off":
             use.warn(f"what is learned here is not saved: {error}")
         return None, None
-    if store is not None and use.adapt == "off" and not store.may_hold(drafter.name, target.name):
-        return None, None  # nothing was ever learned for these: no need to read all weights for their hash
-    path = None if store is not None else _own(use.profile)
     key = key_of(drafter, target, table)
-    return (store.folder(key) if store is not None else ProfileFolder(path or Path())), key
+    if store is None:
+        return ProfileFile(_path(use.profile)), key
+    file = store.file(key)
+    for name in () if file.path.exists() else store.outdated(key):
+        use.warn(
+            f"profile {name} was written by an earlier version, as a folder, and is not read: "
+            f"`omnidraft profiles remove {name}`, and learning begins anew"
+        )
+    return file, key
 
 
-def _own(profile: str | Path) -> Path:
-    """A folder of one's own; raises ProfileError where it cannot be one."""
+def _path(profile: str | Path) -> Path:
+    """The path of a profile given by it; raises ProfileError where it cannot be one."""
     try:
         path = Path(profile).expanduser()
-        is_file = path.is_file()
+        path.exists()
         if "\0" in str(path):  # which is no file for pathlib, and an error for everything after it
             raise ValueError("it holds a null byte")
     except (OSError, RuntimeError, ValueError) as error:
-        raise ProfileError(f"profile {str(profile)!r} cannot be read ({error}): give another folder") from error
-    if is_file:
-        raise ProfileError(f"profile {path} is a file: `omnidraft profiles import` it, or give a folder")
+        raise ProfileError(f"profile {str(profile)!r} cannot be read ({error}): give another path") from error
     return path
 
 
 def _read(
-    folder: ProfileFolder | None, key: Key | None, use: AttachOptions, check: Callable[[Profile], None]
-) -> tuple[ProfileFolder | None, Profile | None]:
-    """The profile of a folder, and the folder where it can be used.
+    file: ProfileFile | None, key: Key | None, use: AttachOptions, check: Callable[[Profile], None]
+) -> tuple[ProfileFile | None, Profile | None]:
+    """The profile of a file, and the file where it can be used.
 
     One of the store that is refused is set aside, or where that fails done without; one given by its path is an error.
     """
-    if folder is None or key is None:
+    if file is None or key is None:
         return None, None
     try:
-        profile = folder.load(key)
+        profile = file.load(key)
         if profile is not None:
             check(profile)
-        return folder, profile
+        return file, profile
     except (ProfileError, ModelError) as error:
-        refused = error if isinstance(error, ProfileError) else ProfileError(f"profile {folder.name}: {error}")
+        refused = error if isinstance(error, ProfileError) else ProfileError(f"profile {file.name}: {error}")
         if use.profile != "auto":
             raise refused from error
     if use.adapt == "off":  # who only looks changes nothing
         use.warn(f"{refused}; it is done without")
         return None, None
     try:
-        use.warn(f"{refused}; it is kept as {folder.set_aside().name}, and learning begins anew")
+        use.warn(f"{refused}; it is kept as {file.set_aside().name}, and learning begins anew")
     except ProfileError as error:
         use.warn(f"{refused}; it cannot be set aside ({error}), so it is done without, and nothing is saved")
         return None, None
-    return folder, None
+    return file, None

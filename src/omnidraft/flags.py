@@ -65,7 +65,7 @@ LOAD = {
 }
 LEARN = {
     "adapt": ("off", f"learn from the answers: {', '.join(ADAPT)}"),
-    "profile": ("auto", "where what is learned is kept: a folder, or none"),
+    "profile": ("auto", "where what is learned is kept: a file, or none"),
 }
 GENERATE = {
     "max_new_tokens": (256, "tokens of the answer at most"),

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from pathlib import Path
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder that is not there yet, and those above it, so that a power cut does not undo it."""
-    if not path.parent.exists():
-        with contextlib.suppress(FileExistsError):  # another process was quicker
-            make_folder(path.parent)
-    os.mkdir(path)  # noqa: PTH102  (all that changes the disk is called by its bare name, which tests replace)
+    """Make a folder, and those above it, where there is none, so that a power cut does not undo it."""
+    if path.is_dir():
+        return
+    make_folder(path.parent)
+    with contextlib.suppress(FileExistsError):  # another process was quicker
+        os.mkdir(path)  # noqa: PTH102  (all that changes the disk is called by its bare name, which tests replace)
     sync_folder(path.parent)
 
 
@@ -40,21 +42,24 @@ def write_file(path: Path, data: bytes) -> None:
         os.close(descriptor)
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Put a file with this content in place of what is at `path`, in one step, and make that durable."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def replace_file(path: Path, data: bytes, temporary: Path | None = None) -> None:
+    """Put a file with this content in place of what is at `path`, in one step, and make that durable.
+
+    Its content is written to `temporary` first, by default a name that no other thread uses.
+    """
+    own = temporary or path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
-        write_file(temporary, data)
-        os.replace(temporary, path)
-    except OSError:
+        write_file(own, data)
+        os.replace(own, path)
+    except BaseException:  # Ctrl-C, too
         with contextlib.suppress(OSError):
-            remove(temporary)
+            remove(own)
         raise
     sync_folder(path.parent)
 
 
 def rename(source: Path, destination: Path) -> None:
-    """Give a folder another name next to it, durably."""
+    """Give a file another name next to it, durably."""
     os.rename(source, destination)  # noqa: PTH104
     sync_folder(destination.parent)
 

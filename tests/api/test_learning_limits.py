@@ -19,37 +19,38 @@ from omnidraft.distillation.trainer import Trainer
 from omnidraft.errors import ConfigError
 from support.learning_users import FAST, answers, saved
 from support.models import random_model, save_model
-from support.small_tokenizers import byte_level
+from support.small_tokenizers import byte_level, sentencepiece
 from support.table_models import make_world
 
 
-def test_folders_that_are_somebodys_own_survive_a_profile_beside_them(
-    target: Path, drafter: Path, tmp_path: Path
-) -> None:
-    own = tmp_path / "mine" / "v20240101"
-    own.mkdir(parents=True)
-    (own / "precious.txt").write_text("x")
-    with omnidraft.load(target, drafter, adapt="inline", profile=own.parent, **(FAST | {"interval": 1})) as model:
-        for _ in range(3):
+def test_models_of_one_name_have_a_profile_each(target: Path, drafter: Path, tmp_path: Path, home: Path) -> None:
+    other_target = save_model(tmp_path / target.name, byte_level(), seed=7)
+    other_drafter = save_model(tmp_path / drafter.name, sentencepiece(), seed=99)
+    for pair in ((target, drafter), (other_target, drafter), (target, other_drafter)):
+        with omnidraft.load(*pair, adapt="inline", warn=pytest.fail) as model:
+            assert not model.learned.get("answers")
             answers(model, 1)
-            model.save()
-    assert (own / "precious.txt").read_text() == "x"
+    assert len(saved(home)) == 3
+    assert omnidraft.load(target, drafter, warn=pytest.fail).learned["answers"] == 1
 
 
-def test_targets_of_one_name_have_a_profile_each(drafter: Path, tmp_path: Path, home: Path) -> None:
-    first, second = (save_model(tmp_path / str(seed) / "final", byte_level(), seed) for seed in (1, 7))
-    with omnidraft.load(first, drafter, adapt="inline") as model:
-        answers(model, 1)
-    with omnidraft.load(second, drafter, adapt="inline", warn=pytest.fail) as other:
-        assert not other.learned.get("answers")
-        answers(other, 1)
-    assert len(saved(home)) == 2
+def few_bits(folder: Path) -> Path:
+    """A model whose weights lose bits, or all of them, in fp16 and in bf16."""
+    from safetensors.torch import load_file, save_file
+
+    file = folder / "model.safetensors"
+    weights = {name: weight * 1e-7 if "mlp" in name else weight for name, weight in load_file(file).items()}
+    save_file(weights, file, {"format": "pt"})
+    return folder
 
 
-def test_a_profile_is_found_again_in_another_precision(target: Path, drafter: Path, home: Path) -> None:
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_profile_is_found_again_in_another_precision(tmp_path: Path, home: Path, dtype: str) -> None:
+    target = few_bits(save_model(tmp_path / "target", byte_level(), seed=1))
+    drafter = few_bits(save_model(tmp_path / "drafter", sentencepiece(), seed=2))
     with omnidraft.load(target, drafter, adapt="inline", dtype="float32") as model:
         answers(model, 1)
-    with omnidraft.load(target, drafter, dtype="bfloat16", warn=pytest.fail) as other:
+    with omnidraft.load(target, drafter, dtype=dtype, warn=pytest.fail) as other:
         assert other.learned == model.learned
     assert len(saved(home)) == 1
 

@@ -116,13 +116,13 @@ def test_what_one_target_learned_waits_for_the_others_text(
 
 
 @contextmanager
-def claimed(folder: Path, home: Path) -> Iterator[None]:
+def claimed(file: Path, home: Path) -> Iterator[None]:
     """Another process that has the profile."""
     code = (
-        "import sys, time; from pathlib import Path; from omnidraft.profiles.folder import ProfileFolder\n"
-        "folder = ProfileFolder(Path(sys.argv[1])); print(folder.claim(), flush=True); time.sleep(100)"
+        "import sys, time; from pathlib import Path; from omnidraft.profiles.file import ProfileFile\n"
+        "file = ProfileFile(Path(sys.argv[1])); print(file.claim(), flush=True); time.sleep(100)"
     )
-    command = [sys.executable, "-c", code, str(folder)]
+    command = [sys.executable, "-c", code, str(file)]
     with subprocess.Popen(command, env=environment(home), stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
@@ -135,39 +135,38 @@ def claimed(folder: Path, home: Path) -> Iterator[None]:
 def test_a_profile_in_use_is_read_and_not_written(target: Path, drafter: Path, home: Path) -> None:
     with omnidraft.load(target, drafter, adapt="inline", **FAST) as first:
         answers(first, 2)
-    (folder,) = saved(home)
-    before, said = tree(folder), list[str]()
-    with claimed(folder, home):
+    (file,) = saved(home)
+    before, said = file.read_bytes(), list[str]()
+    with claimed(file, home):
         with omnidraft.load(target, drafter, adapt="inline", **FAST, warn=said.append) as second:
             assert second.learned == first.learned
             answers(second, 4)
             assert second.learned["answers"] == 6
             with pytest.raises(ProfileError, match="in use"):
                 second.save()
-        assert tree(folder) == before
+        assert file.read_bytes() == before
         assert len(said) == 1
         assert "in use by another process" in said[0]
         omnidraft.load(target, drafter, warn=pytest.fail).close()
     with omnidraft.load(target, drafter, adapt="inline", warn=pytest.fail) as third:
         answers(third, 1)
-    assert tree(folder) != before
+    assert file.read_bytes() != before
 
 
 def test_a_refused_profile_in_use_is_done_without(target: Path, drafter: Path, home: Path) -> None:
     with omnidraft.load(target, drafter, adapt="inline") as first:
         answers(first, 1)
-    (folder,) = saved(home)
-    (adapter,) = folder.glob("v*/adapter.safetensors")
-    adapter.write_bytes(adapter.read_bytes()[:-1])
-    before = tree(folder)
-    with claimed(folder, home):
+    (file,) = saved(home)
+    file.write_bytes(file.read_bytes()[:-1])
+    before = file.read_bytes()
+    with claimed(file, home):
         for adapt in ("off", "inline"):
             said: list[str] = []
             with omnidraft.load(target, drafter, adapt=adapt, interval=1, warn=said.append) as model:
                 assert answers(model, 2)[1].token_ids == alone(model, PROMPTS[1])
             assert len(said) == 1
             assert ("cannot be set aside" if adapt == "inline" else "is done without") in said[0]
-            assert tree(folder) == before
+            assert file.read_bytes() == before
 
 
 # ------------------------------------------------------------ disks that refuse
@@ -221,8 +220,8 @@ def test_a_place_that_cannot_be_written(target: Path, drafter: Path, home: Path,
     assert len(said) == 1
     assert "what is learned here is not saved" in said[0]
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(ProfileError, match="file"):
-        omnidraft.load(target, drafter, adapt="inline", profile=tmp_path / "file")
+    with pytest.raises(ProfileError, match="file/profile cannot be written"):
+        omnidraft.load(target, drafter, adapt="inline", profile=tmp_path / "file" / "profile")
 
 
 def test_without_a_home_nothing_is_kept(target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch) -> None:

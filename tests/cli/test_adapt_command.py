@@ -21,7 +21,7 @@ from omnidraft.cli import main as cli
 from omnidraft.cli.adapt import NAMED, Data
 from omnidraft.distillation.trainer import Trainer
 from omnidraft.profiles.autosave import POSITION
-from omnidraft.profiles.folder import ProfileFolder
+from omnidraft.profiles.file import ProfileFile
 from support.learning_users import PROMPTS, found, saved, tree
 from support.models import CONTEXT
 
@@ -52,7 +52,7 @@ def result(captured: Captured) -> tuple[dict[str, Any], list[str]]:
 
 
 def counters(profile: Path) -> dict[str, int | float]:
-    manifest = ProfileFolder(profile).manifest()
+    manifest = ProfileFile(profile).manifest()
     return {} if manifest is None else dict(manifest.counters)
 
 
@@ -165,7 +165,7 @@ def refused(arguments: list[str], words: str, captured: Captured) -> None:
 def test_help(capsys: Captured) -> None:
     assert cli.main(["adapt", "--help"]) == 0
     out = capsys.readouterr().out
-    assert all(flag in out for flag in ("--data FILE", "--count N", "--profile DIR", "--learning-rate", "examples:"))
+    assert all(flag in out for flag in ("--data FILE", "--count N", "--profile FILE", "--learning-rate", "examples:"))
     assert cli.main(["--help"]) == 0
     assert "adapt" in capsys.readouterr().out
 
@@ -177,7 +177,7 @@ def test_it_goes_on_where_it_left_off(
     target: Path, drafter: Path, home: Path, tmp_path: Path, capsys: Captured, prompted: list[str]
 ) -> None:
     prompts = numbered(9)
-    path, own = jsonl(tmp_path, prompts), tmp_path / "own"
+    path, own = jsonl(tmp_path, prompts), tmp_path / "own" / "profile"
     arguments = command(target, drafter, path, "--profile", own)
     assert cli.main([*arguments, "--count", "5"]) == 0
     answer, said = result(capsys)
@@ -193,19 +193,19 @@ def test_it_goes_on_where_it_left_off(
     assert said == ["omnidraft: going on after prompt 5 of 9"]
     assert counters(own)["answers"] == 9
 
-    before = tree(own)
+    before = tree(own.parent)
     assert cli.main(arguments) == 0  # there is nothing left
     assert result(capsys)[0]["position"] == 9
     assert cli.main([*arguments, "--count", "5"]) == 0
     assert result(capsys)[1] == ["omnidraft: going on after prompt 5 of 5"]
     assert prompted == prompts
-    assert tree(own) == before
+    assert tree(own.parent) == before
     assert saved(home) == []
 
     path.write_text(path.read_text() + '{"prompt": "more"}\n')  # another file
     assert cli.main([*arguments, "--count", "1"]) == 0
     assert prompted == [*prompts, prompts[0]]
-    assert found(own, prompts, []) == []
+    assert found(own.parent, prompts, []) == []
 
 
 def started(arguments: list[str], home: Path) -> subprocess.Popen[bytes]:

@@ -25,7 +25,7 @@ def test_the_page_is_what_the_commands_say(page: ModuleType) -> None:
 
 def test_every_command_has_examples_that_are_commands(page: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     helps = page.helps()
-    assert {"omnidraft generate", "omnidraft bench compare", "omnidraft profiles export"} <= helps.keys()
+    assert {"omnidraft generate", "omnidraft bench compare", "omnidraft profiles show"} <= helps.keys()
     for name, text in helps.items():
         _, _, examples = text.partition("\nexamples:\n")
         lines = [line.strip() for line in examples.splitlines() if line.strip()]

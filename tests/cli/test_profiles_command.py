@@ -1,25 +1,24 @@
-"""`omnidraft profiles`, and profiles as single files."""
+"""`omnidraft profiles`."""
 
 from __future__ import annotations
 
 import errno
-import io
 import json
 import os
+import shutil
 import subprocess
 import sys
-import zipfile
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from omnidraft import storage
 from omnidraft.cli import main as cli
-from omnidraft.errors import ProfileError
-from omnidraft.profiles import manifest
-from omnidraft.profiles.store import MEMBERS, ProfileStore, unpack
+from omnidraft.profiles.file import ProfileFile
+from omnidraft.profiles.manifest import Key
+from omnidraft.profiles.store import ProfileStore
 from support.small_profiles import KEY, number_of, numbered
 
 Captured = pytest.CaptureFixture[str]
@@ -29,18 +28,26 @@ pytestmark = pytest.mark.usefixtures("home")
 
 @pytest.fixture
 def store(home: Path) -> ProfileStore:
-    """A store with one profile, of two versions."""
+    """A store with one profile."""
     store = ProfileStore()
     assert store.root == home / "profiles"
-    for number in (1, 2):
-        put(store, number)
+    put(store, 2)
     return store
 
 
-def put(store: ProfileStore, number: int, key: manifest.Key = KEY) -> None:
-    folder = store.folder(key)
-    with folder.held():
-        folder.save(key, numbered(number, tensors={"w": torch.ones(3)}))
+def put(store: ProfileStore, number: int, key: Key = KEY) -> ProfileFile:
+    file = store.file(key)
+    with file.held():
+        file.save(key, numbered(number, weights={"w": torch.ones(3)}))
+    return file
+
+
+def old_folder(store: ProfileStore) -> Path:
+    """A profile as earlier versions wrote it."""
+    folder = store.file(KEY).path.with_name("Qwen--Qwen2-0.5B-0123456789ab")
+    (folder / "v00000001").mkdir(parents=True)
+    (folder / "current").write_bytes(b"v00000001 ...")
+    return folder
 
 
 def profiles(*arguments: object) -> int:
@@ -57,12 +64,6 @@ def refused(capsys: Captured, *arguments: object) -> str:
     return err
 
 
-def exported(folder: Path) -> Path:
-    file = folder / "one.profile"
-    ProfileStore().export(NAME, file)
-    return file
-
-
 # ------------------------------------------------------------ looking
 
 
@@ -74,18 +75,20 @@ def test_list(store: ProfileStore, capsys: Captured) -> None:
     assert line.split()[0] == NAME
     assert err == ""
     other = replace(KEY, target="other")
-    put(store, 3, other)
-    (store.folder(other).path / "current").write_bytes(b"torn")
-    store.set_aside(KEY)
+    torn = put(store, 3, other)
+    torn.path.write_bytes(torn.path.read_bytes()[:50])
+    store.file(KEY).set_aside()
     put(store, 4)
+    old = old_folder(store)
     assert profiles("list") == 0
-    lines = capsys.readouterr().out.splitlines()[1:]
-    assert len(lines) == 3
-    assert [("is damaged" in line, "set aside" in line) for line in lines].count((False, False)) == 1
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()[1:]}
+    assert lines.keys() == {NAME, f"{NAME}.aside-1", "/".join(other.place), f"{old.parent.name}/{old.name}"}
+    for name, problem in {f"{NAME}.aside-1": "set aside", "/".join(other.place): "is damaged"}.items():
+        assert problem in lines[name]
+    assert "a folder, as earlier versions wrote" in lines[f"{old.parent.name}/{old.name}"]
     assert profiles("list", "--json") == 0
     found = json.loads(capsys.readouterr().out)["profiles"]
-    assert {entry["name"] for entry in found} == {NAME, f"{NAME}.aside-1", "/".join(other.place)}
-    assert {entry["problem"] is None for entry in found} == {True, False}
+    assert {entry["name"]: entry["problem"] is None for entry in found} == {name: name == NAME for name in lines}
 
 
 def test_nothing_to_list(home: Path, capsys: Captured) -> None:
@@ -110,26 +113,41 @@ def test_show(store: ProfileStore, capsys: Captured) -> None:
     } <= set(out)
     assert profiles("show", NAME, "--json") == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["counters"] == {"rounds": 2, "loss": 0.5}
-    next(store.folder(KEY).path.glob("v*2/ngrams.safetensors")).write_bytes(b"torn")
+    assert (found["counters"], found["drafter_weights"]) == ({"rounds": 2, "loss": 0.5}, KEY.drafter_weights)
+    path = store.file(KEY).path
+    path.write_bytes(path.read_bytes()[:-1])
     assert profiles("show", NAME) == 0
-    assert "problem: profile" in capsys.readouterr().out
-    assert store.list()[0].problem is None, "a list reads no tensors"
+    assert "its checksum does not match" in capsys.readouterr().out
+    assert store.list()[0].problem is None, "a list reads headers only"
 
 
 def test_looking_takes_no_model_library(store: ProfileStore, home: Path) -> None:
     code = "import sys; from omnidraft.cli.main import main; main(sys.argv[1:]); assert 'torch' not in sys.modules"
     paths = os.pathsep.join(path for path in sys.path if path)
     environment = {**os.environ, "OMNIDRAFT_HOME": str(home), "PYTHONPATH": paths}
-    for arguments in (
-        ["list"],
-        ["show", NAME],
-        ["export", NAME, str(home / "f")],
-        ["import", str(home / "f"), "--force"],
-    ):
+    for arguments in (["list"], ["show", NAME], ["remove", NAME]):
         command = [sys.executable, "-c", code, "profiles", *arguments]
         subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert number_of(store.load(KEY)) == 2
+    assert store.list() == []
+
+
+def test_a_file_is_copied_to_another_home(
+    store: ProfileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(store.root, elsewhere / "profiles")
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(elsewhere))
+    assert number_of(ProfileStore().file(KEY).load(KEY)) == 2
+    copy = shutil.copy(
+        store.file(KEY).path, elsewhere / "profiles" / store.file(KEY).path.parent.name / "a.safetensors"
+    )
+    assert profiles("list", "--json") == 0
+    problems = {entry["path"]: entry["problem"] for entry in json.loads(capsys.readouterr().out)["profiles"]}
+    assert problems == {
+        str(ProfileStore().file(KEY).path): None,
+        str(copy): "set aside or renamed, and not in use: remove it, or load it by its path",
+    }
+    assert number_of(ProfileFile(Path(copy)).load(KEY)) == 2
 
 
 # ------------------------------------------------------------ removing
@@ -140,194 +158,48 @@ def test_remove(store: ProfileStore, capsys: Captured) -> None:
     put(store, 3, other)
     assert profiles("remove", NAME) == 0
     assert capsys.readouterr().err == f"omnidraft: removed {NAME}\n"
-    assert store.load(KEY) is None
-    assert number_of(store.load(other)) == 3
+    assert store.file(KEY).load(KEY) is None
+    assert number_of(store.file(other).load(other)) == 3
     assert profiles("remove", "/".join(other.place)) == 0
     assert list(store.root.iterdir()) == []
 
 
-def test_remove_of_one_that_is_damaged_or_in_use(store: ProfileStore, capsys: Captured) -> None:
-    folder = store.folder(KEY)
-    assert folder.claim()
+def test_remove_of_one_that_is_damaged_in_use_or_old(store: ProfileStore, capsys: Captured) -> None:
+    file = store.file(KEY)
+    assert file.claim()
     assert "in use by another process" in refused(capsys, "remove", NAME)
-    folder.release()
-    (folder.path / "current").write_bytes(b"torn")
+    file.release()
+    file.path.write_bytes(b"torn")
     assert profiles("remove", NAME) == 0
-    assert not folder.path.exists()
+    assert not file.path.exists()
+    old = old_folder(store)
+    assert profiles("remove", f"{old.parent.name}/{old.name}") == 0
+    assert list(store.root.iterdir()) == []
 
 
-def test_remove_that_is_cut_off_leaves_nothing_torn(store: ProfileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_removes_nothing(store: ProfileStore, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Path) -> None:
-        raise OSError(errno.EIO, f"{path} stays")
+        raise OSError(errno.EIO, f"{path.name} stays")
 
-    folder = store.folder(KEY)
-    (folder.path / "v00000001" / "locked").mkdir()
     with monkeypatch.context() as patch:
-        patch.setattr(os, "rmdir", refuse)
-        with pytest.raises(ProfileError, match="cannot be removed"):
-            store.remove(NAME)
-    assert store.load(KEY) is None
-    assert store.list() == []
-    put(store, 5)
-    assert number_of(store.load(KEY)) == 5
+        patch.setattr(storage, "remove", refuse)
+        assert "cannot be removed" in refused(capsys, "remove", NAME)
+    assert number_of(store.file(KEY).load(KEY)) == 2
 
 
 def test_names_are_looked_up(store: ProfileStore, capsys: Captured, tmp_path: Path) -> None:
     assert f"did you mean '{NAME}'?" in refused(capsys, "show", NAME[:-1])
-    precious = tmp_path / "precious"
-    precious.mkdir()
-    (precious / "current").touch()
-    for name in ("../../precious", str(precious), ".", "..", f"./{NAME}", ""):
-        for command in (["show", name], ["remove", name], ["export", name, tmp_path / "x"]):
-            assert "does not exist" in refused(capsys, *command)
-    assert (precious / "current").exists()
-    assert number_of(store.load(KEY)) == 2
+    precious = tmp_path / "precious.safetensors"
+    precious.touch()
+    for name in ("../../precious", str(precious), ".", "..", f"./{NAME}", f"{NAME}.safetensors", ""):
+        for command in ("show", "remove"):
+            assert "does not exist" in refused(capsys, command, name)
+    assert precious.exists()
+    assert number_of(store.file(KEY).load(KEY)) == 2
 
 
 def test_bad_arguments(capsys: Captured) -> None:
-    for arguments in ([], ["lost"], ["list", "--forse"], ["show"], ["export", NAME], ["import", "--force"]):
+    for arguments in ([], ["lost"], ["list", "--forse"], ["show"], ["remove"], ["export", NAME]):
         refused(capsys, *arguments)
     assert profiles("--help") == 0
-    assert "import" in capsys.readouterr().out
-
-
-# ------------------------------------------------------------ single files
-
-
-def test_export_and_import(store: ProfileStore, tmp_path: Path, capsys: Captured) -> None:
-    file = tmp_path / "one.profile"
-    before = store.folder(KEY).read()
-    assert profiles("export", NAME, file) == 0
-    assert capsys.readouterr().err == f"omnidraft: exported {NAME} to {file}\n"
-    first = file.read_bytes()
-    assert "is there already: use --force" in refused(capsys, "export", NAME, file)
-    assert profiles("export", NAME, file, "--force") == 0
-    assert file.read_bytes() == first, "the same profile makes the same file"
-    assert profiles("remove", NAME) == 0
-    assert profiles("import", file) == 0
-    assert store.folder(KEY).read() == before
-    assert f"imported {NAME}" in capsys.readouterr().err
-
-
-def test_import_over_a_profile(store: ProfileStore, tmp_path: Path, capsys: Captured) -> None:
-    file = exported(tmp_path)
-    put(store, 3)
-    assert "use --force" in refused(capsys, "import", file)
-    assert number_of(store.load(KEY)) == 3
-    folder = store.folder(KEY)
-    assert folder.claim()
-    assert "in use by another process" in refused(capsys, "import", file, "--force")
-    folder.release()
-    assert profiles("import", file, "--force") == 0
-    assert number_of(store.load(KEY)) == 2
-    assert len(list(folder.path.glob("v*"))) == 2, "a version more, and the one before"
-    (folder.path / "current").write_bytes(b"torn")
-    assert profiles("import", file, "--force") == 0
-    assert number_of(store.load(KEY)) == 2
-
-
-def test_export_of_one_that_is_damaged(store: ProfileStore, tmp_path: Path, capsys: Captured) -> None:
-    next(store.folder(KEY).path.glob("v*2/adapter.safetensors")).write_bytes(b"torn")
-    assert "is damaged" in refused(capsys, "export", NAME, tmp_path / "x")
-    assert not (tmp_path / "x").exists()
-
-
-def test_export_to_nowhere(store: ProfileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ProfileError, match="give another place"):
-        store.export(NAME, tmp_path / "nothing" / "x")
-    file = exported(tmp_path)
-    file.write_bytes(b"mine")
-
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", refuse)
-    with pytest.raises(ProfileError, match="No space left on device"):
-        store.export(NAME, file, force=True)
-    assert file.read_bytes() == b"mine"
-    assert [path.name for path in tmp_path.glob("*profile*") if path.is_file()] == ["one.profile"]
-    assert not list(tmp_path.glob(".*"))
-
-
-def test_a_damaged_file_is_refused(store: ProfileStore, tmp_path: Path) -> None:
-    file = exported(tmp_path)
-    data = file.read_bytes()
-    store.remove(NAME)
-    cut = tmp_path / "cut.profile"
-    for length in (0, 1, 10, 100, *range(len(data) // 2, len(data), 97), len(data) - 1):
-        cut.write_bytes(data[:length])
-        with pytest.raises(ProfileError, match="cannot be imported"):
-            store.import_(cut)
-    whole = unpack(data)
-    refused_at = 0
-    for at in range(len(data)):
-        # what an archive says of itself beside its content may change; then the content is what it was
-        try:
-            assert unpack(data[:at] + bytes([data[at] ^ 0x41]) + data[at + 1 :]) == whole
-        except (EOFError, LookupError, ValueError, RuntimeError, zipfile.BadZipFile):
-            refused_at += 1
-    assert refused_at > len(data) // 2
-    assert store.list() == []
-    assert store.import_(file) == NAME
-
-
-def archive(content: Mapping[str, bytes], compression: int = zipfile.ZIP_STORED) -> bytes:
-    data = io.BytesIO()
-    with zipfile.ZipFile(data, "w", compression) as target:
-        for name, text in content.items():
-            target.writestr(name, text)
-    return data.getvalue()
-
-
-def consistent(content: dict[str, bytes], change: Callable[[dict[str, object]], object]) -> bytes:
-    """An archive with another manifest, whose checksum is right."""
-    data = json.dumps(change(json.loads(content["manifest.json"]))).encode()
-    return archive({**content, "manifest.json": data, "sha256": manifest.digest(data).encode()})
-
-
-FOREIGN: dict[str, tuple[Callable[[dict[str, bytes]], bytes], str]] = {
-    "no archive": (lambda _: b"hello", "cannot be imported"),
-    "traversal": (lambda c: archive({**c, "../../evil": b""}), "other files"),
-    "traversal instead": (
-        lambda c: archive({("../evil" if n == "sha256" else n): d for n, d in c.items()}),
-        "other files",
-    ),
-    "one file less": (lambda c: archive({n: d for n, d in c.items() if n != "sha256"}), "other files"),
-    "compressed": (lambda c: archive(c, zipfile.ZIP_DEFLATED), "compressed"),
-    "checksum": (lambda c: archive({**c, "sha256": b"0" * 64}), "checksum does not match"),
-    "content": (lambda c: archive({**c, "ngrams.safetensors": c["adapter.safetensors"]}), "checksum does not match"),
-    "later format": (lambda c: consistent(c, lambda m: {**m, "format": 2}), "upgrade OmniDraft"),
-    "a field more": (lambda c: consistent(c, lambda m: {**m, "prompt": "hello"}), "other fields"),
-    "a counter of text": (lambda c: consistent(c, lambda m: {**m, "counters": {"a": "hello"}}), "finite number"),
-    "no tensors": (
-        lambda c: consistent(
-            {**c, "ngrams.safetensors": b"hello"},
-            lambda m: {**m, "files": {**m["files"], "ngrams.safetensors": manifest.digest(b"hello")}},  # type: ignore[dict-item]
-        ),
-        "ngrams.safetensors cannot be read",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", FOREIGN)
-def test_a_foreign_file_is_refused(case: str, store: ProfileStore, tmp_path: Path, capsys: Captured) -> None:
-    file = exported(tmp_path)
-    with zipfile.ZipFile(file) as source:
-        content = {name: source.read(name) for name in source.namelist()}
-    assert sorted(content) == sorted(MEMBERS)
-    file.write_bytes(archive(content))
-    before = {path for path in tmp_path.rglob("*") if path.is_file()}
-    assert profiles("import", file, "--force") == 0, "as it was"
-    make, words = FOREIGN[case]
-    put(store, 7)
-    file.write_bytes(make(content))
-    capsys.readouterr()
-    assert words in refused(capsys, "import", file, "--force")
-    assert number_of(store.load(KEY)) == 7
-    names = {path.name for path in tmp_path.rglob("*") if path.is_file()}
-    assert names == {path.name for path in before}
-
-
-def test_a_file_that_is_not_there(tmp_path: Path, capsys: Captured) -> None:
-    assert "does not exist: give a file" in refused(capsys, "import", tmp_path / "nothing")
-    assert "cannot be imported" in refused(capsys, "import", tmp_path)
+    assert "remove" in capsys.readouterr().out

@@ -17,39 +17,32 @@ import numpy as np
 import pytest
 import torch
 
-from omnidraft import storage
-from omnidraft.errors import ConfigError, ProfileError
-from omnidraft.profiles import manifest
-from omnidraft.profiles.folder import CURRENT, MANIFEST, ProfileFolder
-from omnidraft.profiles.manifest import Key
+from omnidraft.errors import ProfileError
+from omnidraft.profiles.file import ProfileFile
+from omnidraft.profiles.manifest import FORMAT, Key, Setting
 from omnidraft.profiles.profile import Profile
 from omnidraft.profiles.store import ProfileStore
 from support import small_profiles
-from support.small_profiles import KEY, number_of, numbered
+from support.small_profiles import KEY, number_of, numbered, sealed
 
 OTHERS = {
     "tokenizers": "belongs to another pair of tokenizers",
-    "weights": "belongs to other weights of the drafter",
+    "drafter_weights": "belongs to other weights of the drafter",
+    "target_weights": "belongs to other weights of the target",
     "drafter": "belongs to the drafter JackFram/llama-68m, not ",
     "target": "belongs to the target Qwen/Qwen2-0.5B, not ",
 }
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> ProfileStore:
-    return ProfileStore(tmp_path / "profiles")
+def file(tmp_path: Path) -> ProfileFile:
+    return ProfileFile(tmp_path / "p")
 
 
-def saved(folder: ProfileFolder, profile: Profile, key: Key = KEY) -> ProfileFolder:
-    with folder.held():
-        folder.save(key, profile)
-    return folder
-
-
-def files_of(folder: ProfileFolder) -> list[Path]:
-    """What a load reads."""
-    (version,) = (path for path in folder.path.iterdir() if path.is_dir())
-    return [folder.path / CURRENT, *sorted(version.iterdir())]
+def saved(file: ProfileFile, profile: Profile, key: Key = KEY) -> ProfileFile:
+    with file.held():
+        file.save(key, profile)
+    return file
 
 
 def refusal(load: Callable[[], object]) -> str:
@@ -64,62 +57,50 @@ def refusal(load: Callable[[], object]) -> str:
 # ------------------------------------------------------------ what comes back
 
 
-def test_a_profile_comes_back_as_it_was(store: ProfileStore) -> None:
+def test_a_profile_comes_back_as_it_was(file: ProfileFile) -> None:
     weight = torch.randn(4, 6)
-    tensors = {"a.lora_A": weight.T, "b": weight, "half": weight.to(torch.bfloat16), "scalar": torch.tensor(3.5)}
-    arrays = {"hits": np.arange(12, dtype=np.int32)[::2], "active": np.array([True, False]), "clock": np.array(7)}
-    learning: dict[str, manifest.Setting] = {"adapter": "lora", "rank": 32, "rate": 1e-3, "head": None}
-    profile = Profile(tensors=tensors, arrays=arrays, learning=learning, counters={"rounds": 3, "loss": 0.25})
-    assert store.load(KEY) is None
-    saved(store.folder(KEY), profile)
-    found = store.load(KEY)
+    weights = {"a.lora_A": weight.T, "b": weight, "half": weight.to(torch.bfloat16), "scalar": torch.tensor(3.5)}
+    ngrams = {
+        "hits": np.arange(12, dtype=np.int32)[::2],
+        "active": np.array([True, False]),
+        "clock": np.array(7),
+        "none": np.zeros(0, np.int32),
+    }
+    costs = {"hits": np.array([[0.5, 2.0]])}
+    learning: dict[str, Setting] = {"adapter": "lora", "rank": 32, "rate": 1e-3, "head": None}
+    counters = {"rounds": 3, "loss": 0.25}
+    assert file.load(KEY) is None
+    saved(file, Profile(weights=weights, ngrams=ngrams, costs=costs, learning=learning, counters=counters))
+    found = file.load(KEY)
     assert found is not None
-    assert found.tensors.keys() == tensors.keys()
-    assert all(torch.equal(found.tensors[n], t) and found.tensors[n].dtype == t.dtype for n, t in tensors.items())
-    assert found.arrays.keys() == arrays.keys()
-    for name, array in arrays.items():
-        assert np.array_equal(found.arrays[name], array)
-        assert (found.arrays[name].dtype, found.arrays[name].shape) == (array.dtype, array.shape)
-    assert (found.learning, found.counters) == (learning, {"rounds": 3, "loss": 0.25})
+    assert found.weights.keys() == weights.keys()
+    assert all(torch.equal(found.weights[n], t) and found.weights[n].dtype == t.dtype for n, t in weights.items())
+    for back, arrays in ((found.ngrams, ngrams), (found.costs, costs)):
+        assert back.keys() == arrays.keys()
+        for name, array in arrays.items():
+            assert np.array_equal(back[name], array)
+            assert (back[name].dtype, back[name].shape) == (array.dtype, array.shape)
+    assert (found.learning, found.counters) == (learning, counters)
     assert type(found.counters["rounds"]) is int
 
 
-def test_the_last_save_counts_and_the_one_before_is_kept(store: ProfileStore) -> None:
-    folder = store.folder(KEY)
-    for number in range(1, 6):
-        saved(folder, numbered(number))
-        assert number_of(store.load(KEY)) == number
-    assert sorted(path.name for path in folder.path.iterdir() if path.is_dir()) == ["v00000004", "v00000005"]
+def test_the_last_save_counts(file: ProfileFile) -> None:
+    for number in range(1, 4):
+        saved(file, numbered(number))
+        assert number_of(file.load(KEY)) == number
 
 
-def test_a_folder_of_the_users_own(tmp_path: Path) -> None:
-    folder = ProfileFolder(tmp_path / "a" / "b")
-    assert folder.load(KEY) is None
-    assert not (tmp_path / "a").exists(), "nothing is made before a claim"
-    saved(folder, numbered(2))
-    assert number_of(ProfileFolder(tmp_path / "a" / "b").load(KEY)) == 2
+def test_nothing_is_made_before_a_claim(tmp_path: Path) -> None:
+    file = ProfileFile(tmp_path / "a" / "b")
+    assert file.load(KEY) is None
+    assert not (tmp_path / "a").exists()
+    saved(file, numbered(2))
+    assert number_of(ProfileFile(tmp_path / "a" / "b").load(KEY)) == 2
 
 
 def test_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OMNIDRAFT_HOME", "XDG_DATA_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert ProfileStore().root == tmp_path / ".local" / "share" / "omnidraft" / "profiles"
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    assert ProfileStore().root == tmp_path / "data" / "omnidraft" / "profiles"
     monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path / "own"))
     assert ProfileStore().root == tmp_path / "own" / "profiles"
-
-
-def test_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unknown() -> Path:
-        raise RuntimeError
-
-    for name in ("OMNIDRAFT_HOME", "XDG_DATA_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(Path, "home", unknown)
-    with pytest.raises(ConfigError, match="set OMNIDRAFT_HOME"):
-        ProfileStore()
 
 
 # ------------------------------------------------------------ names
@@ -130,27 +111,27 @@ NASTY = [
 ]  # fmt: skip
 
 
-def test_names_neither_escape_nor_meet(store: ProfileStore, tmp_path: Path) -> None:
+def test_names_neither_escape_nor_meet(tmp_path: Path) -> None:
+    store = ProfileStore(tmp_path / "profiles")
     keys = [replace(KEY, drafter=a, target=b) for a, b in zip(NASTY, reversed(NASTY), strict=True)]
     keys += [replace(KEY, target=name) for name in NASTY] + [replace(KEY, drafter=name) for name in NASTY]
+    keys += [replace(KEY, **{field: "e" * 64}) for field in ("tokenizers", "drafter_weights", "target_weights")]
     folded = {"/".join(key.place).casefold() for key in keys}
     assert len(folded) == len(set(keys)), "where file systems ignore case, too"
     for number, key in enumerate(keys):
-        path = store.folder(key).path
-        assert path.resolve().relative_to(store.root.resolve()).parts == key.place
+        path = store.file(key).path
+        assert path.resolve().relative_to(store.root.resolve()).with_suffix("").parts == key.place
         assert all(part.isascii() and len(part) <= 80 for part in key.place)
-        saved(store.folder(key), numbered(number), key)
-    assert [number_of(store.load(key)) for key in keys] == list(range(len(keys)))
+        saved(store.file(key), numbered(number), key)
+    assert [number_of(store.file(key).load(key)) for key in keys] == list(range(len(keys)))
     assert [path.name for path in tmp_path.iterdir()] == ["profiles"]
-    assert len(store.list()) == len(keys)
+    assert {entry.name for entry in store.list()} == {"/".join(key.place) for key in keys}
+    assert {entry.problem for entry in store.list()} == {None}
 
 
-def test_another_pair_of_tokenizers_has_another_folder(store: ProfileStore) -> None:
-    saved(store.folder(KEY), numbered(1))
-    assert store.load(replace(KEY, tokenizers="c" * 64)) is None
-
-
-@pytest.mark.parametrize("change", [{"drafter": ""}, {"target": "a\nb"}, {"drafter": "x" * 201}, {"weights": "b" * 63}])
+@pytest.mark.parametrize(
+    "change", [{"drafter": ""}, {"target": "a\nb"}, {"drafter": "x" * 201}, {"drafter_weights": "b" * 63}]
+)
 def test_a_key_that_is_none(change: dict[str, str]) -> None:
     (name,) = change
     assert refusal(lambda: replace(KEY, **change)).startswith(f"{name} is ")
@@ -160,63 +141,40 @@ def test_a_key_that_is_none(change: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("field", OTHERS)
-def test_a_profile_of_another_pair_is_refused(field: str, tmp_path: Path) -> None:
-    folder = saved(ProfileFolder(tmp_path / "p"), numbered(1))
-    other = replace(KEY, **{field: "c" * 64})
-    text = refusal(lambda: folder.load(other))
-    assert text.startswith(f"profile {tmp_path / 'p'} {OTHERS[field]}")
-    assert refusal(lambda: saved(folder, numbered(2), other)) == text
-    assert number_of(folder.load(KEY)) == 1
-    aside = folder.set_aside()
-    saved(folder, numbered(2), other)
-    assert (number_of(folder.load(other)), number_of(ProfileFolder(aside).load(KEY))) == (2, 1)
+def test_a_profile_of_another_pair_is_refused(field: str, file: ProfileFile) -> None:
+    saved(file, numbered(1))
+    other = replace(KEY, **{field: "d" * 64})
+    text = refusal(lambda: file.load(other))
+    assert text.startswith(f"profile {file.path} {OTHERS[field]}")
+    assert refusal(lambda: saved(file, numbered(2), other)) == text
+    assert number_of(file.load(KEY)) == 1
+    aside = file.set_aside()
+    saved(file, numbered(2), other)
+    assert (number_of(file.load(other)), number_of(ProfileFile(aside).load(KEY))) == (2, 1)
 
 
-def test_other_weights_are_refused_in_the_store(store: ProfileStore) -> None:
-    saved(store.folder(KEY), numbered(1))
-    assert OTHERS["weights"] in refusal(lambda: store.load(replace(KEY, weights="c" * 64)))
+def test_any_changed_byte_is_found(file: ProfileFile) -> None:
+    saved(file, numbered(1, 5, weights={"w": torch.ones(3)}))
+    data = file.path.read_bytes()
+    for at in range(len(data)):
+        file.path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        assert "is damaged or no profile (" in refusal(lambda: file.load(KEY))
+        refusal(file.manifest)
+    file.path.write_bytes(data)
+    assert number_of(file.load(KEY)) == 1
 
 
-def test_any_changed_byte_is_found(tmp_path: Path) -> None:
-    folder = saved(ProfileFolder(tmp_path / "p"), numbered(1, 5, tensors={"w": torch.ones(3)}))
-    files = files_of(folder)
-    assert len(files) == 4
-    for path in files:
-        data = path.read_bytes()
-        for at in range(len(data)):
-            path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
-            assert "is damaged (" in refusal(lambda: folder.load(KEY))
-        path.write_bytes(data)
-        assert number_of(folder.load(KEY)) == 1
+def test_a_file_that_was_cut_or_has_grown_is_found(file: ProfileFile) -> None:
+    saved(file, numbered(1, 5))
+    data = file.path.read_bytes()
+    for content in (*(data[:length] for length in range(len(data))), data + b"\0", data * 2):
+        file.path.write_bytes(content)
+        assert "is damaged or no profile (" in refusal(lambda: file.load(KEY))
 
 
-@pytest.mark.parametrize("length", [0, 1, -1])
-def test_a_file_that_was_cut_or_is_gone_is_found(length: int, tmp_path: Path) -> None:
-    folder = saved(ProfileFolder(tmp_path / "p"), numbered(1))
-    pointer, *files = files_of(folder)
-    for path in (pointer, *files):
-        data = path.read_bytes()
-        path.write_bytes(data[:length])
-        assert "is damaged (" in refusal(lambda: folder.load(KEY))
-        path.unlink()
-        if path != pointer:  # without it there is no profile
-            assert f"/{path.name} is missing)" in refusal(lambda: folder.load(KEY))
-        path.write_bytes(data)
-    pointer.write_bytes(pointer.read_bytes() + b"more")
-    assert "names no version" in refusal(lambda: folder.load(KEY))
-
-
-def rewrite(folder: ProfileFolder, data: bytes) -> None:
-    """Another manifest, whose checksum is right."""
-    pointer, *files = files_of(folder)
-    next(path for path in files if path.name == MANIFEST).write_bytes(data)
-    pointer.write_text(f"v00000001 {manifest.digest(data)}\n", encoding="ascii")
-
-
-def test_a_later_format_says_so_whatever_else_it_holds(tmp_path: Path) -> None:
-    folder = saved(ProfileFolder(tmp_path / "p"), numbered(1))
-    rewrite(folder, json.dumps({"format": manifest.FORMAT + 1, "new": []}).encode())
-    assert "format is 2, and this version reads 1: upgrade OmniDraft" in refusal(lambda: folder.load(KEY))
+def test_a_later_format_says_so_whatever_else_it_holds(file: ProfileFile) -> None:
+    file.path.write_bytes(sealed({"omnidraft_profile": json.dumps({"format": FORMAT + 1, "new": []})}))
+    assert f"format is {FORMAT + 1}, and this version reads {FORMAT}: upgrade" in refusal(lambda: file.load(KEY))
 
 
 BAD: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -228,11 +186,8 @@ BAD: dict[str, Callable[[dict[str, Any]], Any]] = {
     "one field less": lambda m: {name: value for name, value in m.items() if name != "learning"},
     "key": lambda m: {**m, "key": "x"},
     "key field": lambda m: {**m, "key": {**m["key"], "prompt": "hello"}},
-    "hash": lambda m: {**m, "key": {**m["key"], "weights": 5}},
+    "hash": lambda m: {**m, "key": {**m["key"], "target_weights": 5}},
     "time": lambda m: {**m, "saved": "yesterday"},
-    "files": lambda m: {**m, "files": {"../../x": "a" * 64}},
-    "files as a list": lambda m: {**m, "files": sorted(m["files"])},
-    "file hash": lambda m: {**m, "files": dict.fromkeys(m["files"], "a")},
     "counters": lambda m: {**m, "counters": {"rounds": "hello"}},
     "counters as a list": lambda m: {**m, "counters": [1]},
     "NaN": lambda m: {**m, "counters": {"loss": float("nan")}},
@@ -242,147 +197,154 @@ BAD: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_a_manifest_that_is_none_is_refused(case: str, tmp_path: Path) -> None:
-    folder = saved(ProfileFolder(tmp_path / "p"), numbered(1))
-    found = json.loads(next(path for path in files_of(folder) if path.name == MANIFEST).read_bytes())
-    rewrite(folder, json.dumps(found).encode())
-    assert number_of(folder.load(KEY)) == 1, "as it was"
-    rewrite(folder, json.dumps(BAD[case](found)).encode())
-    assert "is damaged (" in refusal(lambda: folder.load(KEY))
+def test_a_manifest_that_is_none_is_refused(case: str, file: ProfileFile) -> None:
+    saved(file, numbered(1))
+    data = file.path.read_bytes()
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+    manifest = json.loads(header["omnidraft_profile"])
+    file.path.write_bytes(sealed({"omnidraft_profile": json.dumps(manifest)}))
+    assert file.manifest() is not None, "as it was"
+    file.path.write_bytes(sealed({"omnidraft_profile": json.dumps(BAD[case](manifest))}))
+    text = refusal(lambda: file.load(KEY))
+    assert "is damaged or no profile (" in text
+    assert "checksum" not in text
 
 
-def test_nested_json_is_refused(tmp_path: Path) -> None:
-    folder = saved(ProfileFolder(tmp_path / "p"), numbered(1))
-    rewrite(folder, b"[" * 100_000)
-    assert "manifest.json cannot be read" in refusal(lambda: folder.load(KEY))
+@pytest.mark.parametrize("content", [b"", b"hello world", b"\xff" * 100, b"\x04\0\0\0\0\0\0\0null", sealed({})])
+def test_a_file_that_is_no_profile(content: bytes, file: ProfileFile) -> None:
+    file.path.write_bytes(content)
+    assert "it has no header of a profile" in refusal(lambda: file.load(KEY))
+    refusal(lambda: saved(file, numbered(1)))
+    assert file.path.read_bytes() == content
 
 
-def test_a_refused_profile_is_not_replaced_and_setting_it_aside_keeps_its_bytes(store: ProfileStore) -> None:
-    folder = saved(store.folder(KEY), numbered(1))
-    for expected in ("aside-1", "aside-2"):
-        files_of(folder)[1].write_bytes(b"torn")
-        before = {path.relative_to(folder.path): path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
-        files_of(folder)[2].write_bytes(b"torn, too")
-        before[files_of(folder)[2].relative_to(folder.path)] = b"torn, too"
-        refusal(lambda: store.load(KEY))
-        aside = store.set_aside(KEY)
-        assert aside.name == f"{folder.path.name}.{expected}"
-        assert {path.relative_to(aside): path.read_bytes() for path in aside.rglob("*") if path.is_file()} == before
-        assert store.load(KEY) is None
-        saved(folder, numbered(1))
-    torn = files_of(folder)[2]
-    torn.write_bytes(b"torn")
-    refusal(lambda: saved(folder, numbered(2)))
-    assert torn.read_bytes() == b"torn"
+def test_nested_json_is_refused(file: ProfileFile) -> None:
+    file.path.write_bytes(sealed({"omnidraft_profile": "[" * 100_000}))
+    assert "its manifest cannot be read" in refusal(lambda: file.load(KEY))
 
 
-def test_the_claim_stays_when_a_profile_is_set_aside(tmp_path: Path) -> None:
-    folder = ProfileFolder(tmp_path / "p")
-    assert folder.claim()
-    folder.save(KEY, numbered(1))
-    folder.set_aside()
-    assert folder.claimed
-    assert not ProfileFolder(folder.path).claim()
-    folder.save(KEY, numbered(2))
-    folder.release()
+def test_tensors_that_belong_to_no_part_are_refused(file: ProfileFile) -> None:
+    saved(file, numbered(1))
+    file.path.write_bytes(sealed({}, file.path.read_bytes(), {"more.x": np.zeros(1)}))
+    assert "its tensors cannot be read" in refusal(lambda: file.load(KEY))
 
 
-def test_a_version_that_is_removed_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two saves between the reading of `current` and that of what it names."""
-    folder = saved(ProfileFolder(tmp_path / "p"), numbered(1))
-    read, again = folder._manifest, iter([2, 3])
+def test_a_folder_of_an_earlier_version_is_refused_and_left_alone(file: ProfileFile) -> None:
+    file.path.mkdir()
+    (file.path / "current").write_bytes(b"v00000001")
+    text = f"profile {file.path} is a folder, as earlier versions wrote, and is not read: give a file"
+    assert refusal(lambda: file.load(KEY)) == text
+    assert refusal(lambda: saved(file, numbered(1))) == text
+    assert (file.path / "current").read_bytes() == b"v00000001"
 
-    def slow(*arguments: Any) -> manifest.Manifest:
-        for number in again:
-            saved(ProfileFolder(folder.path), numbered(number))
-        return read(*arguments)
 
-    monkeypatch.setattr(folder, "_manifest", slow)
-    assert number_of(folder.load(KEY)) == 3
+def test_a_refused_profile_is_not_replaced_and_setting_it_aside_keeps_its_bytes(file: ProfileFile) -> None:
+    for expected in ("p.aside-1", "p.aside-2"):
+        saved(file, numbered(1))
+        torn = file.path.read_bytes()[:-1]
+        file.path.write_bytes(torn)
+        refusal(lambda: saved(file, numbered(2)))
+        assert file.path.read_bytes() == torn
+        aside = file.set_aside()
+        assert (aside.name, aside.read_bytes()) == (expected, torn)
+        assert file.load(KEY) is None
+
+
+def test_the_claim_stays_when_a_profile_is_set_aside(file: ProfileFile) -> None:
+    assert file.claim()
+    file.save(KEY, numbered(1))
+    file.set_aside()
+    assert file.claimed
+    assert not ProfileFile(file.path).claim()
+    file.save(KEY, numbered(2))
+    file.release()
 
 
 # ------------------------------------------------------------ two processes
 
 
-def test_one_process_saves_and_others_read(tmp_path: Path) -> None:
-    path = tmp_path / "p"
+def test_one_process_saves_and_others_read(file: ProfileFile) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    command = [sys.executable, str(small_profiles.__file__), str(path), "0", "600"]
+    command = [sys.executable, str(small_profiles.__file__), str(file.path), "0", "600"]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "1\n"
-            folder = ProfileFolder(path)
-            assert not folder.claim()
-            assert not folder.claimed
-            assert number_of(folder.load(KEY)) == 1
-            for change in (lambda: folder.save(KEY, numbered(2)), folder.remove, folder.set_aside):
+            assert not file.claim()
+            assert not file.claimed
+            assert number_of(file.load(KEY)) == 1
+            for change in (lambda: file.save(KEY, numbered(2)), file.remove, file.set_aside):
                 assert "in use by another process" in refusal(change)
             done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
             assert "in use" in done.stderr
-            assert number_of(folder.load(KEY)) == 1
+            assert number_of(file.load(KEY)) == 1
         finally:
             process.kill()
-    assert folder.claim(), "the end of a process ends its claim"
-    folder.save(KEY, numbered(2))
-    folder.release()
-    assert number_of(folder.load(KEY)) == 2
+    assert file.claim(), "the end of a process ends its claim"
+    file.save(KEY, numbered(2))
+    file.release()
+    assert number_of(file.load(KEY)) == 2
 
 
-def test_a_save_takes_a_claim(tmp_path: Path) -> None:
-    folder = ProfileFolder(tmp_path / "p")
-    assert "is not claimed" in refusal(lambda: folder.save(KEY, numbered(1)))
-    assert folder.claim()
-    assert folder.claim(), "again"
-    assert not ProfileFolder(tmp_path / "p").claim()
-    folder.release()
-    folder.release()
-    refusal(lambda: folder.save(KEY, numbered(1)))
-    assert folder.load(KEY) is None
+def test_a_reader_never_sees_half_of_a_save(file: ProfileFile) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, str(small_profiles.__file__), str(file.path), "0", "0"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            seen = [number_of(file.load(KEY)) or 0 for _ in range(40)]
+        finally:
+            process.kill()
+    assert seen == sorted(seen)
+    assert len(set(seen)) > 1, "nothing was saved meanwhile: nothing was shown"
 
 
-def test_a_claim_is_of_the_process_and_not_of_a_thread(tmp_path: Path) -> None:
-    folder = ProfileFolder(tmp_path / "p")
-    assert folder.claim()
+def test_a_save_takes_a_claim(file: ProfileFile) -> None:
+    assert "is not claimed" in refusal(lambda: file.save(KEY, numbered(1)))
+    assert file.claim()
+    assert file.claim(), "again"
+    assert not ProfileFile(file.path).claim()
+    file.release()
+    file.release()
+    refusal(lambda: file.save(KEY, numbered(1)))
+    assert file.load(KEY) is None
+
+
+def test_a_claim_is_of_the_process_and_not_of_a_thread(file: ProfileFile) -> None:
+    assert file.claim()
     with ThreadPoolExecutor(1) as other:
-        other.submit(folder.save, KEY, numbered(1)).result()
-        other.submit(folder.release).result()
-    assert ProfileFolder(tmp_path / "p").claim()
+        other.submit(file.save, KEY, numbered(1)).result()
+        other.submit(file.release).result()
+    assert ProfileFile(file.path).claim()
 
 
 @pytest.mark.parametrize("error", [errno.EROFS, errno.EACCES, errno.ENOSPC])
-def test_a_folder_that_cannot_be_claimed(error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(error, os.strerror(error))
-
-    folder = ProfileFolder(tmp_path / "p")
-    with monkeypatch.context() as patch:
-        patch.setattr(storage, "make_folder", refuse)
-        assert f"cannot be written ({os.strerror(error)})" in refusal(folder.claim)
-    saved(folder, numbered(1))
+def test_a_place_that_cannot_be_claimed(error: int, file: ProfileFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(file, numbered(1))
     opened = os.open
 
     def refuse_lock(path: Any, *arguments: Any, **more: Any) -> int:
-        if Path(path).name == "lock":
-            refuse()
+        if Path(path).name.endswith("lock"):
+            raise OSError(error, os.strerror(error))
         return opened(path, *arguments, **more)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", refuse_lock)
-        assert f"cannot be written ({os.strerror(error)})" in refusal(folder.claim)
-        assert number_of(folder.load(KEY)) == 1
-    (tmp_path / "file").touch()
-    assert "use a folder that can be written" in refusal(ProfileFolder(tmp_path / "file").claim)
-    assert ProfileFolder(tmp_path / "file").load(KEY) is None
+        assert f"cannot be written ({os.strerror(error)})" in refusal(file.claim)
+        assert number_of(file.load(KEY)) == 1
+    below = ProfileFile(file.path / "below")
+    assert "cannot be written" in refusal(below.claim)
+    assert below.load(KEY) is None
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: Path) -> bytes:
+def test_a_file_that_cannot_be_read(file: ProfileFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    folder = saved(ProfileFolder(tmp_path / "p"), numbered(1))
-    monkeypatch.setattr(Path, "read_bytes", refuse)
-    assert "cannot be read (Permission denied)" in refusal(lambda: folder.load(KEY))
+    saved(file, numbered(1))
+    monkeypatch.setattr(Path, "open", refuse)
+    assert "cannot be read (Permission denied)" in refusal(lambda: file.load(KEY))
 
 
 # ------------------------------------------------------------ what is never written
@@ -403,26 +365,25 @@ SECRET = "my secret text"
         {"counters": {"rounds": True}},
         {"counters": {"loss": float("inf")}},
         {"counters": {"rounds": None}},
-        {"arrays": {SECRET: np.zeros(1)}},
-        {"arrays": {"texts": np.array([SECRET])}},
-        {"arrays": {"texts": np.array([SECRET], object)}},
-        {"tensors": {SECRET: torch.zeros(1)}},
+        {"ngrams": {SECRET: np.zeros(1)}},
+        {"ngrams": {"texts": np.array([SECRET])}},
+        {"costs": {"texts": np.array([SECRET], object)}},
+        {"weights": {SECRET: torch.zeros(1)}},
     ],
 )
 def test_text_that_somebody_typed_does_not_fit(change: dict[str, Any]) -> None:
     refusal(lambda: numbered(1, **change))
 
 
-def test_the_files_hold_known_fields_only(store: ProfileStore) -> None:
-    folder = saved(store.folder(KEY), numbered(1, tensors={"w": torch.ones(3)}))
-    pointer, *files = files_of(folder)
-    assert [path.name for path in files] == ["adapter.safetensors", "manifest.json", "ngrams.safetensors"]
-    found = json.loads(files[1].read_bytes())
-    assert found.keys() == {"format", "key", "learning", "counters", "saved", "files"}
-    assert found["key"].keys() == {"drafter", "target", "tokenizers", "weights"}
-    assert pointer.read_text(encoding="ascii").split() == ["v00000001", manifest.digest(files[1].read_bytes())]
-    for path, names in ((files[0], {"w"}), (files[2], {"hits", "active", "clock"})):
-        data = path.read_bytes()
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        assert header.keys() == names, "no metadata"
-    assert (folder.path / "lock").read_bytes() == b""
+def test_the_header_holds_known_fields_only(file: ProfileFile) -> None:
+    saved(file, numbered(1, weights={"w": torch.ones(3)}, costs={"c": np.ones(1)}))
+    data = file.path.read_bytes()
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    metadata = header.pop("__metadata__")
+    assert header.keys() == {"weights.w", "ngrams.hits", "ngrams.active", "ngrams.clock", "costs.c"}
+    assert metadata.keys() == {"omnidraft_profile", "sha256"}
+    manifest = json.loads(metadata["omnidraft_profile"])
+    assert manifest.keys() == {"format", "key", "learning", "counters", "saved"}
+    assert manifest["key"].keys() == {"drafter", "target", "tokenizers", "drafter_weights", "target_weights"}
+    assert sorted(path.name for path in file.path.parent.iterdir()) == [".p.lock", "p"]
+    assert file.path.with_name(".p.lock").read_bytes() == b""

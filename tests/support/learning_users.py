@@ -56,8 +56,8 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 def saved(home: Path) -> list[Path]:
-    """The folders of the profiles in a home that were saved, those set aside included."""
-    return [path.parent for path in sorted(home.glob("profiles/*/*/current"))]
+    """The files of the profiles in a home, those set aside included."""
+    return sorted(home.glob("profiles/*/*.safetensors"))
 
 
 def spellings(text: str) -> Iterator[bytes]:

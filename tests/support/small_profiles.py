@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import numpy as arrays_of
 
-from omnidraft.profiles.folder import ProfileFolder
+from omnidraft.profiles.file import ProfileFile
 from omnidraft.profiles.manifest import Key
 from omnidraft.profiles.profile import Profile
 
-KEY = Key(drafter="JackFram/llama-68m", target="Qwen/Qwen2-0.5B", tokenizers="a" * 64, weights="b" * 64)
+KEY = Key(
+    drafter="JackFram/llama-68m",
+    target="Qwen/Qwen2-0.5B",
+    tokenizers="a" * 64,
+    drafter_weights="b" * 64,
+    target_weights="c" * 64,
+)
 
 
 def numbered(number: int, size: int = 100, **more: Any) -> Profile:
     """A profile all parts of which say which one it is."""
-    arrays = {"hits": np.full(size, number, np.int32), "active": np.full(3, number % 2 == 1), "clock": np.array(number)}
+    ngrams = {"hits": np.full(size, number, np.int32), "active": np.full(3, number % 2 == 1), "clock": np.array(number)}
     counters = {"rounds": number, "loss": number / 4}
-    return Profile(**{"tensors": {}, "arrays": arrays, "learning": {"adapter": "lora"}, "counters": counters, **more})
+    return Profile(**{"weights": {}, "ngrams": ngrams, "learning": {"adapter": "lora"}, "counters": counters, **more})
 
 
 def number_of(profile: Profile | None) -> int | None:
@@ -28,22 +38,32 @@ def number_of(profile: Profile | None) -> int | None:
     if profile is None:
         return None
     number = int(profile.counters["rounds"])
-    expected = numbered(number, len(profile.arrays["hits"]))
-    same = profile.arrays.keys() == expected.arrays.keys() and all(
-        np.array_equal(array, expected.arrays[name]) for name, array in profile.arrays.items()
+    expected = numbered(number, len(profile.ngrams["hits"]))
+    same = profile.ngrams.keys() == expected.ngrams.keys() and all(
+        np.array_equal(array, expected.ngrams[name]) for name, array in profile.ngrams.items()
     )
     if not same or profile.counters != expected.counters:
         raise ValueError("parts of several profiles")
     return number
 
 
+def sealed(metadata: dict[str, str], before: bytes = b"", more: Mapping[str, Any] | None = None) -> bytes:
+    """A file with this header and a right checksum; header and arrays are added to those of the file `before`."""
+    if before:
+        header = json.loads(before[8 : 8 + int.from_bytes(before[:8], "little")])
+        metadata = header["__metadata__"] | metadata
+    arrays = {**(arrays_of.load(before) if before else {}), **(more or {})}
+    data = arrays_of.save(arrays, metadata | {"sha256": "0" * 64})
+    return data.replace(b"0" * 64, hashlib.sha256(data).hexdigest().encode(), 1)
+
+
 def _save_for_ever(path: Path, number: int, pause: float) -> None:
-    folder = ProfileFolder(path)
-    if not folder.claim():
+    file = ProfileFile(path)
+    if not file.claim():
         raise SystemExit("in use")
     while True:
         number += 1
-        folder.save(KEY, numbered(number, 200_000))
+        file.save(KEY, numbered(number, 200_000))
         sys.stdout.write(f"{number}\n")
         sys.stdout.flush()
         time.sleep(pause)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -16,6 +14,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from omnidraft import storage
 from omnidraft.alignment.vocab import Speller, Vocab
 from omnidraft.config import data_folder
 
@@ -228,17 +227,8 @@ def _write(path: Path, table: SpellingTable) -> None:
     """Store a table so that a reader finds the old file, the whole new one or none; OSError where that fails."""
     arrays = {name: getattr(table, name) for name in _ARRAYS}
     metadata = {"format": FORMAT, "fingerprint": table.fingerprint, "sha256": _digest(arrays)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f"{path.stem[:16]}-", suffix=".tmp", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(save(arrays, metadata))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    storage.make_folder(path.parent)
+    storage.replace_file(path, save(arrays, metadata))
 
 
 _ARRAYS = tuple(

@@ -46,7 +46,7 @@ def main(arguments: Sequence[str], parser: flags.Parser) -> int:
         {name: given[name] for name in its if name in given} for its in (flags.LOAD, names(Drafting), names(Learning))
     )
     if flags.unless_none(options.profile) is None:
-        raise ConfigError("profile is 'none', so what is learned would be lost: leave it out, or give a folder")
+        raise ConfigError("profile is 'none', so what is learned would be lost: leave it out, or give a file")
     Drafting(**drafting)
     Learning(**learning)
     sampling = Sampling(**{name: given[name] for name in names(Sampling) if name in given})
@@ -69,7 +69,7 @@ def _learn(model: OmniDraft, data: Data, count: int, settings: dict[str, Any]) -
     if side is None:
         raise ConfigError("there is no drafter to learn: give one with --drafter")
     memory, adaptation = side.memory, side.adaptation
-    if memory.folder is not None and not memory.writes:
+    if memory.file is not None and not memory.writes:
         raise ConfigError(
             "what would be learned cannot be saved: end the process that has the profile, or give another"
         )
@@ -180,7 +180,7 @@ def _parsed(arguments: Sequence[str], parser: flags.Parser) -> argparse.Namespac
     adapt.add_argument("--drafter", default="auto", metavar="MODEL", help=f"likewise (default: {flags.DRAFTER})")
     adapt.add_argument("--data", required=True, type=Path, metavar="FILE", help="JSONL, a `prompt` in each line")
     adapt.add_argument("--count", type=flags.number, metavar="N", help="the first N prompts (default: all)")
-    adapt.add_argument("--profile", default="auto", metavar="DIR", help="a folder (default: that of the two models)")
+    adapt.add_argument("--profile", default="auto", metavar="FILE", help="a file (default: that of the two models)")
     flags.add(adapt, "models", flags.LOAD)
     flags.add(adapt, "learning", flags.settings(Learning))
     flags.add(adapt, "drafting", flags.settings(Drafting))

@@ -34,7 +34,7 @@ ELSEWHERE = {
     "demo": ("omnidraft.cli.demo", "the embedded models, with and without drafts"),
     "bench": ("omnidraft.bench.command", "compare ways of decoding, or report on comparisons"),
     "inspect": ("omnidraft.cli.inspect", "whether a drafter works for a target, and what it is worth"),
-    "profiles": ("omnidraft.cli.profiles", "list, show, remove, export or import what was learned"),
+    "profiles": ("omnidraft.cli.profiles", "list, show or remove what was learned"),
 }
 COMMANDS = ("generate", *ELSEWHERE)
 

@@ -1,18 +1,17 @@
-"""`omnidraft profiles`: list, show, remove, export and import what was learned."""
+"""`omnidraft profiles`: list, show and remove profiles."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from omnidraft import flags
 from omnidraft.profiles.store import Entry, ProfileStore
 
-EXAMPLE = {"name": "my-drafter/my-target-0123456789ab", "file": "mine.omnidraft"}
-EXAMPLES = ("omnidraft profiles list", f"omnidraft profiles export {EXAMPLE['name']} {EXAMPLE['file']}")
+EXAMPLE = "my-drafter/my-target-0123456789ab"
+EXAMPLES = ("omnidraft profiles list", f"omnidraft profiles show {EXAMPLE}")
 Run = Callable[[argparse.Namespace, ProfileStore], None]
 
 
@@ -22,14 +21,14 @@ def main(arguments: Sequence[str], parser: flags.Parser) -> int:
     `parser` makes the parsers, so that mistakes are reported as everywhere else.  Raises InputError and its kinds.
     """
     profiles = parser(
-        prog="omnidraft profiles", description="What was learned, for each drafter and target.", examples=EXAMPLES
+        prog="omnidraft profiles",
+        description="Learned weights and records, a file for each drafter and target.",
+        examples=EXAMPLES,
     )
     commands = profiles.add_subparsers(metavar="COMMAND", required=True)
     _add(commands, "list", "all profiles", _list, json=True)
-    _add(commands, "show", "one profile, its checksums compared", _show, name=True, json=True)
+    _add(commands, "show", "one profile, its checksum compared", _show, name=True, json=True)
     _add(commands, "remove", "delete a profile", _remove, name=True)
-    _add(commands, "export", "write a profile to one file", _export, name=True, file=True)
-    _add(commands, "import", "take a profile from such a file", _import, file=True)
     try:
         options, unknown = profiles.parse_known_args(arguments)
     except SystemExit:  # after --help
@@ -41,16 +40,13 @@ def main(arguments: Sequence[str], parser: flags.Parser) -> int:
 
 
 def _add(commands: Any, command: str, text: str, run: Run, **takes: bool) -> None:
-    example = " ".join(["omnidraft profiles", command, *(EXAMPLE[name] for name in takes if name in EXAMPLE)])
+    example = f"omnidraft profiles {command}" + (f" {EXAMPLE}" if "name" in takes else "")
     parser = commands.add_parser(
         command, help=text, description=text.capitalize() + ".", allow_abbrev=False, examples=(example,)
     )
     parser.set_defaults(run=run, parser=parser)
     if "name" in takes:
         parser.add_argument("name", metavar="NAME", help="as `omnidraft profiles list` prints it")
-    if "file" in takes:
-        parser.add_argument("file", type=Path, metavar="FILE")
-        parser.add_argument("--force", action="store_true", help="replace what is there")
     if "json" in takes:
         parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -89,15 +85,6 @@ def _show(options: argparse.Namespace, store: ProfileStore) -> None:
 def _remove(options: argparse.Namespace, store: ProfileStore) -> None:
     store.remove(options.name)
     flags.say(f"removed {options.name}")
-
-
-def _export(options: argparse.Namespace, store: ProfileStore) -> None:
-    store.export(options.name, options.file, force=options.force)
-    flags.say(f"exported {options.name} to {options.file}")
-
-
-def _import(options: argparse.Namespace, store: ProfileStore) -> None:
-    flags.say(f"imported {store.import_(options.file, force=options.force)}")
 
 
 def _size(count: int) -> str:

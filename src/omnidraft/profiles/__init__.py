@@ -1,1 +1,1 @@
-"""What was learned for one drafter and one target, kept on disk."""
+"""Learned weights and n-gram records of a drafter and target pair, one file each."""

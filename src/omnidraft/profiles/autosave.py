@@ -1,4 +1,4 @@
-"""What was learned for one drafter and target, between its profile on disk and the models in memory."""
+"""Automatic saving of what an adaptation learns, and its way from a profile back into the models."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from omnidraft.alignment.ngram_cache import NgramCache
@@ -18,32 +19,36 @@ from omnidraft.distillation.adaptation import Adaptation
 from omnidraft.distillation.weights import Weights
 from omnidraft.errors import ConfigError, OmniDraftError
 from omnidraft.models.loading import LoadedModel
-from omnidraft.profiles.folder import ProfileFolder
+from omnidraft.profiles.file import ProfileFile
 from omnidraft.profiles.manifest import Key
 from omnidraft.profiles.profile import Array, Profile
 
 SHAPE = ("adapter", "rank")  # what learned weights depend on
 SAVE_EVERY = 8  # updates
-BEGINNING = 64  # numbers of each of the target's weights that tell it from others
+SAMPLE = 4096  # weights of each tensor, about, that tell a model from others of its name
 POSITION = "position_"  # before the digest of a data set
 
 
 def key_of(drafter: LoadedModel, target: LoadedModel, table: SpellingTable) -> Key:
-    """Under what a profile is kept; reads all of the drafter's weights, and a sample of the target's, for hashes."""
+    """The key of a pair's profile: names, tokenizers, and a hash of a sample of each model's weights."""
+    return Key(
+        drafter=drafter.name,
+        target=target.name,
+        tokenizers=table.fingerprint,
+        drafter_weights=_hash_of_signs(drafter),
+        target_weights=_hash_of_signs(target),
+    )
+
+
+def _hash_of_signs(loaded: LoadedModel) -> str:
+    """A hash of the signs of evenly spaced weights: no rounding changes a sign, so every load dtype has the same."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(drafter.lm.model.state_dict().items()):
-        digest.update(f"{name} {tuple(tensor.shape)} ".encode())
-        digest.update(_rounded(tensor))
-    beginnings = hashlib.sha256(table.fingerprint.encode())  # of another target with the same name and tokenizer, too
-    for name, parameter in sorted(target.lm.model.named_parameters()):
-        beginnings.update(f"{name} {tuple(parameter.shape)} ".encode())
-        beginnings.update(_rounded(parameter.detach().flatten()[:BEGINNING]))
-    return Key(drafter=drafter.name, target=target.name, tokenizers=beginnings.hexdigest(), weights=digest.hexdigest())
-
-
-def _rounded(tensor: torch.Tensor) -> memoryview:
-    """Bytes that are the same whatever precision the weights were loaded in."""
-    return tensor.detach().to("cpu", torch.bfloat16).contiguous().view(torch.uint8).numpy().data
+    for name, value in sorted(loaded.lm.model.state_dict().items()):
+        if isinstance(value, torch.Tensor):
+            sample = value.detach().flatten()[:: max(1, value.numel() // SAMPLE)]
+            digest.update(f"{name} {tuple(value.shape)} ".encode())
+            digest.update(np.packbits(torch.signbit(sample).cpu().numpy()).data)
+    return digest.hexdigest()
 
 
 def learning_for(profile: Profile | None, given: Mapping[str, Any]) -> Learning:
@@ -66,12 +71,12 @@ def learning_for(profile: Profile | None, given: Mapping[str, Any]) -> Learning:
 
 @dataclass
 class Autosave:
-    """Keeps what an adaptation learned in a profile; without a folder, nowhere.
+    """Keeps what an adaptation learned in a profile; without a file, nowhere.
 
     `positions` say how far the answers of a data set were learned from, by the set's digest.
     """
 
-    folder: ProfileFolder | None
+    file: ProfileFile | None
     key: Key | None
     learning: Learning
     warn: Callable[[str], None]
@@ -95,8 +100,8 @@ class Autosave:
     def profile(self, adaptation: Adaptation) -> Profile:
         """All that was learned so far, as it is now."""
         return Profile(
-            tensors=dict(adaptation.state),
-            arrays=self.ngrams if adaptation.pair.cache.frozen else adaptation.pair.cache.state(),
+            weights=dict(adaptation.state),
+            ngrams=self.ngrams if adaptation.pair.cache.frozen else adaptation.pair.cache.state(),
             learning=asdict(self.learning),
             counters=self.totals(adaptation) | {POSITION + name: at for name, at in self.positions.items()},
         )
@@ -104,23 +109,23 @@ class Autosave:
     def save(self, adaptation: Adaptation) -> None:
         """Write the profile; raises ProfileError where that fails, and the old one stays."""
         self.wait()
-        if self.folder is None or self.key is None or (adaptation.learner is None and not self.writes):
+        if self.file is None or self.key is None or (adaptation.learner is None and not self.writes):
             raise ConfigError("nothing is learned that could be saved: load with adapt='inline' and a profile")
         self._begun = updates = self._updates(adaptation)
-        self.folder.save(self.key, self.profile(adaptation))
+        self.file.save(self.key, self.profile(adaptation))
         self._saved = updates
 
     def keep(self, adaptation: Adaptation, every: int = SAVE_EVERY) -> None:
         """Write the profile once in `every` updates, beside whatever comes next; trouble is said once."""
         if not self.writes or self._updates(adaptation) - self._begun < every or self._writing:
             return
-        folder, key, profile = self.folder, self.key, self.profile(adaptation)
+        file, key, profile = self.file, self.key, self.profile(adaptation)
         self._begun = updates = self._updates(adaptation)
 
         def write() -> None:
             try:
-                if folder is not None and key is not None:
-                    folder.save(key, profile)
+                if file is not None and key is not None:
+                    file.save(key, profile)
                     self._saved = updates
             except OmniDraftError as error:
                 self._say(error)
@@ -145,8 +150,8 @@ class Autosave:
                     self._say(error)
         finally:
             adaptation.end()
-            if self.folder is not None and self.writes:
-                self.folder.release()
+            if self.file is not None and self.writes:
+                self.file.release()
             self.writes = False
 
     def _save_rest(self, adaptation: Adaptation) -> None:
@@ -169,8 +174,8 @@ class Autosave:
 
 def remember(profile: Profile, cache: NgramCache) -> tuple[Weights, dict[str, int | float], dict[str, int]]:
     """Bring a profile's n-grams into a cache that learns any; its weights, its counters and its positions."""
-    if profile.arrays and not cache.frozen:
-        cache.resume(profile.arrays)
+    if profile.ngrams and not cache.frozen:
+        cache.resume(profile.ngrams)
     positions = {n.removeprefix(POSITION): int(at) for n, at in profile.counters.items() if n.startswith(POSITION)}
     counters = {name: count for name, count in profile.counters.items() if not name.startswith(POSITION)}
-    return dict(profile.tensors), counters, positions
+    return dict(profile.weights), counters, positions
