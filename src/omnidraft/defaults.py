@@ -1,4 +1,4 @@
-"""What is done where nothing else is asked for: a model's own way to sample, and the drafter beside it."""
+"""Defaults: sampling by the target's generation config, and the drafter of a target without one."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ if TYPE_CHECKING:
 
     from omnidraft.models.loading import LoadedModel
 
-AUTO = "auto"  # as the name of a drafter
-DRAFTER = "JackFram/llama-68m"  # small, trained on much text, of an open license
-EMBEDDED = zoo.PREFIX + "drafter"  # where that is out of reach
-PATIENCE = 5.0  # seconds that the hub may take to answer
-# what `generate` of transformers does by itself where a generation config says to sample and nothing else
-TOP_K = 50
-# options of a generation config that change what is said, with the values that change nothing
+AUTO = "auto"  # drafter name: the default drafter
+DRAFTER = "JackFram/llama-68m"  # small, trained on much text, Apache-2.0
+EMBEDDED = zoo.PREFIX + "drafter"  # fallback without the hub
+TIMEOUT_S = 5.0  # of a request to the hub
+TOP_K = 50  # default of `generate` of transformers when it samples
+# options of a generation config that change the output and are not supported, with their neutral values
 LEFT_OUT: dict[str, tuple[object, ...]] = {
     "num_beams": (1,),
     "typical_p": (1.0,),
@@ -45,18 +44,18 @@ LEFT_OUT: dict[str, tuple[object, ...]] = {
 
 
 def sampling_of(config: GenerationConfig | None, warn: Callable[[str], None]) -> Sampling:
-    """How a model is sampled from by its own generation config; greedy where that does not ask for sampling.
+    """Sampling settings of a generation config; greedy unless it sets `do_sample`.
 
-    What it asks for and is not done goes to `warn`, one line each, with what is done instead.
+    `warn` receives one line for each option that is not followed, with the value used instead.
     """
     if config is None:
         return Sampling()
-    sampled = bool(getattr(config, "do_sample", None))  # all but the penalty are of no effect without it
+    sampled = bool(getattr(config, "do_sample", None))  # without it only the penalty has an effect
     sampling = Sampling(temperature=1.0, top_k=TOP_K) if sampled else Sampling()
     for name in names(Sampling) if sampled else ("repetition_penalty",):
         if (value := getattr(config, name, None)) is not None:
             if name == "temperature" and isinstance(value, float) and 0 < value < COLDEST:
-                value = 0  # too cold to be sampled at: greedy decoding is what is meant
+                value = 0  # logits would overflow: greedy decoding is meant
             try:
                 sampling = replace(sampling, **{name: value})
             except ConfigError as error:
@@ -76,25 +75,25 @@ def sampling_of(config: GenerationConfig | None, warn: Callable[[str], None]) ->
 
 
 def drafter_for(target: str | Path, note: Callable[[str], None]) -> str:
-    """The drafter for a target that comes without one, which is told to `note`.
+    """Name of the default drafter for a target; `note` receives the choice and its reason.
 
-    That is `DRAFTER` from the hub, and where it cannot be had, or the target is one that ships, the one that ships.
+    `DRAFTER` from the hub, or the embedded one for an embedded target and where the hub cannot be reached.
     """
     if str(target).startswith(zoo.PREFIX):
-        chosen, why = EMBEDDED, "which learned from the same texts"
+        chosen, why = EMBEDDED, "trained on the same data"
     elif at_hand(DRAFTER):
         chosen, why = DRAFTER, "the default"
     else:
-        chosen, why = EMBEDDED, f"as {DRAFTER} is out of reach"
-    note(f"no drafter is named: {chosen} drafts, {why}")
+        chosen, why = EMBEDDED, f"as {DRAFTER} cannot be reached"
+    note(f"no drafter is named: using {chosen}, {why}")
     return chosen
 
 
 def load_drafter(
     target: str | Path, drafter: str | Path, dtype: str, device: str, warn: Callable[[str], None]
 ) -> LoadedModel:
-    """Load a drafter, where it is `AUTO` the default for a target; raises ModelError."""
-    from omnidraft.models.loading import load_model  # PyTorch, which the names above do without
+    """Load a drafter, the default one for `AUTO`; raises ModelError."""
+    from omnidraft.models.loading import load_model  # imports PyTorch
 
     if not isinstance(drafter, str) or drafter != AUTO:
         return load_model(zoo.resolve(drafter), dtype, device)
@@ -104,12 +103,12 @@ def load_drafter(
     except ModelError as error:
         if chosen == EMBEDDED:
             raise
-        warn(f"{EMBEDDED} drafts instead: {error}")
+        warn(f"using {EMBEDDED} instead: {error}")
         return load_model(zoo.resolve(EMBEDDED), dtype, device)
 
 
 def at_hand(name: str) -> bool:
-    """Whether a model of the hub is on this machine, or the hub answers when it is asked for it."""
+    """True if a hub model is in the local cache, or the hub answers a request for it."""
     from huggingface_hub import HfApi, constants, try_to_load_from_cache
 
     if isinstance(try_to_load_from_cache(name, "config.json"), str):
@@ -117,7 +116,7 @@ def at_hand(name: str) -> bool:
     if constants.HF_HUB_OFFLINE:
         return False
     try:
-        HfApi().model_info(name, timeout=PATIENCE)
-    except Exception:  # noqa: BLE001  of whatever library it asks the hub by
+        HfApi().model_info(name, timeout=TIMEOUT_S)
+    except Exception:  # noqa: BLE001  of any library below the hub client
         return False
     return True

@@ -1,4 +1,4 @@
-"""Prompts as token ids of the target: texts, token ids, and messages in the target's chat template."""
+"""Prompts to token ids of the target: text, messages in its chat template, or token ids."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Message = Mapping[str, Any]
-Prompt = str | Sequence[int] | Sequence[Message]
-"""A text to continue, the target's token ids, or messages such as {"role": "user", "content": "Hello"}."""
+Prompt = str | Sequence[int] | Sequence[Message] | Mapping[str, Any]
+"""Text to continue, token ids of the target (T,) or (1, T), messages such as {"role": "user", "content": "Hello"},
+or what the target's tokenizer returns, a mapping with `input_ids`."""
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, template: Mapping[str, Any] | None = None) -> list[int]:
-    """A prompt as token ids, its first token included and never twice; the engine looks whether the target has them.
+    """Token ids of a prompt, the beginning-of-text token included once; the engine checks that the target has them.
 
-    `template` holds what the chat template is to be told beside the messages, such as tools.  Raises PromptError for
-    what is no prompt, messages that the template refuses, or messages for a model without one; ConfigError for a
-    template that is no mapping.
+    `template` holds variables of the chat template, such as tools.  Raises PromptError for an object that is no prompt,
+    messages that the template refuses, or messages for a model without one; ConfigError for a template that is no
+    mapping.
     """
     if template is not None and not isinstance(template, Mapping):
-        raise ConfigError(f"template is of type {type(template).__name__}: give a dict of what the template is to know")
+        raise ConfigError(f"template is of type {type(template).__name__}: give a dict of the template's variables")
     if _are_messages(prompt):
         text = _chat(tokenizer, prompt, template or {})
         # the template writes the first token itself
@@ -39,12 +40,12 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, template: Mapping
 
 
 def has_template(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a tokenizer comes with a chat template."""
+    """True for a tokenizer with a chat template."""
     return bool(getattr(tokenizer, "chat_template", None))
 
 
 def usable(text: str) -> str:
-    """The text, which tokenizers can read; raises PromptError where they cannot."""
+    """The text itself; raises PromptError where it is empty or no valid Unicode."""
     if not text:
         raise PromptError("the prompt is empty: give some text")
     try:
@@ -64,7 +65,7 @@ def _are_messages(prompt: Prompt) -> TypeGuard[Sequence[Message]]:
 
 def _chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], template: Mapping[str, Any]) -> str:
     if not has_template(tokenizer):
-        raise PromptError("the target has no chat template: give a text instead of messages")
+        raise PromptError("the target has no chat template: give text instead of messages")
     for each in messages:
         message: object = each
         if not isinstance(message, Mapping) or "role" not in message:
@@ -83,34 +84,47 @@ def _chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], templ
 
 
 def _once(tokenizer: PreTrainedTokenizerBase, text: str, ids: list[int]) -> list[int]:
-    """The ids without the first token that a tokenizer puts before a text which begins with it."""
+    """The ids without a second beginning-of-text token, where the text itself begins with one."""
     first, written = tokenizer.bos_token_id, tokenizer.bos_token
     twice = written and text.startswith(written) and ids[:2] == [first, first]
     return ids[1:] if twice and not text.startswith(written * 2) else ids
 
 
 def _integers(prompt: Any) -> list[int]:
-    """The ids of a sequence of integers of any library."""
-    if isinstance(prompt, Mapping) and "role" in prompt:
-        raise PromptError("the prompt is a single message: put the message into a list")
-    try:
-        if isinstance(prompt, bytes | bytearray | Mapping | set | frozenset):
-            raise TypeError
-        tokens = list(prompt)
-    except TypeError:
+    """Integers of a sequence (T,) or (1, T) of any library, or of `input_ids` in a tokenizer's output."""
+    ids = prompt
+    if isinstance(prompt, Mapping):
+        if "role" in prompt:
+            raise PromptError("the prompt is a single message: put the message into a list")
+        mask = prompt.get("attention_mask")
+        if mask is not None and any(value == 0 for value in _flat(mask)):
+            raise PromptError("the prompt is padded: leave out the tokens that the attention mask hides")
+        ids = prompt.get("input_ids", prompt)
+    refused = (str, bytes, bytearray, Mapping, set, frozenset)
+    if isinstance(ids, refused) or not hasattr(ids, "__iter__") or getattr(ids, "ndim", 1) == 0:
         kind = type(prompt).__name__
-        raise PromptError(f"the prompt is of type {kind}: give a str, messages, or a sequence of token ids") from None
-    return [_integer(token, place) for place, token in enumerate(tokens)]
+        raise PromptError(f"the prompt is of type {kind}: give a str, messages, or a sequence of token ids")
+    return [_integer(token, place) for place, token in enumerate(_flat(ids))]
+
+
+def _flat(ids: Any) -> list[Any]:
+    """The elements of a sequence (T,), or of the only row of (1, T)."""
+    tokens = list(ids)
+    return list(tokens[0]) if len(tokens) == 1 and _is_row(tokens[0]) else tokens
+
+
+def _is_row(token: Any) -> bool:
+    return isinstance(token, list | tuple) or bool(getattr(token, "shape", None))
 
 
 def _integer(token: Any, place: int) -> int:
-    if isinstance(token, list | tuple) or getattr(token, "shape", None):
+    if _is_row(token):
         kind = type(token).__name__
-        raise PromptError(f"the prompt holds a {kind} at place {place}: give one text, a flat sequence of token ids")
+        raise PromptError(f"the prompt holds a {kind} at place {place}: give one prompt, a flat sequence of token ids")
     try:
         if isinstance(token.item() if hasattr(token, "item") else token, bool):
             raise TypeError
         return operator.index(token)
     except TypeError:
         found = f"{reprlib.repr(token)} at place {place}"
-        raise PromptError(f"the prompt holds {found}, which is no token id: give integers, or a text") from None
+        raise PromptError(f"the prompt holds {found}, which is no token id: give integers, or text") from None

@@ -233,6 +233,16 @@ def test_a_text_that_writes_the_first_token_has_it_once(model: OmniDraft) -> Non
     assert written == tokenizer(tokenizer.bos_token + PROMPT, add_special_tokens=False)["input_ids"]
 
 
+@pytest.mark.parametrize("kind", [None, "pt", "np"])
+def test_what_a_tokenizer_returns_is_a_prompt(chatting: OmniDraft, kind: str | None) -> None:
+    tokenizer = chatting.target.tokenizer
+    ids = chatting.encode(PROMPT)
+    encoding = tokenizer([PROMPT], return_tensors=kind)
+    assert chatting.encode(encoding) == chatting.encode(encoding["input_ids"]) == ids
+    chat: Any = tokenizer.apply_chat_template([USER], add_generation_prompt=True, return_tensors=kind, return_dict=True)
+    assert chatting.encode(chat) == chatting.encode([USER])
+
+
 @pytest.mark.parametrize(
     ("prompt", "template", "words"),
     [
@@ -330,10 +340,10 @@ def test_a_drafter_that_is_not_named_is_said(target: Path, monkeypatch: pytest.M
     loaded = omnidraft.load(target, dtype="float32", profile=None, warn=said.append)
     assert loaded.drafter is not None
     assert loaded.drafter.name == "drafter"
-    assert any("zoo:drafter drafts, as JackFram/llama-68m is out of reach" in line for line in said)
+    assert any("using zoo:drafter, as JackFram/llama-68m cannot be reached" in line for line in said)
     monkeypatch.setattr(defaults, "at_hand", lambda _: True)
     assert defaults.drafter_for(target, said.append) == "JackFram/llama-68m"
-    assert said[-1] == "no drafter is named: JackFram/llama-68m drafts, the default"
+    assert said[-1] == "no drafter is named: using JackFram/llama-68m, the default"
     assert defaults.drafter_for("zoo:target-a", said.append) == "zoo:drafter"
 
 
@@ -345,7 +355,7 @@ def test_a_default_drafter_that_cannot_be_loaded_is_replaced(target: Path, monke
     loaded = omnidraft.load(target, dtype="float32", profile=None, warn=said.append)
     assert loaded.drafter is not None
     assert loaded.drafter.name == "drafter"
-    assert any(line.startswith("zoo:drafter drafts instead: ") for line in said)
+    assert any(line.startswith("using zoo:drafter instead: ") for line in said)
 
 
 def test_no_drafter_is_loaded_where_none_is_wanted(target: Path) -> None:

@@ -1,4 +1,4 @@
-"""The models that ship with the package, each by name; `zoo:NAME` stands for one wherever a model is asked for."""
+"""Embedded models, by name; `zoo:NAME` is accepted wherever a model is."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _FOLDER = Path(__file__).parent / "models"
 
 
 def names(role: str | None = None) -> tuple[str, ...]:
-    """The names of all models, or of those with a role: "drafter" or "target"."""
-    return tuple(name for name, its in _ROLES.items() if role in (None, its))
+    """Names of all embedded models, or of those with the role "drafter" or "target"."""
+    return tuple(name for name, own in _ROLES.items() if role in (None, own))
 
 
 def path(name: str) -> Path:
-    """The folder of a model; raises ModelError where there is no such model."""
+    """Folder of an embedded model; raises ModelError for an unknown name."""
     if name not in _ROLES:
         raise ModelError(f"zoo model {name!r} does not exist: use one of {', '.join(names())}")
     folder = _FOLDER / name
@@ -27,5 +27,5 @@ def path(name: str) -> Path:
 
 
 def resolve(model: str | Path) -> str | Path:
-    """The folder that `zoo:NAME` stands for; anything else as it is."""
+    """The folder of `zoo:NAME`; any other model unchanged."""
     return path(model.removeprefix(PREFIX)) if isinstance(model, str) and model.startswith(PREFIX) else model
