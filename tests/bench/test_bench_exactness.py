@@ -1,4 +1,4 @@
-"""`omnidraft bench law`: its bins have the law of plain decoding, right pairs pass, and a planted fault is found."""
+"""`omnidraft bench exactness`: its bins, that right pairs pass, and that a planted fault is found."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scipy import stats
 
 import omnidraft
 from omnidraft.api import OmniDraft
-from omnidraft.bench import law
+from omnidraft.bench import exactness
 from omnidraft.cli.main import main
 from omnidraft.config import Sampling
 from omnidraft.decoding.drafter import Drafter
@@ -36,7 +36,7 @@ def model(target: Path, drafter: Path) -> OmniDraft:
 
 def test_a_model_that_keeps_its_prompt_says_the_same(model: OmniDraft) -> None:
     prompt = model.encode("hello world")
-    kept = law.Kept(model.target.lm, prompt)
+    kept = exactness.Kept(model.target.lm, prompt)
     eos = sorted(model.engine.eos)
     other = [*prompt[:-1], prompt[-1] + 1]
 
@@ -60,7 +60,7 @@ def test_it_reads_the_prompt_once(model: OmniDraft, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(model.target.lm, "forward", noting)
     prompt = model.encode("hello world the world was")
-    kept = law.Kept(model.target.lm, prompt)
+    kept = exactness.Kept(model.target.lm, prompt)
     for _ in range(3):
         kept.crop(0)
         kept.forward(prompt, 1)
@@ -74,7 +74,7 @@ def test_it_reads_the_prompt_once(model: OmniDraft, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("sampling", [SAMPLED, Sampling(temperature=0.7, top_k=12, repetition_penalty=1.3)])
 def test_bins_have_the_law_of_plain_decoding(model: OmniDraft, sampling: Sampling) -> None:
     prompt, eos, floor = model.encode("hello"), [7], 0.004
-    found = law.joint_law(model.target.lm, prompt, eos, sampling, floor)
+    found = exactness.joint_law(model.target.lm, prompt, eos, sampling, floor)
     processors = target_processors(sampling)
 
     def after(ids: list[int]) -> np.ndarray:
@@ -98,8 +98,10 @@ def test_bins_have_the_law_of_plain_decoding(model: OmniDraft, sampling: Samplin
 
 def test_the_test_is_that_of_chi_squared() -> None:
     shares = {(1, 2): 0.5, (1,): 0.2, (3, 4): 0.2}
-    counts: Counter[law.Text] = Counter({(1, 2): 470, (1, 9): 150, (1, 8): 60, (3, 4): 190, (5, 6): 100, (3, 5): 30})
-    found = law.judged(counts, shares, NOTHING, "x", 0.01)
+    counts: Counter[exactness.Text] = Counter(
+        {(1, 2): 470, (1, 9): 150, (1, 8): 60, (3, 4): 190, (5, 6): 100, (3, 5): 30}
+    )
+    found = exactness.judged(counts, shares, NOTHING, "x", 0.01)
     assert found is not None
     expected = stats.chisquare([470, 210, 190, 130], [500, 200, 200, 100])
     assert (found.samples, found.bins) == (1000, 4)
@@ -108,24 +110,24 @@ def test_the_test_is_that_of_chi_squared() -> None:
     # a law at that distance is found with the probability that is promised
     distance = found.detectable
     power = stats.ncx2.sf(stats.chi2.isf(0.01, 3), 3, 1000 * (2 * distance) ** 2)
-    assert power == pytest.approx(law.POWER, abs=1e-6)
+    assert power == pytest.approx(exactness.POWER, abs=1e-6)
 
 
 def test_a_rest_too_small_for_a_bin_goes_to_the_largest() -> None:
-    shares: dict[law.Text, float] = {(1, 2): 0.7, (3, 4): 0.299}
-    found = law.judged(Counter({(1, 2): 690, (3, 4): 309, (9, 9): 1}), shares, NOTHING, "x", 0.01)
+    shares: dict[exactness.Text, float] = {(1, 2): 0.7, (3, 4): 0.299}
+    found = exactness.judged(Counter({(1, 2): 690, (3, 4): 309, (9, 9): 1}), shares, NOTHING, "x", 0.01)
     assert found is not None
     assert found.bins == 2
     assert found.p_value == pytest.approx(stats.chisquare([691, 309], [701, 299]).pvalue)
-    assert law.judged(Counter({(1, 2): 1000}), {(1, 2): 0.999}, NOTHING, "x", 0.01) is None
+    assert exactness.judged(Counter({(1, 2): 1000}), {(1, 2): 0.999}, NOTHING, "x", 0.01) is None
 
 
 def test_the_distance_that_is_stated_is_found() -> None:
     """A law so far away fails about as often as is promised, and the law itself hardly ever."""
-    shares: dict[law.Text, float] = {(i,): 0.1 for i in range(9)}
+    shares: dict[exactness.Text, float] = {(i,): 0.1 for i in range(9)}
     random = np.random.default_rng(0)
     count, limit = 2000, 0.01
-    stated = law.judged(Counter({(i,): 200 for i in range(10)}), shares, NOTHING, "x", limit)
+    stated = exactness.judged(Counter({(i,): 200 for i in range(10)}), shares, NOTHING, "x", limit)
     assert stated is not None
     assert 0.02 < stated.detectable < 0.2
     true, moved = np.full(10, 0.1), np.full(10, 0.1)
@@ -133,10 +135,10 @@ def test_the_distance_that_is_stated_is_found() -> None:
     moved[5:] -= stated.detectable / 5
 
     def fails(p: np.ndarray) -> float:
-        counts: list[Counter[law.Text]] = [
+        counts: list[Counter[exactness.Text]] = [
             Counter({(i,): int(n) for i, n in enumerate(random.multinomial(count, p))}) for _ in range(300)
         ]
-        tried = [law.judged(each, shares, NOTHING, "x", limit) for each in counts]
+        tried = [exactness.judged(each, shares, NOTHING, "x", limit) for each in counts]
         return sum(each is not None and not each.passes for each in tried) / len(tried)
 
     assert fails(moved) > 0.9
@@ -151,7 +153,7 @@ def test_the_fault_is_a_permutation_of_what_is_recorded(model: OmniDraft) -> Non
     drafter: Drafter = model.engine.pair.drafter
     drafter.start([5, 6])
     tokens, vectors = drafter.draft(1, 1.0, lambda _: 9, lambda _: False)
-    law.permute(drafter)
+    exactness.permute(drafter)
     drafter.start([5, 6])
     again, wrong = drafter.draft(1, 1.0, lambda _: 9, lambda _: False)
     assert again == tokens == [9]
@@ -164,7 +166,7 @@ def test_a_right_pair_passes_and_the_fault_is_found(
     target: Path, drafter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stem = tmp_path / "results" / "law"
-    command = ["bench", "law", "--target", str(target), "--drafter", str(drafter), "--prompt", "hello world"]
+    command = ["bench", "exactness", "--target", str(target), "--drafter", str(drafter), "--prompt", "hello world"]
     command += ["--samples", "600", "--draft-length", "3", "--json"]
     assert main([*command, "--out", str(stem)]) == 0
     result = json.loads(capsys.readouterr().out)
@@ -195,5 +197,5 @@ def test_a_right_pair_passes_and_the_fault_is_found(
     ],
 )
 def test_mistakes(target: Path, options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "law", "--target", str(target), "--quick", *options]) == 2
+    assert main(["bench", "exactness", "--target", str(target), "--quick", *options]) == 2
     assert words in capsys.readouterr().err.splitlines()[-1]

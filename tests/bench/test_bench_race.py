@@ -13,7 +13,8 @@ import pytest
 from rich.console import Console
 
 from omnidraft.api import load
-from omnidraft.bench import compare, methods, setting
+from omnidraft.bench import compare, methods
+from omnidraft.bench import environment as setting
 from omnidraft.bench.methods import Answer, Method, Ours, UnavailableError
 from omnidraft.bench.passes import counting
 from omnidraft.bench.records import Writer
@@ -142,7 +143,17 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(monkeypatch: pytest.
 
 
 def test_the_command_line_names_no_folder_of_this_machine(tmp_path: Path) -> None:
-    arguments = ["bench", "compare", "--out", str(tmp_path / "made"), f"--data={tmp_path}", "--target", "zoo:a", "a/b"]
+    arguments = [
+        "omnidraft",
+        "bench",
+        "compare",
+        "--out",
+        str(tmp_path / "made"),
+        f"--data={tmp_path}",
+        "--target",
+        "zoo:a",
+        "a/b",
+    ]
     line = setting.command(arguments)
     assert str(tmp_path) not in line
     assert shlex.split(line) == [

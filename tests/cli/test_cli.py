@@ -21,8 +21,8 @@ import torch
 from transformers import LlamaForCausalLM, T5Config
 
 import omnidraft
-from omnidraft import flags
 from omnidraft.api import OmniDraft, load
+from omnidraft.cli import flags
 from omnidraft.cli import main as cli
 from omnidraft.config import Drafting, Learning, Sampling
 from omnidraft.errors import OmniDraftError

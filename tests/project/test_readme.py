@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from omnidraft.bench import command as bench
+from omnidraft.cli import bench
 from omnidraft.cli.main import main
 
 ROOT = Path(__file__).parents[2]
@@ -41,19 +42,24 @@ def test_shell(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_long_commands_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes minutes is not run, but its options are read."""
-    commands = [line for block in blocks("console") for line in block.splitlines() if line.startswith("$ omnidraft ")]
     read: list[str] = []
 
     def note(options: argparse.Namespace, _console: object) -> int:
-        read.append(options.arguments[1])
+        read.append(options.words[2])
         return 0
 
-    for name in ("_adapt", "_compare", "_overhead"):
+    for name in ("_compare", "_exactness"):
         monkeypatch.setattr(bench, name, note)
-    monkeypatch.setattr(bench, "_study", lambda *_, **__: note)
-    for line in commands:
-        assert main(shlex.split(line, comments=True)[2:]) == 0
-    assert read == ["compare", "overhead", "adapt", "law", "stopping", "paper"]
+    for line in (line for block in blocks("console") for line in block.splitlines() if line.startswith("$ ")):
+        program, *words = shlex.split(line.removeprefix("$ "), comments=True)
+        if program == "omnidraft":
+            assert main(words) == 0
+        else:
+            experiment = import_module(f"{words[1]}.__main__")
+            monkeypatch.setattr(experiment, "measure", note)
+            assert experiment.main(words[2:]) == 0
+    studies = [f"experiments.{name}" for name in ("overhead", "adaptation", "stopping", "paper")]
+    assert read == ["compare", "exactness", *studies]
 
 
 def test_make_targets_exist() -> None:

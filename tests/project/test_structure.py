@@ -34,19 +34,19 @@ def python_files(*folders: str) -> list[Path]:
 
 
 def source() -> dict[str, str]:
-    """The package's modules by dotted name."""
+    """The modules of the package and of the experiments, by dotted name."""
     modules = {}
-    for path in python_files("src"):
-        parts = path.relative_to(ROOT / "src").with_suffix("").parts
+    for path in [*python_files("src"), *python_files("experiments")]:
+        parts = path.relative_to(ROOT / "src" if "src" in path.parts else ROOT).with_suffix("").parts
         modules[".".join(parts).removesuffix(".__init__")] = path.read_text(encoding="utf-8")
     return modules
 
 
 def broken_contracts(folder: Path, cache: Path) -> str:
-    """What import-linter says of the package in `folder`, by the contracts of pyproject.toml; empty if all are kept."""
+    """What import-linter says of the package in `folder` and of the experiments; empty if all contracts are kept."""
     command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()"]
     command += ["--config", str(ROOT / "pyproject.toml"), "--cache-dir", str(cache), "--no-logo"]
-    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (folder, ROOT)))}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else done.stdout + done.stderr
 
@@ -130,14 +130,14 @@ def test_imports_go_downward_and_in_no_circle(tmp_path: Path) -> None:
 
 def test_nothing_below_the_commands_imports_the_public_names() -> None:
     """The contracts cannot say this: the package's own `__init__` is the ancestor of all floors."""
-    above = ("omnidraft.cli", "omnidraft.demo", "omnidraft.bench", "omnidraft.__main__")
+    above = ("experiments", "omnidraft.cli", "omnidraft.demo", "omnidraft.bench", "omnidraft.__main__")
     assert {
         m: names for m, text in source().items() if not m.startswith(above) and (names := public_imports(text))
     } == {}
 
 
 def test_the_contributing_page_lists_the_same_floors() -> None:
-    (layers, _) = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+    (layers, *_) = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
         "contracts"
     ]
     rows = re.findall(r"^\| \d+ \| (.*?) \|", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE)
@@ -153,13 +153,13 @@ def test_files_and_functions_are_short(module: str) -> None:
 def test_no_absolute_paths() -> None:
     texts = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob(".ci/*")]
     texts += [ROOT / "Makefile", ROOT / "pyproject.toml", ROOT / "constraints.txt"]
-    texts += python_files("src", "tests", "tools")
+    texts += python_files("src", "experiments", "tests", "tools")
     found = {path.relative_to(ROOT): absolute_paths(path.read_text(encoding="utf-8")) for path in texts}
     assert {path: lines for path, lines in found.items() if lines} == {}
 
 
 def test_no_vague_module_names() -> None:
-    assert vague_names([path.relative_to(ROOT) for path in python_files("src", "tests", "tools")]) == []
+    assert vague_names([path.relative_to(ROOT) for path in python_files("src", "experiments", "tests", "tools")]) == []
 
 
 def test_public_names_are_few_and_sorted() -> None:

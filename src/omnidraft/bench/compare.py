@@ -18,9 +18,12 @@ from omnidraft.bench.methods import Answer, Method, UnavailableError
 from omnidraft.bench.passes import Pass, Prober, counting
 from omnidraft.bench.records import Counts, Passes, Run, Writer
 from omnidraft.decoding.stats import Stats
+from omnidraft.errors import PromptError
 
 if TYPE_CHECKING:
+    from omnidraft.api import OmniDraft
     from omnidraft.bench.passes import Runner
+    from omnidraft.bench.prompts import Prompt
 
 EVERY_S = 15.0  # between lines of progress where there is no terminal
 
@@ -32,6 +35,20 @@ class Question:
     task: str
     number: int  # within the task
     ids: list[int]
+
+
+def questions_of(model: OmniDraft, texts: dict[str, list[Prompt]], new_tokens: int, console: Console) -> list[Question]:
+    """The prompts that leave room for an answer, as token ids."""
+    questions: list[Question] = []
+    room = model.target.lm.context - new_tokens
+    for task, its in texts.items():
+        fitting = [ids for prompt in its if len(ids := model.encode_message(prompt.text)) <= room]
+        if not fitting:
+            raise PromptError(f"no prompt of {task} fits {room} tokens, what an answer leaves: use --max-new-tokens")
+        if len(fitting) < len(its):
+            console.print(f"{task}: {len(its) - len(fitting)} prompts of more than {room} tokens are left out")
+        questions += [Question(task, number, ids) for number, ids in enumerate(fitting)]
+    return questions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from omnidraft import flags, zoo
+from omnidraft import zoo
+from omnidraft.cli import flags
 from omnidraft.config import Drafting, Learning, Sampling, names
 from omnidraft.decoding.stats import Stats
 from omnidraft.errors import ConfigError, InputError, PromptError

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from omnidraft import flags, zoo
+from omnidraft import zoo
+from omnidraft.cli import flags
 
 if TYPE_CHECKING:
     from omnidraft.demo import Result

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from omnidraft import flags, zoo
+from omnidraft import zoo
+from omnidraft.cli import flags
 from omnidraft.defaults import AUTO, drafter_for
 from omnidraft.errors import ConfigError, InputError
 

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import omnidraft
-from omnidraft import defaults, flags, zoo
+from omnidraft import defaults, zoo
+from omnidraft.cli import flags
 from omnidraft.config import Drafting, GenerationLimits, Learning, Sampling, names, stop_strings, suggestion
 from omnidraft.errors import ConfigError, InputError, NumericsError, OmniDraftError, PromptError
 
@@ -32,7 +33,7 @@ NO_READER = 141  # 128 + SIGPIPE
 ELSEWHERE = {
     "adapt": ("omnidraft.cli.adapt", "let a drafter learn from a file of prompts"),
     "demo": ("omnidraft.cli.demo", "the embedded models, with and without drafts"),
-    "bench": ("omnidraft.bench.command", "compare ways of decoding, or report on comparisons"),
+    "bench": ("omnidraft.cli.bench", "compare ways of decoding, or report on comparisons"),
     "inspect": ("omnidraft.cli.inspect", "whether a drafter works for a target, and what it is worth"),
     "profiles": ("omnidraft.cli.profiles", "list, show or remove what was learned"),
 }

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from omnidraft import flags
+from omnidraft.cli import flags
 from omnidraft.profiles.store import Entry, ProfileStore
 
 EXAMPLE = "my-drafter/my-target-0123456789ab"

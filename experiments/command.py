@@ -1,0 +1,75 @@
+"""The command line of an experiment: options checked before models are loaded, errors in one line, exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from omnidraft import zoo
+from omnidraft.cli import flags
+from omnidraft.errors import InputError, NumericsError, OmniDraftError
+
+LARGEST = 2**31  # of any integer on the command line
+INTERRUPTED = 130  # 128 + SIGINT
+TARGET, DRAFTER = (zoo.PREFIX + zoo.names(role)[0] for role in ("target", "drafter"))
+PAIR = f"--target {TARGET} --drafter {DRAFTER}"  # of examples
+Measure = Callable[[argparse.Namespace, Console], int]
+
+
+def parser(name: str, about: str, *examples: str) -> flags.CommandParser:
+    """The parser of `python -m experiments.NAME`, with the options that all experiments share."""
+    made = flags.CommandParser(
+        prog=f"python -m experiments.{name}",
+        description=about,
+        allow_abbrev=False,
+        examples=[f"python -m experiments.{name} {example}" for example in examples],
+    )
+    made.add_argument("--threads", type=positive, metavar="N", help="threads of PyTorch (default: its own choice)")
+    made.add_argument("--quick", action="store_true", help="few prompts and repeats of everything")
+    return made
+
+
+def study_parser(name: str, about: str) -> flags.CommandParser:
+    """The parser of an experiment on one drafter with several targets, over GSM8K and MBPP."""
+    made = parser(name, about, f"{PAIR} --data DIR --quick", f"{PAIR} --data DIR --out results/{name}")
+    made.add_argument(
+        "--target", required=True, action="append", metavar="MODEL", help="a folder, a hub id or zoo:NAME; repeatable"
+    )
+    made.add_argument("--drafter", required=True, metavar="MODEL", help="likewise, one for all targets")
+    made.add_argument("--data", required=True, type=Path, metavar="DIR", help="the folder of GSM8K and MBPP")
+    made.add_argument("--dtype", default="float32", metavar="NAME", help="of all models (default: float32)")
+    return made
+
+
+def run(options_of: argparse.ArgumentParser, measure: Measure, arguments: Sequence[str] | None) -> int:
+    """Parse `arguments` (default: those of this process), measure, and return an exit code as of `omnidraft`."""
+    threads = torch.get_num_threads()
+    try:
+        options = options_of.parse_args(arguments)
+        options.words = [*options_of.prog.split(), *(sys.argv[1:] if arguments is None else arguments)]
+        if options.threads is not None:
+            torch.set_num_threads(options.threads)
+        flags.quiet_libraries()
+        return measure(options, Console(stderr=True, highlight=False, markup=False, soft_wrap=True))
+    except SystemExit:  # after --help
+        return 0
+    except OmniDraftError as error:
+        flags.say(f"error: {error}")
+        return 2 if isinstance(error, InputError | NumericsError) else 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    finally:
+        torch.set_num_threads(threads)
+
+
+def positive(text: str) -> int:
+    """An integer option of at least 1."""
+    value = int(text)
+    if not 1 <= value < LARGEST:
+        raise argparse.ArgumentTypeError(f"{value} is not from 1 to {LARGEST - 1}")
+    return value

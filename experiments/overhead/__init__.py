@@ -1,0 +1,1 @@
+"""Cost of a decoding round beside its forward passes, as ratios with bounds."""

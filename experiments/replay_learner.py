@@ -1,0 +1,156 @@
+"""A drafter that learns from answers recorded once, and how good it is at answers it never saw."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from experiments.replay import Replay
+from omnidraft.alignment.ngram_cache import NgramCache
+from omnidraft.alignment.trie import Probs
+from omnidraft.api import OmniDraft
+from omnidraft.attach import make_cache
+from omnidraft.bench.interleaved import apart
+from omnidraft.config import Drafting, Learning, Sampling
+from omnidraft.decoding.drafter import Drafter, SharedDrafter
+from omnidraft.decoding.engine import AttachedDrafter, Engine
+from omnidraft.decoding.stats import Stats
+from omnidraft.distillation.adaptation import Adaptation, InlineTrainer
+from omnidraft.distillation.settings import TrainerSettings
+from omnidraft.distillation.teacher import Trace, shared_tokens
+from omnidraft.distillation.trainer import DEFAULTS, Trainer
+from omnidraft.models.language_model import LanguageModel
+from omnidraft.verification.round import Round
+from omnidraft.verification.sampling import GeneratorSampler
+from omnidraft.verification.sparse_probs import SparseProbs
+
+GREEDY = Sampling()
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """What the target said to a prompt, and its law at each token."""
+
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    laws: tuple[SparseProbs, ...]
+
+    @classmethod
+    def of(cls, prompt: Sequence[int], rounds: Sequence[Round]) -> Recorded:
+        """What the rounds of one answer say."""
+        tokens = tuple(token for record in rounds for token in record.emitted)
+        return cls(tuple(prompt), tokens, tuple(law for record in rounds for law in record.teacher))
+
+
+def record(
+    model: OmniDraft,
+    prompts: Iterable[Sequence[int]],
+    new_tokens: int,
+    sampling: Sampling,
+    teacher: float,
+    seed: int = 0,
+) -> list[Recorded]:
+    """Answer prompts by the target alone, with its laws at the temperature `teacher`."""
+    engine = Engine(model.engine.target, sorted(model.engine.eos))
+    engine.teacher_temperature = teacher
+    draw = GeneratorSampler(torch.Generator().manual_seed(seed))
+    return [Recorded.of(prompt, list(engine.rounds(prompt, new_tokens, sampling, draw))) for prompt in prompts]
+
+
+class Pupil:
+    """A drafter for one target, which learns by `learning`, or does not where that is None.
+
+    `serving` is the copy of the drafter that drafts, which any number of pupils may share.
+    """
+
+    def __init__(
+        self,
+        model: OmniDraft,
+        serving: SharedDrafter,
+        drafting: Drafting,
+        learning: Learning | None,
+        seed: int = 0,
+        settings: TrainerSettings = DEFAULTS,
+    ) -> None:
+        pair = model.engine.pair
+        if pair is None:
+            raise ValueError("a pupil needs a model with a drafter")
+        self._model, self.drafting, self._learning = model, drafting, learning
+        cache = make_cache(pair.cache.table, drafting)
+        self.pair = AttachedDrafter(drafter=Drafter(serving.model), translator=pair.translator, cache=cache)
+        learner = None
+        if learning is not None:
+            trainer = Trainer(serving.source.model, learning, shared_tokens(cache.table), seed, settings)
+            learner = InlineTrainer(trainer)
+        self.adaptation = Adaptation(self.pair, serving, learner)
+        self._replay = Replay(model.vocab.size)
+        self._eos = sorted(model.engine.eos)
+        self.spent_s = 0.0  # on learning
+
+    # ------------------------------------------------------------ learning
+
+    def follow(self, recorded: Recorded) -> Stats:
+        """Draft for a recorded answer, then learn from it; what drafting did."""
+        stats = self._over(recorded, self.pair.cache)
+        self.learn(recorded)
+        return stats
+
+    def learn(self, recorded: Recorded) -> None:
+        """Learn from a recorded answer."""
+        if self.adaptation.learner is None:
+            return
+        began = time.perf_counter()
+        translator = self.pair.translator
+        written = tuple(tuple(translator.tokens([token])) for token in recorded.tokens)
+        answer = Trace(tuple(translator.prompt(recorded.prompt)), recorded.tokens, written, recorded.laws)
+        self.adaptation.learner.teach(answer, self.pair.cache)
+        self.adaptation.refresh()
+        self.spent_s += time.perf_counter() - began
+
+    def flush(self) -> None:
+        """Learn from everything so far."""
+        began = time.perf_counter()
+        self.adaptation.flush()
+        self.spent_s += time.perf_counter() - began
+
+    # ------------------------------------------------------------ examination
+
+    def examine(self, tests: Sequence[Recorded]) -> Stats:
+        """What drafting does for greedy answers, from which nothing is learned."""
+        cache = self._settled()
+        return Stats.sum(self._over(test, cache) for test in tests)
+
+    def examine_live(self, tests: Sequence[Recorded], new_tokens: int, sampling: Sampling, seed: int = 0) -> Stats:
+        """The same for answers that the target samples anew to the same prompts."""
+        draw = GeneratorSampler(torch.Generator().manual_seed(seed))
+        engine = self._engine(self._model.engine.target, self._settled())
+        self.adaptation.use()
+        texts = (engine.rounds(test.prompt, new_tokens, sampling, draw) for test in tests)
+        return Stats.of(record for rounds in texts for record in rounds)
+
+    def engine(self) -> Engine:
+        """Its engine over the target itself, with a KV cache of its own."""
+        return self._engine(apart(self._model.target.lm), self.pair.cache)
+
+    def _settled(self) -> NgramCache:
+        """The n-gram cache as it is, to be used up."""
+        cache = make_cache(self.pair.cache.table, self.drafting)
+        if not cache.frozen:
+            cache.resume(self.pair.cache.state())
+        return cache
+
+    def _engine(self, target: LanguageModel, cache: NgramCache) -> Engine:
+        return Engine(target, self._eos, replace(self.pair, cache=cache), self.drafting)
+
+    def _over(self, recorded: Recorded, cache: NgramCache) -> Stats:
+        self._replay.text = (*recorded.prompt, *recorded.tokens)
+        engine = self._engine(self._replay, cache)
+        self.adaptation.use()
+        return Stats.of(engine.rounds(recorded.prompt, len(recorded.tokens), GREEDY, _never))
+
+
+def _never(_: Probs) -> int:
+    raise AssertionError("greedy decoding draws nothing")

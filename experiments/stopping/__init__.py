@@ -1,0 +1,1 @@
+"""Draft-length policies against fixed lengths and plain decoding."""

@@ -1,0 +1,166 @@
+"""The acceptance head in comparisons: how it comes to know a target, and whether its chances are true.
+
+And what it is worth beside a drafter that learns as well, in the shape of the paper's Table 2.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from experiments.replay_learner import Pupil, Recorded, record
+from omnidraft.api import OmniDraft
+from omnidraft.bench.interleaved import Way, apart, over, repeat
+from omnidraft.config import Drafting, Learning, Sampling
+from omnidraft.decoding.drafter import SharedDrafter
+from omnidraft.decoding.engine import Engine
+from omnidraft.draft_length.acceptance_head import Head
+from omnidraft.draft_length.policy import Fixed
+from omnidraft.verification.round import Round
+from omnidraft.verification.sampling import GeneratorSampler
+
+Row = dict[str, Any]
+DRAFT_LENGTH = 4  # of what does not decide it
+BINS = 10
+# what each row of Table 2 learns, and what ends its drafts
+METHODS: dict[str, tuple[str | None, str | int]] = {
+    "no learning": (None, DRAFT_LENGTH),
+    "head alone": ("head", "head"),
+    "drafter alone": ("drafter", DRAFT_LENGTH),
+    "joint": ("joint", "head"),
+    "interleaved": ("interleaved", "head"),
+    "interleaved, goodput": ("interleaved", "goodput"),
+}
+
+
+# ---------------------------------------------------------------- a head for comparisons
+
+
+def lessons(model: OmniDraft, prompts: Sequence[list[int]], new_tokens: int) -> list[Recorded]:
+    """Answers to learn from, of which every other two are sampled."""
+    teacher = Learning().teacher_temperature
+    found: list[Recorded] = []
+    for number, ids in enumerate(prompts):
+        # two and two, as prompts of two tasks may take turns
+        sampling = Sampling(temperature=float(number // 2 % 2))
+        found += record(model, [ids], new_tokens, sampling, teacher, seed=number)
+    return found
+
+
+def teach(model: OmniDraft, recorded: Sequence[Recorded]) -> Head:
+    """A head that learned from these answers beside a drafter that did not."""
+    pupil = _pupil(model, "head", "head")
+    for one in recorded:
+        pupil.learn(one)
+    pupil.adaptation.flush()
+    return pupil.pair.head
+
+
+def _pupil(model: OmniDraft, trains: str | None, draft_length: str | int) -> Pupil:
+    """A drafter with weights and a KV cache of its own, so that taking turns with others costs nothing."""
+    if model.drafter is None:
+        raise ValueError("there is no drafter that could learn")
+    drafting = Drafting(draft_length=draft_length)
+    return Pupil(
+        model, SharedDrafter(apart(model.drafter.lm)), drafting, None if trains is None else Learning(trains=trains)
+    )
+
+
+# ---------------------------------------------------------------- calibration
+
+
+class Noting(Fixed):
+    """Drafts as far as is allowed, and notes what the head thinks of each token."""
+
+    def __init__(self, head: Head) -> None:
+        self._head = head
+        self._thought: list[float] = []
+        self.seen: list[tuple[float, bool]] = []  # a chance, and what became of the token
+
+    def draws(self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None) -> bool:
+        self._thought.append(self._head.chance(logits, hidden, temperature))
+        return True
+
+    def learn(self, record: Round) -> None:
+        accepted = record.counts.draft_accepted
+        self.seen += [
+            (chance, at < accepted) for at, chance in enumerate(self._thought[: min(accepted + 1, len(record.draft))])
+        ]
+        self._thought = []  # a round without a draft begins none
+
+
+def calibration(
+    model: OmniDraft, head: Head, prompts: Sequence[list[int]], new_tokens: int, temperature: float
+) -> Iterator[Row]:
+    """For the trained head and an untrained one: chances in ten bins beside what was accepted, and the mean error."""
+    for name, each in (("head", head), ("entropy", Head())):
+        noting = Noting(each)
+        drafting = Drafting(draft_length=DRAFT_LENGTH)
+        engine = Engine(model.engine.target, sorted(model.engine.eos), model.engine.pair, drafting, noting)
+        draw = GeneratorSampler(torch.Generator().manual_seed(0))
+        for ids in prompts:
+            list(engine.rounds(ids, new_tokens, Sampling(temperature=temperature), draw))
+        yield {"policy": name, "temperature": temperature, **reliability(noting.seen)}
+
+
+def reliability(seen: Sequence[tuple[float, bool]]) -> Row:
+    """Of tokens with what was thought of them: mean chance, share accepted and number in each bin; expected error."""
+    thought, happened = np.array([chance for chance, _ in seen]), np.array([was for _, was in seen], float)
+    place = np.minimum((thought * BINS).astype(int), BINS - 1)
+    bins = [
+        {
+            "chance": round(float(thought[place == i].mean()), 4),
+            "accepted": round(float(happened[place == i].mean()), 4),
+            "tokens": int((place == i).sum()),
+        }
+        for i in range(BINS)
+        if (place == i).any()
+    ]
+    error = sum(one["tokens"] * abs(one["chance"] - one["accepted"]) for one in bins) / max(1, len(seen))
+    return {"expected_calibration_error": round(float(error), 4), "bins": bins}
+
+
+# ---------------------------------------------------------------- Table 2
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A stream to learn from, prompts to be examined on, and sizes."""
+
+    stream: Sequence[list[int]]
+    tests: Sequence[list[int]]
+    new_tokens: int
+    repeats: int
+
+
+def schedules(model: OmniDraft, schedule: Schedule) -> Iterator[Row]:
+    """A row for each method: what its drafts come to on prompts it never saw, beside the target alone."""
+    teacher = Learning().teacher_temperature
+    stream = record(model, schedule.stream, schedule.new_tokens, Sampling(), teacher)
+    pupils: dict[str, Pupil] = {}
+    for name, (trains, draft_length) in METHODS.items():
+        pupil = _pupil(model, trains, draft_length)
+        for one in stream:
+            pupil.learn(one)
+        pupil.adaptation.flush()
+        pupil.adaptation.use()
+        pupils[name] = pupil
+    plain = Drafting(draft_length=0)
+    ways = [Way("plain", plain, Engine(model.engine.target, sorted(model.engine.eos)))]
+    ways += [Way(name, pupil.drafting, pupil.engine()) for name, pupil in pupils.items()]
+    order = random.Random(0)  # noqa: S311  an order, not a secret
+    identical = True
+    for number in range(schedule.repeats):
+        identical &= repeat(ways, schedule.tests, schedule.new_tokens, Sampling(), order, 1000 * number)
+    alone = [each["tokens_per_s"] for each in ways[0].repeats]
+    for way in ways[1:]:
+        each = [
+            its | {"speedup": round(its["tokens_per_s"] / plain, 4)}
+            for its, plain in zip(way.repeats, alone, strict=True)
+        ]
+        yield {"method": way.policy, **way.summary(), **over(each), "identical": identical, "repeats": each}

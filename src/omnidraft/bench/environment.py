@@ -1,0 +1,100 @@
+"""The setting of a run: all that a figure depends on beside the code that is measured."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import omnidraft
+from omnidraft.errors import InputError
+
+CPUINFO = Path("/proc/cpuinfo")
+PACKAGE = Path(omnidraft.__file__)
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """The hardware, and what runs on it."""
+    libraries = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "omnidraft": omnidraft.__version__,
+        **libraries,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
+    }
+
+
+def command(words: Sequence[str]) -> str:
+    """The command line, without the folders of this machine."""
+    return shlex.join(map(relative, words))
+
+
+def relative(argument: str) -> str:
+    """An argument whose value, where it is a path to somewhere else, is only the path's last part."""
+    name, equals, value = argument.partition("=")
+    if not equals or not (argument.startswith("-") or _elsewhere(value)):
+        name, equals, value = "", "", argument
+    return name + equals + (Path(value).name if _elsewhere(value) else value)
+
+
+def _elsewhere(value: str) -> bool:
+    path = Path(value)
+    return path.is_absolute() or ".." in path.parts or value[:1] == "~"
+
+
+def commit(file: Path = PACKAGE) -> str | None:
+    """The commit that a file of a checkout is at, with a mark where its folder differs from it; None outside.
+
+    The results that a run writes beside the package are no change of what is measured.
+    """
+    git = shutil.which("git")
+    if git is None:
+        return None
+
+    def ask(*arguments: str) -> str | None:
+        done = subprocess.run(  # noqa: S603  fixed arguments
+            [git, *arguments], cwd=file.parent, capture_output=True, text=True, check=False
+        )
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    if ask("ls-files", "--error-unmatch", file.name) is None:  # an installed copy may lie in another's checkout
+        return None
+    head = ask("rev-parse", "--short=12", "HEAD")
+    return head and head + ("+dirty" if ask("status", "--porcelain", "--", ".") else "")
+
+
+def _cpu() -> str:
+    try:
+        lines = CPUINFO.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+@contextmanager
+def writing(stem: Path) -> Iterator[None]:
+    """Make the folder of files named after `stem`, and say what to do where they cannot be written."""
+    if not stem.name:
+        raise InputError(f"{str(stem)!r} is no name for files: give --out another place, such as results/mine")
+    try:
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise InputError(f"cannot write {stem} ({error}): give --out another place") from error

@@ -1,0 +1,279 @@
+"""Statistical test that sampled text follows the target's own distribution, on any pair of models.
+
+For each prompt, the first two tokens of many texts are counted, each over as many rounds as they take, and set against
+their joint law by the target alone in a chi-squared test.  With N samples a law at total variation δ has a
+noncentrality of at least N·(2δ)², where its bins show it: so each test says what distance it would have found.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from omnidraft.alignment.trie import Probs
+from omnidraft.api import OmniDraft
+from omnidraft.bench.compare import progress
+from omnidraft.config import Sampling
+from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.stats import Stats
+from omnidraft.errors import ConfigError, InputError
+from omnidraft.models.language_model import LanguageModel
+from omnidraft.verification.round import Round
+from omnidraft.verification.sampling import GeneratorSampler, softmax, target_processors
+
+if TYPE_CHECKING:
+    from omnidraft.decoding.drafter import Drafter
+
+PROMPTS = (
+    "Question: Tom has 3",
+    "def mean(values):\n",
+    "Once upon a time there was a",
+)
+SAMPLES = 2000
+QUICK_SAMPLES = 400
+POWER = 0.95  # chance to find the distance that is stated
+EXPECTED = 8.0  # smallest expected count of a bin
+LENGTH = 2  # tokens of a text that are looked at
+ROOM = 24  # tokens that may be drafted for, so that no draft is cut short by the end of the text
+Text = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """The test of one prompt."""
+
+    prompt: str
+    samples: int
+    drafted: float  # draft tokens of a text
+    bins: int
+    detectable: float  # total variation that would have been found, by `POWER`
+    p_value: float
+    limit: float  # of that, below which the test fails
+
+    @property
+    def passes(self) -> bool:
+        return self.p_value >= self.limit
+
+
+class Kept:
+    """A model that keeps a prompt in its cache when a text is begun anew."""
+
+    def __init__(self, model: LanguageModel, prompt: Sequence[int]) -> None:
+        self._model, self._prompt = model, list(prompt)
+        self.vocab_size, self.context = model.vocab_size, model.context
+        self.length = 0
+        model.crop(0)
+
+    def forward(self, ids: Sequence[int], keep: int) -> torch.Tensor:
+        """Append `ids` to the text and return the logits of the last `keep` of them."""
+        known = len(self._prompt) - 1  # the last token is read again, for its logits
+        again = self.length == 0 and list(ids[: known + 1]) == self._prompt and keep <= len(ids) - known
+        if self.length == 0 and not again:
+            self._model.crop(0)
+        if again:
+            if self._model.length < known:
+                self._model.crop(0)
+                self._model.forward(self._prompt[:known], 1)
+            self._model.crop(known)
+            ids = ids[known:]
+        logits = self._model.forward(ids, keep)
+        self.length = self._model.length
+        return logits
+
+    def crop(self, length: int) -> None:
+        """Keep the first `length` tokens of the text."""
+        if length:
+            self._model.crop(length)
+        self.length = length
+
+
+# ---------------------------------------------------------------- the test
+
+
+def joint_law(
+    model: LanguageModel, prompt: Sequence[int], eos: Sequence[int], sampling: Sampling, floor: float
+) -> dict[Text, float]:
+    """Probabilities of the beginnings of a text, by the target alone.
+
+    Pairs of tokens of at least `floor`, and for what lies below it the first token alone, as far as that is so likely.
+    """
+    processors = target_processors(sampling)
+
+    def next_law(ids: list[int]) -> Probs:
+        model.crop(0)
+        return softmax(processors(torch.tensor([ids]), model.forward(ids, 1).cpu().float())[0])  # type: ignore[arg-type]
+
+    law: dict[Text, float] = {}
+    first = next_law(list(prompt))
+    for a in np.flatnonzero(first >= floor).tolist():
+        rest = float(first[a])
+        if a not in eos:
+            second = next_law([*prompt, a])
+            for b in np.flatnonzero(first[a] * second >= floor).tolist():
+                law[a, b] = float(first[a] * second[b])
+                rest -= law[a, b]
+        if rest >= floor:
+            law[a,] = rest
+    return law
+
+
+def sampled(
+    engine: Engine, prompt: Sequence[int], count: int, sampling: Sampling, seed: int, step: Callable[[], None]
+) -> tuple[Counter[Text], Stats]:
+    """How often each beginning came up in `count` texts, and what was drafted for them."""
+    draw = GeneratorSampler(torch.Generator().manual_seed(seed))
+    found: Counter[Text] = Counter()
+    records: list[Round] = []
+    for _ in range(count):
+        tokens: list[int] = []
+        for record in engine.rounds(prompt, ROOM, sampling, draw):
+            tokens += record.emitted
+            records.append(record)
+            if len(tokens) >= LENGTH:
+                break
+        found[tuple(tokens[:LENGTH])] += 1
+        step()
+    return found, Stats.of(records)
+
+
+def judged(found: Counter[Text], law: dict[Text, float], did: Stats, prompt: str, limit: float) -> Finding | None:
+    """The chi-squared test of counts against a law, all that is in no bin being one more; None for a single bin."""
+    stats = _stats()
+    count = found.total()
+    observed: Counter[Text] = Counter()
+    for text, times in found.items():
+        observed[next((key for key in (text, text[:1]) if key in law), ())] += times
+    expected = {key: share * count for key, share in law.items()}
+    rest = count - sum(expected.values())
+    if rest >= EXPECTED:
+        expected[()] = rest
+    else:  # too small a rest to be a bin: it goes to the largest
+        largest = max(expected, key=lambda key: expected[key])
+        expected[largest] += rest
+        observed[largest] += observed.pop((), 0)
+    degrees = len(expected) - 1
+    if degrees < 1:
+        return None
+    statistic = sum((observed[key] - value) ** 2 / value for key, value in expected.items())
+    return Finding(
+        prompt=prompt,
+        samples=count,
+        drafted=round(did.drafted / count, 3),
+        bins=len(expected),
+        detectable=math.sqrt(_noncentrality(degrees, limit) / count) / 2,
+        p_value=float(stats.chi2.sf(statistic, degrees)),
+        limit=limit,
+    )
+
+
+def _noncentrality(degrees: int, limit: float) -> float:
+    """What the statistic needs to be below `limit` with probability `POWER`."""
+    stats = _stats()
+    from scipy.optimize import brentq
+
+    bound = stats.chi2.isf(limit, degrees)
+    return float(brentq(lambda x: stats.ncx2.sf(bound, degrees, x) - POWER, 1e-3, 100 + 10 * bound))
+
+
+def _stats() -> Any:
+    try:
+        from scipy import stats
+    except ImportError as error:
+        raise ConfigError("the test needs the scipy package: pip install 'omnidraft[bench]'") from error
+    return stats
+
+
+def permute(drafter: Drafter) -> None:
+    """Plant a fault: the verifier is told of a q whose tokens have changed places."""
+    draft = drafter.draft
+
+    def faulty(*arguments: Any, **options: Any) -> tuple[list[int], list[Probs]]:
+        tokens, vectors = draft(*arguments, **options)
+        return tokens, [np.roll(vector, len(vector) // 2) for vector in vectors]
+
+    drafter.draft = faulty  # type: ignore[method-assign]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Sizes of a test; `alpha` is the chance that it fails without a fault, shared by its prompts."""
+
+    samples: int = SAMPLES
+    alpha: float = 1e-3
+    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0))
+    seed: int = 0
+    fault: str | None = None  # "permuted-q" plants a fault, to see it found
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha < 1:
+            raise ConfigError(f"alpha is {self.alpha:g}; it must be above 0 and below 1: 0.001 is usual")
+        if self.sampling.greedy:
+            raise ConfigError("temperature is 0, which draws nothing: give --temperature above 0")
+        _stats()
+
+
+def examine(model: OmniDraft, texts: Sequence[str], experiment: Experiment, console: Console) -> dict[str, Any]:
+    """Test a pair on some prompts; the findings, and whether all pass.
+
+    Raises ConfigError for a model without a drafter, InputError where no prompt allows a test.
+    """
+    attached = model.engine.pair
+    if attached is None:
+        raise ConfigError("there is no drafter to test: give --drafter, and a draft_length above 0")
+    if experiment.fault is not None:
+        permute(attached.drafter)
+    findings = []
+    limit = experiment.alpha / len(texts)
+    with progress(console, "sampling", experiment.samples * len(texts)) as step:
+        for number, text in enumerate(texts):
+            finding = _tested(model, text, replace(experiment, seed=experiment.seed + number), limit, step)
+            if finding is None:
+                console.print(f"after {text!r} the target is too sure for a test: it is left out")
+            else:
+                findings.append(finding)
+    if not findings:
+        raise InputError("after no prompt is the target unsure enough: give another --prompt, or more --samples")
+    return {
+        "passes": all(finding.passes for finding in findings),
+        "fault": experiment.fault,
+        "findings": [asdict(finding) | {"passes": finding.passes} for finding in findings],
+        "target": model.target.name,
+        "drafter": model.drafter.name if model.drafter else None,
+        "drafting": asdict(model.engine.drafting),
+        "sampling": asdict(experiment.sampling),
+    }
+
+
+def _tested(
+    model: OmniDraft, text: str, experiment: Experiment, limit: float, step: Callable[[], None]
+) -> Finding | None:
+    engine, ids = model.engine, model.encode(text)
+    engine.check(ids)
+    kept = Kept(model.target.lm, ids)
+    law = joint_law(kept, ids, sorted(engine.eos), experiment.sampling, EXPECTED / experiment.samples)
+    own = Engine(kept, sorted(engine.eos), engine.pair, engine.drafting)
+    found, did = sampled(own, ids, experiment.samples, experiment.sampling, experiment.seed, step)
+    return judged(found, law, did, text, limit)
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The tests as a table, and what they say."""
+    heads = ["prompt", "texts", "drafted", "bins", "finds a total variation of", "p", ""]
+    lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
+    for each in result["findings"]:
+        prompt = json.dumps(each["prompt"], ensure_ascii=False).replace("|", "\\|")
+        verdict = "passes" if each["passes"] else "fails"
+        cells = [prompt, each["samples"], each["drafted"], each["bins"], f"{each['detectable']:.3f}"]
+        lines.append(f"| {' | '.join(map(str, cells))} | {each['p_value']:.2g} | {verdict} |")
+    said = "has" if result["passes"] else "does not have"
+    fault = f", with the planted fault {result['fault']}," if result["fault"] else ""
+    lines += ["", f"Sampled with {result['drafter']}{fault} text {said} the law of {result['target']}."]
+    return "\n".join(lines) + "\n"
