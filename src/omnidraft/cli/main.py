@@ -73,8 +73,9 @@ def _run(arguments: Sequence[str]) -> int:
     except SystemExit:  # after --help or --version
         return 0
     if unknown:
+        settings = (name for cls in (Drafting, Learning, Sampling, GenerationLimits) for name in names(cls))
         own = ("target", "drafter", "raw", "stop", "json")
-        known = [flags.flag(name) for name in (*flags.HELP, *flags.LOAD, *flags.LEARN, *flags.GENERATE, *own)]
+        known = [flags.flag(name) for name in (*flags.LOAD, *flags.LEARN, *settings, *own)]
         fix = suggestion(unknown[0], known) if unknown[0].startswith("-") else "put quotation marks around the prompt"
         raise ConfigError(f"unknown argument {unknown[0]!r}: {fix}")
     flags.quiet_libraries()
