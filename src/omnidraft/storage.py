@@ -1,4 +1,4 @@
-"""File operations of which a crash leaves the state before or the state after, and nothing in between."""
+"""Atomic, durable file operations: a crash leaves the state before or the state after, nothing in between."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and those above it, where there is none, so that a power cut does not undo it."""
+    """Create a folder and its missing parents durably; an existing folder is left as it is."""
     if path.is_dir():
         return
     make_folder(path.parent)
     with contextlib.suppress(FileExistsError):  # another process was quicker
-        os.mkdir(path)  # noqa: PTH102  (all that changes the disk is called by its bare name, which tests replace)
+        os.mkdir(path)  # noqa: PTH102  (tests replace `os` in this module to fake crashes)
     sync_folder(path.parent)
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable: what was made, replaced or removed there."""
+    """Make the entries of a folder durable after files in it were created, replaced or removed."""
     if os.name == "nt":  # Windows opens no folders
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -30,7 +30,7 @@ def sync_folder(path: Path) -> None:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a file and make its content durable; its name is durable once its folder is synced."""
+    """Write a file and sync its content; its name is durable once its folder is synced."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
     descriptor = os.open(path, flags, 0o666)
     try:
@@ -43,9 +43,9 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def replace_file(path: Path, data: bytes, temporary: Path | None = None) -> None:
-    """Put a file with this content in place of what is at `path`, in one step, and make that durable.
+    """Replace the file at `path`, or create it, atomically and durably; raises OSError and leaves the old file.
 
-    Its content is written to `temporary` first, by default a name that no other thread uses.
+    The data goes to the file `temporary` in the same folder first; by default its name is unique to the thread.
     """
     own = temporary or path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
@@ -59,13 +59,13 @@ def replace_file(path: Path, data: bytes, temporary: Path | None = None) -> None
 
 
 def rename(source: Path, destination: Path) -> None:
-    """Give a file another name next to it, durably."""
+    """Rename a file within its folder, durably."""
     os.rename(source, destination)  # noqa: PTH104
     sync_folder(destination.parent)
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a folder with all that is in it; links are removed, not followed."""
+    """Remove a file, or a folder with its content; symbolic links are removed, not followed."""
     if path.is_symlink() or not path.is_dir():
         os.unlink(path)  # noqa: PTH108
         return

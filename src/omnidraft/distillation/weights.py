@@ -1,7 +1,7 @@
-"""What is learned: a state, tensors by name - LoRA's two matrices for each layer, or all weights.
+"""Learned weights as a state: tensors by name, LoRA's two matrices for each layer or all weights of the drafter.
 
-The base that a state belongs to is never changed: `merged` makes of both the weights that a drafter serves with,
-`trainable` a copy to be trained.  A state may have an acceptance head with it, which `parted` takes out.
+The base model is never changed: `merged` computes the weights to draft with, `trainable` copies the model for training.
+A state may hold the weights of the acceptance head too, which `parted` separates.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ LORA_A, LORA_B = ".lora_A.default.weight", ".lora_B.default.weight"
 
 
 def parted(state: Mapping[str, torch.Tensor]) -> tuple[Weights, Weights]:
-    """What is learned for the drafter, and the weights of the acceptance head by their own names."""
+    """Split a state into the drafter's tensors and those of the acceptance head, the latter without their prefix."""
     drafter = {name: weight for name, weight in state.items() if not name.startswith(PREFIX)}
     return drafter, {name.removeprefix(PREFIX): weight for name, weight in state.items() if name not in drafter}
 
 
 def check(base: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> None:
-    """Raise ModelError unless a state is whole, and of a drafter with these weights."""
+    """Raise ModelError unless a state is complete and its names and shapes fit the weights of `base`."""
     pairs = {name.removesuffix(LORA_A) for name in state if name.endswith(LORA_A)}
     rest = {name for name in state if not name.endswith((LORA_A, LORA_B))}
     wrong = {name for name in rest if name not in base or base[name].shape != state[name].shape}
@@ -51,9 +51,9 @@ def check(base: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -
 
 
 def merged(base: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> Weights:
-    """The weights that differ from a drafter's `base` once a state is added, in fp32.
+    """Merge a state into `base`, W + BA for LoRA, and return the changed weights in fp32.
 
-    Raises ModelError for a state of another drafter.
+    Raises ModelError for a state that does not fit.
     """
     weights: Weights = {}
     for name, learned in state.items():
@@ -70,12 +70,15 @@ def merged(base: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) 
 
 
 def trainable(model: PreTrainedModel, learning: Learning, seed: int) -> tuple[PeftModel | None, PreTrainedModel]:
-    """A model's own fp32 copy for training, and where it has an adapter, the model around it."""
-    own = copy.deepcopy(model).float().eval()  # no dropout: the teacher is exact
+    """An fp32 copy of a model to train, after the PEFT model that wraps it (None where all weights are trained).
+
+    Raises ConfigError for LoRA on layers with transposed weights.
+    """
+    own = copy.deepcopy(model).float().eval()  # no dropout
     if learning.adapter == "full":
         return None, own.requires_grad_()
-    if any(type(module).__name__ == "Conv1D" for module in own.modules()):  # weights the other way round
-        raise ConfigError(f"adapter is 'lora', which is not for the layers of {type(model).__name__}: use 'full'")
+    if any(type(module).__name__ == "Conv1D" for module in own.modules()):  # transposed weights
+        raise ConfigError(f"adapter is 'lora', which does not fit the layers of {type(model).__name__}: use 'full'")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         from peft import LoraConfig, get_peft_model

@@ -23,10 +23,10 @@ from omnidraft.profiles.file import ProfileFile
 from omnidraft.profiles.manifest import Key
 from omnidraft.profiles.profile import Array, Profile
 
-SHAPE = ("adapter", "rank")  # what learned weights depend on
+SHAPE = ("adapter", "rank")  # settings that decide the tensors of an adapter
 SAVE_EVERY = 8  # updates
 SAMPLE = 4096  # weights of each tensor, about, that tell a model from others of its name
-POSITION = "position_"  # before the digest of a data set
+POSITION = "position_"  # prefix of counters; the digest of a data set follows
 
 
 def key_of(drafter: LoadedModel, target: LoadedModel, table: SpellingTable) -> Key:
@@ -52,7 +52,7 @@ def _hash_of_signs(loaded: LoadedModel) -> str:
 
 
 def learning_for(profile: Profile | None, given: Mapping[str, Any]) -> Learning:
-    """The settings to learn by: those given, and else the shape that the profile was learned in.
+    """The learning settings asked for, where the adapter's shape defaults to the profile's.
 
     Raises ConfigError where the two contradict.
     """
@@ -71,9 +71,9 @@ def learning_for(profile: Profile | None, given: Mapping[str, Any]) -> Learning:
 
 @dataclass
 class Autosave:
-    """Keeps what an adaptation learned in a profile; without a file, nowhere.
+    """Saves an adaptation's state to a profile every few updates and at the end; without a file, never.
 
-    `positions` say how far the answers of a data set were learned from, by the set's digest.
+    `positions` is the number of answers of a data set that were learned from, by the set's digest.
     """
 
     file: ProfileFile | None
@@ -82,7 +82,7 @@ class Autosave:
     warn: Callable[[str], None]
     counters: dict[str, int | float] = field(default_factory=dict)  # of earlier processes
     positions: dict[str, int] = field(default_factory=dict)
-    ngrams: Mapping[str, Array] = field(default_factory=dict)  # of the profile, for a mode that learns none
+    ngrams: Mapping[str, Array] = field(default_factory=dict)  # as loaded, for a mode that updates none
     writes: bool = False  # whether this process learns into the profile
     _saved: int = 0  # updates at the last save that succeeded
     _begun: int = 0  # updates at the last one that was begun
@@ -90,7 +90,7 @@ class Autosave:
     _failed: bool = False
 
     def totals(self, adaptation: Adaptation) -> dict[str, int | float]:
-        """Counters of the profile, this process's part included."""
+        """Counters over all processes: those of the profile plus those of this adaptation."""
         own = {} if adaptation.counters is None else asdict(adaptation.counters)
         sums = {name: self.counters.get(name, 0) + count for name, count in own.items() if isinstance(count, int)}
         loss = own.get("held_out_loss", math.nan)
@@ -98,7 +98,7 @@ class Autosave:
         return self.counters | sums | ({} if last is None else {"held_out_loss": last})
 
     def profile(self, adaptation: Adaptation) -> Profile:
-        """All that was learned so far, as it is now."""
+        """A snapshot of the current state as a profile."""
         return Profile(
             weights=dict(adaptation.state),
             ngrams=self.ngrams if adaptation.pair.cache.frozen else adaptation.pair.cache.state(),
@@ -107,7 +107,7 @@ class Autosave:
         )
 
     def save(self, adaptation: Adaptation) -> None:
-        """Write the profile; raises ProfileError where that fails, and the old one stays."""
+        """Write the profile now; raises ProfileError and leaves the old one, ConfigError where there is none to write."""
         self.wait()
         if self.file is None or self.key is None or (adaptation.learner is None and not self.writes):
             raise ConfigError("nothing is learned that could be saved: load with adapt='inline' and a profile")
@@ -116,7 +116,7 @@ class Autosave:
         self._saved = updates
 
     def keep(self, adaptation: Adaptation, every: int = SAVE_EVERY) -> None:
-        """Write the profile once in `every` updates, beside whatever comes next; trouble is said once."""
+        """Write the profile in a thread if `every` updates were made since the last time; warns once on failure."""
         if not self.writes or self._updates(adaptation) - self._begun < every or self._writing:
             return
         file, key, profile = self.file, self.key, self.profile(adaptation)
@@ -134,12 +134,12 @@ class Autosave:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait for what is being written."""
+        """Wait for the thread that writes."""
         if self._thread is not None and self._thread is not threading.current_thread():  # a finalizer may run in it
             self._thread.join()
 
     def finish(self, adaptation: Adaptation) -> None:
-        """Learn from what is left, save what is not saved, and end the learner."""
+        """Learn from the remaining answers, save, end the learner and release the profile."""
         self.wait()
         try:
             for act in (adaptation.flush, lambda: self._save_rest(adaptation)):  # a single answer teaches, too
@@ -173,7 +173,7 @@ class Autosave:
 
 
 def remember(profile: Profile, cache: NgramCache) -> tuple[Weights, dict[str, int | float], dict[str, int]]:
-    """Bring a profile's n-grams into a cache that learns any; its weights, its counters and its positions."""
+    """Restore a profile's n-grams into a cache that is not frozen; return its weights, counters and positions."""
     if profile.ngrams and not cache.frozen:
         cache.resume(profile.ngrams)
     positions = {n.removeprefix(POSITION): int(at) for n, at in profile.counters.items() if n.startswith(POSITION)}
