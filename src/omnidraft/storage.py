@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
+import re
+import secrets
 from pathlib import Path
+
+RANDOM_BYTES = 8  # in the name of a temporary file
 
 
 def make_folder(path: Path) -> None:
@@ -42,20 +45,29 @@ def write_file(path: Path, data: bytes) -> None:
         os.close(descriptor)
 
 
-def replace_file(path: Path, data: bytes, temporary: Path | None = None) -> None:
+def replace_file(path: Path, data: bytes) -> None:
     """Replace the file at `path`, or create it, atomically and durably; raises OSError and leaves the old file.
 
-    The data goes to the file `temporary` in the same folder first; by default its name is unique to the thread.
+    The data goes to a temporary file in the same folder first, whose name is random: several threads and processes may
+    replace one file, and the last one wins.
     """
-    own = temporary or path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(RANDOM_BYTES)}.tmp")
     try:
-        write_file(own, data)
-        os.replace(own, path)
+        write_file(temporary, data)
+        os.replace(temporary, path)
     except BaseException:  # Ctrl-C, too
         with contextlib.suppress(OSError):
-            remove(own)
+            remove(temporary)
         raise
     sync_folder(path.parent)
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove the temporary files of calls of `replace_file` that were killed; for while nobody else replaces `path`."""
+    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{{2 * RANDOM_BYTES}}}\.tmp")
+    for other in path.parent.iterdir():
+        if name.fullmatch(other.name):
+            remove(other)
 
 
 def rename(source: Path, destination: Path) -> None:

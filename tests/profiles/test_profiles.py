@@ -319,6 +319,15 @@ def test_a_claim_is_of_the_process_and_not_of_a_thread(file: ProfileFile) -> Non
     assert ProfileFile(file.path).claim()
 
 
+def test_threads_that_save_at_once_leave_one_of_their_profiles(file: ProfileFile) -> None:
+    with file.held(), ThreadPoolExecutor(4) as threads:
+        for _ in range(5):
+            for done in [threads.submit(file.save, KEY, numbered(number, 50_000)) for number in range(1, 9)]:
+                done.result()
+            assert number_of(file.load(KEY)) in range(1, 9)
+    assert sorted(path.name for path in file.path.parent.iterdir()) == [".p.lock", "p"]
+
+
 @pytest.mark.parametrize("error", [errno.EROFS, errno.EACCES, errno.ENOSPC])
 def test_a_place_that_cannot_be_claimed(error: int, file: ProfileFile, monkeypatch: pytest.MonkeyPatch) -> None:
     saved(file, numbered(1))

@@ -186,7 +186,9 @@ def test_a_disk_that_refuses(error: int, tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_only_its_own_files_are_changed(tmp_path: Path) -> None:
     file = file_in(tmp_path)
-    others = [tmp_path / name for name in ("p.tmp", ".q.tmp", "p.aside-1", ".p.mine")]
+    token = "0123456789abcdef"
+    mine = ("p.tmp", f".q.{token}.tmp", f".p.q.{token}.tmp", f"p.{token}.tmp", "p.aside-1", ".p.mine")
+    others = [tmp_path / name for name in mine]
     for other in others:
         other.write_bytes(b"mine")
     for number in (1, 2, 3):
@@ -217,8 +219,9 @@ def test_kill_9_at_random_moments(tmp_path: Path) -> None:
         assert number is not None
         reported = max([last + 1, *said])
         assert reported <= number <= reported + 1
-        unfinished += (tmp_path / ".p.tmp").exists()
+        unfinished += len(names(tmp_path)) > len([".p.lock", "p"])
         last = number
     assert unfinished, "no kill came in the middle of a save: nothing was shown"
     assert file.claim(), "the claim of a killed process is free"
+    assert names(tmp_path) == [".p.lock", "p"]
     file.release()

@@ -54,7 +54,8 @@ def sealed(metadata: dict[str, str], before: bytes = b"", more: Mapping[str, Any
         metadata = header["__metadata__"] | metadata
     arrays = {**(arrays_of.load(before) if before else {}), **(more or {})}
     data = arrays_of.save(arrays, metadata | {"sha256": "0" * 64})
-    return data.replace(b"0" * 64, hashlib.sha256(data).hexdigest().encode(), 1)
+    checksum = hashlib.sha256(data).hexdigest()
+    return data.replace(f'"sha256":"{"0" * 64}"'.encode(), f'"sha256":"{checksum}"'.encode())
 
 
 def _save_for_ever(path: Path, number: int, pause: float) -> None:

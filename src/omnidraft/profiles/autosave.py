@@ -107,7 +107,7 @@ class Autosave:
         )
 
     def save(self, adaptation: Adaptation) -> None:
-        """Write the profile now; raises ProfileError and leaves the old one, ConfigError where there is none to write."""
+        """Write the profile now; raises ProfileError and leaves the old one, ConfigError where nothing is learned."""
         self.wait()
         if self.file is None or self.key is None or (adaptation.learner is None and not self.writes):
             raise ConfigError("nothing is learned that could be saved: load with adapt='inline' and a profile")

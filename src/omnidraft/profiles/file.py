@@ -40,12 +40,14 @@ class ProfileFile:
         with self._trouble("written"):
             storage.make_folder(self.path.parent)
             # any thread may save, not only the one that claims
-            lock = FileLock(self._beside("lock"), timeout=0, thread_local=False)
+            lock = FileLock(self._lock_path, timeout=0, thread_local=False)
             try:
                 lock.acquire()
             except Timeout:
                 return False
         self._lock = lock
+        with suppress(OSError):
+            storage.remove_leftovers(self.path)
         return True
 
     def release(self) -> None:
@@ -132,8 +134,7 @@ class ProfileFile:
         self._read(key)
         data = profile.encode(key)
         with self._trouble("saved"):
-            # only who has the claim writes here, so what a process that was killed left behind is written over
-            storage.replace_file(self.path, data, self._beside("tmp"))
+            storage.replace_file(self.path, data)
 
     def set_aside(self) -> Path:
         """Give the file a free name next to it, so that a new profile can be begun; nothing is deleted."""
@@ -145,16 +146,16 @@ class ProfileFile:
         return aside
 
     def remove(self) -> None:
-        """Delete the profile, and what saves and claims left beside it."""
+        """Delete the profile and its lock file."""
         with self.held(), self._trouble("removed"):
             storage.remove(self.path)
-            for kind in ("tmp", "lock"):
-                with suppress(OSError):  # none there, or a system that removes no open files
-                    storage.remove(self._beside(kind))
+            with suppress(OSError):  # some systems remove no open files
+                storage.remove(self._lock_path)
             storage.sync_folder(self.path.parent)
 
-    def _beside(self, kind: str) -> Path:
-        return self.path.with_name(f".{self.path.name}.{kind}")
+    @property
+    def _lock_path(self) -> Path:
+        return self.path.with_name(f".{self.path.name}.lock")
 
     # ------------------------------------------------------------ refusing
 
