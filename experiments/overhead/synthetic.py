@@ -176,15 +176,15 @@ def _rewrite(logits: torch.Tensor, length: int, say: Say | None) -> None:
 @contextmanager
 def counting_laws() -> Iterator[Counter[bool]]:
     """How many truncated laws are made inside (True), and how many are left to the processors of `transformers`."""
-    law, counts = Truncation.law, Counter[bool]()
+    law, counts = Truncation.probs, Counter[bool]()
 
     def counted(self: Truncation, row: Row) -> Probs | None:
         made = law(self, row)
         counts[made is not None] += 1
         return made
 
-    setattr(Truncation, "law", counted)  # noqa: B010  put back below
+    setattr(Truncation, "probs", counted)  # noqa: B010  put back below
     try:
         yield counts
     finally:
-        setattr(Truncation, "law", law)  # noqa: B010
+        setattr(Truncation, "probs", law)  # noqa: B010

@@ -334,7 +334,7 @@ def test_lessons_are_spelled_token_by_token_after_the_prompt_as_it_was_read(scri
     assert text != [*answer.prompt, *itertools.chain.from_iterable(answer.written)]  # which is what it drafted from
 
 
-# ---------------------------------------------------------------- the law, while texts are written again
+# ---------------------------------------------------------------- the distribution, while texts are written again
 
 LETTERS = Shape((b"\xc3", b"\xa9", b"\xc3\xa9"), (b"\xc3", b"\xa9", b"\xa9\xc3", b"\xc3\xa9"), long={b"\xc3\xa9": (3,)})
 
@@ -365,8 +365,8 @@ class Watched(Late):
         return Drafter.draft(self, length, temperature, *rest)
 
 
-def joint_law(drafter: type[Late], count: int, **drafting: Any) -> tuple[float, int]:
-    """How far the first tokens are from the target's law, and how often a text was written again on the way."""
+def joint_distribution(drafter: type[Late], count: int, **drafting: Any) -> tuple[float, int]:
+    """How far the first tokens are from the target's distribution, and how often the context was rewritten."""
     world = make_world("letters", 3, shape=LETTERS)
     world.speller = cast(Any, Greedy(world.drafter_vocab))  # é as one token
     changes = 0
@@ -382,22 +382,22 @@ def joint_law(drafter: type[Late], count: int, **drafting: Any) -> tuple[float, 
         changes += watched.changes
         return said
 
-    law: Distribution = {}
+    distribution: Distribution = {}
     for probability, said in enumerate_draws(run):
-        law[said] = law.get(said, 0.0) + probability
-    return distance(law, first_tokens(plain_distribution(world), count, world.vocab.eos)), changes
+        distribution[said] = distribution.get(said, 0.0) + probability
+    return distance(distribution, first_tokens(plain_distribution(world), count, world.vocab.eos)), changes
 
 
 @pytest.mark.parametrize("mode", ["exact", "intersection"])
 @pytest.mark.parametrize("verification", ["block", "token"])
-def test_the_joint_law_holds_while_texts_are_written_again(mode: str, verification: str) -> None:
-    deviation, changes = joint_law(Watched, 4, draft_length=1, mode=mode, verification=verification)
+def test_the_joint_distribution_holds_while_texts_are_written_again(mode: str, verification: str) -> None:
+    deviation, changes = joint_distribution(Watched, 4, draft_length=1, mode=mode, verification=verification)
     assert deviation < EXACT
     assert changes > 10
 
 
-def test_the_q_of_a_text_as_it_was_breaks_the_law() -> None:
-    deviation, changes = joint_law(Late, 4, draft_length=1)
+def test_the_q_of_a_text_as_it_was_breaks_the_distribution() -> None:
+    deviation, changes = joint_distribution(Late, 4, draft_length=1)
     assert changes > 10
     assert deviation > 0.001
 

@@ -11,7 +11,15 @@ import torch
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.trie import Probs
 from omnidraft.distillation.teacher import Arrays, hybrid_lesson, marginal_lesson, shared_tokens
-from omnidraft.verification.sparse_probs import MOST, SHARE, SparseProbs, law_after, law_below, root_law, sparse
+from omnidraft.verification.sparse_probs import (
+    MOST,
+    SHARE,
+    SparseProbs,
+    masses_after,
+    masses_below,
+    root_masses,
+    sparse,
+)
 from omnidraft.verification.walk import Walk
 from support.enumeration import FAR, SAMPLED, enumerate_draws
 from support.table_models import PROMPT, SHAPES, Ids, TableModel, World, frozen_cache, make_world, seeded
@@ -40,15 +48,15 @@ class Taught(TableModel):
         node = walk.node
         token = self.cache.token_at(node) if node else -1
         if node == 0:
-            symbols, masses = root_law(self.cache, p)
+            symbols, masses = root_masses(self.cache, p)
         elif token >= 0:
             after = whole(self.world.target.probs((PROMPT, *walk.tokens, token)))
-            symbols, masses = law_after(self.cache, p, token, after)
+            symbols, masses = masses_after(self.cache, p, token, after)
         else:
             depth = 0
             while node not in self.walk_nodes(ids[start:], depth):
                 depth += 1
-            symbols, masses, stop = law_below(self.cache, p, node, depth)
+            symbols, masses, stop = masses_below(self.cache, p, node, depth)
             assert stop == 0
         law = np.zeros(self.vocab_size)
         law[symbols] = masses
@@ -95,7 +103,7 @@ def test_a_drafter_that_drafts_by_r_is_never_refused(shape: str, seed: int) -> N
 
 
 def test_r_of_the_wrong_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(globals(), "law_after", lambda cache, *rest: root_law(cache, rest[-1]))
+    monkeypatch.setitem(globals(), "masses_after", lambda cache, *rest: root_masses(cache, rest[-1]))
     with pytest.raises(AssertionError):
         test_a_drafter_that_drafts_by_r_is_never_refused("long nested", 0)
 
@@ -132,7 +140,7 @@ def test_r_is_the_sum_over_tokens(shape: str, active: str) -> None:
     rng = seeded("laws", shape)
     for token in range(world.vocab.size):
         before, after = rng.dirichlet([1.0] * world.vocab.size), rng.dirichlet([1.0] * world.vocab.size)
-        symbols, masses = law_after(cache, whole(before), token, whole(after))
+        symbols, masses = masses_after(cache, whole(before), token, whole(after))
         assert len(set(symbols.tolist())) == len(symbols)
         r = np.zeros(world.drafter_vocab.size)
         r[symbols] = masses / masses.sum()

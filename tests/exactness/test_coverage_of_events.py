@@ -1,4 +1,4 @@
-"""Whatever can happen to a draft does happen in the worlds whose laws are enumerated."""
+"""Whatever can happen to a draft does happen in the worlds whose distributions are enumerated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The joint law of the first tokens, over several rounds, is the target's: enumerated, not sampled."""
+"""The joint distribution of the first tokens, over several rounds, is the target's: enumerated, not sampled."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnidraft.config import Sampling
-from omnidraft.verification import exact as verify
+from omnidraft.verification import residual
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import Sampler
 from omnidraft.verification.walk import Walk
@@ -64,25 +64,25 @@ def assert_exact(cases: Iterator[Case]) -> None:
 @pytest.mark.parametrize("verification", VERIFICATIONS)
 @pytest.mark.parametrize("active", ACTIVE)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_first_tokens_have_the_targets_law(shape: str, active: str, verification: str) -> None:
+def test_the_first_tokens_have_the_targets_distribution(shape: str, active: str, verification: str) -> None:
     assert_exact(
         Case(shape, seed, zero, active, count, {"draft_length": k, "verification": verification})
         for k, count, seed, zero in ((0, 3, 0, 0.0), (1, 3, 0, 0.0), (2, 2, 1, 0.35))
     )
 
 
-@pytest.mark.parametrize("looks", [0, 1, 2])
+@pytest.mark.parametrize("tries", [0, 1, 2])
 @pytest.mark.parametrize("verification", VERIFICATIONS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_ways_of_large_vocabularies(
-    shape: str, verification: str, looks: int, monkeypatch: pytest.MonkeyPatch
+    shape: str, verification: str, tries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a position is often passed without its residual, and a correction looked for before it is computed."""
-    monkeypatch.setattr(verify, "LARGE", 0)
-    monkeypatch.setattr(verify, "LOOKS", looks)
+    monkeypatch.setattr(residual, "LARGE", 0)
+    monkeypatch.setattr(residual, "TRIES", tries)
     assert_exact(
         Case(shape, seed, zero, active, 2, {"draft_length": k, "verification": verification})
-        for active, k, seed, zero in (("all", 1, 0, 0.0), ("random", 1 if looks == 2 else 2, 1, 0.35))
+        for active, k, seed, zero in (("all", 1, 0, 0.0), ("random", 1 if tries == 2 else 2, 1, 0.35))
     )
 
 
@@ -156,7 +156,7 @@ def test_many_random_vocabularies(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("shape", ["full", "nested", "long nested"])
 def test_a_draft_may_end_after_any_prefix(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stop policy that decides before each draw, from what has been drafted, leaves the law alone."""
+    """A stop policy that decides before each draw, from what has been drafted, leaves the distribution alone."""
     push, lengths = Walk.push, set()
 
     def read(walk: Walk, draft: int) -> bool:
@@ -171,7 +171,7 @@ def test_a_draft_may_end_after_any_prefix(shape: str, monkeypatch: pytest.Monkey
 
 
 class Rolling:
-    """A processor with a law that depends on all the ids, and a record of what it was shown."""
+    """A processor with a distribution that depends on all the ids, and a record of what it was shown."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[int, ...]] = []
@@ -209,7 +209,7 @@ def test_processors_see_what_plain_decoding_would_show_them(shape: str, temperat
 
 @pytest.mark.parametrize("k", [1, 3])
 @pytest.mark.parametrize("shape", ["nested", "tiny", "long nested"])
-def test_a_run_of_three_tokens_has_the_targets_law(shape: str, k: int) -> None:
+def test_a_run_of_three_tokens_has_the_targets_distribution(shape: str, k: int) -> None:
     """Rounds that go on from one another and grow shorter towards the end: all paths of whole runs."""
     world = make_world(shape, 5)
     ours = run_distribution(world.engine(draft_length=k), 3)
@@ -247,7 +247,7 @@ def test_a_round_that_goes_on_is_like_a_fresh_one(shape: str, k: int) -> None:
 
 @pytest.mark.parametrize("room", [2, 3, 4, 5])
 @pytest.mark.parametrize("shape", ["full", "long nested"])
-def test_the_law_holds_where_the_drafter_reads_its_window_anew(shape: str, room: int) -> None:
+def test_the_distribution_holds_where_the_drafter_reads_its_window_anew(shape: str, room: int) -> None:
     world = make_world(shape, 7)
     world.drafter.context = room
     assert deviation(world, world.engine(draft_length=2), 2) < EXACT
@@ -255,7 +255,7 @@ def test_the_law_holds_where_the_drafter_reads_its_window_anew(shape: str, room:
 
 @pytest.mark.parametrize("room", [2, 3])
 @pytest.mark.parametrize("shape", ["full", "long nested"])
-def test_the_law_holds_to_the_end_of_the_targets_context(shape: str, room: int) -> None:
+def test_the_distribution_holds_to_the_end_of_the_targets_context(shape: str, room: int) -> None:
     world = make_world(shape, 8)
     world.target.context = room
     ours = run_distribution(world.engine(draft_length=2), 5)
@@ -264,11 +264,11 @@ def test_the_law_holds_to_the_end_of_the_targets_context(shape: str, room: int) 
     assert distance(ours, first_tokens(plain_distribution(world), room, world.vocab.eos)) < EXACT
 
 
-def test_the_harness_tells_laws_apart() -> None:
-    law: Distribution = {(0,): 0.25, (1,): 0.75}
+def test_the_harness_tells_distributions_apart() -> None:
+    distribution: Distribution = {(0,): 0.25, (1,): 0.75}
     other: Distribution = {(0,): 0.5, (2,): 0.5}
-    assert distance(law, law) == 0
-    assert np.isclose(distance(law, other), 0.75)
+    assert distance(distribution, distribution) == 0
+    assert np.isclose(distance(distribution, other), 0.75)
     world, second = make_world("tiny", 0), make_world("tiny", 1)
     engine = second.engine(draft_length=1)
     assert deviation(second, engine, 1) < EXACT

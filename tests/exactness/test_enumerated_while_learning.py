@@ -1,4 +1,4 @@
-"""The law stays the target's while the n-gram cache learns, and rounds stay what a fresh start would make of them."""
+"""The distribution stays the target's while the n-gram cache learns, and rounds equal those of a fresh start."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def assert_exact_while_learning(shape: str, learning: str, count: int, **draftin
 
 @pytest.mark.parametrize("learning", LEARNING)
 @pytest.mark.parametrize("verification", ["block", "token"])
-def test_the_law_holds_while_ngrams_come_and_go(learning: str, verification: str) -> None:
+def test_the_distribution_holds_while_ngrams_come_and_go(learning: str, verification: str) -> None:
     sets = assert_exact_while_learning("nested", learning, 2, draft_length=2, verification=verification)
     assert len(sets) >= 2  # of rounds before the last; nothing stays as it was
 
@@ -59,7 +59,7 @@ def test_the_law_holds_while_ngrams_come_and_go(learning: str, verification: str
 @pytest.mark.slow
 @pytest.mark.parametrize("learning", LEARNING)
 @pytest.mark.parametrize("shape", ["full", "nested", "inner", "duplicate", "long nested"])
-def test_the_law_of_three_tokens_holds_while_ngrams_come_and_go(shape: str, learning: str) -> None:
+def test_the_distribution_of_three_tokens_holds_while_ngrams_come_and_go(shape: str, learning: str) -> None:
     for k in (1, 2):
         assert_exact_while_learning(shape, learning, 3, draft_length=k)
 

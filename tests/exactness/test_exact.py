@@ -11,15 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from omnidraft.alignment.trie import Probs
-from omnidraft.verification.exact import (
-    Outcome,
-    _residual,
-    drafter_probability,
-    target_probability,
-    verify_block,
-    verify_greedy,
-    verify_token,
-)
+from omnidraft.verification.exact import Outcome, verify_block, verify_greedy, verify_token
+from omnidraft.verification.residual import drafter_probability, residual_at, target_probability
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import Sampler
 from omnidraft.verification.walk import DEAD, STOP, Walk
@@ -32,7 +25,7 @@ Verify = Callable[[Walk, Sequence[Probs], Callable[[int], Probs], Sampler], Outc
 
 
 def vectors(world: World, walk: Walk, draft: Sequence[int]) -> list[Probs]:
-    """For each draft token a law that could have drawn it."""
+    """For each draft token a distribution that could have drawn it."""
     size = world.drafter_vocab.size
     result = []
     for position in range(walk.drafted):
@@ -42,7 +35,7 @@ def vectors(world: World, walk: Walk, draft: Sequence[int]) -> list[Probs]:
     return result
 
 
-# ---------------------------------------------------------------- the two laws, and the residual
+# ---------------------------------------------------------------- the two distributions, and the residual
 
 
 def near(value: object) -> object:
@@ -51,7 +44,7 @@ def near(value: object) -> object:
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
-def test_the_laws_of_a_symbol_and_the_residual(data: st.DataObject) -> None:
+def test_the_distributions_of_a_symbol_and_the_residual(data: st.DataObject) -> None:
     world = data.draw(worlds())
     cache = data.draw(caches(world))
     draft = data.draw(drafts(world))
@@ -71,7 +64,7 @@ def test_the_laws_of_a_symbol_and_the_residual(data: st.DataObject) -> None:
             assert drafter_probability(cache, symbol, qs) == near(big_q[symbol.symbol])
         assert target_probability(cache, symbol, p) == near(big_p.get(symbol.symbol, 0.0)), number
         assert sum(big_p.values()) == near(1.0)  # every token is counted once
-        residual = _residual(cache, symbol, qs, p, weight)
+        residual = residual_at(cache, symbol, qs, p, weight)
         assert (residual.weights >= 0).all()
         kept = sum(min(weight * mass, big_q.get(option, 0.0)) for option, mass in big_p.items())
         if weight < 1 or weight - kept > 1e-9:
@@ -85,15 +78,15 @@ def test_the_laws_of_a_symbol_and_the_residual(data: st.DataObject) -> None:
 # ---------------------------------------------------------------- verification, by hand
 
 
-def outcome_law(verify: Verify, walk: Walk, qs: list[Probs], ps: list[Probs]) -> dict[tuple[int, ...], float]:
-    law: dict[tuple[int, ...], float] = {}
+def outcome_distribution(verify: Verify, walk: Walk, qs: list[Probs], ps: list[Probs]) -> dict[tuple[int, ...], float]:
+    distribution: dict[tuple[int, ...], float] = {}
 
     def run(draw: Sampler) -> Outcome:
         return verify(walk, qs, ps.__getitem__, draw)
 
     for probability, outcome in enumerate_draws(run):
-        law[outcome.emitted] = law.get(outcome.emitted, 0.0) + probability
-    return law
+        distribution[outcome.emitted] = distribution.get(outcome.emitted, 0.0) + probability
+    return distribution
 
 
 def test_one_by_one_and_jointly_by_hand() -> None:
@@ -103,11 +96,11 @@ def test_one_by_one_and_jointly_by_hand() -> None:
     qs = [np.array([0.8, 0.2]), np.array([0.6, 0.4])]
     ps = [np.array(p) for p in ([0.4, 0.5, 0.1, 0], [0.9, 0.0, 0.0, 0.1], [0, 1.0, 0, 0])]
     # 1/2 the first is taken and the second then surely; else the residual is 0.3 b and 0.1 ab
-    assert outcome_law(verify_token, walk, qs, ps) == near({(0, 0, 1): 0.5, (1,): 0.375, (2,): 0.125})
+    assert outcome_distribution(verify_token, walk, qs, ps) == near({(0, 0, 1): 0.5, (1,): 0.375, (2,): 0.125})
     # 1/2 · 3/2 = 3/4 both are taken; if not, a half of the second P is 0.45 a and 0.05 ba, and only ba exceeds Q:
     # the cut comes there with 0.05 / (0.05 + 1 - 0.5) = 1/11
-    law = {(0, 0, 1): 3 / 4, (0, 3): 1 / 44, (1,): 10 / 44 * 0.75, (2,): 10 / 44 * 0.25}
-    assert outcome_law(verify_block, walk, qs, ps) == near(law)
+    distribution = {(0, 0, 1): 3 / 4, (0, 3): 1 / 44, (1,): 10 / 44 * 0.75, (2,): 10 / 44 * 0.25}
+    assert outcome_distribution(verify_block, walk, qs, ps) == near(distribution)
 
 
 def test_a_token_is_completed_inside_its_interval_by_hand() -> None:
@@ -116,20 +109,20 @@ def test_a_token_is_completed_inside_its_interval_by_hand() -> None:
     qs = [np.array([0.0, 1.0, 0, 0])] * 2
     ps = [np.array([0.5, 0.1, 0, 0.4, 0, 0, 0])]
     # b: 0.5 against 1, else a for sure; then b: 0.8 against 1, else STOP for sure; then bba is all there is
-    assert outcome_law(verify_token, walk, qs, ps) == near({(0,): 0.5, (3,): 0.4, (1,): 0.1})
+    assert outcome_distribution(verify_token, walk, qs, ps) == near({(0,): 0.5, (3,): 0.4, (1,): 0.1})
 
 
-def test_the_law_of_a_prefix_is_asked_only_once_it_is_accepted() -> None:
+def test_the_distribution_of_a_prefix_is_asked_only_once_it_is_accepted() -> None:
     cache = frozen_cache(make_world("tiny"), "none")
     walk = walked(cache, [], [A, A])
     qs = [np.array([0.8, 0.2])] * 2
     asked: list[int] = []
 
-    def law(index: int) -> Probs:
+    def distribution(index: int) -> Probs:
         asked.append(index)
         return np.array([0.4, 0.6, 0, 0])
 
-    for _, outcome in enumerate_draws(lambda draw: verify_token(walk, qs, law, draw)):
+    for _, outcome in enumerate_draws(lambda draw: verify_token(walk, qs, distribution, draw)):
         assert asked == sorted(asked)
         assert max(asked) == outcome.accepted
         asked.clear()
@@ -147,7 +140,7 @@ def test_the_law_of_a_prefix_is_asked_only_once_it_is_accepted() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
-def test_greedy_is_token_by_token_with_a_law_of_one_token(data: st.DataObject) -> None:
+def test_greedy_is_token_by_token_with_a_distribution_of_one_token(data: st.DataObject) -> None:
     world = data.draw(worlds())
     cache = data.draw(caches(world))
     draft = data.draw(drafts(world))

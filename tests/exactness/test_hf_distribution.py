@@ -1,4 +1,4 @@
-"""The law of a sampled text with our decoding in `generate` of transformers, by all choices that either can make."""
+"""The distribution of what `generate` of transformers samples with our decoding in it, by all choices of both."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from support.generating import OPTIONS, Ends, alone, helped, ids_of, load, recor
 from support.models import save_model
 from support.small_tokenizers import SPECIAL
 
-SAME = 1e-5  # total variation that float32 may make of equal laws
+SAME = 1e-5  # total variation that float32 may make of equal distributions
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -58,8 +58,8 @@ def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[PreTrainedModel
     )
 
 
-def plain_law(run: Callable[[], torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> Distribution:
-    """The law of the texts of `generate` alone, by every choice that its draws can make."""
+def plain_distribution(run: Callable[[], torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> Distribution:
+    """The distribution of the texts of `generate` alone, by every choice that its draws can make."""
 
     def once(draw: Sampler) -> tuple[int, ...]:
         def multinomial(probs: torch.Tensor, num_samples: int) -> torch.Tensor:
@@ -73,7 +73,7 @@ def plain_law(run: Callable[[], torch.Tensor], monkeypatch: pytest.MonkeyPatch) 
     return summed(enumerate_draws(once))
 
 
-def helped_law(run: Callable[[], torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> Distribution:
+def helped_distribution(run: Callable[[], torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> Distribution:
     """The same with our decoding; what is kept for the models stays as it is."""
 
     def once(draw: Sampler) -> tuple[int, ...]:
@@ -85,11 +85,11 @@ def helped_law(run: Callable[[], torch.Tensor], monkeypatch: pytest.MonkeyPatch)
 
 
 def summed(outcomes: Iterator[tuple[float, tuple[int, ...]]]) -> Distribution:
-    law: Distribution = {}
+    distribution: Distribution = {}
     for chance, text in outcomes:
-        law[text] = law.get(text, 0.0) + chance
-    assert abs(sum(law.values()) - 1) < SAME
-    return law
+        distribution[text] = distribution.get(text, 0.0) + chance
+    assert abs(sum(distribution.values()) - 1) < SAME
+    return distribution
 
 
 LAWS: dict[str, dict[str, Any]] = {
@@ -104,7 +104,7 @@ LAWS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", LAWS)
-def test_the_law_is_that_of_generate_alone(
+def test_the_distribution_is_that_of_generate_alone(
     tiny_pair: tuple[PreTrainedModel, PreTrainedModel],
     monkeypatch: pytest.MonkeyPatch,
     name: str,
@@ -114,21 +114,23 @@ def test_the_law_is_that_of_generate_alone(
         "omnidraft.alignment.ngram_cache.NgramCache.observe", lambda *_: None
     )  # the same n-grams for every choice
     options = LAWS[name] | {"do_sample": True, "max_new_tokens": 2, "ids": ids_of(model, "ab")}
-    expected = plain_law(lambda: alone(model, **options), monkeypatch)
+    expected = plain_distribution(lambda: alone(model, **options), monkeypatch)
     assert len(expected) > 4
-    found = helped_law(lambda: helped(model, drafter, **options), monkeypatch)
+    found = helped_distribution(lambda: helped(model, drafter, **options), monkeypatch)
     assert distance(found, expected) < SAME
 
     # the same comparison sees a setting that is left out, and another one
     for wrong in (Sampling(temperature=1.0), Sampling(temperature=1.0, top_k=2)):
         with monkeypatch.context() as patch:
             patch.setattr(hf, "law", lambda _, __, drafting, wrong=wrong, **___: (wrong, (), drafting))
-            assert distance(helped_law(lambda: helped(model, drafter, **options), monkeypatch), expected) > 0.01
+            assert (
+                distance(helped_distribution(lambda: helped(model, drafter, **options), monkeypatch), expected) > 0.01
+            )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processed", [False, True])
-def test_the_law_of_longer_texts(
+def test_the_distribution_of_longer_texts(
     tiny_pair: tuple[PreTrainedModel, PreTrainedModel], monkeypatch: pytest.MonkeyPatch, processed: bool
 ) -> None:
     """Three tokens, drafts of two: a criterion ends some texts in the middle of a round."""
@@ -140,11 +142,11 @@ def test_the_law_of_longer_texts(
     def criteria() -> StoppingCriteriaList:
         return StoppingCriteriaList([Ends(3)])
 
-    expected = plain_law(lambda: alone(model, stopping_criteria=criteria(), **options), monkeypatch)
+    expected = plain_distribution(lambda: alone(model, stopping_criteria=criteria(), **options), monkeypatch)
     assert {len(text) for text in expected} == {length + ids_of(model, "ab").shape[1] for length in (1, 2, 3)}
     own = OPTIONS | {"draft_length": 2, "verification": "token"}
     rounds = recorded(monkeypatch)
-    found = helped_law(
+    found = helped_distribution(
         lambda: helped(model, drafter, stopping_criteria=criteria(), omnidraft_options=own, **options), monkeypatch
     )
     assert distance(found, expected) < SAME

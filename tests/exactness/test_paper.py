@@ -49,8 +49,8 @@ def test_where_the_vocabularies_have_nothing_in_common_the_target_goes_on_alone(
     shape = Shape((b"a", b"b"), (b"ab", b"ba"))
     for sampling in (SAMPLED, Sampling()):
         world = make_world("apart", shape=shape)
-        law = round_distribution(world.engine(draft_length=2, mode=mode), (), sampling)
-        assert distance(law, first_tokens(plain_distribution(world, sampling), 1, ())) < EXACT
+        distribution = round_distribution(world.engine(draft_length=2, mode=mode), (), sampling)
+        assert distance(distribution, first_tokens(plain_distribution(world, sampling), 1, ())) < EXACT
 
 
 @pytest.mark.parametrize("mode", ["paper", "intersection", "exact"])
@@ -63,7 +63,7 @@ def test_a_text_that_the_drafter_cannot_read_is_decoded_without_it(mode: str) ->
     assert len(record.emitted) == 1
 
 
-# ---------------------------------------------------------------- its law
+# ---------------------------------------------------------------- its distribution
 
 
 def test_paper_mode_is_not_exact() -> None:

@@ -1,4 +1,4 @@
-"""Negative controls: each wrong reading of the scheme, planted in the production code, must change the law.
+"""Negative controls: each wrong reading of the scheme, planted in the production code, must change the distribution.
 
 The harness that passes the code as it is must reject the code with the fault.
 """
@@ -21,6 +21,7 @@ from omnidraft.alignment.trie import ROOT, Probs
 from omnidraft.decoding.drafter import Drafter
 from omnidraft.decoding.engine import Engine
 from omnidraft.verification import exact as verify
+from omnidraft.verification import residual
 from omnidraft.verification.walk import Walk
 from support.enumeration import EXACT, Case
 
@@ -135,8 +136,8 @@ def with_the_end_in_sight(true: Callable[..., Any], engine: Engine, *arguments: 
 # ---------------------------------------------------------------- the list
 
 
-LOOKED_FOR = """len(p) >= LARGE:
-        for _ in range(LOOKS):
+TRIED = """len(p) >= LARGE:
+        for _ in range(TRIES):
             token = draw(p)
             child = cache.root_child(token)
             if child < 0:
@@ -169,8 +170,8 @@ FAULTS = {
     ),
     "P renormalized over the active children": Fault(
         (
-            Rewrite(verify.target_probability, "1.0 if symbol.node == ROOT else cache.mass(", "cache.mass("),
-            Rewrite(verify._residual, "alone = cache.outside", "alone = cache.outside[:0]"),
+            Rewrite(residual.target_probability, "1.0 if symbol.node == ROOT else cache.mass(", "cache.mass("),
+            Rewrite(residual.residual_at, "alone = cache.outside", "alone = cache.outside[:0]"),
         ),
         active="random",
     ),
@@ -189,12 +190,12 @@ FAULTS = {
     "Q(STOP) over all children": Fault(
         (
             Rewrite(
-                verify.drafter_probability,
+                residual.drafter_probability,
                 "cache.children(symbol.node)",
                 "np.arange(cache.table.first[symbol.node], cache.table.first[symbol.node + 1])",
             ),
             Rewrite(
-                verify._residual,
+                residual.residual_at,
                 "max(0.0, 1.0 - q.sum(dtype=np.float64))",
                 "drafter_probability(cache, Symbol(node, STOP, -1, symbol.index, symbol.position), qs)",
             ),
@@ -203,13 +204,15 @@ FAULTS = {
         active="random",
     ),
     "correction drawn from the whole p": Fault(
-        (Rewrite(verify._correct, "_inside(cache, p, int(residual.children[option]), draw)", "draw(p)"),)
+        (Rewrite(residual.draw_from, "draw_inside(cache, p, int(residual.children[option]), draw)", "draw(p)"),)
     ),
     "over-long drafter token with Q = q(D)": Fault(
         (
             Replace(Walk.push, known_by_its_name),
             Rewrite(
-                verify.drafter_probability, "q[cache.proposers(symbol.child)].sum(dtype=np.float64)", "q[symbol.symbol]"
+                residual.drafter_probability,
+                "q[cache.proposers(symbol.child)].sum(dtype=np.float64)",
+                "q[symbol.symbol]",
             ),
         ),
         ("long", "long nested"),
@@ -228,9 +231,11 @@ FAULTS = {
     ),
     "trailing partial n-gram trimmed": Fault((Replace(Walk.finish, trimmed),)),
     "longest match over the whole draft": Fault((Replace(Engine._propose, with_the_end_in_sight),), ("full", "inner")),
-    "root law after STOP not restricted": Fault((Rewrite(verify._drafter_root, "if after < 0:", "if after < 99:"),)),
-    "root law after STOP not renormalized": Fault(
-        (Rewrite(verify._drafter_root, "rest / total if total > 0 else rest", "rest"),)
+    "root distribution after STOP not restricted": Fault(
+        (Rewrite(residual._drafter_root, "if after < 0:", "if after < 99:"),)
+    ),
+    "root distribution after STOP not renormalized": Fault(
+        (Rewrite(residual._drafter_root, "rest / total if total > 0 else rest", "rest"),)
     ),
     "masked sampling with the raw q as Q": Fault(
         (Rewrite(Drafter.draft, "vectors.append(q)", "vectors.append(tempered(logits, temperature))"),),
@@ -251,23 +256,24 @@ FAULTS = {
     "block: a residual skipped at no cost": Fault(
         (
             Rewrite(
-                verify.verify_block,
-                "lazy = int(cache.table.hi[symbol.node] - cache.table.lo[symbol.node]) >= LARGE\n"
-                "        if lazy and draw",
-                "lazy = False\n        if draw",
+                residual.thinned,
+                "if int(cache.table.hi[symbol.node] - cache.table.lo[symbol.node]) < LARGE:\n"
+                "        return 1.0\n"
+                "    return 0.0 if draw(np.array([ratio, 1 - ratio])) == 1 else ratio",
+                "return 0.0 if draw(np.array([ratio, 1 - ratio])) == 1 else 1.0",
             ),
         ),
         ways=BLOCK,
     ),
     "a correction found without regard to Q": Fault(
-        (Rewrite(verify._corrected, "len(p) >= LARGE:", "len(p):\n        return draw(p)"),),
+        (Rewrite(residual._by_rejection, "len(p) >= LARGE:", "len(p):\n        return draw(p)"),),
     ),
     "a correction found by the q of one proposer": Fault(
         (
             Rewrite(
-                verify._corrected,
-                LOOKED_FOR,
-                LOOKED_FOR.replace("len(p) >= LARGE", "len(p)").replace(
+                residual._by_rejection,
+                TRIED,
+                TRIED.replace("len(p) >= LARGE", "len(p)").replace(
                     "drafter_probability(cache, other, qs)", "float(qs[symbol.position][other.symbol])"
                 ),
             ),
@@ -275,7 +281,11 @@ FAULTS = {
         ("inner", "tiny", "written end"),
     ),
     "block: residual of the whole P": Fault(
-        (Rewrite(verify.verify_block, "_residual(cache, symbol, qs, p, ratio)", "_residual(cache, symbol, qs, p, 1)"),),
+        (
+            Rewrite(
+                verify.verify_block, "residual_at(cache, symbol, qs, p, ratio)", "residual_at(cache, symbol, qs, p, 1)"
+            ),
+        ),
         ways=BLOCK,
     ),
     "block: ratio capped only at the end": Fault(
@@ -302,7 +312,7 @@ def true_deviation(case: Case) -> float:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_the_law_shows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_distribution_shows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = FAULTS[name]
     cases = list(fault.cases())
     assert max(true_deviation(case) for case in cases) < EXACT
@@ -320,4 +330,4 @@ def test_the_harness_is_whole_again_afterwards() -> None:
 
 def test_a_rewriting_that_finds_nothing_to_rewrite_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AssertionError, match="plant the fault anew"):
-        Rewrite(verify._correct, "no such text", "")(monkeypatch, [])
+        Rewrite(residual.draw_from, "no such text", "")(monkeypatch, [])

@@ -1,7 +1,7 @@
-"""The sampled law on real tokenizers and trained models: chi-squared tests on joint blocks of tokens.
+"""The sampled distribution on real tokenizers and trained models: chi-squared tests on joint blocks of tokens.
 
-With N samples in bins of expected probability π, the statistic's noncentrality under a law at total variation δ is at
-least N·(2δ)², so that each test states the distance it would find with probability 0.95.
+With N samples in bins of expected probability π, the statistic's noncentrality under a distribution at total variation
+δ is at least N·(2δ)², so that each test states the distance it would find with probability 0.95.
 """
 
 from __future__ import annotations
@@ -34,28 +34,30 @@ from support.project_files import shared
 TESTS = 16  # for the correction: no more χ² tests than this are made here
 ALPHA = 1e-4 / TESTS
 EXPECTED = 8.0  # smallest expected count of a bin of its own
-Law = dict[tuple[int, ...], float]
+Distribution = dict[tuple[int, ...], float]
 
 
-def joint_law(model: LanguageModel, prompt: list[int], eos: tuple[int, ...], sampling: Sampling, floor: float) -> Law:
+def joint_distribution(
+    model: LanguageModel, prompt: list[int], eos: tuple[int, ...], sampling: Sampling, floor: float
+) -> Distribution:
     """Probabilities of the first two tokens, those of at least `floor`."""
     processors = target_processors(sampling)
 
-    def next_law(ids: list[int]) -> Probs:
+    def next_distribution(ids: list[int]) -> Probs:
         model.crop(0)
         scores = processors(torch.tensor([ids]), model.forward(ids, 1).float())  # type: ignore[arg-type]
         return softmax(scores[0])
 
-    law: Law = {}
-    first = next_law(prompt)
+    distribution: Distribution = {}
+    first = next_distribution(prompt)
     for a in np.flatnonzero(first >= floor).tolist():
         if a in eos:
-            law[a,] = float(first[a])
+            distribution[a,] = float(first[a])
             continue
-        second = next_law([*prompt, a])
+        second = next_distribution([*prompt, a])
         for b in np.flatnonzero(first[a] * second >= floor).tolist():
-            law[a, b] = float(first[a] * second[b])
-    return law
+            distribution[a, b] = float(first[a] * second[b])
+    return distribution
 
 
 def sample(engine_: Engine, prompt: list[int], count: int, sampling: Sampling, seed: int) -> Counter[tuple[int, ...]]:
@@ -72,10 +74,10 @@ def sample(engine_: Engine, prompt: list[int], count: int, sampling: Sampling, s
     return found
 
 
-def p_value(found: Counter[tuple[int, ...]], law: Law, count: int) -> tuple[float, float]:
+def p_value(found: Counter[tuple[int, ...]], distribution: Distribution, count: int) -> tuple[float, float]:
     """The χ² p-value, and the total variation that would have been found with probability 0.95."""
-    bins = [key for key, p in law.items() if p * count >= EXPECTED]
-    expected = np.array([law[key] * count for key in bins])
+    bins = [key for key, p in distribution.items() if p * count >= EXPECTED]
+    expected = np.array([distribution[key] * count for key in bins])
     expected = np.append(expected, count - expected.sum())
     observed = np.array([found[key] for key in bins], float)
     observed = np.append(observed, count - observed.sum())
@@ -138,11 +140,13 @@ class World:
         self, text: str, count: int, sampling: Sampling, seed: int = 0, **drafting: object
     ) -> tuple[float, float]:
         prompt = self.target_language.tokenizer(text)["input_ids"]
-        law = joint_law(self.target, prompt, self.target_language.vocab.eos, sampling, EXPECTED / count)
+        distribution = joint_distribution(
+            self.target, prompt, self.target_language.vocab.eos, sampling, EXPECTED / count
+        )
         engine_ = engine(
             self.target, self.target_language, self.drafter, self.drafter_language, frozen=True, **drafting
         )
-        return p_value(sample(engine_, prompt, count, sampling, seed), law, count)
+        return p_value(sample(engine_, prompt, count, sampling, seed), distribution, count)
 
 
 def small_pair(target_name: str, drafter_name: str) -> World:
@@ -238,7 +242,7 @@ def _colder_record(monkeypatch: pytest.MonkeyPatch) -> None:
         def __call__(self, weights: Probs) -> int:
             return super().__call__(weights**1.5 if len(weights) == 512 else weights)
 
-    monkeypatch.setattr("test_statistical_law.GeneratorDraw", Colder)
+    monkeypatch.setitem(globals(), "GeneratorSampler", Colder)
 
 
 @pytest.mark.slow
@@ -249,7 +253,7 @@ def test_a_colder_draw_than_recorded_is_found(merging: World) -> None:
 
 
 @pytest.mark.slow
-def test_a_correction_from_the_whole_law_is_found(merging: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_correction_from_the_whole_distribution_is_found(merging: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify, "_correct", lambda _cache, _residual, p, draw: draw(p))
     p, _ = merging.check(STORY, 2 * COUNT, SAMPLING, draft_length=4, verification="token")
     assert p < ALPHA

@@ -1,4 +1,4 @@
-"""Decoding with every family of tokenizers: the law of what is said, and where a text ends."""
+"""Decoding with every family of tokenizers: the distribution of what is said, and where a text ends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KINDS = [*WHOLE, *PARTIAL, *OWN]
 APART = 4  # so far from a target's kind is its drafter's: each is both
 PROMPTS = {"English": "The river had", "Chinese": "河水"}
 GREEDY = Sampling()
-COUNT = 2  # tokens whose joint law is looked at
+COUNT = 2  # tokens whose joint distribution is looked at
 NEW = 36  # tokens of a greedy text
 
 
@@ -52,7 +52,7 @@ def rounds(engine_: Engine, prompt: list[int], count: int) -> list[Round]:
     return list(engine_.rounds(prompt, count, GREEDY, GeneratorSampler(torch.Generator().manual_seed(0))))
 
 
-# ---------------------------------------------------------------- the law
+# ---------------------------------------------------------------- the distribution
 
 
 class Few(Scripted):
@@ -77,22 +77,22 @@ class Few(Scripted):
 
 
 def wanted(target: Few, prompt: list[int], count: int) -> Distribution:
-    """The target's own law of texts of so many tokens, or up to its end."""
-    law: Distribution = {(): 1.0}
+    """The target's own distribution of texts of so many tokens, or up to its end."""
+    distribution: Distribution = {(): 1.0}
     for _ in range(count):
         longer: Distribution = {}
-        for text, mass in law.items():
+        for text, mass in distribution.items():
             if text and text[-1] == target.end:
                 longer[text] = mass
                 continue
             probs = softmax(target.row((*prompt, *text)))
             longer |= {(*text, int(token)): mass * float(probs[token]) for token in probs.nonzero()[0]}
-        law = longer
-    return law
+        distribution = longer
+    return distribution
 
 
-def laws(name: str, script: str, **drafting: object) -> tuple[float, int]:
-    """The largest difference between the law of the texts and the target's own; most tokens accepted in a round."""
+def distributions(name: str, script: str, **drafting: object) -> tuple[float, int]:
+    """Largest difference between the distributions of the engine and the target; most tokens accepted in a round."""
     target, drafter = Few(name), Few(drafter_of(name))
     engine_ = engine(target, spoken(name), drafter, spoken(drafter_of(name)), frozen=True, draft_length=3, **drafting)
     prompt, most = read(name, PROMPTS[script]), 0
@@ -107,15 +107,15 @@ def laws(name: str, script: str, **drafting: object) -> tuple[float, int]:
 
 @pytest.mark.parametrize("script", PROMPTS)
 @pytest.mark.parametrize("name", KINDS)
-def test_the_law_is_the_target_s(name: str, script: str) -> None:
-    off, accepted = laws(name, script)
+def test_the_distribution_is_the_target_s(name: str, script: str) -> None:
+    off, accepted = distributions(name, script)
     assert off < EXACT
     assert accepted > 0
 
 
-def test_a_correction_from_the_whole_law_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_correction_from_the_whole_distribution_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify, "_correct", lambda _cache, _residual, p, draw: draw(p))
-    assert laws("llama3", "English", verification="token")[0] > 1e-3
+    assert distributions("llama3", "English", verification="token")[0] > 1e-3
 
 
 # ---------------------------------------------------------------- greedy texts

@@ -85,9 +85,9 @@ def test_truncated_laws_are_counted() -> None:
     row = torch.tensor([0.5, 0.25, 0.25]).log().numpy()
     with counting_laws() as counts:
         for top_p in (0.9, 0.6, 0.5):
-            Truncation(1.0, 0, top_p, 0.0).law(row)
+            Truncation(1.0, 0, top_p, 0.0).probs(row)
     assert counts == {True: 2, False: 1}
-    Truncation(1.0, 0, 0.5, 0.0).law(row)
+    Truncation(1.0, 0, 0.5, 0.0).probs(row)
     assert counts.total() == 3  # nothing stays behind
 
 

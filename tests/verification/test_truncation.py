@@ -1,4 +1,4 @@
-"""The truncated law is that of the processors of transformers, and is made without them."""
+"""The truncated distribution is that of the processors of transformers, and is made without them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def rows() -> Iterator[torch.Tensor]:
 
 
 def rounded_rows() -> Iterator[torch.Tensor]:
-    """Logits (V,) as models in bf16 give them: the law of Zipf with some noise, in few distinct values."""
+    """Logits (V,) as models in bf16 give them: the distribution of Zipf with some noise, in few distinct values."""
     for size in (500, 60_000, 152_000):
         generator = torch.Generator().manual_seed(size)
         for _ in range(6):
@@ -63,30 +63,30 @@ def by_transformers(row: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 
 
 def compare(sampling: Sampling, given: Iterable[torch.Tensor]) -> tuple[int, int]:
-    """Rows whose law was made here, and rows left to transformers."""
+    """Rows whose distribution was made here, and rows left to transformers."""
     cut = Truncation(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
     made = left = 0
     for row in given:
-        law = cut.law(row.numpy())
-        if law is None:
+        distribution = cut.probs(row.numpy())
+        if distribution is None:
             left += 1
             continue
         made += 1
         wanted = by_transformers(row, sampling).numpy()
-        kept, theirs = law > 1e-30, wanted > 1e-30  # float32 has nothing below
+        kept, theirs = distribution > 1e-30, wanted > 1e-30  # float32 has nothing below
         other = row.numpy()[kept != theirs]
         if len(other):  # of equal ones at the edge of top-p torch keeps any
             assert sampling.top_p < 1
             assert set(other) == {row.numpy()[kept].min()}
         assert kept.sum() == theirs.sum()
-        assert np.allclose(np.sort(law), np.sort(wanted), atol=1e-6)
-        assert np.allclose(law[kept == theirs], wanted[kept == theirs], atol=1e-6)
-        assert law.sum() == pytest.approx(1)
+        assert np.allclose(np.sort(distribution), np.sort(wanted), atol=1e-6)
+        assert np.allclose(distribution[kept == theirs], wanted[kept == theirs], atol=1e-6)
+        assert distribution.sum() == pytest.approx(1)
     return made, left
 
 
 @pytest.mark.parametrize("sampling", SETTINGS, ids=str)
-def test_the_law_is_that_of_transformers(sampling: Sampling) -> None:
+def test_the_distribution_is_that_of_transformers(sampling: Sampling) -> None:
     made, left = compare(sampling, rows())
     assert made > left
 
@@ -133,15 +133,15 @@ def test_close_calls_are_left_to_transformers() -> None:
     row = np.log(np.array([0.5, 0.25, 0.125, 0.125], np.float32))
 
     def kept(top_p: float, min_p: float = 0.0) -> int | None:
-        law = Truncation(1.0, 0, top_p, min_p).law(row)
-        return None if law is None else int((law > 0).sum())
+        distribution = Truncation(1.0, 0, top_p, min_p).probs(row)
+        return None if distribution is None else int((distribution > 0).sum())
 
     assert kept(0.6) == 2
     assert kept(0.75) is None  # the edge lies between two tokens
     assert kept(0.8) == 3  # and here between two equal ones, of which the lower id is dropped
-    law = Truncation(1.0, 0, 0.8, 0.0).law(row)
-    assert law is not None
-    assert law[2] == 0 < law[3]
+    distribution = Truncation(1.0, 0, 0.8, 0.0).probs(row)
+    assert distribution is not None
+    assert distribution[2] == 0 < distribution[3]
     assert kept(0.3) == 1
     assert kept(1e-9) == 1  # one token is kept whatever it weighs
     assert kept(1.0, 0.4) == 2
@@ -152,24 +152,24 @@ def test_unusable_rows_are_left_to_transformers() -> None:
     for value in (torch.nan, torch.inf):
         row = torch.randn(100)
         row[3] = value
-        assert Truncation(1.0, 5, 0.9, 0.0).law(row.numpy()) is None
+        assert Truncation(1.0, 5, 0.9, 0.0).probs(row.numpy()) is None
 
 
 @pytest.mark.parametrize("sampling", [AT_ONE[1], AT_ONE[3], Sampling(temperature=0.7, top_k=5, repetition_penalty=1.5)])
-def test_the_engine_s_law_takes_the_short_way(sampling: Sampling, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_s_distribution_takes_the_short_way(sampling: Sampling, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the penalties come before it; with any other processor, all of them are called."""
     logits = torch.randn(2, 3_000, generator=torch.Generator().manual_seed(2)) * 4
     scores = logits[1:]
     for processor in target_processors(sampling):
         scores = processor(torch.tensor([[5, 6, 7]]), scores)
     calls: list[str] = []
-    law = Truncation.law
+    distribution = Truncation.probs
 
     def counted(self: Truncation, row: truncation.Row) -> truncation.Probs | None:
         calls.append("short")
-        return law(self, row)
+        return distribution(self, row)
 
-    monkeypatch.setattr(Truncation, "law", counted)
+    monkeypatch.setattr(Truncation, "probs", counted)
     for more in ([], [lambda _ids, given: given]):
         found = TargetDistribution(logits, [5, 6], [7], Processing.of(sampling, more)).probs(1)
         assert np.allclose(found, softmax(scores[0]), atol=1e-6)
@@ -186,9 +186,9 @@ def test_what_is_never_cut_off() -> None:
 
 def test_temperature_alone_takes_all_rows_at_once() -> None:
     logits = torch.randn(3, 500, generator=torch.Generator().manual_seed(3))
-    law = TargetDistribution(logits, [1], [2, 3], Processing.of(Sampling(temperature=0.5)))
-    assert [np.allclose(law.probs(i), softmax(logits[i] / 0.5), atol=1e-7) for i in range(3)] == [True] * 3
-    assert law.probs(0).base is law.probs(2).base
+    distribution = TargetDistribution(logits, [1], [2, 3], Processing.of(Sampling(temperature=0.5)))
+    assert [np.allclose(distribution.probs(i), softmax(logits[i] / 0.5), atol=1e-7) for i in range(3)] == [True] * 3
+    assert distribution.probs(0).base is distribution.probs(2).base
     logits[1, 7] = torch.nan
     with pytest.raises(NumericsError):
         TargetDistribution(logits, [1], [2, 3], Processing.of(Sampling(temperature=0.5))).probs(0)

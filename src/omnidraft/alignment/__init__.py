@@ -1,1 +1,1 @@
-"""Two vocabularies side by side: tokens as bytes, spellings, n-grams, and the target's text for the drafter."""
+"""Alignment of two vocabularies: tokens as bytes, spellings, the n-gram cache, target tokens as drafter tokens."""

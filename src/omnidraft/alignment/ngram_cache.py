@@ -1,4 +1,4 @@
-"""The n-gram cache: which spellings of more than one drafter token are active, and what each has earned."""
+"""The n-gram cache: the spellings of several drafter tokens that are active, with their records of use."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from omnidraft.errors import ModelError
 
 Ints = npt.NDArray[np.int32]
 _RECORDS = ("hits", "false_merges", "last_use")
-FALSE_MERGES_BEFORE_OFF = 4  # a merge is judged by its record only once it has failed this often
+FALSE_MERGES_BEFORE_OFF = 4  # failures from which on a merge is judged by its record
 
 
 class NgramCache:
-    """The active set over a spelling table: the trie that a walk and its verification see.
+    """The active set over a spelling table: the trie as seen by the walk and verification.
 
     A target token whose spelling has one drafter token is always active; an n-gram is active or not.  A node is
     *live* while an active token lies at or below it.  Inactive tokens, and those that own no spelling, lie
@@ -43,7 +43,7 @@ class NgramCache:
         self.eviction = eviction
         self.frozen = frozen
         lengths = np.diff(table.offsets)
-        self._order = table.order.astype(np.intp)  # numpy gathers twice as fast by its own integers
+        self._order = table.order.astype(np.intp)  # numpy gathers twice as fast by intp
         self._ngram = (table.node >= 0) & (lengths > 1)
         # drafter tokens that stand for whole target tokens, and the root child where the first of these begins
         self._long = np.flatnonzero(np.diff(table.long_offsets)).astype(np.int32)
@@ -58,7 +58,7 @@ class NgramCache:
             active[np.flatnonzero(self._ngram)[bound:]] = False  # low ids were merged first: the frequent ones
         self._set_active(active)
 
-    # ------------------------------------------------------------ what a walk asks
+    # ------------------------------------------------------------ queries of the walk
 
     def child(self, node: int, draft: int) -> int:
         """The active child of `node` under a drafter token, or -1."""
@@ -83,11 +83,11 @@ class NgramCache:
         return token if token >= 0 and self.active[token] else -1
 
     def leaf(self, node: int) -> bool:
-        """Whether `node` has no active child, so that the token that ends there is complete."""
+        """True if `node` has no active child, so that the token that ends there is complete."""
         return int(self._live[node]) == (self.token_at(node) >= 0)
 
     def long(self, draft: int) -> Ints:
-        """The target tokens t₁ t₂ … that a drafter token without root child proposes; empty if there are none."""
+        """The target tokens t₁ t₂ … proposed by a drafter token without root child; empty if there are none."""
         table = self.table
         tokens: Ints = table.long_flat[table.long_offsets[draft] : table.long_offsets[draft + 1]]
         return tokens if self._proposes[draft] >= 0 else tokens[:0]
@@ -116,18 +116,18 @@ class NgramCache:
         weights = p.take(self._order[low:high])
         if self._partial:
             weights *= self._active_in_order[low:high]
-        # what lies between one child and the next hangs from children without an active token, and weighs nothing
+        # between one child and the next lie only inactive tokens, which weigh nothing
         masses: npt.NDArray[np.float64] = np.add.reduceat(weights, self.table.lo[children] - low, dtype=np.float64)
         return masses
 
     def root_proposals(self, q: Probs) -> npt.NDArray[np.float64]:
-        """Q of every root child: q (V_q,) summed over all drafter tokens that propose it. (children + 1,), by node."""
+        """Q of every root child by node, (children + 1,): q (V_q,) summed over all drafter tokens that propose it."""
         size = int(self.table.first[1])  # root children are the nodes 1 … size-1
         masses = np.bincount(self._proposes[self._proposing], weights=q[self._proposing], minlength=size)
         return masses.astype(np.float64, copy=False)
 
     def root_child(self, token: int) -> int:
-        """The root child that an active target token lies under, or -1 for one outside the trie."""
+        """The root child above an active target token, or -1 for a token outside the trie."""
         if not self.active[token]:
             return -1
         return int(self.table.root[self.table.flat[self.table.offsets[token]]])
@@ -140,7 +140,7 @@ class NgramCache:
     # ------------------------------------------------------------ learning from rounds
 
     def observe(self, emitted: Iterable[int], false_merge: int | None = None) -> None:
-        """Count what a round showed: the tokens that the target emitted, and a merge it refused."""
+        """Record a round: the tokens that the target emitted, and a merge that it rejected."""
         if self.frozen:
             return
         self._clock += 1
@@ -186,7 +186,7 @@ class NgramCache:
                 self._switch(int(token), on=False)
 
     def activate(self, active: npt.NDArray[np.bool_]) -> None:
-        """Take over the active set (V_p,) of another cache of the same table."""
+        """Copy the active set (V_p,) of another cache of the same table."""
         if not np.array_equal(active, self.active):
             self._set_active(active.copy())
 
@@ -200,13 +200,13 @@ class NgramCache:
         self._refresh()
 
     def _refresh(self) -> None:
-        """Recompute what depends on the whole active set: O(V) array work, only when the set changes."""
+        """Recompute the arrays that depend on the whole active set: O(V), only when the set changes."""
         table = self.table
         self._partial = int(self._live[ROOT]) < len(table.order)
         self._active_in_order = self.active[self._order]
         self.outside: Ints = np.flatnonzero(~self.active).astype(np.int32)
         self._proposes = np.where((table.root >= 0) & (self._live[table.root] > 0), table.root, -1).astype(np.int32)
-        # a drafter token that stands for several target tokens needs all of them in the trie
+        # a drafter token that stands for several target tokens needs all of them to be active
         active = self.active[table.long_flat]
         usable = np.logical_and.reduceat(active, table.long_offsets[self._long]) if len(self._long) else active
         nodes, tokens = self._long_root[usable], self._long[usable]
@@ -223,7 +223,7 @@ class NgramCache:
     # ------------------------------------------------------------ save and load
 
     def state(self) -> dict[str, Ints]:
-        """The records of all n-grams that have any, and the active set, as int32 arrays by name."""
+        """The active set and the records of all n-grams that have any, as int32 arrays by name."""
         seeded = np.zeros_like(self.active) if self.seed == "empty" else self._ngram
         keep = self._ngram & ((self.hits > 0) | (self.false_merges > 0) | (self.active != seeded))
         token = np.flatnonzero(keep).astype(np.int32)
@@ -238,13 +238,13 @@ class NgramCache:
         }
 
     def resume(self, state: Mapping[str, Ints]) -> None:
-        """Go on from an earlier state; raises ModelError for one that does not fit, and changes nothing then."""
+        """Restore an earlier state; raises ModelError for one that does not fit, and then changes nothing."""
         table = self.table
         try:
             token = state["token"]
             fits = all(state[name].shape == token.shape for name in ("active", *_RECORDS))
             if not fits or not self._ngram[token].all() or token.min(initial=0) < 0:
-                raise ValueError("it holds what is no n-gram of this pair")
+                raise ValueError("it holds a token that is no n-gram of this pair")
             seeded = NGRAM_SEEDS[int(state["seed"][0])] == "vocabulary"
             clock = int(state["clock"][0])
         except (LookupError, TypeError, ValueError, AttributeError) as error:

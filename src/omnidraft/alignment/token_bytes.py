@@ -1,4 +1,4 @@
-"""What a tokenizer's backend is made of, and how its decoder turns tokens into bytes."""
+"""Tokenizer backends taken apart, and the bytes that their decoders make of tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SUPPORTED = "use a model with a byte-level or SentencePiece tokenizer"
 
 @dataclass(frozen=True)
 class Reader:
-    """How a backend's decoder turns a token into bytes: the kind of the tokenizer."""
+    """Rules by which a backend's decoder turns a token into bytes."""
 
     space: str = ""  # the character that stands for a space
     byte_tokens: bool = False  # <0xNN>
@@ -42,7 +42,7 @@ class Reader:
         return (word.replace(self.space, " ") if self.space else word).encode()
 
     def read_added(self, content: str) -> bytes:
-        """The bytes of an added token that is text: what the decoder makes of it, but its content where that is broken.
+        """The bytes of an added token that is text: as decoded, or its content where decoding breaks a character.
 
         Byte-level decoders take "é" for the alias of a byte, which is half a character.
         """
@@ -51,7 +51,7 @@ class Reader:
 
 
 def is_text(data: bytes) -> bool:
-    """Whether these are whole characters."""
+    """True if `data` is valid UTF-8."""
     try:
         data.decode()
     except UnicodeDecodeError:
@@ -60,7 +60,7 @@ def is_text(data: bytes) -> bool:
 
 
 def backend_of(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
-    """The tokenizer underneath; raises ModelError where there is no fast one."""
+    """Return the backend of a fast tokenizer; raises ModelError for any other."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(backend, Tokenizer):
         raise ModelError(f"{type(tokenizer).__name__} has no fast backend: use a model with a tokenizer.json")
@@ -68,7 +68,7 @@ def backend_of(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
 
 
 def reader_of(backend: Tokenizer) -> Reader:
-    """Read a tokenizer's kind off its decoder; raise ModelError where tokens do not simply concatenate to text."""
+    """Read the rules off a tokenizer's decoder; raises ModelError where tokens do not simply concatenate to text."""
     prefix = getattr(backend.model, "continuing_subword_prefix", None)
     suffix = getattr(backend.model, "end_of_word_suffix", None)
     if prefix or suffix:
@@ -88,7 +88,7 @@ def reader_of(backend: Tokenizer) -> Reader:
             case {"type": "Fuse"}:
                 pass
             case {"type": "Strip"} if {"type": "Fuse"} in steps[:at]:
-                pass  # after Fuse it only touches the ends of a whole text
+                pass  # after Fuse it only affects the ends of the whole output
             case _:
                 raise ModelError(f"decoder step {step['type']!r} of the tokenizer is not supported: {SUPPORTED}")
     if found.keys() > {"byte_level"}:
@@ -97,12 +97,12 @@ def reader_of(backend: Tokenizer) -> Reader:
 
 
 def assemble(**parts: dict[str, Any]) -> Tokenizer:
-    """A backend of these parts, given as their states."""
+    """Build a backend from the states of its parts."""
     return Tokenizer.from_str(json.dumps(json.loads(Tokenizer(BPE()).to_str()) | parts))
 
 
 def state_of(component: decoders.Decoder | Model | PreTokenizer) -> dict[str, Any]:
-    """What a part of a backend is made of, as its JSON says."""
+    """Return the JSON state of a part of a backend."""
     state: dict[str, Any] = json.loads(component.__getstate__())
     return state
 
@@ -115,7 +115,7 @@ def steps_of(state: dict[str, Any], inner: str) -> list[dict[str, Any]]:
 
 
 def _byte_aliases() -> tuple[str, ...]:
-    """The printable characters by which byte-level tokenizers write the 256 bytes, space and controls included."""
+    """The printable characters that stand for the 256 bytes in byte-level tokenizers."""
     plain = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     moved = itertools.count(0x100)
     return tuple(chr(byte if byte in plain else next(moved)) for byte in range(256))
@@ -123,5 +123,5 @@ def _byte_aliases() -> tuple[str, ...]:
 
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 ALIASES = _byte_aliases()
-# Characters below 256 that are no alias must not pass for Latin-1.
+# characters below 256 that are no alias must not pass for Latin-1
 _BYTES_OF_ALIASES = dict.fromkeys(range(256), "\ufffd") | {ord(alias): chr(byte) for byte, alias in enumerate(ALIASES)}

@@ -19,21 +19,21 @@ from omnidraft.alignment.vocab import Speller, Vocab
 from omnidraft.config import data_folder
 
 ROOT = 0
-FORMAT = "2"  # raised whenever the arrays or the way they are built change
+FORMAT = "2"  # raised whenever the arrays or their construction change
 
 Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
 Probs = NDArray[np.floating[Any]]
-"""Probabilities or weights in the precision they come in; sums over them are taken in float64."""
+"""Probabilities or weights in their given precision; sums over them are taken in float64."""
 
 
 @dataclass(frozen=True, eq=False)
 class SpellingTable:
-    """How a drafter spells the vocabulary of a target.
+    """Spellings of a target's vocabulary in a drafter's tokens, and their trie.
 
     All arrays are int32 and read-only; T is the target's size, D the drafter's, M the number of spellings, N the number
     of trie nodes.  Nodes are numbered breadth-first from ROOT; the children of a node are contiguous and sorted by
-    symbol.  Of the target tokens with one spelling, one *owns* it: the one that the target's own rules write.
+    symbol.  Of several target tokens with one spelling, one *owns* it: the one that the target's own rules produce.
     """
 
     fingerprint: str
@@ -53,7 +53,7 @@ class SpellingTable:
     long_flat: Ints
 
     def spelling(self, t: int) -> Ints:
-        """Return the drafter tokens that write target token `t`; empty where it has no spelling."""
+        """Return the spelling of target token `t`; empty where it has none."""
         return self.flat[self.offsets[t] : self.offsets[t + 1]]
 
     @property
@@ -65,8 +65,8 @@ class SpellingTable:
 def build_table(drafter: Vocab, target: Vocab, speller: Speller, target_speller: Speller) -> SpellingTable:
     """Spell the target's vocabulary with the drafter's `speller` and lay the spellings out as a trie.
 
-    `target_speller` writes, in target tokens, the drafter tokens that start no spelling.  Where neither writes bytes,
-    the drafter's first end-of-text token is the spelling of the target's first.
+    `target_speller` spells, in target tokens, the drafter tokens that start no spelling.  Where neither has bytes, the
+    drafter's first end-of-sequence token is the spelling of the target's first.
     """
     spellings = _spell_all(target.tokens, speller)
     if drafter.eos and target.eos and drafter.tokens[drafter.eos[0]] is None and target.tokens[target.eos[0]] is None:
@@ -102,8 +102,8 @@ def load_table(
 ) -> SpellingTable:
     """Return the table of a pair from `cache_dir`, or build it and store it there (None: only build).
 
-    A file that is damaged or belongs to another version is built anew, and a folder that cannot be written is done
-    without; either is reported to `warn` in one line.
+    A damaged file, or one of another version, is rebuilt, and nothing is stored in a folder that cannot be written;
+    either is reported to `warn` in one line.
     """
     fingerprint = _fingerprint(drafter, target)
     path = None if cache_dir is None else cache_dir / f"{fingerprint}.safetensors"
@@ -124,7 +124,7 @@ def load_table(
 
 
 def default_cache_dir() -> Path:
-    """Folder of the stored tables; ConfigError where no home folder is known."""
+    """Return the folder of the stored tables; raises ConfigError where no home folder is known."""
     return data_folder() / "tables"
 
 
@@ -142,9 +142,9 @@ def _spell_all(tokens: Iterable[bytes | None], speller: Speller) -> list[tuple[i
 
 
 def _owners(spellings: list[tuple[int, ...]], tokens: Sequence[bytes | None], target_speller: Speller) -> Longs:
-    """Of the target tokens with one spelling, the one that the target's own rules write, else the lowest id.
+    """Return the owner of each spelling: the target token that the target's own rules produce, else the lowest id.
 
-    SentencePiece has every ASCII letter twice, as a byte with a low id and as the token that texts are made of.
+    SentencePiece has every ASCII letter twice, as a byte token with a low id and as the token that encoding produces.
     """
     owner: dict[tuple[int, ...], int] = {}
     again = [t for t, spelling in enumerate(spellings) if spelling and owner.setdefault(spelling, t) != t]
@@ -172,7 +172,7 @@ def _grow(owners: Longs, offsets: Longs, flat: Longs, drafter_size: int) -> tupl
         key = node[alive] * drafter_size + flat[offsets[alive] + depth]
         edges, inverse, sizes = np.unique(key, return_inverse=True, return_counts=True)
         parent, symbol = np.divmod(edges, drafter_size)
-        # The token that ends at a node comes first, so the children fill their parent's interval from its end.
+        # the token that ends at a node comes first, so the children fill their parent's interval from its end
         total = np.cumsum(sizes)
         behind = total[np.searchsorted(parent, parent, side="right") - 1] - total
         hi = levels[-1]["hi"][parent - start] - behind
@@ -210,7 +210,7 @@ def _digest(arrays: Mapping[str, Ints]) -> str:
 
 
 def _read(path: Path, fingerprint: str) -> SpellingTable:
-    """Read a stored table; OSError, SafetensorError or ValueError where it is not what was written for this pair."""
+    """Read a stored table; raises OSError, SafetensorError or ValueError unless it was written for this pair."""
     with safe_open(path, "numpy") as file:
         metadata = file.metadata() or {}
         arrays: dict[str, Ints] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -224,7 +224,7 @@ def _read(path: Path, fingerprint: str) -> SpellingTable:
 
 
 def _write(path: Path, table: SpellingTable) -> None:
-    """Store a table so that a reader finds the old file, the whole new one or none; OSError where that fails."""
+    """Store a table in one step: a reader finds the old file, the whole new one or none; raises OSError."""
     arrays = {name: getattr(table, name) for name in _ARRAYS}
     metadata = {"format": FORMAT, "fingerprint": table.fingerprint, "sha256": _digest(arrays)}
     storage.make_folder(path.parent)

@@ -1,4 +1,4 @@
-"""Tokenizers read as bytes: what every token id writes, and how given bytes are written in a tokenizer's own tokens."""
+"""Tokenizers as bytes: the bytes of every token id, and the spelling of given bytes in a tokenizer's own tokens."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class Vocab:
     """One model's vocabulary, as bytes.
 
-    `tokens` has one entry for each of the `size` rows of the model's logits; None stands for an id that writes nothing
-    (special, unused or padded).  `eos` lists the ids that end a text, the tokenizer's own first where it is one.
+    `tokens` has one entry for each of the `size` rows of the model's logits; None stands for an id without bytes
+    (special, unused or padded).  `eos` lists the end-of-sequence ids, the tokenizer's own first where it is one.
     `special` maps the ids of special added tokens to their content.  `fingerprint` (SHA-256, hex) covers everything
     that determines the bytes of a token, the merge rules, `size` and `eos`; normalizers are not part of it, because
     spelling ignores them.
@@ -46,8 +46,8 @@ def read_vocab(
 
     `size` is the number of rows of the model's logits (default: just enough for the tokenizer); ids above the
     tokenizer's are padding, added tokens above `size` are dropped, because the model cannot emit them.  `eos` are the
-    ids that end a text, as in a generation config, in place of the tokenizer's own; one that `drafts` keeps that first,
-    because it was trained to end texts with it.  Raises ModelError where the tokenizer has no fast backend, where its
+    end-of-sequence ids, as in a generation config, in place of the tokenizer's own; a model that `drafts` keeps its own
+    first, because it was trained with it.  Raises ModelError where the tokenizer has no fast backend, where its
     tokens do not concatenate to text, or where the model is too small for the tokenizer.
     """
     backend = backend_of(tokenizer)
@@ -97,9 +97,9 @@ class Speller:
     """Writes bytes in one tokenizer's tokens, by its own pre-tokenizer and merge rules.
 
     No normalizer, no dummy prefix space and no BOS token; special tokens are never parsed from the bytes, so "</s>" is
-    literal text.  Maximal valid UTF-8 runs are merged as text, other bytes go through byte tokens; bytes that break off
-    inside a character and are exactly one token's become that token.  Whatever is returned has been checked: the bytes
-    of its tokens, concatenated, are the bytes given (design §3).
+    literal text.  Maximal valid UTF-8 runs are merged as text, other bytes become byte tokens; bytes that break off
+    inside a character and equal one token's become that token.  Every result has been checked: the bytes of its tokens,
+    concatenated, are the bytes given (design §3).
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, vocab: Vocab) -> None:
@@ -107,7 +107,7 @@ class Speller:
         backend = backend_of(tokenizer)
         reader = reader_of(backend)
         model = backend.model
-        if getattr(model, "dropout", None):  # merges drawn at random; the tokenizer itself keeps them
+        if getattr(model, "dropout", None):  # merges dropped at random; only this copy goes without
             model = assemble(model=state_of(model) | {"dropout": None}).model
         self._tokens = vocab.tokens
         self._reader = reader
@@ -119,26 +119,26 @@ class Speller:
         self._aliases = Tokenizer(model)
         ids = [backend.token_to_id(f"<0x{byte:02X}>") if reader.byte_tokens else None for byte in range(256)]
         self._byte_ids = {byte: i for byte, i in enumerate(ids) if i is not None}
-        # Merges of text cannot reach a token that breaks off inside a character, as in half of a curly quote.
+        # merges of text cannot reach a token that breaks off inside a character, as in half of a curly quote
         fragments = enumerate(vocab.tokens)
         self._fragments = {data: i for i, data in fragments if data is not None and not is_text(data)}
-        # Bytes that are no UTF-8 decode to lone surrogates; a literal space marker would be read back as a space.
+        # bytes that are not UTF-8 decode to lone surrogates; a literal space marker would be read back as a space
         self._not_text = re.compile(f"([\udc80-\udcff{re.escape(reader.space)}]+)")
 
     def spell(self, data: bytes) -> tuple[int, ...] | None:
-        """Return the tokens that write `data`, or None where no tokens can."""
+        """Return the tokens that spell `data`, or None where no tokens can."""
         return self.spell_many([data])[0]
 
     def spell_most(self, data: bytes) -> tuple[int, ...]:
-        """Return the tokens that write `data` but for the characters that no tokens can write."""
+        """Return the tokens that spell `data`, without the characters that no tokens can spell."""
         parts = self._split(data)
         runs = iter(self._spell_runs([run for run in parts[::2] if run], whole=False))
         pieces = [self._spell_bytes(part) if place % 2 else next(runs) for place, part in enumerate(parts) if part]
         return tuple(itertools.chain.from_iterable(piece or () for piece in pieces))
 
     def spell_many(self, texts: Sequence[bytes]) -> list[tuple[int, ...] | None]:
-        """Return the tokens that write each text; None where no tokens can, () for no bytes."""
-        if len(texts) > _BATCH:  # what lies between texts and spellings takes several times their memory
+        """Return the tokens that spell each byte string; None where no tokens can, () for no bytes."""
+        if len(texts) > _BATCH:  # the encodings in between take several times the memory of the spellings
             starts = range(0, len(texts), _BATCH)
             return [ids for start in starts for ids in self.spell_many(texts[start : start + _BATCH])]
         parts = [self._split(data) for data in texts]
@@ -166,7 +166,7 @@ class Speller:
         return [ids if self._write(ids) == run.encode() else self._halve(run, whole=whole) for ids, run in pairs]
 
     def _halve(self, run: str, *, whole: bool) -> tuple[int, ...] | None:
-        """Narrow a run that its tokens do not write down to the characters at fault; those become byte tokens."""
+        """Bisect a run that its tokens do not spell down to the characters at fault; those become byte tokens."""
         if len(run) == 1:
             return self._spell_bytes(run)
         middle = len(run) // 2
@@ -179,7 +179,7 @@ class Speller:
         data = part.encode("utf-8", "surrogateescape")
         if data in self._fragments:
             return (self._fragments[data],)
-        # pre-tokenizers may drop a character that the vocabulary has, as those that split at white space do
+        # a pre-tokenizer that splits at white space may drop a character that the vocabulary has
         own = self._text.token_to_id(part) if is_text(data) else None
         if own is not None and self._tokens[own] == data:
             return (own,)
@@ -195,7 +195,7 @@ class Speller:
         return b"".join(pieces) if len(pieces) == len(ids) else None
 
     def _add_literal_tokens(self, backend: Tokenizer) -> dict[int, int]:
-        """Give the copy the added tokens that are literal text; return its ids for them where they differ."""
+        """Add the literal added tokens to the copy of the backend; return the ids where the copy's differ."""
         space = self._reader.space
         ids: dict[str, int] = {}
         for i, token in sorted(backend.get_added_tokens_decoder().items()):
@@ -208,7 +208,7 @@ class Speller:
 
 
 def _without_prefix(state: dict[str, Any]) -> dict[str, Any]:
-    """Take from a pre-tokenizer the space that some put before a text."""
+    """Remove the space that some pre-tokenizers put in front of their input."""
     for step in steps_of(state, "pretokenizers"):
         if "prepend_scheme" in step:
             step["prepend_scheme"] = "never"
@@ -232,4 +232,4 @@ def _fingerprint(
     return digest.hexdigest()
 
 
-_BATCH = 1024  # encodings alive at once: Python's garbage collector walks them all, again and again
+_BATCH = 1024  # encodings alive at once: Python's garbage collector walks all of them repeatedly

@@ -16,7 +16,15 @@ from omnidraft.alignment.ngram_cache import Ints, NgramCache
 from omnidraft.alignment.trie import ROOT, Probs, SpellingTable
 from omnidraft.config import Learning
 from omnidraft.distillation.settings import TrainerSettings
-from omnidraft.verification.sparse_probs import NONE, Floats, SparseProbs, best_symbol, law_after, law_below, root_law
+from omnidraft.verification.sparse_probs import (
+    NONE,
+    Floats,
+    SparseProbs,
+    best_symbol,
+    masses_after,
+    masses_below,
+    root_masses,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,9 +166,9 @@ def marginal_lesson(
             before = int(cache.table.node[tokens[i - 1]])
             if best != NONE and before >= 0 and cache.child(before, best) >= 0:  # the walk would go on into that token
                 best = NONE
-            law = law_after(cache, laws[i - 1], tokens[i - 1], laws[i])
+            law = masses_after(cache, laws[i - 1], tokens[i - 1], laws[i])
         else:
-            law = root_law(cache, laws[i])
+            law = root_masses(cache, laws[i])
         lost = max(0.0, 1 - float(laws[i].probs[cache.active[laws[i].tokens]].sum(dtype=np.float64)))
         rows.add(start - 1, best, *law, lost=lost)
         if not cache.active[tokens[i]]:
@@ -169,7 +177,7 @@ def marginal_lesson(
         for depth, symbol in enumerate(written[i][:-1], start=1):
             node = cache.child(node, symbol)
             children = cache.table.symbol[cache.children(node)]
-            below, inside, stop = law_below(cache, laws[i], node, depth)
+            below, inside, stop = masses_below(cache, laws[i], node, depth)
             masses = np.zeros(len(children))  # children that the target gives nothing are no STOP either
             masses[np.searchsorted(children, below)] = inside
             best = best_symbol(cache, laws[i], node, depth)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.trie import ROOT, Probs
-from omnidraft.verification.exact import Law
+from omnidraft.verification.exact import PrefixProbs
 from omnidraft.verification.sampling import Sampler
 
 
@@ -71,14 +71,14 @@ def verify_paper(
     draft: Sequence[int],
     qs: Sequence[Probs],
     direct: DirectMap,
-    law: Law,
+    p_after: PrefixProbs,
     draw: Sampler,
     eos: Collection[int],
 ) -> tuple[tuple[int, ...], int]:
     """Accept with min(1, p/q'), else draw from norm(max(0, p − q')); the emitted tokens and how many were accepted."""
     emitted: list[int] = []
     for proposal in proposals:
-        p = law(len(emitted))
+        p = p_after(len(emitted))
         q = lifted(proposal, draft, qs, direct, len(p))
         accept = min(1.0, p[proposal.token] / q[proposal.token]) if q[proposal.token] > 0 else 1.0
         if accept < 1 and draw(np.array([accept, 1 - accept])) == 1:
@@ -89,5 +89,5 @@ def verify_paper(
         if proposal.token in eos:
             return tuple(emitted), len(emitted)
     accepted = len(emitted)
-    emitted.append(draw(law(accepted)))
+    emitted.append(draw(p_after(accepted)))
     return tuple(emitted), accepted

@@ -1,4 +1,4 @@
-"""From logits to probabilities and from probabilities to tokens: the only place where either happens."""
+"""From logits to probabilities and from probabilities to tokens; no other module does either."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Sampler = Callable[[Probs], int]
 """Draws an index with probability proportional to non-negative weights, at least one of them positive."""
 Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 UNUSABLE = "logits or processed scores are NaN or infinite, finite ones are needed: check the model and its processors"
-BLOCK = 512  # weights summed as one before an index is drawn from many
+BLOCK = 512  # weights a block, where an index is drawn from many
 
 
 class GeneratorSampler:
-    """The `Sampler` of real decoding: one uniform number of a `torch.Generator` for each index."""
+    """The `Sampler` of decoding: one uniform number of a `torch.Generator` for each index."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self._generator = generator
@@ -33,7 +33,7 @@ class GeneratorSampler:
     def __call__(self, weights: Probs) -> int:
         u = torch.rand((), dtype=torch.float64, device="cpu", generator=self._generator).item()
         first = 0
-        if len(weights) > 2 * BLOCK:  # first the block, then the index within it: no running sum over a vocabulary
+        if len(weights) > 2 * BLOCK:  # first the block, then the index within it: no cumulative sum over the vocabulary
             starts = np.arange(0, len(weights), BLOCK)
             block, u = _pick(np.add.reduceat(weights, starts, dtype=np.float64), u)
             first = block * BLOCK
@@ -42,20 +42,20 @@ class GeneratorSampler:
 
 
 def _pick(weights: Probs, u: float) -> tuple[int, float]:
-    """The index that u in [0, 1) falls on, and where in it, from 0 to 1."""
+    """Return the index that u in [0, 1) falls on, and the position of u within it, from 0 to 1."""
     cumulative = np.cumsum(weights, dtype=np.float64)
     u *= float(cumulative[-1])
     index = int(np.searchsorted(cumulative, u, side="right"))
     if index == len(weights):  # u rounded up to the total: the last index of positive weight was meant
         return int(np.flatnonzero(weights)[-1]), 1.0
-    # rounding may put u just below where the index begins; nothing below 0 must be looked for within it
+    # rounding may put u just below the beginning of the index
     return index, max(0.0, float((u - cumulative[index] + weights[index]) / weights[index]))
 
 
 def softmax(scores: torch.Tensor) -> Probs:
     """Probabilities of logits or scores, (..., V) in float32 or float64; raises NumericsError where they are NaN."""
     probs: Probs = torch.softmax(_wide(scores), dim=-1).cpu().numpy()
-    if np.isnan(probs[..., 0]).any():  # then all of the row is
+    if np.isnan(probs[..., 0]).any():  # if one entry of a row is NaN, all are
         raise NumericsError(UNUSABLE)
     return probs
 
@@ -65,7 +65,7 @@ def _wide(scores: torch.Tensor) -> torch.Tensor:
 
 
 def check_scores(processor: Processor, scores: object, size: int) -> None:
-    """Raise ConfigError unless these, which `processor` returned, are scores (1, size)."""
+    """Raise ConfigError unless `scores`, which `processor` returned, is a tensor (1, size)."""
     if not isinstance(scores, torch.Tensor) or scores.shape != (1, size):
         found = tuple(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
         name = getattr(processor, "__name__", type(processor).__name__)
@@ -73,14 +73,14 @@ def check_scores(processor: Processor, scores: object, size: int) -> None:
 
 
 def largest(scores: torch.Tensor) -> list[int]:
-    """The index of the largest of each row (n, V), the lowest one of equals."""
-    # numpy's search is twenty times as fast as that of torch on a CPU
+    """Return the index of the largest score of each row (n, V), the lowest index of equals."""
+    # numpy's argmax is twenty times as fast as torch's on a CPU
     best: list[int] = (scores.numpy() if scores.device.type == "cpu" else scores).argmax(-1).tolist()
     return best
 
 
 def tempered(logits: torch.Tensor, temperature: float) -> Probs:
-    """The drafter's distribution at a temperature; 0 is the one-hot of the largest logit. (V,) -> (V,)."""
+    """Return the drafter's distribution at a temperature, (V,) -> (V,); 0 is the one-hot of the largest logit."""
     if temperature == 0:
         one_hot = np.zeros(logits.shape[-1])
         one_hot[largest(logits[None])[0]] = 1.0
@@ -89,7 +89,7 @@ def tempered(logits: torch.Tensor, temperature: float) -> Probs:
 
 
 def target_processors(sampling: Sampling) -> LogitsProcessorList:
-    """The logits processors that `generate` of transformers would apply for these settings, in its order."""
+    """Return the logits processors that `generate` of transformers applies for these settings, in its order."""
     from transformers import (
         LogitsProcessorList,
         MinPLogitsWarper,
@@ -116,16 +116,16 @@ def target_processors(sampling: Sampling) -> LogitsProcessorList:
 
 @dataclass(frozen=True)
 class Processing:
-    """How the target's logits become probabilities: by all the processors, or by the penalties and what they do."""
+    """Processors that turn the target's logits into scores, and the `Truncation` that replaces most of them."""
 
     processors: Sequence[Processor]
-    own: int  # so many of them are ours, the others are the caller's
+    own: int  # number of processors made from the settings; the others are the caller's
     penalties: Sequence[Processor] = ()
-    warping: Truncation | None = None  # temperature, top-k, top-p and min-p, where nothing comes after them
+    warping: Truncation | None = None  # temperature, top-k, top-p and min-p, where no processor follows them
 
     @classmethod
     def of(cls, sampling: Sampling, more: Sequence[Processor] = ()) -> Processing:
-        """That of these settings, and of `more` processors after them."""
+        """Make the processing for these settings, followed by `more` processors."""
         own = target_processors(sampling)
         processors = [*own, *more]
         if sampling.greedy or more:
@@ -135,7 +135,7 @@ class Processing:
 
 
 class TargetDistribution:
-    """The target's law after each prefix of a round's proposals, made lazily and in order.
+    """The target's distribution after each prefix of a round's proposals, computed lazily and in order.
 
     Row i of `logits` (n, V) follows the committed ids and the first i proposals.  A processor is called for
     prefix i only when the verifier asks for it, with the very ids that plain decoding would show it.
@@ -161,7 +161,7 @@ class TargetDistribution:
         if self._ids is not None and processors:
             ids = self._ids[:, : self._length + index]
             for place, processor in enumerate(processors):
-                if place == self._processing.own:  # the caller's may write into what they are given
+                if place == self._processing.own:  # the caller's may write in place
                     scores = scores.clone()
                 scores = processor(ids, scores)
                 if place >= self._processing.own:
@@ -171,20 +171,20 @@ class TargetDistribution:
     def probs(self, index: int) -> Probs:
         """p after the first `index` proposals: (V,), sums to 1 up to the rounding of the logits' precision."""
         if index not in self._probs:
-            self._probs[index] = self._law(index)
+            self._probs[index] = self._compute(index)
         return self._probs[index]
 
-    def _law(self, index: int) -> Probs:
+    def _compute(self, index: int) -> Probs:
         penalties, warping = self._processing.penalties, self._processing.warping
         if warping is not None and not (warping.cuts or penalties):
-            if self._rows is None:  # nothing depends on the ids: all rows at once
+            if self._rows is None:  # independent of the ids: all rows at once
                 self._rows = softmax(_wide(self._logits) / warping.temperature)
             row: Probs = self._rows[index]
             return row
         if warping is not None and warping.cuts and self._logits.device.type == "cpu":
-            law = warping.law(self._scores(index, penalties).numpy())
-            if law is not None:
-                return law
+            probs = warping.probs(self._scores(index, penalties).numpy())
+            if probs is not None:
+                return probs
         return softmax(self._scores(index, self._processing.processors))
 
     def best(self, index: int) -> int:

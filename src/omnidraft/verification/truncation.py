@@ -1,8 +1,8 @@
 """Temperature, top-k, top-p and min-p on a row of logits, without sorting or copying a whole vocabulary.
 
-What is kept is what the processors of `transformers` keep, in their order; where their rounding could decide
-otherwise, they are left to decide.  Of equal scores at the edge of top-p as many are kept as they keep, and those with
-the highest ids: which ones top-p does not say, and torch's sort, which is not stable, takes any.
+The tokens kept are those that the processors of `transformers` keep, in their order; where their rounding could decide
+otherwise, the result is None and the caller runs those.  Of equal scores at the edge of top-p as many are kept as
+there, those with the highest ids: top-p does not define which, and torch's sort, which is not stable, takes any.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import numpy.typing as npt
 Row = npt.NDArray[np.floating[Any]]
 Probs = npt.NDArray[np.floating[Any]]
 
-LARGEST_SETS = (256, 4096, 32768)  # how many of the likeliest tokens are tried as those that hold top-p
-MARGIN = 1e-5  # of a relative score: closer than this to min-p, rounding decides
-EXP_ERROR = 5e-6  # of the quotient of two sums of exponentials as torch takes them in float32
-SUM_ERROR = 2.0**-25 / 8  # of such a sum, a term: torch adds the smallest first, in at least eight lanes
+LARGEST_SETS = (256, 4096, 32768)  # numbers of likeliest tokens tried as a superset of top-p
+MARGIN = 1e-5  # relative distance to min-p below which rounding decides
+EXP_ERROR = 5e-6  # relative error of a quotient of two sums of exponentials in torch's float32
+SUM_ERROR = 2.0**-25 / 8  # relative error of such a sum, a term: torch adds the smallest first, in eight lanes or more
 
 
 @dataclass(frozen=True)
 class Truncation:
-    """The tokens that sampling is restricted to; 0, 1 and 0 switch the three off.  Not for greedy decoding."""
+    """Sampling filters; top_k 0, top_p 1 and min_p 0 switch the three off.  Not for greedy decoding."""
 
     temperature: float
     top_k: int
@@ -34,12 +34,13 @@ class Truncation:
 
     @property
     def cuts(self) -> bool:
+        """True if any filter is on."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
-    def law(self, row: Row) -> Probs | None:
-        """Probabilities (V,) of a row of finite logits (V,); None where rounding decides what is kept."""
-        with np.errstate(over="ignore"):  # of masked tokens, whose logits are the lowest there are
-            scores = row / row.dtype.type(self.temperature)  # first of all, as transformers does: it rounds
+    def probs(self, row: Row) -> Probs | None:
+        """Probabilities (V,) of a row of finite logits (V,); None where rounding decides which tokens are kept."""
+        with np.errstate(over="ignore"):  # masked tokens have the lowest finite logits
+            scores = row / row.dtype.type(self.temperature)  # before the filters, as in transformers: it rounds
         highest = scores.max()
         if not np.isfinite(highest):
             return None
@@ -65,7 +66,7 @@ class Truncation:
         return probs
 
     def _likeliest(self, scores: Row, highest: Any) -> tuple[npt.NDArray[np.intp], float] | None:
-        """Ids, in ascending order, of tokens among which all the kept ones are, and the weight of all others."""
+        """Ids, ascending, of a superset of the tokens to keep, and the total weight of all others."""
         if self.top_k > 0:
             return np.flatnonzero(scores >= kth_largest(scores, self.top_k)), 0.0
         if self.top_p < 1:
@@ -82,7 +83,7 @@ class Truncation:
 
 
 def kth_largest(row: Row, k: int) -> float:
-    """The k-th largest of a row of scores (V,), the smallest where there are fewer."""
+    """Return the k-th largest of a row of scores (V,), the smallest where there are fewer."""
     if k >= len(row):
         return float(row.min())
     # Each of k groups whose maximum reaches the k-th largest maximum has an entry at least so large: the k largest
@@ -95,17 +96,17 @@ def kth_largest(row: Row, k: int) -> float:
 
 
 def _margin(p: float, chosen: int, count: int) -> float:
-    """How far off 1 - p torch may see a cumulative sum that we see there: `chosen` of `count` terms lie above it."""
+    """Bound the difference between our cumulative sum and torch's near 1 - p, `chosen` of `count` terms above it."""
     below = 1 - p
     return below * (EXP_ERROR + SUM_ERROR * (2 * chosen + below * count))
 
 
 def _top_p(scores: Row, weights: Probs, rest: float, p: float, margin: float) -> npt.NDArray[np.bool_] | None:
-    """Which of the likeliest (n,) top-p keeps, all others weighing `rest`; None where rounding decides."""
+    """Mask of the likeliest (n,) that top-p keeps, `rest` the weight of all others; None where rounding decides."""
     order = np.argsort(scores, kind="stable")
-    below = rest + np.cumsum(weights[order])  # of a token and all less likely ones
+    below = rest + np.cumsum(weights[order])  # weight of a token and all less likely ones
     below /= below[-1]
-    last = len(order) - 1  # is kept whatever it weighs
+    last = len(order) - 1  # the likeliest is always kept
     first = min(int(np.searchsorted(below, 1 - p, side="right")), last)
     if (np.abs(below[max(0, first - 1) : min(first + 1, last)] - (1 - p)) < margin).any():
         return None

@@ -12,19 +12,19 @@ from dataclasses import dataclass, field
 from omnidraft.alignment.ngram_cache import Ints, NgramCache
 from omnidraft.alignment.trie import ROOT
 
-STOP = -1  # as a symbol: the target token ends at this node
-DEAD = -2  # as a symbol: something the target cannot do here (P = 0)
+STOP = -1  # symbol: the target token ends at this node
+DEAD = -2  # symbol: impossible for the target here (P = 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """One step of a walk: what was proposed at a node, and how it was drawn."""
+    """One step of a walk: the option proposed at a node, and the draft token it was read from."""
 
     node: int
     symbol: int  # a drafter token, STOP or DEAD
-    child: int  # the node it leads to; -1 for STOP and DEAD
+    child: int  # node it leads to; -1 for STOP and DEAD
     index: int  # target tokens completed before it
-    position: int  # the draft token it was read from; -1: certain, Q = 1
+    position: int  # draft token it was read from; -1: certain, Q = 1
     after: int = -1  # at the root: the node whose implied STOP revealed this draft token
 
 
@@ -33,7 +33,7 @@ class Walk:
     """The segmentation of a draft into target tokens, symbol by symbol.
 
     How a draft token is read depends on the draft up to it and on the active set, never on later draft tokens.
-    `open` turns False where no later draft token could be used: after a dead symbol or an end of text.
+    `open` turns False where no later draft token could be used: after a dead symbol or an end of sequence.
     """
 
     cache: NgramCache
@@ -44,8 +44,8 @@ class Walk:
     drafted: int = 0
     open: bool = True
     dead: bool = False
-    ended: bool = False  # the last proposal ends the text
-    closed: bool = False  # the last symbol was added at the end of the draft, and read from none of it
+    ended: bool = False  # the last proposal is an end-of-sequence token
+    closed: bool = False  # the last symbol was added by `finish`, and read from no draft token
 
     def push(self, draft: int) -> None:
         """Read the next draft token."""
@@ -73,19 +73,19 @@ class Walk:
             self.open, self.dead = False, True
 
     def read(self, draft: int) -> bool:
-        """`push`, and whether another draft token could be used."""
+        """Read the next draft token; True if another one could be used."""
         self.push(draft)
         return self.open
 
     def finish(self) -> None:
-        """End the draft: the token that ends at the present node, if any, is put to the target as well."""
+        """End the draft: the token that ends at the current node, if any, is proposed as well."""
         if self.node != ROOT and self.open and self.cache.token_at(self.node) >= 0:
             self._stop(position=-1)
             self.closed = True
         self.open = False
 
     def drafts_in(self, symbols: int) -> int:
-        """How many draft tokens lie wholly in the first `symbols`."""
+        """Number of draft tokens that lie wholly in the first `symbols`."""
         read = len(self.symbols) - self.closed
         if symbols >= read:
             return self.drafted
@@ -103,7 +103,7 @@ class Walk:
             self._complete(self.cache.token_at(child))
 
     def _stop(self, position: int) -> bool:
-        """Propose that the token ends at the present node; False where none does."""
+        """Propose that the token ends at the current node; False where none does."""
         token = self.cache.token_at(self.node)
         self._add(Symbol(self.node, STOP if token >= 0 else DEAD, -1, len(self.tokens), position))
         if token < 0:
@@ -119,7 +119,7 @@ class Walk:
             self.open, self.ended = False, True
 
     def _force(self, tokens: Ints, position: int, after: int) -> None:
-        """A draft token that stands for whole target tokens: its first symbol is drawn, the rest is certain."""
+        """Read a draft token that stands for whole target tokens: its first symbol is drawn, the rest is certain."""
         for token in tokens:
             for symbol in self.cache.table.spelling(int(token)).tolist():
                 child = self.cache.child(self.node, symbol)
