@@ -39,7 +39,7 @@ class Taught(TableModel):
     world: World
     cache: NgramCache
 
-    def law(self, ids: Ids) -> Probs:
+    def probs(self, ids: Ids) -> Probs:
         start = len(self.world.table.spelling(PROMPT))
         walk = Walk(self.cache, self.world.vocab.eos)
         for draft in ids[start:]:

@@ -24,6 +24,7 @@ from omnidraft.models.cpu_llama import lean
 from omnidraft.models.language_model import LanguageModel
 from omnidraft.models.loading import load_model
 from omnidraft.verification import exact as verify
+from omnidraft.verification import residual
 from omnidraft.verification.sampling import GeneratorSampler, softmax, target_processors
 from omnidraft.zoo import names as zoo_names
 from omnidraft.zoo import path as zoo_path
@@ -254,6 +255,7 @@ def test_a_colder_draw_than_recorded_is_found(merging: World) -> None:
 
 @pytest.mark.slow
 def test_a_correction_from_the_whole_distribution_is_found(merging: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify, "_correct", lambda _cache, _residual, p, draw: draw(p))
+    for module in (verify, residual):
+        monkeypatch.setattr(module, "draw_from", lambda _cache, _residual, p, draw: draw(p))
     p, _ = merging.check(STORY, 2 * COUNT, SAMPLING, draft_length=4, verification="token")
     assert p < ALPHA

@@ -17,6 +17,7 @@ from omnidraft.decoding.engine import Engine
 from omnidraft.models.language_model import TransformersModel
 from omnidraft.models.loading import LoadedModel
 from omnidraft.verification import exact as verify
+from omnidraft.verification import residual
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import GeneratorSampler, softmax
 from support.engines import Language, engine, generate, tokens
@@ -114,7 +115,8 @@ def test_the_distribution_is_the_target_s(name: str, script: str) -> None:
 
 
 def test_a_correction_from_the_whole_distribution_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify, "_correct", lambda _cache, _residual, p, draw: draw(p))
+    for module in (verify, residual):
+        monkeypatch.setattr(module, "draw_from", lambda _cache, _residual, p, draw: draw(p))
     assert distributions("llama3", "English", verification="token")[0] > 1e-3
 
 
