@@ -128,9 +128,9 @@ def test_the_memory_is_that_of_the_loaded_model(kind: str, tmp_path: Path) -> No
     assert (found.stored, found.stored_bytes) == ("bfloat16", 2 * found.parameters)
     assert (found.dtype, found.dtype_reason) == (str(loaded.lm.dtype).removeprefix("torch."), loaded.dtype_reason)
     assert (found.context, found.device) == (loaded.lm.context, loaded.lm.device.type)
-    loaded.lm.forward([1, 2, 3], 1)
-    layers = cast(Any, loaded.lm._cache).layers
-    assert found.kv_bytes == sum(layer.keys.nbytes + layer.values.nbytes for layer in layers) / 3
+    cache = transformers.DynamicCache()
+    loaded.lm.model(torch.tensor([[1, 2, 3]]), past_key_values=cache, use_cache=True)
+    assert found.kv_bytes == sum(layer.keys.nbytes + layer.values.nbytes for layer in cast(Any, cache).layers) / 3
 
 
 def test_what_cannot_be_counted_is_unknown(target: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
