@@ -18,7 +18,8 @@ from omnidraft.config import Drafting, Learning, Sampling
 from omnidraft.decoding.drafter import Drafter, SharedDrafter
 from omnidraft.decoding.engine import AttachedDrafter, Engine
 from omnidraft.decoding.stats import Stats
-from omnidraft.distillation.adaptation import Adaptation, InlineTrainer
+from omnidraft.distillation.adaptation import Adaptation
+from omnidraft.distillation.inline import InlineTrainer
 from omnidraft.distillation.settings import TrainerSettings
 from omnidraft.distillation.teacher import Trace, shared_tokens
 from omnidraft.distillation.trainer import DEFAULTS, Trainer

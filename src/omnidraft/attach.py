@@ -16,8 +16,9 @@ from omnidraft.alignment.vocab import Speller, Vocab, read_vocab
 from omnidraft.config import Drafting, Learning
 from omnidraft.decoding.drafter import Drafter, SharedDrafter
 from omnidraft.decoding.engine import AttachedDrafter
-from omnidraft.distillation.adaptation import Adaptation, InlineTrainer, Learner
+from omnidraft.distillation.adaptation import Adaptation, Learner
 from omnidraft.distillation.background import BackgroundTrainer
+from omnidraft.distillation.inline import InlineTrainer
 from omnidraft.distillation.teacher import shared_tokens
 from omnidraft.distillation.trainer import Trainer
 from omnidraft.distillation.weights import Weights, check, parted
@@ -118,7 +119,7 @@ def attach_learning(
     if use.adapt != "off" and file is not None:
         memory.writes = _claim(file, use)
     try:
-        learner = None if use.adapt == "off" else _learner(use.adapt, drafter, table, learning, state)
+        learner = None if use.adapt == "off" else _learner(use.adapt, drafter, table, learning, state, use.warn)
     except BaseException:
         if file is not None and memory.writes:
             file.release()
@@ -165,13 +166,15 @@ def _claim(file: ProfileFile, use: AttachOptions) -> bool:
     return False
 
 
-def _learner(adapt: str, drafter: LoadedModel, table: SpellingTable, learning: Learning, state: Weights) -> Learner:
+def _learner(
+    adapt: str, drafter: LoadedModel, table: SpellingTable, learning: Learning, state: Weights, warn: Warn
+) -> Learner:
     if adapt == "background":
-        return BackgroundTrainer(drafter.lm.model, learning, table, state or None)
+        return BackgroundTrainer(drafter.lm.model, learning, table, state or None, warn=warn)
     trainer = Trainer(drafter.lm.model, learning, shared_tokens(table))
     if state:
         trainer.load_state(state)
-    return InlineTrainer(trainer)
+    return InlineTrainer(trainer, warn)
 
 
 def _file(

@@ -329,7 +329,7 @@ def test_lessons_are_spelled_token_by_token_after_the_prompt_as_it_was_read(scri
     assert answer.prompt == tuple(spelled.prompt(ids[:10]))
     assert answer.tokens == tuple(ids[10:])
     assert [list(part) for part in answer.written] == [spelled.tokens([token]) for token in ids[10:]]
-    assert len(answer.laws) == 30
+    assert len(answer.distributions) == 30
     text = engine_.pair.drafter.text
     assert text != [*answer.prompt, *itertools.chain.from_iterable(answer.written)]  # which is what it drafted from
 

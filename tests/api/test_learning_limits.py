@@ -5,18 +5,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
-from transformers import GPT2Config, GPT2LMHeadModel
 
 import omnidraft
-from distillation.test_trainer import make, some_lesson
 from omnidraft.config import Learning
 from omnidraft.distillation.background import BackgroundTrainer
-from omnidraft.distillation.batch import LOGITS, groups
 from omnidraft.distillation.trainer import Trainer
-from omnidraft.errors import ConfigError
 from support.learning_users import FAST, answers, saved
 from support.models import random_model, save_model
 from support.small_tokenizers import byte_level, sentencepiece
@@ -68,50 +62,6 @@ def test_learning_that_fails_costs_no_reply(target: Path, drafter: Path, monkeyp
     assert len(said) == 1
     assert "learns no more (RuntimeError: no memory)" in said[0]
     model.close()
-
-
-def test_lora_is_refused_for_layers_that_it_would_not_fit() -> None:
-    gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=40, n_embd=32, n_layer=1, n_head=2, n_positions=64))
-    with pytest.raises(ConfigError, match="GPT2LMHeadModel: use 'full'"):
-        Trainer(gpt2, Learning(adapter="lora"), np.ones(40, np.bool_))
-    Trainer(gpt2, Learning(), np.ones(40, np.bool_))
-
-
-def test_lessons_of_unequal_lengths_stay_within_the_bound_on_logits() -> None:
-    columns = LOGITS // 500
-    long, short = some_lesson(0, 400, prompt=390), some_lesson(1, 8)
-    lessons = [short, long, *[short] * 5, long]
-    assert [lesson for group in groups(lessons, columns, 100) for lesson in group] == lessons
-    for group in groups(lessons, columns, 100):
-        rows = max(len(one.ids) for one in group) - min(one.first for one in group)
-        assert len(group) == 1 or len(group) * rows * columns <= LOGITS
-
-
-def test_what_cannot_wait_is_due() -> None:
-    trainer = make(replay_bytes=2**20, interval=10**6)
-    for seed in range(2 * 2**20 // some_lesson(0, 2000).nbytes):
-        trainer.add(some_lesson(seed, 2000))
-    assert trainer.due
-
-
-def test_an_interrupted_update_is_as_if_it_had_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = make()
-    for seed in range(4):
-        trainer.add(some_lesson(seed))
-    before, new = trainer.state(), list(trainer._new)
-    step = trainer._optimizer.step
-
-    def interrupted() -> None:
-        step()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(trainer._optimizer, "step", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        trainer.update()
-    assert trainer._new == new
-    assert all(torch.equal(weight, before[name]) for name, weight in trainer.state().items())
-    monkeypatch.undo()
-    assert trainer.update()
 
 
 @pytest.mark.slow

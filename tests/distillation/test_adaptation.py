@@ -15,12 +15,12 @@ from omnidraft.alignment.trie import Probs
 from omnidraft.config import Learning, Sampling
 from omnidraft.decoding.drafter import Drafter, SharedDrafter
 from omnidraft.decoding.engine import Engine
-from omnidraft.distillation.adaptation import Adaptation, InlineTrainer
+from omnidraft.distillation.adaptation import Adaptation
 from omnidraft.distillation.background import BackgroundTrainer
-from omnidraft.distillation.counters import Counters
+from omnidraft.distillation.inline import InlineTrainer
 from omnidraft.distillation.settings import TrainerSettings
 from omnidraft.distillation.teacher import Trace, shared_tokens
-from omnidraft.distillation.trainer import DEFAULTS, Trainer
+from omnidraft.distillation.trainer import DEFAULTS, Counters, Trainer
 from omnidraft.distillation.weights import Weights
 from omnidraft.errors import OmniDraftError
 from omnidraft.models.language_model import TransformersModel
@@ -109,9 +109,9 @@ class Perturbing:
         self._answers = answers
         self.calls: list[str] = []
 
-    def teach(self, answer: Trace, cache: NgramCache) -> None:
+    def teach(self, trace: Trace, cache: NgramCache) -> None:
         assert cache.table.target_size
-        self._answers.append(answer)
+        self._answers.append(trace)
         self.calls.append("teach")
 
     def poll(self) -> Weights | None:
@@ -228,11 +228,11 @@ def test_a_sampled_text_teaches_the_laws_of_the_target_alone() -> None:
     records = said(adaptation, engine_, prompt, 16, temperature=0.7, top_k=3)
     answer = answers[0]
     assert answer.tokens == tuple(tokens(records))
-    assert [len(answer.laws), len(answer.written)] == [16, 16]
+    assert [len(answer.distributions), len(answer.written)] == [16, 16]
     assert answer.prompt == tuple(engine_.pair.translator.prompt(prompt))
     target.crop(0)
     laws = torch.softmax(target.forward([*prompt, *answer.tokens[:-1]], 16), -1).numpy()
-    for row, law in zip(laws, answer.laws, strict=True):
+    for row, law in zip(laws, answer.distributions, strict=True):
         assert law.probs == pytest.approx(row[law.tokens], abs=1e-5)
         assert law.probs.sum() > 0.999
 
@@ -248,7 +248,7 @@ def test_a_long_text_teaches_what_the_drafter_can_hold() -> None:
     for answer in answers:
         length = len(answer.prompt) + sum(map(len, answer.written))
         assert length <= room
-        assert len(answer.tokens) == len(answer.written) == len(answer.laws) > 0
+        assert len(answer.tokens) == len(answer.written) == len(answer.distributions) > 0
 
 
 def test_a_text_left_half_way_teaches_nothing() -> None:

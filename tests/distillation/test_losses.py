@@ -9,15 +9,23 @@ import numpy as np
 import pytest
 import torch
 
-from omnidraft.distillation.losses import DIVERGENCES, FLOOR, Labels, Laws, acceptance, divergence, hybrid
+from omnidraft.distillation.losses import (
+    DIVERGENCES,
+    FLOOR,
+    TeacherDistributions,
+    TokenLabels,
+    acceptance,
+    divergence,
+    hybrid,
+)
 from omnidraft.verification.sparse_probs import NONE, OTHER
 
 SIZE = 7
 
 
-def some_laws() -> Laws:
-    """Four laws for five positions: a sparse one, a coarse one, a coarse one without a rest, one token for certain."""
-    return Laws(
+def some_teacher() -> TeacherDistributions:
+    """Four distributions for five positions: sparse, coarse, coarse without a rest, and one token for certain."""
+    return TeacherDistributions(
         positions=torch.tensor([0, 1, 3, 4]),
         rows=torch.tensor([0, 0, 0, 1, 1, 2, 2, 3]),
         symbols=torch.tensor([1, 4, 6, 0, 5, 2, 3, 6]),
@@ -32,13 +40,13 @@ def some_logits(seed: int = 0) -> torch.Tensor:
     return torch.randn(5, SIZE, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 2
 
 
-def options(logits: torch.Tensor, laws: Laws, row: int) -> tuple[np.ndarray, np.ndarray]:
-    """q and r of one law, an entry for each option."""
-    q = torch.softmax(logits[laws.positions[row]], -1).numpy()
-    mine = laws.rows == row
-    symbols, probs = laws.symbols[mine].numpy(), laws.probs[mine].numpy().astype(np.float64)
-    if laws.coarse[row]:
-        return np.append(q[symbols], 1 - q[symbols].sum()), np.append(probs, float(laws.rest[row]))
+def options(logits: torch.Tensor, teacher: TeacherDistributions, row: int) -> tuple[np.ndarray, np.ndarray]:
+    """q and r of one distribution, an entry for each option."""
+    q = torch.softmax(logits[teacher.positions[row]], -1).numpy()
+    mine = teacher.rows == row
+    symbols, probs = teacher.symbols[mine].numpy(), teacher.probs[mine].numpy().astype(np.float64)
+    if teacher.coarse[row]:
+        return np.append(q[symbols], 1 - q[symbols].sum()), np.append(probs, float(teacher.rest[row]))
     r = np.zeros(SIZE)
     r[symbols] = probs
     return q, r
@@ -57,16 +65,16 @@ def written_out(kind: str, q: np.ndarray, r: np.ndarray) -> float:
 @pytest.mark.parametrize("kind", DIVERGENCES)
 @pytest.mark.parametrize("seed", range(5))
 def test_divergences_are_those_of_the_options(kind: str, seed: int) -> None:
-    logits, laws = some_logits(seed), some_laws()
-    found = divergence(logits, laws, kind)
-    wanted = [written_out(kind, *options(logits, laws, row)) for row in range(4)]
+    logits, teacher = some_logits(seed), some_teacher()
+    found = divergence(logits, teacher, kind)
+    wanted = [written_out(kind, *options(logits, teacher, row)) for row in range(4)]
     assert found.tolist() == pytest.approx(wanted, rel=1e-6, abs=1e-7)
 
 
 @pytest.mark.parametrize("kind", DIVERGENCES)
-def test_divergences_of_a_law_from_itself_are_nothing(kind: str) -> None:
+def test_divergences_of_a_distribution_from_itself_are_nothing(kind: str) -> None:
     probs = torch.tensor([0.4, 0.3, 0.2, 0.1])
-    laws = Laws(
+    teacher = TeacherDistributions(
         positions=torch.tensor([0, 0]),
         rows=torch.tensor([0, 0, 0, 0, 1, 1]),
         symbols=torch.tensor([0, 1, 2, 3, 0, 2]),
@@ -75,7 +83,7 @@ def test_divergences_of_a_law_from_itself_are_nothing(kind: str) -> None:
         coarse=torch.tensor([False, True]),
         best=torch.tensor([0, 0]),
     )
-    assert divergence(probs.log()[None], laws, kind).tolist() == pytest.approx([0, 0], abs=1e-5)
+    assert divergence(probs.log()[None], teacher, kind).tolist() == pytest.approx([0, 0], abs=1e-5)
 
 
 def gradients_agree(loss: Callable[[torch.Tensor], torch.Tensor]) -> bool:
@@ -84,41 +92,41 @@ def gradients_agree(loss: Callable[[torch.Tensor], torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize("kind", DIVERGENCES)
 def test_gradients_are_those_of_finite_differences(kind: str) -> None:
-    assert gradients_agree(lambda logits: divergence(logits, some_laws(), kind))
+    assert gradients_agree(lambda logits: divergence(logits, some_teacher(), kind))
 
 
 def test_a_wrong_gradient_is_seen() -> None:
     with pytest.raises(RuntimeError, match="Jacobian mismatch"):
-        gradients_agree(lambda logits: divergence(logits * 1.1 - logits.detach() * 0.1, some_laws(), "forward"))
+        gradients_agree(lambda logits: divergence(logits * 1.1 - logits.detach() * 0.1, some_teacher(), "forward"))
 
 
 # ---------------------------------------------------------------- acceptance
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_chance_of_acceptance_is_the_overlap_of_the_options(seed: int) -> None:
-    logits, laws = some_logits(seed), some_laws()
-    found = acceptance(logits, laws, 1.0)
-    overlaps = [np.minimum(*options(logits, laws, row)).sum() for row in range(4)]
+def test_acceptance_is_the_overlap_of_the_options(seed: int) -> None:
+    logits, teacher = some_logits(seed), some_teacher()
+    found = acceptance(logits, teacher, 1.0)
+    overlaps = [np.minimum(*options(logits, teacher, row)).sum() for row in range(4)]
     assert found[:, 1].tolist() == pytest.approx(overlaps, abs=1e-6)
-    first = logits[laws.positions].argmax(-1).tolist()
-    # the second law has entries for 0 and 5, and its rest is what the target would go on with; the last has no best
+    first = logits[teacher.positions].argmax(-1).tolist()
+    # the second has entries for 0 and 5, and the target would end the token; the last has no best
     assert found[:, 0].tolist() == [first[0] == 1, first[1] not in (0, 5), first[2] == 3, False]
 
 
-def test_laws_of_a_lower_temperature_are_spread_out_for_acceptance_at_one() -> None:
-    logits, laws = some_logits(1), some_laws()
-    squares = replace(laws, probs=laws.probs**2, rest=laws.rest**2)
-    total = torch.zeros(4).index_add(0, laws.rows, squares.probs) + torch.where(laws.coarse, squares.rest, 0.0)
-    colder = replace(squares, probs=squares.probs / total[laws.rows], rest=squares.rest / total)
-    torch.testing.assert_close(acceptance(logits, colder, 0.5), acceptance(logits, laws, 1.0))
+def test_a_teacher_of_a_lower_temperature_is_raised_to_temperature_one() -> None:
+    logits, teacher = some_logits(1), some_teacher()
+    squares = replace(teacher, probs=teacher.probs**2, rest=teacher.rest**2)
+    total = torch.zeros(4).index_add(0, teacher.rows, squares.probs) + torch.where(teacher.coarse, squares.rest, 0.0)
+    colder = replace(squares, probs=squares.probs / total[teacher.rows], rest=squares.rest / total)
+    torch.testing.assert_close(acceptance(logits, colder, 0.5), acceptance(logits, teacher, 1.0))
 
 
 # ---------------------------------------------------------------- the paper's
 
 
-def paper_parts() -> tuple[Laws, torch.Tensor, Labels]:
-    direct = Laws(
+def paper_parts() -> tuple[TeacherDistributions, torch.Tensor, TokenLabels]:
+    direct = TeacherDistributions(
         positions=torch.tensor([0, 2]),
         rows=torch.tensor([0, 0, 1]),
         symbols=torch.tensor([1, 4, 2]),
@@ -128,7 +136,7 @@ def paper_parts() -> tuple[Laws, torch.Tensor, Labels]:
         best=torch.tensor([1, 2]),
     )
     shared = torch.tensor([False, True, True, False, True, True, False])
-    return direct, shared, Labels(torch.tensor([3, 4]), torch.tensor([6, 0]), torch.tensor([0.2, 0.2]))
+    return direct, shared, TokenLabels(torch.tensor([3, 4]), torch.tensor([6, 0]), torch.tensor([0.2, 0.2]))
 
 
 def test_the_hybrid_loss_is_written_out() -> None:
@@ -173,7 +181,7 @@ def test_gradients_of_the_hybrid_loss() -> None:
 def test_mass_outside_the_intersection_costs_the_hybrid_loss_nothing() -> None:
     """So it does not pay to push mass out of it either."""
     direct, shared, _ = paper_parts()
-    nothing = Labels(torch.tensor([], dtype=torch.int64), torch.tensor([], dtype=torch.int64), torch.tensor([]))
+    nothing = TokenLabels(torch.tensor([], dtype=torch.int64), torch.tensor([], dtype=torch.int64), torch.tensor([]))
     logits = some_logits()
     more = logits.clone()
     more[:, ~shared] += 3
@@ -182,4 +190,4 @@ def test_mass_outside_the_intersection_costs_the_hybrid_loss_nothing() -> None:
 
 def test_logits_of_half_precision_are_summed_in_single() -> None:
     logits = some_logits().bfloat16()
-    assert divergence(logits, some_laws(), "forward").dtype == torch.float32
+    assert divergence(logits, some_teacher(), "forward").dtype == torch.float32

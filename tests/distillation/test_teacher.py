@@ -1,4 +1,4 @@
-"""What the target teaches: r against brute force, and lessons against texts taken apart by hand."""
+"""What the target teaches: r against brute force, and training examples against texts taken apart by hand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.trie import Probs
-from omnidraft.distillation.teacher import Arrays, hybrid_lesson, marginal_lesson, shared_tokens
+from omnidraft.distillation.losses import TeacherDistributions
+from omnidraft.distillation.teacher import Trace, exact_example, hybrid_example, shared_tokens
 from omnidraft.verification.sparse_probs import (
     MOST,
     SHARE,
@@ -168,12 +169,17 @@ def test_a_certain_law_is_one_token() -> None:
     assert law.probs.tolist() == [1.0]
 
 
-# ---------------------------------------------------------------- lessons
+# ---------------------------------------------------------------- training examples
 
 
-def entries(arrays: Arrays, row: int) -> dict[int, float]:
-    mine = arrays.rows == row
-    return dict(zip(arrays.symbols[mine].tolist(), arrays.probs[mine].tolist(), strict=True))
+def entries(teacher: TeacherDistributions, row: int) -> dict[int, float]:
+    mine = teacher.rows == row
+    return dict(zip(teacher.symbols[mine].tolist(), teacher.probs[mine].tolist(), strict=True))
+
+
+def trace(tokens: list[int], written: list[list[int]], distributions: list[SparseProbs]) -> Trace:
+    """An answer to a prompt of one token."""
+    return Trace((0,), tuple(tokens), tuple(map(tuple, written)), tuple(distributions))
 
 
 def nested() -> tuple[World, NgramCache, list[SparseProbs]]:
@@ -186,24 +192,26 @@ def nested() -> tuple[World, NgramCache, list[SparseProbs]]:
     return world, NgramCache(world.table, seed="vocabulary"), laws
 
 
-def test_a_marginal_lesson_taken_apart() -> None:
+def test_an_exact_example_taken_apart() -> None:
     world, cache, laws = nested()
-    lesson = marginal_lesson(cache, [0], [1, 4], [[0, 1], [1]], laws)  # "ab", then "b"
-    assert lesson.ids.tolist() == [0, 0, 1, 1]
-    assert lesson.laws.positions.tolist() == [0, 1, 2]
-    assert lesson.laws.coarse.tolist() == [False, True, False]
-    assert entries(lesson.laws, 0) == pytest.approx({0: 0.8, 1: 0.2})
+    example = exact_example(cache, trace([1, 4], [[0, 1], [1]], laws))  # "ab", then "b"
+    assert example.ids.tolist() == [0, 0, 1, 1]
+    assert example.teacher.positions.tolist() == [0, 1, 2]
+    assert example.teacher.coarse.tolist() == [False, True, False]
+    assert entries(example.teacher, 0) == pytest.approx({0: 0.8, 1: 0.2})
     # inside the token, after "a": "b" goes on to ab, aba, abab (.7 of .8), or the token "a" has ended (.1)
-    assert entries(lesson.laws, 1) == pytest.approx({1: 0.7 / 0.8})
-    assert lesson.laws.rest[1] == pytest.approx(0.1 / 0.8)
+    assert entries(example.teacher, 1) == pytest.approx({1: 0.7 / 0.8})
+    assert example.teacher.rest[1] == pytest.approx(0.1 / 0.8)
     # after "ab": "a" goes on (.4 of .7); else the next token begins with "b" or ends the text, "a" left out
-    assert entries(lesson.laws, 2) == pytest.approx({0: 0.4 / 0.7, 1: 0.3 / 0.7 * 0.2 / 0.3, 2: 0.3 / 0.7 * 0.1 / 0.3})
-    assert lesson.positions == 3
-    assert lesson.nbytes > 50
+    assert entries(example.teacher, 2) == pytest.approx(
+        {0: 0.4 / 0.7, 1: 0.3 / 0.7 * 0.2 / 0.3, 2: 0.3 / 0.7 * 0.1 / 0.3}
+    )
+    assert example.positions == 3
+    assert example.nbytes > 50
     assert world.vocab.eos == (5,)
 
 
-def test_every_law_of_a_lesson_sums_to_one() -> None:
+def test_every_distribution_of_an_example_sums_to_one() -> None:
     for shape in SHAPES:
         world = make_world(shape, 2)
         for active in ("all", "random", "none"):
@@ -212,23 +220,21 @@ def test_every_law_of_a_lesson_sums_to_one() -> None:
             tokens = [int(t) for t in rng.integers(world.vocab.size, size=12)]
             written = [world.table.spelling(t).tolist() for t in tokens]
             laws = [whole(rng.dirichlet([1.0] * world.vocab.size)) for _ in tokens]
-            made = marginal_lesson(cache, [0], tokens, written, laws).laws
+            made = exact_example(cache, trace(tokens, written, laws)).teacher
             sums = np.bincount(made.rows, weights=made.probs, minlength=len(made.positions))
             sums += np.where(made.coarse, made.rest, 0)
             assert sums == pytest.approx(np.ones(len(made.positions)), abs=1e-5)
 
 
-def test_a_hybrid_lesson_taken_apart() -> None:
+def test_a_hybrid_example_taken_apart() -> None:
     world, cache, laws = nested()
-    lesson = hybrid_lesson(cache, [0], [1, 4], [[0, 1], [1]], laws, 0.2)
-    assert lesson.laws.positions.tolist() == [2]  # "b" is mapped directly
-    assert entries(lesson.laws, 0) == pytest.approx({0: 0.4, 1: 0.2, 2: 0.1})  # of a, b and the end of text
-    assert lesson.labels is not None
-    assert lesson.labels.positions.tolist() == [0, 1]
-    assert lesson.labels.symbols.tolist() == [0, 1]
-    assert lesson.labels.weights.tolist() == pytest.approx([0.2, 0.2])
-    own = hybrid_lesson(cache, [0], [1, 4], [[0, 1], [1]], laws, None)
-    assert own.labels is not None
+    example = hybrid_example(cache, trace([1, 4], [[0, 1], [1]], laws), 0.2)
+    assert example.teacher.positions.tolist() == [2]  # "b" is mapped directly
+    assert entries(example.teacher, 0) == pytest.approx({0: 0.4, 1: 0.2, 2: 0.1})  # of a, b and the end of text
+    assert example.labels.positions.tolist() == [0, 1]
+    assert example.labels.symbols.tolist() == [0, 1]
+    assert example.labels.weights.tolist() == pytest.approx([0.2, 0.2])
+    own = hybrid_example(cache, trace([1, 4], [[0, 1], [1]], laws), None)
     assert own.labels.weights.tolist() == pytest.approx([0.3, 0.3])  # what the target gave "ab"
     assert shared_tokens(world.table).tolist() == [True, True, True]
 
@@ -236,12 +242,14 @@ def test_a_hybrid_lesson_taken_apart() -> None:
 def test_inactive_ngrams_teach_the_hybrid_loss_nothing() -> None:
     world, _, laws = nested()
     cache = NgramCache(world.table, seed="empty")
-    lesson = hybrid_lesson(cache, [0], [1], [[0, 1]], laws[:1], 0.2)
-    assert lesson.positions == 0
+    example = hybrid_example(cache, trace([1], [[0, 1]], laws[:1]), 0.2)
+    assert example.positions == 0
 
 
 def test_tokens_that_the_drafter_does_not_see_leave_no_law() -> None:
     _, cache, laws = nested()
-    lesson = marginal_lesson(cache, [0], [5, 4], [[], [1]], laws)
-    assert lesson.laws.positions.tolist() == [0]
-    assert entries(lesson.laws, 0) == pytest.approx(entries(marginal_lesson(cache, [0], [4], [[1]], laws[1:]).laws, 0))
+    example = exact_example(cache, trace([5, 4], [[], [1]], laws))
+    assert example.teacher.positions.tolist() == [0]
+    assert entries(example.teacher, 0) == pytest.approx(
+        entries(exact_example(cache, trace([4], [[1]], laws[1:])).teacher, 0)
+    )

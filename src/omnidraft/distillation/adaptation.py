@@ -15,9 +15,8 @@ import torch
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.decoding.drafter import SharedDrafter
 from omnidraft.decoding.engine import AttachedDrafter
-from omnidraft.distillation.counters import Counters
-from omnidraft.distillation.teacher import Trace, lesson
-from omnidraft.distillation.trainer import Trainer
+from omnidraft.distillation.teacher import Trace
+from omnidraft.distillation.trainer import Counters
 from omnidraft.distillation.weights import Weights, merged, parted
 from omnidraft.verification.round import Round
 
@@ -28,9 +27,11 @@ LONGEST = 2048  # drafter tokens of a lesson: attention over more would take sec
 class Learner(Protocol):
     """A trainer beside the engine or in another process."""
 
-    counters: Counters
+    @property
+    def counters(self) -> Counters:
+        """Counts of what was learned so far."""
 
-    def teach(self, answer: Trace, cache: NgramCache) -> None:
+    def teach(self, trace: Trace, cache: NgramCache) -> None:
         """Take in an answer, of which `cache` knows the active n-grams."""
 
     def pause(self) -> None:
@@ -47,47 +48,6 @@ class Learner(Protocol):
 
     def close(self) -> None:
         """End; nothing may be taught after it."""
-
-
-class InlineTrainer:
-    """A `Learner` that learns where it is called: deterministic, for experiments."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-        self._fresh = False
-
-    @property
-    def counters(self) -> Counters:
-        return self._trainer.counters
-
-    @counters.setter
-    def counters(self, counters: Counters) -> None:
-        self._trainer.counters = counters
-
-    def teach(self, answer: Trace, cache: NgramCache) -> None:
-        """Learn from an answer, and update where that is due."""
-        self._trainer.add(lesson(cache, answer, self._trainer.learning, self._trainer.settings))
-        self._trainer.train_head()
-        if self._trainer.due:
-            self._update()
-
-    def poll(self) -> Weights | None:
-        """The state after the last update, once."""
-        fresh, self._fresh = self._fresh, False
-        return self._trainer.state() if fresh else None
-
-    def flush(self) -> None:
-        """Learn from everything taught so far."""
-        self._update()
-
-    def _update(self) -> None:
-        changed = self._trainer.update()
-        self._fresh |= changed or self._trainer.news  # also of an update that was taken back, while the head went on
-
-    def pause(self) -> None:
-        """Nothing runs beside a reply."""
-
-    resume = close = pause
 
 
 class Adaptation:
@@ -182,7 +142,7 @@ class Adaptation:
     def answer(self, records: list[Round]) -> Trace:
         """What these rounds said; of a very long text, what the drafter's context holds."""
         tokens = [token for record in records for token in record.emitted]
-        laws = [law for record in records for law in record.teacher]
+        distributions = [p for record in records for p in record.teacher]
         written = [tuple(self.pair.translator.tokens([token])) for token in tokens]
         room = min(LONGEST, self.pair.drafter.model.context)
         drafter = self.pair.drafter
@@ -191,7 +151,7 @@ class Adaptation:
         while kept < len(tokens) and length + len(written[kept]) <= room:
             length += len(written[kept])
             kept += 1
-        return Trace(tuple(prompt), tuple(tokens[:kept]), tuple(written[:kept]), tuple(laws[:kept]))
+        return Trace(tuple(prompt), tuple(tokens[:kept]), tuple(written[:kept]), tuple(distributions[:kept]))
 
     def flush(self) -> None:
         """Learn from everything so far, to draft with it from the next text on."""

@@ -1,12 +1,14 @@
-"""Training beside the traffic: a process of low priority that holds a trainer, and stands still while a reply is made.
+"""Training beside the traffic: a low-priority process with a trainer, which stands still while a reply is made.
 
-A process and not a thread, which would take turns with the engine at the interpreter.  What goes to it are messages in
-order; what comes back are learned states.  It ends with its parent.
+A process and not a thread, which would compete with the engine for the interpreter; started by `subprocess` and not by
+`multiprocessing`, which would import the user's main module again.  Messages go to it in order; states and signs of
+progress come back.  It ends with its parent.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import pickle
 import queue
@@ -14,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
@@ -25,25 +27,29 @@ import torch
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.trie import SpellingTable
 from omnidraft.config import Learning
-from omnidraft.distillation.counters import Counters
 from omnidraft.distillation.settings import TrainerSettings
-from omnidraft.distillation.teacher import Trace, lesson, shared_tokens
-from omnidraft.distillation.trainer import DEFAULTS, Trainer
+from omnidraft.distillation.teacher import Trace, shared_tokens, training_example
+from omnidraft.distillation.trainer import DEFAULTS, Counters, Trainer, check_memory
 from omnidraft.distillation.weights import Weights
 from omnidraft.errors import OmniDraftError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-NICEST = 19
+_log = logging.getLogger("omnidraft")
+WORKER = "from omnidraft.distillation.background import work; work()"
+NICENESS = 19
 DEAD = "the background trainer has died: load the models again, or use adapt='inline'"
-PATIENCE_S = 60.0  # with a flush
-LOOK_S = 0.2  # how often somebody who waits looks whether the process is alive
+STALLED_S = 60.0  # without a sign of progress, after which a flush gives up
+FLUSH_S = 900.0  # that a flush takes at most
+SAID_S = 10.0  # after which a flush says that it takes its time
+PROGRESS_S = 0.5  # between signs of progress
+LOOK_S = 0.2  # between looks at whether the process is alive
 
 
 @dataclass(frozen=True, eq=False)
-class _Beginning:
-    """All that the process needs to know at first."""
+class _Start:
+    """What the process is made from."""
 
     model: PreTrainedModel
     learning: Learning
@@ -55,13 +61,15 @@ class _Beginning:
 
 @dataclass(frozen=True, eq=False)
 class _Taught:
-    answer: Trace
+    """An answer, with the n-grams that were active."""
+
+    trace: Trace
     active: npt.NDArray[np.bool_]  # (V_p,)
 
     @property
     def nbytes(self) -> int:
         """Memory of the arrays, in bytes."""
-        return self.active.nbytes + sum(law.tokens.nbytes + law.probs.nbytes for law in self.answer.laws)
+        return self.active.nbytes + sum(p.tokens.nbytes + p.probs.nbytes for p in self.trace.distributions)
 
 
 @dataclass(frozen=True)
@@ -73,18 +81,20 @@ class _Busy:
 
 @dataclass(frozen=True)
 class _Flush:
-    """Learn from everything now, and say so."""
+    """A request to learn from everything now, and to say so."""
 
 
 @dataclass(frozen=True, eq=False)
-class _Learned:
-    state: Weights | None  # None: nothing new
+class _Progress:
+    """What comes back: counters, a state after an update, and whether a flush is done."""
+
     counters: Counters
+    state: Weights | None = None
     flushed: bool = False
 
 
 class BackgroundTrainer:
-    """A trainer in a process of its own; see `trainer.Trainer`."""
+    """A `Learner` with a `trainer.Trainer` in a process of its own."""
 
     def __init__(
         self,
@@ -94,14 +104,18 @@ class BackgroundTrainer:
         state: Mapping[str, torch.Tensor] | None = None,
         seed: int = 0,
         settings: TrainerSettings = DEFAULTS,
+        warn: Callable[[str], None] = _log.warning,
     ) -> None:
+        check_memory(model)
         self.counters = Counters()
+        self._warn = warn
         self._state: Weights | None = None
+        self._heard = time.monotonic()
         self._flushed = threading.Event()
         self._lock = threading.RLock()  # a finalizer may run in the middle of what holds it
         self._messages: queue.SimpleQueue[object] = queue.SimpleQueue()
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", "from omnidraft.distillation.background import work; work()"],
+        self._process = subprocess.Popen(  # noqa: S603  a constant of our own
+            [sys.executable, "-P", "-c", WORKER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for the parent, which says when to end
@@ -114,39 +128,52 @@ class BackgroundTrainer:
         self._threads = [threading.Thread(target=run, daemon=True) for run in (self._write, self._read)]
         for thread in self._threads:
             thread.start()
-        self._messages.put(_Beginning(model, learning, settings, table, None if state is None else dict(state), seed))
+        self._messages.put(_Start(model, learning, settings, table, None if state is None else dict(state), seed))
 
-    def teach(self, answer: Trace, cache: NgramCache) -> None:
-        """Hand over an answer and the n-grams that are active; raises OmniDraftError where the process has died."""
+    def teach(self, trace: Trace, cache: NgramCache) -> None:
+        """Hand over an answer and the active n-grams; raises OmniDraftError where the process has died."""
         if not self.alive:
             raise OmniDraftError(DEAD)
-        self._messages.put(_Taught(answer, cache.active.copy()))
+        self._messages.put(_Taught(trace, cache.active.copy()))
 
     def pause(self) -> None:
         """Stand still: a reply is being made."""
         self._messages.put(_Busy(busy=True))
 
     def resume(self) -> None:
+        """Train again."""
         self._messages.put(_Busy(busy=False))
 
     def poll(self) -> Weights | None:
-        """The state after the last update, once."""
+        """The state after the last update, once; None where nothing changed."""
         with self._lock:
             state, self._state = self._state, None
         return state
 
     def flush(self) -> None:
-        """Wait until everything taught so far is learned; raises OmniDraftError where it has died or is slow."""
+        """Wait until everything taught so far is learned, as long as there is progress.
+
+        Raises OmniDraftError where the process has died, shows no progress, or takes over FLUSH_S; the state after its
+        last update can be polled all the same.
+        """
         if threading.current_thread() in self._threads:  # a finalizer, where the answer would go through
-            raise OmniDraftError("what was said last was not learned from: close() what learns")
+            raise OmniDraftError("the last answers were not learned from: close() what learns")
         self._flushed.clear()
+        began = self._heard = time.monotonic()
         self._messages.put(_Flush())
-        until = time.monotonic() + PATIENCE_S
+        said = False
         while not self._flushed.wait(LOOK_S):
+            now = time.monotonic()
             if not self.alive:
                 raise OmniDraftError(DEAD)
-            if time.monotonic() > until:
-                raise OmniDraftError(f"the background trainer is not done after {PATIENCE_S:g} s: leave it more pauses")
+            if now - self._heard > STALLED_S or now - began > FLUSH_S:
+                raise OmniDraftError(
+                    f"the background trainer was given up after {now - began:.0f} s, and what it had not learned from "
+                    "is lost: pause between prompts, or use a smaller drafter"
+                )
+            if now - began > SAID_S and not said:
+                said = True
+                self._warn(f"the drafter still learns from the last answers, for {FLUSH_S / 60:.0f} minutes at most")
 
     @property
     def alive(self) -> bool:
@@ -175,11 +202,12 @@ class BackgroundTrainer:
 
     def _read(self) -> None:
         pipe = self._process.stdout
-        while pipe is not None and (learned := _received(pipe)) is not None:
+        while pipe is not None and (progress := _received(pipe)) is not None:
+            self._heard = time.monotonic()
             with self._lock:
-                self.counters = learned.counters
-                self._state = self._state if learned.state is None else learned.state
-            if learned.flushed:
+                self.counters = progress.counters
+                self._state = self._state if progress.state is None else progress.state
+            if progress.flushed:
                 self._flushed.set()
         if pipe is not None:
             pipe.close()
@@ -197,72 +225,71 @@ def _received(pipe: IO[bytes]) -> Any:
 
 
 def work() -> None:
-    """What the process does: learn from what comes in on stdin, until it ends."""
+    """Learn from the messages on stdin, until it ends; the main function of the process."""
     source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints must not be taken for a message
-    with contextlib.suppress(OSError, AttributeError):  # no such thing on every system
-        os.nice(NICEST)
+    os.dup2(2, 1)  # a library's output must not be taken for a message
+    with contextlib.suppress(OSError, AttributeError):  # not on every system
+        os.nice(NICENESS)
     torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))
-    beginning = _received(source)
-    if beginning is not None:
-        _Worker(beginning, source, sink).run()
+    start = _received(source)
+    if start is not None:
+        _Worker(start, source, sink).run()
 
 
 class _Worker:
-    def __init__(self, beginning: _Beginning, source: IO[bytes], sink: IO[bytes]) -> None:
-        self._learning, self._settings = beginning.learning, beginning.settings
-        self._cache = NgramCache(beginning.table)
+    """The trainer of the process, a thread that listens, and the messages between the two."""
+
+    def __init__(self, start: _Start, source: IO[bytes], sink: IO[bytes]) -> None:
+        self._cache = NgramCache(start.table)
         self._idle = threading.Event()
         self._idle.set()
+        shared = shared_tokens(start.table)
         self._trainer = Trainer(
-            beginning.model,
-            beginning.learning,
-            shared_tokens(beginning.table),
-            beginning.seed,
-            beginning.settings,
-            yields=self._yield,
-            at_once=1,
+            start.model, start.learning, shared, start.seed, start.settings, yields=self._yield, per_pass=1
         )
-        if beginning.state is not None:
-            self._trainer.load_state(beginning.state)
+        if start.state is not None:
+            self._trainer.load_state(start.state)
         self._source, self._sink = source, sink
+        self._sent = time.monotonic()
         self._messages: queue.SimpleQueue[object] = queue.SimpleQueue()
-        self._waiting = 0  # bytes of answers that nobody looked at yet
+        self._waiting = 0  # bytes of answers that wait to be learned from
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
         while (message := _received(self._source)) is not None:
             if isinstance(message, _Busy):  # heeded at once, in the middle of an update
                 (self._idle.clear if message.busy else self._idle.set)()
-            else:
-                if isinstance(message, _Flush):
-                    self._idle.set()
-                elif isinstance(message, _Taught):
-                    self._waiting += message.nbytes
-                    if self._waiting > self._settings.replay_bytes:  # a reply after the other, and no pause
-                        self._waiting -= message.nbytes
-                        continue
-                self._messages.put(message)
+                continue
+            if isinstance(message, _Flush):
+                self._idle.set()
+            elif isinstance(message, _Taught):
+                if self._waiting + message.nbytes > self._trainer.settings.replay_bytes:  # replies without a pause
+                    continue
+                self._waiting += message.nbytes
+            self._messages.put(message)
         os._exit(0)  # the parent is gone
 
     def _yield(self) -> None:
         self._idle.wait()
+        if time.monotonic() > self._sent + PROGRESS_S:
+            self._send()
 
     def run(self) -> None:
+        trainer = self._trainer
         while True:
             message = self._messages.get()
             if isinstance(message, _Taught):
                 self._waiting -= message.nbytes
                 self._yield()
                 self._cache.activate(message.active)
-                self._trainer.add(lesson(self._cache, message.answer, self._learning, self._settings))
+                trainer.add(training_example(self._cache, message.trace, trainer.learning, trainer.settings))
+                trainer.train_head()
             flushed = isinstance(message, _Flush)
-            if not flushed:
-                self._trainer.train_head()
-            if flushed or self._trainer.due:
-                changed = self._trainer.update() or self._trainer.news
-                self._send(self._trainer.state() if changed else None, flushed=flushed)
+            if flushed or trainer.due:
+                changed = trainer.update() or trainer.head_changed
+                self._send(trainer.state() if changed else None, flushed=flushed)
 
-    def _send(self, state: Weights | None, *, flushed: bool) -> None:
-        pickle.dump(_Learned(state, self._trainer.counters, flushed), self._sink, pickle.HIGHEST_PROTOCOL)
+    def _send(self, state: Weights | None = None, *, flushed: bool = False) -> None:
+        pickle.dump(_Progress(self._trainer.counters, state, flushed), self._sink, pickle.HIGHEST_PROTOCOL)
         self._sink.flush()
+        self._sent = time.monotonic()

@@ -1,80 +1,79 @@
-"""Lessons side by side, as tensors: what one pass of training reads."""
+"""Training examples side by side, as the tensors that one forward pass reads."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from itertools import accumulate
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from omnidraft.distillation.losses import Labels, Laws
-from omnidraft.distillation.teacher import Arrays, Tokens, TrainingExample
+from omnidraft.distillation.losses import TeacherDistributions, TokenLabels
+from omnidraft.distillation.teacher import TrainingExample
 
-LOGITS = 2**25  # numbers that the logits of one pass may hold: 128 MiB in fp32
-NO_TOKENS = Tokens(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.float32))
+MAX_LOGITS = 2**25  # numbers in the logits of one pass: 128 MiB in fp32
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """A few lessons; the rows of laws and labels are those of the last `keep` positions of each, one after another."""
+    """Padded examples; `teacher` and `labels` index the flattened logits of the last `keep` positions of each."""
 
-    ids: torch.Tensor  # (B, T) int64, padded behind: causal models see nothing of it before
+    ids: torch.Tensor  # (B, T) int64, padded on the right, which a causal model does not see
     keep: int
-    laws: Laws
-    labels: Labels
+    teacher: TeacherDistributions
+    labels: TokenLabels
 
     @classmethod
-    def of(cls, lessons: Sequence[TrainingExample], device: torch.device) -> Batch:
-        """Lay lessons side by side."""
-        longest, first = max(len(lesson.ids) for lesson in lessons), min(lesson.first for lesson in lessons)
-        ids = np.zeros((len(lessons), longest), np.int64)
-        for row, lesson in zip(ids, lessons, strict=True):
-            row[: len(lesson.ids)] = lesson.ids
-        keep = longest - first
-        offsets = [i * keep - first for i in range(len(lessons))]
+    def of(cls, examples: Sequence[TrainingExample], device: torch.device) -> Batch:
+        """Pad and concatenate examples."""
+        ids = torch.nn.utils.rnn.pad_sequence([example.ids for example in examples], batch_first=True)
+        first = min(example.first for example in examples)
+        keep = ids.shape[1] - first
+        offsets = [row * keep - first for row in range(len(examples))]
         return cls(
-            ids=torch.from_numpy(ids).to(device),
+            ids=ids.to(device, torch.int64),
             keep=keep,
-            laws=_laws([lesson.laws for lesson in lessons], offsets, device),
-            labels=_labels([lesson.labels for lesson in lessons], offsets, device),
+            teacher=_teacher([example.teacher for example in examples], offsets, device),
+            labels=_labels([example.labels for example in examples], offsets, device),
         )
 
 
-def groups(lessons: Sequence[TrainingExample], columns: int, at_once: int) -> Iterator[Sequence[TrainingExample]]:
-    """Lessons so many at a time, or fewer where the bound on logits of so many `columns` asks for it."""
+def groups(examples: Sequence[TrainingExample], vocab_size: int, most: int) -> Iterator[Sequence[TrainingExample]]:
+    """Split examples into batches of at most `most`, and of fewer where their logits would exceed MAX_LOGITS."""
     group: list[TrainingExample] = []
-    for lesson in lessons:
-        longer = [*group, lesson]
+    for example in examples:
+        longer = [*group, example]
         rows = max(len(one.ids) for one in longer) - min(one.first for one in longer)
-        if len(longer) > min(at_once, max(1, LOGITS // (rows * columns))):
+        if len(longer) > min(most, max(1, MAX_LOGITS // (rows * vocab_size))):
             yield group
-            longer = [lesson]
+            longer = [example]
         group = longer
     yield group
 
 
-def _laws(parts: Sequence[Arrays], offsets: Sequence[int], device: torch.device) -> Laws:
-    starts = np.cumsum([0, *(len(part.positions) for part in parts)])
-    moved = {
-        "positions": [part.positions + offset for part, offset in zip(parts, offsets, strict=True)],
-        "rows": [part.rows + start for part, start in zip(parts, starts, strict=False)],
-    }
-    columns = {f.name: moved.get(f.name) or [getattr(part, f.name) for part in parts] for f in fields(Arrays)}
-    return Laws(**{name: _tensor(column, device) for name, column in columns.items()})
-
-
-def _labels(parts: Sequence[Tokens | None], offsets: Sequence[int], device: torch.device) -> Labels:
-    given = [(part or NO_TOKENS, offset) for part, offset in zip(parts, offsets, strict=True)]
-    return Labels(
-        positions=_tensor([part.positions + offset for part, offset in given], device),
-        symbols=_tensor([part.symbols for part, _ in given], device),
-        weights=_tensor([part.weights for part, _ in given], device),
+def _teacher(
+    parts: Sequence[TeacherDistributions], offsets: Sequence[int], device: torch.device
+) -> TeacherDistributions:
+    starts = accumulate((len(part.positions) for part in parts[:-1]), initial=0)
+    return TeacherDistributions(
+        positions=_cat([part.positions + offset for part, offset in zip(parts, offsets, strict=True)], device),
+        rows=_cat([part.rows + start for part, start in zip(parts, starts, strict=True)], device),
+        symbols=_cat([part.symbols for part in parts], device),
+        probs=_cat([part.probs for part in parts], device),
+        rest=_cat([part.rest for part in parts], device),
+        coarse=_cat([part.coarse for part in parts], device),
+        best=_cat([part.best for part in parts], device),
     )
 
 
-def _tensor(parts: Sequence[npt.NDArray[Any]], device: torch.device) -> torch.Tensor:
-    array = np.concatenate(parts)
-    return torch.from_numpy(array.astype(np.int64) if array.dtype == np.int32 else array).to(device)
+def _labels(parts: Sequence[TokenLabels], offsets: Sequence[int], device: torch.device) -> TokenLabels:
+    return TokenLabels(
+        positions=_cat([part.positions + offset for part, offset in zip(parts, offsets, strict=True)], device),
+        symbols=_cat([part.symbols for part in parts], device),
+        weights=_cat([part.weights for part in parts], device),
+    )
+
+
+def _cat(parts: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+    joined = torch.cat(list(parts)).to(device)
+    return joined.long() if joined.dtype == torch.int32 else joined

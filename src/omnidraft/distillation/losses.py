@@ -1,8 +1,8 @@
-"""Losses of online distillation: pure functions of the drafter's logits and a ready-made teacher.
+"""Losses of online distillation: pure functions of the drafter's logits and the teacher's distributions.
 
-acceptance  how likely a draft token is to be accepted, what an acceptance head learns
-divergence  between q and the law r that the trie gives for a drafter position
-hybrid      the paper's: reverse KL in the target's vocabulary, and the likelihood of n-grams (Eq. 3 and 4)
+divergence  KL, reverse KL or total variation between q and the exact teacher distribution r
+hybrid      the paper's: reverse KL over the shared vocabulary, and the likelihood of n-grams (Eq. 3 and 4)
+acceptance  acceptance probabilities of draft tokens, the labels of the acceptance head
 """
 
 from __future__ import annotations
@@ -15,118 +15,120 @@ import torch
 from omnidraft.verification.sparse_probs import OTHER
 
 DIVERGENCES = ("forward", "forward+tv", "reverse", "tv")
-FLOOR = 1e-5  # what a logarithm sees where the teacher gives nothing: it keeps only its likely tokens
-TINY = 1e-12  # below any probability that matters: what a logarithm sees of a mass that is lost in rounding
+FLOOR = 1e-5  # stands for probability 0 of the teacher in a logarithm: only its likely tokens are kept
+TINY = 1e-12  # stands for probability mass of the drafter that rounding lost
 
 
 @dataclass(frozen=True, eq=False)
-class Laws:
-    """Laws r over drafter tokens for some rows of logits, all other tokens having none.
+class TeacherDistributions:
+    """Sparse distributions r over drafter tokens for N positions, with E entries in all.
 
-    Where `coarse`, all other tokens together are one more option, of probability `rest`; elsewhere `rest` is the share
-    of the target's law that is no drafter token's.
+    Where `coarse`, the tokens without an entry are one outcome together, of probability `rest`; elsewhere they have
+    probability 0, and `rest` is the target's mass on tokens that no draft can propose, which r leaves out.
     """
 
-    positions: torch.Tensor  # (N,) int64, rows of the logits
-    rows: torch.Tensor  # (E,) int64, which law an entry belongs to
-    symbols: torch.Tensor  # (E,) int64, drafter tokens
+    positions: torch.Tensor  # (N,) int, rows of the logits; of a single example, tokens after which r holds
+    rows: torch.Tensor  # (E,) int, the distribution of an entry
+    symbols: torch.Tensor  # (E,) int, drafter tokens
     probs: torch.Tensor  # (E,) float32
     rest: torch.Tensor  # (N,) float32
     coarse: torch.Tensor  # (N,) bool
-    best: torch.Tensor  # (N,) int64, the symbol that a greedy target goes on with; OTHER: any without an entry; NONE
+    best: torch.Tensor  # (N,) int, the drafter token that greedy decoding accepts; OTHER: any without an entry; or NONE
 
 
 @dataclass(frozen=True, eq=False)
-class Labels:
-    """Single drafter tokens for some rows of logits."""
+class TokenLabels:
+    """Single drafter tokens as targets of a weighted negative log-likelihood."""
 
-    positions: torch.Tensor  # (N,) int64, rows of the logits
-    symbols: torch.Tensor  # (N,) int64, drafter tokens
+    positions: torch.Tensor  # (N,) int, as above
+    symbols: torch.Tensor  # (N,) int, drafter tokens
     weights: torch.Tensor  # (N,) float32
 
 
-def divergence(logits: torch.Tensor, laws: Laws, kind: str) -> torch.Tensor:
-    """The divergence between q = softmax(logits) (T, V_q) and each law, (N,): natural logarithms, 0 where equal.
+def divergence(logits: torch.Tensor, teacher: TeacherDistributions, kind: str) -> torch.Tensor:
+    """Divergence between q = softmax(logits) (T, V_q) and each teacher distribution r, (N,), in nats.
 
     `kind` is one of DIVERGENCES: "forward" KL(r‖q), "reverse" KL(q‖r), "tv" total variation, "forward+tv".
     """
-    log_q = torch.log_softmax(_wide(logits[laws.positions]), dim=-1)  # (N, V_q)
-    inside = log_q[laws.rows, laws.symbols]  # (E,)
+    log_q = torch.log_softmax(_at_least_fp32(logits[teacher.positions]), dim=-1)  # (N, V_q)
+    inside = log_q[teacher.rows, teacher.symbols]  # (E,)
     q = inside.exp()
-    outside = (1 - _sum(q, laws)).clamp_min(TINY)  # (N,) q of all tokens without an entry
+    outside = (1 - _sum(q, teacher)).clamp_min(TINY)  # (N,) q of all tokens without an entry
     if kind == "reverse":
-        return _reverse(log_q, inside, outside, laws)
+        return _reverse(log_q, inside, outside, teacher)
     if kind == "forward":
-        return _forward(inside, outside, laws)
-    distance = _total_variation(q, outside, laws)
-    return distance if kind == "tv" else distance + _forward(inside, outside, laws)
-
-
-@torch.no_grad()
-def acceptance(logits: torch.Tensor, laws: Laws, temperature: float) -> torch.Tensor:
-    """How likely a token drawn from q = softmax(logits) (T, V_q) is to be accepted, (N, 2): greedily, and Σ min(q, r).
-
-    The laws are those at `temperature`; the second column is for a temperature of 1, at which a token's probability is
-    taken to be in proportion to its power `temperature`.  What no drafter token can propose is accepted of none.
-    """
-    log_q = torch.log_softmax(_wide(logits[laws.positions]), dim=-1)
-    mass = torch.where(laws.coarse, 1.0, 1 - laws.rest)  # of what the entries share
-    probs, rest = (laws.probs * mass[laws.rows]) ** temperature, laws.rest**temperature
-    total = (_sum(probs, laws) + rest).clamp_min(TINY)
-    q = log_q[laws.rows, laws.symbols].exp()
-    outside = torch.where(laws.coarse, (1 - _sum(q, laws)).clamp_min(0.0), 0.0)
-    sampled = _sum(torch.minimum(q, probs / total[laws.rows]), laws) + torch.minimum(outside, rest / total)
-    first = log_q.argmax(-1)
-    known = _sum((laws.symbols == first[laws.rows]).to(q.dtype), laws) > 0
-    greedy = torch.where(laws.best == OTHER, ~known, first == laws.best)
-    return torch.stack([greedy.to(q.dtype), sampled.clamp(0.0, 1.0)], -1)
-
-
-def _wide(logits: torch.Tensor) -> torch.Tensor:
-    return logits if logits.dtype == torch.float64 else logits.float()
-
-
-def _sum(entries: torch.Tensor, laws: Laws) -> torch.Tensor:
-    """(E,) -> (N,)."""
-    return entries.new_zeros(len(laws.rest)).index_add(0, laws.rows, entries)
-
-
-def _forward(inside: torch.Tensor, outside: torch.Tensor, laws: Laws) -> torch.Tensor:
-    rest = torch.where(laws.coarse, laws.rest, 0.0)
-    entries = torch.xlogy(laws.probs, laws.probs) - laws.probs * inside
-    return _sum(entries, laws) + torch.xlogy(rest, rest) - rest * outside.log()
-
-
-def _reverse(log_q: torch.Tensor, inside: torch.Tensor, outside: torch.Tensor, laws: Laws) -> torch.Tensor:
-    entries = _sum(inside.exp() * (inside - laws.probs.clamp_min(FLOOR).log()), laws)
-    coarse = outside * (outside.log() - laws.rest.clamp_min(FLOOR).log())
-    # of the other tokens each is an option of its own: their entropy is what is left of the whole row's
-    # (-inf of masked tokens times their probability 0 is nothing)
-    row = (log_q.exp() * log_q.clamp_min(-1e4)).sum(-1)
-    fine = row - _sum(inside.exp() * inside, laws) - outside * math.log(FLOOR)
-    return entries + torch.where(laws.coarse, coarse, fine)
-
-
-def _total_variation(q: torch.Tensor, outside: torch.Tensor, laws: Laws) -> torch.Tensor:
-    """½ Σ|q − r| = 1 − Σ min(q, r), both summing to 1."""
-    rest = torch.where(laws.coarse, torch.minimum(outside, laws.rest), 0.0)
-    return 1 - _sum(torch.minimum(q, laws.probs), laws) - rest
+        return _forward(inside, outside, teacher)
+    distance = _total_variation(q, outside, teacher)
+    return distance if kind == "tv" else distance + _forward(inside, outside, teacher)
 
 
 def hybrid(
-    logits: torch.Tensor, direct: Laws, shared: torch.Tensor, ngrams: Labels, kind: str = "reverse"
+    logits: torch.Tensor, direct: TeacherDistributions, shared: torch.Tensor, ngrams: TokenLabels, kind: str = "reverse"
 ) -> torch.Tensor:
     """The paper's loss, (N,): L_DM at directly mapped tokens, then λ·L_N-gram at the rest (Eq. 3 and 4).
 
-    `logits` (T, V_q).  `direct` are the target's laws where a directly mapped token follows, a target token being
-    written as the drafter token of the same bytes; `shared` (V_q,) bool are the drafter tokens that have one, over
-    which q is renormalized.  `ngrams` are the sub-tokens of n-grams, each with the weight λ.  `kind` is the divergence
-    at directly mapped tokens: "reverse", the paper's; "forward", what their likelihood is on average; or "none".
+    `logits` (T, V_q).  `direct` are the target's distributions at directly mapped tokens, each target token standing
+    as the drafter token of the same bytes; `shared` (V_q,) bool marks those drafter tokens, over which q is
+    renormalized.  `ngrams` are the sub-tokens of n-grams, each with the weight λ.  `kind` is the divergence at
+    directly mapped tokens: "reverse", the paper's; "forward", the expected likelihood loss; or "none".
     """
-    log_q = torch.log_softmax(_wide(logits[ngrams.positions]), dim=-1)
-    unlikely = -ngrams.weights * log_q.gather(-1, ngrams.symbols[:, None])[:, 0]
+    log_q = torch.log_softmax(_at_least_fp32(logits[ngrams.positions]), dim=-1)
+    ngram_loss = -ngrams.weights * log_q.gather(-1, ngrams.symbols[:, None])[:, 0]
     if kind == "none":
-        return torch.cat([unlikely.new_zeros(len(direct.positions)), unlikely])
-    mapped = _wide(logits[direct.positions]).masked_fill(~shared, -torch.inf)
+        return torch.cat([ngram_loss.new_zeros(len(direct.positions)), ngram_loss])
+    mapped = _at_least_fp32(logits[direct.positions]).masked_fill(~shared, -torch.inf)
     own = replace(direct, positions=torch.arange(len(direct.positions), device=logits.device))
-    return torch.cat([divergence(mapped, own, kind), unlikely])
+    return torch.cat([divergence(mapped, own, kind), ngram_loss])
+
+
+@torch.no_grad()
+def acceptance(logits: torch.Tensor, teacher: TeacherDistributions, temperature: float) -> torch.Tensor:
+    """Acceptance probability of a token drawn from q = softmax(logits) (T, V_q), (N, 2): greedy, and Σ min(q, r).
+
+    `temperature` is that of the teacher; the second column is for temperature 1, reached by raising the teacher's
+    probabilities to the power `temperature`.  Target tokens that no draft can propose accept nothing.
+    """
+    log_q = torch.log_softmax(_at_least_fp32(logits[teacher.positions]), dim=-1)
+    mass = torch.where(teacher.coarse, 1.0, 1 - teacher.rest)  # (N,) of the entries
+    probs, rest = (teacher.probs * mass[teacher.rows]) ** temperature, teacher.rest**temperature
+    total = (_sum(probs, teacher) + rest).clamp_min(TINY)
+    q = log_q[teacher.rows, teacher.symbols].exp()
+    outside = torch.where(teacher.coarse, (1 - _sum(q, teacher)).clamp_min(0.0), 0.0)
+    overlap = _sum(torch.minimum(q, probs / total[teacher.rows]), teacher) + torch.minimum(outside, rest / total)
+    first = log_q.argmax(-1)
+    known = _sum((teacher.symbols == first[teacher.rows]).to(q.dtype), teacher) > 0
+    greedy = torch.where(teacher.best == OTHER, ~known, first == teacher.best)
+    return torch.stack([greedy.to(q.dtype), overlap.clamp(0.0, 1.0)], -1)
+
+
+def _at_least_fp32(logits: torch.Tensor) -> torch.Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def _sum(entries: torch.Tensor, teacher: TeacherDistributions) -> torch.Tensor:
+    """Sum entries (E,) over each distribution, (N,)."""
+    return entries.new_zeros(len(teacher.rest)).index_add(0, teacher.rows, entries)
+
+
+def _forward(inside: torch.Tensor, outside: torch.Tensor, teacher: TeacherDistributions) -> torch.Tensor:
+    rest = torch.where(teacher.coarse, teacher.rest, 0.0)
+    entries = torch.xlogy(teacher.probs, teacher.probs) - teacher.probs * inside
+    return _sum(entries, teacher) + torch.xlogy(rest, rest) - rest * outside.log()
+
+
+def _reverse(
+    log_q: torch.Tensor, inside: torch.Tensor, outside: torch.Tensor, teacher: TeacherDistributions
+) -> torch.Tensor:
+    entries = _sum(inside.exp() * (inside - teacher.probs.clamp_min(FLOOR).log()), teacher)
+    coarse = outside * (outside.log() - teacher.rest.clamp_min(FLOOR).log())
+    # every other token is an outcome of its own: their entropy is that of the row less that of the entries
+    # (the clamp turns the -inf of a masked token, times its probability 0, into 0)
+    row = (log_q.exp() * log_q.clamp_min(-1e4)).sum(-1)
+    fine = row - _sum(inside.exp() * inside, teacher) - outside * math.log(FLOOR)
+    return entries + torch.where(teacher.coarse, coarse, fine)
+
+
+def _total_variation(q: torch.Tensor, outside: torch.Tensor, teacher: TeacherDistributions) -> torch.Tensor:
+    """½ Σ|q − r| = 1 − Σ min(q, r), both summing to 1."""
+    rest = torch.where(teacher.coarse, torch.minimum(outside, teacher.rest), 0.0)
+    return 1 - _sum(torch.minimum(q, teacher.probs), teacher) - rest

@@ -1,0 +1,278 @@
+"""The acceptance head: its labels against an enumeration of the engine, and what it learns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from distillation.test_losses import some_logits, some_teacher
+from distillation.test_teacher import whole
+from omnidraft.alignment.ngram_cache import NgramCache
+from omnidraft.config import Learning, Sampling
+from omnidraft.distillation import head_trainer
+from omnidraft.distillation import trainer as trainer_module
+from omnidraft.distillation.batch import Batch
+from omnidraft.distillation.head_trainer import HeadTrainer
+from omnidraft.distillation.losses import acceptance
+from omnidraft.distillation.replay_buffer import ReplayBuffer
+from omnidraft.distillation.settings import TrainerSettings
+from omnidraft.distillation.teacher import Trace, exact_example
+from omnidraft.distillation.trainer import Trainer
+from omnidraft.distillation.weights import Weights, parted
+from omnidraft.draft_length.acceptance_head import Head
+from omnidraft.errors import ConfigError, ModelError
+from omnidraft.verification.walk import Walk
+from support.enumeration import FAR, SAMPLED, enumerate_draws
+from support.table_models import ACTIVE, PROMPT, SHAPES, World, frozen_cache, make_world
+from support.training import ONES, example_of, make_trainer, same, settings_of, small_drafter
+
+NEVER = Sampling()
+
+
+# ---------------------------------------------------------------- labels, against an enumeration of the engine
+
+
+def taught(world: World, cache: NgramCache, token: int) -> tuple[list[int], torch.Tensor]:
+    """The positions of an example of one token after the prompt, counted from its first; the labels (N, 2) at each."""
+    prompt = world.table.spelling(PROMPT).tolist()
+    written = world.table.spelling(token).tolist()
+    p = whole(world.target.probs((PROMPT,)))
+    example = exact_example(cache, Trace(tuple(prompt), (token,), (tuple(written),), (p,)))
+    logits = torch.stack([world.drafter.row(tuple(example.ids[: i + 1].tolist())) for i in range(len(example.ids))])
+    batch = Batch.of([example], torch.device("cpu"))
+    return [int(at) - len(prompt) + 1 for at in example.teacher.positions], acceptance(
+        logits[-batch.keep :], batch.teacher, 1
+    )
+
+
+def enumerated(world: World, cache: NgramCache, written: list[int], sampling: Sampling) -> dict[int, float]:
+    """For each number of symbols of a spelling that were drafted and accepted, how often the next one is."""
+    reached: dict[int, float] = {}
+    accepted: dict[int, float] = {}
+    engine = world.engine(cache, draft_length=len(written), verification="token")
+    for probability, record in enumerate_draws(lambda draw: next(engine.rounds([PROMPT], FAR, sampling, draw))):
+        walk = Walk(cache, world.vocab.eos)
+        for draft in record.draft:
+            walk.push(draft)
+        for depth in range(len(written)):
+            if list(record.draft[:depth]) != written[:depth] or record.counts.symbols_accepted < depth:
+                break
+            if len(record.draft) > depth:
+                reached[depth] = reached.get(depth, 0.0) + probability
+                accepted[depth] = accepted.get(depth, 0.0) + probability * (record.counts.symbols_accepted > depth)
+    return {depth: accepted[depth] / share for depth, share in reached.items() if share > 1e-9}
+
+
+def spelled(world: World, cache: NgramCache) -> Iterator[tuple[int, list[int]]]:
+    for token in range(world.vocab.size):
+        if cache.active[token] and world.table.node[token] >= 0:
+            yield token, world.table.spelling(token).tolist()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("active", ACTIVE)
+@pytest.mark.parametrize("shape", [name for name in SHAPES if not name.startswith("long")])
+def test_labels_are_how_often_the_engine_accepts(shape: str, active: str, temperature: float) -> None:
+    compared = deep = 0
+    for seed in range(4):
+        world = make_world(shape, seed)
+        cache = frozen_cache(world, active, seed)
+        for token, written in spelled(world, cache):
+            positions, labels = taught(world, cache, token)
+            sampling = SAMPLED if temperature else NEVER
+            found = enumerated(world, cache, written, sampling)
+            for at, label in zip(positions, labels[:, round(temperature)].tolist(), strict=True):
+                if at in found:
+                    assert found[at] == pytest.approx(label, abs=1e-5)
+                    compared += 1
+                    deep += at > 0
+    assert compared > (10 if active == "all" else 4)
+    assert deep > 2 or temperature == 0 or active != "all"
+
+
+@pytest.mark.parametrize("active", ACTIVE)
+@pytest.mark.parametrize("shape", [name for name in SHAPES if not name.startswith("long")])
+def test_a_greedy_target_goes_on_as_the_teacher_says(shape: str, active: str) -> None:
+    """In the middle of a draft, where the walk may go on into a longer token."""
+    accepted = refused = 0
+    for seed in range(8):
+        world = make_world(shape, seed)
+        cache = frozen_cache(world, active, seed)
+        first = int(world.target.probs((PROMPT,)).argmax())
+        distributions = [whole(world.target.probs((PROMPT,))), whole(world.target.probs((PROMPT, first)))]
+        second = int(world.target.probs((PROMPT, first)).argmax())
+        spelled_ = [world.table.spelling(token).tolist() for token in (first, second)]
+        if not all(spelled_) or not cache.active[first] or first in world.vocab.eos:
+            continue
+        prompt = world.table.spelling(PROMPT).tolist()
+        trace = Trace(tuple(prompt), (first, second), tuple(map(tuple, spelled_)), tuple(distributions))
+        made = exact_example(cache, trace).teacher
+        best = dict(zip(made.positions.tolist(), made.best.tolist(), strict=True))
+        length = len(spelled_[0])
+        engine = world.engine(cache, draft_length=length + 1, drafter_temperature=1.0)
+        for _, record in enumerate_draws(lambda draw, engine=engine: next(engine.rounds([PROMPT], FAR, NEVER, draw))):  # type: ignore[misc]
+            if list(record.draft[:length]) == spelled_[0] and len(record.draft) > length:
+                right = record.draft[length] == best[len(prompt) + length - 1]
+                assert (record.counts.draft_accepted > length) is right
+                accepted += right
+                refused += not right
+    assert accepted > 0 or active != "all"
+    assert refused > 1
+
+
+# ---------------------------------------------------------------- learning
+
+
+def head_trainer_of(**options: object) -> HeadTrainer:
+    return HeadTrainer(8, *settings_of(options), torch.device("cpu"))
+
+
+def chances(trainer: HeadTrainer, hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    head = Head(8)
+    head.take({name.removeprefix("acceptance_head."): p for name, p in trainer.state().items()})
+    return torch.tensor([[head.chance(row, h, t) for t in (0.0, 1.0)] for row, h in zip(logits, hidden, strict=True)])
+
+
+def test_it_learns_the_labels() -> None:
+    trainer = head_trainer_of(teacher_temperature=1.0)
+    logits, teacher = some_logits(2), some_teacher()
+    hidden = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+    assert trainer.state() == {}
+    for _ in range(400):
+        trainer.learn(hidden, logits, teacher)
+    labels = acceptance(logits, teacher, 1.0).float()
+    found = chances(trainer, hidden[teacher.positions], logits[teacher.positions])
+    torch.testing.assert_close(found, labels, atol=0.03, rtol=0)
+
+
+def test_a_weight_on_rejections_makes_it_careful() -> None:
+    logits, teacher = some_logits(2), some_teacher()
+    hidden = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+    found = []
+    for weight in (1.0, 6.0):
+        trainer = head_trainer_of(teacher_temperature=1.0, rejection_weight=weight)
+        for _ in range(400):
+            trainer.learn(hidden, logits, teacher)
+        found.append(chances(trainer, hidden[teacher.positions], logits[teacher.positions])[:, 1])
+    label = acceptance(logits, teacher, 1.0)[:, 1].float()
+    torch.testing.assert_close(found[1], label / (label + 6 * (1 - label)), atol=0.03, rtol=0)
+    assert bool((found[1] <= found[0] + 0.01).all())
+
+
+def test_a_batch_that_is_not_finite_is_left_out() -> None:
+    trainer = head_trainer_of()
+    logits, teacher = some_logits(2), some_teacher()
+    hidden = torch.randn(5, 8)
+    trainer.learn(hidden, logits, teacher)
+    before = trainer.state()
+    trainer.learn(hidden * torch.nan, logits, teacher)
+    assert all(torch.equal(before[name], p) for name, p in trainer.state().items())
+
+
+def test_a_head_of_another_drafter_is_refused() -> None:
+    state = parted(trained("head").state())[1]
+    with pytest.raises(ModelError, match="use another profile"):
+        head_trainer_of().load_state(state)
+
+
+def trained(trains: str, **options: Any) -> Trainer:
+    trainer = make_trainer(trains=trains, **options)
+    for seed in range(12):
+        trainer.add(example_of(seed))
+        trainer.train_head()
+        if trainer.due:
+            trainer.update()
+    return trainer
+
+
+def test_the_head_changes_nothing_for_the_drafter() -> None:
+    alone, none = parted(trained("drafter").state())
+    assert none == {}
+    heads: list[Weights] = []
+    for trains in ("joint", "interleaved"):
+        found, head = parted(trained(trains).state())
+        heads.append(head)
+        assert same(alone, found)
+    assert heads[0].keys() == heads[1].keys() != set()
+    assert not same(*heads), "they learn from other batches"
+    only, head = parted(trained("head").state())
+    assert head
+    assert same(only, dict(small_drafter().named_parameters()))
+
+
+def test_it_learns_from_the_latest_answer_and_an_earlier_one() -> None:
+    buffer, examples, earlier = ReplayBuffer(TrainerSettings(), 0), [example_of(seed) for seed in range(9)], set[int]()
+    for number, example in enumerate(examples):
+        buffer.add(example)
+        latest, *others = buffer.for_head()
+        assert latest is example
+        assert len(others) == (number > 0)
+        earlier |= {examples.index(other) - number for other in others}
+    assert max(earlier) < 0
+    assert len(earlier) > 3
+    passes = []
+    trainer = Trainer(small_drafter(), Learning(interval=100), ONES, yields=lambda: passes.append(1))
+    for example in examples:
+        trainer.add(example)
+        trainer.train_head()
+    assert len(passes) == 9 + 8
+
+
+def test_labels_are_made_anew_of_the_drafter_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make_trainer(learning_rate=3e-2)
+    seen: list[torch.Tensor] = []
+
+    def spy(logits: torch.Tensor, *rest: object) -> torch.Tensor:
+        seen.append(logits.clone())
+        return acceptance(logits, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(head_trainer, "acceptance", spy)
+    example = example_of(50)
+    for update in (False, False, True):
+        if update:
+            assert trainer.update()
+        trainer.add(example)
+        trainer.train_head()  # reads it first
+    assert torch.equal(seen[0], seen[1])
+    assert not torch.allclose(seen[0], seen[3], atol=1e-2)
+
+
+def test_without_memory_it_does_not_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make_trainer(interval=100)
+    trainer.add(example_of(0))
+    monkeypatch.setattr(trainer_module, "SPARE_BYTES", 2**62)
+    trainer.train_head()
+    assert not trainer.head_changed
+    monkeypatch.undo()
+    trainer.train_head()
+    assert trainer.head_changed
+
+
+def test_the_hybrid_loss_has_no_head() -> None:
+    for trains in ("head", "joint"):
+        with pytest.raises(ConfigError, match="forward"):
+            Learning(loss="hybrid", trains=trains)
+    trainer = make_trainer(loss="hybrid")
+    trainer.add(example_of(0, labels=True))
+    trainer.train_head()
+    assert not trainer.head_changed
+
+
+def test_a_model_without_an_output_layer_has_no_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_drafter()
+    monkeypatch.setattr(type(model), "get_output_embeddings", lambda _: None)
+    trainer = make_trainer(model, interval=1)
+    trainer.add(example_of(0))
+    trainer.train_head()
+    assert parted(trainer.state())[1] == {}
+
+
+def test_it_continues_from_an_earlier_state() -> None:
+    first = trained("interleaved").state()
+    for trains in ("interleaved", "drafter"):
+        second = make_trainer(trains=trains)
+        second.load_state(first)
+        assert same(second.state(), first), "kept where none is trained, too"
