@@ -134,12 +134,20 @@ def test_flags_reach_the_settings(
     assert capsys.readouterr().err == "omnidraft: error: two lines\n"
 
 
-def test_help_and_version_need_no_model_library(home: Path) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--help"], "generate"),
+        (["--version"], omnidraft.__version__),
+        *(([command, "--help"], "examples:") for command in cli.COMMANDS),
+        (["generate", "hello", "--target", "unread", "--top-k", "many"], "top_k is 'many'"),
+    ],
+)
+def test_help_and_mistakes_need_no_model_library(arguments: list[str], words: str, home: Path) -> None:
     code = "import sys; from omnidraft.cli.main import main; main(sys.argv[1:]); assert 'torch' not in sys.modules"
-    for argument, words in (("--help", "generate"), ("--version", omnidraft.__version__)):
-        command = [sys.executable, "-c", code, argument]
-        done = subprocess.run(command, env=environment(home), capture_output=True, text=True, check=True)
-        assert words in done.stdout
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, env=environment(home), capture_output=True, text=True, check=True)
+    assert words in done.stdout + done.stderr
 
 
 # ------------------------------------------------------------ bad input

@@ -9,7 +9,6 @@ from types import ModuleType
 
 import pytest
 
-from omnidraft.cli.main import main
 from support.project_files import tool
 
 
@@ -40,8 +39,3 @@ def test_every_command_has_examples_that_are_commands(page: ModuleType, capsys: 
             flags = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", line))
             assert flags <= set(re.findall(r"--[a-z][a-z-]*", helps[command])), line
     assert not capsys.readouterr().out
-
-
-def test_help_is_read_without_models(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", "--help"]) == 0
-    assert "examples:\n  omnidraft generate" in capsys.readouterr().out

@@ -12,12 +12,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 import omnidraft
 from omnidraft.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
 
 CPUINFO = Path("/proc/cpuinfo")
 PACKAGE = Path(omnidraft.__file__)
@@ -25,6 +26,8 @@ PACKAGE = Path(omnidraft.__file__)
 
 def machine(device: torch.device) -> dict[str, Any]:
     """The hardware, and what runs on it."""
+    import torch  # late, so that --help starts fast
+
     libraries = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
