@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -191,6 +191,34 @@ def test_a_full_disk_is_one_warning(target: Path, drafter: Path, home: Path, mon
     assert tree(home) == before
     install(None, monkeypatch)
     assert omnidraft.load(target, drafter, warn=pytest.fail).learned == first.learned
+
+
+def test_what_is_learned_while_the_end_waits_is_saved_at_once(
+    target: Path, drafter: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a background trainer that has much to learn from, and is given up or killed in the end."""
+    said: list[str] = []
+    model = omnidraft.load(target, drafter, adapt="inline", warn=said.append)
+    learner = side_of(model).adaptation.learner
+    assert learner is not None
+    flush, on_disk = learner.flush, list[float]()
+
+    def slow(meanwhile: Callable[[], None]) -> None:
+        for _ in range(2):
+            meanwhile()
+            assert len(saved(home)) == len(on_disk[:1]), "nothing new is not saved"
+            answers(model, 1)
+            flush()
+            meanwhile()
+            on_disk.append(omnidraft.load(target, drafter, warn=pytest.fail).learned["updates"])
+        raise OmniDraftError("it was given up")
+
+    monkeypatch.setattr(learner, "flush", slow)
+    model.close()
+    assert on_disk == [1, 2]
+    assert said == ["not all answers were learned from: it was given up"]
+    with omnidraft.load(target, drafter, adapt="inline", warn=pytest.fail) as again:
+        assert again.learned["answers"] == 2
 
 
 @pytest.mark.parametrize("by", ["save", "itself"])

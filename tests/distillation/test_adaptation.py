@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -124,7 +125,7 @@ class Perturbing:
     def resume(self) -> None:
         self.calls.append("resume")
 
-    def flush(self) -> None: ...
+    def flush(self, meanwhile: Callable[[], None] = lambda: None) -> None: ...
 
     def close(self) -> None: ...
 
@@ -302,13 +303,14 @@ def test_in_the_background_the_text_stays_and_the_drafter_learns() -> None:
     adaptation = Adaptation(engine_.pair, serving, learner)
     prompt = prompts()[0]
     wanted = generate(target, prompt, 32, SMALL[0].vocab.eos)
-    accepted = []
+    accepted, waited = [], list[int]()
     try:
-        for _ in range(16):
+        for number in range(16):
             records = said(adaptation, engine_, prompt, 32)
             assert tokens(records) == wanted
             accepted.append(sum(record.counts.symbols_accepted for record in records))
-            adaptation.flush()
+            adaptation.flush(partial(waited.append, number))
+        assert 0 in waited, "the process takes long to start, and something else may be done meanwhile"
         assert learner.counters.updates >= 4
         assert adaptation.swaps >= 4
         assert accepted[-1] > accepted[0] + 2

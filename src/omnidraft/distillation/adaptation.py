@@ -43,8 +43,8 @@ class Learner(Protocol):
     def poll(self) -> Weights | None:
         """The state after the last update, once."""
 
-    def flush(self) -> None:
-        """Learn from everything taught so far, now."""
+    def flush(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Learn from everything taught so far, now; one that waits calls `meanwhile` now and then."""
 
     def close(self) -> None:
         """End; nothing may be taught after it."""
@@ -153,10 +153,10 @@ class Adaptation:
             kept += 1
         return Trace(tuple(prompt), tuple(tokens[:kept]), tuple(written[:kept]), tuple(distributions[:kept]))
 
-    def flush(self) -> None:
-        """Learn from everything so far, to draft with it from the next text on."""
+    def flush(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Learn from everything so far, to draft with it from the next text on; see `Learner.flush`."""
         if self.learner is not None:
-            self.learner.flush()
+            self.learner.flush(meanwhile)
             self.collect()
 
     def end(self) -> None:

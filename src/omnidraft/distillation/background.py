@@ -150,8 +150,8 @@ class BackgroundTrainer:
             state, self._state = self._state, None
         return state
 
-    def flush(self) -> None:
-        """Wait until everything taught so far is learned, as long as there is progress.
+    def flush(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Wait until everything taught so far is learned, as long as there is progress, and call `meanwhile` often.
 
         Raises OmniDraftError where the process has died, shows no progress, or takes over FLUSH_S; the state after its
         last update can be polled all the same.
@@ -163,6 +163,7 @@ class BackgroundTrainer:
         self._messages.put(_Flush())
         said = False
         while not self._flushed.wait(LOOK_S):
+            meanwhile()
             now = time.monotonic()
             if not self.alive:
                 raise OmniDraftError(DEAD)

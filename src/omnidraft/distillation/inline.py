@@ -48,7 +48,7 @@ class InlineTrainer:
         changed, self._changed = self._changed, False
         return self._trainer.state() if changed else None
 
-    def flush(self) -> None:
+    def flush(self, meanwhile: Callable[[], None] = lambda: None) -> None:  # noqa: ARG002
         """Update the weights now."""
         self._update()
 

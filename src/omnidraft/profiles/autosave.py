@@ -139,25 +139,31 @@ class Autosave:
             self._thread.join()
 
     def finish(self, adaptation: Adaptation) -> None:
-        """Learn from the remaining answers, save, end the learner and release the profile."""
+        """Learn from the remaining answers, save, end the learner and release the profile.
+
+        A background trainer may take minutes for that, so each of its updates is saved as it comes.
+        """
         self.wait()
         try:
-            for act in (adaptation.flush, lambda: self._save_rest(adaptation)):  # a single answer teaches, too
+            if self.writes:
                 try:
-                    if self.writes:
-                        act()
+                    adaptation.flush(lambda: self._save_since(self._begun, adaptation))  # a single answer teaches, too
                 except OmniDraftError as error:
-                    self._say(error)
+                    self.warn(f"not all answers were learned from: {error}")
+                self._save_since(self._saved, adaptation)
         finally:
             adaptation.end()
             if self.file is not None and self.writes:
                 self.file.release()
             self.writes = False
 
-    def _save_rest(self, adaptation: Adaptation) -> None:
-        adaptation.collect()
-        if self._updates(adaptation) > self._saved:
-            self.save(adaptation)
+    def _save_since(self, updates: int, adaptation: Adaptation) -> None:
+        try:
+            adaptation.collect()
+            if self._updates(adaptation) > updates:
+                self.save(adaptation)
+        except OmniDraftError as error:
+            self._say(error)
 
     @property
     def _writing(self) -> bool:
