@@ -26,7 +26,6 @@ def parser(name: str, about: str, *examples: str) -> flags.CommandParser:
     made = flags.CommandParser(
         prog=f"python -m experiments.{name}",
         description=about,
-        allow_abbrev=False,
         examples=[f"python -m experiments.{name} {example}" for example in examples],
     )
     made.add_argument("--threads", type=positive, metavar="N", help="threads of PyTorch (default: its own choice)")

@@ -28,11 +28,15 @@ def helps(words: tuple[str, ...] = ()) -> dict[str, str]:
     """The help of a command and of all below it, by name."""
     from omnidraft.cli.main import main
 
-    shown = io.StringIO()
-    with contextlib.redirect_stdout(shown):
-        main([*words, "--help"])
-    found = {" ".join(("omnidraft", *words)): shown.getvalue()}
-    _, listed, rest = shown.getvalue().partition("\n  COMMAND\n")
+    text = ""
+    for ask in ("--help", "--help-all"):
+        if ask in ("--help", *re.findall(r"--help-all", text)):
+            shown = io.StringIO()
+            with contextlib.redirect_stdout(shown):
+                main([*words, ask])
+            text = shown.getvalue()
+    found = {" ".join(("omnidraft", *words)): text}
+    _, listed, rest = text.partition("\n  COMMAND\n")
     for name in _COMMAND.findall(rest.partition("\n\n")[0]) if listed else []:
         found |= helps((*words, name))
     return found

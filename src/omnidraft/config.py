@@ -100,7 +100,9 @@ class Sampling(Settings):
 
     temperature: float = field(
         default=0.0,
-        metadata=number("0 is greedy decoding", low=COLDEST, or_zero=True, fix="use 0 for greedy decoding"),
+        metadata=number(
+            "sampling temperature; 0 is greedy decoding", low=COLDEST, or_zero=True, fix="use 0 for greedy decoding"
+        ),
     )
     top_k: int = field(
         default=0, metadata=integer("keep the k most probable tokens; 0: all", low=0, fix="use 0 to switch it off")
@@ -155,12 +157,14 @@ class Drafting(Settings):
     )
     max_draft_length: int = field(
         default=16,
-        metadata=integer("maximum of a policy", low=1, high=LONGEST_DRAFT, fix="use draft_length=0 for plain decoding"),
+        metadata=integer(
+            "maximum draft length of a policy", low=1, high=LONGEST_DRAFT, fix="use draft_length=0 for plain decoding"
+        ),
     )
     threshold: float | None = field(
         default=None,
         metadata=number(
-            "of confidence, entropy or head: the value below which a draft ends",
+            "value of confidence, entropy or head below which a draft ends",
             low=0,
             high=1,
             none="0.4",
@@ -187,7 +191,7 @@ class Drafting(Settings):
     ngram_eviction: str = field(default="lfu", metadata=one_of("eviction beyond the bound", "lfu", "lru"))
     drafter_step: str = field(
         default="auto",
-        metadata=one_of("draft step, own 8-bit code where it applies, or the modelling code", "auto", "transformers"),
+        metadata=one_of("auto (8-bit step on CPUs where it applies) or the step of", "auto", "transformers"),
     )
 
     def __post_init__(self) -> None:
@@ -224,12 +228,12 @@ class Learning(Settings):
     rank: int = field(default=32, metadata=integer("rank of LoRA", low=1, high=1024, fix="32 is usual"))
     learning_rate: float = field(
         default=5e-4,
-        metadata=number("of AdamW", low=0, high=1, above=True, fix="use adapt='off' not to learn"),
+        metadata=number("learning rate of AdamW", low=0, high=1, above=True, fix="use adapt='off' not to learn"),
     )
     teacher_temperature: float = field(
         default=0.5,
         metadata=number(
-            "of the target's distributions as the teacher, whatever the answer is sampled with",
+            "temperature of the teacher (the target), whatever the answer is sampled with",
             low=COLDEST,
             fix="use 1 for the target's own distributions",
         ),

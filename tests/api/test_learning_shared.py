@@ -16,9 +16,9 @@ import pytest
 import torch
 
 import omnidraft
-from cli.test_cli import environment
 from omnidraft import OmniDraftError
 from omnidraft.errors import ConfigError, ProfileError
+from support.command_line import environment
 from support.faulty_disk import RefusingDisk, install
 from support.learning_users import COUNT, FAST, PROMPTS, alone, answers, drafts, saved, side_of, tree
 from support.models import save_model

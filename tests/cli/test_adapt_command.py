@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 
 import omnidraft
-from cli.test_cli import environment, lines
 from omnidraft import OmniDraft
 from omnidraft.cli import main as cli
 from omnidraft.cli.adapt import NAMED, Data
+from omnidraft.cli.flags import INTERRUPTED
 from omnidraft.distillation.trainer import Trainer
 from omnidraft.profiles.autosave import POSITION
 from omnidraft.profiles.file import ProfileFile
+from support.command_line import environment, lines
 from support.learning_users import PROMPTS, found, saved, tree
 from support.models import CONTEXT
 
@@ -31,7 +32,7 @@ Captured = pytest.CaptureFixture[str]
 
 def command(target: Path, drafter: Path, data: Path, *more: object) -> list[str]:
     models = ["--target", str(target), "--drafter", str(drafter)]
-    return ["adapt", *models, "--data", str(data), "--max-new-tokens", "8", "--interval", "2", *map(str, more)]
+    return ["adapt", *models, "--data", str(data), "--max-new-tokens", "8", "--set", "interval=2", *map(str, more)]
 
 
 def jsonl(folder: Path, prompts: Sequence[str]) -> Path:
@@ -136,16 +137,16 @@ def test_no_file(tmp_path: Path, capsys: Captured) -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (("--intervall", 1), "unknown argument '--intervall'"),
+        (("--set", "intervall=1"), "unknown setting 'intervall': did you mean 'interval'?"),
         (("--adapt", "inline"), "unknown argument '--adapt'"),
         (("--int", 1), "unknown argument '--int'"),
         (("hello",), "unknown argument 'hello'"),
         (("--count", 0), "count is 0"),
         (("--count", "many"), "count is 'many'"),
         (("--profile", "none"), "what is learned would be lost"),
-        (("--rank", 0), "rank is 0"),
+        (("--set", "rank=0"), "rank is 0"),
         (("--temperature", -1), "temperature is -1"),
-        (("--draft-length", 1.5), "draft_length is 1.5"),
+        (("--set", "draft_length=1.5"), "draft_length is 1.5"),
         (("--max-new-tokens", 0), "max_new_tokens is 0"),
     ],
 )
@@ -165,7 +166,7 @@ def refused(arguments: list[str], words: str, captured: Captured) -> None:
 def test_help(capsys: Captured) -> None:
     assert cli.main(["adapt", "--help"]) == 0
     out = capsys.readouterr().out
-    assert all(flag in out for flag in ("--data FILE", "--count N", "--profile FILE", "--learning-rate", "examples:"))
+    assert all(flag in out for flag in ("--data FILE", "--count N", "--profile FILE", "--set KEY=VALUE", "examples:"))
     assert cli.main(["--help"]) == 0
     assert "adapt" in capsys.readouterr().out
 
@@ -190,14 +191,14 @@ def test_it_goes_on_where_it_left_off(
     answer, said = result(capsys)
     assert prompted == prompts
     assert (answer["position"], answer["learned"]["answers"]) == (9, 9)
-    assert said == ["omnidraft: going on after prompt 5 of 9"]
+    assert said == ["omnidraft: continuing after prompt 5 of 9"]
     assert counters(own)["answers"] == 9
 
     before = tree(own.parent)
     assert cli.main(arguments) == 0  # there is nothing left
     assert result(capsys)[0]["position"] == 9
     assert cli.main([*arguments, "--count", "5"]) == 0
-    assert result(capsys)[1] == ["omnidraft: going on after prompt 5 of 5"]
+    assert result(capsys)[1] == ["omnidraft: continuing after prompt 5 of 5"]
     assert prompted == prompts
     assert tree(own.parent) == before
     assert saved(home) == []
@@ -249,11 +250,11 @@ def test_ctrl_c_saves_where_it_is(target: Path, drafter: Path, home: Path, tmp_p
         wait_for(own, 2)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
-    assert process.returncode == cli.INTERRUPTED, err
+    assert process.returncode == INTERRUPTED, err
     answer = json.loads(out.splitlines()[-1])
     assert 2 <= answer["position"] == position(own) < len(prompts)
     assert answer["position"] <= counters(own)["answers"] + 1
-    assert b"interrupted; the same command goes on from here" in err
+    assert b"interrupted; the same command continues here" in err
     assert b"Traceback" not in err
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OmniDraft, "generate", lambda *_, **__: pytest.fail("asked again"))
@@ -276,7 +277,7 @@ def test_a_learner_that_fails_ends_it_where_it_is(
         patch.setattr(Trainer, "update", fail)
         assert cli.main(command(target, drafter, data)) == 1
     out, err = capsys.readouterr()
-    assert "the same command goes on from here" in err
+    assert "the same command continues here" in err
     assert json.loads(out)["position"] < 3
     assert cli.main(command(target, drafter, data)) == 0
     assert json.loads(capsys.readouterr().out)["learned"]["updates"] >= 2
@@ -314,6 +315,6 @@ def test_ctrl_c_at_a_terminal_leaves_the_trainer_to_its_parent(target: Path, dra
         process.stdout.read(40)
         os.killpg(process.pid, signal.SIGINT)
         _, err = process.communicate(timeout=60)
-    assert process.returncode == cli.INTERRUPTED, err
+    assert process.returncode == INTERRUPTED, err
     assert b"Traceback" not in err
     assert b"has died" not in err

@@ -8,6 +8,7 @@ import io
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,11 +22,12 @@ import torch
 from transformers import LlamaForCausalLM, T5Config
 
 import omnidraft
-from omnidraft.api import OmniDraft, load
-from omnidraft.cli import flags
+from omnidraft.api import OmniDraft, Stream, load
 from omnidraft.cli import main as cli
-from omnidraft.config import Drafting, Learning, Sampling
+from omnidraft.cli.flags import INTERRUPTED, LEARN, LOAD, interruptible
+from omnidraft.config import Drafting, GenerationLimits, Learning, Sampling
 from omnidraft.errors import OmniDraftError
+from support.command_line import environment, lines
 from support.models import save_model
 from support.small_tokenizers import byte_level
 
@@ -35,15 +37,6 @@ Captured = pytest.CaptureFixture[str]
 
 def generate(prompt: str, target: Path | str, *more: object) -> int:
     return cli.main(["generate", prompt, "--target", str(target), *map(str, more)])
-
-
-def environment(home: Path) -> dict[str, str]:
-    paths = os.pathsep.join(path for path in sys.path if path)
-    return {**os.environ, "OMNIDRAFT_HOME": str(home), "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-
-
-def lines(text: str) -> list[str]:
-    return [line for line in text.splitlines() if "Loading weights" not in line]
 
 
 # ------------------------------------------------------------ answers
@@ -106,13 +99,30 @@ def test_a_terminal_without_the_characters(target: Path, monkeypatch: pytest.Mon
 # ------------------------------------------------------------ options
 
 
-def test_every_setting_has_a_flag_and_its_default() -> None:
-    names = {f.name for cls in (Drafting, Learning, Sampling) for f in fields(cls)}
-    parsed = cli._parser().parse_args(["generate", "hello", "--target", "x"])
-    assert not names & set(vars(parsed)), "defaults have one home, the settings themselves"
-    for call, options in ((load, flags.LOAD | flags.LEARN), (OmniDraft.stream, flags.GENERATE)):
-        parameters = inspect.signature(call).parameters
-        assert {name: parameters[name].default for name in options} == {name: o[0] for name, o in options.items()}
+def test_every_setting_and_its_default_is_listed(capsys: Captured) -> None:
+    assert cli.main(["generate", "--help-all"]) == 0
+    listed = " ".join(capsys.readouterr().out.partition("by --set KEY=VALUE")[2].split())
+    for cls in (GenerationLimits, Sampling, Drafting, Learning):
+        for f in fields(cls):
+            default = f.metadata["none"] if f.default is None else f.default
+            assert re.search(rf"\b{f.name} [^()]*(\([^()]*\)[^()]*)*\(default: {re.escape(str(default))}\)", listed), (
+                f.name
+            )
+
+
+def test_few_flags(capsys: Captured) -> None:
+    assert cli.main(["generate", "--help"]) == 0
+    flags = re.findall(r"^  (?:-h, )?(--[a-z-]+)", capsys.readouterr().out, re.MULTILINE)
+    assert {"--target", "--temperature", "--set"} <= set(flags)
+    assert len(flags) == len(set(flags)) <= 20
+
+
+def test_the_defaults_of_the_flags_are_those_of_python() -> None:
+    parameters = inspect.signature(load).parameters
+    for name, option in (LOAD | LEARN).items():
+        assert parameters[name].default == option.default
+    parameters = inspect.signature(OmniDraft.stream).parameters
+    assert {name: parameters[name].default for name in vars(GenerationLimits())} == vars(GenerationLimits())
 
 
 def test_flags_reach_the_settings(
@@ -125,12 +135,16 @@ def test_flags_reach_the_settings(
         raise OmniDraftError("two\nlines")
 
     monkeypatch.setattr("omnidraft.api.load", record)
-    flags = {"draft_length": 3, "mode": "paper", "drafter_temperature": 0.5, "ngram_bound": 9, "dtype": "float32"}
-    arguments = [text for name, value in flags.items() for text in ("--" + name.replace("_", "-"), str(value))]
+    flags = ("--draft-length", 3, "--dtype", "float32", "--profile", "none", "--adapt", "inline")
+    more = ("mode=paper", "drafter_temperature=none", "ngram_bound=9", "interval=2")
+    arguments = (*flags, *(text for pair in more for text in ("--set", pair)))
     assert generate("hello", target, "--drafter", drafter, *arguments) == 1
     assert given.pop("models") == (str(target), str(drafter))
     given.pop("warn")
-    assert given == flags
+    assert given == {
+        "draft_length": 3, "dtype": "float32", "profile": None, "adapt": "inline",
+        "mode": "paper", "drafter_temperature": None, "ngram_bound": 9, "interval": 2,
+    }  # fmt: skip
     assert capsys.readouterr().err == "omnidraft: error: two lines\n"
 
 
@@ -209,7 +223,12 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "seed": (with_options("--seed", "-1"), "seed is -1; it must be"),
     "stop": (with_options("--stop", ""), "stop is ['']; it must be"),
     "no integer": (with_options("--draft-length", "1.5"), "draft_length is 1.5; it must be"),
-    "no choice": (with_options("--mode", "fast"), "use one of exact, intersection, paper"),
+    "no choice": (with_options("--set", "mode=fast"), "use one of exact, intersection, paper"),
+    "unknown key": (with_options("--set", "mod=exact"), "unknown setting 'mod': did you mean 'mode'?"),
+    "no value": (with_options("--set", "mode"), "--set is 'mode'; it must be KEY=VALUE"),
+    "given twice": (with_options("--top-k", "5", "--set", "top_k=6"), "top_k is given twice"),
+    "key as a flag": (with_options("--min-p", "0.1"), "unknown argument '--min-p': use --set min_p=VALUE"),
+    "no empty value": (with_options("--set", "mode=none"), "mode is None; use one of"),
     "unknown flag": (with_options("--temprature", "1"), "did you mean '--temperature'"),
     "two prompts": (with_options("world"), "quotation marks"),
     "abbreviation": (with_options("--temp", "1"), "unknown argument '--temp'"),
@@ -287,7 +306,7 @@ def test_ctrl_c_keeps_the_text_so_far(target: Path, drafter: Path, home: Path) -
         begun = process.stdout.read(40)
         process.send_signal(signal.SIGINT)
         rest, err = process.communicate(timeout=60)
-    assert process.returncode == cli.INTERRUPTED, err
+    assert process.returncode == INTERRUPTED, err
     assert (begun + rest).endswith(b"\n")
     assert b"ended by interrupted" in err
     assert b"Traceback" not in err
@@ -301,7 +320,7 @@ def test_ctrl_c_keeps_the_text_so_far(target: Path, drafter: Path, home: Path) -
 def test_a_lost_ctrl_c_is_noticed_at_the_next_piece() -> None:
     """What is raised inside a finalizer is reported and dropped by Python."""
     before = signal.getsignal(signal.SIGINT)
-    with flags.interruptible() as check:
+    with interruptible() as check:
         check()
         with contextlib.suppress(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
@@ -315,9 +334,8 @@ def test_ctrl_c_with_json_is_still_one_object(target: Path, capsys: Captured, mo
     def interrupted(*_: object) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("omnidraft.detokenizer.TextStream.feed", interrupted)
-    monkeypatch.setattr("omnidraft.detokenizer.TextStream.__init__", lambda *_, **__: None)
-    assert generate("hello", target, "--json") == cli.INTERRUPTED
+    monkeypatch.setattr(Stream, "__next__", interrupted)
+    assert generate("hello", target, "--json") == INTERRUPTED
     assert json.loads(capsys.readouterr().out)["finish_reason"] == "interrupted"
 
 
@@ -326,7 +344,7 @@ def test_ctrl_c_while_loading(capsys: Captured, monkeypatch: pytest.MonkeyPatch)
         raise KeyboardInterrupt
 
     monkeypatch.setattr("omnidraft.api.load", interrupted)
-    assert generate("hello", "unread") == cli.INTERRUPTED
+    assert generate("hello", "unread") == INTERRUPTED
     assert capsys.readouterr().err == "omnidraft: interrupted\n"
 
 

@@ -27,7 +27,7 @@ def test_every_command_has_examples_that_are_commands(page: ModuleType, capsys: 
     assert {"omnidraft generate", "omnidraft bench compare", "omnidraft profiles show"} <= helps.keys()
     for name, text in helps.items():
         _, _, examples = text.partition("\nexamples:\n")
-        lines = [line.strip() for line in examples.splitlines() if line.strip()]
+        lines = [line.strip() for line in examples.partition("\n\n")[0].splitlines() if line.strip()]
         assert lines, name
         for line in lines:
             words = shlex.split(line.partition(" < ")[0])

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cli.test_cli import environment
+from support.command_line import environment
 
 PARENT = """
 import sys, time, omnidraft

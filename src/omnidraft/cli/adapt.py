@@ -1,12 +1,11 @@
-"""`omnidraft adapt`: let a drafter learn from a file of prompts, answered by the target.
+"""`omnidraft adapt`: train a drafter on the target's answers to a file of prompts.
 
-How far it came is kept in the profile, as a number beside the digest of the file: after Ctrl-C, a kill or a crash the
-same command goes on there.
+The position in the file is kept in the profile, by the file's digest: after Ctrl-C, a kill or a crash the same command
+continues there.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 from collections.abc import Sequence
@@ -19,38 +18,40 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from omnidraft import zoo
 from omnidraft.cli import flags
-from omnidraft.config import Drafting, Learning, Sampling, names
+from omnidraft.config import Drafting, Learning, Sampling
 from omnidraft.decoding.stats import Stats
 from omnidraft.errors import ConfigError, InputError, PromptError
 
 if TYPE_CHECKING:
     from omnidraft.api import OmniDraft
 
-INTERRUPTED = 130
-NAMED = 10  # numbers of broken lines that are listed
+NAMED = 10  # broken lines that are listed
 EXAMPLE = (
     f"omnidraft adapt --target {zoo.PREFIX}{zoo.names('target')[0]} --drafter {zoo.PREFIX}{zoo.names('drafter')[0]}"
 )
 EXAMPLES = (
     f"{EXAMPLE} --data prompts.jsonl",
-    f"{EXAMPLE} --data prompts.jsonl --profile my-profile --adapter lora",
+    f"{EXAMPLE} --data prompts.jsonl --profile my-profile --set adapter=lora",
 )
 
 
-def main(arguments: Sequence[str], parser: flags.Parser) -> int:
-    """Run `omnidraft adapt` with these arguments; raises InputError and its kinds."""
-    options = _parsed(arguments, parser)
+def main(arguments: Sequence[str]) -> int:
+    """Run `omnidraft adapt`; raises InputError and its kinds."""
+    options = _parser().read(arguments)
     if options is None:
         return 0
     given = vars(options)
-    loading, drafting, learning = (
-        {name: given[name] for name in its if name in given} for its in (flags.LOAD, names(Drafting), names(Learning))
-    )
+    drafting, learning, sampling = flags.collect(options, Drafting, Learning, Sampling)
+    loading = {name: given[name] for name in flags.LOAD if name in given}
     if flags.unless_none(options.profile) is None:
         raise ConfigError("profile is 'none', so what is learned would be lost: leave it out, or give a file")
     Drafting(**drafting)
     Learning(**learning)
-    sampling = Sampling(**{name: given[name] for name in names(Sampling) if name in given})
+    for name, fix in (("count", "leave it out for all"), ("max_new_tokens", "use 1 or more")):
+        value = given[name]
+        if value is not None and (type(value) is not int or value < 1):
+            raise ConfigError(f"{name} is {value!r}; it must be an integer at least 1: {fix}")
+    answers = {"max_new_tokens": options.max_new_tokens, **asdict(Sampling(**sampling))}
     data = Data(options.data)
     count = len(data.prompts) if options.count is None else min(options.count, len(data.prompts))
     data.report()
@@ -59,13 +60,13 @@ def main(arguments: Sequence[str], parser: flags.Parser) -> int:
     flags.quiet_libraries()
     settings = {**loading, **drafting, **learning, "adapt": "inline", "profile": flags.unless_none(options.profile)}
     with load(options.target, options.drafter, warn=flags.say, **settings) as model:
-        code = _learn(model, data, count, {"max_new_tokens": given.get("max_new_tokens", 96), **asdict(sampling)})
+        code = _learn(model, data, count, answers)
     print(json.dumps(_result(model, data, count)))
     return code
 
 
 def _learn(model: OmniDraft, data: Data, count: int, settings: dict[str, Any]) -> int:
-    """Answer and learn, from where an earlier run left off; 130 where it is interrupted."""
+    """Answer and learn, from where an earlier run ended; 130 after Ctrl-C."""
     side = model.side
     if side is None:
         raise ConfigError("there is no drafter to learn: give one with --drafter")
@@ -76,7 +77,7 @@ def _learn(model: OmniDraft, data: Data, count: int, settings: dict[str, Any]) -
         )
     start = memory.positions.get(data.digest, 0)
     if start:
-        flags.say(f"going on after prompt {min(start, count)} of {count}")
+        flags.say(f"continuing after prompt {min(start, count)} of {count}")
     recent: list[Stats] = []
     try:
         with _progress() as progress, flags.interruptible() as check:
@@ -91,15 +92,15 @@ def _learn(model: OmniDraft, data: Data, count: int, settings: dict[str, Any]) -
                 except PromptError as error:
                     flags.say(f"line {data.lines[position]} is left out: {error}")
                 if adaptation.learner is None:  # what was wrong is said already
-                    flags.say("nothing more is learned; the same command goes on from here")
+                    flags.say("nothing more is learned; the same command continues here")
                     return 1
                 memory.positions[data.digest] = position + 1
                 memory.keep(adaptation, every=1)
                 accepted, proposed = (sum(getattr(s, name) for s in recent) for name in ("accepted", "proposed"))
                 progress.update(task, advance=1, acceptance=f"acceptance {accepted / proposed:.2f}" if proposed else "")
     except KeyboardInterrupt:
-        flags.say("interrupted" + ("; the same command goes on from here" if memory.writes else ""))
-        return INTERRUPTED
+        flags.say("interrupted" + ("; the same command continues here" if memory.writes else ""))
+        return flags.INTERRUPTED
     finally:
         if memory.writes and memory.positions.get(data.digest, 0) > start:
             memory.save(adaptation)
@@ -119,7 +120,7 @@ def _progress() -> Progress:
 
 
 class Data:
-    """A JSONL file with a `prompt` in each line; broken lines are counted and left out.
+    """Prompts of a JSONL file with a `prompt` in each line; broken lines are left out and counted.
 
     Raises InputError for a file that cannot be read, PromptError for one without any prompt.
     """
@@ -127,7 +128,7 @@ class Data:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.prompts: list[str] = []
-        self.lines: list[int] = []  # where each prompt stands
+        self.lines: list[int] = []  # of each prompt
         self.broken: list[int] = []
         try:
             content = path.expanduser().read_bytes()
@@ -147,7 +148,7 @@ class Data:
             raise PromptError(f'{path} has no line with a prompt: write one {{"prompt": ...}} a line')
 
     def report(self) -> None:
-        """Say which lines are left out, if any are."""
+        """Name the lines that are left out."""
         if self.broken:
             listed = ", ".join(map(str, self.broken[:NAMED])) + (", ..." if len(self.broken) > NAMED else "")
             lines = "1 line is" if len(self.broken) == 1 else f"{len(self.broken)} lines are"
@@ -169,33 +170,21 @@ def _result(model: OmniDraft, data: Data, count: int) -> dict[str, Any]:
     return {"position": position, "prompts": count, "broken_lines": len(data.broken), "learned": model.learned}
 
 
-def _parsed(arguments: Sequence[str], parser: flags.Parser) -> argparse.Namespace | None:
-    adapt = parser(
+def _parser() -> flags.CommandParser:
+    parser = flags.CommandParser(
         prog="omnidraft adapt",
         usage="%(prog)s --target MODEL --data FILE [--drafter MODEL] [OPTION ...]",
-        description="Let a drafter learn from the target's answers to a file of prompts.",
+        description="Train a drafter on the target's answers to a file of prompts.",
         examples=EXAMPLES,
-        allow_abbrev=False,
     )
-    adapt.add_argument("--target", required=True, metavar="MODEL", help="a folder, a hub id or zoo:NAME")
-    adapt.add_argument("--drafter", default="auto", metavar="MODEL", help=f"likewise (default: {flags.DRAFTER})")
-    adapt.add_argument("--data", required=True, type=Path, metavar="FILE", help="JSONL, a `prompt` in each line")
-    adapt.add_argument("--count", type=flags.number, metavar="N", help="the first N prompts (default: all)")
-    adapt.add_argument("--profile", default="auto", metavar="FILE", help="a file (default: that of the two models)")
-    flags.add(adapt, "models", flags.LOAD)
-    flags.add(adapt, "learning", flags.settings(Learning))
-    flags.add(adapt, "drafting", flags.settings(Drafting))
-    flags.add(
-        adapt, "answers", {"max_new_tokens": (96, flags.GENERATE["max_new_tokens"][1]), **flags.settings(Sampling)}
+    parser.add_argument("--target", required=True, metavar="MODEL", help="a folder, a hub id or zoo:NAME")
+    parser.add_argument("--drafter", default="auto", metavar="MODEL", help=f"likewise (default: {flags.DRAFTER})")
+    parser.add_argument("--data", required=True, type=Path, metavar="FILE", help="JSONL, a `prompt` in each line")
+    parser.add_argument("--count", type=flags.number, metavar="N", help="the first N prompts (default: all)")
+    parser.add_argument("--profile", default="auto", metavar="FILE", help="a file (default: that of the pair)")
+    parser.add_argument(
+        "--max-new-tokens", default=96, type=flags.number, metavar="N", help="maximum tokens of an answer (default: 96)"
     )
-    try:
-        options, unknown = adapt.parse_known_args(arguments)
-    except SystemExit:  # after --help
-        return None
-    if unknown:
-        adapt.error(f"unknown argument {unknown[0]!r}")
-    for name, fix in (("count", "leave it out for all"), ("max_new_tokens", "ask for some")):
-        value = getattr(options, name, None)
-        if value is not None and (type(value) is not int or value < 1):
-            raise ConfigError(f"{name} is {value!r}; it must be an integer at least 1: {fix}")
-    return options
+    group = flags.add(parser, "settings", flags.settings(Sampling, "temperature") | flags.LOAD)
+    flags.add_set(parser, group, Sampling, Drafting, Learning)
+    return parser

@@ -23,7 +23,7 @@ from omnidraft import zoo
 from omnidraft.bench import environment, prompts, records, report
 from omnidraft.bench.records import BASELINE, METHODS
 from omnidraft.cli import flags
-from omnidraft.config import Drafting, Sampling, names
+from omnidraft.config import Drafting, Sampling
 from omnidraft.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,12 +38,9 @@ EXAMPLES = ("omnidraft bench compare --help", f"omnidraft bench compare {PAIR} -
 QUICK = {"count": 6, "max_new_tokens": 48}
 
 
-def main(arguments: Sequence[str], parser: flags.Parser) -> int:
-    """Run `omnidraft bench` with these arguments; 1 where a token differs that must not.
-
-    `parser` makes the parsers, so that mistakes are reported as everywhere else.  Raises InputError and its kinds.
-    """
-    bench = parser(
+def main(arguments: Sequence[str]) -> int:
+    """Run `omnidraft bench`; 1 where a token differs that must not.  Raises InputError and its kinds."""
+    bench = flags.CommandParser(
         prog="omnidraft bench",
         description="Compare ways of decoding, every figure beside its baseline.",
         examples=EXAMPLES,
@@ -51,12 +48,9 @@ def main(arguments: Sequence[str], parser: flags.Parser) -> int:
     commands = bench.add_subparsers(metavar="COMMAND", required=True)
     for add in (_add_compare, _add_report, _add_exactness):
         add(commands)
-    try:
-        options, unknown = bench.parse_known_args(arguments)
-    except SystemExit:  # after --help
+    options = bench.read(arguments)
+    if options is None:
         return 0
-    if unknown:
-        options.parser.error(f"unknown argument {unknown[0]!r}")
     options.words = ["omnidraft", "bench", *arguments]
     code: int = options.run(options, Console(stderr=True, highlight=False, markup=False, soft_wrap=True))
     return code
@@ -257,13 +251,12 @@ def _exactness(options: argparse.Namespace, console: Console) -> int:
     from omnidraft.api import load
     from omnidraft.bench import exactness
 
-    given = vars(options)
-    # drafts in every round, or there would be nothing to test
-    drafting = {"draft_length": 4} | {name: given[name] for name in names(Drafting) if name in given}
+    sampling, drafting = flags.collect(options, Sampling, Drafting)
+    drafting = {"draft_length": 4} | drafting  # drafts in every round, or there would be nothing to test
     experiment = exactness.Experiment(
         samples=options.samples or (exactness.QUICK_SAMPLES if options.quick else exactness.SAMPLES),
         alpha=options.alpha,
-        sampling=Sampling(**{"temperature": 1.0} | {name: given[name] for name in names(Sampling) if name in given}),
+        sampling=Sampling(**{"temperature": 1.0} | sampling),
         seed=options.seed,
         fault=options.fault,
     )
@@ -299,7 +292,7 @@ def _add_compare(commands: Any) -> None:
         f"{PAIR} --task gsm8k --count 100 --temperature 1 --out results",
         f"{PAIR} --task prompts.jsonl --methods exact,generate --json",
     )
-    compare.set_defaults(run=_compare, parser=compare)
+    compare.set_defaults(run=_compare)
     compare.add_argument("--target", required=True, metavar="MODEL", help="a folder, a hub id or zoo:NAME")
     compare.add_argument("--drafter", required=True, metavar="MODEL", help="likewise")
     known = ", ".join(prompts.TASKS)
@@ -341,7 +334,7 @@ def _add_report(commands: Any) -> None:
         "merge result files and print their tables",
         "results/compare-*.jsonl --out results/compare",
     )
-    parser.set_defaults(run=_report, parser=parser)
+    parser.set_defaults(run=_report)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="written by `bench compare --out`")
     parser.add_argument("--out", type=Path, metavar="STEM", help="write STEM.md and STEM.png")
     parser.add_argument("--json", action="store_true", help="print no Markdown, only the JSON line")
@@ -357,7 +350,7 @@ def _add_exactness(commands: Any) -> None:
         f"{PAIR} --samples 10000 --prompt 'Dear Sir,' --temperature 0.8 --top-p 0.95",
         f"{PAIR} --quick --fault permuted-q",
     )
-    test.set_defaults(run=_exactness, parser=test)
+    test.set_defaults(run=_exactness)
     test.add_argument("--target", required=True, metavar="MODEL", help="a folder, a hub id or zoo:NAME")
     test.add_argument("--drafter", default="auto", metavar="MODEL", help=f"likewise (default: {flags.DRAFTER})")
     test.add_argument("--prompt", action="append", metavar="TEXT", help="to continue; repeatable (default: three)")
@@ -372,8 +365,8 @@ def _add_exactness(commands: Any) -> None:
     test.add_argument("--quick", action="store_true", help="fewer samples")
     test.add_argument("--out", type=Path, metavar="STEM", help="write STEM.json and STEM.md")
     test.add_argument("--json", action="store_true", help="print one JSON line instead of Markdown")
-    flags.add(test, "drafting", flags.settings(Drafting))
-    flags.add(test, "sampling", flags.settings(Sampling))
+    settings = flags.settings(Sampling, "temperature", "top_p") | flags.settings(Drafting, "draft_length")
+    flags.add_set(test, flags.add(test, "sampling and drafting", settings), Sampling, Drafting)
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
@@ -384,12 +377,11 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="decides every draw (default: 0)")
 
 
-def _parser(commands: Any, name: str, about: str, *examples: str) -> argparse.ArgumentParser:
-    made: argparse.ArgumentParser = commands.add_parser(
+def _parser(commands: Any, name: str, about: str, *examples: str) -> flags.CommandParser:
+    made: flags.CommandParser = commands.add_parser(
         name,
         help=about,
         description=about.capitalize() + ".",
-        allow_abbrev=False,
         examples=[f"omnidraft bench {name} {example}" for example in examples],
     )
     return made

@@ -15,21 +15,17 @@ if TYPE_CHECKING:
     from omnidraft.demo import Result
 
 
-def main(arguments: Sequence[str], parser: flags.Parser) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run `omnidraft demo`; 1 where a token differs from plain `generate`."""
-    demo = parser(
+    parser = flags.CommandParser(
         prog="omnidraft demo",
         description="Answer prompts with the embedded models, by plain `generate` and with drafts, and compare.",
-        allow_abbrev=False,
         examples=("omnidraft demo", "omnidraft demo --json"),
     )
-    demo.add_argument("--json", action="store_true", help="print the figures as one JSON line on stdout")
-    try:
-        options, unknown = demo.parse_known_args(arguments)
-    except SystemExit:  # after --help
+    parser.add_argument("--json", action="store_true", help="print the figures as one JSON line on stdout")
+    options = parser.read(arguments)
+    if options is None:
         return 0
-    if unknown:
-        demo.error(f"unknown argument {unknown[0]!r}")
     import torch
 
     from omnidraft.demo import run

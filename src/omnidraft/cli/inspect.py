@@ -1,8 +1,7 @@
-"""`omnidraft inspect`: whether a drafter works for a target and what it is worth, before any weights are loaded."""
+"""`omnidraft inspect`: compatibility of a drafter and a target, and what drafting can gain, without their weights."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from omnidraft.cli import flags
 from omnidraft.defaults import AUTO, drafter_for
 from omnidraft.errors import ConfigError, InputError
 
-LONGEST = 2**18  # characters of a text that are looked at
+LONGEST = 2**18  # characters of a text that are read
 TARGET = zoo.PREFIX + zoo.names("target")[-1]
 EXAMPLES = (
     f"omnidraft inspect {TARGET}",
@@ -22,9 +21,9 @@ EXAMPLES = (
 )
 
 
-def main(arguments: Sequence[str], parser: flags.Parser) -> int:
-    """Run `omnidraft inspect` with these arguments; 1 where the pair does not work.  Raises InputError."""
-    options = _parsed(arguments, parser)
+def main(arguments: Sequence[str]) -> int:
+    """Run `omnidraft inspect`; 1 where the pair does not work.  Raises InputError and its kinds."""
+    options = _parser().read(arguments)
     if options is None:
         return 0
     samples = None if options.text is None else _read(options.text)
@@ -53,7 +52,7 @@ def _progress(message: str) -> None:
 
 
 def _read(path: Path) -> dict[str, str]:
-    """A text file, or its beginning, by its name; raises InputError where there is nothing to measure."""
+    """Text of a file, or its beginning, by name; raises InputError for an unreadable or empty file."""
     try:
         with path.expanduser().open(encoding="utf-8-sig", newline="") as file:
             text = file.read(LONGEST + 1)
@@ -67,25 +66,18 @@ def _read(path: Path) -> dict[str, str]:
     return {name: text[:LONGEST]}
 
 
-def _parsed(arguments: Sequence[str], parser: flags.Parser) -> argparse.Namespace | None:
-    inspect = parser(
+def _parser() -> flags.CommandParser:
+    parser = flags.CommandParser(
         prog="omnidraft inspect",
-        description="Say whether a drafter works for a target and what it is worth, before any weights are loaded.\n"
-        "A folder that holds only a tokenizer is enough for either of them.",
+        description="Check that a drafter and a target are compatible, and what drafting can gain, before any weights\n"
+        "are loaded.  A folder with only a tokenizer is enough for either of them.",
         examples=EXAMPLES,
-        allow_abbrev=False,
     )
-    inspect.add_argument("target", metavar="TARGET", help="a folder, a hub id or zoo:NAME")
-    inspect.add_argument("--drafter", default=AUTO, metavar="MODEL", help=f"likewise (default: {flags.DRAFTER})")
-    inspect.add_argument(
-        "--text", type=Path, metavar="FILE", help="measure on this text (default: a sample in several scripts)"
+    parser.add_argument("target", metavar="TARGET", help="a folder, a hub id or zoo:NAME")
+    parser.add_argument("--drafter", default=AUTO, metavar="MODEL", help=f"likewise (default: {flags.DRAFTER})")
+    parser.add_argument(
+        "--text", type=Path, metavar="FILE", help="a text to tokenize (default: samples in several scripts)"
     )
-    inspect.add_argument("--time", action="store_true", help="load both models, and measure from where on drafts pay")
-    inspect.add_argument("--json", action="store_true", help="print one JSON object")
-    try:
-        options, unknown = inspect.parse_known_args(arguments)
-    except SystemExit:  # after --help
-        return None
-    if unknown:
-        inspect.error(f"unknown argument {unknown[0]!r}")
-    return options
+    parser.add_argument("--time", action="store_true", help="load both models, and measure when drafting pays")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser

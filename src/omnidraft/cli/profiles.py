@@ -15,12 +15,9 @@ EXAMPLES = ("omnidraft profiles list", f"omnidraft profiles show {EXAMPLE}")
 Run = Callable[[argparse.Namespace, ProfileStore], None]
 
 
-def main(arguments: Sequence[str], parser: flags.Parser) -> int:
-    """Run `omnidraft profiles` with these arguments.
-
-    `parser` makes the parsers, so that mistakes are reported as everywhere else.  Raises InputError and its kinds.
-    """
-    profiles = parser(
+def main(arguments: Sequence[str]) -> int:
+    """Run `omnidraft profiles`; raises InputError and its kinds."""
+    profiles = flags.CommandParser(
         prog="omnidraft profiles",
         description="Learned weights and records, a file for each drafter and target.",
         examples=EXAMPLES,
@@ -29,22 +26,16 @@ def main(arguments: Sequence[str], parser: flags.Parser) -> int:
     _add(commands, "list", "all profiles", _list, json=True)
     _add(commands, "show", "one profile, its checksum compared", _show, name=True, json=True)
     _add(commands, "remove", "delete a profile", _remove, name=True)
-    try:
-        options, unknown = profiles.parse_known_args(arguments)
-    except SystemExit:  # after --help
-        return 0
-    if unknown:
-        options.parser.error(f"unknown argument {unknown[0]!r}")
-    options.run(options, ProfileStore())
+    options = profiles.read(arguments)
+    if options is not None:
+        options.run(options, ProfileStore())
     return 0
 
 
 def _add(commands: Any, command: str, text: str, run: Run, **takes: bool) -> None:
     example = f"omnidraft profiles {command}" + (f" {EXAMPLE}" if "name" in takes else "")
-    parser = commands.add_parser(
-        command, help=text, description=text.capitalize() + ".", allow_abbrev=False, examples=(example,)
-    )
-    parser.set_defaults(run=run, parser=parser)
+    parser = commands.add_parser(command, help=text, description=text.capitalize() + ".", examples=(example,))
+    parser.set_defaults(run=run)
     if "name" in takes:
         parser.add_argument("name", metavar="NAME", help="as `omnidraft profiles list` prints it")
     if "json" in takes:
