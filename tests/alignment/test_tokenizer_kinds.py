@@ -232,19 +232,20 @@ def test_any_tokenizer_drafts_for_any_other(drafter: str) -> None:
 
 @pytest.mark.parametrize("drafter", KNOWING)
 def test_prompts_are_what_the_drafter_itself_would_read(drafter: str) -> None:
-    bos = made(drafter)[1].bos
+    first = made(drafter)[1].first
     for target in KNOWING:
         if (target in SPACED) != (drafter in SPACED):
             continue
         for script, text in TEXTS.items():
             if script not in CHANGED.get(target, set()) | CHANGED.get(drafter, set()):
-                wanted = [*([] if bos is None else [bos]), *own_ids(drafter, text)]
+                wanted = [*first, *own_ids(drafter, text)]
                 assert translator(drafter, target).prompt(own_ids(target, text)) == wanted
 
 
 @pytest.mark.parametrize("drafter", [*WHOLE, *PARTIAL])
-def test_a_context_begins_with_one_first_token_of_the_drafter(drafter: str) -> None:
-    own = made(drafter)[1]
+def test_a_context_begins_as_the_drafters_tokenizer_begins(drafter: str) -> None:
+    own_tokenizer, own, _ = made(drafter)
+    assert own_tokenizer.encode("river") == [*own.first, *own_ids(drafter, "river")]
     for target in [*WHOLE, *PARTIAL]:
         tokenizer, vocab, _ = made(target)
         text = own_ids(target, "The river")
@@ -253,26 +254,52 @@ def test_a_context_begins_with_one_first_token_of_the_drafter(drafter: str) -> N
         contexts = [translator(drafter, target).prompt([*first * n, *text]) for n in (0, 1, 2)]
         if forced[0] == vocab.bos:  # not so where a text begins with another token, as with XGLM
             contexts.append(translator(drafter, target).prompt(forced))
-        for context in contexts:
-            assert context == contexts[0]
-            assert own.bos is None or (context[0] == own.bos and context.count(own.bos) == 1)
+        namesake = {content: d for d, content in own.special.items()}.get(vocab.special.get(vocab.bos or 0, ""))
+        if own.first or vocab.bos is None or namesake is None or vocab.bos in vocab.eos:
+            assert contexts == [contexts[0]] * len(contexts)
+            assert tuple(contexts[0][: len(own.first)]) == own.first
+            assert not {*contexts[0][len(own.first) :]} & own.special.keys()
+        else:
+            assert contexts == [contexts[0]] + [[namesake, *contexts[0]]] * (len(contexts) - 1)
+            assert not {*contexts[0]} & own.special.keys()
 
 
 @pytest.mark.parametrize("drafter", [*WHOLE, *PARTIAL])
-def test_ends_stay_ends_and_markers_are_dropped(drafter: str) -> None:
+def test_ends_stay_ends_and_markers_have_namesakes_or_none(drafter: str) -> None:
     own = made(drafter)[1]
+    named = {content: d for d, content in own.special.items()}
     for target in [*WHOLE, *PARTIAL]:
         vocab, other = made(target)[1], translator(drafter, target)
         a, b = own_ids(target, "river"), own_ids(target, "The")
         whole = other.prompt(a)
         for end in vocab.eos:
-            assert other.special[end] == own.eos[0]
-            assert other.tokens([end]) == [own.eos[0]]
-            assert other.prompt([*a, end]) == [*whole, own.eos[0]]
+            own_end = named.get(vocab.special[end])
+            own_end = own_end if own_end in own.eos else own.eos[0]
+            assert other.special[end] == own_end
+            assert other.tokens([end]) == [own_end]
+            assert other.prompt([*a, end]) == [*whole, own_end]
         for marker in vocab.special.keys() - {*vocab.eos}:
-            assert other.special[marker] is None
-            assert other.tokens([marker]) == []
-            assert written(own, other.prompt([*a, marker, *b])) == written(vocab, [*a, *b])
+            counterpart = named.get(vocab.special[marker])
+            assert other.special[marker] == counterpart
+            assert other.tokens([marker]) == ([] if counterpart is None else [counterpart])
+            context = other.prompt([*a, marker, *b])
+            assert written(own, context) == written(vocab, [*a, *b])
+            assert counterpart is None or context[len(whole)] == counterpart
+
+
+def test_a_chat_in_the_tokens_of_one_family_stays_as_it_is() -> None:
+    """The drafter's context is the conversation that it was trained on, markers and ends included, and no more."""
+    for name, chat in (
+        ("qwen2", "<|im_start|>user\nThe river<|im_end|>\n<|im_start|>assistant\n"),
+        ("llama3", "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nThe river<|eot_id|>"),
+        ("gemma", "<bos><start_of_turn>user\nThe river<end_of_turn>\n<start_of_turn>model\n"),
+    ):
+        tokenizer = family(name)
+        ids = tokenizer.encode(chat, add_special_tokens=False)
+        assert len({*ids} & made(name)[1].special.keys()) > 1
+        other = translator(name, name)
+        assert other.prompt(ids) == ids
+        assert other.tokens(ids) == ids
 
 
 def test_all_ends_of_a_target_are_ends() -> None:

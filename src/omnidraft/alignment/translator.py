@@ -1,7 +1,7 @@
-"""Target text as drafter tokens: the prompt is written once, each committed target token adds its spelling.
+"""Target tokens as drafter tokens: the prompt is tokenized once, each committed target token appends its spelling.
 
-English and code lose next to nothing by that.  In other scripts target tokens end inside words and characters, where
-no drafter token would: there the last word is written again with each addition.
+English and code lose next to nothing by that.  In other scripts target tokens end inside words and characters, where no
+drafter token would: there the last word is spelled again with each addition.
 """
 
 from __future__ import annotations
@@ -12,26 +12,28 @@ from functools import lru_cache
 from omnidraft.alignment.trie import SpellingTable
 from omnidraft.alignment.vocab import Speller, Vocab
 
-WINDOW = 32  # bytes at the end that are written again, at most: the cost of a text grows with its length alone
-COMMON = 4096  # target tokens whose spellings are kept at hand
+WINDOW = 32  # bytes at the end that are spelled again, at most: so the cost is linear in the length
+COMMON = 4096  # target tokens whose spellings are cached
 
 
 def special_map(target: Vocab, drafter: Vocab) -> dict[int, int | None]:
-    """What a special target token becomes in the drafter's context: its own counterpart, or None for dropped.
+    """Map each special target token to its counterpart in the drafter's context, None where it is dropped.
 
-    End of text maps to end of text; template markers of the target mean nothing to the drafter.  The first token is
-    dropped unless it ends texts as well: the drafter's own is put in front of the whole context.
+    A counterpart has the same content, as have the template markers of one family.  An end-of-sequence token without
+    one maps to the drafter's first; the other tokens without one mean nothing to the drafter.
     """
-    table: dict[int, int | None] = dict.fromkeys(target.special)
+    by_content = {content: token for token, content in drafter.special.items() if token < drafter.size}
+    table = {token: by_content.get(content) for token, content in target.special.items()}
     if target.bos is not None:
-        table[target.bos] = None
+        table.setdefault(target.bos, None)
     for token in target.eos:
-        table[token] = drafter.eos[0] if drafter.eos else None
+        if table.get(token) not in drafter.eos:
+            table[token] = drafter.eos[0] if drafter.eos else None
     return table
 
 
 class Translator:
-    """Writes target tokens in the drafter's vocabulary."""
+    """Translates target tokens to drafter tokens."""
 
     def __init__(self, table: SpellingTable, target: Vocab, drafter: Vocab, speller: Speller) -> None:
         self._table = table
@@ -43,11 +45,17 @@ class Translator:
         self._beyond_ascii = bytes([data is not None and not data.isascii() for data in target.tokens])
 
     def prompt(self, ids: Sequence[int]) -> list[int]:
-        """Drafter tokens of a whole prompt, tokenized as text, with the drafter's own first token in front."""
-        result = [] if self._drafter.bos is None else [self._drafter.bos]
-        first = next((i for i, token in enumerate(ids) if token != self._target.bos), len(ids))
+        """Drafter tokens of a whole prompt, tokenized as the drafter's tokenizer would.
+
+        In front are the tokens that this tokenizer puts there, in place of the target's first token; where it puts
+        none, the counterpart of the target's.
+        """
+        begun = next((i for i, token in enumerate(ids) if token != self._target.bos), len(ids))
+        result = list(self._drafter.first)
+        if begun and not result and self._target.bos not in self._target.eos:
+            result = [token for token in [self.special.get(ids[0])] if token is not None]
         run = bytearray()
-        for token in ids[first:]:
+        for token in ids[begun:]:
             data = self._target.tokens[token]
             if data is not None:
                 run += data
@@ -64,10 +72,10 @@ class Translator:
         return [symbol for token in ids for symbol in self._spelling(token)]
 
     def after(self, text: Sequence[int], begun: int, ids: Sequence[int]) -> tuple[list[int], int]:
-        """How a drafter text goes on with committed target tokens: the tokens to add, and after how many of the text.
+        """Continue a drafter context with committed target tokens: the tokens to append, and how many of it to keep.
 
-        Where a character beyond ASCII is among or before them, these take the place of the text's last word; of the
-        first `begun` tokens, a prompt, all stay.
+        Where a character beyond ASCII is among or before the committed tokens, the last word is replaced as well; the
+        first `begun` tokens, the prompt, are always kept.
         """
         added = self.tokens(ids)
         before = (self._drafter.tokens[text[-1]] if len(text) > begun else None) or b""
@@ -76,17 +84,16 @@ class Translator:
         kept = self._last_word(text, begun)
         written = [*text[kept:], *added]
         run = [self._drafter.tokens[token] for token in written]
-        first = next((at for at in range(len(run), 0, -1) if run[at - 1] is None), 0)  # after what is no text
+        first = next((at for at in range(len(run), 0, -1) if run[at - 1] is None), 0)  # after a token without bytes
         again = self._speller.spell(b"".join(data for data in run[first:] if data is not None))
         return (added, len(text)) if again is None else ([*written[:first], *again], kept)
 
     def _spell(self, token: int) -> tuple[int, ...]:
-        spelling: tuple[int, ...] = tuple(self._table.spelling(token).tolist())
         special = self.special.get(token)
-        return spelling if spelling or special is None else (special,)
+        return tuple(self._table.spelling(token).tolist()) if special is None else (special,)
 
     def _last_word(self, text: Sequence[int], begun: int) -> int:
-        """Where the last word of a drafter text begins, or its last WINDOW bytes."""
+        """Position where the last word of a drafter context begins, or its last WINDOW bytes."""
         tokens = self._drafter.tokens
         start, size = len(text), 0
         while start > begun and (data := tokens[text[start - 1]]) is not None:

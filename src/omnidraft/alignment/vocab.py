@@ -26,9 +26,10 @@ class Vocab:
 
     `tokens` has one entry for each of the `size` rows of the model's logits; None stands for an id without bytes
     (special, unused or padded).  `eos` lists the end-of-sequence ids, the tokenizer's own first where it is one.
-    `special` maps the ids of special added tokens to their content.  `fingerprint` (SHA-256, hex) covers everything
-    that determines the bytes of a token, the merge rules, `size` and `eos`; normalizers are not part of it, because
-    spelling ignores them.
+    `special` maps the ids of special added tokens to their content.  `first` holds the ids that the tokenizer puts in
+    front of its input; some have a `bos` and do not use it.  `fingerprint` (SHA-256, hex) covers everything that
+    determines the bytes of a token, the merge rules, `size` and `eos`; normalizers are not part of it, because spelling
+    ignores them.
     """
 
     tokens: tuple[bytes | None, ...]
@@ -37,6 +38,7 @@ class Vocab:
     eos: tuple[int, ...]
     special: dict[int, str]
     fingerprint: str
+    first: tuple[int, ...] = ()
 
 
 def read_vocab(
@@ -90,6 +92,7 @@ def read_vocab(
         eos=ends,
         special=special,
         fingerprint=_fingerprint(backend, special, size, ends, misread),
+        first=_first(backend),
     )
 
 
@@ -205,6 +208,13 @@ class Speller:
                 ids[content] = i
         pairs = ((self._text.token_to_id(content), i) for content, i in ids.items())
         return {mine: i for mine, i in pairs if mine is not None and mine != i}
+
+
+def _first(backend: Tokenizer) -> tuple[int, ...]:
+    """The ids that a backend's post-processor puts in front of its input."""
+    plain = backend.encode("a", add_special_tokens=False).ids
+    ids = backend.encode("a").ids
+    return tuple(ids[: next((n for n in range(len(ids)) if ids[n : n + len(plain)] == plain), 0)])
 
 
 def _without_prefix(state: dict[str, Any]) -> dict[str, Any]:

@@ -145,7 +145,8 @@ def _specials(found: Sequence[Special], target: Vocabulary, drafter: Vocabulary)
     dropped = [special.token for special in found if special.becomes is None]
     if target.bos in dropped:
         dropped.remove(target.bos)
-        yield _token(target.bos), f"{_token(drafter.bos)} at its beginning" if drafter.bos else "dropped"
+        first = " ".join(map(_token, drafter.first))
+        yield _token(target.bos), f"{first} at its beginning" if first else "dropped"
     if dropped:
         more = f" and {len(dropped) - SHOWN:,} more" if len(dropped) > SHOWN else ""
         yield ", ".join(map(_token, dropped[:SHOWN])) + more, "dropped"

@@ -38,6 +38,7 @@ class Vocabulary:
     special: int
     unused: int  # rows without a token, such as padding
     bos: Token | None
+    first: tuple[Token, ...]  # put in front of its input by the tokenizer
     eos: tuple[Token, ...]
 
 
@@ -84,6 +85,7 @@ def vocabulary(language: Language) -> Vocabulary:
         special=special,
         unused=vocab.size - writing - special,
         bos=None if vocab.bos is None else token_of(language, vocab.bos),
+        first=tuple(token_of(language, token) for token in vocab.first),
         eos=tuple(token_of(language, token) for token in vocab.eos),
     )
 
