@@ -15,8 +15,9 @@ from omnidraft.api import OmniDraft
 from omnidraft.attach import make_cache
 from omnidraft.bench.interleaved import apart
 from omnidraft.config import Drafting, Learning, Sampling
-from omnidraft.decoding.drafter import Drafter, SharedDrafter
-from omnidraft.decoding.engine import AttachedDrafter, Engine
+from omnidraft.decoding.drafter import AttachedDrafter, Drafter
+from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.decoding.stats import Stats
 from omnidraft.distillation.adaptation import Adaptation
 from omnidraft.distillation.inline import InlineTrainer
@@ -76,17 +77,17 @@ class Pupil:
         seed: int = 0,
         settings: TrainerSettings = DEFAULTS,
     ) -> None:
-        pair = model.engine.pair
+        pair = model.engine.attached
         if pair is None:
             raise ValueError("a pupil needs a model with a drafter")
         self._model, self.drafting, self._learning = model, drafting, learning
         cache = make_cache(pair.cache.table, drafting)
-        self.pair = AttachedDrafter(drafter=Drafter(serving.model), translator=pair.translator, cache=cache)
+        self.attached = AttachedDrafter(drafter=Drafter(serving.model), translator=pair.translator, cache=cache)
         learner = None
         if learning is not None:
             trainer = Trainer(serving.source.model, learning, shared_tokens(cache.table), seed, settings)
             learner = InlineTrainer(trainer)
-        self.adaptation = Adaptation(self.pair, serving, learner)
+        self.adaptation = Adaptation(self.attached, serving, learner)
         self._replay = Replay(model.vocab.size)
         self._eos = sorted(model.engine.eos)
         self.spent_s = 0.0  # on learning
@@ -95,7 +96,7 @@ class Pupil:
 
     def follow(self, recorded: Recorded) -> Stats:
         """Draft for a recorded answer, then learn from it; what drafting did."""
-        stats = self._over(recorded, self.pair.cache)
+        stats = self._over(recorded, self.attached.cache)
         self.learn(recorded)
         return stats
 
@@ -104,11 +105,11 @@ class Pupil:
         if self.adaptation.learner is None:
             return
         began = time.perf_counter()
-        translator = self.pair.translator
+        translator = self.attached.translator
         written = tuple(tuple(translator.tokens([token])) for token in recorded.tokens)
         answer = Trace(tuple(translator.prompt(recorded.prompt)), recorded.tokens, written, recorded.laws)
-        self.adaptation.learner.teach(answer, self.pair.cache)
-        self.adaptation.refresh()
+        self.adaptation.learner.teach(answer, self.attached.cache)
+        self.adaptation.load_weights()
         self.spent_s += time.perf_counter() - began
 
     def flush(self) -> None:
@@ -128,28 +129,28 @@ class Pupil:
         """The same for answers that the target samples anew to the same prompts."""
         draw = GeneratorSampler(torch.Generator().manual_seed(seed))
         engine = self._engine(self._model.engine.target, self._settled())
-        self.adaptation.use()
+        self.adaptation.load_weights()
         texts = (engine.rounds(test.prompt, new_tokens, sampling, draw) for test in tests)
         return Stats.of(record for rounds in texts for record in rounds)
 
     def engine(self) -> Engine:
         """Its engine over the target itself, with a KV cache of its own."""
-        return self._engine(apart(self._model.target.lm), self.pair.cache)
+        return self._engine(apart(self._model.target.lm), self.attached.cache)
 
     def _settled(self) -> NgramCache:
         """The n-gram cache as it is, to be used up."""
-        cache = make_cache(self.pair.cache.table, self.drafting)
+        cache = make_cache(self.attached.cache.table, self.drafting)
         if not cache.frozen:
-            cache.resume(self.pair.cache.state())
+            cache.resume(self.attached.cache.state())
         return cache
 
     def _engine(self, target: LanguageModel, cache: NgramCache) -> Engine:
-        return Engine(target, self._eos, replace(self.pair, cache=cache), self.drafting)
+        return Engine(target, self._eos, replace(self.attached, cache=cache), self.drafting)
 
     def _over(self, recorded: Recorded, cache: NgramCache) -> Stats:
         self._replay.text = (*recorded.prompt, *recorded.tokens)
         engine = self._engine(self._replay, cache)
-        self.adaptation.use()
+        self.adaptation.load_weights()
         return Stats.of(engine.rounds(recorded.prompt, len(recorded.tokens), GREEDY, _never))
 
 

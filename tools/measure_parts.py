@@ -32,8 +32,8 @@ from transformers import AutoTokenizer, DynamicCache, LlamaConfig, LlamaForCausa
 from omnidraft.alignment.vocab import read_vocab
 from omnidraft.attach import attach_drafter, make_cache
 from omnidraft.config import Drafting, Sampling
-from omnidraft.decoding.drafter import SharedDrafter
 from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.models.language_model import TransformersModel
 from omnidraft.models.loading import LoadedModel
 from omnidraft.verification.sampling import GeneratorSampler
@@ -206,7 +206,7 @@ def cache() -> None:
 
 def swap() -> None:
     from omnidraft import zoo
-    from omnidraft.decoding.drafter import SharedDrafter
+    from omnidraft.decoding.shared_drafter import SharedDrafter
     from omnidraft.distillation.weights import merged
     from omnidraft.models.loading import load_model
 
@@ -223,7 +223,7 @@ def swap() -> None:
         }
 
     def take(state: dict[str, torch.Tensor]) -> Callable[[], object]:
-        return lambda: serving.take(object(), merged(base, state))
+        return lambda: serving.load_weights(object(), merged(base, state))
 
     def read() -> None:
         serving.model.crop(0)

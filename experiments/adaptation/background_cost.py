@@ -11,7 +11,8 @@ from operator import truediv
 from experiments.adaptation.setup import Row, Study, rounds, taught
 from omnidraft.attach import make_cache
 from omnidraft.config import Learning
-from omnidraft.decoding.engine import AttachedDrafter, Engine
+from omnidraft.decoding.drafter import AttachedDrafter
+from omnidraft.decoding.engine import Engine
 from omnidraft.distillation.adaptation import Adaptation
 from omnidraft.distillation.background import BackgroundTrainer
 
@@ -36,7 +37,7 @@ def background(study: Study, count: int, pause_s: float = THINKING_S) -> Row:
                 engine, adaptation = (off.engine(), off.adaptation) if name == "off" else beside
                 if name == "off":
                     learner.pause()  # as if there were none; beside the other, that is part of what is timed
-                adaptation.use()
+                adaptation.load_weights()
                 began = time.perf_counter()
                 for record_ in adaptation.following(rounds(engine, ids, study)):
                     if record_.finish:
@@ -55,11 +56,11 @@ def background(study: Study, count: int, pause_s: float = THINKING_S) -> Row:
             list(adaptation.following(rounds(engine, ids, study)))
             time.sleep(pause_s)
         learner.flush()  # of the last answer too, as the trainer between replies
-        adaptation.refresh()
+        adaptation.load_weights()
         tests = study.recorded("tests")
         found = study.pupil(None)
-        found.pair.cache.resume(adaptation.pair.cache.state())
-        found.adaptation = Adaptation(found.pair, study.serving, None, adaptation.state)
+        found.attached.cache.resume(adaptation.attached.cache.state())
+        found.adaptation = Adaptation(found.attached, study.serving, None, adaptation.state)
         after = found.examine(tests)
         learned = learner.counters.updates
     finally:
@@ -86,7 +87,7 @@ def _slowest(seconds: Sequence[float]) -> float:
 
 
 def _beside(study: Study, learning: Learning) -> tuple[tuple[Engine, Adaptation], BackgroundTrainer]:
-    pair = study.model.engine.pair
+    pair = study.model.engine.attached
     if pair is None:
         raise ValueError("a study needs a model with a drafter")
     own: AttachedDrafter = replace(pair, cache=make_cache(pair.cache.table, study.drafting()))

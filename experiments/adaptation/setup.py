@@ -12,8 +12,8 @@ from rich.console import Console
 from experiments.replay_learner import GREEDY, Pupil, Recorded, record
 from omnidraft.api import OmniDraft
 from omnidraft.config import Drafting, Learning, Sampling
-from omnidraft.decoding.drafter import SharedDrafter
 from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.decoding.stats import Stats
 from omnidraft.distillation.settings import TrainerSettings
 from omnidraft.verification.round import Round
@@ -46,7 +46,7 @@ class Study:
         if self._serving is None:
             if self.model.side is None:
                 raise ValueError("a study needs a model with a drafter")
-            self._serving = self.model.side.serving
+            self._serving = self.model.side.adaptation.shared
         return self._serving
 
     def drafting(self, mode: str = "exact") -> Drafting:
@@ -82,7 +82,7 @@ class Study:
 def taught(pupil: Pupil, stream: Sequence[Recorded]) -> None:
     """Let a pupil follow a stream of answers."""
     for recorded in stream:
-        pupil.pair.cache.observe(recorded.tokens)
+        pupil.attached.cache.observe(recorded.tokens)
         pupil.learn(recorded)
 
 

@@ -84,7 +84,7 @@ def live(study: Study, seed: int = 0) -> tuple[Live, Pupil]:
         said = []
         for name in order.sample(names, len(names)):
             # the copy that drafts goes from one to the other here, which is not part of either's work
-            (pupil if name == "adapted" else frozen).adaptation.use()
+            (pupil if name == "adapted" else frozen).adaptation.load_weights()
             began = time.perf_counter()
             answer = list(runs[name](ids))
             times[name][number] = time.perf_counter() - began

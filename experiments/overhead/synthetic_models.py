@@ -21,8 +21,8 @@ from omnidraft.alignment.trie import build_table
 from omnidraft.alignment.vocab import Speller, read_vocab
 from omnidraft.attach import make_cache
 from omnidraft.config import Drafting, Sampling
-from omnidraft.decoding.drafter import Drafter
-from omnidraft.decoding.engine import AttachedDrafter, Engine
+from omnidraft.decoding.drafter import AttachedDrafter, Drafter
+from omnidraft.decoding.engine import Engine
 from omnidraft.models.cpu_llama import lean
 from omnidraft.models.kv_cache import ROOM
 from omnidraft.models.language_model import LanguageModel, TransformersModel
@@ -108,7 +108,7 @@ class Models:
         table = build_table(self.own, self.vocab, speller, Speller(target_tokenizer, self.vocab))
         self.step: LanguageModel = lean(self.source) or self.source
         translator = Translator(table, self.vocab, self.own, speller)
-        self.pair = AttachedDrafter(
+        self.attached = AttachedDrafter(
             drafter=Drafter(self.step), translator=translator, cache=make_cache(table, self.drafting)
         )
         self._copies: dict[bool, PreTrainedModel] = {}
@@ -120,11 +120,13 @@ class Models:
         Where it samples, the target says by its position what the script has there, with probability SAID and whatever
         was emitted before; the drafter gives ACCEPTANCE to how that is spelled from the end of the emitted text on.
         """
-        pair = replace(self.pair, cache=make_cache(self.pair.cache.table, self.drafting))
+        pair = replace(self.attached, cache=make_cache(self.attached.cache.table, self.drafting))
         engine = Engine(self.target, (), pair, self.drafting)
         draw = GeneratorSampler(torch.Generator().manual_seed(0))
         watch, records = Watch(), []
-        course = Course(self.pair.translator, self.ids, start, len(self.pair.translator.prompt(self.ids[:start])))
+        course = Course(
+            self.attached.translator, self.ids, start, len(self.attached.translator.prompt(self.ids[:start]))
+        )
         course.go_on((), self.drafting.longest)
         say = self._drafter_says(start, sampling, course) if knowing else None
         with ExitStack() as stack:
@@ -178,7 +180,7 @@ class Models:
                     law.write(position, row, token)
 
             return sample
-        translator = self.pair.translator
+        translator = self.attached.translator
         drafts = translator.prompt(self.ids[:start]) + translator.tokens(self.ids[start : start + 2 * self.tokens])
         chance = random.Random(0)  # noqa: S311  the same in every run
         right = [chance.random() < ACCEPTANCE for _ in drafts]

@@ -28,7 +28,7 @@ def cache_study(evaluation: Evaluation, task: str, seed: str) -> Row:
     whole = evaluation.pupil(Method(FIXED | {"ngram_seed": seed}, ALONE), 0.0)
     curve = [_point(whole, one) for one in stream]
     whole.flush()
-    size = whole.pair.cache.size
+    size = whole.attached.cache.size
     without = evaluation.pupil(Method(DIRECT, ALONE), 0.0)
     for one in stream:
         without.learn(one)
@@ -42,7 +42,7 @@ def cache_study(evaluation: Evaluation, task: str, seed: str) -> Row:
             pupils[f"{share} {eviction}"] = _with_weights(evaluation, whole, drafting)
             bounds[f"{share} {eviction}"] = bound
     before = {name: _held(pupil) for name, pupil in pupils.items()}
-    uses = sorted(map(int, whole.pair.cache.hits[whole.pair.cache.hits > 0]), reverse=True)
+    uses = sorted(map(int, whole.attached.cache.hits[whole.attached.cache.hits > 0]), reverse=True)
     found = evaluation.timed(pupils, tests, 0.0)
     return {
         "target": evaluation.target,
@@ -58,7 +58,7 @@ def cache_study(evaluation: Evaluation, task: str, seed: str) -> Row:
 
 def _held(pupil: Pupil) -> Row:
     """What a cache holds after the answers, and the bytes of it in a profile."""
-    cache = pupil.pair.cache
+    cache = pupil.attached.cache
     size = 0 if cache.frozen else cache.size
     return {"entries": size, "bytes": sum(array.nbytes for array in cache.state().values()) if size else 0}
 
@@ -66,15 +66,15 @@ def _held(pupil: Pupil) -> Row:
 def _point(pupil: Pupil, answer: Recorded) -> list[int]:
     """Tokens, rounds, n-grams proposed and accepted for an answer before it is learned from, and n-grams after it."""
     stats = pupil.follow(answer)
-    return [stats.tokens, stats.rounds, stats.ngrams_proposed, stats.ngrams_accepted, pupil.pair.cache.size]
+    return [stats.tokens, stats.rounds, stats.ngrams_proposed, stats.ngrams_accepted, pupil.attached.cache.size]
 
 
 def _with_weights(evaluation: Evaluation, source: Pupil, drafting: Row) -> Pupil:
     """A drafter with the weights of another, and what a cache of its own may keep of that one's."""
     pupil = evaluation.pupil(Method(drafting), 0.0)
-    pupil.adaptation = Adaptation(pupil.pair, pupil.adaptation.serving, None, source.adaptation.state)
-    if not pupil.pair.cache.frozen:
-        pupil.pair.cache.resume(source.pair.cache.state())
+    pupil.adaptation = Adaptation(pupil.attached, pupil.adaptation.shared, None, source.adaptation.state)
+    if not pupil.attached.cache.frozen:
+        pupil.attached.cache.resume(source.attached.cache.state())
     return pupil
 
 

@@ -20,8 +20,8 @@ from omnidraft.api import OmniDraft, load
 from omnidraft.bench import prompts
 from omnidraft.bench.interleaved import Way, apart, repeat
 from omnidraft.config import Drafting, Sampling
-from omnidraft.decoding.drafter import SharedDrafter
 from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.distillation.weights import parted
 from omnidraft.errors import PromptError
 
@@ -114,10 +114,10 @@ class Evaluation:
         stream = self.stream(cell.task, cell.temperature, subset=cell.subset)
         pupil = self.pupil(METHODS[cell.method], self.size(cell.task, subset=cell.subset).threshold)
         for one in stream:
-            pupil.pair.cache.observe(one.tokens)
+            pupil.attached.cache.observe(one.tokens)
             pupil.learn(one)
         pupil.flush()
-        ngrams = pupil.pair.cache.size
+        ngrams = pupil.attached.cache.size
         tests = self.prompts(cell.task, tests=True, subset=cell.subset)
         found = self.timed({cell.method: pupil}, tests, cell.temperature)[cell.method]
         learner = pupil.adaptation.learner
@@ -155,7 +155,7 @@ class Evaluation:
         target, eos = self.model.engine.target, sorted(self.model.engine.eos)
         ways = [Way("alone", Drafting(draft_length=0), Engine(target, eos))]
         for name, pupil in pupils.items():
-            pupil.adaptation.use()
+            pupil.adaptation.load_weights()
             ways.append(Way(name, pupil.drafting, pupil.engine()))
         sampling = Sampling(temperature=temperature)
         order = random.Random(0)  # noqa: S311  an order, not a secret

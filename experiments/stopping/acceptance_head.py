@@ -17,8 +17,8 @@ from experiments.replay_learner import Pupil, Recorded, record
 from omnidraft.api import OmniDraft
 from omnidraft.bench.interleaved import Way, apart, over, repeat
 from omnidraft.config import Drafting, Learning, Sampling
-from omnidraft.decoding.drafter import SharedDrafter
 from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.draft_length.acceptance_head import Head
 from omnidraft.draft_length.policy import Fixed
 from omnidraft.verification.round import Round
@@ -58,7 +58,7 @@ def teach(model: OmniDraft, recorded: Sequence[Recorded]) -> Head:
     for one in recorded:
         pupil.learn(one)
     pupil.adaptation.flush()
-    return pupil.pair.head
+    return pupil.attached.head
 
 
 def _pupil(model: OmniDraft, trains: str | None, draft_length: str | int) -> Pupil:
@@ -101,7 +101,7 @@ def calibration(
     for name, each in (("head", head), ("entropy", Head())):
         noting = Noting(each)
         drafting = Drafting(draft_length=DRAFT_LENGTH)
-        engine = Engine(model.engine.target, sorted(model.engine.eos), model.engine.pair, drafting, noting)
+        engine = Engine(model.engine.target, sorted(model.engine.eos), model.engine.attached, drafting, noting)
         draw = GeneratorSampler(torch.Generator().manual_seed(0))
         for ids in prompts:
             list(engine.rounds(ids, new_tokens, Sampling(temperature=temperature), draw))
@@ -148,7 +148,7 @@ def schedules(model: OmniDraft, schedule: Schedule) -> Iterator[Row]:
         for one in stream:
             pupil.learn(one)
         pupil.adaptation.flush()
-        pupil.adaptation.use()
+        pupil.adaptation.load_weights()
         pupils[name] = pupil
     plain = Drafting(draft_length=0)
     ways = [Way("plain", plain, Engine(model.engine.target, sorted(model.engine.eos)))]

@@ -69,15 +69,15 @@ def ways(model: OmniDraft, lengths: Sequence[int], head: Head, *, goodput_only: 
 
 def fresh(model: OmniDraft, drafting: Drafting, head: Head, before: Engine | None = None) -> Engine:
     """An engine with n-grams and KV caches of its own, and the measurements of the one before it."""
-    pair = model.engine.pair
+    pair = model.engine.attached
     if pair is None or model.drafter is None:
         raise ValueError("a comparison of stop policies needs a drafter")
     target, eos = before.target if before else apart(model.target.lm), sorted(model.engine.eos)
     if drafting.draft_length == 0:
         return Engine(target, eos)
     step = pair.drafter.model
-    if before and before.pair:
-        drafter = before.pair.drafter
+    if before and before.attached:
+        drafter = before.attached.drafter
     else:  # all with the same weights, which would else crowd the caches of the processor
         drafter = Drafter(step.with_own_cache() if isinstance(step, LeanLlama) else apart(model.drafter.lm))
     own = replace(pair, drafter=drafter, cache=make_cache(pair.cache.table, drafting), head=head)
@@ -101,7 +101,7 @@ def cell(
     identical = True
     for number in range(first, first + sizes["repeats"]):
         for way in compared:
-            own = way.engine.pair.head if way.engine.pair else Head()
+            own = way.engine.attached.head if way.engine.attached else Head()
             way.engine = fresh(model, way.drafting, own, way.engine)
         identical &= repeat(compared, ids, sizes["max_new_tokens"], sampling, order, 1000 * number)
     for way in compared:

@@ -14,8 +14,9 @@ from omnidraft.api import OmniDraft
 from omnidraft.attach import attach_drafter
 from omnidraft.bench.interleaved import UNITS, Way, apart, repeat
 from omnidraft.config import Drafting, Sampling
-from omnidraft.decoding.drafter import SharedDrafter
-from omnidraft.decoding.engine import AttachedDrafter, Engine
+from omnidraft.decoding.drafter import AttachedDrafter
+from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.models.language_model import LanguageModel, TransformersModel
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class OneByOne:
 
 def cases(model: OmniDraft, ids: Sequence[list[int]], count: int) -> Iterator[dict[str, Any]]:
     """A row for each case: seconds of the target alone over those with `goodput`, on so many prompts, side by side."""
-    pair = model.engine.pair
+    pair = model.engine.attached
     if pair is None or model.drafter is None:
         raise ValueError("there is no drafter that could be hopeless")
     own = model.drafter.lm.model

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import threading
 import weakref
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,7 @@ import torch
 
 from omnidraft import zoo
 from omnidraft.alignment.vocab import Vocab, read_vocab
-from omnidraft.attach import AttachOptions, LearningSide, attach_drafter, attach_learning
+from omnidraft.attach import LearningOptions, LearningSide, attach_drafter, attach_learning
 from omnidraft.config import (
     ADAPT,
     Drafting,
@@ -27,16 +26,15 @@ from omnidraft.config import (
     settings_of,
     stop_strings,
 )
-from omnidraft.decoding.drafter import SharedDrafter
 from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.shared_drafter import SharedDrafter, Slot
 from omnidraft.defaults import AUTO, load_drafter, sampling_of
 from omnidraft.detokenizer import Detokenizer, StopStrings
-from omnidraft.errors import ConfigError, OmniDraftError
-from omnidraft.generation import Generation, Stream, turn_of
+from omnidraft.errors import ConfigError
+from omnidraft.generation import Generation, Session, Stream
 from omnidraft.models.cpu_llama import LeanLlama, obstacle
 from omnidraft.models.loading import LoadedModel, load_model
 from omnidraft.prompting import Prompt, encode, has_template, usable
-from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import GeneratorSampler, Processor
 
 __all__ = ["Generation", "OmniDraft", "Stream", "load"]
@@ -64,8 +62,7 @@ class OmniDraft:
         self.engine = engine
         self.side = side
         self.sampling = sampling or Sampling()
-        self._turn = side.serving.turn if side else threading.RLock()
-        self._texts = 0
+        self._slot = side.adaptation.shared.slot if side else Slot()
         self._fallback = frozenset(
             token
             for byte in range(256)
@@ -89,7 +86,7 @@ class OmniDraft:
         """Write what was learned to its profile; raises ConfigError without one, ProfileError where that fails."""
         if self.side is None:
             raise ConfigError("there is no drafter to save anything of: load one")
-        self.side.adaptation.collect()
+        self.side.adaptation.poll()
         self.side.memory.save(self.side.adaptation)
 
     def close(self) -> None:
@@ -104,9 +101,9 @@ class OmniDraft:
     @property
     def drafter_step(self) -> str | None:
         """How the drafter makes its steps, a phrase; None without one."""
-        if self.drafter is None or self.engine.pair is None:
+        if self.drafter is None or self.engine.attached is None:
             return None
-        step = self.engine.pair.drafter.model
+        step = self.engine.attached.drafter.model
         if isinstance(step, LeanLlama):
             return f"lean, weights of {step.weights}"
         return f"transformers, as {obstacle(self.drafter.lm) or 'asked for'}"
@@ -117,7 +114,7 @@ class OmniDraft:
         `options` are those of `stream`.  Texts of several threads are made one after the other.  Raises ConfigError for
         an option, PromptError for a prompt that cannot be used, NumericsError for a model that returns NaN.
         """
-        with self._turn, self.stream(prompt, **options) as stream:
+        with self._slot.lock, self.stream(prompt, **options) as stream:
             for _ in stream:
                 pass
             return stream.result
@@ -148,27 +145,8 @@ class OmniDraft:
         ids = self.encode(prompt, template)
         self.engine.check(ids)
         draw = GeneratorSampler(torch.Generator().manual_seed(extent.seed))
-        text = self.text_after(ids)
-        stops = StopStrings(text, ends) if ends else None
-        with self._turn:
-            self._texts += 1
-            if self.side is not None:
-                self.side.serving.texts += 1
-            rounds = self.engine.rounds(
-                ids, extent.max_new_tokens, settings, draw, processors, stops.halt if stops else None
-            )
-            if self.side is not None:
-                rounds = self._learning(rounds, self.side)
-            return Stream(self._in_turn(self._begun, rounds), stops or text)
-
-    @property
-    def _begun(self) -> tuple[int, int]:
-        """What changes with every text that is begun on the target or on the drafter."""
-        return self._texts, 0 if self.side is None else self.side.serving.texts
-
-    def _learning(self, rounds: Generator[Round], side: LearningSide) -> Generator[Round]:
-        yield from side.adaptation.following(rounds)
-        side.memory.keep(side.adaptation)
+        session = Session(self.engine, self._slot, self.side, ids, extent.max_new_tokens, settings, draw, processors)
+        return Stream(session, StopStrings(self.text_after(ids), ends))
 
     def encode(self, prompt: Prompt, template: Mapping[str, Any] | None = None) -> list[int]:
         """The prompt as token ids of the target, its first token included; raises PromptError where it is unusable.
@@ -187,37 +165,6 @@ class OmniDraft:
         return Detokenizer(
             self.vocab.tokens, prompt, fallback=self._fallback, opening=partial(_text_of_one, self.target)
         )
-
-    def _in_turn(self, text: tuple[int, int], rounds: Generator[Round]) -> Generator[Round]:
-        """The rounds of a text one by one, as long as no other one is begun; in the end the models let go of it."""
-        record: Round | None = None
-        turn = partial(turn_of, self._turn, lambda: text == self._begun)
-        try:
-            while True:
-                with turn():
-                    self._check(text)
-                    try:
-                        record = next(rounds)
-                    except StopIteration:
-                        return
-                    except Exception:
-                        self._check(text)  # a logits processor may begin a text, and take this one's state away
-                        raise
-                    self._check(text)
-                yield record
-        finally:
-            with turn():  # or without it, where there is nothing to let go of
-                begun = text == self._begun
-                if begun and record is not None and record.finish:
-                    next(rounds, None)  # it is complete, and to be learned from, read to its end or not
-                rounds.close()
-                if begun:
-                    self.engine.release()
-
-    def _check(self, text: tuple[int, int]) -> None:
-        if text != self._begun:
-            # both models now hold the later text: going on would continue that one
-            raise OmniDraftError("another text was begun on the same models: read a stream to its end first")
 
 
 def load(
@@ -263,14 +210,14 @@ def load(
     if drafter is None:
         return OmniDraft(loaded, vocab, Engine(loaded.lm, vocab.eos, None, settings), sampling=sampling)
     if isinstance(drafter, OmniDraft):
-        helper, serving = _shared(drafter, options)
+        helper, shared = _shared(drafter, options)
     else:
         helper = load_drafter(target, drafter, dtype, device, warn)
-        serving = SharedDrafter(helper.lm, lean_step=settings.drafter_step == "auto")
-    pair = attach_drafter(loaded, vocab, helper, settings, warn, serving)
-    use = AttachOptions(adapt=adapt, learning=learning, profile=profile, warn=warn)
-    side = attach_learning(loaded, helper, pair, serving, use)
-    engine = Engine(loaded.lm, vocab.eos, pair, settings)
+        shared = SharedDrafter(helper.lm, lean_step=settings.drafter_step == "auto")
+    attached = attach_drafter(loaded, vocab, helper, settings, warn, shared)
+    use = LearningOptions(adapt=adapt, learning=learning, profile=profile, warn=warn)
+    side = attach_learning(loaded, helper, attached, shared, use)
+    engine = Engine(loaded.lm, vocab.eos, attached, settings)
     if adapt != "off":
         engine.teacher_temperature = side.memory.learning.teacher_temperature
     return OmniDraft(loaded, vocab, engine, side, sampling)
@@ -282,7 +229,7 @@ def _shared(drafter: OmniDraft, options: Mapping[str, Any]) -> tuple[LoadedModel
         raise ConfigError("the OmniDraft given has no drafter to share: load one with it")
     if "drafter_step" in options:
         raise ConfigError("drafter_step is that of the drafter that is shared: leave it out, or load the drafter anew")
-    return drafter.side.loaded, drafter.side.serving
+    return drafter.side.loaded, drafter.side.adaptation.shared
 
 
 def _processors(given: object) -> tuple[Processor, ...]:

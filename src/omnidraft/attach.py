@@ -14,8 +14,8 @@ from omnidraft.alignment.translator import Translator
 from omnidraft.alignment.trie import SpellingTable, default_cache_dir, load_table
 from omnidraft.alignment.vocab import Speller, Vocab, read_vocab
 from omnidraft.config import Drafting, Learning
-from omnidraft.decoding.drafter import Drafter, SharedDrafter
-from omnidraft.decoding.engine import AttachedDrafter
+from omnidraft.decoding.drafter import AttachedDrafter, Drafter
+from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.distillation.adaptation import Adaptation, Learner
 from omnidraft.distillation.background import BackgroundTrainer
 from omnidraft.distillation.inline import InlineTrainer
@@ -30,18 +30,23 @@ from omnidraft.profiles.file import ProfileFile
 from omnidraft.profiles.manifest import Key
 from omnidraft.profiles.profile import Profile
 from omnidraft.profiles.store import ProfileStore
+from omnidraft.verification.round import Round
 
 Warn = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearningSide:
-    """A drafter beside one target: what it is, the copy of it that drafts, and what it learned."""
+    """What a drafter learns from one target, and the profile where that is kept."""
 
-    loaded: LoadedModel
-    serving: SharedDrafter
+    loaded: LoadedModel  # the drafter
     adaptation: Adaptation
     memory: Autosave
+
+    def teach(self, records: list[Round]) -> None:
+        """Learn from a complete answer, and save where enough was learned."""
+        self.adaptation.teach(records)
+        self.memory.keep(self.adaptation)
 
     def finish(self) -> None:
         """Save what is not saved, and end what learns."""
@@ -49,8 +54,8 @@ class LearningSide:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttachOptions:
-    """How a drafter is to be used: where what it learns is kept, and how it goes on learning."""
+class LearningOptions:
+    """How a drafter learns, and where what it learned is kept."""
 
     adapt: str = "off"
     learning: Mapping[str, Any]  # what is asked of config.Learning
@@ -59,7 +64,7 @@ class AttachOptions:
 
 
 def attach_drafter(
-    target: LoadedModel, vocab: Vocab, drafter: LoadedModel, drafting: Drafting, warn: Warn, serving: SharedDrafter
+    target: LoadedModel, vocab: Vocab, drafter: LoadedModel, drafting: Drafting, warn: Warn, shared: SharedDrafter
 ) -> AttachedDrafter:
     """Make a drafter ready for a target whose vocabulary is `vocab`; the spelling table comes from the disk cache."""
     own = read_vocab(drafter.tokenizer, drafter.lm.vocab_size, drafter.lm.eos, drafts=True)
@@ -67,7 +72,7 @@ def attach_drafter(
     table = read_table(own, vocab, speller, Speller(target.tokenizer, vocab), warn)
     translator = Translator(table, vocab, own, speller)
     return AttachedDrafter(
-        drafter=Drafter(serving.model),
+        drafter=Drafter(shared.model),
         translator=translator,
         cache=make_cache(table, drafting),
         head=Head(hidden_size(drafter.lm.model)),
@@ -95,14 +100,14 @@ _LEARNING: WeakValueDictionary[Path, LearningSide] = WeakValueDictionary()  # wh
 
 
 def attach_learning(
-    target: LoadedModel, drafter: LoadedModel, pair: AttachedDrafter, serving: SharedDrafter, use: AttachOptions
+    target: LoadedModel, drafter: LoadedModel, attached: AttachedDrafter, shared: SharedDrafter, use: LearningOptions
 ) -> LearningSide:
     """Bring in what was learned for a pair, and what learns on; raises ProfileError for a profile given by its path."""
-    table = pair.cache.table
+    table = attached.cache.table
     file, key = _file(target, drafter, table, use)
 
     def read(file: ProfileFile | None) -> tuple[ProfileFile | None, Profile | None, Learning]:
-        file, profile = _read(file, key, use, lambda found: _check(found, drafter, pair.cache))
+        file, profile = _read(file, key, use, lambda found: _check(found, drafter, attached.cache))
         return file, profile, learning_for(profile, use.learning)
 
     file, profile, learning = read(file)
@@ -114,7 +119,7 @@ def attach_learning(
     memory = Autosave(file, key, learning, use.warn)
     state: Weights = {}
     if profile is not None:
-        state, memory.counters, memory.positions = remember(profile, pair.cache)
+        state, memory.counters, memory.positions = remember(profile, attached.cache)
         memory.ngrams = profile.ngrams
     if use.adapt != "off" and file is not None:
         memory.writes = _claim(file, use)
@@ -124,14 +129,14 @@ def attach_learning(
         if file is not None and memory.writes:
             file.release()
         raise
-    adaptation = Adaptation(pair, serving, learner, state, use.warn)
-    side = LearningSide(loaded=drafter, serving=serving, adaptation=adaptation, memory=memory)
+    adaptation = Adaptation(attached, shared, learner, state, use.warn)
+    side = LearningSide(loaded=drafter, adaptation=adaptation, memory=memory)
     if file is not None and memory.writes:
         _LEARNING[file.path.resolve()] = side
     return side
 
 
-def _take_over(file: ProfileFile, use: AttachOptions) -> bool:
+def _take_over(file: ProfileFile, use: LearningOptions) -> bool:
     """End what learns into the same file in this process, such as an earlier run of a notebook's cell."""
     earlier = _LEARNING.pop(file.path.resolve(), None)
     if earlier is None or not earlier.memory.writes:
@@ -148,12 +153,12 @@ def _check(profile: Profile, drafter: LoadedModel, cache: NgramCache) -> None:
     """Raise ModelError unless what was learned fits the drafter and the tokenizers."""
     weights, head = parted(profile.weights)
     check(dict(drafter.lm.model.named_parameters()), weights)
-    Head(hidden_size(drafter.lm.model)).take(head)
+    Head(hidden_size(drafter.lm.model)).load_weights(head)
     if profile.ngrams:
         NgramCache(cache.table).resume(profile.ngrams)
 
 
-def _claim(file: ProfileFile, use: AttachOptions) -> bool:
+def _claim(file: ProfileFile, use: LearningOptions) -> bool:
     """Whether what is learned can be saved; where not, that is said, or an error for a profile given by its path."""
     try:
         if file.claim():
@@ -178,7 +183,7 @@ def _learner(
 
 
 def _file(
-    target: LoadedModel, drafter: LoadedModel, table: SpellingTable, use: AttachOptions
+    target: LoadedModel, drafter: LoadedModel, table: SpellingTable, use: LearningOptions
 ) -> tuple[ProfileFile | None, Key | None]:
     if use.profile is None:
         return None, None
@@ -213,7 +218,7 @@ def _path(profile: str | Path) -> Path:
 
 
 def _read(
-    file: ProfileFile | None, key: Key | None, use: AttachOptions, check: Callable[[Profile], None]
+    file: ProfileFile | None, key: Key | None, use: LearningOptions, check: Callable[[Profile], None]
 ) -> tuple[ProfileFile | None, Profile | None]:
     """The profile of a file, and the file where it can be used.
 

@@ -94,10 +94,9 @@ class Detokenizer:
 
 
 class StopStrings:
-    """A text that ends before the first of these strings, and holds back what may be the beginning of one.
+    """Text of an answer that ends before the first of these strings, and holds back what may be the beginning of one.
 
-    It ends with the first token whose text, all of it so far, holds one of them.  The tokens of each round are given
-    to `halt` first, then as many of them as it leaves to `feed`.
+    It ends with the first token whose text, all of it so far, holds one of them.
     """
 
     def __init__(self, text: Detokenizer, strings: Sequence[str]) -> None:
@@ -106,31 +105,27 @@ class StopStrings:
         self._held = ""
         self._stopped = False
 
-    def halt(self, ids: Sequence[int]) -> int | None:
-        """How many of these tokens the text keeps where it ends with one of them."""
+    def feed(self, ids: Sequence[int]) -> tuple[str, int | None]:
+        """The characters certain with these tokens, and how many tokens stay where the answer ends among them."""
+        if not self._strings:
+            return self._text.feed(ids), None
         for count, token in enumerate(ids, 1):
             self._held += self._text.feed([token])
             whole = self._held + self._text.ending()
             places = [place for string in self._strings if (place := whole.find(string)) >= 0]
             if places:
-                self._held, self._stopped = whole[: min(places)], True
-                return count
-        return None
-
-    def feed(self, _: Iterable[int]) -> str:
-        """The characters of the tokens that `halt` was given last that are certain."""
-        length = len(self._held)
-        if not self._stopped:
-            length -= max(map(self._begun, self._strings), default=0)
+                self._held, self._stopped = "", True
+                return whole[: min(places)], count
+        length = len(self._held) - max(map(self._begun, self._strings))
         ready, self._held = self._held[:length], self._held[length:]
-        return ready
+        return ready, None
 
     def end(self) -> str:
-        """What is left at the end of the text."""
+        """The rest of the text at its end."""
         held, self._held = self._held, ""
-        return held if self._stopped else held + self._text.end()
+        return "" if self._stopped else held + self._text.end()
 
     def _begun(self, string: str) -> int:
-        """How long a beginning of the string the text ends with."""
+        """Length of the longest beginning of the string that the text ends with."""
         longest = min(len(string) - 1, len(self._held))
         return next((n for n in range(longest, 0, -1) if self._held.endswith(string[:n])), 0)

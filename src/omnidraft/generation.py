@@ -1,18 +1,21 @@
-"""Answers as they are given out: whole, or piece by piece."""
+"""Requests on loaded models, and their answers: whole, or piece by piece."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Self
 
+from omnidraft.attach import LearningSide
+from omnidraft.config import Sampling
+from omnidraft.decoding.engine import Engine, Request
+from omnidraft.decoding.shared_drafter import Slot
 from omnidraft.decoding.stats import Stats
+from omnidraft.detokenizer import StopStrings
 from omnidraft.errors import OmniDraftError
 from omnidraft.verification.round import Round
-
-LOOK_S = 0.02  # seconds between looks at whether a text is still the one in the making
+from omnidraft.verification.sampling import Processor, Sampler
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,14 +33,71 @@ class Generation:
     stats: Stats
 
 
-class Text(Protocol):
-    """Makes pieces of text of tokens."""
+class Session:
+    """One request on the models, from prefill to the last token, a round at a time.
 
-    def feed(self, ids: Iterable[int]) -> str:
-        """What is certain of the text with these tokens."""
+    It takes the slot of the models when it is made, and drafts with the latest learned weights from round to round.
+    `close` is to be called in the end: a complete answer is learned from then, and the models drop its state.
+    """
 
-    def end(self) -> str:
-        """What is left of it at its end."""
+    def __init__(
+        self,
+        engine: Engine,
+        slot: Slot,
+        learning: LearningSide | None,
+        prompt: Sequence[int],
+        max_new_tokens: int,
+        sampling: Sampling,
+        draw: Sampler,
+        processors: Sequence[Processor] = (),
+    ) -> None:
+        self.records: list[Round] = []
+        self._engine, self._slot, self._learning = engine, slot, learning
+        self._asked = (prompt, max_new_tokens, sampling, draw, processors)
+        self._request: Request | None = None
+        self._closed = False
+        self._ticket = object()  # not this object, which its slot would keep alive
+        slot.take(self._ticket)
+
+    def round(self, cut: Callable[[Sequence[int]], int | None]) -> Round | None:
+        """The next round, or None after the last one.
+
+        `cut` is told the tokens of the round before they count, and says how many of them stay where the answer ends
+        among them.  Raises OmniDraftError where a later request has the slot, and what `Engine.verify` raises.
+        """
+        if self._closed or (self._request is not None and not self._request.open):
+            self.close()
+            return None
+        try:
+            with self._slot.round(self._ticket):
+                if self._learning is not None:
+                    self._learning.adaptation.load_weights()
+                if self._request is None:
+                    self._slot.pause()
+                    self._request = self._engine.begin(*self._asked)
+                verified = self._engine.verify(self._request)
+                record = self._engine.commit(self._request, verified, cut(verified.emitted))
+        except BaseException:
+            self._request = None  # nothing to learn from
+            self.close()
+            raise
+        self.records.append(record)
+        return record
+
+    def close(self) -> None:
+        """End the request here; from any thread."""
+        if self._closed:
+            return
+        self._closed = True
+        with self._slot.turn(self._ticket):
+            if not self._slot.held_by(self._ticket):
+                return
+            try:
+                self._slot.resume()
+                if self._learning is not None and self._request is not None and self._request.finish is not None:
+                    self._learning.teach(self.records)
+            finally:
+                self._engine.release()
 
 
 class Stream:
@@ -47,11 +107,10 @@ class Stream:
     by `close`, of any thread, or at the end of a `with` block.  One thread at a time reads it, else OmniDraftError.
     """
 
-    def __init__(self, rounds: Generator[Round], text: Text) -> None:
-        self._rounds: list[Round] = []
+    def __init__(self, session: Session, text: StopStrings) -> None:
+        self._session = session
+        self._text = text
         self._pieces: list[str] = []
-        self._records = rounds
-        self._source = self._read(rounds, text)
         self._busy = threading.Lock()  # never waited for: who holds it may wait for the models
         self._closed = False
 
@@ -64,9 +123,9 @@ class Stream:
                 raise StopIteration
             raise OmniDraftError("the stream is being read already: read it in one thread, not in its processors")
         try:
-            return next(self._source)
+            return self._next_piece()
         except OmniDraftError:
-            if self._closed:  # while it waited for the models, which have a later text now
+            if self._closed:  # while it waited for the models, which have a later request now
                 raise StopIteration from None
             raise
         finally:
@@ -80,44 +139,47 @@ class Stream:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        self.close()
+
     def close(self) -> None:
         """End the answer here, and let go of what the models hold of it; with the round that another thread is at."""
         self._closed = True
         if self._busy.acquire(blocking=False):  # else the reader sees to it
             try:
-                self._source.close()
-                self._records.close()
+                self._session.close()
             finally:
                 self._busy.release()
 
     @property
+    def rounds(self) -> tuple[Round, ...]:
+        """Records of the rounds so far."""
+        return tuple(self._session.records)
+
+    @property
     def result(self) -> Generation:
-        last = self._rounds[-1] if self._rounds else None
+        rounds = self.rounds
         return Generation(
             text="".join(self._pieces),
-            token_ids=tuple(token for record in self._rounds for token in record.emitted),
-            finish_reason=(last and last.finish) or "interrupted",
-            stats=Stats.of(self._rounds),
+            token_ids=tuple(token for record in rounds for token in record.emitted),
+            finish_reason=(rounds[-1].finish if rounds else None) or "interrupted",
+            stats=Stats.of(rounds),
         )
 
-    def _read(self, rounds: Iterator[Round], text: Text) -> Generator[str]:
-        for record in rounds:
-            piece = text.feed(record.emitted) + (text.end() if record.finish else "")
-            self._rounds.append(record)
+    def _next_piece(self) -> str:
+        while not self._closed:
+            found: list[str] = []
+
+            def cut(tokens: Sequence[int], found: list[str] = found) -> int | None:
+                piece, kept = self._text.feed(tokens)
+                found.append(piece)
+                return kept
+
+            record = self._session.round(cut)
+            if record is None:
+                break
+            piece = "".join(found) + (self._text.end() if record.finish else "")
             if piece:
                 self._pieces.append(piece)
-                yield piece
-            if self._closed:
-                return
-
-
-@contextmanager
-def turn_of(turn: threading.RLock, current: Callable[[], bool]) -> Iterator[None]:
-    """Hold `turn` for a text, or go on without it once that is not `current`: a later one may have it for long."""
-    while not (held := turn.acquire(timeout=LOOK_S)) and current():
-        pass
-    try:
-        yield
-    finally:
-        if held:
-            turn.release()
+                return piece
+        raise StopIteration

@@ -18,7 +18,8 @@ from omnidraft.alignment.translator import Translator
 from omnidraft.alignment.trie import Probs
 from omnidraft.alignment.vocab import Speller, Vocab, read_vocab
 from omnidraft.config import Sampling
-from omnidraft.decoding.drafter import Drafter, SharedDrafter
+from omnidraft.decoding.drafter import Drafter
+from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.distillation.adaptation import Adaptation
 from omnidraft.draft_length.policy import Fixed
 from omnidraft.models.language_model import LanguageModel, TransformersModel
@@ -260,8 +261,8 @@ def test_the_drafter_reads_all_that_was_said_since_its_last_draft(script: str, m
     drafter = Knowing(own.vocab, own.speller, TEXTS[script].encode(), wrong=7)
     engine_ = engine(Scripted(other.vocab.size, ids), other, drafter, own, draft_length=3)
     engine_.policy = Seldom()
-    assert engine_.pair is not None
-    began = len(engine_.pair.translator.prompt(ids[:10]))
+    assert engine_.attached is not None
+    began = len(engine_.attached.translator.prompt(ids[:10]))
     read: list[bytes] = []
     draft = Drafter.draft
 
@@ -320,17 +321,17 @@ def test_lessons_are_spelled_token_by_token_after_the_prompt_as_it_was_read(scri
     ids = other.tokenizer.encode(TEXTS[script], add_special_tokens=False)[:40]
     serving = SharedDrafter(random_model("llama", own.vocab.size, seed=2, layers=1))
     engine_ = engine(Scripted(other.vocab.size, ids), other, serving.model, own, draft_length=2)
-    assert engine_.pair is not None
+    assert engine_.attached is not None
     engine_.teacher_temperature = 1.0
-    adaptation = Adaptation(engine_.pair, serving, None)
+    adaptation = Adaptation(engine_.attached, serving, None)
     draw = GeneratorSampler(torch.Generator().manual_seed(0))
     records = list(adaptation.following(engine_.rounds(ids[:10], 30, Sampling(), draw)))
-    answer, spelled = adaptation.answer(records), engine_.pair.translator
+    answer, spelled = adaptation.answer(records), engine_.attached.translator
     assert answer.prompt == tuple(spelled.prompt(ids[:10]))
     assert answer.tokens == tuple(ids[10:])
     assert [list(part) for part in answer.written] == [spelled.tokens([token]) for token in ids[10:]]
     assert len(answer.distributions) == 30
-    text = engine_.pair.drafter.text
+    text = engine_.attached.drafter.text
     assert text != [*answer.prompt, *itertools.chain.from_iterable(answer.written)]  # which is what it drafted from
 
 
@@ -374,9 +375,9 @@ def joint_distribution(drafter: type[Late], count: int, **drafting: Any) -> tupl
     def run(draw: Sampler) -> tuple[int, ...]:
         nonlocal changes
         own = world.engine(**drafting)
-        assert own.pair is not None
+        assert own.attached is not None
         watched = drafter(world.drafter)
-        own.pair = replace(own.pair, drafter=watched)
+        own.attached = replace(own.attached, drafter=watched)
         rounds = own.rounds([PROMPT], count, Sampling(temperature=1.0), draw)
         said = tuple(token for record in rounds for token in record.emitted)
         changes += watched.changes

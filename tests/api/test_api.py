@@ -114,9 +114,9 @@ def test_plain_decoding_is_the_same_loop(model: OmniDraft, target: Path, drafter
 def test_modes_reach_the_engine(target: Path, drafter: Path, mode: str) -> None:
     other = omnidraft.load(target, drafter, mode=mode, draft_length=2)
     assert (other.engine.drafting.mode, other.engine.drafting.draft_length) == (mode, 2)
-    assert other.engine.pair is not None
-    assert other.engine.pair.cache.frozen == (mode == "intersection")
-    assert (other.engine.pair.cache.size == 0) == (mode == "intersection")
+    assert other.engine.attached is not None
+    assert other.engine.attached.cache.frozen == (mode == "intersection")
+    assert (other.engine.attached.cache.size == 0) == (mode == "intersection")
 
 
 def test_text_ends_where_the_generation_config_says(model: OmniDraft, target: Path, tmp_path: Path) -> None:

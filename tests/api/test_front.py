@@ -71,9 +71,9 @@ def test_a_text_ends_before_a_stop_string(
     pieces, kept = [], 0
     for size in cuts:
         part = ids[kept : kept + size]
-        stay = stops.halt(part)
+        piece, stay = stops.feed(part)
         kept += len(part) if stay is None else stay
-        pieces.append(stops.feed(part[:stay]))
+        pieces.append(piece)
         if stay is not None:
             break
     pieces.append(stops.end())
@@ -86,8 +86,9 @@ def test_what_may_begin_a_stop_string_is_held_back_and_no_more() -> None:
     stops = StopStrings(Detokenizer(words), ["<|end|>"])
     given = []
     for token in range(len(words)):
-        assert stops.halt([token]) is None
-        given.append(stops.feed([token]))
+        piece, stay = stops.feed([token])
+        assert stay is None
+        given.append(piece)
     assert given == ["a", "b", "", "", "<|x", "", "", "", "", ""]
     assert stops.end() == "<|end"
 
@@ -95,12 +96,12 @@ def test_what_may_begin_a_stop_string_is_held_back_and_no_more() -> None:
 def test_a_stop_string_of_byte_tokens_is_seen_at_once() -> None:
     words = (b"a", b"\n", b"\xe2", b"\x82", b"\xac", b"b")
     stops = StopStrings(Detokenizer(words, fallback=[1, 2, 3, 4]), ["\n"])
-    assert stops.halt([0, 1, 2, 3]) == 2
-    assert stops.feed([0, 1]) + stops.end() == "a"
+    assert stops.feed([0, 1, 2, 3]) == ("a", 2)
+    assert stops.end() == ""
     stops = StopStrings(Detokenizer(words, fallback=[1, 2, 3, 4]), ["€"])
-    assert stops.halt([0, 2, 3]) is None
-    assert stops.halt([4, 5]) == 1
-    assert stops.feed([4]) + stops.end() == "a"
+    assert stops.feed([0, 2, 3]) == ("a", None)
+    assert stops.feed([4, 5]) == ("", 1)
+    assert stops.end() == ""
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 3}])
@@ -124,7 +125,7 @@ def test_the_end_by_a_stop_string_is_the_same_at_every_place_of_a_round(target: 
         text = model.text_after(model.encode(PROMPT))
         before = text.feed(result.token_ids[:-1]) + text.ending()
         assert stop not in before, "it ends with the first token that completes the string"
-        last = stream._rounds[-1]
+        last = stream.rounds[-1]
         if last.counts.accepted == len(
             last.emitted
         ):  # it ends inside the draft, and what comes after it counts for nothing
@@ -141,7 +142,7 @@ def test_what_follows_a_stop_string_is_neither_kept_nor_counted(
     model: OmniDraft, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    pair = model.engine.pair
+    pair = model.engine.attached
     assert pair is not None
     observe = pair.cache.observe
 
@@ -166,7 +167,7 @@ def test_a_text_that_ends_anywhere_in_a_round_is_the_beginning_of_the_whole(
     target: Path, sampling: dict[str, Any], ending: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = omnidraft.load(target, target, dtype="float32", profile=None, draft_length=4)
-    pair = model.engine.pair
+    pair = model.engine.attached
     assert pair is not None
     prompt = model.encode(PROMPT)
     whole = model.generate(prompt, max_new_tokens=30, **sampling).token_ids
@@ -188,7 +189,7 @@ def test_a_text_that_ends_anywhere_in_a_round_is_the_beginning_of_the_whole(
         seen.clear()
         stream = model.stream(prompt, max_new_tokens=30 if ending == "eos" else count, **sampling)
         list(stream)
-        last = stream._rounds[-1]
+        last = stream.rounds[-1]
         if sampling:  # an end of text is drafted in another way, and draws go on from there
             assert len(stream.result.token_ids) <= 30
         else:
@@ -459,7 +460,7 @@ def test_a_logits_processor_may_write_into_its_scores(model: OmniDraft, sampling
     for processor in (aside, in_place):
         stream = model.stream(PROMPT, max_new_tokens=8, logits_processor=[processor], **sampling)
         list(stream)
-        found.append([(record.emitted, [law.tokens.tolist() for law in record.teacher]) for record in stream._rounds])
+        found.append([(record.emitted, [law.tokens.tolist() for law in record.teacher]) for record in stream.rounds])
     assert found[0] == found[1]
     assert any(token in ids for _, laws in found[1] for ids in laws for token in banned), "and not in what is learned"
 
@@ -480,8 +481,8 @@ def test_a_stream_lets_go_of_its_state(model: OmniDraft, ending: str) -> None:
     stream = None
     gc.collect()
     assert model.target.lm.length == 0
-    assert model.engine.pair is not None
-    assert model.engine.pair.drafter.model.length == 0
+    assert model.engine.attached is not None
+    assert model.engine.attached.drafter.model.length == 0
 
 
 def test_a_stream_that_was_overtaken_leaves_the_later_one_alone(model: OmniDraft) -> None:
@@ -522,40 +523,38 @@ def test_a_stream_is_closed_by_another_thread(model: OmniDraft) -> None:
     assert model.target.lm.length == 0
 
 
-def test_a_closed_stream_waits_for_no_later_text(model: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_stream_waits_for_no_later_text(model: OmniDraft) -> None:
     read, later = threading.Event(), threading.Event()
-    pieces: list[str] = []
     alive: list[bool] = []
-    stream = model.stream(PROMPT, max_new_tokens=400)
-    reader = threading.Thread(target=lambda: pieces.extend(stream))
-    feed = Detokenizer.feed
 
-    def between_rounds(self: Detokenizer, ids: Any) -> str:
-        if threading.current_thread() is reader:
-            read.set()
-            assert later.wait(60)
-        return feed(self, ids)
+    def in_a_round(_: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        read.set()
+        assert later.wait(60)
+        return scores
 
     def holding(_: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        later.set()
         reader.join(10)
         alive.append(reader.is_alive())
         return scores
 
-    monkeypatch.setattr(Detokenizer, "feed", between_rounds)
+    stream = model.stream(PROMPT, max_new_tokens=400, logits_processor=[in_a_round])
+    pieces: list[str] = []
+    reader = threading.Thread(target=lambda: pieces.extend(stream))
     reader.start()
     assert read.wait(60)
     stream.close()
     assert list(stream) == [], "and it is no error to read it, while another thread is at it"
+    later.set()
     model.generate("the world", max_new_tokens=1, logits_processor=[holding])
     assert alive == [False]
+    assert len(pieces) <= 1
 
 
 def test_a_stream_that_is_closed_before_its_turn_ends_quietly(model: OmniDraft) -> None:
     stream = model.stream(PROMPT, max_new_tokens=40)
     found: list[list[str]] = []
     reader = threading.Thread(target=lambda: found.append(list(stream)))
-    with model._turn:
+    with model._slot.lock:
         reader.start()
         while not stream._busy.locked():
             pass

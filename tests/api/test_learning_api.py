@@ -407,15 +407,15 @@ def test_an_adapter_without_its_library_is_a_line(
 def test_modes_that_have_no_ngrams_keep_those_of_the_profile(target: Path, drafter: Path, home: Path) -> None:
     with omnidraft.load(target, drafter, adapt="inline", **FAST) as model:
         answers(model, 4, temperature=1.0)
-    assert model.engine.pair is not None
-    kept = model.engine.pair.cache.state()
+    assert model.engine.attached is not None
+    kept = model.engine.attached.cache.state()
     with omnidraft.load(target, drafter, adapt="inline", mode="intersection", **FAST, warn=pytest.fail) as other:
-        assert other.engine.pair is not None
-        assert other.engine.pair.cache.size == 0
+        assert other.engine.attached is not None
+        assert other.engine.attached.cache.size == 0
         answers(other, 4)
     with omnidraft.load(target, drafter, warn=pytest.fail) as again:
-        assert again.engine.pair is not None
-        state = again.engine.pair.cache.state()
+        assert again.engine.attached is not None
+        state = again.engine.attached.cache.state()
     assert again.learned["answers"] == 8
     assert all((state[name] == kept[name]).all() for name in kept)
     assert len(saved(home)) == 1
@@ -437,7 +437,7 @@ def test_no_file_holds_what_was_said(
         for prompt in ("my secret été is 日本 10", *PROMPTS * 2):
             answer = model.generate(prompt, max_new_tokens=24, temperature=1.0)
             texts += [prompt, answer.text, answer.text[:12]]
-            rows += [[*model.encode(prompt), *answer.token_ids], list(side.adaptation.pair.drafter.text)]
+            rows += [[*model.encode(prompt), *answer.token_ids], list(side.adaptation.attached.drafter.text)]
         model.save()
     files = tree(home)
     assert any(b"ngrams.hits" in content for content in files.values())

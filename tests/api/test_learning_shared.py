@@ -42,8 +42,8 @@ def test_two_targets_share_one_drafter_in_memory(
     a = omnidraft.load(target, drafter, adapt="inline", drafter_step=step, **FAST, warn=pytest.fail)
     b = omnidraft.load(other_target, a, adapt="inline", **FAST, warn=pytest.fail)
     assert b.drafter is a.drafter
-    assert side_of(b).serving is side_of(a).serving
-    source = side_of(a).serving.source.model
+    assert side_of(b).adaptation.shared is side_of(a).adaptation.shared
+    source = side_of(a).adaptation.shared.source.model
     base = {name: (weight.data_ptr(), weight.clone()) for name, weight in source.named_parameters()}
     pristine = drafts(b)
     answers(a, 4)

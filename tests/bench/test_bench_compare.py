@@ -29,7 +29,7 @@ def spoil(patch: pytest.MonkeyPatch) -> None:
 
     def changed(self: Engine, *rest: Any) -> Iterator[Round]:
         for record in rounds(self, *rest):
-            last = record.finish is not None and self.pair is not None
+            last = record.finish is not None and self.attached is not None
             yield replace(record, emitted=(*record.emitted[:-1], record.emitted[-1] ^ 1)) if last else record
 
     patch.setattr(Engine, "rounds", changed)

@@ -42,7 +42,7 @@ def test_a_model_that_keeps_its_prompt_says_the_same(model: OmniDraft) -> None:
 
     def text(lm: object, ids: list[int], seed: int) -> list[int]:
         draw = GeneratorSampler(torch.Generator().manual_seed(seed))
-        engine = Engine(lm, eos, model.engine.pair, model.engine.drafting)  # type: ignore[arg-type]
+        engine = Engine(lm, eos, model.engine.attached, model.engine.drafting)  # type: ignore[arg-type]
         return [token for record in engine.rounds(ids, 20, SAMPLED, draw) for token in record.emitted]
 
     order = [(prompt, 0), (prompt, 1), (other, 2), (prompt, 3), (other[:2], 4), (prompt, 5), (prompt, 6)]
@@ -149,8 +149,8 @@ def test_the_distance_that_is_stated_is_found() -> None:
 
 
 def test_the_fault_is_a_permutation_of_what_is_recorded(model: OmniDraft) -> None:
-    assert model.engine.pair is not None
-    drafter: Drafter = model.engine.pair.drafter
+    assert model.engine.attached is not None
+    drafter: Drafter = model.engine.attached.drafter
     drafter.start([5, 6])
     tokens, vectors = drafter.draft(1, 1.0, lambda _: 9, lambda _: False)
     exactness.permute(drafter)

@@ -108,12 +108,12 @@ def test_a_method_that_fails_late_is_dropped_for_good() -> None:
 def test_an_ngram_cache_lives_for_a_repeat(target: Path, drafter: Path) -> None:
     model = load(target, drafter, dtype="float32")
     ours = Ours("exact", model, Drafting(draft_length=4, ngram_seed="empty"), Sampling())
-    caches = [model.engine.pair and model.engine.pair.cache]
+    caches = [model.engine.attached and model.engine.attached.cache]
     for repeat in range(2):
         ours.begin(repeat)
-        before = ours._engine.pair
+        before = ours._engine.attached
         ours.run(model.encode("hello world"), COUNT)
-        assert ours._engine.pair is before
+        assert ours._engine.attached is before
         caches.append(before and before.cache)
     assert len({id(cache) for cache in caches}) == 3
 

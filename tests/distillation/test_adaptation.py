@@ -14,8 +14,9 @@ import torch
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.trie import Probs
 from omnidraft.config import Learning, Sampling
-from omnidraft.decoding.drafter import Drafter, SharedDrafter
+from omnidraft.decoding.drafter import Drafter
 from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.distillation.adaptation import Adaptation
 from omnidraft.distillation.background import BackgroundTrainer
 from omnidraft.distillation.inline import InlineTrainer
@@ -46,7 +47,7 @@ class Changing:
 
     def after_round(self) -> None:
         self._count += 1
-        self._drafter.swap(TableModel(self._world.drafter_vocab.size, ("swapped", self._count)))
+        self._drafter.load_model(TableModel(self._world.drafter_vocab.size, ("swapped", self._count)))
 
 
 class Stale(Drafter):
@@ -67,9 +68,9 @@ def law_with_swaps(world: World, drafter: type[Drafter], count: int, **drafting:
 
     def run(draw: Sampler) -> tuple[int, ...]:
         own = world.engine(NgramCache(world.table, seed="vocabulary"), **drafting)
-        assert own.pair is not None
-        own.pair = replace(own.pair, drafter=drafter(TableModel(world.drafter_vocab.size, ("swapped", 0))))
-        changing = Changing(world, own.pair.drafter)
+        assert own.attached is not None
+        own.attached = replace(own.attached, drafter=drafter(TableModel(world.drafter_vocab.size, ("swapped", 0))))
+        changing = Changing(world, own.attached.drafter)
         said: list[int] = []
         for record in own.rounds([PROMPT], count, Sampling(temperature=1.0), draw):
             said += record.emitted
@@ -154,9 +155,9 @@ def said(adaptation: Adaptation, engine_: Engine, prompt: list[int], count: int,
 @pytest.mark.parametrize("mode", ["exact", "intersection", "paper"])
 def test_greedy_text_is_that_of_transformers_while_weights_change_on_every_round(kind: str, mode: str) -> None:
     engine_, serving, target = setting(kind, mode=mode)
-    assert engine_.pair is not None
+    assert engine_.attached is not None
     learner = Perturbing(serving.source, [])
-    adaptation = Adaptation(engine_.pair, serving, learner)
+    adaptation = Adaptation(engine_.attached, serving, learner)
     for prompt in prompts():
         records = said(adaptation, engine_, prompt, 24)
         assert tokens(records) == generate(target, prompt, 24, SMALL[0].vocab.eos)
@@ -168,9 +169,9 @@ def test_greedy_text_is_that_of_transformers_while_weights_change_on_every_round
 def test_after_a_swap_drafts_are_those_of_the_new_weights_on_the_whole_text(kind: str) -> None:
     """The drafter's keys and values of before are not used again."""
     engine_, serving, _ = setting(kind)
-    assert engine_.pair is not None
-    adaptation = Adaptation(engine_.pair, serving, Perturbing(serving.source, []))
-    drafter = engine_.pair.drafter
+    assert engine_.attached is not None
+    adaptation = Adaptation(engine_.attached, serving, Perturbing(serving.source, []))
+    drafter = engine_.attached.drafter
     seen: list[bool] = []
     original = drafter.draft
 
@@ -193,9 +194,9 @@ def test_after_a_swap_drafts_are_those_of_the_new_weights_on_the_whole_text(kind
 def inline(
     engine_: Engine, serving: SharedDrafter, learning: Learning = LEARNING, settings: TrainerSettings = DEFAULTS
 ) -> Adaptation:
-    assert engine_.pair is not None
-    trainer = Trainer(serving.source.model, learning, shared_tokens(engine_.pair.cache.table), settings=settings)
-    return Adaptation(engine_.pair, serving, InlineTrainer(trainer))
+    assert engine_.attached is not None
+    trainer = Trainer(serving.source.model, learning, shared_tokens(engine_.attached.cache.table), settings=settings)
+    return Adaptation(engine_.attached, serving, InlineTrainer(trainer))
 
 
 @pytest.mark.parametrize("loss", ["forward+tv", "hybrid"])
@@ -222,15 +223,15 @@ def test_the_loss_falls_acceptance_rises_and_the_target_stays(adapter: str, loss
 
 def test_a_sampled_text_teaches_the_laws_of_the_target_alone() -> None:
     engine_, serving, target = setting()
-    assert engine_.pair is not None
+    assert engine_.attached is not None
     answers: list[Trace] = []
-    adaptation = Adaptation(engine_.pair, serving, Perturbing(serving.source, answers))
+    adaptation = Adaptation(engine_.attached, serving, Perturbing(serving.source, answers))
     prompt = prompts()[1]
     records = said(adaptation, engine_, prompt, 16, temperature=0.7, top_k=3)
     answer = answers[0]
     assert answer.tokens == tuple(tokens(records))
     assert [len(answer.distributions), len(answer.written)] == [16, 16]
-    assert answer.prompt == tuple(engine_.pair.translator.prompt(prompt))
+    assert answer.prompt == tuple(engine_.attached.translator.prompt(prompt))
     target.crop(0)
     laws = torch.softmax(target.forward([*prompt, *answer.tokens[:-1]], 16), -1).numpy()
     for row, law in zip(laws, answer.distributions, strict=True):
@@ -240,10 +241,10 @@ def test_a_sampled_text_teaches_the_laws_of_the_target_alone() -> None:
 
 def test_a_long_text_teaches_what_the_drafter_can_hold() -> None:
     engine_, serving, _ = setting()
-    assert engine_.pair is not None
-    room = engine_.pair.drafter.model.context
+    assert engine_.attached is not None
+    room = engine_.attached.drafter.model.context
     answers: list[Trace] = []
-    adaptation = Adaptation(engine_.pair, serving, Perturbing(serving.source, answers))
+    adaptation = Adaptation(engine_.attached, serving, Perturbing(serving.source, answers))
     prompt = prompts()[0] * 40
     said(adaptation, engine_, prompt[:400], 60)
     for answer in answers:
@@ -254,9 +255,9 @@ def test_a_long_text_teaches_what_the_drafter_can_hold() -> None:
 
 def test_a_text_left_half_way_teaches_nothing() -> None:
     engine_, serving, _ = setting()
-    assert engine_.pair is not None
+    assert engine_.attached is not None
     learner = Perturbing(serving.source, [])
-    adaptation = Adaptation(engine_.pair, serving, learner)
+    adaptation = Adaptation(engine_.attached, serving, learner)
     rounds = adaptation.following(engine_.rounds(prompts()[0], 16, Sampling(), GeneratorSampler(torch.Generator())))
     assert isinstance(rounds, Iterator)
     next(rounds)
@@ -270,9 +271,9 @@ def test_a_text_left_half_way_teaches_nothing() -> None:
 def test_one_drafter_serves_two_targets_and_comes_back() -> None:
     engine_, serving, _ = setting()
     other, _, _ = setting()
-    assert engine_.pair is not None
-    assert other.pair is not None
-    other.pair = replace(other.pair, drafter=Drafter(serving.model))
+    assert engine_.attached is not None
+    assert other.attached is not None
+    other.attached = replace(other.attached, drafter=Drafter(serving.model))
     one, two = inline(engine_, serving), inline(other, serving)
     prompt = prompts()[0]
     for _ in range(6):
@@ -281,7 +282,7 @@ def test_one_drafter_serves_two_targets_and_comes_back() -> None:
     assert serving.held_by(one)
 
     def drafts() -> list[tuple[int, ...]]:
-        frozen = Adaptation(engine_.pair, serving, None, one.state)  # type: ignore[arg-type]
+        frozen = Adaptation(engine_.attached, serving, None, one.state)  # type: ignore[arg-type]
         return [record.draft for record in said(frozen, engine_, prompt, 24)]
 
     learned = drafts()
@@ -298,9 +299,11 @@ def test_one_drafter_serves_two_targets_and_comes_back() -> None:
 @pytest.mark.slow
 def test_in_the_background_the_text_stays_and_the_drafter_learns() -> None:
     engine_, serving, target = setting()
-    assert engine_.pair is not None
-    learner = BackgroundTrainer(serving.source.model, replace(LEARNING, learning_rate=1e-2), engine_.pair.cache.table)
-    adaptation = Adaptation(engine_.pair, serving, learner)
+    assert engine_.attached is not None
+    learner = BackgroundTrainer(
+        serving.source.model, replace(LEARNING, learning_rate=1e-2), engine_.attached.cache.table
+    )
+    adaptation = Adaptation(engine_.attached, serving, learner)
     prompt = prompts()[0]
     wanted = generate(target, prompt, 32, SMALL[0].vocab.eos)
     accepted, waited = [], list[int]()
@@ -324,10 +327,10 @@ def test_the_background_learns_what_inline_learns() -> None:
     states = []
     for background in (True, False):
         engine_, serving, _ = setting()
-        assert engine_.pair is not None
+        assert engine_.attached is not None
         if background:
-            learner = BackgroundTrainer(serving.source.model, LEARNING, engine_.pair.cache.table)
-            adaptation = Adaptation(engine_.pair, serving, learner)
+            learner = BackgroundTrainer(serving.source.model, LEARNING, engine_.attached.cache.table)
+            adaptation = Adaptation(engine_.attached, serving, learner)
         else:
             adaptation = inline(engine_, serving)
         for prompt in prompts()[:2] * 2:
@@ -344,10 +347,10 @@ def test_the_background_learns_what_inline_learns() -> None:
 @pytest.mark.slow
 def test_a_dead_trainer_ends_no_reply() -> None:
     engine_, serving, target = setting()
-    assert engine_.pair is not None
-    learner = BackgroundTrainer(serving.source.model, LEARNING, engine_.pair.cache.table)
+    assert engine_.attached is not None
+    learner = BackgroundTrainer(serving.source.model, LEARNING, engine_.attached.cache.table)
     said_: list[str] = []
-    adaptation = Adaptation(engine_.pair, serving, learner, warn=said_.append)
+    adaptation = Adaptation(engine_.attached, serving, learner, warn=said_.append)
     learner._process.kill()
     learner._process.wait()
     prompt = prompts()[0]

@@ -132,7 +132,7 @@ def head_trainer_of(**options: object) -> HeadTrainer:
 
 def chances(trainer: HeadTrainer, hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     head = Head(8)
-    head.take({name.removeprefix("acceptance_head."): p for name, p in trainer.state().items()})
+    head.load_weights({name.removeprefix("acceptance_head."): p for name, p in trainer.state().items()})
     return torch.tensor([[head.chance(row, h, t) for t in (0.0, 1.0)] for row, h in zip(logits, hidden, strict=True)])
 
 

@@ -65,7 +65,7 @@ def test_the_head_at_work_says_what_the_trained_one_does() -> None:
     net, head = HeadNetwork(8), Head(8)
     weights = learned(8)
     net.load_state_dict(weights)
-    head.take(weights)
+    head.load_weights(weights)
     found = set()
     for seed in range(20):
         logits, hidden = some_logits(seed)[0].float() * 2, torch.randn(8) * 10
@@ -77,19 +77,19 @@ def test_the_head_at_work_says_what_the_trained_one_does() -> None:
         assert head.chance(logits, hidden, 1.5) == pytest.approx(float(torch.sigmoid(log_odds[1])), abs=1e-4)
     assert len(found) > 20
     assert head.chance(torch.zeros(3), None, 1.0) == bound(spread(torch.zeros(3), 1.0)[0]), "nothing to read"
-    head.take({})
+    head.load_weights({})
     assert not head.trained
 
 
 def test_a_head_of_another_drafter_is_refused() -> None:
     for weights in (learned(9), {"inner.weight": torch.zeros(WIDTH, 8 + EXTRA)}, {"other": torch.zeros(3)}):
         with pytest.raises(ModelError, match="use another profile"):
-            Head(8).take(weights)
+            Head(8).load_weights(weights)
 
 
 def test_a_draft_ends_where_its_chance_as_a_whole_is_low() -> None:
     head = Head(8)
-    head.take(learned(8))
+    head.load_weights(learned(8))
     policy = HeadThreshold(0.3, head)
     for seed in range(30):
         assert policy.begin(None)
@@ -176,7 +176,7 @@ def test_where_no_head_is_trained_an_earlier_one_is_kept(target: Path, drafter: 
         answers(model, 5)
         assert model.learned["updates"] > 0
     again = side_of(omnidraft.load(target, drafter, dtype="float32")).adaptation
-    assert again.pair.head.trained
+    assert again.attached.head.trained
     heads = [name for name in before if name.startswith("acceptance_head.")]
     assert heads
     assert all(torch.equal(again.state[name], before[name]) for name in heads)
@@ -191,7 +191,7 @@ def test_the_head_survives_save_and_load(
 ) -> None:
     options = {"dtype": "float32", **FAST}
     with omnidraft.load(target, drafter, adapt=adapt, **options) as model:
-        head = side_of(model).adaptation.pair.head
+        head = side_of(model).adaptation.attached.head
         assert head.chance(torch.zeros(3), None, 1.0) == bound(spread(torch.zeros(3), 1.0)[0])
         answers(model, 5)
         side_of(model).adaptation.flush()
@@ -200,7 +200,7 @@ def test_the_head_survives_save_and_load(
         said = head.chance(logits, hidden, 1.0)
     assert len(saved(home)) == 1
     later = omnidraft.load(target, drafter, dtype="float32")
-    again = side_of(later).adaptation.pair.head
+    again = side_of(later).adaptation.attached.head
     assert again.trained
     assert again.chance(logits, hidden, 1.0) == said
     assert later.generate(PROMPTS[0], max_new_tokens=8).token_ids == alone(model, PROMPTS[0], 8)
@@ -211,6 +211,6 @@ def test_a_head_alone_does_not_have_the_text_read_again(target: Path, drafter: P
     answers(model, 1)
     swaps = side_of(model).adaptation.swaps
     answers(model, 5)
-    assert side_of(model).adaptation.pair.head.trained
+    assert side_of(model).adaptation.attached.head.trained
     assert side_of(model).adaptation.swaps <= swaps + 1
     model.close()

@@ -686,7 +686,7 @@ def test_nothing_is_tried_before_the_first_trial(monkeypatch: pytest.MonkeyPatch
     clock = Clock(Goodput(LONGEST, head), 1, monkeypatch)
     for _ in range(4):
         clock.text(SCENES["an easy text"], 1)
-        head.take({})
+        head.load_weights({})
     assert not any(clock.drafted)
     clock.after(SCENES["an easy text"], 1, rounds=ENOUGH + 1 + FIRST_TRIAL[0])
     trial = clock.drafted[-FIRST_TRIAL[0] :]
@@ -772,7 +772,7 @@ def test_a_drafter_that_has_learned_is_tried_at_once(monkeypatch: pytest.MonkeyP
     clock.text(SCENES["a hopeless drafter"], 40)
     assert not any(clock.drafted[-40:])
     assert clock.policy.trials._spent > SHARE / 2 * clock.policy.trials._all
-    head.take({})
+    head.load_weights({})
     clock.text(SCENES["an easy text"], 40)
     assert any(clock.drafted[-40:])
 
@@ -781,7 +781,7 @@ def test_what_a_drafter_learns_brings_no_more_trials_than_a_share_of_the_time(mo
     head = Head()
     clock = Clock(Goodput(LONGEST, head), 1, monkeypatch)
     for _ in range(300):
-        head.take({})
+        head.load_weights({})
         clock.text(SCENES["a hopeless drafter"], 40)
     assert SHARE < clock.policy.trials._spent / clock.policy.trials._all < 1.1 * LEARNED_SHARE
 
@@ -798,7 +798,7 @@ def test_trials_of_what_was_learned_cost_little_where_long_drafts_pay(
         clock.tokens = clock.seconds = 0.0
         for _ in range(60):
             if learns:
-                head.take({})
+                head.load_weights({})
             clock.text(scene, rounds)
         rates.append(clock.rate)
     assert rates[1] > 0.96 * rates[0]

@@ -283,8 +283,8 @@ class Once(Entropy):
 
 def test_a_draft_of_which_a_stop_string_keeps_nothing_was_a_draft() -> None:
     engine = with_policy(make_world("nested", 0), Once(0.5), "all", 0)
-    rounds = engine.rounds([PROMPT], 5, SAMPLED, lambda weights: int(weights.argmax()), halt=lambda _: 0)
-    record = next(rounds)
+    request = engine.begin([PROMPT], 5, SAMPLED, lambda weights: int(weights.argmax()))
+    record = engine.commit(request, engine.verify(request), kept=0)
     assert record.counts.draft_passes > 0
     assert (record.draft, record.emitted, record.no_draft_reason) == ((), (), None)
 
@@ -292,14 +292,16 @@ def test_a_draft_of_which_a_stop_string_keeps_nothing_was_a_draft() -> None:
 def test_near_the_end_of_the_context_drafts_become_shorter() -> None:
     world = make_world("long", 0)
     engine = with_policy(world, Fixed(), "all", 0)
-    widest = engine._longest
+    assert engine.attached is not None
+    widest = engine.attached.longest
     assert widest > 1
     lengths = []
     for left in range(LONGEST * widest + 2, 0, -1):
         world.target.context = 1 + left
-        record = next(engine.rounds([PROMPT], 100, SAMPLED, lambda weights: int(weights.argmax())))
-        lengths.append(engine._draft_length([PROMPT], 101))
-        assert len(record.draft) <= lengths[-1]
+        records = [
+            record for _, record in enumerate_draws(lambda draw: next(engine.rounds([PROMPT], 100, SAMPLED, draw)))
+        ]
+        lengths.append(max(len(record.draft) for record in records))
     assert lengths == sorted(lengths, reverse=True)
     assert set(lengths) == {0, 1, 2, 3}, "step by step, not all or nothing"
 
@@ -345,6 +347,6 @@ def test_accepted_draft_tokens_are_those_whose_bytes_were_accepted(shape: str, m
 @pytest.mark.parametrize("policy", ["fixed", "confidence", "entropy"])
 def test_a_seed_gives_the_same_text_again(target: Path, drafter: Path, policy: str) -> None:
     model = omnidraft.load(target, drafter, dtype="float32", profile=None, draft_length=policy, ngram_bound=10**6)
-    model.engine.pair.cache.frozen = True  # type: ignore[union-attr]  # what is active decides draws, too
+    model.engine.attached.cache.frozen = True  # type: ignore[union-attr]  # what is active decides draws, too
     said = [model.generate(PROMPTS[0], max_new_tokens=24, temperature=1.0, seed=3).token_ids for _ in range(2)]
     assert said[0] == said[1]

@@ -11,7 +11,7 @@ import pytest
 
 from omnidraft.alignment.trie import ROOT, SpellingTable
 from omnidraft.config import Sampling
-from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.scheme import WalkDraft
 from omnidraft.verification.exact import Outcome
 from omnidraft.verification.walk import DEAD, STOP, Symbol, Walk
 from support.enumeration import EXACT, Case
@@ -116,18 +116,18 @@ WAYS: dict[str, tuple[dict[str, object], Sampling]] = {
 @pytest.mark.parametrize("way", WAYS)
 def test_every_event_occurs(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     drafting, sampling = WAYS[way]
-    verify, counts = Engine._verify, Counter[str]()
+    verify, counts = WalkDraft.verify, Counter[str]()
 
-    def watched(engine: Engine, draft: Any, *arguments: Any) -> Outcome:
-        outcome = verify(engine, draft, *arguments)
+    def watched(draft: WalkDraft, *arguments: Any, **how: Any) -> Outcome:
+        outcome = verify(draft, *arguments, **how)
         walk, refused = draft.walk, outcome.refused
         assert (refused is None) == (outcome.symbols_accepted == len(walk.symbols))
         assert refused is None or walk.symbols[outcome.symbols_accepted] == refused
-        counts.update(of_symbols(walk, draft.tokens, outcome.symbols_accepted))
+        counts.update(of_symbols(walk, list(draft.tokens), outcome.symbols_accepted))
         counts.update(of_outcome(walk, outcome, refused))
         return outcome
 
-    monkeypatch.setattr(Engine, "_verify", watched)
+    monkeypatch.setattr(WalkDraft, "verify", watched)
     for shape in ("full", "nested", "inner", "long nested"):
         for seed in range(2 if way != "greedy" else 12):
             case = Case(shape, seed, count=1, drafting={"draft_length": 3, **drafting}, sampling=sampling)

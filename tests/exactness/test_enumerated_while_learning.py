@@ -88,8 +88,8 @@ def test_after_many_rounds_all_is_as_after_a_fresh_start(shape: str, way: str) -
     world, other = make_world(shape, 2), make_world(shape, 2)
     cache = NgramCache(world.table, seed="empty", bound=2, eviction="lru")
     engine, generator = world.engine(cache, **drafting), torch.Generator()
-    assert engine.pair is not None
-    drafter, translator = engine.pair.drafter, engine.pair.translator
+    assert engine.attached is not None
+    drafter, translator = engine.attached.drafter, engine.attached.translator
     rounds = 0
     while rounds < 25:  # the same engine again and again; an end of text comes soon in some worlds
         ids, end = [PROMPT], 1 + 14
@@ -110,7 +110,9 @@ def test_after_many_rounds_all_is_as_after_a_fresh_start(shape: str, way: str) -
             assert world.target.ids == tuple(ids[: world.target.length])
             if finish != "length" and way != "paper":  # the last token rides in the next round, if there is one
                 assert world.target.length == len(ids) - 1
-            added, kept = translator.after(drafter.text, drafter.begun, engine._unread)  # with the next draft
+            added, kept = translator.after(
+                drafter.text, drafter.begun, engine.attached.untranslated
+            )  # with the next draft
             assert [*drafter.text[:kept], *added] == translator.prompt(ids)
             assert tuple(drafter._cached) == world.drafter.ids
             assert drafter._cached[: drafter._agreed] == drafter._text[: drafter._agreed]
@@ -124,8 +126,8 @@ def test_the_recorded_vectors_are_those_of_the_text(shape: str, room: int, monke
     world = make_world(shape, 3)
     world.drafter.context = room
     engine = world.engine(draft_length=3)
-    assert engine.pair is not None
-    translator, ids = engine.pair.translator, [PROMPT]
+    assert engine.attached is not None
+    translator, ids = engine.attached.translator, [PROMPT]
     draft, checked = Drafter.draft, set()
 
     def watched(drafter: Drafter, *arguments: Any) -> tuple[list[int], list[Probs]]:

@@ -40,8 +40,8 @@ def run(engine_: Engine, prompt: list[int], count: int, seed: int = 0, **samplin
 def scripted(target: Language, drafter: Language, prompt: list[int], text: list[int], wrong: int) -> Scripted:
     """A drafter that knows what the target will say, but for every `wrong`-th token."""
     engine_ = engine(Constant(target.vocab.size, 0), target, Constant(drafter.vocab.size, 0), drafter)
-    assert engine_.pair is not None
-    translator = engine_.pair.translator
+    assert engine_.attached is not None
+    translator = engine_.attached.translator
     return Scripted(drafter.vocab.size, translator.prompt(prompt) + translator.tokens(text), wrong)
 
 

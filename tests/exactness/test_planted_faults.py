@@ -19,7 +19,7 @@ import pytest
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.trie import ROOT, Probs
 from omnidraft.decoding.drafter import Drafter
-from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.scheme import WalkScheme
 from omnidraft.verification import exact as verify
 from omnidraft.verification import residual
 from omnidraft.verification.walk import Walk
@@ -107,9 +107,9 @@ def trimmed(_: object, walk: Walk) -> None:
     walk.open = False
 
 
-def with_the_end_in_sight(true: Callable[..., Any], engine: Engine, *arguments: Any) -> Any:
+def with_the_end_in_sight(true: Callable[..., Any], scheme: WalkScheme, *arguments: Any) -> Any:
     """Reads the whole draft as the longest target tokens it holds, going back to where one ended."""
-    draft = true(engine, *arguments)
+    draft = true(scheme, *arguments)
     cache = draft.walk.cache
     cuts, start = set(), 0
     while start < len(draft.tokens):
@@ -122,15 +122,14 @@ def with_the_end_in_sight(true: Callable[..., Any], engine: Engine, *arguments: 
                 end = position + 1
         start = end
         cuts.add(start)
-    walk = Walk(cache, engine.eos)
+    walk = Walk(cache, draft.walk.eos)
     for position, token in enumerate(draft.tokens):
         if walk.node != ROOT and position in cuts and cache.child(walk.node, token) >= 0:
             walk._stop(position)
         if walk.open:
             walk.push(token)
     walk.finish()
-    draft.walk, draft.proposals, draft.ended = walk, walk.tokens, walk.ended
-    return draft
+    return replace(draft, walk=walk, proposals=walk.tokens, ended=walk.ended)
 
 
 # ---------------------------------------------------------------- the list
@@ -230,7 +229,9 @@ FAULTS = {
         (Rewrite(Walk.push, "self._add(Symbol(ROOT, DEAD, -1, len(self.tokens), position, after))", "pass"),), ("full",)
     ),
     "trailing partial n-gram trimmed": Fault((Replace(Walk.finish, trimmed),)),
-    "longest match over the whole draft": Fault((Replace(Engine._propose, with_the_end_in_sight),), ("full", "inner")),
+    "longest match over the whole draft": Fault(
+        (Replace(WalkScheme.propose, with_the_end_in_sight),), ("full", "inner")
+    ),
     "root distribution after STOP not restricted": Fault(
         (Rewrite(residual._drafter_root, "if after < 0:", "if after < 99:"),)
     ),

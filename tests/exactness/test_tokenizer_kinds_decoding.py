@@ -134,7 +134,7 @@ def said(name: str) -> tuple[Scripted, list[int], list[int]]:
 def knowing(name: str, text: list[int], wrong: int = 0) -> Scripted:
     """A drafter that knows what the target will say, but for every `wrong`-th token."""
     other = drafter_of(name)
-    pair = engine(Few(name), spoken(name), Few(other), spoken(other)).pair
+    pair = engine(Few(name), spoken(name), Few(other), spoken(other)).attached
     assert pair is not None
     prompt = said(name)[1]
     script = pair.translator.prompt(prompt) + pair.translator.tokens(text)
@@ -198,5 +198,5 @@ def test_a_stop_string_at_every_place_of_a_text(name: str) -> None:
         assert "".join(pieces) == stream.result.text == whole.text[: whole.text.find(stop)]
         assert stream.result.finish_reason == "stop"
         assert list(stream.result.token_ids) == text[: len(stream.result.token_ids)]
-        inside += stream._rounds[-1].counts.accepted == len(stream._rounds[-1].emitted)
+        inside += stream.rounds[-1].counts.accepted == len(stream.rounds[-1].emitted)
     assert inside > 3

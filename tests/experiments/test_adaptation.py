@@ -115,11 +115,11 @@ def test_an_examination_teaches_nothing(model: OmniDraft) -> None:
     one = study(model)
     pupil = Pupil(model, one.serving, Drafting(draft_length=3, ngram_seed="empty"), LEARNING)
     taught(pupil, one.recorded("stream"))
-    before, active = pupil.adaptation.state, pupil.pair.cache.active.copy()
+    before, active = pupil.adaptation.state, pupil.attached.cache.active.copy()
     first, second = (pupil.examine(one.recorded("tests")) for _ in range(2))
     assert (first.accepted, first.proposed) == (second.accepted, second.proposed)
     assert pupil.adaptation.state is before
-    assert (pupil.pair.cache.active == active).all()
+    assert (pupil.attached.cache.active == active).all()
 
 
 def test_what_is_recorded_holds_the_laws_of_the_teacher(model: OmniDraft) -> None:

@@ -54,7 +54,7 @@ def test_the_drafter_is_right_as_often_as_it_is_told(models: Models, sampling: S
 
 
 def test_what_is_drafted_follows_a_text_that_leaves_the_script(models: Models) -> None:
-    translator, ids = models.pair.translator, models.ids
+    translator, ids = models.attached.translator, models.ids
     course = Course(translator, ids, length=20, written=30)
     course.go_on((), 4)
     assert course.at(29) is None

@@ -333,8 +333,8 @@ def test_the_plan_reckons_with_what_is_left(evaluation: Evaluation) -> None:
 def test_the_cache_study_bounds_what_saw_the_same_answers(evaluation: Evaluation) -> None:
     evaluation.recipe = replace(evaluation.recipe, new_tokens=32)
     grown, seeded = (cache_study.cache_study(evaluation, "gsm8k", seed) for seed in ("empty", "vocabulary"))
-    assert evaluation.model.engine.pair is not None
-    table = evaluation.model.engine.pair.cache.table
+    assert evaluation.model.engine.attached is not None
+    table = evaluation.model.engine.attached.cache.table
     stream = evaluation.stream("gsm8k", 0.0, subset=False)
     said = sum(len(table.spelling(token)) > 1 for one in stream for token in one.tokens)
     for found in (grown, seeded):

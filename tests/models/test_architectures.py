@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 
 from omnidraft.alignment.trie import Probs
 from omnidraft.config import Sampling
-from omnidraft.decoding.drafter import Drafter, SharedDrafter
+from omnidraft.decoding.drafter import Drafter
+from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.draft_length.acceptance_head import hidden_size
 from omnidraft.errors import ModelError
 from omnidraft.models.cpu_llama import obstacle
@@ -108,8 +109,8 @@ def test_drafts_are_drawn_from_what_a_fresh_pass_says(kind: str) -> None:
             return drafted, vectors
 
     engine_ = engine(Scripted(TARGET.vocab.size, ids), TARGET, TransformersModel(model), OWN, draft_length=4)
-    assert engine_.pair is not None
-    object.__setattr__(engine_.pair, "drafter", Checked(engine_.pair.drafter.model))
+    assert engine_.attached is not None
+    object.__setattr__(engine_.attached, "drafter", Checked(engine_.attached.drafter.model))
     draw = GeneratorSampler(torch.Generator().manual_seed(0))
     records = list(engine_.rounds(ids[:4], min(len(ids) - 4, 40), Sampling(temperature=1.0), draw))
     assert tokens(records) == ids[4 : 4 + len(tokens(records))]

@@ -253,8 +253,8 @@ def test_a_cache_too_large_to_hold_at_once_is_left_to_transformers() -> None:
 def test_a_drafter_that_returns_nan_is_noticed() -> None:
     target, drafter = (zoo.path(zoo.names(role)[0]) for role in ("target", "drafter"))
     model = omnidraft.load(target=target, drafter=drafter, dtype="float32")
-    assert model.engine.pair is not None
-    steps = model.engine.pair.drafter.model
+    assert model.engine.attached is not None
+    steps = model.engine.attached.drafter.model
     assert isinstance(steps, LeanLlama)
     steps._norm = torch.full_like(steps._norm, float("nan"))
     with pytest.raises(NumericsError):

@@ -196,5 +196,5 @@ def test_probabilities_leave_the_device_in_what_it_computes_in(devices: Devices)
     assert float(distribution.probs(1).sum()) == pytest.approx(1.0)
     assert spread(logits[0], 1.0)[0] > 0
     head = Head(8)
-    head.take(HeadNetwork(8).state_dict())
+    head.load_weights(HeadNetwork(8).state_dict())
     assert 0 <= head.chance(logits[0], put(torch.ones(8), PLACES["drafter"]), 1.0) <= 1

@@ -15,8 +15,8 @@ from omnidraft.alignment.translator import Translator
 from omnidraft.alignment.trie import SpellingTable, build_table
 from omnidraft.alignment.vocab import Speller, Vocab, read_vocab
 from omnidraft.config import Drafting
-from omnidraft.decoding.drafter import Drafter
-from omnidraft.decoding.engine import AttachedDrafter, Engine
+from omnidraft.decoding.drafter import AttachedDrafter, Drafter
+from omnidraft.decoding.engine import Engine
 from omnidraft.models.language_model import LanguageModel, TransformersModel
 from omnidraft.verification.round import Round
 from support.small_tokenizers import byte_level, sentencepiece, wrap

@@ -42,8 +42,8 @@ def alone(model: OmniDraft, prompt: str, count: int = COUNT) -> tuple[int, ...]:
 def drafts(model: OmniDraft) -> torch.Tensor:
     """What the drafter, as it serves this target, says about a text."""
     side = side_of(model)
-    side.adaptation.use()
-    serving = side.serving.model
+    side.adaptation.load_weights()
+    serving = side.adaptation.shared.model
     serving.crop(0)
     logits = serving.forward([1, 5, 9, 40, 41], 5).clone()
     serving.crop(0)

@@ -17,8 +17,8 @@ from omnidraft.alignment.translator import Translator
 from omnidraft.alignment.trie import Probs, SpellingTable, build_table
 from omnidraft.alignment.vocab import Speller, Vocab
 from omnidraft.config import Drafting
-from omnidraft.decoding.drafter import Drafter
-from omnidraft.decoding.engine import AttachedDrafter, Engine
+from omnidraft.decoding.drafter import AttachedDrafter, Drafter
+from omnidraft.decoding.engine import Engine
 from support.models import InputFunction
 
 PROMPT = 0  # worlds start from this target token

@@ -225,7 +225,7 @@ def examine(model: OmniDraft, texts: Sequence[str], experiment: Experiment, cons
 
     Raises ConfigError for a model without a drafter, InputError where no prompt allows a test.
     """
-    attached = model.engine.pair
+    attached = model.engine.attached
     if attached is None:
         raise ConfigError("there is no drafter to test: give --drafter, and a draft_length above 0")
     if experiment.fault is not None:
@@ -259,7 +259,7 @@ def _tested(
     engine.check(ids)
     kept = Kept(model.target.lm, ids)
     law = joint_law(kept, ids, sorted(engine.eos), experiment.sampling, EXPECTED / experiment.samples)
-    own = Engine(kept, sorted(engine.eos), engine.pair, engine.drafting)
+    own = Engine(kept, sorted(engine.eos), engine.attached, engine.drafting)
     found, did = sampled(own, ids, experiment.samples, experiment.sampling, experiment.seed, step)
     return judged(found, law, did, text, limit)
 

@@ -121,7 +121,7 @@ class Ours:
         self.name = name
         self.must_be_identical = sampling.greedy
         self._source, self._drafting, self._sampling, self._seed = model.engine, drafting, sampling, seed
-        pair = model.engine.pair if drafting.longest else None
+        pair = model.engine.attached if drafting.longest else None
         self._pair = pair
         self.target = _runner(model.engine.target)
         self.drafter = _runner(pair.drafter.model) if pair else None

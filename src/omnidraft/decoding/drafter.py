@@ -1,89 +1,25 @@
-"""The drafter at work: keeps its cache in step with the committed text and draws draft tokens."""
+"""The drafter: keeps its KV cache in step with the committed text and draws draft tokens."""
 
 from __future__ import annotations
 
-import copy
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from omnidraft.alignment.ngram_cache import NgramCache
+from omnidraft.alignment.translator import Translator
 from omnidraft.alignment.trie import Probs
-from omnidraft.draft_length.acceptance_head import tap
-from omnidraft.models.cpu_llama import lean
+from omnidraft.draft_length.acceptance_head import Head, tap
+from omnidraft.errors import NumericsError
 from omnidraft.models.language_model import LanguageModel, TransformersModel
 from omnidraft.verification.sampling import Sampler, tempered
 
 if TYPE_CHECKING:
     from omnidraft.draft_length.policy import DraftLengthPolicy
-
-
-class Pausable(Protocol):
-    """What stands still while a reply is made."""
-
-    def pause(self) -> None:
-        """A reply is being made."""
-
-    def resume(self) -> None:
-        """It is made."""
-
-
-class LentWeights(TransformersModel):
-    """A copy of a model that can be given other weights, and its own again."""
-
-    def __init__(self, source: TransformersModel) -> None:
-        super().__init__(copy.deepcopy(source.model))
-        self._source = source
-
-    @torch.no_grad()
-    def take(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Have these weights, by the names of `named_parameters`, and else the source's; the cache stays as it is."""
-        own = dict(self.model.named_parameters())
-        for name, weight in self._source.model.named_parameters():
-            own[name].copy_(weights.get(name, weight))
-
-
-class SharedDrafter:
-    """The one copy of a drafter's weights that drafts, for any number of targets, one text at a time.
-
-    The source it was made from stays as it is.
-    """
-
-    def __init__(self, source: TransformersModel, *, lean_step: bool = True) -> None:
-        self.source = source
-        self.texts = 0  # begun with it, for any target
-        self.turn = threading.RLock()  # whoever drafts has it, from round to round
-        self.replies = 0
-        self.learners: list[Pausable] = []  # of all its targets
-        self._lean = lean(source) if lean_step else None
-        self._own: LentWeights | None = None
-        self._holder: object = None  # whose learned weights it has; None: the source's own
-
-    @property
-    def model(self) -> LanguageModel:
-        return self._lean or self._own or self.source
-
-    def take(self, holder: object, weights: Mapping[str, torch.Tensor]) -> LanguageModel:
-        """Draft with the source's weights, but for these, which are `holder`'s; the model to draft with from now on."""
-        if self._lean is not None:
-            self._lean.load_weights(weights)
-        elif self._own is not None or weights:
-            self._own = self._own or LentWeights(self.source)
-            self._own.take(weights)
-        self._holder = holder
-        return self.model
-
-    @property
-    def pristine(self) -> bool:
-        """Whether nobody brought weights yet."""
-        return self._holder is None
-
-    def held_by(self, holder: object) -> bool:
-        """Whether the weights are those that `holder` brought last."""
-        return self._holder is holder
 
 
 class Drafter:
@@ -112,8 +48,8 @@ class Drafter:
         """The committed text; not to be changed."""
         return self._text
 
-    def swap(self, model: LanguageModel) -> None:
-        """Draft with another model, or with the same one after a change of its weights: the text is read again."""
+    def load_model(self, model: LanguageModel) -> None:
+        """Draft with this model, or with the same one after a change of its weights; the text is prefilled again."""
         self.model = model
         self._tap = tap(model.model) if isinstance(model, TransformersModel) else None
         self._cached, self._agreed = [], 0
@@ -151,7 +87,7 @@ class Drafter:
             seen = logits if allowed is None else _only(logits, allowed)
             if policy is not None and not policy.draws(seen, temperature, self._hidden):
                 return tokens, vectors
-            q = tempered(seen, temperature)
+            q = _distribution(seen, temperature)
             token = int(q.argmax()) if temperature == 0 else draw(q)
             tokens.append(token)
             vectors.append(q)
@@ -189,6 +125,68 @@ class Drafter:
         else:
             self._hidden = None if self._tap.last is None else self._tap.last[0, -1]
         return logits
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttachedDrafter:
+    """A drafter bound to one target: translation of its tokens, active n-grams, acceptance head."""
+
+    drafter: Drafter
+    translator: Translator
+    cache: NgramCache
+    head: Head = field(default_factory=Head)
+    untranslated: list[int] = field(default_factory=list, init=False)  # committed tokens the drafter has not been given
+
+    def start(self, prompt: Sequence[int]) -> Sequence[int]:
+        """Begin a request with these target tokens; the prompt in drafter tokens."""
+        text = self.translator.prompt(prompt)
+        self.drafter.start(text)
+        self.untranslated.clear()
+        return text
+
+    def draft(
+        self,
+        length: int,
+        temperature: float,
+        draw: Sampler,
+        read: Callable[[int], bool],
+        allowed: npt.NDArray[np.bool_] | None,
+        policy: DraftLengthPolicy,
+    ) -> tuple[list[int], list[Probs]]:
+        """`Drafter.draft` after what was committed since the last draft."""
+        if self.untranslated:
+            self.drafter.extend(*self.translator.after(self.drafter.text, self.drafter.begun, self.untranslated))
+            self.untranslated.clear()
+        return self.drafter.draft(length, temperature, draw, read, allowed, policy)
+
+    def commit(self, emitted: Sequence[int], false_merge: int | None) -> None:
+        """Take in the target tokens of a round; they are translated with the next draft, if there is one."""
+        self.untranslated.extend(emitted)
+        self.cache.observe(emitted, false_merge)
+
+    def release(self) -> None:
+        """Drop the request's text and KV cache."""
+        self.drafter.start(())
+        self.untranslated.clear()
+
+    def ngrams(self, tokens: Sequence[int]) -> int:
+        """Target tokens among these that are spelled by several drafter tokens."""
+        return sum(len(self.cache.table.spelling(token)) > 1 for token in tokens)
+
+    @property
+    def longest(self) -> int:
+        """Most target tokens that one draft token may stand for."""
+        offsets = self.cache.table.long_offsets
+        return int((offsets[1:] - offsets[:-1]).max(initial=1))
+
+
+def _distribution(logits: torch.Tensor, temperature: float) -> Probs:
+    try:
+        return tempered(logits, temperature)
+    except NumericsError as error:
+        raise NumericsError(
+            "the drafter's logits are NaN or infinite: check its weights, or use another drafter"
+        ) from error
 
 
 def _only(logits: torch.Tensor, allowed: npt.NDArray[np.bool_]) -> torch.Tensor:

@@ -7,83 +7,84 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from omnidraft.alignment.ngram_cache import NgramCache
-from omnidraft.alignment.translator import Translator
 from omnidraft.config import Drafting, Sampling
-from omnidraft.decoding.drafter import Drafter
-from omnidraft.draft_length.acceptance_head import Head
+from omnidraft.decoding.drafter import AttachedDrafter
+from omnidraft.decoding.scheme import make_scheme
 from omnidraft.draft_length.policies import make_policy
 from omnidraft.draft_length.policy import DraftLengthPolicy, Fixed
 from omnidraft.errors import ConfigError, PromptError
 from omnidraft.models.language_model import LanguageModel, check_ids
-from omnidraft.verification.exact import Outcome, verify_block, verify_greedy, verify_token
-from omnidraft.verification.paper import DirectMap, merge, verify_paper
-from omnidraft.verification.round import (
-    Draft,
-    Round,
-    RoundCounts,
-    RoundTimes,
-    StopCheck,
-    drafts_accepted,
-    false_merge,
-    shortened,
-)
+from omnidraft.verification.exact import Outcome
+from omnidraft.verification.round import Draft, Round, RoundCounts, RoundTimes
 from omnidraft.verification.sampling import Processing, Processor, Sampler, TargetDistribution, softmax
 from omnidraft.verification.sparse_probs import SparseProbs, sparse
-from omnidraft.verification.walk import Walk
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["AttachedDrafter", "Engine"]
+__all__ = ["Engine", "Request", "Verified"]
+
+
+@dataclass(kw_only=True)
+class Request:
+    """The state of one request: its ids so far, and how tokens are drawn for it."""
+
+    ids: list[int]  # prompt and committed tokens
+    end: int  # most ids there may be
+    sampling: Sampling
+    processing: Processing
+    draw: Sampler
+    lazy: bool  # the caller's processors may keep state: each is to see only ids that stay
+    policy_s: float = 0.0  # seconds of the policy since the last record
+    finish: str | None = None
+
+    @property
+    def open(self) -> bool:
+        return self.finish is None and len(self.ids) < self.end
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttachedDrafter:
-    """A drafter made ready for one target: how texts are carried over, and which n-grams are active."""
+class Verified:
+    """A round before its commit: `emitted` are the tokens it adds, of which the caller may keep fewer."""
 
-    drafter: Drafter
-    translator: Translator
-    cache: NgramCache
-    head: Head = field(default_factory=Head)
+    emitted: tuple[int, ...]  # cut at the end of text and at the length asked for
+    finish: str | None
+    draft: Draft
+    outcome: Outcome
+    logits: torch.Tensor  # (n + 1, V_p) after the last committed token and after each of n proposals
+    times: RoundTimes
 
 
 class Engine:
-    """Decodes with a target model, and with a drafter where there is one.
+    """Decodes with a target model, and with a drafter where one is attached.
 
-    `eos` are the target's token ids that end a text.  Without a `pair`, or with `draft_length` 0, the same loop is
-    plain decoding.
+    `eos` are the target's token ids that end a text.  Without a drafter, or with `draft_length` 0, the same loop is
+    plain decoding.  Both models hold the state of one request at a time.
     """
 
     def __init__(
         self,
         target: LanguageModel,
         eos: Sequence[int],
-        pair: AttachedDrafter | None = None,
+        attached: AttachedDrafter | None = None,
         drafting: Drafting | None = None,
         policy: DraftLengthPolicy | None = None,
     ) -> None:
         self.target = target
         self.eos = frozenset(eos)
-        self.pair = pair
+        self.attached = attached
         self.drafting = drafting or Drafting(draft_length=0)
-        self.policy: DraftLengthPolicy = policy or (Fixed() if pair is None else make_policy(self.drafting, pair.head))
-        self._unread: list[int] = []  # committed tokens that are not in the drafter's text yet
-        self.teacher_temperature: float | None = None  # where one is set, records hold the target's laws at it
-        if pair is None and self.drafting.longest > 0:
+        self.teacher_temperature: float | None = None  # where one is set, records hold target distributions at it
+        if attached is None and self.drafting.longest > 0:
             raise ConfigError(
                 f"draft_length is {self.drafting.longest} without a drafter: give one, or use draft_length=0"
             )
-        direct = self.drafting.mode in ("intersection", "paper")
-        self._direct = DirectMap(pair.cache) if pair and direct else None
-        # a drafter token may stand for several target tokens; a draft must fit the context whatever is drawn
-        self._longest = 1
-        if pair is not None:
-            offsets = pair.cache.table.long_offsets
-            self._longest = int((offsets[1:] - offsets[:-1]).max(initial=1))
+        self.policy: DraftLengthPolicy = policy or (make_policy(self.drafting, attached.head) if attached else Fixed())
+        self._scheme = make_scheme(attached, self.eos, self.drafting) if attached else None
+        self._longest = attached.longest if attached else 1
 
     def rounds(
         self,
@@ -92,43 +93,43 @@ class Engine:
         sampling: Sampling,
         draw: Sampler,
         processors: Sequence[Processor] = (),
-        halt: StopCheck | None = None,
     ) -> Generator[Round]:
-        """Decode up to `max_new_tokens` after a prompt of target tokens, a record at a time.
+        """Decode a request of target tokens to its end, a record at a time; arguments and errors are those of `begin`.
 
-        `processors` are applied to the logits after those that `sampling` asks for.  They may keep state: with
-        any given, symbols are settled one by one, so that each sees only ids that stay.  `halt` may end the text.
-        Raises PromptError for an empty or over-long prompt or foreign ids, NumericsError for unusable logits.
+        Whoever ends answers by their text calls `begin`, then `verify` and `commit` for each round.
+        """
+        request = self.begin(prompt, max_new_tokens, sampling, draw, processors)
+        while request.open:
+            yield self.commit(request, self.verify(request))
+
+    def begin(
+        self,
+        prompt: Sequence[int],
+        max_new_tokens: int,
+        sampling: Sampling,
+        draw: Sampler,
+        processors: Sequence[Processor] = (),
+    ) -> Request:
+        """Start a request for up to `max_new_tokens` tokens; the one before is dropped.
+
+        `processors` are applied to the logits after those that `sampling` asks for.  They may keep state: with any
+        given, symbols are settled one by one.  Raises PromptError for an empty or over-long prompt or foreign ids;
+        `verify` raises NumericsError for unusable logits.
         """
         self.check(prompt)
-        processing = Processing.of(sampling, processors)
-        verification = "token" if processors else self.drafting.verification
-        ids = list(prompt)
-        end = len(ids) + max_new_tokens
         self.target.crop(0)
         began = time.perf_counter()
-        if self.pair is not None:
-            text = self.pair.translator.prompt(ids)
-            self.pair.drafter.start(text)
-            self._unread = []
-            self.policy.open(text, max_new_tokens)
-        policy_s = time.perf_counter() - began
-        while max_new_tokens > 0:
-            record = self._round(ids, end, sampling, processing, verification, draw, halt, policy_s)
-            ids += record.emitted
-            began = time.perf_counter()
-            self.policy.learn(record)
-            policy_s = time.perf_counter() - began
-            yield record
-            if record.finish is not None:
-                return
-
-    def release(self) -> None:
-        """Let go of what both models hold of a text."""
-        self.target.crop(0)
-        self._unread = []
-        if self.pair is not None:
-            self.pair.drafter.start(())
+        if self.attached is not None:
+            self.policy.open(self.attached.start(prompt), max_new_tokens)
+        return Request(
+            ids=list(prompt),
+            end=len(prompt) + max_new_tokens,
+            sampling=sampling,
+            processing=Processing.of(sampling, processors),
+            draw=draw,
+            lazy=bool(processors),
+            policy_s=time.perf_counter() - began,
+        )
 
     def check(self, prompt: Sequence[int]) -> None:
         """Raise PromptError for a prompt that is empty, or that the target has no rows or no room for."""
@@ -140,159 +141,105 @@ class Engine:
             )
         check_ids(prompt, self.target.vocab_size)
 
+    def release(self) -> None:
+        """Drop the text and the KV cache of the last request."""
+        self.target.crop(0)
+        if self.attached is not None:
+            self.attached.release()
+
     # ------------------------------------------------------------ one round
 
-    def _round(
-        self,
-        ids: list[int],
-        end: int,
-        sampling: Sampling,
-        processing: Processing,
-        verification: str,
-        draw: Sampler,
-        halt: StopCheck | None,
-        policy_s: float,
-    ) -> Round:
+    def verify(self, request: Request) -> Verified:
+        """Draft, and settle the draft with one forward pass of the target; `commit` is to follow."""
         began = time.perf_counter()
-        draft = self._propose(self._draft_length(ids, end), sampling, draw)
+        draft = self._propose(request)
         drafted = time.perf_counter()
 
-        # one target forward: the ids it has not seen yet, and the proposals (nothing follows an end of text)
-        proposals, reason = draft.proposals, None if draft.tokens else draft.no_draft_reason
-        fed = proposals[:-1] if draft.ended else proposals
-        logits = self.target.forward(ids[self.target.length :] + fed, keep=len(fed) + 1)
+        # the ids that the target has not seen yet, and the proposals (nothing follows an end of text)
+        fed = list(draft.proposals[:-1] if draft.ended else draft.proposals)
+        logits = self.target.forward(request.ids[self.target.length :] + fed, keep=len(fed) + 1)
         verified = time.perf_counter()
 
-        law = TargetDistribution(logits, ids, fed, processing)
-        outcome = self._verify(draft, law, sampling, verification, draw)
-        emitted, finish = self._cut(outcome.emitted, len(ids), end, halt)
-        symbols = draft.symbols
-        if len(emitted) < len(outcome.emitted):
-            draft, outcome = shortened(draft, outcome, len(emitted))
-            symbols = outcome.symbols_accepted  # what is kept of proposals was accepted
-        self.target.crop(len(ids) + min(outcome.accepted, len(fed)))
-        failed = self._commit(draft, outcome, emitted)
-        teacher = self._teacher(logits, len(emitted))
-        done = time.perf_counter()
-        return Round(
+        target = TargetDistribution(logits, request.ids, fed, request.processing)
+        outcome = draft.verify(target, request.draw, greedy=request.sampling.greedy, lazy=request.lazy)
+        emitted, finish = self._until_end(outcome.emitted, request)
+        times = RoundTimes(
+            draft_s=drafted - began,
+            verify_s=verified - drafted,
+            overhead_s=time.perf_counter() - verified,
+            policy_s=request.policy_s,
+        )
+        return Verified(emitted=emitted, finish=finish, draft=draft, outcome=outcome, logits=logits, times=times)
+
+    def commit(self, request: Request, verified: Verified, kept: int | None = None) -> Round:
+        """Add a round's tokens to the request; with `kept`, the answer ends with so many of them.
+
+        KV caches, n-gram cache, counts, teacher and policy are told of the tokens that stay and of no others.
+        """
+        began, times = time.perf_counter(), verified.times
+        emitted = verified.emitted if kept is None else verified.emitted[:kept]
+        draft, outcome = verified.draft.cut(verified.outcome, len(emitted))
+        whole = outcome is verified.outcome
+        self.target.crop(len(request.ids) + min(outcome.accepted, len(verified.logits) - 1))
+        request.ids += emitted
+        request.finish = verified.finish if kept is None else "stop"
+        failed = draft.false_merge(outcome)
+        if self.attached is not None:
+            self.attached.commit(emitted, failed)
+        record = Round(
             emitted=emitted,
             draft=tuple(draft.tokens),
             proposals=tuple(draft.proposals),
-            finish=finish,
-            no_draft_reason=reason,
-            teacher=teacher,
+            finish=request.finish,
+            no_draft_reason=draft.no_draft_reason,
+            teacher=self._teacher(verified.logits, len(emitted)),
             counts=RoundCounts(
                 accepted=outcome.accepted,
-                symbols=symbols,
+                symbols=draft.symbols if whole else outcome.symbols_accepted,
                 symbols_accepted=outcome.symbols_accepted,
                 ngrams_proposed=self._ngrams(draft.proposals),
-                ngrams_accepted=self._ngrams(proposals[: outcome.accepted]),
+                ngrams_accepted=self._ngrams(draft.proposals[: outcome.accepted]),
                 false_merges=int(failed is not None),
-                draft_accepted=drafts_accepted(draft, outcome),
+                draft_accepted=draft.tokens_in(outcome.symbols_accepted),
                 draft_passes=draft.passes,
                 draft_read=draft.read,
             ),
-            times=RoundTimes(
-                draft_s=drafted - began, verify_s=verified - drafted, overhead_s=done - verified, policy_s=policy_s
-            ),
+            times=replace(times, overhead_s=times.overhead_s + time.perf_counter() - began),
         )
+        began = time.perf_counter()
+        self.policy.learn(record)
+        request.policy_s = time.perf_counter() - began
+        return record
+
+    def _propose(self, request: Request) -> Draft:
+        """A draft no longer than could be emitted, and none where the context may run out whatever is drawn."""
+        if self.attached is None or self._scheme is None:
+            return Draft()
+        left, context = request.end - len(request.ids), self.attached.drafter.model.context
+        length = min(self.drafting.longest, left - 1, context // 2)
+        length = min(length, (self.target.context - len(request.ids)) // self._longest)
+        if length <= 0:
+            return Draft()
+        own = self.drafting.drafter_temperature
+        temperature = request.sampling.temperature if own is None else own
+        return self._scheme.propose(self.attached, length, temperature, request.draw, self.policy)
+
+    def _until_end(self, emitted: Sequence[int], request: Request) -> tuple[tuple[int, ...], str | None]:
+        """The emitted tokens up to the end of text or the length asked for, and why decoding ends if it does."""
+        kept = tuple(emitted[: request.end - len(request.ids)])
+        length = len(request.ids) + len(kept)
+        for position, token in enumerate(kept):
+            if token in self.eos:
+                return kept[: position + 1], "eos"
+        if length >= request.end:
+            return kept, "length"
+        return kept, "context" if length > self.target.context else None
 
     def _teacher(self, logits: torch.Tensor, count: int) -> tuple[SparseProbs, ...]:
-        """The target's own laws at the first `count` rows, whatever the text is sampled with."""
+        """The target's own distributions at the first `count` rows, whatever the request is sampled with."""
         if self.teacher_temperature is None:
             return ()
         return tuple(map(sparse, softmax(logits[:count] / self.teacher_temperature)))
 
-    def _draft_length(self, ids: Sequence[int], end: int) -> int:
-        """How many tokens to draft: no more than could be emitted, none where the context may run out."""
-        if self.pair is None or (self._direct is not None and not self._direct.mapped.any()):
-            return 0
-        length = min(self.drafting.longest, end - len(ids) - 1, self.pair.drafter.model.context // 2)
-        return max(0, min(length, (self.target.context - len(ids)) // self._longest))
-
-    def _propose(self, length: int, sampling: Sampling, draw: Sampler) -> Draft:
-        if self.pair is None or length <= 0:
-            return Draft()
-        cache, drafter, policy = self.pair.cache, self.pair.drafter, self.policy
-        walk = Walk(cache, self.eos)
-        if not policy.begin(walk if self.drafting.mode != "paper" else None):
-            return Draft(no_draft_reason=policy.no_draft_reason)
-        if self._unread:
-            drafter.extend(*self.pair.translator.after(drafter.text, drafter.begun, self._unread))
-            self._unread = []
-        own = self.drafting.drafter_temperature
-        temperature = sampling.temperature if own is None else own
-        if self.drafting.mode == "paper" and self._direct is not None:
-            direct = self._direct
-            tokens, vectors = drafter.draft(
-                length, temperature, draw, lambda d: int(direct.target[d]) not in self.eos, direct.mapped, policy
-            )
-            merged = merge(tokens, cache, direct)
-            proposals = [proposal.token for proposal in merged]
-            end = next((i + 1 for i, token in enumerate(proposals) if token in self.eos), len(proposals))
-            merged, proposals = merged[:end], proposals[:end]
-            ended = bool(proposals) and proposals[-1] in self.eos
-            return Draft(
-                tokens, vectors, proposals, None, merged, ended, drafter.passes, drafter.read, policy.no_draft_reason
-            )
-        allowed = self._direct.mapped if self._direct else None
-        tokens, vectors = drafter.draft(length, temperature, draw, walk.read, allowed, policy)
-        walk.finish()
-        return Draft(
-            tokens, vectors, walk.tokens, walk, [], walk.ended, drafter.passes, drafter.read, policy.no_draft_reason
-        )
-
-    def _verify(
-        self, draft: Draft, law: TargetDistribution, sampling: Sampling, verification: str, draw: Sampler
-    ) -> Outcome:
-        if sampling.greedy:
-            if draft.walk is not None:
-                return verify_greedy(draft.walk, law.best)
-            accepted = 0
-            while accepted < len(draft.proposals) and draft.proposals[accepted] == law.best(accepted):
-                accepted += 1
-            whole = draft.ended and accepted == len(draft.proposals)
-            emitted = draft.proposals[:accepted] + ([] if whole else [law.best(accepted)])
-            return Outcome(tuple(emitted), accepted, accepted, None)
-        if draft.walk is not None:
-            block = verification == "block" and self.drafting.mode == "exact"
-            return (verify_block if block else verify_token)(draft.walk, draft.vectors, law.probs, draw)
-        if draft.merged and self._direct is not None:
-            drawn = (draft.merged, draft.tokens, draft.vectors)
-            emitted_, accepted = verify_paper(*drawn, self._direct, law.probs, draw, self.eos)
-            return Outcome(emitted_, accepted, accepted, None)
-        return Outcome((draw(law.probs(0)),), 0, 0, None)
-
-    def _cut(
-        self, emitted: Sequence[int], length: int, end: int, halt: StopCheck | None
-    ) -> tuple[tuple[int, ...], str | None]:
-        """What counts of the emitted tokens, and why decoding ends here if it does."""
-        kept, finish = list(emitted[: end - length]), None
-        if length + len(kept) >= end:
-            finish = "length"
-        elif length + len(kept) > self.target.context:
-            finish = "context"
-        for position, token in enumerate(kept):
-            if token in self.eos:
-                kept, finish = kept[: position + 1], "eos"
-                break
-        stay = None if halt is None else halt(kept)
-        return (tuple(kept), finish) if stay is None else (tuple(kept[:stay]), "stop")
-
-    def _commit(self, draft: Draft, outcome: Outcome, emitted: Sequence[int]) -> int | None:
-        """Carry the emitted tokens to the n-gram cache; the merge that failed, if one did.
-
-        To the drafter they are carried with the next draft: where there is none, nobody reads them.
-        """
-        if self.pair is None:
-            return None
-        self._unread += emitted
-        failed = false_merge(draft, outcome)
-        self.pair.cache.observe(emitted, failed)
-        return failed
-
     def _ngrams(self, tokens: Sequence[int]) -> int:
-        if self.pair is None:
-            return 0
-        table = self.pair.cache.table
-        return sum(len(table.spelling(token)) > 1 for token in tokens)
+        return 0 if self.attached is None else self.attached.ngrams(tokens)

@@ -13,8 +13,8 @@ from typing import Protocol
 import torch
 
 from omnidraft.alignment.ngram_cache import NgramCache
-from omnidraft.decoding.drafter import SharedDrafter
-from omnidraft.decoding.engine import AttachedDrafter
+from omnidraft.decoding.drafter import AttachedDrafter
+from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.distillation.teacher import Trace
 from omnidraft.distillation.trainer import Counters
 from omnidraft.distillation.weights import Weights, merged, parted
@@ -51,29 +51,28 @@ class Learner(Protocol):
 
 
 class Adaptation:
-    """Keeps a drafter learning from one target; with `learner` None it only drafts with what was learned."""
+    """Hands what is learned from one target to a drafter; with `learner` None only what was learned before."""
 
     def __init__(
         self,
-        pair: AttachedDrafter,
-        serving: SharedDrafter,
+        attached: AttachedDrafter,
+        shared: SharedDrafter,
         learner: Learner | None,
         state: Weights | None = None,
         warn: Callable[[str], None] = _log.warning,
     ) -> None:
-        self.pair = pair
+        self.attached = attached
+        self.shared = shared
+        self.learner = learner
         self._warn = warn
         if learner is not None:
-            serving.learners.append(learner)
-        self.serving = serving
-        self.learner = learner
+            shared.slot.background.append(learner)
         self._last: Counters | None = None  # of a learner that has ended
-        self.state: Weights = state or {}
-        self._base = dict(serving.source.model.named_parameters())
+        self._base = dict(shared.source.model.named_parameters())
         self._weights: Weights = {}
-        self._stale = False  # the drafter has other weights than these
-        self._take(self.state)
-        self._stale = False  # whose weights they are is for `use` to see
+        self._stale = False  # the weights were learned after those that draft
+        self._learned(state or {})
+        self._stale = False  # no weights of this target draft yet
         self.swaps = 0
 
     @property
@@ -82,94 +81,84 @@ class Adaptation:
         return self._last if self.learner is None else self.learner.counters
 
     def following(self, rounds: Iterator[Round]) -> Generator[Round]:
-        """The rounds of one text as they are, learned from once it is complete."""
-        self.use()
-        learner = self.learner
-        for each in self.serving.learners:
+        """Rounds of one request as they are, learned from once it is complete; for one thread, without its slot."""
+        background = self.shared.slot.background
+        for each in background:
             each.pause()
-        self.serving.replies += 1
-        reply = self.serving.replies
         records: list[Round] = []
         try:
+            self.load_weights()
             for record in rounds:
                 records.append(record)
                 yield record
-                self._safely(self.refresh)
+                self.load_weights()
         finally:
-            if reply == self.serving.replies:  # one that was left half-way must not wake a trainer beside a later one
-                for each in self.serving.learners:
-                    each.resume()
-        if records and learner is not None and self.learner is not None:  # closed meanwhile
-            self._safely(lambda: learner.teach(self.answer(records), self.pair.cache))
-            self._safely(self.refresh)
+            for each in background:
+                each.resume()
+        self.teach(records)
 
-    def _safely(self, act: Callable[[], None]) -> None:
-        """Do what learning takes; where that fails, no reply is lost to it: it is said, and nothing is learned on."""
-        try:
-            act()
-        except Exception as error:  # noqa: BLE001  whatever it is
-            self._warn(f"the drafter learns no more ({type(error).__name__}: {error}): load the models again")
-            self.end()
+    def load_weights(self) -> None:
+        """Draft with the latest learned weights; only for whoever has the drafter's slot, between two rounds."""
+        self._safely(self.poll)
+        if self._stale or (not self.shared.held_by(self) and (self._weights or not self.shared.pristine)):
+            self._stale = False
+            self.attached.drafter.load_model(self.shared.load_weights(self, self._weights))
+            self.swaps += 1
 
-    def use(self) -> None:
-        """Draft with what was learned here, also after another target had the drafter."""
-        self._safely(self.collect)
-        if self._stale or (not self.serving.held_by(self) and (self._weights or not self.serving.pristine)):
-            self._swap()
-
-    def refresh(self) -> None:
-        """Draft with what was learned since the last time, if anything was; for while this target has the drafter."""
-        self.collect()
-        if self._stale:
-            self._swap()
-
-    def collect(self) -> None:
-        """Take over what was learned since the last time; drafts follow it from the next text on.
-
-        Until then the drafter may be in the middle of a text for another target.
-        """
+    def poll(self) -> None:
+        """Take over what was learned since the last time; `load_weights` makes drafts follow it."""
         state = None if self.learner is None else self.learner.poll()
         if state is not None:
-            self._take(state)
+            self._learned(state)
 
-    def _take(self, state: Weights) -> None:
-        drafter, head = parted(state)
-        before, self._weights = self._weights, merged(self._base, drafter)
-        self.state = state
-        self.pair.head.take(head)
-        self._stale |= not _same(before, self._weights)
+    def teach(self, records: list[Round]) -> None:
+        """Let the learner have a complete answer, and draft with what comes of it."""
+        learner = self.learner
+        if records and learner is not None:
+            self._safely(lambda: learner.teach(self.answer(records), self.attached.cache))
+            self.load_weights()
 
     def answer(self, records: list[Round]) -> Trace:
-        """What these rounds said; of a very long text, what the drafter's context holds."""
+        """Prompt, answer and target distributions of these rounds, cut to what the drafter's context holds."""
         tokens = [token for record in records for token in record.emitted]
-        distributions = [p for record in records for p in record.teacher]
-        written = [tuple(self.pair.translator.tokens([token])) for token in tokens]
-        room = min(LONGEST, self.pair.drafter.model.context)
-        drafter = self.pair.drafter
+        teacher = [one for record in records for one in record.teacher]
+        written = [tuple(self.attached.translator.tokens([token])) for token in tokens]
+        drafter = self.attached.drafter
+        room = min(LONGEST, drafter.model.context)
         prompt = drafter.text[: drafter.begun][-(room // 2) :]  # its text may write the answer otherwise
         length, kept = len(prompt), 0
         while kept < len(tokens) and length + len(written[kept]) <= room:
             length += len(written[kept])
             kept += 1
-        return Trace(tuple(prompt), tuple(tokens[:kept]), tuple(written[:kept]), tuple(distributions[:kept]))
+        return Trace(tuple(prompt), tuple(tokens[:kept]), tuple(written[:kept]), tuple(teacher[:kept]))
 
     def flush(self, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Learn from everything so far, to draft with it from the next text on; see `Learner.flush`."""
+        """Learn from everything so far, to draft with it from the next request on; see `Learner.flush`."""
         if self.learner is not None:
             self.learner.flush(meanwhile)
-            self.collect()
+            self.poll()
 
     def end(self) -> None:
         """Learn no more; drafts stay as good as they are."""
         if self.learner is not None:
-            self.serving.learners.remove(self.learner)
+            self.shared.slot.background.remove(self.learner)
             self.learner.close()
             self._last, self.learner = self.learner.counters, None
 
-    def _swap(self) -> None:
-        self._stale = False
-        self.pair.drafter.swap(self.serving.take(self, self._weights))
-        self.swaps += 1
+    def _learned(self, state: Weights) -> None:
+        drafter, head = parted(state)
+        before, self._weights = self._weights, merged(self._base, drafter)
+        self.state = state
+        self.attached.head.load_weights(head)
+        self._stale |= not _same(before, self._weights)
+
+    def _safely(self, act: Callable[[], None]) -> None:
+        """Do a step of learning; where it fails, warn and end learning, as no answer may be lost to it."""
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001  whatever it is
+            self._warn(f"the drafter learns no more ({type(error).__name__}: {error}): load the models again")
+            self.end()
 
 
 def _same(one: Weights, other: Weights) -> bool:

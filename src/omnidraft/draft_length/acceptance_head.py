@@ -116,7 +116,7 @@ def _scaled(hidden: torch.Tensor) -> torch.Tensor:
 
 
 class Head:
-    """The head at work, beside a drafter with hidden states of `size` numbers; `take` gives it what was learned."""
+    """Inference of the acceptance head, beside a drafter with hidden states of `size` numbers."""
 
     def __init__(self, size: int | None = None) -> None:
         self._size = size
@@ -130,7 +130,7 @@ class Head:
     def trained(self) -> bool:
         return self._inner is not None
 
-    def take(self, weights: Mapping[str, torch.Tensor]) -> None:
+    def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Have these weights, by name; be untrained where there are none.
 
         Raises ModelError for those of another size.

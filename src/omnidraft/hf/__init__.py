@@ -9,7 +9,8 @@ criteria, `ready` keeps the drafters that were made ready for a model.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,11 +19,11 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from omnidraft.config import Drafting, suggestion
 from omnidraft.decoding.engine import Engine
-from omnidraft.errors import ConfigError, OmniDraftError
-from omnidraft.hf.ready import Drafts, Ready, make_ready
+from omnidraft.errors import ConfigError
+from omnidraft.generation import Session
+from omnidraft.hf.ready import Drafts, make_ready
 from omnidraft.hf.text import Text, law
 from omnidraft.models.language_model import TransformersModel
-from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import GeneratorSampler
 
 if TYPE_CHECKING:
@@ -105,34 +106,26 @@ def generate(  # noqa: PLR0913  transformers hands over those of its arguments t
     text = Text(input_ids, logits_processor, stopping_criteria, generation_config)
     sampled = bool(generation_config.do_sample)
     sampling, processors, drafting = law(text, logits_processor, drafting, sampled=sampled)
-    engine = Engine(target, text.eos, ready.pair, drafting, ready.policy)
+    adaptation = ready.side.adaptation
+    engine = Engine(target, text.eos, adaptation.attached, drafting, ready.policy)
     seed = int(torch.randint(2**63 - 1, ())) if sampled else 0
     draw = GeneratorSampler(torch.Generator().manual_seed(seed))
     prompt = input_ids[0].tolist()
     engine.check(prompt)
     streamer.put(input_ids.cpu())
-    with ready.side.serving.turn:  # texts of several threads are made one after the other
-        for record in _alone(ready, engine.rounds(prompt, text.most, sampling, draw, processors, text.halt)):
-            if record.finish == "context":
-                _log.warning("the text ends where the model's context does, at %d tokens", target.context)
-            for token in record.emitted:
-                streamer.put(torch.tensor([token]))
+    with adaptation.shared.slot.lock:  # requests of several threads are decoded one after the other
+        session = Session(engine, adaptation.shared.slot, ready.side, prompt, text.most, sampling, draw, processors)
+        with closing(session):
+            while (record := session.round(text.cut)) is not None:
+                if record.finish == "context":
+                    _log.warning("the text ends where the model's context does, at %d tokens", target.context)
+                for token in record.emitted:
+                    streamer.put(torch.tensor([token]))
         streamer.end()
     if generation_config.return_dict_in_generate:
         return GenerateDecoderOnlyOutput(sequences=text.ids, scores=text.scores, logits=text.logits)
     ids: torch.Tensor = text.ids
     return ids
-
-
-def _alone(ready: Ready, rounds: Iterator[Round]) -> Iterator[Round]:
-    """The rounds of one text with the drafter's weights for it; raises OmniDraftError where another is begun."""
-    serving = ready.side.serving
-    serving.texts += 1
-    begun = serving.texts
-    for record in ready.side.adaptation.following(rounds):
-        yield record
-        if record.finish is None and serving.texts != begun:
-            raise OmniDraftError("another text was begun with the same drafter: let one end before the next")
 
 
 def _drafting(options: Mapping[str, Any] | None) -> Drafting:

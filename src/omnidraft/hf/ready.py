@@ -6,23 +6,22 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from omnidraft import zoo
 from omnidraft.alignment.vocab import read_vocab
 from omnidraft.api import OmniDraft
-from omnidraft.attach import AttachOptions, LearningSide, attach_drafter, attach_learning
+from omnidraft.attach import LearningOptions, LearningSide, attach_drafter, attach_learning
 from omnidraft.config import Drafting
-from omnidraft.decoding.drafter import SharedDrafter
-from omnidraft.decoding.engine import AttachedDrafter
+from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.draft_length.policies import make_policy
 from omnidraft.draft_length.policy import DraftLengthPolicy
 from omnidraft.errors import ConfigError, ModelError
 from omnidraft.models.language_model import TransformersModel
 from omnidraft.models.loading import LoadedModel, load_model, load_tokenizer
 
+MARK = "_omnidraft_drafters"
 KEPT = 4  # for a model: a drafter with its options each, the latest ones
 KINDS = "a folder, a hub id, zoo:NAME, an OmniDraft, or a transformers model"
 GIVEN = "as it was given"  # why weights have the dtype they have
@@ -35,12 +34,24 @@ _log = logging.getLogger("omnidraft")
 class Ready:
     """A drafter made ready for a model, with what was measured of the two; it does not hold the model."""
 
-    pair: AttachedDrafter
     policy: DraftLengthPolicy
     side: LearningSide
 
 
-_READY: WeakKeyDictionary[PreTrainedModel, dict[tuple[object, ...], Ready]] = WeakKeyDictionary()
+class ReadyDrafters(dict[tuple[object, ...], Ready]):
+    """The drafters made ready for a model, by what they were asked for with; an attribute of it that goes with it."""
+
+    def __reduce__(self) -> tuple[type[ReadyDrafters], tuple[()]]:
+        return ReadyDrafters, ()  # a copy of the model has none
+
+
+def ready_drafters(model: PreTrainedModel) -> ReadyDrafters:
+    """Those of a model, the latest last."""
+    found = getattr(model, MARK, None)
+    if not isinstance(found, ReadyDrafters):
+        found = ReadyDrafters()
+        setattr(model, MARK, found)
+    return found
 
 
 def make_ready(
@@ -54,25 +65,25 @@ def make_ready(
     what, load = _source(target, drafter, drafter_tokenizer, drafting)
     source = (what, drafter_tokenizer, drafting.drafter_step)
     key = (source, tokenizer, drafting)
-    kept = _READY.setdefault(target.model, {})
+    kept = ready_drafters(target.model)
     ready = kept.pop(key, None)
     if ready is None:
         # with other options a drafter is not loaded again
         side = next((each.side for other, each in kept.items() if other[0] == source), None)
-        loaded, serving = (side.loaded, side.serving) if side else load()
+        loaded, shared = (side.loaded, side.adaptation.shared) if side else load()
         own = _tokenizer(target.model, "omnidraft_tokenizer") if tokenizer is None else tokenizer
-        ready = _make(LoadedModel(target, own, _name(target.model), GIVEN), loaded, serving, drafting)
+        ready = _make(LoadedModel(target, own, _name(target.model), GIVEN), loaded, shared, drafting)
     kept[key] = ready  # the latest last
     for old in list(kept)[:-KEPT]:
         del kept[old]
     return ready
 
 
-def _make(target: LoadedModel, drafter: LoadedModel, serving: SharedDrafter, drafting: Drafting) -> Ready:
+def _make(target: LoadedModel, drafter: LoadedModel, shared: SharedDrafter, drafting: Drafting) -> Ready:
     vocab = read_vocab(target.tokenizer, target.lm.vocab_size, target.lm.eos)
-    pair = attach_drafter(target, vocab, drafter, drafting, _log.warning, serving)
-    side = attach_learning(target, drafter, pair, serving, AttachOptions(learning={}, warn=_log.warning))
-    return Ready(pair=pair, policy=make_policy(drafting, pair.head), side=side)
+    attached = attach_drafter(target, vocab, drafter, drafting, _log.warning, shared)
+    side = attach_learning(target, drafter, attached, shared, LearningOptions(learning={}, warn=_log.warning))
+    return Ready(policy=make_policy(drafting, attached.head), side=side)
 
 
 def _source(
@@ -83,24 +94,24 @@ def _source(
         raise ConfigError("omnidraft_drafter is the model itself: give a smaller one")
     lean_step = drafting.drafter_step == "auto"
     if isinstance(drafter, PreTrainedModel):
-        return drafter, lambda: _serving(_given(drafter, tokenizer), lean_step)
+        return drafter, lambda: _shared(_given(drafter, tokenizer), lean_step)
     if tokenizer is not None:
         raise ConfigError("omnidraft_drafter_tokenizer is for a drafter that is given as a model: leave it out")
     if isinstance(drafter, str | Path):
         place = zoo.resolve(drafter)
-        return place, lambda: _serving(load_model(place, device=str(target.device)), lean_step)
+        return place, lambda: _shared(load_model(place, device=str(target.device)), lean_step)
     if isinstance(drafter, OmniDraft):
         side = drafter.side
         if side is None:
             raise ConfigError("the OmniDraft given has no drafter to share: load one with it")
         if not lean_step:
             raise ConfigError("drafter_step is that of the drafter that is shared: leave it out, or give its folder")
-        return side.serving, lambda: (side.loaded, side.serving)
+        return side.adaptation.shared, lambda: (side.loaded, side.adaptation.shared)
     given = "missing" if drafter is None else f"of type {type(drafter).__name__}"
     raise ConfigError(f"omnidraft_drafter is {given}: give {KINDS}")
 
 
-def _serving(drafter: LoadedModel, lean_step: bool) -> tuple[LoadedModel, SharedDrafter]:
+def _shared(drafter: LoadedModel, lean_step: bool) -> tuple[LoadedModel, SharedDrafter]:
     return drafter, SharedDrafter(drafter.lm, lean_step=lean_step)
 
 

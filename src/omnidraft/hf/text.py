@@ -76,7 +76,7 @@ class Text:
             self.scores += (self._answer,)
         return self._answer
 
-    def halt(self, emitted: Sequence[int]) -> int | None:
+    def cut(self, emitted: Sequence[int]) -> int | None:
         """Add the tokens of a round; how many of them stay, where a criterion ends the text among them."""
         before = self.ids.shape[1]
         # int64, as those that generate adds, whatever the prompt's are

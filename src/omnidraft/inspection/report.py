@@ -10,7 +10,7 @@ from typing import Any
 from omnidraft import zoo
 from omnidraft.attach import make_cache, read_table
 from omnidraft.config import Drafting
-from omnidraft.decoding.drafter import SharedDrafter
+from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.errors import ConfigError, ModelError
 from omnidraft.inspection import texts, timing
 from omnidraft.inspection.models import Language, Memory, UnloadedModel, memory, read_model

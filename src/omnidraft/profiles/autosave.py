@@ -101,7 +101,7 @@ class Autosave:
         """A snapshot of the current state as a profile."""
         return Profile(
             weights=dict(adaptation.state),
-            ngrams=self.ngrams if adaptation.pair.cache.frozen else adaptation.pair.cache.state(),
+            ngrams=self.ngrams if adaptation.attached.cache.frozen else adaptation.attached.cache.state(),
             learning=asdict(self.learning),
             counters=self.totals(adaptation) | {POSITION + name: at for name, at in self.positions.items()},
         )
@@ -159,7 +159,7 @@ class Autosave:
 
     def _save_since(self, updates: int, adaptation: Adaptation) -> None:
         try:
-            adaptation.collect()
+            adaptation.poll()
             if self._updates(adaptation) > updates:
                 self.save(adaptation)
         except OmniDraftError as error:

@@ -1,18 +1,14 @@
-"""What a round drafts, and the record of what became of it."""
+"""The draft of a round, and the record of what became of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from omnidraft.alignment.trie import Probs
 from omnidraft.verification.exact import Outcome
-from omnidraft.verification.paper import Proposal
+from omnidraft.verification.sampling import Sampler, TargetDistribution
 from omnidraft.verification.sparse_probs import SparseProbs
-from omnidraft.verification.walk import STOP, Walk
-
-StopCheck = Callable[[Sequence[int]], int | None]
-"""Told of the tokens a round would emit, in order and once: how many of them stay where the text ends there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,50 +54,46 @@ class Round:
     times: RoundTimes = RoundTimes()
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Draft:
-    """The draft of one round as it is put to the target."""
+    """The draft of one round as it is put to the target; by itself one of no tokens, which is plain decoding.
 
-    tokens: list[int] = field(default_factory=list)
-    vectors: list[Probs] = field(default_factory=list)
-    proposals: list[int] = field(default_factory=list)
-    walk: Walk | None = None  # modes exact and intersection
-    merged: list[Proposal] = field(default_factory=list)  # mode paper
-    ended: bool = False  # the last proposal ends the text
-    passes: int = 0  # of the drafter
-    read: int = 0  # tokens that these read
+    `symbols` are what verification accepts one after another: those of a walk, or whole proposals.
+    """
+
+    tokens: Sequence[int] = ()
+    vectors: Sequence[Probs] = ()  # (V_q,) for each token: what it was drawn from
+    proposals: Sequence[int] = ()  # target tokens
+    ended: bool = False  # the last proposal ends the answer
+    passes: int = 0  # forward passes of the drafter
+    read: int = 0  # tokens fed to it in these passes
     no_draft_reason: str | None = None
 
     @property
     def symbols(self) -> int:
-        """Of the walk, or where there is none of the proposals."""
-        return len(self.proposals) if self.walk is None else len(self.walk.symbols)
+        return 0
 
+    def verify(self, target: TargetDistribution, draw: Sampler, *, greedy: bool, lazy: bool) -> Outcome:  # noqa: ARG002
+        """Accept or reject the proposals; `lazy` settles them one by one, for processors that keep state."""
+        return Outcome((target.best(0) if greedy else draw(target.probs(0)),), 0, 0, None)
 
-def shortened(draft: Draft, outcome: Outcome, count: int) -> tuple[Draft, Outcome]:
-    """What a round drafted and what became of it where the text ends with the first `count` of its tokens."""
-    walk, accepted = draft.walk, min(outcome.accepted, count)
-    symbols = accepted
-    if walk is not None:
-        symbols = sum(symbol.index < count for symbol in walk.symbols[: outcome.symbols_accepted])
-    outcome = Outcome(outcome.emitted[:count], accepted, symbols, None)
-    kept = drafts_accepted(draft, outcome)
-    proposals, merged = draft.proposals[:count], draft.merged[:count]
-    return replace(draft, tokens=draft.tokens[:kept], proposals=proposals, merged=merged), outcome
+    def symbols_in(self, proposals: int) -> int:  # noqa: ARG002
+        """Symbols of the first `proposals` target tokens."""
+        return 0
 
+    def tokens_in(self, symbols: int) -> int:  # noqa: ARG002
+        """Draft tokens of which every symbol is among the first `symbols`."""
+        return 0
 
-def drafts_accepted(draft: Draft, outcome: Outcome) -> int:
-    """How many draft tokens were accepted with all that was read from them."""
-    if draft.walk is not None:
-        return draft.walk.drafts_in(outcome.symbols_accepted)
-    return sum(proposal.length for proposal in draft.merged[: outcome.accepted])
-
-
-def false_merge(draft: Draft, outcome: Outcome) -> int | None:
-    """The proposal whose merge was wrong: it went on where the target's token ended, or ended where it went on."""
-    symbol, walk = outcome.refused, draft.walk
-    if symbol is None or walk is None or symbol.node == 0 or symbol.index >= len(walk.tokens):
+    def false_merge(self, outcome: Outcome) -> int | None:  # noqa: ARG002
+        """The proposal whose merge was wrong: it went on where the target's token ended, or ended where it went on."""
         return None
-    ended_early = symbol.symbol == STOP
-    went_on = outcome.emitted[-1] == walk.cache.token_at(symbol.node)
-    return walk.tokens[symbol.index] if ended_early or went_on else None
+
+    def cut(self, outcome: Outcome, count: int) -> tuple[Draft, Outcome]:
+        """The draft and its outcome where the answer ends with the first `count` of the emitted tokens."""
+        if count == len(outcome.emitted):
+            return self, outcome
+        # the token after the accepted ones goes first: all that is kept was accepted
+        kept = Outcome(outcome.emitted[:count], count, self.symbols_in(count), None)
+        tokens = self.tokens[: self.tokens_in(kept.symbols_accepted)]
+        return replace(self, tokens=tokens, proposals=self.proposals[:count]), kept

@@ -1,0 +1,172 @@
+"""Cross-vocabulary schemes: how draft tokens become target tokens, and how these are verified.
+
+exact         a walk through the trie of spellings, verified so that the target's distribution is kept (default)
+intersection  the same with drafter tokens masked to those that are target tokens too
+paper         Algorithm 1 with Eq. 2 of arXiv 2507.02659, which is not exact
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from omnidraft.config import Drafting
+from omnidraft.decoding.drafter import AttachedDrafter
+from omnidraft.draft_length.policy import DraftLengthPolicy
+from omnidraft.verification.exact import Outcome, verify_block, verify_greedy, verify_token
+from omnidraft.verification.paper import DirectMap, Proposal, merge, verify_paper
+from omnidraft.verification.round import Draft
+from omnidraft.verification.sampling import Sampler, TargetDistribution
+from omnidraft.verification.walk import STOP, Walk
+
+
+class Scheme(Protocol):
+    """Proposes target tokens from draft tokens; the `Draft` it makes knows how to verify them."""
+
+    def propose(
+        self, attached: AttachedDrafter, length: int, temperature: float, draw: Sampler, policy: DraftLengthPolicy
+    ) -> Draft:
+        """Draft up to `length` tokens at the drafter's `temperature`, as far as `policy` goes."""
+
+
+def make_scheme(attached: AttachedDrafter, eos: Collection[int], drafting: Drafting) -> Scheme | None:
+    """The scheme of `drafting.mode`; None where it can propose nothing, for want of shared tokens."""
+    if drafting.mode == "exact":
+        return WalkScheme(eos, block=drafting.verification == "block")
+    direct = DirectMap(attached.cache)
+    if not direct.mapped.any():
+        return None
+    return PaperScheme(eos, direct) if drafting.mode == "paper" else WalkScheme(eos, block=False, allowed=direct.mapped)
+
+
+# ---------------------------------------------------------------- exact, and intersection
+
+
+class WalkScheme:
+    """Reads the draft by a walk through the trie; with `allowed` (V_q,) other draft tokens are masked out."""
+
+    def __init__(self, eos: Collection[int], *, block: bool, allowed: npt.NDArray[np.bool_] | None = None) -> None:
+        self._eos = eos
+        self._block = block
+        self._allowed = allowed
+
+    def propose(
+        self, attached: AttachedDrafter, length: int, temperature: float, draw: Sampler, policy: DraftLengthPolicy
+    ) -> Draft:
+        walk = Walk(attached.cache, self._eos)
+        if not policy.begin(walk):
+            return Draft(no_draft_reason=policy.no_draft_reason)
+        tokens, vectors = attached.draft(length, temperature, draw, walk.read, self._allowed, policy)
+        walk.finish()
+        return WalkDraft(
+            tokens=tokens,
+            vectors=vectors,
+            proposals=walk.tokens,
+            ended=walk.ended,
+            passes=attached.drafter.passes,
+            read=attached.drafter.read,
+            no_draft_reason=None if tokens else policy.no_draft_reason,
+            walk=walk,
+            block=self._block,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WalkDraft(Draft):
+    """A draft as a walk has read it; `block` accepts or rejects its symbols jointly."""
+
+    walk: Walk
+    block: bool
+
+    @property
+    def symbols(self) -> int:
+        return len(self.walk.symbols)
+
+    def verify(self, target: TargetDistribution, draw: Sampler, *, greedy: bool, lazy: bool) -> Outcome:
+        if greedy:
+            return verify_greedy(self.walk, target.best)
+        verify = verify_block if self.block and not lazy else verify_token
+        return verify(self.walk, self.vectors, target.probs, draw)
+
+    def symbols_in(self, proposals: int) -> int:
+        return sum(symbol.index < proposals for symbol in self.walk.symbols)
+
+    def tokens_in(self, symbols: int) -> int:
+        return self.walk.drafts_in(symbols)
+
+    def false_merge(self, outcome: Outcome) -> int | None:
+        symbol, walk = outcome.refused, self.walk
+        if symbol is None or symbol.node == 0 or symbol.index >= len(walk.tokens):
+            return None
+        ended_early = symbol.symbol == STOP
+        went_on = outcome.emitted[-1] == walk.cache.token_at(symbol.node)
+        return walk.tokens[symbol.index] if ended_early or went_on else None
+
+
+# ---------------------------------------------------------------- the paper's
+
+
+class PaperScheme:
+    """Merges the draft into the longest active n-grams once it is complete."""
+
+    def __init__(self, eos: Collection[int], direct: DirectMap) -> None:
+        self._eos = eos
+        self._direct = direct
+
+    def propose(
+        self, attached: AttachedDrafter, length: int, temperature: float, draw: Sampler, policy: DraftLengthPolicy
+    ) -> Draft:
+        if not policy.begin(None):
+            return Draft(no_draft_reason=policy.no_draft_reason)
+        direct, eos = self._direct, self._eos
+        tokens, vectors = attached.draft(
+            length, temperature, draw, lambda token: int(direct.target[token]) not in eos, direct.mapped, policy
+        )
+        merged = merge(tokens, attached.cache, direct)
+        end = next((i + 1 for i, proposal in enumerate(merged) if proposal.token in eos), len(merged))
+        return MergedDraft(
+            tokens=tokens,
+            vectors=vectors,
+            proposals=[proposal.token for proposal in merged[:end]],
+            ended=end > 0 and merged[end - 1].token in eos,
+            passes=attached.drafter.passes,
+            read=attached.drafter.read,
+            no_draft_reason=None if tokens else policy.no_draft_reason,
+            merged=merged[:end],
+            direct=direct,
+            eos=eos,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergedDraft(Draft):
+    """A draft whose tokens were merged into proposals, each of which counts as one symbol."""
+
+    merged: Sequence[Proposal]
+    direct: DirectMap
+    eos: Collection[int]
+
+    @property
+    def symbols(self) -> int:
+        return len(self.proposals)
+
+    def verify(self, target: TargetDistribution, draw: Sampler, *, greedy: bool, lazy: bool) -> Outcome:  # noqa: ARG002
+        if not greedy:
+            drawn = (self.merged, self.tokens, self.vectors)
+            emitted, accepted = verify_paper(*drawn, self.direct, target.probs, draw, self.eos)
+            return Outcome(emitted, accepted, accepted, None)
+        accepted = 0
+        while accepted < len(self.proposals) and self.proposals[accepted] == target.best(accepted):
+            accepted += 1
+        end = () if self.ended and accepted == len(self.proposals) else (target.best(accepted),)
+        return Outcome((*self.proposals[:accepted], *end), accepted, accepted, None)
+
+    def symbols_in(self, proposals: int) -> int:
+        return proposals
+
+    def tokens_in(self, symbols: int) -> int:
+        return sum(proposal.length for proposal in self.merged[:symbols])

@@ -1,0 +1,134 @@
+"""One copy of a drafter's weights for any number of targets, and the slot that their requests take turns in."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+
+from omnidraft.errors import OmniDraftError
+from omnidraft.models.cpu_llama import lean
+from omnidraft.models.language_model import LanguageModel, TransformersModel
+
+LOOK_S = 0.02  # seconds between looks at whether a waiting request still has the slot
+
+
+class Pausable(Protocol):
+    """Work beside requests, which stands still while one is decoded."""
+
+    def pause(self) -> None:
+        """A request is being decoded."""
+
+    def resume(self) -> None:
+        """It is done."""
+
+
+class Slot:
+    """The place of one request at a time on models that hold the state of one; a later request takes it over."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()  # held by whoever uses the models, from round to round
+        self.background: list[Pausable] = []  # trainers of the drafter, for all its targets
+        self._request: object = None
+
+    def take(self, request: object) -> None:
+        """Give the slot to a request; the one before cannot go on."""
+        with self.lock:
+            self._request = request
+            self.resume()
+
+    def pause(self) -> None:
+        """Have background work stand still while the request is decoded."""
+        for each in self.background:
+            each.pause()
+
+    def resume(self) -> None:
+        """Let background work go on."""
+        for each in self.background:
+            each.resume()
+
+    def held_by(self, request: object) -> bool:
+        """Whether no later request has taken the slot."""
+        return self._request is request
+
+    @contextmanager
+    def round(self, request: object) -> Iterator[None]:
+        """Use the models for a round; raises OmniDraftError, before or after it, where a later request has the slot."""
+        try:
+            with self.turn(request):
+                self._check(request)
+                yield
+        finally:
+            self._check(request)  # a logits processor may begin a request, and take the state of this one away
+
+    @contextmanager
+    def turn(self, request: object) -> Iterator[None]:
+        """Hold the lock, or go on without it once a later request has the slot, which may hold it for long."""
+        while not (held := self.lock.acquire(timeout=LOOK_S)) and self.held_by(request):
+            pass
+        try:
+            yield
+        finally:
+            if held:
+                self.lock.release()
+
+    def _check(self, request: object) -> None:
+        if not self.held_by(request):
+            # the models now hold the later request: going on would continue that one
+            raise OmniDraftError("another text was begun on the same models: read a stream to its end first")
+
+
+class LentWeights(TransformersModel):
+    """A copy of a model that can be given other weights, and its own again."""
+
+    def __init__(self, source: TransformersModel) -> None:
+        super().__init__(copy.deepcopy(source.model))
+        self._source = source
+
+    @torch.no_grad()
+    def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Copy these weights in, by the names of `named_parameters`, and the source's for the rest; keep the cache."""
+        own = dict(self.model.named_parameters())
+        for name, weight in self._source.model.named_parameters():
+            own[name].copy_(weights.get(name, weight))
+
+
+class SharedDrafter:
+    """The one copy of a drafter's weights that drafts, for any number of targets, one request at a time.
+
+    The source it was made from stays as it is.
+    """
+
+    def __init__(self, source: TransformersModel, *, lean_step: bool = True) -> None:
+        self.source = source
+        self.slot = Slot()
+        self._lean = lean(source) if lean_step else None
+        self._own: LentWeights | None = None
+        self._holder: object = None  # whose learned weights are loaded; None: the source's own
+
+    @property
+    def model(self) -> LanguageModel:
+        return self._lean or self._own or self.source
+
+    def load_weights(self, holder: object, weights: Mapping[str, torch.Tensor]) -> LanguageModel:
+        """Load these weights of `holder` over the source's; returns the model to draft with from now on."""
+        if self._lean is not None:
+            self._lean.load_weights(weights)
+        elif self._own is not None or weights:
+            self._own = self._own or LentWeights(self.source)
+            self._own.load_weights(weights)
+        self._holder = holder
+        return self.model
+
+    @property
+    def pristine(self) -> bool:
+        """Whether nobody brought weights yet."""
+        return self._holder is None
+
+    def held_by(self, holder: object) -> bool:
+        """Whether the loaded weights are those that `holder` brought last."""
+        return self._holder is holder
