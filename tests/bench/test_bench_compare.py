@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,14 +24,14 @@ Captured = pytest.CaptureFixture[str]
 
 def spoil(patch: pytest.MonkeyPatch) -> None:
     """Let a drafter change the last token of every answer."""
-    rounds = Engine.rounds
+    commit = Engine.commit
 
-    def changed(self: Engine, *rest: Any) -> Iterator[Round]:
-        for record in rounds(self, *rest):
-            last = record.finish is not None and self.attached is not None
-            yield replace(record, emitted=(*record.emitted[:-1], record.emitted[-1] ^ 1)) if last else record
+    def changed(self: Engine, *rest: Any) -> Round:
+        record = commit(self, *rest)
+        last = record.finish is not None and self.attached is not None
+        return replace(record, emitted=(*record.emitted[:-1], record.emitted[-1] ^ 1)) if last else record
 
-    patch.setattr(Engine, "rounds", changed)
+    patch.setattr(Engine, "commit", changed)
 
 
 COUNT = 8

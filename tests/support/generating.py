@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +39,13 @@ def noisy(model: PreTrainedModel, noise: float) -> PreTrainedModel:
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Round]:
     """The records of all rounds from now on."""
     seen: list[Round] = []
-    plain = Engine.rounds
+    commit = Engine.commit
 
-    def rounds(*args: Any, **options: Any) -> Iterator[Round]:
-        for record in plain(*args, **options):
-            seen.append(record)
-            yield record
+    def noted(*args: Any, **options: Any) -> Round:
+        seen.append(commit(*args, **options))
+        return seen[-1]
 
-    monkeypatch.setattr(Engine, "rounds", rounds)
+    monkeypatch.setattr(Engine, "commit", noted)
     return seen
 
 
