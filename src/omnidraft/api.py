@@ -14,7 +14,7 @@ import torch
 
 from omnidraft import zoo
 from omnidraft.alignment.vocab import Vocab, read_vocab
-from omnidraft.attach import LearningOptions, LearningSide, attach_drafter, attach_learning
+from omnidraft.attach import LearningOptions, LearningSide, attach_drafter, attach_learning, check_precision
 from omnidraft.config import (
     ADAPT,
     Drafting,
@@ -167,6 +167,7 @@ class OmniDraft:
         )
 
 
+@torch.inference_mode(mode=False)  # weights made inside it could never be trained
 def load(
     target: str | Path,
     drafter: str | Path | OmniDraft | None = AUTO,
@@ -193,6 +194,7 @@ def load(
     learning = {name: options.pop(name) for name in names(Learning) if name in options}
     settings = settings_of(Drafting, options, own)
     Learning(**learning)
+    _check_models(target, drafter)
     choice("adapt", adapt, ADAPT)
     place: object = profile
     if place is not None and (not isinstance(place, str | Path) or not str(place)):
@@ -214,6 +216,7 @@ def load(
     else:
         helper = load_drafter(target, drafter, dtype, device, warn)
         shared = SharedDrafter(helper.lm, lean_step=settings.drafter_step == "auto")
+    check_precision(loaded, warn)
     attached = attach_drafter(loaded, vocab, helper, settings, warn, shared)
     use = LearningOptions(adapt=adapt, learning=learning, profile=profile, warn=warn)
     side = attach_learning(loaded, helper, attached, shared, use)
@@ -221,6 +224,16 @@ def load(
     if adapt != "off":
         engine.teacher_temperature = side.memory.learning.teacher_temperature
     return OmniDraft(loaded, vocab, engine, side, sampling)
+
+
+def _check_models(target: object, drafter: object) -> None:
+    """Raise ConfigError for what names no model, such as a model that is in memory already."""
+    name = "give a folder, a hub id or zoo:NAME"
+    if not isinstance(target, str | Path):
+        fix = f"{name}; for a model in memory there is omnidraft.hf.generate"
+        raise ConfigError(f"target is of type {type(target).__name__}: {fix}")
+    if drafter is not None and not isinstance(drafter, str | Path | OmniDraft):
+        raise ConfigError(f"drafter is of type {type(drafter).__name__}: {name}, an OmniDraft, or None")
 
 
 def _shared(drafter: OmniDraft, options: Mapping[str, Any]) -> tuple[LoadedModel, SharedDrafter]:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
+import torch
+
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.translator import Translator
 from omnidraft.alignment.trie import SpellingTable, default_cache_dir, load_table
@@ -77,6 +79,17 @@ def attach_drafter(
         cache=make_cache(table, drafting),
         head=Head(hidden_size(drafter.lm.model)),
     )
+
+
+def check_precision(target: LoadedModel, warn: Warn) -> None:
+    """Warn where the target's logits depend on how many tokens are verified at once: in anything but float32."""
+    dtype = target.lm.model.dtype
+    if dtype not in (torch.float32, torch.float64):
+        name = str(dtype).removeprefix("torch.")
+        warn(
+            f"target {target.name} computes in {name}, where drafting may change a greedy token if others are nearly "
+            "as likely: float32 keeps every token"
+        )
 
 
 def read_table(drafter: Vocab, target: Vocab, speller: Speller, target_speller: Speller, warn: Warn) -> SpellingTable:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from omnidraft import defaults
 from omnidraft.api import OmniDraft
 from omnidraft.config import Sampling
 from omnidraft.detokenizer import Detokenizer, StopStrings
-from omnidraft.errors import ConfigError, ModelError, OmniDraftError, PromptError
+from omnidraft.errors import ConfigError, ModelError, NumericsError, OmniDraftError, PromptError
 from omnidraft.prompting import encode
 
 PROMPT = "hello world"
@@ -465,24 +464,58 @@ def test_a_logits_processor_may_write_into_its_scores(model: OmniDraft, sampling
     assert any(token in ids for _, laws in found[1] for ids in laws for token in banned), "and not in what is learned"
 
 
-@pytest.mark.parametrize("ending", ["closed", "with", "forgotten", "read"])
+@pytest.mark.parametrize("ending", ["closed", "with", "forgotten", "left", "read"])
 def test_a_stream_lets_go_of_its_state(model: OmniDraft, ending: str) -> None:
-    stream: Iterator[str] | None = model.stream(PROMPT, max_new_tokens=40)
-    assert stream is not None
-    next(stream)
-    assert model.target.lm.length > 0
-    if ending == "closed":
-        stream.close()  # type: ignore[attr-defined]
-    elif ending == "with":
-        with stream:  # type: ignore[attr-defined]
-            next(stream)
-    elif ending == "read":
-        list(stream)
-    stream = None
-    gc.collect()
-    assert model.target.lm.length == 0
+    gc.disable()  # what is left is let go of at once, not when cycles are collected
+    try:
+        stream = model.stream(PROMPT, max_new_tokens=40)
+        next(stream)
+        assert model.target.lm.length > 0
+        if ending == "closed":
+            stream.close()
+        elif ending == "with":
+            with stream:
+                next(stream)
+        elif ending == "read":
+            list(stream)
+        elif ending == "left":
+            for _ in stream:
+                break
+        del stream
+        assert model.target.lm.length == 0
+    finally:
+        gc.enable()
     assert model.engine.attached is not None
     assert model.engine.attached.drafter.model.length == 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_precision_that_greedy_identity_depends_on_is_told(target: Path, drafter: Path, dtype: str) -> None:
+    said: list[str] = []
+    omnidraft.load(target, None, dtype=dtype, warn=said.append)
+    assert said == [], "nothing is verified together"
+    omnidraft.load(target, drafter, dtype=dtype, profile=None, warn=said.append)
+    assert ["bfloat16" in line and "float32 keeps every token" in line for line in said] == [True] * (
+        dtype != "float32"
+    )
+
+
+def test_a_model_in_memory_is_refused_in_a_line(model: OmniDraft, target: Path) -> None:
+    for arguments in ((model.target.lm.model,), (target, model.target.lm.model)):
+        with pytest.raises(ConfigError, match="is of type LlamaForCausalLM: give a folder") as error:
+            omnidraft.load(*arguments)  # type: ignore[arg-type]
+        assert len(str(error.value)) < 150
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_drafter_of_nan_is_blamed_itself(target: Path, drafter: Path, temperature: float) -> None:
+    model = omnidraft.load(target, drafter, profile=None, draft_length=4, drafter_step="transformers")
+    assert model.drafter is not None
+    with torch.no_grad():
+        next(iter(model.drafter.lm.model.parameters())).fill_(torch.nan)
+    if temperature:
+        with pytest.raises(NumericsError, match="the drafter's logits"):
+            model.generate(PROMPT, max_new_tokens=4, temperature=temperature)
 
 
 def test_a_stream_that_was_overtaken_leaves_the_later_one_alone(model: OmniDraft) -> None:

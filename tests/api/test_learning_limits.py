@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import omnidraft
 from omnidraft.config import Learning
@@ -44,9 +45,21 @@ def test_a_profile_is_found_again_in_another_precision(tmp_path: Path, home: Pat
     drafter = few_bits(save_model(tmp_path / "drafter", sentencepiece(), seed=2))
     with omnidraft.load(target, drafter, adapt="inline", dtype="float32") as model:
         answers(model, 1)
-    with omnidraft.load(target, drafter, dtype=dtype, warn=pytest.fail) as other:
+    said: list[str] = []
+    with omnidraft.load(target, drafter, dtype=dtype, warn=said.append) as other:
         assert other.learned == model.learned
+    assert [dtype in line for line in said] == [True], "of the precision, and of no profile"
     assert len(saved(home)) == 1
+
+
+def test_learning_goes_on_under_inference_mode(target: Path, drafter: Path) -> None:
+    options = FAST | {"interval": 1}
+    with (
+        torch.inference_mode(),
+        omnidraft.load(target, drafter, adapt="inline", profile=None, **options, warn=pytest.fail) as model,
+    ):
+        answers(model, 3)
+    assert model.learned["updates"] > 0
 
 
 def test_learning_that_fails_costs_no_reply(target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -406,6 +406,20 @@ def test_text_is_streamed_to_another_thread(model: PreTrainedModel, twin: PreTra
     assert "".join(pieces) == tokenizer.decode(new_tokens(model, alone(model)))
 
 
+def test_a_streamer_that_would_wait_for_ever_is_refused(model: PreTrainedModel, twin: PreTrainedModel) -> None:
+    streamer = TextIteratorStreamer(tokenizer_of(model), timeout=30)
+    with pytest.raises(ConfigError, match="give it as omnidraft_streamer"):
+        helped(model, twin, streamer=streamer)
+    list(streamer)  # it has an end
+
+
+def test_autocast_is_as_without_drafts(model: PreTrainedModel, twin: PreTrainedModel, drafter: Path) -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = alone(model, max_new_tokens=4)
+        for helper in (twin, drafter):
+            assert helped(model, helper, max_new_tokens=4).shape == expected.shape
+
+
 # ---------------------------------------------------------------- what is kept
 
 

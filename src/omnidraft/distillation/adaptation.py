@@ -155,7 +155,8 @@ class Adaptation:
     def _safely(self, act: Callable[[], None]) -> None:
         """Do a step of learning; where it fails, warn and end learning, as no answer may be lost to it."""
         try:
-            act()
+            with torch.inference_mode(mode=False):  # the caller may be in it, where nothing can be trained
+                act()
         except Exception as error:  # noqa: BLE001  whatever it is
             self._warn(f"the drafter learns no more ({type(error).__name__}: {error}): load the models again")
             self.end()

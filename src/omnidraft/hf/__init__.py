@@ -8,6 +8,7 @@ criteria, `ready` keeps the drafters that were made ready for a model.
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Mapping
 from contextlib import closing
@@ -93,6 +94,7 @@ def generate(  # noqa: PLR0913  transformers hands over those of its arguments t
     for an option, ModelError for a model, PromptError for a prompt that is empty, over-long or of ids that the
     model does not have, NumericsError for logits that are NaN.
     """
+    _refuse_streamer()
     if model.training:
         raise ConfigError("the model is in training mode, and says something else each time: call model.eval()")
     # made anew for each text: nothing that is kept may hold the model, and its cache goes with the text
@@ -126,6 +128,17 @@ def generate(  # noqa: PLR0913  transformers hands over those of its arguments t
         return GenerateDecoderOnlyOutput(sequences=text.ids, scores=text.scores, logits=text.logits)
     ids: torch.Tensor = text.ids
     return ids
+
+
+def _refuse_streamer() -> None:
+    """Raise ConfigError where `model.generate` was given a `streamer`, which it hands nobody more than the prompt."""
+    frame = inspect.currentframe()
+    for _ in range(2):  # the frame of `generate`, the only place where it can be seen
+        frame = None if frame is None else frame.f_back
+    streamer = frame.f_locals.get("streamer") if frame and frame.f_code.co_name == "generate" else None
+    if streamer is not None:
+        streamer.end()  # whoever reads it must not wait for ever
+        raise ConfigError("streamer is given, which gets no tokens here: give it as omnidraft_streamer")
 
 
 def _drafting(options: Mapping[str, Any] | None) -> Drafting:

@@ -75,7 +75,7 @@ def check_scores(processor: Processor, scores: object, size: int) -> None:
 def largest(scores: torch.Tensor) -> list[int]:
     """Return the index of the largest score of each row (n, V), the lowest index of equals."""
     # numpy's argmax is twenty times as fast as torch's on a CPU
-    best: list[int] = (scores.numpy() if scores.device.type == "cpu" else scores).argmax(-1).tolist()
+    best: list[int] = (_wide(scores).numpy() if scores.device.type == "cpu" else scores).argmax(-1).tolist()
     return best
 
 
