@@ -495,26 +495,24 @@ def test_precision_that_greedy_identity_depends_on_is_told(target: Path, drafter
     omnidraft.load(target, None, dtype=dtype, warn=said.append)
     assert said == [], "nothing is verified together"
     omnidraft.load(target, drafter, dtype=dtype, profile=None, warn=said.append)
-    assert ["bfloat16" in line and "float32 keeps every token" in line for line in said] == [True] * (
-        dtype != "float32"
-    )
+    assert len(said) == (dtype != "float32")
+    assert all("bfloat16" in line and "float32 keeps every token" in line for line in said)
 
 
 def test_a_model_in_memory_is_refused_in_a_line(model: OmniDraft, target: Path) -> None:
     for arguments in ((model.target.lm.model,), (target, model.target.lm.model)):
         with pytest.raises(ConfigError, match="is of type LlamaForCausalLM: give a folder") as error:
-            omnidraft.load(*arguments)  # type: ignore[arg-type]
+            omnidraft.load(*arguments)
         assert len(str(error.value)) < 150
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_drafter_of_nan_is_blamed_itself(target: Path, drafter: Path, temperature: float) -> None:
+def test_a_drafter_of_nan_is_blamed_itself(target: Path, drafter: Path) -> None:
     model = omnidraft.load(target, drafter, profile=None, draft_length=4, drafter_step="transformers")
     assert model.drafter is not None
     with torch.no_grad():
         next(iter(model.drafter.lm.model.parameters())).fill_(torch.nan)
-    if temperature:
-        with pytest.raises(NumericsError, match="the drafter's logits"):
+    for temperature in (0.0, 1.0):
+        with pytest.raises(NumericsError, match="drafter"):
             model.generate(PROMPT, max_new_tokens=4, temperature=temperature)
 
 

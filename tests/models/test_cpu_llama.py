@@ -257,5 +257,5 @@ def test_a_drafter_that_returns_nan_is_noticed() -> None:
     steps = model.engine.attached.drafter.model
     assert isinstance(steps, LeanLlama)
     steps._norm = torch.full_like(steps._norm, float("nan"))
-    with pytest.raises(NumericsError):
+    with pytest.raises(NumericsError, match="the drafter's logits"):
         model.generate("def mean(values):", max_new_tokens=12, temperature=1.0)
