@@ -207,7 +207,7 @@ def nowhere() -> Path:
 @pytest.mark.parametrize(
     ("place", "fault", "words"),
     [
-        ("omnidraft.alignment.trie.os.fsync", full, "No space left"),
+        ("omnidraft.storage.os.fsync", full, "No space left"),
         ("omnidraft.attach.default_cache_dir", nowhere, "no home folder"),
     ],
 )

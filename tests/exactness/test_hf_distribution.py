@@ -78,7 +78,7 @@ def helped_distribution(run: Callable[[], torch.Tensor], monkeypatch: pytest.Mon
 
     def once(draw: Sampler) -> tuple[int, ...]:
         with monkeypatch.context() as patch:
-            patch.setattr(hf, "GeneratorDraw", lambda _: draw)
+            patch.setattr(hf, "GeneratorSampler", lambda _: draw)
             return tuple(run()[0].tolist())
 
     return summed(enumerate_draws(once))
