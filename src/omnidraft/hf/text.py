@@ -1,4 +1,4 @@
-"""One answer as the processors and criteria of transformers see it: each prefix once, in the order of plain decoding."""
+"""An answer as processors and criteria of transformers see it: each prefix once, in the order of plain decoding."""
 
 from __future__ import annotations
 
