@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,12 @@ def _no_default_drafter_from_the_hub(request: pytest.FixtureRequest, monkeypatch
     """What tests load must not depend on a network."""
     if "hub" not in request.keywords:
         monkeypatch.setattr("omnidraft.defaults.at_hand", lambda _: False)
+
+
+@pytest.fixture(autouse=True)
+def _updates_wait_for_no_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is learned must not depend on how busy the machine is."""
+    monkeypatch.setattr("omnidraft.distillation.inline.MINOR_S", math.inf)
 
 
 @pytest.fixture(scope="session")

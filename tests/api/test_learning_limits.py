@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -75,6 +76,20 @@ def test_learning_that_fails_costs_no_reply(target: Path, drafter: Path, monkeyp
     assert len(said) == 1
     assert "learns no more (RuntimeError: no memory)" in said[0]
     model.close()
+
+
+@pytest.mark.parametrize("loaded_inside", [True, False])
+def test_learning_goes_on_in_inference_mode(target: Path, drafter: Path, *, loaded_inside: bool) -> None:
+    options: dict[str, Any] = {"adapt": "inline", "profile": None, "warn": pytest.fail, **(FAST | {"interval": 1})}
+    with torch.inference_mode(mode=loaded_inside):
+        model = omnidraft.load(target, drafter, **options)
+    with torch.inference_mode():
+        wanted = [answer.token_ids for answer in answers(model, 3)]
+    assert model.learned["updates"] == 3
+    pristine = omnidraft.load(target, drafter, profile=None)
+    assert [answer.token_ids for answer in answers(pristine, 3)] == wanted
+    answers(model, 1)
+    assert model.learned["updates"] == 4
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 
 from omnidraft.alignment.ngram_cache import NgramCache
@@ -13,14 +14,14 @@ from omnidraft.distillation.weights import Weights
 
 _log = logging.getLogger("omnidraft")
 MAX_COST = 1.0  # seconds of updates per second of decoding
-MINOR_S = 1.0  # an update that takes less is not minded
+MINOR_S = 2.0  # an update that takes less never waits
 
 
 class InlineTrainer:
     """A `Learner` that trains where it is called, and is deterministic as long as updates cost less than decoding.
 
     All that an update can save is decoding time.  So one that would take longer than the replies since the last update
-    did, going by how long that one took, waits for more replies, and `warn` is told once.
+    did, going by the quicker of the last two, waits for more replies, and `warn` is told once.
     """
 
     def __init__(self, trainer: Trainer, warn: Callable[[str], None] = _log.warning) -> None:
@@ -29,7 +30,7 @@ class InlineTrainer:
         self._warned = False
         self._paused_at: float | None = None
         self._decoding_s = 0.0  # of replies since the last update; 0 where none was timed
-        self._update_s = 0.0  # of the last update
+        self._update_s: deque[float] = deque([0.0], maxlen=2)  # of the last two updates
 
     @property
     def counters(self) -> Counters:
@@ -66,11 +67,12 @@ class InlineTrainer:
         """Do nothing: there is no process to end."""
 
     def _affordable(self) -> bool:
-        if self._decoding_s == 0 or self._update_s <= max(MINOR_S, MAX_COST * self._decoding_s):
+        cost = min(self._update_s)  # of which the slower may have met other work
+        if self._decoding_s == 0 or cost <= max(MINOR_S, MAX_COST * self._decoding_s):
             return True
         if not self._warned:
             self._warn(
-                f"an update of the drafter takes {self._update_s:.1f} s, the replies since the last one took "
+                f"an update of the drafter takes {cost:.1f} s, the replies since the last one took "
                 f"{self._decoding_s:.1f} s: updates wait for more replies; use adapt='background', or a smaller drafter"
             )
         self._warned = True
@@ -81,6 +83,7 @@ class InlineTrainer:
         changed = self._trainer.update()
         self._changed |= changed or self._trainer.head_changed  # the head is kept where an update is rolled back
         if self.counters.paused == paused:
-            self._update_s, self._decoding_s = time.perf_counter() - began, 0.0
+            self._update_s.append(time.perf_counter() - began)
+            self._decoding_s = 0.0
         elif paused == 0:
             self._warn("an update of the drafter waits for free memory: use a smaller drafter, or adapter='lora'")
