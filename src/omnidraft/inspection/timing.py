@@ -1,4 +1,4 @@
-"""What steps of two models cost on this machine, and from which acceptance on drafting with them pays."""
+"""Measured step times of two models on this machine, and the acceptance from which drafting pays."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy as np
 
 from omnidraft.models.language_model import LanguageModel
 
-SIZES = (1, 2, 4, 8, 16)  # tokens of a pass of the target
-LENGTHS = (1, 2, 4, 8)  # draft tokens of a round
-CONTEXT = 64  # tokens in the caches
-DRAFTED = 4  # steps of the drafter in a row
+SIZES = (1, 2, 4, 8, 16)  # tokens per forward pass of the target
+LENGTHS = (1, 2, 4, 8)  # draft tokens per round
+CONTEXT = 64  # tokens in the KV caches
+DRAFTED = 4  # consecutive draft steps
 LAPS, FEWEST = 21, 5
-SECONDS = 20.0  # after which no further lap begins, once there are enough
+SECONDS = 20.0  # no further lap begins after that, if there are at least FEWEST
 HALVINGS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """Seconds of a pass of the target, by its tokens, and of a step of the drafter."""
+    """Seconds of a forward pass of the target, by its number of tokens, and of a draft step."""
 
     target: Mapping[int, float]
     drafter: float
@@ -29,10 +29,10 @@ class Steps:
     laps: int
 
     def cost(self, length: int, ratio: float = 1.0) -> float:
-        """Of a round with so many draft tokens, in steps of the target alone.
+        """Cost of a round of `length` draft tokens, in target steps.
 
-        `ratio` is target tokens in a draft token: that many are verified for each, and one more.  Between the sizes
-        that were measured, and beyond them, costs lie on a line.
+        `ratio` is target tokens per draft token; 1 + ratio * length tokens are verified.  Times are interpolated
+        linearly between the measured sizes, and extrapolated beyond them.
         """
         sizes, seconds = list(self.target), list(self.target.values())
         verified = 1 + ratio * length
@@ -45,17 +45,17 @@ class Steps:
 
 
 def expected(acceptance: float, length: int, ratio: float = 1.0) -> float:
-    """Target tokens of a round, each draft token being accepted with this probability if those before it are.
+    """Expected target tokens of a round, where each draft token is accepted with this probability given those before.
 
-    One for one it is (1 - a^(k + 1)) / (1 - a).
+    For ratio 1 it is (1 - a^(k + 1)) / (1 - a).
     """
     return 1 + ratio * sum(acceptance**position for position in range(1, length + 1))
 
 
 def break_even(cost: float, length: int, ratio: float = 1.0) -> float | None:
-    """The acceptance at which a round that costs so many steps of the target brings as many tokens.
+    """The acceptance at which a round that costs `cost` target steps emits as many tokens, by bisection.
 
-    0 where it costs no more than the one token that it brings anyway; None where even accepting everything is less.
+    0 where a round costs at most one step; None where accepting everything is not enough.
     """
     if cost <= 1:
         return 0.0
@@ -69,9 +69,9 @@ def break_even(cost: float, length: int, ratio: float = 1.0) -> float | None:
 
 
 def measure(target: LanguageModel, drafter: LanguageModel, clock: Callable[[], float] = time.perf_counter) -> Steps:
-    """Time passes of both, which take turns; the first lap does not count.
+    """Time forward passes of both models in turns, after one warm-up lap.
 
-    What is compared are shares of laps: machines are now slower, now faster, as others use them.
+    Medians are taken of each pass's share of its lap, because the speed of a shared machine varies over time.
     """
     context = max(1, min(CONTEXT, target.context - SIZES[-1], drafter.context - DRAFTED))
     sizes = [size for size in SIZES if context + size <= target.context]
@@ -100,5 +100,5 @@ def measure(target: LanguageModel, drafter: LanguageModel, clock: Callable[[], f
 
 
 def _ids(count: int, model: LanguageModel) -> list[int]:
-    """Different tokens: a mixture of experts would read one expert for equal ones."""
+    """Distinct token ids: equal ones would use a single expert of a mixture of experts."""
     return [(7919 * place + 1) % model.vocab_size for place in range(count)]
