@@ -423,22 +423,17 @@ def test_autocast_is_as_without_drafts(model: PreTrainedModel, twin: PreTrainedM
 # ---------------------------------------------------------------- what is kept
 
 
-def test_a_pair_is_made_once_and_goes_on_learning(target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drafter_is_attached_once(target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load(target)
     assert torch.equal(helped(model, drafter, omnidraft_options={}), alone(model))
     (kept,) = ready_drafters(model).values()
     assert isinstance(kept.policy, Goodput)
-    clock, measured = kept.side.adaptation.attached.cache._clock, kept.policy.trials._all
-    assert clock
-    assert measured
     with monkeypatch.context() as patch:
         for name in ("attach_drafter", "load_model", "load_tokenizer", "SharedDrafter"):
             patch.setattr(ready, name, lambda *_, **__: pytest.fail("made again"))
         helped(model, drafter, omnidraft_options={})
         helped(model, drafter, omnidraft_options=None, do_sample=True)
     assert list(ready_drafters(model).values()) == [kept]
-    assert kept.side.adaptation.attached.cache._clock > clock
-    assert kept.policy.trials._all > measured
 
     with monkeypatch.context() as patch:  # other options: another pair of the same drafter
         patch.setattr(ready, "load_model", lambda *_, **__: pytest.fail("loaded again"))

@@ -1,0 +1,153 @@
+"""What a model brings with it when it is loaded: ways to sample, a default drafter, its precision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import GenerationConfig
+
+import omnidraft
+from omnidraft import defaults
+from omnidraft.api import OmniDraft
+from omnidraft.config import Sampling
+from omnidraft.errors import ConfigError, ModelError, NumericsError
+
+PROMPT = "hello world"
+
+
+@pytest.fixture
+def model(target: Path, drafter: Path) -> OmniDraft:
+    return omnidraft.load(target, drafter, dtype="float32", profile=None, draft_length=4)
+
+
+def read(**config: Any) -> tuple[Sampling, list[str]]:
+    warnings: list[str] = []
+    return defaults.sampling_of(GenerationConfig(**config), warnings.append), warnings
+
+
+def test_a_generation_config_says_how_to_sample() -> None:
+    assert read() == (Sampling(), [])
+    assert read(temperature=0.6, top_p=0.9) == (Sampling(), []), "without do_sample it is greedy"
+    assert read(do_sample=True) == (Sampling(temperature=1.0, top_k=50), [])
+    asked: dict[str, Any] = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05}
+    assert read(do_sample=True, **asked) == (Sampling(**asked), [])
+    assert read(do_sample=False, repetition_penalty=1.1) == (Sampling(repetition_penalty=1.1), [])
+    sampling, (warning,) = read(no_repeat_ngram_size=3, suppress_tokens=[5], num_beams=1)
+    assert sampling == Sampling()
+    assert "no_repeat_ngram_size, suppress_tokens" in warning
+    assert "num_beams" not in warning
+
+
+@pytest.mark.parametrize(
+    ("asked", "followed", "words"),
+    [
+        ({"top_p": 7.0}, {"temperature": 1.0, "top_k": 50}, "config is left out, it is 1.0 instead: top_p is 7.0"),
+        ({"temperature": -1.0, "top_k": 9}, {"temperature": 1.0, "top_k": 9}, "1.0 instead: temperature is -1"),
+        (
+            {"temperature": 0.6, "repetition_penalty": 0.0},
+            {"temperature": 0.6, "top_k": 50},
+            "1.0 instead: repetition_penalty is 0.0",
+        ),
+        ({"temperature": 1e-5}, {"temperature": 0.0, "top_k": 50}, "at temperature 1e-05, which is greedy decoding"),
+        ({"temperature": 0.0}, {"temperature": 0.0, "top_k": 50}, "at temperature 0, which is greedy decoding"),
+    ],
+)
+def test_what_a_generation_config_asks_for_in_vain(asked: Any, followed: Any, words: str) -> None:
+    sampling, (warning,) = read(do_sample=True, **asked)
+    assert sampling == Sampling(**followed)
+    assert words in warning
+    assert "\n" not in warning
+
+
+def test_a_text_follows_the_generation_config_and_keywords_go_before_it(target: Path, tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"do_sample": True, "temperature": 0.8, "top_k": 7, "repetition_penalty": 1.2}
+    plain = omnidraft.load(target, None, dtype="float32")
+    folder = tmp_path / "own"
+    plain.target.lm.model.generation_config = GenerationConfig(**asked, eos_token_id=plain.target.lm.eos[0])
+    plain.target.lm.model.save_pretrained(folder)
+    plain.target.tokenizer.save_pretrained(folder)
+    plain.target.lm.model.generation_config = GenerationConfig()
+    own = omnidraft.load(folder, None, dtype="float32")
+    del asked["do_sample"]
+    assert own.sampling == Sampling(**asked)
+    for keywords in ({}, {"temperature": 0.0}, {"top_k": 0, "top_p": 0.5}):
+        expected = plain.generate(PROMPT, max_new_tokens=24, seed=5, **{**asked, **keywords})
+        assert own.generate(PROMPT, max_new_tokens=24, seed=5, **keywords).token_ids == expected.token_ids
+    assert own.generate(PROMPT, max_new_tokens=24).token_ids != plain.generate(PROMPT, max_new_tokens=24).token_ids
+
+
+def test_a_drafter_that_is_not_named_is_said(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    loaded = omnidraft.load(target, dtype="float32", profile=None, warn=said.append)
+    assert loaded.drafter is not None
+    assert loaded.drafter.name == "drafter"
+    assert any("using zoo:drafter, as JackFram/llama-68m cannot be reached" in line for line in said)
+    monkeypatch.setattr(defaults, "at_hand", lambda _: True)
+    assert defaults.drafter_for(target, said.append) == "JackFram/llama-68m"
+    assert said[-1] == "no drafter is named: using JackFram/llama-68m, the default"
+    assert defaults.drafter_for("zoo:target-a", said.append) == "zoo:drafter"
+
+
+def test_a_default_drafter_that_cannot_be_loaded_is_replaced(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(defaults, "at_hand", lambda _: True)
+    monkeypatch.setattr(defaults, "DRAFTER", "nobody/nothing")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    loaded = omnidraft.load(target, dtype="float32", profile=None, warn=said.append)
+    assert loaded.drafter is not None
+    assert loaded.drafter.name == "drafter"
+    assert any(line.startswith("using zoo:drafter instead: ") for line in said)
+
+
+def test_no_drafter_is_loaded_where_none_is_wanted(target: Path) -> None:
+    for options in ({"drafter": None}, {"draft_length": 0}):
+        alone = omnidraft.load(target, **options, warn=pytest.fail)
+        assert alone.drafter is None
+
+
+@pytest.mark.hub
+def test_a_hub_out_of_reach_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    assert not defaults.at_hand("nobody/nothing-of-this-name")
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: object())
+    assert defaults.at_hand("nobody/nothing-of-this-name")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert not defaults.at_hand("nobody/nothing-of-this-name")
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: "config.json")
+    assert defaults.at_hand("nobody/nothing-of-this-name")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_precision_that_greedy_identity_depends_on_is_told(target: Path, drafter: Path, dtype: str) -> None:
+    said: list[str] = []
+    omnidraft.load(target, None, dtype=dtype, warn=said.append)
+    assert said == [], "nothing is verified together"
+    omnidraft.load(target, drafter, dtype=dtype, profile=None, warn=said.append)
+    assert len(said) == (dtype != "float32")
+    assert all("bfloat16" in line and "float32 keeps every token" in line for line in said)
+
+
+def test_a_model_in_memory_is_refused_in_a_line(model: OmniDraft, target: Path) -> None:
+    for arguments in ((model.target.lm.model,), (target, model.target.lm.model)):
+        with pytest.raises(ConfigError, match="is of type LlamaForCausalLM: give a folder") as error:
+            omnidraft.load(*arguments)
+        assert len(str(error.value)) < 150
+
+
+def test_a_drafter_of_nan_is_blamed_itself(target: Path, drafter: Path) -> None:
+    model = omnidraft.load(target, drafter, profile=None, draft_length=4, drafter_step="transformers")
+    assert model.drafter is not None
+    with torch.no_grad():
+        next(iter(model.drafter.lm.model.parameters())).fill_(torch.nan)
+    for temperature in (0.0, 1.0):
+        with pytest.raises(NumericsError, match="drafter"):
+            model.generate(PROMPT, max_new_tokens=4, temperature=temperature)
+
+
+def test_an_unknown_model_is_no_reason_for_a_default(tmp_path: Path, drafter: Path) -> None:
+    with pytest.raises(ModelError):
+        omnidraft.load(tmp_path / "none", drafter)

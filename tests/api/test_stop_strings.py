@@ -1,0 +1,185 @@
+"""Answers that end before a stop string, wherever in a round it comes up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import omnidraft
+from omnidraft.api import OmniDraft
+from omnidraft.detokenizer import Detokenizer, StopStrings
+from omnidraft.errors import ConfigError
+
+PROMPT = "hello world"
+
+
+@pytest.fixture
+def model(target: Path, drafter: Path) -> OmniDraft:
+    return omnidraft.load(target, drafter, dtype="float32", profile=None, draft_length=4)
+
+
+def tokens_of(text: str) -> tuple[bytes, ...]:
+    return tuple(character.encode() for character in text)
+
+
+@pytest.mark.parametrize("cuts", [[11], [1] * 11, [3, 3, 5], [6, 5]])
+@pytest.mark.parametrize(
+    ("strings", "expected", "count"),
+    [
+        (["lo"], "hel", 5),
+        (["o w", "lo"], "hel", 5),
+        (["o", "hello"], "hell", 5),  # the one that is complete with that token and begins first, not the longest
+        (["hello", "o"], "", 5),
+        (["ld"], "hello wor", 11),
+        (["xyz", "dd"], None, None),
+        (["h"], "", 1),
+    ],
+)
+def test_a_text_ends_before_a_stop_string(
+    cuts: list[int], strings: list[str], expected: str | None, count: int | None
+) -> None:
+    text = "hello world"
+    if strings == ["o", "hello"]:
+        expected = ""  # "hello" begins before its "o", and both are complete with the fifth token
+    ids, words = list(range(len(text))), tokens_of(text)
+    stops = StopStrings(Detokenizer(words), strings)
+    pieces, kept = [], 0
+    for size in cuts:
+        part = ids[kept : kept + size]
+        piece, stay = stops.feed(part)
+        kept += len(part) if stay is None else stay
+        pieces.append(piece)
+        if stay is not None:
+            break
+    pieces.append(stops.end())
+    assert "".join(pieces) == (text if expected is None else expected)
+    assert kept == (len(text) if count is None else count)
+
+
+def test_what_may_begin_a_stop_string_is_held_back_and_no_more() -> None:
+    words = tokens_of("ab<|x<|end")
+    stops = StopStrings(Detokenizer(words), ["<|end|>"])
+    given = []
+    for token in range(len(words)):
+        piece, stay = stops.feed([token])
+        assert stay is None
+        given.append(piece)
+    assert given == ["a", "b", "", "", "<|x", "", "", "", "", ""]
+    assert stops.end() == "<|end"
+
+
+def test_a_stop_string_of_byte_tokens_is_seen_at_once() -> None:
+    words = (b"a", b"\n", b"\xe2", b"\x82", b"\xac", b"b")
+    stops = StopStrings(Detokenizer(words, fallback=[1, 2, 3, 4]), ["\n"])
+    assert stops.feed([0, 1, 2, 3]) == ("a", 2)
+    assert stops.end() == ""
+    stops = StopStrings(Detokenizer(words, fallback=[1, 2, 3, 4]), ["€"])
+    assert stops.feed([0, 2, 3]) == ("a", None)
+    assert stops.feed([4, 5]) == ("", 1)
+    assert stops.end() == ""
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 3}])
+def test_the_end_by_a_stop_string_is_the_same_at_every_place_of_a_round(target: Path, sampling: dict[str, Any]) -> None:
+    # a drafter that is always right, so that texts end inside drafts
+    model = omnidraft.load(target, target, dtype="float32", profile=None, draft_length=4)
+    whole = model.generate(PROMPT, max_new_tokens=40, **sampling)
+    assert len(whole.text) > 20
+    places = set()
+    for begin in range(0, len(whole.text) - 3, 2):
+        stop = whole.text[begin : begin + 3]
+        if "\ufffd" in stop:
+            continue
+        expected = whole.text[: whole.text.find(stop)]
+        stream = model.stream(PROMPT, max_new_tokens=40, stop=stop, **sampling)
+        pieces = list(stream)
+        result = stream.result
+        assert "".join(pieces) == result.text == expected
+        assert result.finish_reason == "stop"
+        assert whole.token_ids[: len(result.token_ids)] == result.token_ids
+        text = model.text_after(model.encode(PROMPT))
+        before = text.feed(result.token_ids[:-1]) + text.ending()
+        assert stop not in before, "it ends with the first token that completes the string"
+        last = stream.rounds[-1]
+        if last.counts.accepted == len(
+            last.emitted
+        ):  # it ends inside the draft, and what comes after it counts for nothing
+            assert last.proposals == last.emitted
+            assert last.counts.symbols == last.counts.symbols_accepted
+            assert len(last.draft) == last.counts.draft_accepted
+            assert last.counts.false_merges == 0
+        places.add(len(last.emitted) - last.counts.accepted)
+        assert result.stats.tokens == len(result.token_ids)
+    assert places == {0, 1}, "inside a round, and with its last token"
+
+
+def test_what_follows_a_stop_string_is_neither_kept_nor_counted(
+    model: OmniDraft, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    pair = model.engine.attached
+    assert pair is not None
+    observe = pair.cache.observe
+
+    def noting(tokens: Any, failed: int | None = None) -> None:
+        seen.extend(tokens)
+        observe(tokens, failed)
+
+    monkeypatch.setattr(pair.cache, "observe", noting)
+    whole = model.generate(PROMPT, max_new_tokens=40)
+    seen.clear()
+    lengths = []
+    monkeypatch.setattr(model.engine, "release", lambda: lengths.append(model.target.lm.length))
+    result = model.generate(PROMPT, max_new_tokens=40, stop=whole.text[9:12])
+    assert result.finish_reason == "stop"
+    assert tuple(seen) == result.token_ids
+    assert lengths[0] <= len(model.encode(PROMPT)) + len(result.token_ids)
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 3}])
+@pytest.mark.parametrize("ending", ["eos", "length"])
+def test_a_text_that_ends_anywhere_in_a_round_is_the_beginning_of_the_whole(
+    target: Path, sampling: dict[str, Any], ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = omnidraft.load(target, target, dtype="float32", profile=None, draft_length=4)
+    pair = model.engine.attached
+    assert pair is not None
+    prompt = model.encode(PROMPT)
+    whole = model.generate(prompt, max_new_tokens=30, **sampling).token_ids
+    places, lengths = set(), []
+    seen: list[int] = []
+    monkeypatch.setattr(model.engine, "release", lambda: lengths.append(model.target.lm.length))
+    observe = pair.cache.observe
+
+    def noting(tokens: Any, failed: int | None) -> None:
+        seen.extend(tokens)
+        observe(tokens, failed)
+
+    monkeypatch.setattr(pair.cache, "observe", noting)
+    for count in range(1, len(whole)):
+        if ending == "eos":
+            if whole[count - 1] in whole[: count - 1]:
+                continue
+            model.engine.eos = frozenset({whole[count - 1]})
+        seen.clear()
+        stream = model.stream(prompt, max_new_tokens=30 if ending == "eos" else count, **sampling)
+        list(stream)
+        last = stream.rounds[-1]
+        if sampling:  # an end of text is drafted in another way, and draws go on from there
+            assert len(stream.result.token_ids) <= 30
+        else:
+            assert stream.result.token_ids == whole[:count]
+        assert stream.result.finish_reason in {ending, "length"}
+        assert tuple(seen) == stream.result.token_ids
+        assert len(prompt) <= lengths[-1] <= len(prompt) + len(seen)
+        assert last.counts.accepted <= len(last.emitted)
+        places.add((len(last.emitted), len(last.emitted) - last.counts.accepted))
+    assert len(places) > 3, "at several places of a round, by an accepted token and by another one"
+
+
+@pytest.mark.parametrize("stop", ["", b"", ["a", ""], [3], 5, {"a": 1}])
+def test_stop_strings_that_are_none(model: OmniDraft, stop: Any) -> None:
+    with pytest.raises(ConfigError, match="stop is"):
+        model.generate(PROMPT, stop=stop)
