@@ -38,15 +38,15 @@ from omnidraft.prompting import Prompt, encode, has_template, usable
 from omnidraft.verification.sampling import GeneratorSampler, Processor
 
 __all__ = ["Generation", "OmniDraft", "Stream", "load"]
-OPTIONS = ("max_new_tokens", "seed", "stop", "template", "logits_processor")  # of a text, beside sampling
+OPTIONS = ("max_new_tokens", "seed", "stop", "template", "logits_processor")  # of a request, beside sampling
 _log = logging.getLogger("omnidraft")
 
 
 class OmniDraft:
-    """A target, made faster by a drafter; what it says stays its own.  Made by `load`, for one text at a time.
+    """A target and the drafter that makes it faster, for one request at a time; made by `load`.
 
-    `sampling` is what a text is sampled with where nothing else is asked for.
-    One that learns is to be closed, by `close` or at the end of a `with` block: what it learned is saved then, too.
+    `sampling` holds the settings of requests that ask for no others.  A model that learns is to be closed, by `close`
+    or at the end of a `with` block: what it learned is saved then, too.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class OmniDraft:
 
     @property
     def drafter_step(self) -> str | None:
-        """How the drafter makes its steps, a phrase; None without one."""
+        """Implementation of the drafter's forward pass, a phrase; None without a drafter."""
         if self.drafter is None or self.engine.attached is None:
             return None
         step = self.engine.attached.drafter.model
@@ -109,9 +109,9 @@ class OmniDraft:
         return f"transformers, as {obstacle(self.drafter.lm) or 'asked for'}"
 
     def generate(self, prompt: Prompt, **options: Any) -> Generation:
-        """Answer a prompt: a text to continue, messages for the target's chat template, or the target's token ids.
+        """Answer a prompt: text to continue, messages for the target's chat template, or the target's token ids.
 
-        `options` are those of `stream`.  Texts of several threads are made one after the other.  Raises ConfigError for
+        `options` are those of `stream`.  Requests of several threads queue.  Raises ConfigError for
         an option, PromptError for a prompt that cannot be used, NumericsError for a model that returns NaN.
         """
         with self._slot.lock, self.stream(prompt, **options) as stream:
@@ -130,11 +130,11 @@ class OmniDraft:
         logits_processor: Sequence[Processor] | None = None,
         **sampling: Any,
     ) -> Stream:
-        """`generate`, piece by piece; beginning another text ends this one with an OmniDraftError.
+        """Stream the answer to a prompt piece by piece; another request on the models ends it with an OmniDraftError.
 
-        `seed` decides every draw; with `draft_length=4` it gives the same text again, as long as the drafter and the
-        n-grams in use, which texts before may have changed, are the same.  The text ends before the first of the `stop`
-        strings.  `template` is told to the chat template beside messages.  Each `logits_processor`, as those of
+        `seed` decides every draw; with `draft_length=4` it gives the same answer again, as long as the drafter and the
+        active n-grams, which earlier requests may have changed, are the same.  The answer ends before the first of the
+        `stop` strings.  `template` is told to the chat template beside messages.  Each `logits_processor`, as those of
         transformers, is given the ids so far (1, T) and the target's scores (1, V), and returns scores.  `sampling`
         takes the fields of `config.Sampling`, whose defaults are those of the target's generation config:
         `OmniDraft.sampling`.
@@ -161,7 +161,7 @@ class OmniDraft:
         return self.encode([{"role": "user", "content": usable(message)}] if chat else message)
 
     def text_after(self, prompt: Iterable[int]) -> Detokenizer:
-        """The text of the tokens that follow these."""
+        """A detokenizer for the tokens that follow these."""
         return Detokenizer(
             self.vocab.tokens, prompt, fallback=self._fallback, opening=partial(_text_of_one, self.target)
         )
@@ -258,10 +258,10 @@ def _processors(given: object) -> tuple[Processor, ...]:
 
 
 def _nothing() -> None:
-    """There is nothing to finish."""
+    """Finish nothing."""
 
 
 def _text_of_one(model: LoadedModel, token: int) -> str:
-    """What the tokenizer makes of a text of one token."""
+    """The tokenizer's text of a single token."""
     text = model.tokenizer.decode([token], clean_up_tokenization_spaces=False)
     return text if isinstance(text, str) else ""

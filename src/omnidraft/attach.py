@@ -1,4 +1,4 @@
-"""A drafter made ready for a target: spellings, n-grams, and what was learned for the two."""
+"""Attach a drafter to a target: spelling table, n-gram cache, learned weights and the learner."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class LearningOptions:
 def attach_drafter(
     target: LoadedModel, vocab: Vocab, drafter: LoadedModel, drafting: Drafting, warn: Warn, shared: SharedDrafter
 ) -> AttachedDrafter:
-    """Make a drafter ready for a target whose vocabulary is `vocab`; the spelling table comes from the disk cache."""
+    """Attach a drafter to a target whose vocabulary is `vocab`; the spelling table comes from the disk cache."""
     own = read_vocab(drafter.tokenizer, drafter.lm.vocab_size, drafter.lm.eos, drafts=True)
     speller = Speller(drafter.tokenizer, own)
     table = read_table(own, vocab, speller, Speller(target.tokenizer, vocab), warn)
@@ -103,19 +103,20 @@ def read_table(drafter: Vocab, target: Vocab, speller: Speller, target_speller: 
 
 
 def make_cache(table: SpellingTable, drafting: Drafting) -> NgramCache:
-    """The n-gram cache that these settings begin with."""
+    """An n-gram cache as these settings start it."""
     if drafting.mode == "intersection":
         return NgramCache(table, seed="empty", frozen=True)
     return NgramCache(table, seed=drafting.ngram_seed, bound=drafting.ngram_bound, eviction=drafting.ngram_eviction)
 
 
-_LEARNING: WeakValueDictionary[Path, LearningSide] = WeakValueDictionary()  # who learns into a file here
+# Who learns into which file: shared by all loads of a process, as its lock on the file is.
+_LEARNING: WeakValueDictionary[Path, LearningSide] = WeakValueDictionary()
 
 
 def attach_learning(
     target: LoadedModel, drafter: LoadedModel, attached: AttachedDrafter, shared: SharedDrafter, use: LearningOptions
 ) -> LearningSide:
-    """Bring in what was learned for a pair, and what learns on; raises ProfileError for a profile given by its path."""
+    """Load what was learned for a pair and start its learner; raises ProfileError for a profile given by its path."""
     table = attached.cache.table
     file, key = _file(target, drafter, table, use)
 

@@ -167,7 +167,7 @@ def test_a_stream_that_was_overtaken_says_so(model: OmniDraft) -> None:
     first = model.stream(PROMPT, max_new_tokens=COUNT)
     begun = next(first)
     model.generate("another", max_new_tokens=4)
-    with pytest.raises(OmniDraftError, match="another text was begun"):
+    with pytest.raises(OmniDraftError, match="another request was begun"):
         list(first)
     assert (first.result.text, first.result.finish_reason) == (begun, "interrupted")
 

@@ -79,7 +79,7 @@ def test_a_stream_is_overtaken_by_the_other_target(target: Path, drafter: Path, 
     stream = a.stream(PROMPTS[0], max_new_tokens=COUNT)
     next(stream)
     assert answers(b, 1)[0].token_ids == alone(b, PROMPTS[0])
-    with pytest.raises(OmniDraftError, match="another text was begun"):
+    with pytest.raises(OmniDraftError, match="another request was begun"):
         list(stream)
     assert a.learned["answers"] == 0
     assert answers(a, 1)[0].token_ids == alone(a, PROMPTS[0])

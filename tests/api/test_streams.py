@@ -58,7 +58,7 @@ def test_streams_of_two_threads_are_never_mixed(model: OmniDraft) -> None:
     assert len(errors) + len(texts) == 4
     assert texts, "the one that began last is read to its end"
     assert set(texts) == {whole}
-    assert all("another text was begun" in error for error in errors)
+    assert all("another request was begun" in error for error in errors)
 
 
 def test_a_text_begun_inside_another_one_ends_that_one(model: OmniDraft) -> None:
@@ -66,7 +66,7 @@ def test_a_text_begun_inside_another_one_ends_that_one(model: OmniDraft) -> None
         model.generate("the world", max_new_tokens=2)
         return scores
 
-    with pytest.raises(OmniDraftError, match="another text was begun"):
+    with pytest.raises(OmniDraftError, match="another request was begun"):
         model.generate(PROMPT, max_new_tokens=8, logits_processor=[meddling])
     assert model.generate(PROMPT, max_new_tokens=8).finish_reason == "length"
 

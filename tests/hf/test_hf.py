@@ -529,7 +529,7 @@ def test_one_text_at_a_time(model: PreTrainedModel, target: Path, drafter: Path)
     stream = shared.stream(PROMPT, max_new_tokens=COUNT)
     next(stream)
     helped(model, shared)
-    with pytest.raises(OmniDraftError, match="another text was begun"):
+    with pytest.raises(OmniDraftError, match="another request was begun"):
         list(stream)
 
     class Inner:
@@ -540,7 +540,7 @@ def test_one_text_at_a_time(model: PreTrainedModel, target: Path, drafter: Path)
         def end(self) -> None:
             """Is not reached."""
 
-    with pytest.raises(OmniDraftError, match="another text was begun"):
+    with pytest.raises(OmniDraftError, match="another request was begun"):
         helped(model, shared, omnidraft_streamer=Inner())
     assert torch.equal(helped(model, shared), alone(model)), "and the next text is as good as any"
 

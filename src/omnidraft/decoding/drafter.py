@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Drafter:
-    """A language model that proposes continuations of a text written in its own tokens."""
+    """A language model that drafts continuations of a text in its own tokens."""
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model

@@ -79,7 +79,7 @@ class Slot:
     def _check(self, request: object) -> None:
         if not self.held_by(request):
             # the models now hold the later request: going on would continue that one
-            raise OmniDraftError("another text was begun on the same models: read a stream to its end first")
+            raise OmniDraftError("another request was begun on the same models: read a stream to its end first")
 
 
 class LentWeights(TransformersModel):

@@ -1,4 +1,4 @@
-"""What decoding did, folded from the records of its rounds."""
+"""Counts, times and rates of decoding, summed over the records of rounds."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 class Stats:
     """Counts and times (seconds) of any number of rounds; each round is one forward pass of the target.
 
-    The first round of a text holds the pass over its prompt, in `verify_s` for the target and `draft_s` for the
-    drafter.
+    The first round of a request holds the prefill, in `verify_s` for the target and `draft_s` for the drafter.
     """
 
     rounds: int = 0

@@ -1,7 +1,7 @@
-"""Learning from live traffic: every finished answer teaches, and what was learned drafts from the next round on.
+"""Online adaptation: finished answers go to a learner, and its weights to the drafter between two rounds.
 
-At a change of weights the drafter reads its text again, so that no draft stands on keys of other weights.  Exact it
-would be either way: q is recorded as it was drawn from.
+After a change of weights the drafter prefills its text again, so that no draft stands on keys of other weights.
+Decoding is exact either way: q is recorded as it was drawn from.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Learner(Protocol):
         """Take in an answer, of which `cache` knows the active n-grams."""
 
     def pause(self) -> None:
-        """A reply is being made."""
+        """Stand still: a request is being decoded."""
 
     def resume(self) -> None:
-        """It is made."""
+        """Go on."""
 
     def poll(self) -> Weights | None:
         """The state after the last update, once."""

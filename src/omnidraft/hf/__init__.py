@@ -2,8 +2,8 @@
 
     model.generate(**inputs, custom_generate=omnidraft.hf.generate, omnidraft_drafter="zoo:drafter")
 
-`generate` here decodes with what transformers made of its own arguments; `text` shows one text to their processors and
-criteria, `ready` keeps the drafters that were made ready for a model.
+`generate` here decodes with what transformers made of its own arguments; `text` shows an answer to their processors and
+criteria, `ready` keeps the drafters that were attached to a model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from omnidraft.decoding.engine import Engine
 from omnidraft.errors import ConfigError
 from omnidraft.generation import Session
 from omnidraft.hf.ready import Drafts, make_ready
-from omnidraft.hf.text import Text, law
+from omnidraft.hf.text import Text, sampling_for
 from omnidraft.models.language_model import TransformersModel
 from omnidraft.verification.sampling import GeneratorSampler
 
@@ -50,7 +50,7 @@ _log = logging.getLogger("omnidraft")
 
 
 class Streamer(Protocol):
-    """What is given the prompt's ids (1, T), then each new token (1,), as the streamers of transformers are."""
+    """Receiver of the prompt's ids (1, T), then of each new token (1,), like the streamers of transformers."""
 
     def put(self, value: torch.Tensor) -> None:
         """The next ids."""
@@ -60,7 +60,7 @@ class Streamer(Protocol):
 
 
 class Silence:
-    """Where nothing is streamed."""
+    """The streamer where none is asked for."""
 
     def put(self, value: torch.Tensor) -> None:
         """The next ids."""
@@ -97,7 +97,7 @@ def generate(  # noqa: PLR0913  transformers hands over those of its arguments t
     _refuse_streamer()
     if model.training:
         raise ConfigError("the model is in training mode, and says something else each time: call model.eval()")
-    # made anew for each text: nothing that is kept may hold the model, and its cache goes with the text
+    # made anew for each request: nothing that is kept may hold the model, and its KV cache goes with the request
     target = TransformersModel(model)
     _refuse(input_ids, generation_config, inputs)
     drafting = _drafting(omnidraft_options)
@@ -107,7 +107,7 @@ def generate(  # noqa: PLR0913  transformers hands over those of its arguments t
     ready = make_ready(target, omnidraft_drafter, omnidraft_drafter_tokenizer, omnidraft_tokenizer, drafting)
     text = Text(input_ids, logits_processor, stopping_criteria, generation_config)
     sampled = bool(generation_config.do_sample)
-    sampling, processors, drafting = law(text, logits_processor, drafting, sampled=sampled)
+    sampling, processors, drafting = sampling_for(text, logits_processor, drafting, sampled=sampled)
     adaptation = ready.side.adaptation
     engine = Engine(target, text.eos, adaptation.attached, drafting, ready.policy)
     seed = int(torch.randint(2**63 - 1, ())) if sampled else 0

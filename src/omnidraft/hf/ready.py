@@ -1,4 +1,4 @@
-"""Drafters made ready for models that are in memory, and kept as long as these are."""
+"""Drafters attached to models that are in memory, and kept as long as these are."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _log = logging.getLogger("omnidraft")
 
 @dataclass(frozen=True, kw_only=True)
 class Ready:
-    """A drafter made ready for a model, with what was measured of the two; it does not hold the model."""
+    """An attached drafter with its draft-length policy, whose measured costs are kept; it does not hold the model."""
 
     policy: DraftLengthPolicy
     side: LearningSide
 
 
 class ReadyDrafters(dict[tuple[object, ...], Ready]):
-    """The drafters made ready for a model, by what they were asked for with; an attribute of it that goes with it."""
+    """The drafters attached to a model, by the arguments that asked for them; an attribute of the model."""
 
     def __reduce__(self) -> tuple[type[ReadyDrafters], tuple[()]]:
         return ReadyDrafters, ()  # a copy of the model has none

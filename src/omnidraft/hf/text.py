@@ -77,7 +77,7 @@ class Text:
         return self._answer
 
     def cut(self, emitted: Sequence[int]) -> int | None:
-        """Add the tokens of a round; how many of them stay, where a criterion ends the text among them."""
+        """Add the tokens of a round; returns how many of them stay where a criterion ends the answer among them."""
         before = self.ids.shape[1]
         # int64, as those that generate adds, whatever the prompt's are
         new = torch.tensor([list(emitted)], dtype=torch.long, device=self.ids.device)
@@ -97,10 +97,10 @@ class Text:
                 self._end = self._judged
 
 
-def law(
+def sampling_for(
     text: Text, processors: LogitsProcessorList, drafting: Drafting, *, sampled: bool
 ) -> tuple[Sampling, Sequence[Processor], Drafting]:
-    """How an engine is to follow these processors: by settings that stand for them, or by asking them each time."""
+    """Settings that stand for these processors, or else the processors as one that is asked for each token."""
     known = None if text.scores is not None or text.logits is not None else settings(processors, sampled=sampled)
     if known is not None:
         return known, (), drafting
