@@ -1,0 +1,71 @@
+"""Record the golden traces of greedy decoding: one JSON file for each target that ships, with the drafter that ships.
+
+    python tools/record_traces.py [FOLDER]
+
+A trace holds the token ids of each answer and, for a fixed draft length, the proposals and accepted tokens of each
+round, in fp32 on one thread.  Record them anew only for a change that is meant to change them: of the embedded models,
+the drafter's context, the n-gram cache or how a draft is read.  The token ids depend on the target alone.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import omnidraft
+from omnidraft.config import Sampling
+from omnidraft.verification.sampling import GeneratorSampler
+
+GOLDEN = Path(__file__).parents[1] / "tests" / "decoding" / "golden"
+TARGETS = ("zoo:target-a", "zoo:target-b")
+DRAFTER = "zoo:drafter"
+DRAFT_LENGTH, TOKENS = 4, 48
+PROMPTS = (
+    "A baker makes 12 rolls an hour for 8 hours. How many rolls does she make?",
+    "def is_even(n):\n    return",
+    "Once upon a time there was a",
+)
+
+
+def trace(target: str) -> dict[str, Any]:
+    """Decode all prompts greedily; ids of the answers, and what each round proposed and accepted."""
+    model = omnidraft.load(
+        target, DRAFTER, dtype="float32", profile=None, draft_length=DRAFT_LENGTH, drafter_step="transformers"
+    )
+    answers = []
+    for prompt in PROMPTS:
+        draw = GeneratorSampler(torch.Generator())
+        records = list(model.engine.rounds(model.encode(prompt), TOKENS, Sampling(), draw))
+        answers.append(
+            {
+                "prompt": prompt,
+                "ids": [token for record in records for token in record.emitted],
+                "rounds": [[list(record.proposals), record.counts.accepted] for record in records],
+            }
+        )
+    return {"target": target, "drafter": DRAFTER, "draft_length": DRAFT_LENGTH, "answers": answers}
+
+
+def path_of(target: str, folder: Path = GOLDEN) -> Path:
+    return folder / f"{target.removeprefix('zoo:')}.json"
+
+
+def lines_of(found: dict[str, Any]) -> str:
+    """JSON with one line for each list of ids and each round."""
+    answers = []
+    for answer in found["answers"]:
+        rounds = ",\n   ".join(json.dumps(each) for each in answer["rounds"])
+        parts = f'"prompt": {json.dumps(answer["prompt"])},\n  "ids": {json.dumps(answer["ids"])}'
+        answers.append(f' {{{parts},\n  "rounds": [\n   {rounds}\n  ]}}')
+    head = json.dumps({key: value for key, value in found.items() if key != "answers"})[:-1]
+    return f'{head}, "answers": [\n' + ",\n".join(answers) + "\n]}\n"
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for name in TARGETS:
+        path_of(name, Path(sys.argv[1]) if len(sys.argv) > 1 else GOLDEN).write_text(lines_of(trace(name)))
