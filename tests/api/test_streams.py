@@ -235,3 +235,43 @@ def test_models_that_share_a_drafter_take_turns(target: Path, model: OmniDraft) 
     for thread in threads:
         thread.join()
     assert [found[0], found[1]] == expected
+
+
+class Trainer:
+    """Background work that notes whether it may go on."""
+
+    _runs = True
+
+    def pause(self) -> None:
+        self._runs = False
+
+    def resume(self) -> None:
+        self._runs = True
+
+    def runs(self) -> bool:
+        return self._runs
+
+
+@pytest.mark.parametrize("ending", ["left", "closed", "read", "overtaken"])
+def test_background_work_stands_still_while_a_stream_is_open(model: OmniDraft, ending: str) -> None:
+    assert model.side is not None
+    trainer = Trainer()
+    model.side.adaptation.shared.slot.background.append(trainer)
+    stream = model.stream(PROMPT, max_new_tokens=40)
+    assert trainer.runs(), "nothing is decoded yet"
+    next(stream)
+    assert not trainer.runs()
+    if ending == "closed":
+        stream.close()
+    elif ending == "read":
+        list(stream)
+    elif ending == "overtaken":
+        other = model.stream(PROMPT)
+        assert trainer.runs(), "nobody can go on with the one before"
+        next(other)
+        stream.close()
+        assert not trainer.runs()
+        other.close()
+    else:
+        del stream
+    assert trainer.runs()
