@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import copy
-import gc
-import json
-import re
 import threading
-import weakref
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from llguidance import LLMatcher
-from llguidance.hf import from_tokenizer
 from transformers import (
     AutoTokenizer,
-    DynamicCache,
     EosTokenCriteria,
     GenerationConfig,
     LogitsProcessor,
@@ -30,59 +20,26 @@ from transformers import (
     StoppingCriteria,
     StoppingCriteriaList,
     StopStringCriteria,
-    T5Config,
-    T5ForConditionalGeneration,
     TextIteratorStreamer,
 )
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-import omnidraft
-from omnidraft import ConfigError, ModelError, OmniDraftError, PromptError, hf, zoo
+from omnidraft import ConfigError
 from omnidraft.decoding.drafter import Drafter
-from omnidraft.draft_length.goodput import Goodput
-from omnidraft.hf import ready
-from omnidraft.hf.ready import ready_drafters
 from omnidraft.hf.text import Text
 from omnidraft.verification.round import Round
 from support.generating import (
     COUNT,
     OPTIONS,
-    PROMPT,
     Ends,
     alone,
     helped,
     ids_of,
     load,
     new_tokens,
-    noisy,
-    recorded,
     tokenizer_of,
 )
 from support.models import save_model
-from support.small_tokenizers import SPECIAL
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMNIDRAFT_HOME", str(tmp_path_factory.mktemp("home")))
-        yield
-
-
-@pytest.fixture(scope="module")
-def model(target: Path) -> PreTrainedModel:
-    return load(target)
-
-
-@pytest.fixture(scope="module")
-def twin(target: Path) -> PreTrainedModel:
-    return noisy(load(target), 0.01)
-
-
-@pytest.fixture
-def rounds(monkeypatch: pytest.MonkeyPatch) -> list[Round]:
-    return recorded(monkeypatch)
-
 
 # ---------------------------------------------------------------- greedy identity
 
@@ -418,317 +375,3 @@ def test_autocast_is_as_without_drafts(model: PreTrainedModel, twin: PreTrainedM
         expected = alone(model, max_new_tokens=4)
         for helper in (twin, drafter):
             assert helped(model, helper, max_new_tokens=4).shape == expected.shape
-
-
-# ---------------------------------------------------------------- what is kept
-
-
-def test_a_drafter_is_attached_once(target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = load(target)
-    assert torch.equal(helped(model, drafter, omnidraft_options={}), alone(model))
-    (kept,) = ready_drafters(model).values()
-    assert isinstance(kept.policy, Goodput)
-    with monkeypatch.context() as patch:
-        for name in ("attach_drafter", "load_model", "load_tokenizer", "SharedDrafter"):
-            patch.setattr(ready, name, lambda *_, **__: pytest.fail("made again"))
-        helped(model, drafter, omnidraft_options={})
-        helped(model, drafter, omnidraft_options=None, do_sample=True)
-    assert list(ready_drafters(model).values()) == [kept]
-
-    with monkeypatch.context() as patch:  # other options: another pair of the same drafter
-        patch.setattr(ready, "load_model", lambda *_, **__: pytest.fail("loaded again"))
-        for count in range(2, 8):
-            helped(model, drafter, omnidraft_options={"draft_length": count}, max_new_tokens=2)
-    assert len(ready_drafters(model)) == ready.KEPT
-    assert {id(each.side.adaptation.shared) for each in ready_drafters(model).values()} == {
-        id(kept.side.adaptation.shared)
-    }
-
-
-def test_what_is_kept_goes_with_the_model(target: Path, drafter: Path) -> None:
-    model, twin = load(target), load(target)
-    own = omnidraft.load(target, drafter, draft_length=4)
-    same = own.target.lm.model
-    helped(model, twin, max_new_tokens=4)
-    helped(same, own, max_new_tokens=4)  # the drafter of an OmniDraft, for that one's own target
-    models: list[Any] = [weakref.ref(each) for each in (model, twin, same)]
-    pairs = [
-        weakref.ref(each.side.adaptation.attached)
-        for each in (*ready_drafters(model).values(), *ready_drafters(same).values())
-    ]
-    del model, twin, same, own
-    gc.collect()
-    assert [each() for each in (*models, *pairs)] == [None] * 5
-
-
-def test_a_model_that_changes_is_seen_as_it_is(target: Path, twin: PreTrainedModel) -> None:
-    model: Any = load(target)
-    before = helped(model, twin)
-    noisy(model, 0.05)
-    expected = alone(model)
-    assert not torch.equal(before, expected)
-    assert torch.equal(helped(model, twin), expected)
-    model.double()
-    assert torch.equal(helped(model, twin), alone(model))
-
-
-# ---------------------------------------------------------------- drafters of every kind
-
-
-def test_drafters_of_every_kind(model: PreTrainedModel, target: Path, drafter: Path, rounds: list[Round]) -> None:
-    expected = alone(model)
-    tokenizer = AutoTokenizer.from_pretrained(drafter)
-    nameless = load(drafter)
-    nameless.config._name_or_path = nameless.name_or_path = ""
-    shared = omnidraft.load(target, drafter, **OPTIONS)
-    for helper, options in (
-        (drafter, {}),
-        (str(drafter), {"omnidraft_options": OPTIONS | {"drafter_step": "transformers"}}),
-        ("zoo:drafter", {}),
-        (load(drafter), {}),
-        (nameless, {"omnidraft_drafter_tokenizer": tokenizer}),
-        (shared, {}),
-    ):
-        rounds.clear()
-        assert torch.equal(helped(model, helper, **options), expected)
-        assert any(record.draft for record in rounds)
-    with pytest.raises(ConfigError, match="give omnidraft_drafter_tokenizer"):
-        helped(model, nameless)
-
-    lost = load(target)
-    lost.config._name_or_path = lost.name_or_path = "no/such model"
-    with pytest.raises(ConfigError, match="'no/such model': give omnidraft_tokenizer"):
-        helped(lost, drafter, ids=ids_of(model))
-    own = AutoTokenizer.from_pretrained(target)
-    assert torch.equal(helped(lost, drafter, ids=ids_of(model), omnidraft_tokenizer=own), expected)
-
-
-def test_a_drafter_that_learns_elsewhere_is_shared(
-    model: PreTrainedModel, target: Path, drafter: Path, tmp_path: Path
-) -> None:
-    """What it learned for its own target stays that target's, and neither changes what the other says."""
-    with omnidraft.load(
-        target, drafter, **OPTIONS, adapt="inline", interval=1, learning_rate=0.1, profile=tmp_path / "profile"
-    ) as learner:
-        expected = alone(model)
-        assert torch.equal(helped(model, learner), expected)
-        answers = [learner.generate(f"{PROMPT} {i}", max_new_tokens=COUNT) for i in range(12)]
-        assert learner.learned["updates"] > 0
-        side = learner.side
-        assert side is not None
-        assert side.adaptation.shared.held_by(side.adaptation)
-        assert torch.equal(helped(model, learner), expected)
-        assert not side.adaptation.shared.held_by(side.adaptation)
-        again = learner.generate(f"{PROMPT} 0", max_new_tokens=COUNT)
-        assert again.token_ids == answers[0].token_ids
-        assert side.adaptation.shared.held_by(side.adaptation)
-
-
-def test_one_text_at_a_time(model: PreTrainedModel, target: Path, drafter: Path) -> None:
-    shared = omnidraft.load(target, drafter, **OPTIONS)
-    stream = shared.stream(PROMPT, max_new_tokens=COUNT)
-    next(stream)
-    helped(model, shared)
-    with pytest.raises(OmniDraftError, match="another request was begun"):
-        list(stream)
-
-    class Inner:
-        def put(self, value: torch.Tensor) -> None:
-            if value.dim() == 1:
-                helped(model, shared, max_new_tokens=3)
-
-        def end(self) -> None:
-            """Is not reached."""
-
-    with pytest.raises(OmniDraftError, match="another request was begun"):
-        helped(model, shared, omnidraft_streamer=Inner())
-    assert torch.equal(helped(model, shared), alone(model)), "and the next text is as good as any"
-
-
-# ---------------------------------------------------------------- what is refused
-
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "beams": ({"num_beams": 2}, "num_beams is 2.*use 1"),
-    "sequences": ({"num_return_sequences": 2, "do_sample": True}, "num_return_sequences is 2"),
-    "attentions": ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions is True"),
-    "hidden states": ({"output_hidden_states": True}, "output_hidden_states is True"),
-    "no cache": ({"use_cache": False}, "use_cache is False.*use True"),
-    "static cache": ({"cache_implementation": "static"}, "cache_implementation is 'static'"),
-    "lookup": ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens is 3"),
-    "contrastive": ({"penalty_alpha": 0.6, "top_k": 4}, "asks for contrastive_search"),
-    "batch": ({"ids": torch.tensor([[3, 4], [5, 6]])}, "the batch has 2 texts"),
-    "padding": (
-        {"ids": torch.tensor([[3, 4]]), "attention_mask": torch.tensor([[0, 1]])},
-        "attention_mask is given.*leave the padding out",
-    ),
-    "positions": ({"ids": torch.tensor([[3, 4]]), "position_ids": torch.tensor([[4, 5]])}, "position_ids is given"),
-    "cache": ({"past_key_values": DynamicCache()}, "past_key_values is given"),
-    "embeddings": ({"inputs_embeds": torch.zeros(1, 2, 32)}, "inputs_embeds is given"),
-    "no drafter": ({"omnidraft_drafter": None}, "omnidraft_drafter is missing: give a folder"),
-    "a number": ({"omnidraft_drafter": 7}, "omnidraft_drafter is of type int: give a folder"),
-    "a lost tokenizer": ({"omnidraft_drafter_tokenizer": object()}, "omnidraft_drafter_tokenizer is for a drafter"),
-    "typing error": ({"omnidraft_options": {"draft_lenght": 3}}, "'draft_lenght'.*did you mean 'draft_length'"),
-    "bad option": ({"omnidraft_options": {"draft_length": -3}}, "draft_length is -3"),
-    "no folder": ({"omnidraft_drafter": "no/such/folder"}, "no folder that exists"),
-    "no zoo model": ({"omnidraft_drafter": "zoo:giraffe"}, "use one of"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_done_is_refused(model: PreTrainedModel, drafter: Path, name: str) -> None:
-    options, message = REFUSED[name]
-    with pytest.raises((ConfigError, ModelError), match=message):
-        helped(model, drafter, **options)
-
-
-class Forgetful(LogitsProcessor):
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> Any:
-        """Returns nothing."""
-
-
-def test_a_processor_that_returns_nothing_is_named(model: PreTrainedModel, drafter: Path) -> None:
-    with pytest.raises(ConfigError, match="'Forgetful' returns NoneType"):
-        helped(model, drafter, logits_processor=LogitsProcessorList([Forgetful()]))
-
-
-def test_what_says_no_more_than_the_ids_is_taken(model: PreTrainedModel, drafter: Path) -> None:
-    ids = ids_of(model)
-    positions = torch.arange(ids.shape[1])[None]
-    assert torch.equal(helped(model, drafter, ids=ids, position_ids=positions), alone(model))
-
-
-def test_ids_come_back_as_generate_gives_them(model: PreTrainedModel, drafter: Path) -> None:
-    narrow = ids_of(model).int()
-    found, expected = helped(model, drafter, ids=narrow), alone(model, ids=narrow)
-    assert found.dtype == expected.dtype == torch.long
-    assert torch.equal(found, expected)
-
-
-def test_models_that_cannot_be_drafted_for_are_refused(model: PreTrainedModel, target: Path, drafter: Path) -> None:
-    with pytest.raises(ConfigError, match="is the model itself"):
-        helped(model, model)
-    with pytest.raises(ConfigError, match="no drafter to share"):
-        helped(model, omnidraft.load(target, None))
-    with pytest.raises(ConfigError, match="drafter_step is that of the drafter"):
-        helped(model, omnidraft.load(target, drafter), omnidraft_options={"drafter_step": "transformers"})
-    training: Any = load(target)
-    training.train()
-    with pytest.raises(ConfigError, match=r"call model.eval\(\)"):
-        helped(training, drafter)
-    assert training.training
-    config = T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, vocab_size=300)
-    config.decoder_start_token_id = 0
-    encoder = T5ForConditionalGeneration(config).eval()
-    with pytest.raises(ModelError, match="has an encoder"):
-        helped(encoder, drafter, ids=torch.tensor([[3, 4]]))
-    with pytest.raises(PromptError, match="token id 99999 is not in"):
-        helped(model, drafter, ids=torch.tensor([[5, 99999]]))
-    with pytest.raises(PromptError, match="the prompt has"):
-        helped(model, drafter, ids=torch.full((1, 4097), 5))
-    with pytest.raises(ConfigError, match="omnidraft_streamer is of type int"):
-        helped(model, drafter, omnidraft_streamer=3)
-    with pytest.raises(ConfigError, match="omnidraft_options is of type str"):
-        helped(model, drafter, omnidraft_options="draft_length")
-
-
-def test_a_refused_call_puts_nothing_into_a_streamer(model: PreTrainedModel, drafter: Path) -> None:
-    streamer = SimpleNamespace(put=lambda _: pytest.fail("given something"), end=lambda: None)
-    for options in ({"omnidraft_options": {"mode": "none"}}, {"ids": torch.full((1, 4097), 5)}):
-        with pytest.raises((ConfigError, PromptError)):
-            helped(model, drafter, omnidraft_streamer=streamer, **options)
-
-
-# ---------------------------------------------------------------- constrained decoding
-
-
-class Grammar(LogitsProcessor):
-    """Allows what a grammar does, in step with the text; it never goes back."""
-
-    def __init__(self, tokenizer: Any, size: int, grammar: str, prompt: int) -> None:
-        self._matcher = LLMatcher(from_tokenizer(tokenizer, n_vocab=size), grammar)
-        self._length = prompt
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        assert self._matcher.consume_tokens(input_ids[0, self._length :].tolist()), self._matcher.get_error()
-        self._length = input_ids.shape[1]
-        allowed = np.frombuffer(self._matcher.compute_logit_bias(), np.uint8)
-        return scores.masked_fill(torch.from_numpy(allowed == 0), -torch.inf)
-
-
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "pattern": "^[a-z]{2,12}$"},
-        "rolls": {"type": "integer", "minimum": 0, "maximum": 999},
-        "kind": {"enum": ["rye", "wheat"]},
-        "sold": {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 4},
-    },
-    "required": ["name", "rolls", "kind", "sold"],
-    "additionalProperties": False,
-}
-REGEX = r"(red|green): [A-Za-z ]{24,48}[0-9]{3}!"
-
-
-@pytest.fixture(scope="module")
-def speaker(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedModel:
-    """A random model with a tokenizer that was trained on text."""
-    tokenizer = AutoTokenizer.from_pretrained(zoo.path("target-a")).backend_tokenizer
-    tokenizer.add_special_tokens(list(SPECIAL))
-    return load(save_model(tmp_path_factory.mktemp("speaker"), tokenizer, seed=4))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("grammar", ["schema", "regex"])
-@pytest.mark.parametrize("helper", ["zoo:drafter", "noisy"])
-def test_a_grammar_holds(speaker: PreTrainedModel, rounds: list[Round], grammar: str, helper: str) -> None:
-    tokenizer = tokenizer_of(speaker)
-    flat: Any = {"whitespace_flexible": False}
-    rule = (
-        LLMatcher.grammar_from_json_schema(SCHEMA, overrides=flat)
-        if grammar == "schema"
-        else LLMatcher.grammar_from_regex(REGEX)
-    )
-    drafter = noisy(load(Path(str(speaker.name_or_path))), 0.01) if helper == "noisy" else helper
-    first = ids_of(speaker).shape[1]
-    found = set()
-    for seed in range(6):
-        options: dict[str, Any] = {"do_sample": True, "temperature": 0.9, "top_k": 0} if seed else {}
-        torch.manual_seed(seed)
-        options |= {"max_new_tokens": 200}
-
-        def own() -> LogitsProcessorList:
-            return LogitsProcessorList([Grammar(tokenizer, speaker.config.vocab_size, rule, first)])
-
-        output = helped(speaker, drafter, logits_processor=own(), **options)
-        assert seed or torch.equal(output, alone(speaker, logits_processor=own(), **options))
-        text = tokenizer.decode(new_tokens(speaker, output), skip_special_tokens=True)
-        assert output[0, -1] == speaker.config.eos_token_id
-        assert re.fullmatch(REGEX, text) if grammar == "regex" else valid(json.loads(text))
-        found.add(text)
-    assert len(found) == 6
-    assert sum(record.counts.accepted for record in rounds) > (2 if helper == "noisy" else 0)
-
-
-def valid(value: dict[str, Any]) -> bool:
-    good = list(value) == list(SCHEMA["properties"]) and re.fullmatch("[a-z]{2,12}", value["name"]) is not None
-    good &= type(value["rolls"]) is int and 0 <= value["rolls"] <= 999 and value["kind"] in ("rye", "wheat")
-    return good and 2 <= len(value["sold"]) <= 4 and all(type(each) is bool for each in value["sold"])
-
-
-# ---------------------------------------------------------------- the page about it
-
-
-@pytest.mark.slow
-def test_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    page = Path(__file__).parents[2] / "docs" / "transformers.md"
-    snippets = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-    assert len(snippets) >= 3
-    names: dict[str, object] = {}
-    for snippet in snippets:
-        exec(compile(snippet, page.name, "exec"), names)  # noqa: S102 (our own page)
-    assert capsys.readouterr().out.strip()
-
-
-def test_it_is_found_without_an_import_of_its_own() -> None:
-    assert omnidraft.hf is hf
-    assert "hf" in dir(omnidraft)
