@@ -11,8 +11,9 @@ import torch
 from rich.console import Console
 
 from omnidraft import zoo
+from omnidraft.bench.environment import writing
 from omnidraft.cli import flags
-from omnidraft.errors import InputError, NumericsError, OmniDraftError
+from omnidraft.errors import ConfigError, InputError, NumericsError, OmniDraftError
 
 LARGEST = 2**31  # of any integer on the command line
 INTERRUPTED = 130  # 128 + SIGINT
@@ -72,3 +73,19 @@ def positive(text: str) -> int:
     if not 1 <= value < LARGEST:
         raise argparse.ArgumentTypeError(f"{value} is not from 1 to {LARGEST - 1}")
     return value
+
+
+def parts_of(given: str, known: Sequence[str]) -> list[str]:
+    """The parts that are asked for, with commas between; raises ConfigError for one that does not exist."""
+    parts = list(known) if given == "all" else given.split(",")
+    for part in parts:
+        if part not in known:
+            raise ConfigError(f"part {part!r} is not known; use some of {', '.join(known)}, with commas between")
+    return parts
+
+
+def write_report(stem: Path | None, text: str) -> None:
+    """Write STEM.md, where a stem is given."""
+    if stem is not None:
+        with writing(stem):
+            stem.with_suffix(".md").write_text(text, encoding="utf-8")

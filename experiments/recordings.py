@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable, Sequence
-from itertools import chain, pairwise
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
-import numpy.typing as npt
 
-from experiments.replay_learner import Recorded
+from experiments.student import Recorded
 from omnidraft.bench.environment import writing
 from omnidraft.errors import InputError
 from omnidraft.storage import replace_file
@@ -59,53 +59,29 @@ class Recordings:
 
 def packed(answers: Sequence[Recorded]) -> bytes:
     """Answers as the bytes of a file."""
-    laws = [law for one in answers for law in one.laws]
+    teacher = [probs for one in answers for probs in one.teacher]
     file = io.BytesIO()
     np.savez_compressed(
         file,
-        prompts=_ints(chain.from_iterable(one.prompt for one in answers)),
-        prompt_ends=_ends([len(one.prompt) for one in answers]),
-        tokens=_ints(chain.from_iterable(one.tokens for one in answers)),
-        token_ends=_ends([len(one.tokens) for one in answers]),
-        law_tokens=np.concatenate([law.tokens for law in laws] or [np.empty(0, np.int32)]),
-        law_probs=np.concatenate([law.probs for law in laws] or [np.empty(0, np.float32)]),
-        law_ends=_ends([len(law.tokens) for law in laws]),
+        answers=np.array(json.dumps([(one.prompt, one.tokens) for one in answers])),
+        ends=np.cumsum([len(probs.tokens) for probs in teacher], dtype=np.int64)[:-1],
+        ids=np.concatenate([np.empty(0, np.int32), *(probs.tokens for probs in teacher)]),
+        probs=np.concatenate([np.empty(0, np.float32), *(probs.probs for probs in teacher)]),
     )
     return file.getvalue()
 
 
 def unpacked(data: bytes) -> list[Recorded]:
-    """The answers that `packed` packed; raises ValueError or KeyError for other bytes."""
-    with np.load(io.BytesIO(data)) as arrays:
-        found = {name: arrays[name] for name in arrays.files}
-    prompts, tokens = (
-        _parts(found[name], found[ends]) for name, ends in (("prompts", "prompt_ends"), ("tokens", "token_ends"))
-    )
-    pairs = zip(
-        _parts(found["law_tokens"], found["law_ends"]), _parts(found["law_probs"], found["law_ends"]), strict=True
-    )
-    laws = [SparseProbs(ids, probs) for ids, probs in pairs]
-    answers, start = [], 0
-    for prompt, said in zip(prompts, tokens, strict=True):
-        answers.append(Recorded(tuple(prompt.tolist()), tuple(said.tolist()), tuple(laws[start : start + len(said)])))
-        start += len(said)
-    return answers
+    """The answers that `packed` packed; raises ValueError, KeyError or BadZipFile for other bytes."""
+    with np.load(io.BytesIO(data)) as found:
+        parts = zip(*(np.split(found[name], found["ends"]) for name in ("ids", "probs")), strict=True)
+        teacher = (SparseProbs(ids, probs) for ids, probs in parts)
+        answers = json.loads(str(found["answers"]))
+    return [Recorded(tuple(prompt), tuple(said), tuple(islice(teacher, len(said)))) for prompt, said in answers]
 
 
 def _read(file: Path) -> list[Recorded]:
     try:
         return unpacked(file.read_bytes())
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, BadZipFile) as error:
         raise InputError(f"cannot read recorded answers {file} ({error}): remove the file") from error
-
-
-def _ints(values: chain[int]) -> npt.NDArray[np.int32]:
-    return np.fromiter(values, np.int32)
-
-
-def _ends(lengths: Sequence[int]) -> npt.NDArray[np.int64]:
-    return np.cumsum([0, *lengths])
-
-
-def _parts(values: npt.NDArray[Any], ends: npt.NDArray[np.int64]) -> list[npt.NDArray[Any]]:
-    return [values[start:end] for start, end in pairwise(ends.tolist())]

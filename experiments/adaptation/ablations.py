@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from experiments.adaptation.setup import Row, Study, row, taught
-from experiments.replay_learner import Pupil, Recorded
+from experiments.student import Recorded, Student
 from omnidraft.config import Sampling
 from omnidraft.decoding.stats import Stats
 
@@ -37,43 +37,43 @@ def losses(study: Study, temperatures: Sequence[float]) -> Iterator[Row]:
         sampling = Sampling(temperature=temperature)
         stream = study.recorded("stream", study.ablation, sampling)
         tests = study.recorded("tests") if sampling.greedy else study.recorded("tests", study.sampled, sampling)
-        untaught = {mode: _examined(study.pupil(None, mode), tests, study, sampling) for mode in MODES}
+        untaught = {mode: _examined(study.student(None, mode), tests, study, sampling) for mode in MODES}
         for method, (mode, options, trainer) in LOSSES.items():
             learning = None if options is None else replace(study.learning, **options)
-            pupil = study.pupil(learning, mode, settings=replace(study.trainer, **trainer))
+            student = study.student(learning, mode, settings=replace(study.trainer, **trainer))
             before = after = untaught[mode]
             if learning is not None:
-                taught(pupil, stream)
-                after = _examined(pupil, tests, study, sampling)
-            made = row(study, method, 0, before, after, pupil, temperature=temperature)
+                taught(student, stream)
+                after = _examined(student, tests, study, sampling)
+            made = row(study, method, 0, before, after, student, temperature=temperature)
             study.say(f"{method}, temperature {temperature:g}: block efficiency {made['block_efficiency_after']:.3f}")
             yield made
 
 
-def _examined(pupil: Pupil, tests: Sequence[Recorded], study: Study, sampling: Sampling) -> Stats:
+def _examined(student: Student, tests: Sequence[Recorded], study: Study, sampling: Sampling) -> Stats:
     if sampling.greedy:
-        return pupil.examine(tests)
-    return pupil.examine_live(tests, study.new_tokens, sampling)
+        return student.examine(tests)
+    return student.examine_live(tests, study.new_tokens, sampling)
 
 
 def ranks(study: Study) -> Iterator[Row]:
     """LoRA of several ranks, and all weights."""
     stream, tests = study.recorded("stream", study.ablation), study.recorded("tests")
-    before = study.pupil(None).examine(tests)
+    before = study.student(None).examine(tests)
     rate = study.learning.learning_rate
     rate = rate if study.learning.adapter == "full" else rate / LORA_RATE
     choices = {f"LoRA {rank}": {"adapter": "lora", "rank": rank, "learning_rate": rate * LORA_RATE} for rank in RANKS}
     for method, options in {**choices, "all weights": {"adapter": "full", "learning_rate": rate}}.items():
-        pupil = study.pupil(replace(study.learning, **options))  # type: ignore[arg-type]
-        taught(pupil, stream)
-        made = row(study, method, 0, before, pupil.examine(tests), pupil)
+        student = study.student(replace(study.learning, **options))  # type: ignore[arg-type]
+        taught(student, stream)
+        made = row(study, method, 0, before, student.examine(tests), student)
         study.say(f"{method}: block efficiency {made['block_efficiency_after']:.3f}")
         yield made
 
 
-def curve(pupil: Pupil, stream: Sequence[Recorded]) -> list[list[int]]:
+def curve(student: Student, stream: Sequence[Recorded]) -> list[list[int]]:
     """Of each answer, before it is learned from: tokens accepted, proposed, emitted, and rounds."""
-    found = (pupil.follow(recorded) for recorded in stream)
+    found = (student.follow(recorded) for recorded in stream)
     return [[stats.accepted, stats.proposed, stats.tokens, stats.rounds] for stats in found]
 
 
@@ -84,7 +84,7 @@ def switch(study: Study) -> Row:
     for name, mode in (("with the n-gram cache", "exact"), ("without it", "intersection")):
         for learning in (study.learning, None):
             label = name + ("" if learning else ", frozen")
-            result["curves"][label] = curve(study.pupil(learning, mode), [*first, *second])
+            result["curves"][label] = curve(study.student(learning, mode), [*first, *second])
     return result
 
 
@@ -92,10 +92,10 @@ def targets(one: Study, other: Study) -> Row:
     """The drafter goes from one target to another and back, each with what it learned there."""
     result: Row = {"targets": [one.name, other.name], "curves": {}, "tests": {}}
     for name, mode in (("with the n-gram cache", "exact"), ("without it", "intersection")):
-        # both pupils draft with the same copy of the drafter
+        # both students draft with the same copy of the drafter
         serving = one.serving
-        first = Pupil(one.model, serving, one.drafting(mode), one.learning, settings=one.trainer)
-        second = Pupil(other.model, serving, other.drafting(mode), other.learning, settings=other.trainer)
+        first = Student(one.model, serving, one.drafting(mode), one.learning, settings=one.trainer)
+        second = Student(other.model, serving, other.drafting(mode), other.learning, settings=other.trainer)
         half = one.ablation // 2
         ahead, there = one.recorded("stream", 2 * half), other.recorded("stream", half)
         tests = one.recorded("tests")

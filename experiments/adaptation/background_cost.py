@@ -10,8 +10,8 @@ from operator import truediv
 
 from experiments.adaptation.setup import Row, Study, rounds, taught
 from omnidraft.attach import make_cache
+from omnidraft.bench.interleaved import drafter_of, engine_for
 from omnidraft.config import Learning
-from omnidraft.decoding.drafter import AttachedDrafter
 from omnidraft.decoding.engine import Engine
 from omnidraft.distillation.adaptation import Adaptation
 from omnidraft.distillation.background import BackgroundTrainer
@@ -26,7 +26,7 @@ def background(study: Study, count: int, pause_s: float = THINKING_S) -> Row:
     """
     prompts = study.stream[:count]
     still = replace(study.learning, learning_rate=1e-12)
-    off = study.pupil(None)
+    off = study.student(None)
     beside, learner = _beside(study, still)
     replies: dict[str, list[float]] = {"off": [], "background": []}
     try:
@@ -58,14 +58,14 @@ def background(study: Study, count: int, pause_s: float = THINKING_S) -> Row:
         learner.flush()  # of the last answer too, as the trainer between replies
         adaptation.load_weights()
         tests = study.recorded("tests")
-        found = study.pupil(None)
+        found = study.student(None)
         found.attached.cache.resume(adaptation.attached.cache.state())
         found.adaptation = Adaptation(found.attached, study.serving, None, adaptation.state)
         after = found.examine(tests)
         learned = learner.counters.updates
     finally:
         learner.close()
-    inline = study.pupil(study.learning)
+    inline = study.student(study.learning)
     taught(inline, study.recorded("stream", count))
     wanted = inline.examine(tests)
     return {
@@ -87,13 +87,11 @@ def _slowest(seconds: Sequence[float]) -> float:
 
 
 def _beside(study: Study, learning: Learning) -> tuple[tuple[Engine, Adaptation], BackgroundTrainer]:
-    pair = study.model.engine.attached
-    if pair is None:
-        raise ValueError("a study needs a model with a drafter")
-    own: AttachedDrafter = replace(pair, cache=make_cache(pair.cache.table, study.drafting()))
+    pair = drafter_of(study.model)
+    own = replace(pair, cache=make_cache(pair.cache.table, study.drafting()))
     learner = BackgroundTrainer(study.serving.source.model, learning, own.cache.table, settings=study.trainer)
     learner.flush()  # until it is up, which is no part of what is measured
     adaptation = Adaptation(own, study.serving, learner)
-    engine = Engine(study.model.engine.target, sorted(study.model.engine.eos), own, study.drafting())
+    engine = engine_for(study.model, study.drafting(), attached=own)
     engine.teacher_temperature = learning.teacher_temperature
     return (engine, adaptation), learner

@@ -1,4 +1,4 @@
-"""The tables and figures of the adaptation study, from what its file holds."""
+"""The tables and figures of the adaptation study."""
 
 from __future__ import annotations
 
@@ -7,41 +7,47 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from experiments.command import write_report
+from experiments.results import Results, Row
 from omnidraft.bench.environment import writing
-from omnidraft.bench.figure import COLORS
+from omnidraft.bench.figure import COLORS, figure
+from omnidraft.bench.tables import markdown_table
 
-Row = dict[str, Any]
 WINDOW = 20  # answers of a moving average
 SIZE = (10.0, 4.5)  # inches, of 100 dots each
 
 
-def write(result: Row, stem: Path) -> None:
+def write(results: Results, stem: Path) -> None:
     """Write STEM.md and, where matplotlib is installed, a figure for each part that has one."""
+    write_report(stem, markdown(results))
     with writing(stem):
-        stem.with_suffix(".md").write_text(markdown(result), encoding="utf-8")
         for part, draw in FIGURES.items():
-            if result.get(part):
-                figure(result[part], draw, stem.with_name(f"{stem.name}-{part}.png"))
+            if results.of(part):
+                figure(results.of(part), draw, stem.with_name(f"{stem.name}-{part}.png"), SIZE)
 
 
 # ---------------------------------------------------------------- tables
 
 
-def markdown(result: Row) -> str:
+def markdown(results: Results) -> str:
     """All tables that there are figures for."""
-    pieces = []
-    if rows := result.get("rows"):
-        pieces.append(("Before and after the stream", _table(rows, STREAM)))
-    if rows := result.get("background"):
-        pieces.append(("Beside a trainer in the background", _table(rows, BACKGROUND)))
-    for temperature in sorted({row["temperature"] for row in result.get("losses", [])}):
-        rows = [row for row in result["losses"] if row["temperature"] == temperature]
-        pieces.append((f"Losses, {rows[0]['target']}, temperature {temperature:g}", _table(rows, METHODS)))
-    if rows := result.get("ranks"):
-        pieces.append((f"Adapters, {rows[0]['target']}", _table(rows, METHODS)))
-    visits = result.get("targets", [])
-    pieces += [(f"{row['targets'][0]} before and after {row['targets'][1]}", _visits(row)) for row in visits]
-    return "\n".join(f"## {title}\n\n{table}" for title, table in pieces)
+    tables = {
+        "Before and after the stream": (results.of("rows"), STREAM),
+        "Beside a trainer in the background": (results.of("background"), BACKGROUND),
+    }
+    losses = results.of("losses")
+    for temperature in sorted({row["temperature"] for row in losses}):
+        title = f"Losses, {losses[0]['target']}, temperature {temperature:g}"
+        tables[title] = ([row for row in losses if row["temperature"] == temperature], METHODS)
+    if ranks := results.of("ranks"):
+        tables[f"Adapters, {ranks[0]['target']}"] = (ranks, METHODS)
+    pieces = {
+        title: markdown_table(list(columns), ([write(row) for write in columns.values()] for row in rows))
+        for title, (rows, columns) in tables.items()
+        if rows
+    }
+    pieces |= {" before and after ".join(row["targets"]): _visits(row) for row in results.of("targets")}
+    return "\n".join(f"## {title}\n\n{table}" for title, table in pieces.items())
 
 
 def _before_after(key: str) -> Callable[[Row], str]:
@@ -77,42 +83,27 @@ BACKGROUND: Columns = {
 }
 
 
-def _table(rows: Sequence[Row], columns: Columns) -> str:
-    lines = [list(columns), ["---"] * len(columns), *([write(row) for write in columns.values()] for row in rows)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
 def _visits(row: Row) -> str:
-    lines = [["n-gram cache", "when", "acceptance rate", "block efficiency"], ["---"] * 4]
-    for name, tests in row["tests"].items():
-        for when, (accepted, proposed, tokens, rounds) in tests.items():
-            lines.append([name, when, f"{accepted / proposed:.4f}", f"{tokens / rounds:.4f}"])
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    lines = [
+        [name, when, f"{accepted / proposed:.4f}", f"{tokens / rounds:.4f}"]
+        for name, tests in row["tests"].items()
+        for when, (accepted, proposed, tokens, rounds) in tests.items()
+    ]
+    return markdown_table(["n-gram cache", "when", "acceptance rate", "block efficiency"], lines, 2)
 
 
 # ---------------------------------------------------------------- figures
 
 
-def moving(curve: Sequence[Sequence[int]], window: int = WINDOW) -> list[float]:
-    """Block efficiency over the last `window` answers, at each."""
-    tokens, rounds = ([0, *accumulate(answer[column] for answer in curve)] for column in (2, 3))
-    ends = range(1, len(curve) + 1)
-    return [(tokens[end] - tokens[max(0, end - window)]) / (rounds[end] - rounds[max(0, end - window)]) for end in ends]
+def moving(parts: Sequence[int], wholes: Sequence[int]) -> list[float]:
+    """Sums of one over sums of the other, of the last WINDOW answers, at each."""
+    part, whole = ([0, *accumulate(values)] for values in (parts, wholes))
+    starts = (max(0, end - WINDOW) for end in range(1, len(part)))
+    return [(part[end] - part[start]) / max(1, whole[end] - whole[start]) for end, start in enumerate(starts, 1)]
 
 
-def figure(rows: Sequence[Row], draw: Callable[[Row, Any], None], path: Path) -> None:
-    """Write a figure with a panel for each row, where matplotlib is installed."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return
-    drawing = Figure(figsize=SIZE, dpi=100, layout="constrained")
-    panels = drawing.subplots(1, len(rows), sharey=True, squeeze=False)[0]
-    for row, panel in zip(rows, panels, strict=True):
-        draw(row, panel)
-        panel.grid(alpha=0.3)
-    panels[0].legend(frameon=False)
-    drawing.savefig(path, format="png")
+def _efficiency(curve: Sequence[Sequence[int]]) -> list[float]:
+    return moving([answer[2] for answer in curve], [answer[3] for answer in curve])
 
 
 def _live(row: Row, panel: Any) -> None:
@@ -132,7 +123,7 @@ def _switch(row: Row, panel: Any) -> None:
     """Block efficiency along a stream that changes its task."""
     for number, (label, curve) in enumerate(row["curves"].items()):
         style = ":" if label.endswith("frozen") else "-"
-        first, then = (moving(part) for part in (curve[: row["at"]], curve[row["at"] :]))  # no mean is of both
+        first, then = (_efficiency(part) for part in (curve[: row["at"]], curve[row["at"] :]))  # no mean is of both
         panel.plot(range(1, len(curve) + 1), [*first, *then], style, color=COLORS[number // 2], label=label)
     panel.axvline(row["at"] + 0.5, color="black", linewidth=1.0)
     panel.set_title(f"{row['target']}: {row.get('tasks', 'GSM8K, then MBPP')}")
@@ -146,7 +137,7 @@ def _targets(row: Row, panel: Any) -> None:
         start = 0
         for number, curve in enumerate(parts):
             places = range(start + 1, start + len(curve) + 1)
-            panel.plot(places, moving(curve), color=color, label=None if number else label)
+            panel.plot(places, _efficiency(curve), color=color, label=None if number else label)
             start += len(curve)
             if number < len(parts) - 1:
                 panel.axvline(start + 0.5, color="black", linewidth=1.0)

@@ -6,18 +6,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from rich.console import Console
 
-from experiments.replay_learner import GREEDY, Pupil, Recorded, record
+from experiments.student import GREEDY, Recorded, Student, record
 from omnidraft.api import OmniDraft
+from omnidraft.bench.interleaved import sampler
 from omnidraft.config import Drafting, Learning, Sampling
 from omnidraft.decoding.engine import Engine
 from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.decoding.stats import Stats
 from omnidraft.distillation.settings import TrainerSettings
 from omnidraft.verification.round import Round
-from omnidraft.verification.sampling import GeneratorSampler
 
 Row = dict[str, Any]
 
@@ -52,14 +51,14 @@ class Study:
     def drafting(self, mode: str = "exact") -> Drafting:
         return Drafting(draft_length=self.draft_length, mode=mode)
 
-    def pupil(
+    def student(
         self,
         learning: Learning | None,
         mode: str = "exact",
         seed: int = 0,
         settings: TrainerSettings | None = None,
-    ) -> Pupil:
-        return Pupil(self.model, self.serving, self.drafting(mode), learning, seed, settings or self.trainer)
+    ) -> Student:
+        return Student(self.model, self.serving, self.drafting(mode), learning, seed, settings or self.trainer)
 
     def recorded(self, which: str, count: int | None = None, sampling: Sampling = GREEDY) -> list[Recorded]:
         """The first answers to a set of prompts, made once."""
@@ -79,16 +78,16 @@ class Study:
         self.console.print(f"{self.name}: {text}")
 
 
-def taught(pupil: Pupil, stream: Sequence[Recorded]) -> None:
-    """Let a pupil follow a stream of answers."""
+def taught(student: Student, stream: Sequence[Recorded]) -> None:
+    """Let a student follow a stream of answers."""
     for recorded in stream:
-        pupil.attached.cache.observe(recorded.tokens)
-        pupil.learn(recorded)
+        student.attached.cache.observe(recorded.tokens)
+        student.learn(recorded)
 
 
-def row(study: Study, method: str, seed: int, before: Stats, after: Stats, pupil: Pupil, **more: Any) -> Row:
-    """What a pupil learned, as a row of the results; where it was not timed, the speedups are null."""
-    learner = pupil.adaptation.learner
+def row(study: Study, method: str, seed: int, before: Stats, after: Stats, student: Student, **more: Any) -> Row:
+    """What a student learned, as a row of the results; where it was not timed, the speedups are null."""
+    learner = student.adaptation.learner
     return {
         "target": study.name,
         "method": method,
@@ -100,7 +99,7 @@ def row(study: Study, method: str, seed: int, before: Stats, after: Stats, pupil
         "net_speedup": None,
         "frozen_speedup": None,
         "crossover_prompt": None,
-        "training_s": round(pupil.spent_s, 2),
+        "training_s": round(student.spent_s, 2),
         "rolled_back": learner.counters.rolled_back if learner else 0,
         **more,
     }
@@ -108,4 +107,4 @@ def row(study: Study, method: str, seed: int, before: Stats, after: Stats, pupil
 
 def rounds(engine: Engine, ids: list[int], study: Study) -> Iterator[Round]:
     """The rounds of one greedy answer."""
-    return engine.rounds(ids, study.new_tokens, GREEDY, GeneratorSampler(torch.Generator()))
+    return engine.rounds(ids, study.new_tokens, GREEDY, sampler())

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 import random
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from experiments.adaptation.setup import Row, Study, rounds, row, taught
-from experiments.replay_learner import Pupil, Recorded
-from omnidraft.decoding.engine import Engine
-from omnidraft.verification.round import Round
+from experiments.adaptation.setup import Row, Study, row, taught
+from experiments.student import GREEDY, Recorded, Student
+from omnidraft.bench.interleaved import EngineWay, engine_for, take_turns
 
 FROZEN_EVERY, PLAIN_EVERY = 2, 4  # prompts: what does not learn is timed on so many fewer
 
@@ -19,14 +17,14 @@ FROZEN_EVERY, PLAIN_EVERY = 2, 4  # prompts: what does not learn is timed on so 
 def streams(study: Study, seeds: int) -> Iterator[Row]:
     """Acceptance and block efficiency before and after the stream, in another order for each seed."""
     tests, stream = study.recorded("tests"), study.recorded("stream")
-    before = study.pupil(None).examine(tests)
+    before = study.student(None).examine(tests)
     for seed in range(seeds):
         order = list(stream)
         if seed:
             random.Random(seed).shuffle(order)  # noqa: S311  an order, not a secret
-        pupil = study.pupil(study.learning, seed=seed)
-        taught(pupil, order)
-        yield row(study, "default", seed, before, pupil.examine(tests), pupil)
+        student = study.student(study.learning, seed=seed)
+        taught(student, order)
+        yield row(study, "default", seed, before, student.examine(tests), student)
 
 
 @dataclass(frozen=True)
@@ -60,48 +58,49 @@ class Live:
         )
 
 
-def live(study: Study, seed: int = 0) -> tuple[Live, Pupil]:
+class StudentWay(EngineWay):
+    """Drafting by a student that learns from each of its answers, learning included."""
+
+    def __init__(self, name: str, student: Student, teacher_temperature: float | None) -> None:
+        super().__init__(name, student.engine(), GREEDY)
+        self.engine.teacher_temperature = teacher_temperature
+        self._adaptation = student.adaptation
+
+    def begin(self, ids: list[int], new_tokens: int, seed: int) -> None:
+        # the copy that drafts goes from one student to the other here, which is not part of either's work
+        self._adaptation.load_weights()
+        super().begin(ids, new_tokens, seed)
+        self._rounds = self._adaptation.following(self._rounds)
+
+
+def live(study: Study, seed: int = 0) -> tuple[Live, Student]:
     """Decode the stream by a drafter that learns and one that does not, in turns, and by the target alone at times."""
-    target = study.model.engine.target
-    eos = sorted(study.model.engine.eos)
-    pupil, frozen = study.pupil(study.learning, seed=seed), study.pupil(None)
-    ours, theirs = pupil.engine(), frozen.engine()
-    ours.teacher_temperature = study.learning.teacher_temperature
-    runs: dict[str, Callable[[list[int]], Iterator[Round]]] = {
-        "adapted": lambda ids: pupil.adaptation.following(rounds(ours, ids, study)),
-        "frozen": lambda ids: frozen.adaptation.following(rounds(theirs, ids, study)),
-        "plain": lambda ids: rounds(Engine(target, eos), ids, study),
-    }
-    for run in (runs["frozen"], runs["plain"]):  # warm up
-        list(run(study.stream[0]))
-    times: dict[str, dict[int, float]] = {name: {} for name in runs}
-    order = random.Random(0)  # noqa: S311  an order, not a secret
+    student, frozen = study.student(study.learning, seed=seed), study.student(None)
+    adapted = StudentWay("adapted", student, study.learning.teacher_temperature)
+    plain = EngineWay("plain", engine_for(study.model), GREEDY)
+    every = {adapted: 1, StudentWay("frozen", frozen, None): FROZEN_EVERY, plain: PLAIN_EVERY}
+    whole = study.new_tokens + 1  # a turn is an answer, with what is learned at its end
+    take_turns([way for way in every if way is not adapted], study.stream[0], study.new_tokens, chunk=whole)  # warms up
+    times: dict[str, dict[int, float]] = {way.name: {} for way in every}
     identical = True
     kept: list[Recorded] = []
     for number, ids in enumerate(study.stream):
-        every = {"adapted": 1, "frozen": FROZEN_EVERY, "plain": PLAIN_EVERY}
-        names = [name for name in runs if number % every[name] == 0]
-        said = []
-        for name in order.sample(names, len(names)):
-            # the copy that drafts goes from one to the other here, which is not part of either's work
-            (pupil if name == "adapted" else frozen).adaptation.load_weights()
-            began = time.perf_counter()
-            answer = list(runs[name](ids))
-            times[name][number] = time.perf_counter() - began
-            said.append([token for r in answer for token in r.emitted])
-            if name == "adapted":
-                kept.append(Recorded.of(ids, answer))
-        identical &= all(tokens == said[0] for tokens in said)
+        ways = [way for way, step in every.items() if number % step == 0]
+        timed = take_turns(ways, ids, study.new_tokens, turn=number, chunk=whole)
+        for way, each in zip(ways, timed, strict=True):
+            times[way.name][number] = each.seconds
+        kept.append(Recorded.of(ids, timed[0].answer.rounds or ()))
+        identical &= all(each.answer.tokens == timed[0].answer.tokens for each in timed)
         if (number + 1) % 100 == 0:
             share = sum(times["adapted"][i] for i in times["frozen"]) / sum(times["frozen"].values())
             study.say(f"prompt {number + 1}: {share:.3f} of the frozen drafter's time")
     study.keep("stream", kept)
     lengths = [len(recorded.tokens) for recorded in kept]
-    adapted, unlearned, plain = (_filled(times[name], lengths) for name in ("adapted", "frozen", "plain"))
-    return Live(adapted, unlearned, plain, identical), pupil
+    adapted_s, frozen_s, plain_s = (filled(times[way.name], lengths) for way in every)
+    return Live(adapted_s, frozen_s, plain_s, identical), student
 
 
-def _filled(times: dict[int, float], lengths: list[int]) -> list[float]:
+def filled(times: dict[int, float], lengths: list[int]) -> list[float]:
     """The seconds of all prompts, by those of some and the tokens of each."""
     each = sum(times.values()) / sum(lengths[i] for i in times)
     return [times.get(i, each * length) for i, length in enumerate(lengths)]
@@ -109,9 +108,9 @@ def _filled(times: dict[int, float], lengths: list[int]) -> list[float]:
 
 def live_row(study: Study) -> tuple[Row, Row]:
     """The row of a live stream, and the curve behind it."""
-    found, pupil = live(study)
+    found, student = live(study)
     tests = study.recorded("tests")
-    before, after = study.pupil(None).examine(tests), pupil.examine(tests)
+    before, after = study.student(None).examine(tests), student.examine(tests)
     timed = {
         "net_speedup": found.net_speedup,
         "frozen_speedup": found.frozen_speedup,
@@ -119,6 +118,6 @@ def live_row(study: Study) -> tuple[Row, Row]:
         "identical": found.identical,
         "training_s": None,  # a part of what is timed
     }
-    made = row(study, "default, live", 0, before, after, pupil, **timed)
+    made = row(study, "default, live", 0, before, after, student, **timed)
     curve = {"adapted_s": found.adapted, "frozen_s": found.frozen, "plain_s": found.plain}
     return made, {name: [round(value, 4) for value in values] for name, values in curve.items()}

@@ -21,6 +21,7 @@ from omnidraft import zoo
 from omnidraft.bench import environment as setting
 from omnidraft.bench.environment import writing
 from omnidraft.bench.passes import Bare
+from omnidraft.bench.tables import markdown_table
 from omnidraft.config import Sampling
 from omnidraft.decoding.engine import Engine
 from omnidraft.models.cpu_llama import LeanLlama
@@ -75,10 +76,9 @@ def measure(options: argparse.Namespace, console: Console) -> int:
 
 def markdown(ratios: Sequence[Ratio], about: Mapping[str, Any]) -> str:
     """The setting, and a table of the ratios."""
-    lines = [f"- {name}: {value}" for name, value in about.items()]
-    lines += ["", "| what | measured | bound | | |", "| --- | ---: | ---: | --- | --- |"]
-    lines += [f"| {r.name} | {r.value:.3f} | {r.sign} {r.bound:g} | {r.verdict} | {r.detail} |" for r in ratios]
-    return "\n".join(["# Overhead", "", *lines, ""])
+    settings = "".join(f"- {name}: {value}\n" for name, value in about.items())
+    lines = [(r.name, f"{r.value:.3f}", f"{r.sign} {r.bound:g}", r.verdict, r.detail) for r in ratios]
+    return f"# Overhead\n\n{settings}\n{markdown_table(['what', 'measured', 'bound', '', ''], lines)}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,8 @@ from typing import Any
 
 from experiments.paper.evaluation import Evaluation
 from experiments.paper.tables import ALONE, DIRECT, FIXED, Method
-from experiments.replay_learner import Pupil, Recorded
+from experiments.student import Recorded, Student
+from omnidraft.bench.tables import markdown_table
 from omnidraft.distillation.adaptation import Adaptation
 
 Row = dict[str, Any]
@@ -25,25 +26,25 @@ def cache_study(evaluation: Evaluation, task: str, seed: str) -> Row:
     """
     stream = evaluation.stream(task, 0.0, subset=False)
     tests = evaluation.prompts(task, tests=True, subset=False)
-    whole = evaluation.pupil(Method(FIXED | {"ngram_seed": seed}, ALONE), 0.0)
+    whole = evaluation.student(Method(FIXED | {"ngram_seed": seed}, ALONE), 0.0)
     curve = [_point(whole, one) for one in stream]
     whole.flush()
     size = whole.attached.cache.size
-    without = evaluation.pupil(Method(DIRECT, ALONE), 0.0)
+    without = evaluation.student(Method(DIRECT, ALONE), 0.0)
     for one in stream:
         without.learn(one)
     without.flush()
-    pupils = {NEVER: without, "none": _with_weights(evaluation, whole, DIRECT), "full": whole}
+    students = {NEVER: without, "none": _with_weights(evaluation, whole, DIRECT), "full": whole}
     bounds: dict[str, int | None] = {NEVER: 0, "none": 0, "full": None}
     for share, parts in SHARES.items():
         for eviction in EVICTIONS:
             bound = max(1, size // parts)
             drafting = FIXED | {"ngram_seed": seed, "ngram_bound": bound, "ngram_eviction": eviction}
-            pupils[f"{share} {eviction}"] = _with_weights(evaluation, whole, drafting)
+            students[f"{share} {eviction}"] = _with_weights(evaluation, whole, drafting)
             bounds[f"{share} {eviction}"] = bound
-    before = {name: _held(pupil) for name, pupil in pupils.items()}
+    before = {name: _held(student) for name, student in students.items()}
     uses = sorted(map(int, whole.attached.cache.hits[whole.attached.cache.hits > 0]), reverse=True)
-    found = evaluation.timed(pupils, tests, 0.0)
+    found = evaluation.timed(students, tests, 0.0)
     return {
         "target": evaluation.target,
         "task": task,
@@ -56,26 +57,26 @@ def cache_study(evaluation: Evaluation, task: str, seed: str) -> Row:
     }
 
 
-def _held(pupil: Pupil) -> Row:
+def _held(student: Student) -> Row:
     """What a cache holds after the answers, and the bytes of it in a profile."""
-    cache = pupil.attached.cache
+    cache = student.attached.cache
     size = 0 if cache.frozen else cache.size
     return {"entries": size, "bytes": sum(array.nbytes for array in cache.state().values()) if size else 0}
 
 
-def _point(pupil: Pupil, answer: Recorded) -> list[int]:
+def _point(student: Student, answer: Recorded) -> list[int]:
     """Tokens, rounds, n-grams proposed and accepted for an answer before it is learned from, and n-grams after it."""
-    stats = pupil.follow(answer)
-    return [stats.tokens, stats.rounds, stats.ngrams_proposed, stats.ngrams_accepted, pupil.attached.cache.size]
+    stats = student.follow(answer)
+    return [stats.tokens, stats.rounds, stats.ngrams_proposed, stats.ngrams_accepted, student.attached.cache.size]
 
 
-def _with_weights(evaluation: Evaluation, source: Pupil, drafting: Row) -> Pupil:
+def _with_weights(evaluation: Evaluation, source: Student, drafting: Row) -> Student:
     """A drafter with the weights of another, and what a cache of its own may keep of that one's."""
-    pupil = evaluation.pupil(Method(drafting), 0.0)
-    pupil.adaptation = Adaptation(pupil.attached, pupil.adaptation.shared, None, source.adaptation.state)
-    if not pupil.attached.cache.frozen:
-        pupil.attached.cache.resume(source.attached.cache.state())
-    return pupil
+    student = evaluation.student(Method(drafting), 0.0)
+    student.adaptation = Adaptation(student.attached, student.adaptation.shared, None, source.adaptation.state)
+    if not student.attached.cache.frozen:
+        student.attached.cache.resume(source.attached.cache.state())
+    return student
 
 
 # ---------------------------------------------------------------- tables
@@ -87,11 +88,11 @@ def markdown(studies: Sequence[Row]) -> list[str]:
     for target, task in dict.fromkeys((study["target"], study["task"]) for study in studies):
         its = [study for study in studies if (study["target"], study["task"]) == (target, task)]
         heads = ("entries", "bytes", "acceptance", "tokens a pass", "speedup", "hits a round")
-        lines = [["cache", *(f"{study['seed']}: {head}" for study in its for head in heads)]]
-        lines.append(["---", *["---:"] * (len(lines[0]) - 1)])
-        for number, row in enumerate(its[0]["rows"]):
-            lines.append([row["cache"], *(cell for study in its for cell in _cells(study["rows"][number]))])
-        table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+        lines = [
+            [row["cache"], *(cell for study in its for cell in _cells(study["rows"][number]))]
+            for number, row in enumerate(its[0]["rows"])
+        ]
+        table = markdown_table(["cache", *(f"{study['seed']}: {head}" for study in its for head in heads)], lines)
         about = f"{target}, {task}: {its[0]['train']} answers, {its[0]['test']} tests"
         sections.append(f"## Table 14: bounded caches, {about}\n\n{table}")
     return sections

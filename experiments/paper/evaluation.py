@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,15 +11,15 @@ from typing import Any
 from rich.console import Console
 
 from experiments.adaptation.setup import Study
+from experiments.compared import compared, medians
 from experiments.paper.recipe import Recipe, Task
 from experiments.paper.tables import LORA_RATE, METHODS, Cell, Method
 from experiments.recordings import Recordings
-from experiments.replay_learner import GREEDY, Pupil, Recorded, record
+from experiments.student import GREEDY, Recorded, Student, record
 from omnidraft.api import OmniDraft, load
 from omnidraft.bench import prompts
-from omnidraft.bench.interleaved import Way, apart, repeat
+from omnidraft.bench.interleaved import EngineWay, engine_for, own_cache
 from omnidraft.config import Drafting, Sampling
-from omnidraft.decoding.engine import Engine
 from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.distillation.weights import parted
 from omnidraft.errors import PromptError
@@ -46,7 +45,7 @@ class Evaluation:
         self, recipe: Recipe, target: str, texts: Texts, recordings: Recordings, device: str, console: Console
     ) -> None:
         self.recipe, self.target, self.console = recipe, target, console
-        self._recordings, self._texts = recordings, texts
+        self.recordings, self._texts = recordings, texts
         self.model: OmniDraft = load(
             recipe.place(target),
             recipe.place(recipe.drafter),
@@ -82,7 +81,7 @@ class Evaluation:
     def stream(self, task: str, temperature: float, *, subset: bool) -> list[Recorded]:
         """The target's answers to the prompts to learn from, made once."""
         asked = self.prompts(task, tests=False, subset=subset)
-        left = self._recordings.left(self._name(task, temperature), asked)
+        left = self.recordings.left(self._name(task, temperature), asked)
         if left:
             self.say(f"recording {left} answers ({task}, temperature {temperature:g})")
 
@@ -94,12 +93,12 @@ class Evaluation:
             each = (record(self.model, [ids], new_tokens, sampling, teacher, before + i) for i, ids in enumerate(some))
             return [answer for answers in each for answer in answers]
 
-        return self._recordings.answers(self._name(task, temperature), asked, make)
+        return self.recordings.answers(self._name(task, temperature), asked, make)
 
     def unrecorded(self, task: str, temperature: float, *, subset: bool) -> int:
         """How many answers are yet to be made for that."""
         asked = self.prompts(task, tests=False, subset=subset)
-        return self._recordings.left(self._name(task, temperature), asked)
+        return self.recordings.left(self._name(task, temperature), asked)
 
     def _name(self, task: str, temperature: float) -> str:
         recipe = self.recipe
@@ -112,26 +111,26 @@ class Evaluation:
     def cell(self, cell: Cell) -> Row:
         """Learn as the method does, then answer the tests side by side with the target alone."""
         stream = self.stream(cell.task, cell.temperature, subset=cell.subset)
-        pupil = self.pupil(METHODS[cell.method], self.size(cell.task, subset=cell.subset).threshold)
+        student = self.student(METHODS[cell.method], self.size(cell.task, subset=cell.subset).threshold)
         for one in stream:
-            pupil.attached.cache.observe(one.tokens)
-            pupil.learn(one)
-        pupil.flush()
-        ngrams = pupil.attached.cache.size
+            student.attached.cache.observe(one.tokens)
+            student.learn(one)
+        student.flush()
+        ngrams = student.attached.cache.size
         tests = self.prompts(cell.task, tests=True, subset=cell.subset)
-        found = self.timed({cell.method: pupil}, tests, cell.temperature)[cell.method]
-        learner = pupil.adaptation.learner
-        learned = parted(pupil.adaptation.state)[0].values()
+        found = self.timed({cell.method: student}, tests, cell.temperature)[cell.method]
+        learner = student.adaptation.learner
+        learned = parted(student.adaptation.state)[0].values()
         return found | {
             "ngrams": ngrams,
-            "training_s": round(pupil.spent_s, 2),
+            "training_s": round(student.spent_s, 2),
             "updates": learner.counters.updates if learner else 0,
             "learned_bytes": sum(weight.numel() * weight.element_size() for weight in learned),
             "train": len(stream),
             "test": len(tests),
         }
 
-    def pupil(self, method: Method, threshold: float) -> Pupil:
+    def student(self, method: Method, threshold: float) -> Student:
         """A drafter of its own for a method."""
         if self.model.drafter is None:
             raise ValueError("the evaluation needs a drafter")
@@ -144,37 +143,22 @@ class Evaluation:
         if learning is not None and method.lora:
             learning = replace(learning, adapter="lora", learning_rate=LORA_RATE * learning.learning_rate)
         settings = replace(self.recipe.trainer, **method.trainer)
-        serving = SharedDrafter(apart(self.model.drafter.lm))
-        return Pupil(self.model, serving, Drafting(**drafting), learning, settings=settings)
+        serving = SharedDrafter(own_cache(self.model.drafter.lm))
+        return Student(self.model, serving, Drafting(**drafting), learning, settings=settings)
 
-    def timed(self, pupils: dict[str, Pupil], tests: Sequence[list[int]], temperature: float) -> dict[str, Row]:
+    def timed(self, students: dict[str, Student], tests: Sequence[list[int]], temperature: float) -> dict[str, Row]:
         """Answer the tests with each, and with the target alone, side by side; what each came to, by its name.
 
         Each needs a drafter of its own.
         """
-        target, eos = self.model.engine.target, sorted(self.model.engine.eos)
-        ways = [Way("alone", Drafting(draft_length=0), Engine(target, eos))]
-        for name, pupil in pupils.items():
-            pupil.adaptation.load_weights()
-            ways.append(Way(name, pupil.drafting, pupil.engine()))
         sampling = Sampling(temperature=temperature)
-        order = random.Random(0)  # noqa: S311  an order, not a secret
-        identical = True
-        for way in ways:  # warm up
-            way.warm(tests[0], self.recipe.new_tokens, sampling)
-        for number in range(self.recipe.repeats):
-            identical &= repeat(ways, tests, self.recipe.new_tokens, sampling, order, 1000 * number)
-        alone = ways[0].summary()
-        return {
-            way.policy: {
-                **way.summary(),
-                "plain_tokens_per_s": alone["tokens_per_s"],
-                "speedup": round(way.rate / ways[0].rate, 4),
-                "speedup_cpu": round(way.summary()["tokens_per_cpu_s"] / alone["tokens_per_cpu_s"], 4),
-                "identical": identical if sampling.greedy else None,
-            }
-            for way in ways[1:]
-        }
+        ways = [EngineWay("alone", engine_for(self.model), sampling)]
+        for name, student in students.items():
+            student.adaptation.load_weights()
+            ways.append(EngineWay(name, student.engine(), sampling))
+        list(compared(ways, tests[:1], self.recipe.new_tokens))  # warms up
+        found = medians(compared(ways, tests, self.recipe.new_tokens, range(self.recipe.repeats)))
+        return {name: row for name, row in found.items() if name != "alone"}
 
     # ------------------------------------------------------------ the rest
 
@@ -208,11 +192,11 @@ class Evaluation:
         began = time.perf_counter()
         answers = record(self.model, asked, tokens, GREEDY, self.recipe.learning.teacher_temperature)
         token = (time.perf_counter() - began) / max(1, sum(len(one.tokens) for one in answers))
-        pupil = self.pupil(METHODS["ours"], 0.4)
+        student = self.student(METHODS["ours"], 0.4)
         for one in answers:
-            pupil.learn(one)
-        pupil.flush()
-        return Speeds(token, pupil.spent_s / len(answers) * self.recipe.new_tokens / tokens)
+            student.learn(one)
+        student.flush()
+        return Speeds(token, student.spent_s / len(answers) * self.recipe.new_tokens / tokens)
 
     def say(self, text: str) -> None:
         """A line of progress."""

@@ -7,21 +7,16 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from experiments.adaptation import report as adapt_report
-from omnidraft.bench.figure import COLORS
-
-Row = dict[str, Any]
-WINDOW = 20  # answers
+from experiments.adaptation import report
+from experiments.results import Results, Row
+from omnidraft.bench.figure import COLORS, figure
 
 
-def draw(result: Row, folder: Path) -> list[str]:
-    """Write the figures that there is something for; their names."""
-    drawn = []
+def draw(results: Results, folder: Path) -> None:
+    """Write the figures that there is something for."""
     for name, (section, panel) in FIGURES.items():
-        if result.get(section):
-            adapt_report.figure(_rows(section, result[section]), panel, folder / f"{name}.png")
-            drawn.append(f"{name}.png")
-    return [name for name in drawn if (folder / name).exists()]
+        if rows := results.of(section):
+            figure(_rows(section, rows), panel, folder / f"{name}.png", report.SIZE)
 
 
 def _rows(section: str, rows: Sequence[Row]) -> list[Row]:
@@ -50,14 +45,14 @@ def _hits(row: Row, panel: Any) -> None:
     """N-grams accepted a round, and the share of those proposed, along the stream."""
     for color, study in zip(COLORS, row["studies"], strict=False):
         rounds, proposed, accepted = ([point[column] for point in study["curve"]] for column in (1, 2, 3))
-        begin = min(WINDOW, len(rounds)) - 1  # before that, a handful of proposals
+        begin = min(report.WINDOW, len(rounds)) - 1  # before that, a handful of proposals
         prompts = range(begin + 1, len(rounds) + 1)
-        a_round, of_proposed = (_moving(accepted, wholes)[begin:] for wholes in (rounds, proposed))
+        a_round, of_proposed = (report.moving(accepted, wholes)[begin:] for wholes in (rounds, proposed))
         panel.plot(prompts, a_round, color=color, label=f"seed {study['seed']}: accepted a round")
         panel.plot(prompts, of_proposed, ":", color=color, label=f"seed {study['seed']}: share of those proposed")
     panel.set_title(row["at"])
     panel.set_xlabel("answers")
-    panel.set_ylabel(f"n-grams, over the last {WINDOW} answers")
+    panel.set_ylabel(f"n-grams, over the last {report.WINDOW} answers")
 
 
 def _growth(row: Row, panel: Any) -> None:
@@ -71,16 +66,9 @@ def _growth(row: Row, panel: Any) -> None:
     panel.set_ylabel("n-grams in the cache")
 
 
-def _moving(parts: Sequence[int], wholes: Sequence[int]) -> list[float]:
-    """Sums of one over sums of the other, of the last answers, at each."""
-    part, whole = ([0, *accumulate(values)] for values in (parts, wholes))
-    starts = (max(0, end - WINDOW) for end in range(1, len(part)))
-    return [(part[end] - part[start]) / max(1, whole[end] - whole[start]) for end, start in enumerate(starts, 1)]
-
-
 FIGURES: dict[str, tuple[str, Callable[[Row, Any], None]]] = {
-    "figure-5": ("switch", adapt_report.FIGURES["switch"]),
-    "figure-6": ("targets", adapt_report.FIGURES["targets"]),
+    "figure-5": ("switch", report.FIGURES["switch"]),
+    "figure-6": ("targets", report.FIGURES["targets"]),
     "figure-7": ("cache", _uses),
     "figure-8": ("cache", _hits),
     "figure-9": ("cache", _growth),

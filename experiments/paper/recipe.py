@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from omnidraft.bench import prompts
+from experiments import tasks
 from omnidraft.config import Learning, settings_of, suggestion
 from omnidraft.distillation.settings import TrainerSettings
 from omnidraft.errors import ConfigError, InputError
@@ -59,8 +59,8 @@ class Recipe:
         if len(self.switch) not in (0, 2):
             raise ConfigError(f"switch has {len(self.switch)} targets; it takes two: give two, or leave it out")
         for task in self.tasks:
-            if task not in prompts.STUDIED:
-                raise ConfigError(f"task {task!r} is not known: {suggestion(task, prompts.STUDIED)}")
+            if task not in tasks.NAMES:
+                raise ConfigError(f"task {task!r} is not known: {suggestion(task, tasks.NAMES)}")
         if not self.tasks:
             raise ConfigError("the recipe has no tasks: give at least one")
 

@@ -7,36 +7,34 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
 
+from experiments import tasks
 from experiments.adaptation.ablations import switch, targets
+from experiments.command import parts_of, write_report
 from experiments.paper import cache_study, recipe
 from experiments.paper import figures as paper_figures
 from experiments.paper import tables as paper_tables
 from experiments.paper.evaluation import Evaluation, Speeds, Texts
 from experiments.paper.tables import TABLES
 from experiments.recordings import Recordings
-from omnidraft.bench import environment as setting
+from experiments.results import Results, Row
 from omnidraft.bench import prompts
-from omnidraft.bench.environment import writing
-from omnidraft.errors import ConfigError, InputError
-from omnidraft.storage import replace_file
+from omnidraft.bench.environment import command
+from omnidraft.errors import ConfigError
 
-Row = dict[str, Any]
 CACHE = ("table-14", "figure-7", "figure-8", "figure-9")  # come of one study
 SWITCH, VISIT = "figure-5", "figure-6"
 PARTS = (*TABLES, *CACHE, SWITCH, VISIT)
-FILE = "paper.json"
+FILE = "paper.jsonl"
 
 
 @dataclass(frozen=True)
@@ -59,11 +57,10 @@ class Paper:
         self.options, self.console = options, console
         found = recipe.read(options.recipe, _instead(options.use))
         self.recipe = found.quick() if options.quick else found
-        self.parts = _parts(options.parts)
+        self.parts = parts_of(options.parts, PARTS)
         self.texts = _texts(self.recipe, options.data)
-        self.result = self._kept()
+        self.results = Results(options.out and options.out / FILE, "paper", ("key",))
         self.recordings = Recordings(options.out and options.out / "answers")
-        self._device = torch.device("cpu")  # that of the models
 
     # ------------------------------------------------------------ what there is to do
 
@@ -94,7 +91,10 @@ class Paper:
 
     def left(self, target: str) -> list[Job]:
         """What is not measured yet."""
-        return [job for job in self.jobs(target) if job.key not in self.result[job.section]]
+        return [job for job in self.jobs(target) if not self._is_done(job.section, job.key)]
+
+    def _is_done(self, section: str, key: str) -> bool:
+        return any(row["key"] == key for row in self.results.of(section))
 
     @property
     def targets(self) -> list[str]:
@@ -151,33 +151,12 @@ class Paper:
             self.console.print(f"{target}, {number} of {len(left)}: {about}: {said}{time.perf_counter() - began:.0f} s")
 
     def _visits_left(self) -> bool:
-        return VISIT in self.parts and bool(self.recipe.switch) and not self.result["targets"]
+        return VISIT in self.parts and bool(self.recipe.switch) and not self.results.of("targets")
 
     def _loaded(self, target: str) -> Evaluation:
-        made = Evaluation(self.recipe, target, self.texts, self.recordings, self.options.device, self.console)
-        self._device = made.model.target.lm.device
-        return made
+        return Evaluation(self.recipe, target, self.texts, self.recordings, self.options.device, self.console)
 
-    # ------------------------------------------------------------ the file
-
-    def _kept(self) -> Row:
-        """What the file holds; raises ConfigError where it was made in another setting."""
-        empty: Row = {"recipe": self._setting(), "runs": [], "cells": {}, "cache": {}, "switch": {}, "targets": {}}
-        path = self.options.out and self.options.out / FILE
-        if path is None or not path.exists():
-            return empty
-        try:
-            found: Row = json.loads(path.read_text(encoding="utf-8"))
-            was = found["recipe"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"cannot read {path} ({error!r}): remove it, or give --out another folder") from error
-        now = empty["recipe"]
-        different = [name for name in now if was.get(name) != now[name]]
-        if different:
-            raise ConfigError(
-                f"{path} was made with another {', '.join(different)}: give the same recipe, or --out another folder"
-            )
-        return found
+    # ------------------------------------------------------------ results
 
     def _setting(self) -> Row:
         """All that figures depend on, but for the machine."""
@@ -187,37 +166,26 @@ class Paper:
         settings: Row = json.loads(json.dumps(said))
         return settings
 
-    def _add(self, section: str, key: str, row: Row) -> None:
-        self.result[section][key] = row | {"commit": setting.commit(), "threads": torch.get_num_threads()}
-        self.write()
+    def begin(self) -> None:
+        """Note the command; raises ConfigError where the file was made in another setting."""
+        now = self._setting()
+        for setting in self.results.settings[:1]:
+            if different := [name for name in now if setting["recipe"].get(name) != now[name]]:
+                raise ConfigError(
+                    f"{FILE} has another {', '.join(different)}: give the same recipe, or --out another folder"
+                )
+        self.results.begin(command(self.options.words), recipe=now)
 
-    def write(self) -> None:
-        """Write the file, its tables and its figures, where there is a folder."""
-        folder = self.options.out
-        if folder is None:
-            return
-        with writing(folder / FILE):
-            replace_file(folder / FILE, json.dumps(self.result).encode() + b"\n")
-            (folder / "paper.md").write_text(self.markdown(), encoding="utf-8")
+    def _add(self, section: str, key: str, row: Row) -> None:
+        self.results.add(section, {"key": key, **row, "threads": torch.get_num_threads()})
 
     def markdown(self) -> str:
         """All tables that there is something for."""
-        studies = list(self.result["cache"].values())
-        sections = paper_tables.markdown(self.result["cells"], self.recipe, self.parts) + cache_study.markdown(studies)
-        commands = "".join(f"    {run['command']}\n" for run in self.result["runs"])
+        cells = {row["key"]: row for row in self.results.of("cells")}
+        sections = paper_tables.markdown(cells, self.recipe, self.parts)
+        sections += cache_study.markdown(self.results.of("cache"))
+        commands = "".join(f"    {each}\n" for each in dict.fromkeys(run["command"] for run in self.results.settings))
         return "\n".join([f"# The paper's evaluation, {self.recipe.name}\n\n{commands}", *sections])
-
-    def end(self) -> None:
-        """Note how it was made, and draw the figures."""
-        machine = setting.machine(self._device)
-        run = {"command": setting.command(self.options.words), "machine": machine}
-        # a run that went on where another stopped, on the same machine, takes its place
-        self.result["runs"] = [old for old in self.result["runs"] if _undated(old) != _undated(run)] + [run]
-        self.write()
-        if self.options.out is not None:
-            rows = {section: list(self.result[section].values()) for section in ("cache", "switch", "targets")}
-            with writing(self.options.out / FILE):
-                paper_figures.draw(rows, self.options.out)
 
 
 def measure(options: argparse.Namespace, console: Console) -> int:
@@ -226,20 +194,16 @@ def measure(options: argparse.Namespace, console: Console) -> int:
     paper.plan()
     if options.plan:
         return 0
+    paper.begin()
     paper.run()
-    paper.end()
+    if options.out is not None:
+        write_report(options.out / "paper", paper.markdown())
+        paper_figures.draw(paper.results, options.out)
     if not options.json:
         print(paper.markdown())
-    sys.stdout.write(json.dumps(paper.result) + "\n")
-    rows = [
-        *paper.result["cells"].values(),
-        *(row for study in paper.result["cache"].values() for row in study["rows"]),
-    ]
+    print(json.dumps(paper.results.as_dict()))
+    rows = [*paper.results.of("cells"), *(row for study in paper.results.of("cache") for row in study["rows"])]
     return 0 if all(row["identical"] is not False for row in rows) else 1
-
-
-def _undated(run: Row) -> Row:
-    return run | {"machine": {name: value for name, value in run["machine"].items() if name != "date"}}
 
 
 def estimate(evaluation: Evaluation, left: Sequence[Job], speeds: Speeds) -> float:
@@ -265,14 +229,6 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds >= 5400 else f"{max(1, round(seconds / 60))} min"
 
 
-def _parts(given: str) -> list[str]:
-    asked = list(PARTS) if given == "all" else given.split(",")
-    for part in asked:
-        if part not in PARTS:
-            raise ConfigError(f"part {part!r} is not known; use some of {', '.join(PARTS)}, with commas between")
-    return asked
-
-
 def _instead(given: Sequence[str]) -> dict[str, str]:
     """NAME=MODEL, each."""
     for one in given:
@@ -282,7 +238,7 @@ def _instead(given: Sequence[str]) -> dict[str, str]:
 
 
 def _texts(settings: recipe.Recipe, data: Path | None) -> Texts:
-    found = {name: prompts.parts(name, data, unseen=settings.unseen) for name in settings.tasks}
+    found = {name: tasks.parts(name, data, unseen=settings.unseen) for name in settings.tasks}
     for name, its in found.items():
         for part, asked, here in zip(
             ("train", "test"), (settings.tasks[name].train, settings.tasks[name].test), its, strict=True

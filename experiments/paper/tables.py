@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from experiments.paper.recipe import Recipe
+from omnidraft.bench.tables import markdown_table
 
 Row = dict[str, Any]
 Options = dict[str, Any]
@@ -192,10 +193,10 @@ def _table(table: Table, cells: Sequence[Cell], rows: Mapping[str, Row]) -> str:
     places = list(dict.fromkeys((cell.task, cell.temperature) for cell in cells))
     names = [f"{task}, T = {temperature:g}" for task, temperature in places]
     heads = [f"{name}: {shown.replace('_', ' ')}" for name in names for shown in table.shows]
-    lines = [["target", "method", *heads], ["---", "---", *["---:"] * len(heads)]]
+    lines = []
     found = {(cell.target, cell.method, cell.task, cell.temperature): rows[cell.key] for cell in cells}
     for target, method in dict.fromkeys((cell.target, cell.method) for cell in cells):
         its = [found.get((target, method, *place), {}) for place in places]
         shown = [format(row[name], form) if name in row else "–" for row in its for name, form in table.shows.items()]
         lines.append([target, method, *shown])
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return markdown_table(["target", "method", *heads], lines, 2)

@@ -1,28 +1,22 @@
-"""The acceptance head in comparisons: how it comes to know a target, and whether its chances are true.
-
-And what it is worth beside a drafter that learns as well, in the shape of the paper's Table 2.
-"""
+"""The acceptance head: how it is taught, its calibration, and its worth beside a drafter that learns."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from experiments.replay_learner import Pupil, Recorded, record
+from experiments.compared import compared
+from experiments.student import Recorded, Student, record
 from omnidraft.api import OmniDraft
-from omnidraft.bench.interleaved import Way, apart, over, repeat
+from omnidraft.bench.interleaved import EngineWay, engine_for, own_cache, sampler
 from omnidraft.config import Drafting, Learning, Sampling
-from omnidraft.decoding.engine import Engine
 from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.draft_length.acceptance_head import Head
 from omnidraft.draft_length.policy import Fixed
 from omnidraft.verification.round import Round
-from omnidraft.verification.sampling import GeneratorSampler
 
 Row = dict[str, Any]
 DRAFT_LENGTH = 4  # of what does not decide it
@@ -41,7 +35,7 @@ METHODS: dict[str, tuple[str | None, str | int]] = {
 # ---------------------------------------------------------------- a head for comparisons
 
 
-def lessons(model: OmniDraft, prompts: Sequence[list[int]], new_tokens: int) -> list[Recorded]:
+def examples(model: OmniDraft, prompts: Sequence[list[int]], new_tokens: int) -> list[Recorded]:
     """Answers to learn from, of which every other two are sampled."""
     teacher = Learning().teacher_temperature
     found: list[Recorded] = []
@@ -54,20 +48,20 @@ def lessons(model: OmniDraft, prompts: Sequence[list[int]], new_tokens: int) -> 
 
 def teach(model: OmniDraft, recorded: Sequence[Recorded]) -> Head:
     """A head that learned from these answers beside a drafter that did not."""
-    pupil = _pupil(model, "head", "head")
+    student = _student(model, "head", "head")
     for one in recorded:
-        pupil.learn(one)
-    pupil.adaptation.flush()
-    return pupil.attached.head
+        student.learn(one)
+    student.adaptation.flush()
+    return student.attached.head
 
 
-def _pupil(model: OmniDraft, trains: str | None, draft_length: str | int) -> Pupil:
+def _student(model: OmniDraft, trains: str | None, draft_length: str | int) -> Student:
     """A drafter with weights and a KV cache of its own, so that taking turns with others costs nothing."""
     if model.drafter is None:
         raise ValueError("there is no drafter that could learn")
     drafting = Drafting(draft_length=draft_length)
-    return Pupil(
-        model, SharedDrafter(apart(model.drafter.lm)), drafting, None if trains is None else Learning(trains=trains)
+    return Student(
+        model, SharedDrafter(own_cache(model.drafter.lm)), drafting, None if trains is None else Learning(trains=trains)
     )
 
 
@@ -101,11 +95,10 @@ def calibration(
     for name, each in (("head", head), ("entropy", Head())):
         noting = Noting(each)
         drafting = Drafting(draft_length=DRAFT_LENGTH)
-        engine = Engine(model.engine.target, sorted(model.engine.eos), model.engine.attached, drafting, noting)
-        draw = GeneratorSampler(torch.Generator().manual_seed(0))
+        engine, draw = engine_for(model, drafting, policy=noting), sampler()
         for ids in prompts:
             list(engine.rounds(ids, new_tokens, Sampling(temperature=temperature), draw))
-        yield {"policy": name, "temperature": temperature, **reliability(noting.seen)}
+        yield {"way": name, "temperature": temperature, **reliability(noting.seen)}
 
 
 def reliability(seen: Sequence[tuple[float, bool]]) -> Row:
@@ -128,39 +121,17 @@ def reliability(seen: Sequence[tuple[float, bool]]) -> Row:
 # ---------------------------------------------------------------- Table 2
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """A stream to learn from, prompts to be examined on, and sizes."""
-
-    stream: Sequence[list[int]]
-    tests: Sequence[list[int]]
-    new_tokens: int
-    repeats: int
-
-
-def schedules(model: OmniDraft, schedule: Schedule) -> Iterator[Row]:
-    """A row for each method: what its drafts come to on prompts it never saw, beside the target alone."""
-    teacher = Learning().teacher_temperature
-    stream = record(model, schedule.stream, schedule.new_tokens, Sampling(), teacher)
-    pupils: dict[str, Pupil] = {}
+def schedules(
+    model: OmniDraft, stream: Sequence[list[int]], tests: Sequence[list[int]], new_tokens: int, repeats: int
+) -> Iterator[Row]:
+    """Each method taught by answers to `stream`: what its drafts come to on `tests`, beside plain decoding."""
+    recorded = record(model, stream, new_tokens, Sampling(), Learning().teacher_temperature)
+    ways = [EngineWay("plain", engine_for(model), Sampling())]
     for name, (trains, draft_length) in METHODS.items():
-        pupil = _pupil(model, trains, draft_length)
-        for one in stream:
-            pupil.learn(one)
-        pupil.adaptation.flush()
-        pupil.adaptation.load_weights()
-        pupils[name] = pupil
-    plain = Drafting(draft_length=0)
-    ways = [Way("plain", plain, Engine(model.engine.target, sorted(model.engine.eos)))]
-    ways += [Way(name, pupil.drafting, pupil.engine()) for name, pupil in pupils.items()]
-    order = random.Random(0)  # noqa: S311  an order, not a secret
-    identical = True
-    for number in range(schedule.repeats):
-        identical &= repeat(ways, schedule.tests, schedule.new_tokens, Sampling(), order, 1000 * number)
-    alone = [each["tokens_per_s"] for each in ways[0].repeats]
-    for way in ways[1:]:
-        each = [
-            its | {"speedup": round(its["tokens_per_s"] / plain, 4)}
-            for its, plain in zip(way.repeats, alone, strict=True)
-        ]
-        yield {"method": way.policy, **way.summary(), **over(each), "identical": identical, "repeats": each}
+        student = _student(model, trains, draft_length)
+        for one in recorded:
+            student.learn(one)
+        student.flush()
+        student.adaptation.load_weights()
+        ways.append(EngineWay(name, student.engine(), Sampling()))
+    return (row for row in compared(ways, tests, new_tokens, range(repeats)) if row["way"] != "plain")

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from experiments.compared import compared
 from omnidraft.api import OmniDraft
 from omnidraft.attach import attach_drafter
-from omnidraft.bench.interleaved import UNITS, Way, apart, repeat
+from omnidraft.bench.interleaved import PLAIN, EngineWay, drafter_of, engine_for, own_cache
 from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.drafter import AttachedDrafter
-from omnidraft.decoding.engine import Engine
 from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.models.language_model import LanguageModel, TransformersModel
 
@@ -56,13 +55,13 @@ class OneByOne:
 
 def cases(model: OmniDraft, ids: Sequence[list[int]], count: int) -> Iterator[dict[str, Any]]:
     """A row for each case: seconds of the target alone over those with `goodput`, on so many prompts, side by side."""
-    pair = model.engine.attached
-    if pair is None or model.drafter is None:
+    pair = drafter_of(model)
+    if model.drafter is None:
         raise ValueError("there is no drafter that could be hopeless")
     own = model.drafter.lm.model
 
     def target() -> LanguageModel:
-        return apart(model.target.lm)
+        return own_cache(model.target.lm)
 
     yield _row("a drafter of random weights", model, target, _with(model, scrambled(own)), ids, count, NEW_TOKENS)
     slow = scrambled(own, layers=SLOW_LAYERS)
@@ -97,34 +96,16 @@ def _row(
     case: str,
     model: OmniDraft,
     target: Target,
-    pair: AttachedDrafter,
+    attached: AttachedDrafter,
     ids: Sequence[list[int]],
     count: int,
     new_tokens: int,
 ) -> dict[str, Any]:
-    ways = [
-        _way(model, target, None, Drafting(draft_length=0)),
-        _way(model, target, pair, Drafting(draft_length="goodput")),
-    ]
-    for way in (ways[0], _way(model, target, pair, Drafting(draft_length=2))):
-        way.warm(ids[0], new_tokens, Sampling())
+    def way(name: str, drafting: Drafting) -> EngineWay:
+        return EngineWay(name, engine_for(model, drafting, target=target(), attached=attached), Sampling())
+
+    ways = [way("plain", PLAIN), way("goodput", Drafting(draft_length="goodput"))]
+    list(compared([ways[0], way("warms up", Drafting(draft_length=2))], ids[:1], new_tokens))
     prompts = [ids[number % len(ids)] for number in range(count)]
-    order = random.Random(0)  # noqa: S311  an order, not a secret
-    identical = repeat(ways, prompts, new_tokens, Sampling(), order, 0)
-    plain, rate = (way.summary() for way in ways)
-    names = dict(zip(UNITS, ("ratio", "ratio_cpu"), strict=True))
-    return {
-        "case": case,
-        **{name: round(rate[unit] / plain[unit], 4) for unit, name in names.items()},
-        "prompts": count,
-        "identical": identical,
-        **{name: rate[name] for name in ("acceptance_rate", "undrafted", "idle")},
-    }
-
-
-def _way(model: OmniDraft, target: Target, pair: AttachedDrafter | None, drafting: Drafting) -> Way:
-    return Way(
-        "plain" if pair is None else str(drafting.draft_length),
-        drafting,
-        Engine(target(), sorted(model.engine.eos), pair, drafting),
-    )
+    _, row = compared(ways, prompts, new_tokens)
+    return {"case": case, **row}

@@ -18,9 +18,8 @@ from omnidraft.bench import exactness
 from omnidraft.cli.main import main
 from omnidraft.config import Sampling
 from omnidraft.decoding.drafter import Drafter
-from omnidraft.decoding.engine import Engine
 from omnidraft.decoding.stats import Stats
-from omnidraft.verification.sampling import GeneratorSampler, softmax, target_processors
+from omnidraft.verification.sampling import softmax, target_processors
 
 SAMPLED = Sampling(temperature=1.0)
 NOTHING = Stats.of([])
@@ -31,50 +30,13 @@ def model(target: Path, drafter: Path) -> OmniDraft:
     return omnidraft.load(target, drafter, dtype="float32", profile=None, draft_length=3)
 
 
-# ---------------------------------------------------------------- a model that keeps its prompt
-
-
-def test_a_model_that_keeps_its_prompt_says_the_same(model: OmniDraft) -> None:
-    prompt = model.encode("hello world")
-    kept = exactness.Kept(model.target.lm, prompt)
-    eos = sorted(model.engine.eos)
-    other = [*prompt[:-1], prompt[-1] + 1]
-
-    def text(lm: object, ids: list[int], seed: int) -> list[int]:
-        draw = GeneratorSampler(torch.Generator().manual_seed(seed))
-        engine = Engine(lm, eos, model.engine.attached, model.engine.drafting)  # type: ignore[arg-type]
-        return [token for record in engine.rounds(ids, 20, SAMPLED, draw) for token in record.emitted]
-
-    order = [(prompt, 0), (prompt, 1), (other, 2), (prompt, 3), (other[:2], 4), (prompt, 5), (prompt, 6)]
-    found = [text(kept, ids, seed) for ids, seed in order]
-    assert found == [text(model.target.lm, ids, seed) for ids, seed in order]
-
-
-def test_it_reads_the_prompt_once(model: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[int] = []
-    forward = model.target.lm.forward
-
-    def noting(ids: list[int], keep: int) -> torch.Tensor:
-        read.append(len(ids))
-        return forward(ids, keep)
-
-    monkeypatch.setattr(model.target.lm, "forward", noting)
-    prompt = model.encode("hello world the world was")
-    kept = exactness.Kept(model.target.lm, prompt)
-    for _ in range(3):
-        kept.crop(0)
-        kept.forward(prompt, 1)
-        kept.forward([5], 1)
-    assert sorted(read) == [1] * 6 + [len(prompt) - 1]
-
-
 # ---------------------------------------------------------------- the law
 
 
 @pytest.mark.parametrize("sampling", [SAMPLED, Sampling(temperature=0.7, top_k=12, repetition_penalty=1.3)])
 def test_bins_have_the_law_of_plain_decoding(model: OmniDraft, sampling: Sampling) -> None:
     prompt, eos, floor = model.encode("hello"), [7], 0.004
-    found = exactness.joint_law(model.target.lm, prompt, eos, sampling, floor)
+    found = exactness.joint_distribution(model.target.lm, prompt, eos, sampling, floor)
     processors = target_processors(sampling)
 
     def after(ids: list[int]) -> np.ndarray:
@@ -176,7 +138,7 @@ def test_a_right_pair_passes_and_the_fault_is_found(
     assert (finding["samples"], finding["limit"]) == (600, 1e-3)
     assert finding["drafted"] > 1
     assert 0 < finding["detectable"] < 0.3
-    assert "has the law of target" in stem.with_suffix(".md").read_text()
+    assert "has the distribution of target" in stem.with_suffix(".md").read_text()
     assert str(tmp_path) not in result["command"]
     assert main([*command, "--fault", "permuted-q"]) == 1
     result = json.loads(capsys.readouterr().out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shlex
 import shutil
 import subprocess
@@ -15,10 +14,11 @@ from rich.console import Console
 from omnidraft.api import load
 from omnidraft.bench import compare, methods
 from omnidraft.bench import environment as setting
-from omnidraft.bench.methods import Answer, Method, Ours, UnavailableError
+from omnidraft.bench.interleaved import Answer, take_turns
+from omnidraft.bench.methods import Method, UnavailableError
 from omnidraft.bench.passes import counting
 from omnidraft.bench.records import Writer
-from omnidraft.config import Drafting, Sampling
+from omnidraft.config import Sampling
 
 pytestmark = pytest.mark.usefixtures("home")
 Captured = pytest.CaptureFixture[str]
@@ -34,14 +34,21 @@ class Scripted:
     def __init__(self, name: str, log: list[Any], fails_at: int | None = None, adds: int = 0) -> None:
         self.name, self.log, self.fails_at, self.adds = name, log, fails_at, adds
 
-    def begin(self, repeat: int) -> None:
-        self.log.append(("begin", self.name, repeat))
+    def restart(self) -> None:
+        self.log.append(("restart", self.name, 0))
 
-    def run(self, ids: list[int], new_tokens: int) -> Answer:
-        self.log.append((self.name, ids[0]))
-        if ids[0] == self.fails_at:
+    def begin(self, ids: list[int], new_tokens: int, seed: int) -> None:
+        self.said = [ids[0] + self.adds] * new_tokens
+        self.seeds = [*getattr(self, "seeds", []), seed]
+
+    def advance(self, length: int) -> bool:
+        self.log.append((self.name, self.said[0] - self.adds))
+        if self.said[0] == self.fails_at:
             raise UnavailableError("why")
-        return Answer([ids[0] + self.adds] * new_tokens)
+        return len(self.said) >= length
+
+    def end(self) -> Answer:
+        return Answer(self.said)
 
 
 def raced(*made: Method, repeats: int, questions: int) -> Writer:
@@ -53,23 +60,6 @@ def raced(*made: Method, repeats: int, questions: int) -> Writer:
     return writer
 
 
-@pytest.mark.parametrize("count", [1, 3, 5])
-def test_every_method_has_every_place_alike(count: int) -> None:
-    log: list[Any] = []
-    names = [f"m{number}" for number in range(count)]
-    raced(*(Scripted(name, log) for name in names), repeats=2, questions=count)
-    asked = [entry[0] for entry in log if len(entry) == 2][count:]  # the first ones warm up
-    turns = [asked[start : start + count] for start in range(0, len(asked), count)]
-    assert len(turns) == 2 * count
-    for place in range(count):
-        at_place = [turn[place] for turn in turns]
-        assert {name: at_place.count(name) for name in names} == dict.fromkeys(names, 2)
-    # a prompt meets another order in each repeat, and who follows whom changes
-    assert count == 1 or turns[0] != turns[count]
-    followers = {(a, b) for turn in turns for a, b in itertools.pairwise(turn)}
-    assert count < 5 or len(followers) > count
-
-
 def test_whoever_comes_first_is_measured_by_the_baseline() -> None:
     writer = raced(Scripted("a", []), Scripted("b", [], adds=1), repeats=2, questions=2)
     assert {(run.method, run.identical) for run in writer.results.runs} == {("a", True), ("b", False)}
@@ -78,10 +68,8 @@ def test_whoever_comes_first_is_measured_by_the_baseline() -> None:
 def test_each_repeat_begins_afresh_and_warming_up_is_not_recorded() -> None:
     log: list[Any] = []
     writer = raced(Scripted("a", log), Scripted("b", log), repeats=2, questions=2)
-    assert [entry for entry in log if entry[0] == "begin"] == [
-        ("begin", name, repeat) for repeat in (0, 0, 1) for name in ("a", "b")
-    ]
-    assert log[:4] == [("begin", "a", 0), ("a", 0), ("begin", "b", 0), ("b", 0)]
+    assert log[:4] == [("a", 0), ("b", 0), ("restart", "a", 0), ("restart", "b", 0)]
+    assert log.count(("restart", "a", 0)) == 2
     runs = writer.results.runs
     assert len(runs) == 8
     assert {(run.tokens, run.identical) for run in runs} == {(2, True)}
@@ -105,25 +93,12 @@ def test_a_method_that_fails_late_is_dropped_for_good() -> None:
     assert sum(run.method == "a" for run in writer.results.runs) == 6
 
 
-def test_an_ngram_cache_lives_for_a_repeat(target: Path, drafter: Path) -> None:
-    model = load(target, drafter, dtype="float32")
-    ours = Ours("exact", model, Drafting(draft_length=4, ngram_seed="empty"), Sampling())
-    caches = [model.engine.attached and model.engine.attached.cache]
-    for repeat in range(2):
-        ours.begin(repeat)
-        before = ours._engine.attached
-        ours.run(model.encode("hello world"), COUNT)
-        assert ours._engine.attached is before
-        caches.append(before and before.cache)
-    assert len({id(cache) for cache in caches}) == 3
-
-
 def test_the_drafter_of_transformers_is_a_copy(target: Path, drafter: Path) -> None:
     model = load(target, drafter, dtype="float32")
     (uad,), _ = methods.make(["uad"], model, 4, Sampling())
     assert model.drafter
     with methods.quiet_libraries(), counting(model.drafter.lm.model) as untouched, counting(uad.drafter) as made:
-        uad.run(model.encode("hello world"), COUNT)
+        take_turns([uad], model.encode("hello world"), COUNT, chunk=COUNT)
     assert (untouched, made != []) == ([], True)
 
 

@@ -9,20 +9,19 @@ import pytest
 from rich.console import Console
 
 import omnidraft
+from experiments import tasks
 from experiments.adaptation import ablations
 from experiments.adaptation import background_cost as beside
 from experiments.adaptation import report as adapt_report
 from experiments.adaptation import study as adapt
 from experiments.adaptation.__main__ import main
-from experiments.adaptation.setup import Row, Study, taught
-from experiments.adaptation.streams import Live, _filled, live_row, streams
-from experiments.replay import Replay
-from experiments.replay_learner import GREEDY, Pupil, record
+from experiments.adaptation.setup import Study, taught
+from experiments.adaptation.streams import Live, filled, live_row, streams
+from experiments.results import Results
+from experiments.student import GREEDY, Replay, Student, record
 from omnidraft.api import OmniDraft
-from omnidraft.bench import prompts
 from omnidraft.config import Drafting, Learning, Sampling
 from omnidraft.decoding.stats import Stats
-from omnidraft.errors import InputError
 from support.texts import QUESTIONS
 
 LEARNING = Learning(interval=2, learning_rate=3e-3, replays=1)
@@ -60,8 +59,8 @@ def test_crossover_is_where_it_stays_ahead(adapted: list[float], crossover: int 
 
 
 def test_prompts_that_were_not_timed_are_filled_in_by_their_tokens() -> None:
-    assert _filled({0: 2.0, 2: 1.0}, [4, 10, 2]) == [2.0, 5.0, 1.0]
-    assert _filled({0: 2.0, 1: 1.0}, [1, 1]) == [2.0, 1.0]
+    assert filled({0: 2.0, 2: 1.0}, [4, 10, 2]) == [2.0, 5.0, 1.0]
+    assert filled({0: 2.0, 1: 1.0}, [1, 1]) == [2.0, 1.0]
 
 
 def test_sums_of_stats() -> None:
@@ -71,23 +70,17 @@ def test_sums_of_stats() -> None:
 
 
 def test_moving_block_efficiency() -> None:
-    answers = [[0, 0, 4, 2], [0, 0, 6, 2], [0, 0, 2, 2]]
-    assert adapt_report.moving(answers, window=2) == [2.0, 2.5, 2.0]
-
-
-def test_a_row_that_is_measured_again_takes_the_place_of_the_old_one() -> None:
-    result: Row = {}
-    adapt._put(result, "streams", ("rows", {"target": "b", "method": "m", "seed": 1, "x": 1}))
-    adapt._put(result, "streams", ("rows", {"target": "a", "method": "m", "seed": 1, "x": 2}))
-    adapt._put(result, "streams", ("rows", {"target": "b", "method": "m", "seed": 1, "x": 3}))
-    assert [row["x"] for row in result["rows"]] == [2, 3]
+    tokens = [4, 6, 2, *[4] * adapt_report.WINDOW]
+    found = adapt_report.moving(tokens, [2] * len(tokens))
+    assert found[:3] == [2.0, 2.5, 2.0]
+    assert found[-1] == 2.0, "the first answers are out of the window"
 
 
 # ---------------------------------------------------------------- replayed answers
 
 
 def test_a_replayed_target_greedily_says_what_it_said(model: OmniDraft) -> None:
-    recorded = record(model, [model.encode(QUESTIONS[0])], 12, GREEDY, teacher=1.0)[0]
+    recorded = record(model, [model.encode(QUESTIONS[0])], 12, GREEDY, temperature=1.0)[0]
     replay = Replay(model.vocab.size)
     replay.text = (*recorded.prompt, *recorded.tokens)
     logits = replay.forward(recorded.prompt, 1)
@@ -101,9 +94,9 @@ def test_a_replayed_target_greedily_says_what_it_said(model: OmniDraft) -> None:
 def test_an_examination_counts_what_live_decoding_counts(model: OmniDraft) -> None:
     one = study(model)
     tests = one.recorded("tests")
-    pupil = one.pupil(None)
-    examined = pupil.examine(tests)
-    engine = one.pupil(None).engine()
+    student = one.student(None)
+    examined = student.examine(tests)
+    engine = one.student(None).engine()
     rounds = [r for ids in one.tests for r in engine.rounds(ids, 12, GREEDY, lambda _: 0)]
     lived = Stats.of(rounds)
     for name in ("rounds", "tokens", "drafted", "proposed", "accepted", "symbols", "symbols_accepted"):
@@ -113,21 +106,21 @@ def test_an_examination_counts_what_live_decoding_counts(model: OmniDraft) -> No
 
 def test_an_examination_teaches_nothing(model: OmniDraft) -> None:
     one = study(model)
-    pupil = Pupil(model, one.serving, Drafting(draft_length=3, ngram_seed="empty"), LEARNING)
-    taught(pupil, one.recorded("stream"))
-    before, active = pupil.adaptation.state, pupil.attached.cache.active.copy()
-    first, second = (pupil.examine(one.recorded("tests")) for _ in range(2))
+    student = Student(model, one.serving, Drafting(draft_length=3, ngram_seed="empty"), LEARNING)
+    taught(student, one.recorded("stream"))
+    before, active = student.adaptation.state, student.attached.cache.active.copy()
+    first, second = (student.examine(one.recorded("tests")) for _ in range(2))
     assert (first.accepted, first.proposed) == (second.accepted, second.proposed)
-    assert pupil.adaptation.state is before
-    assert (pupil.attached.cache.active == active).all()
+    assert student.adaptation.state is before
+    assert (student.attached.cache.active == active).all()
 
 
 def test_what_is_recorded_holds_the_laws_of_the_teacher(model: OmniDraft) -> None:
     ids = model.encode(QUESTIONS[1])
-    soft, sharp = (record(model, [ids], 6, GREEDY, teacher=teacher)[0] for teacher in (1.0, 0.25))
+    soft, sharp = (record(model, [ids], 6, GREEDY, temperature=temperature)[0] for temperature in (1.0, 0.25))
     assert soft.tokens == sharp.tokens
-    assert all(a.probs.max() < b.probs.max() for a, b in zip(soft.laws, sharp.laws, strict=True))
-    assert len(record(model, [ids], 6, Sampling(temperature=1.0), teacher=1.0)[0].laws) == 6
+    assert all(a.probs.max() < b.probs.max() for a, b in zip(soft.teacher, sharp.teacher, strict=True))
+    assert len(record(model, [ids], 6, Sampling(temperature=1.0), 1.0)[0].teacher) == 6
 
 
 # ---------------------------------------------------------------- parts
@@ -147,9 +140,10 @@ def test_the_parts_give_whole_rows(model: OmniDraft) -> None:
     assert len(rows) == 1 + 2 + 2 * len(ablations.LOSSES) + 4
     switched = ablations.switch(one)
     assert all(len(found) == 4 for found in switched["curves"].values())
-    result: Row = {"rows": rows[:3], "curves": [{"target": "one", **curve}], "switch": [switched]}
-    result["losses"] = [row for row in rows if "temperature" in row]
-    assert adapt_report.markdown(result).count("| direct only |") == 2
+    results = Results(None, "adaptation", adapt.KEYS)
+    for each in rows:
+        results.add("losses" if "temperature" in each else "rows", each)
+    assert adapt_report.markdown(results).count("| direct only |") == 2
 
 
 def test_a_target_comes_back_to_what_was_learned_for_it(model: OmniDraft) -> None:
@@ -184,9 +178,8 @@ def test_the_command_writes_its_files(
     assert main([*models, *SMALL, "--parts", "live,streams"]) == 0
     assert main([*models, *SMALL, "--parts", "switch,ranks"]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert result == json.loads(stem.with_suffix(".json").read_text())
-    assert set(result["commands"]) == {"live", "streams", "switch", "ranks"}
-    assert str(tmp_path) not in json.dumps(result["commands"])
+    assert [setting["parts"] for setting in result["settings"]] == [["live", "streams"], ["switch", "ranks"]]
+    assert str(tmp_path) not in json.dumps(result["settings"])
     assert len(result["rows"]) == 2
     assert "Before and after the stream" in stem.with_suffix(".md").read_text()
     assert {path.name for path in stem.parent.glob("*.png")} == {"adaptation-curves.png", "adaptation-switch.png"}
@@ -212,19 +205,13 @@ def test_mistakes_are_said_before_models_are_loaded(
 
 
 def test_training_prompts_are_all_of_them(data: Path) -> None:
-    assert [prompt.text for prompt in prompts.training(data)] == [f"Question: {text}\nAnswer:" for text in QUESTIONS]
-
-
-def test_a_file_of_results_that_is_damaged_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.json").write_text("{")
-    with pytest.raises(InputError, match="remove it"):
-        adapt._kept(tmp_path / "x")
+    assert [prompt.text for prompt in tasks.training(data)] == [f"Question: {text}\nAnswer:" for text in QUESTIONS]
 
 
 def test_figures_are_drawn(tmp_path: Path) -> None:
-    result: Row = {
-        "curves": [{"target": "a", "adapted_s": [1.0, 2.0], "frozen_s": [1.0, 1.0], "plain_s": [1.0, 1.0]}],
-        "targets": [{"targets": ["a", "b"], "curves": {"with": [[[1, 2, 3, 2]]] * 3}, "tests": {}}],
-    }
-    adapt_report.write(result, tmp_path / "found")
+    results = Results(None, "adaptation", adapt.KEYS)
+    seconds = {"adapted_s": [1.0, 2.0], "frozen_s": [1.0, 1.0], "plain_s": [1.0, 1.0]}
+    results.add("curves", {"target": "a", **seconds})
+    results.add("targets", {"targets": ["a", "b"], "curves": {"with": [[[1, 2, 3, 2]]] * 3}, "tests": {}})
+    adapt_report.write(results, tmp_path / "found")
     assert {path.name for path in tmp_path.glob("*.png")} == {"found-curves.png", "found-targets.png"}

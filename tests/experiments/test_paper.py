@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
+from experiments import tasks as parted
 from experiments.paper import cache_study, recipe
 from experiments.paper import figures as paper_figures
 from experiments.paper import study as paper
@@ -24,9 +25,8 @@ from experiments.paper.__main__ import main
 from experiments.paper.evaluation import Evaluation, Speeds
 from experiments.paper.tables import METHODS, TABLES, Cell
 from experiments.recordings import AT_ONCE, Recordings, packed, unpacked
-from experiments.replay_learner import Recorded
-from omnidraft.bench import environment as setting
-from omnidraft.bench import prompts
+from experiments.results import Results
+from experiments.student import Recorded
 from omnidraft.config import Drafting, Learning
 from omnidraft.distillation.settings import TrainerSettings
 from omnidraft.errors import ConfigError, InputError, PromptError
@@ -75,7 +75,7 @@ def small(tmp_path: Path, target: Path, drafter: Path) -> Path:
 @pytest.fixture
 def evaluation(small: Path, tasks: Path) -> Evaluation:
     found = recipe.read(small)
-    texts = {name: prompts.parts(name, tasks) for name in found.tasks}
+    texts = {name: parted.parts(name, tasks) for name in found.tasks}
     return Evaluation(found, found.targets[0], texts, Recordings(None), "cpu", Console(quiet=True))
 
 
@@ -87,7 +87,7 @@ def test_the_shipped_recipes_can_be_read() -> None:
     assert zoo.targets == ("zoo:target-a", "zoo:target-b")
     assert zoo.unseen
     assert not whole.unseen
-    assert whole.tasks.keys() == set(prompts.STUDIED)
+    assert whole.tasks.keys() == set(parted.NAMES)
     assert (whole.tasks["code"].train, whole.tasks["code"].test) == (910, 228)
     assert whole.learning.learning_rate == 1e-4
     assert whole.place("lmsys/vicuna-7b-v1.3") == "lmsys/vicuna-7b-v1.3"
@@ -133,9 +133,9 @@ def test_recipes_that_are_none(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- prompts
 
 
-@pytest.mark.parametrize("task", prompts.STUDIED)
+@pytest.mark.parametrize("task", parted.NAMES)
 def test_what_is_learned_from_is_not_what_is_tested(task: str, tasks: Path) -> None:
-    learn, tests = prompts.parts(task, tasks)
+    learn, tests = parted.parts(task, tasks)
     assert learn
     assert tests
     assert {prompt.task for prompt in (*learn, *tests)} == {task}
@@ -145,14 +145,14 @@ def test_what_is_learned_from_is_not_what_is_tested(task: str, tasks: Path) -> N
 
 def test_the_tasks_have_the_sizes_of_the_paper() -> None:
     data = shared("data")
-    learn, tests = prompts.parts("code", data)
+    learn, tests = parted.parts("code", data)
     assert (len(learn), len(tests)) == (910, 228)
-    assert len(prompts.parts("gsm8k", data)[0]) == 7473
-    unseen, others = prompts.parts("code", data, unseen=True)
+    assert len(parted.parts("gsm8k", data)[0]) == 7473
+    unseen, others = parted.parts("code", data, unseen=True)
     assert len(unseen) + len(others) == 500 + 164
-    assert len(prompts.parts("gsm8k", data, unseen=True)[0]) == prompts.KEPT_OUT
+    assert len(parted.parts("gsm8k", data, unseen=True)[0]) == parted.KEPT_OUT
     with pytest.raises(ConfigError, match="task 'mbpp' is not known"):
-        prompts.parts("mbpp", data)
+        parted.parts("mbpp", data)
 
 
 def test_splits_come_from_the_hub_where_there_is_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,11 +165,11 @@ def test_splits_come_from_the_hub_where_there_is_no_folder(monkeypatch: pytest.M
             return [{"instruction": "Say.", "input": "this", "document": "Long.", "question": "Who?"}] * 5
 
     monkeypatch.setattr("importlib.import_module", lambda _: Datasets)
-    learn, tests = prompts.parts("alpaca", None)
+    learn, tests = parted.parts("alpaca", None)
     assert (len(learn), len(tests)) == (4, 1)
     assert tests[0].text == "Say.\n\nthis"
-    assert "Long." in prompts.parts("xsum", None)[1][0].text
-    prompts.parts("gsm8k", None)
+    assert "Long." in parted.parts("xsum", None)[1][0].text
+    parted.parts("gsm8k", None)
     assert asked == [
         ("tatsu-lab/alpaca", "train"),
         ("EdinburghNLP/xsum", "train"),
@@ -191,7 +191,7 @@ def answer(prompt: Sequence[int], tokens: Sequence[int]) -> Recorded:
 
 
 def same(one: Recorded, other: Recorded) -> bool:
-    laws = zip(one.laws, other.laws, strict=True)
+    laws = zip(one.teacher, other.teacher, strict=True)
     return (one.prompt, one.tokens) == (other.prompt, other.tokens) and all(
         (a.tokens == b.tokens).all() and (a.probs == b.probs).all() and a.tokens.dtype == b.tokens.dtype
         for a, b in laws
@@ -202,8 +202,6 @@ def test_answers_survive_being_kept() -> None:
     answers = [answer((1, 2), (3, 0)), answer((), (5,)), answer((7,), ())]
     assert all(same(one, other) for one, other in zip(answers, unpacked(packed(answers)), strict=True))
     assert unpacked(packed([])) == []
-    with pytest.raises(ValueError, match=r".+"):
-        unpacked(b"none")
 
 
 def test_answers_are_recorded_once(tmp_path: Path) -> None:
@@ -272,29 +270,15 @@ def test_an_untrained_cache_sees_the_stream(evaluation: Evaluation) -> None:
 
 
 def test_methods_are_given_what_the_recipe_says(evaluation: Evaluation) -> None:
-    fixed = evaluation.pupil(METHODS["plain SpD"], 0.3).drafting
+    fixed = evaluation.student(METHODS["plain SpD"], 0.3).drafting
     assert (fixed.draft_length, fixed.threshold) == (4, None)
-    assert evaluation.pupil(METHODS["joint"], 0.3).drafting.threshold == 0.3
-    assert evaluation.pupil(METHODS["interleaved, γ = 0.9"], 0.3).drafting.threshold == 0.1
-
-
-def test_answers_of_other_settings_lie_elsewhere(evaluation: Evaluation) -> None:
-    recipe = evaluation.recipe
-    names = {evaluation._name("gsm8k", 0.0)}
-    for other in (
-        replace(recipe, new_tokens=recipe.new_tokens + 1),
-        replace(recipe, learning=replace(recipe.learning, teacher_temperature=0.7)),
-        replace(recipe, dtype="bfloat16"),
-        replace(recipe, instead={evaluation.target: "elsewhere"}),
-    ):
-        evaluation.recipe = other
-        names.add(evaluation._name("gsm8k", 0.0))
-    assert len(names) == 5
+    assert evaluation.student(METHODS["joint"], 0.3).drafting.threshold == 0.3
+    assert evaluation.student(METHODS["interleaved, γ = 0.9"], 0.3).drafting.threshold == 0.1
 
 
 def test_it_does_not_matter_how_many_answers_are_sampled_at_a_time(evaluation: Evaluation) -> None:
     whole = evaluation.stream("gsm8k", 1.0, subset=False)
-    evaluation._recordings = Recordings(None)
+    evaluation.recordings = Recordings(None)
     few = evaluation.stream("gsm8k", 1.0, subset=True)
     assert len(few) < len(whole)
     both = few + evaluation.stream("gsm8k", 1.0, subset=False)[len(few) :]
@@ -366,6 +350,10 @@ def test_the_cache_study_bounds_what_saw_the_same_answers(evaluation: Evaluation
 # ---------------------------------------------------------------- the command
 
 
+def kept(folder: Path) -> Results:
+    return Results(folder / paper.FILE, "paper", ("key",))
+
+
 def run(*arguments: object) -> int:
     return main([*map(str, arguments)])
 
@@ -398,18 +386,17 @@ def test_a_run_is_gone_on_with(
     monkeypatch.setattr(Evaluation, "cell", failing)
     with contextlib.suppress(KeyboardInterrupt):
         run(*given)
-    kept = json.loads((out / paper.FILE).read_text())
-    assert len(kept["cells"]) == 2
+    assert len(kept(out).of("cells")) == 2
     assert run(*given) == 0
     assert len(calls) == 3 + 8, "ten cells, two of which were there"
     printed = capsys.readouterr()
     assert "2 there already" in printed.err
     result = json.loads(printed.out.splitlines()[-1])
-    assert result == json.loads((out / paper.FILE).read_text())
+    assert result == kept(out).as_dict()
     assert len(result["cells"]) == 10
     assert len(result["cache"]) == 4
     assert len(result["switch"]) == 1
-    assert result["runs"][0]["command"].startswith("python -m experiments.paper small.toml")
+    assert result["settings"][0]["command"].startswith("python -m experiments.paper small.toml")
     text = (out / "paper.md").read_text()
     assert "## Table 1: across vocabularies" in text
     assert "Table 2" not in text
@@ -419,18 +406,10 @@ def test_a_run_is_gone_on_with(
     assert run(*given, "--plan") == 0
     assert "all of 15 cells are there" in capsys.readouterr().err
     assert len(calls) == 11
-    machine = setting.machine
-    for cpu, count in (("", 1), ("another", 2), ("another", 2), ("", 2)):
-        monkeypatch.setattr(setting, "machine", lambda device, cpu=cpu: machine(device) | {"cpu": cpu})
-        assert run(*given) == 0
-        kept = json.loads((out / paper.FILE).read_text())
-        assert [one["machine"]["cpu"] for one in kept["runs"]][-1] == cpu
-        assert len(kept["runs"]) == 1 + count, "one of each machine, the first one's among them"
-    assert all(row["threads"] > 0 for row in (*kept["cells"].values(), *kept["cache"].values()))
-    assert len(calls) == 11
+    assert all(row["threads"] > 0 for row in (*result["cells"], *result["cache"]))
     capsys.readouterr()
     assert run(*given, "--quick") == 2
-    assert "was made with another" in capsys.readouterr().err
+    assert "has another" in capsys.readouterr().err
 
 
 def test_a_wrong_answer_is_an_error(
@@ -464,11 +443,11 @@ def test_mistakes_are_said_before_anything_is_loaded(
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / paper.FILE).write_text("{")
     assert run(small, "--data", tasks, "--out", tmp_path / "out") == 2
-    assert "cannot read" in capsys.readouterr().err
+    assert "no result file" in capsys.readouterr().err
 
 
 def test_figures_are_left_out_where_there_is_nothing(tmp_path: Path) -> None:
-    assert paper_figures.draw({"cache": [], "switch": [], "targets": []}, tmp_path) == []
+    paper_figures.draw(Results(None, "paper", ("key",)), tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -520,13 +499,15 @@ def test_every_cell_of_the_papers_recipe_runs(tasks: Path, tmp_path: Path) -> No
     # half precision takes longer on a CPU, and what is told here is only whether cells run
     recipe_.write_text((RECIPES / "paper.toml").read_text().replace("float16", "float32"))
     assert run(recipe_, "--quick", "--data", tasks, "--out", out, *use) == 0
-    result = json.loads((out / paper.FILE).read_text())
+    result = kept(out).as_dict()
     wanted = {cell.key for table in TABLES.values() for cell in table.cells(whole)}
-    assert result["cells"].keys() == wanted
+    assert {row["key"] for row in result["cells"]} == wanted
     assert len(result["cache"]) == len(whole.tasks) * len(cache_study.SEEDS)
     assert result["switch"]
     assert result["targets"]
-    assert result["recipe"]["instead"] == sorted(f"{name}={folder.name}" for name, folder in folders.items())
+    assert result["settings"][0]["recipe"]["instead"] == sorted(
+        f"{name}={folder.name}" for name, folder in folders.items()
+    )
     assert {path.name for path in out.glob("*.png")} == {f"figure-{number}.png" for number in (5, 6, 7, 8, 9)}
     for title in ("Table 1", "Table 2", "Table 3", "Table 5", "Table 6", "Table 11", "Table 12", "Table 14"):
         assert f"## {title}:" in (out / "paper.md").read_text()

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import gc
 import math
-import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from omnidraft.bench.methods import Answer, Method, UnavailableError
+from omnidraft.bench.interleaved import Timed, ordered, take_turns
+from omnidraft.bench.methods import Method, UnavailableError
 from omnidraft.bench.passes import Pass, Prober, counting
 from omnidraft.bench.records import Counts, Passes, Run, Writer
 from omnidraft.decoding.stats import Stats
@@ -60,19 +60,7 @@ class Plan:
     contexts: tuple[int, int] = (1, 1)  # most tokens that target and drafter hold
     first: int = 0  # the repeat to begin with
     budget_s: float = math.inf
-
-
-def ordered(methods: Sequence[Any], turn: int) -> list[Any]:
-    """The order of one turn: over as many turns as there are methods, each has had every place.
-
-    Who follows whom changes with each such cycle, as one may leave caches behind that suit another.
-    """
-    if not methods:
-        return []
-    cycle, first = divmod(turn, len(methods))
-    order = list(methods)
-    random.Random(cycle).shuffle(order)  # noqa: S311  the same in every run
-    return order[first:] + order[:first]
+    seed: int = 0  # decides every draw
 
 
 def race(
@@ -86,28 +74,28 @@ def race(
     expected: dict[tuple[str, int], list[int]] = {}
     ledger = _Ledger(plan.contexts)
     for method in list(methods):
-        method.begin(0)
-        _try(methods, method, questions[0], plan.new_tokens, writer)  # warms up, and is dropped
+        _try(methods, method, questions[0], plan, writer)  # warms up, and is dropped
     start = time.monotonic()
     for repeat in range(plan.first, plan.repeats):
         done = repeat - plan.first
         if done and (time.monotonic() - start) * (done + 1) / done > plan.budget_s:
             break
         for method in methods:
-            method.begin(repeat)
+            method.restart()
         for place, question in enumerate(questions):
-            answers: dict[Method, tuple[Answer, float]] = {}
+            answers: dict[Method, Timed] = {}
+            number = repeat * len(questions) + place
             with _undisturbed():
-                for method in ordered(methods, repeat * len(questions) + place):
+                for method in ordered(methods, number):
                     with ledger.counting(method, question) if repeat == plan.first else nullcontext():
-                        timed = _try(methods, method, question, plan.new_tokens, writer)
+                        timed = _try(methods, method, question, plan, writer, number)
                     if timed is not None:
                         answers[method] = timed
-            for method, (answer, seconds) in answers.items():
+            for method, timed in answers.items():
                 key = (question.task, question.number)
-                expected.setdefault(key, answers[methods[0]][0].tokens)
-                identical = answer.tokens == expected[key] if method.must_be_identical else None
-                writer.add(_run(repeat, question, method.name, answer, seconds, identical))
+                expected.setdefault(key, answers[methods[0]].answer.tokens)
+                identical = timed.answer.tokens == expected[key] if method.must_be_identical else None
+                writer.add(_run(repeat, question, method.name, timed, identical))
             step()
         with _undisturbed():
             ledger.probe()
@@ -183,31 +171,30 @@ class _Ledger:
 
 
 def _try(
-    methods: list[Method], method: Method, question: Question, new_tokens: int, writer: Writer
-) -> tuple[Answer, float] | None:
-    began = time.perf_counter()
+    methods: list[Method], method: Method, question: Question, plan: Plan, writer: Writer, number: int = 0
+) -> Timed | None:
+    """An answer; a method that does not work with these models is taken out of `methods`."""
     try:
-        answer = method.run(question.ids, new_tokens)
+        return take_turns([method], question.ids, plan.new_tokens, plan.seed + number, chunk=plan.new_tokens)[0]
     except UnavailableError as error:
         methods.remove(method)
         writer.drop(method.name, str(error))
         return None
-    return answer, time.perf_counter() - began
 
 
-def _run(repeat: int, question: Question, method: str, answer: Answer, seconds: float, identical: bool | None) -> Run:
+def _run(repeat: int, question: Question, method: str, timed: Timed, identical: bool | None) -> Run:
     counts = None
-    if answer.rounds is not None:
-        stats = Stats.of(answer.rounds)
-        names = {its.name for its in fields(Counts)} - {"translate_s"}
-        counts = Counts(**{name: getattr(stats, name) for name in names}, translate_s=stats.overhead_s + stats.policy_s)
+    if timed.answer.rounds is not None:
+        stats = Stats.of(timed.answer.rounds)
+        names = {each.name for each in fields(Counts)} - {"overhead_s"}
+        counts = Counts(**{name: getattr(stats, name) for name in names}, overhead_s=stats.overhead_s + stats.policy_s)
     return Run(
         repeat=repeat,
         task=question.task,
         prompt=question.number,
         method=method,
-        tokens=len(answer.tokens),
-        seconds=seconds,
+        tokens=len(timed.answer.tokens),
+        seconds=timed.seconds,
         identical=identical,
         counts=counts,
     )

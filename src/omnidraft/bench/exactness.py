@@ -21,13 +21,15 @@ from rich.console import Console
 from omnidraft.alignment.trie import Probs
 from omnidraft.api import OmniDraft
 from omnidraft.bench.compare import progress
+from omnidraft.bench.interleaved import sampler
+from omnidraft.bench.tables import markdown_table
 from omnidraft.config import Sampling
 from omnidraft.decoding.engine import Engine
 from omnidraft.decoding.stats import Stats
 from omnidraft.errors import ConfigError, InputError
 from omnidraft.models.language_model import LanguageModel
 from omnidraft.verification.round import Round
-from omnidraft.verification.sampling import GeneratorSampler, softmax, target_processors
+from omnidraft.verification.sampling import softmax, target_processors
 
 if TYPE_CHECKING:
     from omnidraft.decoding.drafter import Drafter
@@ -63,42 +65,10 @@ class Finding:
         return self.p_value >= self.limit
 
 
-class Kept:
-    """A model that keeps a prompt in its cache when a text is begun anew."""
-
-    def __init__(self, model: LanguageModel, prompt: Sequence[int]) -> None:
-        self._model, self._prompt = model, list(prompt)
-        self.vocab_size, self.context = model.vocab_size, model.context
-        self.length = 0
-        model.crop(0)
-
-    def forward(self, ids: Sequence[int], keep: int) -> torch.Tensor:
-        """Append `ids` to the text and return the logits of the last `keep` of them."""
-        known = len(self._prompt) - 1  # the last token is read again, for its logits
-        again = self.length == 0 and list(ids[: known + 1]) == self._prompt and keep <= len(ids) - known
-        if self.length == 0 and not again:
-            self._model.crop(0)
-        if again:
-            if self._model.length < known:
-                self._model.crop(0)
-                self._model.forward(self._prompt[:known], 1)
-            self._model.crop(known)
-            ids = ids[known:]
-        logits = self._model.forward(ids, keep)
-        self.length = self._model.length
-        return logits
-
-    def crop(self, length: int) -> None:
-        """Keep the first `length` tokens of the text."""
-        if length:
-            self._model.crop(length)
-        self.length = length
-
-
 # ---------------------------------------------------------------- the test
 
 
-def joint_law(
+def joint_distribution(
     model: LanguageModel, prompt: Sequence[int], eos: Sequence[int], sampling: Sampling, floor: float
 ) -> dict[Text, float]:
     """Probabilities of the beginnings of a text, by the target alone.
@@ -129,7 +99,7 @@ def sampled(
     engine: Engine, prompt: Sequence[int], count: int, sampling: Sampling, seed: int, step: Callable[[], None]
 ) -> tuple[Counter[Text], Stats]:
     """How often each beginning came up in `count` texts, and what was drafted for them."""
-    draw = GeneratorSampler(torch.Generator().manual_seed(seed))
+    draw = sampler(seed)
     found: Counter[Text] = Counter()
     records: list[Round] = []
     for _ in range(count):
@@ -257,23 +227,25 @@ def _tested(
 ) -> Finding | None:
     engine, ids = model.engine, model.encode(text)
     engine.check(ids)
-    kept = Kept(model.target.lm, ids)
-    law = joint_law(kept, ids, sorted(engine.eos), experiment.sampling, EXPECTED / experiment.samples)
-    own = Engine(kept, sorted(engine.eos), engine.attached, engine.drafting)
-    found, did = sampled(own, ids, experiment.samples, experiment.sampling, experiment.seed, step)
+    law = joint_distribution(
+        model.target.lm, ids, sorted(engine.eos), experiment.sampling, EXPECTED / experiment.samples
+    )
+    found, did = sampled(engine, ids, experiment.samples, experiment.sampling, experiment.seed, step)
     return judged(found, law, did, text, limit)
 
 
 def markdown(result: dict[str, Any]) -> str:
     """The tests as a table, and what they say."""
-    heads = ["prompt", "texts", "drafted", "bins", "finds a total variation of", "p", ""]
-    lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
-    for each in result["findings"]:
-        prompt = json.dumps(each["prompt"], ensure_ascii=False).replace("|", "\\|")
-        verdict = "passes" if each["passes"] else "fails"
-        cells = [prompt, each["samples"], each["drafted"], each["bins"], f"{each['detectable']:.3f}"]
-        lines.append(f"| {' | '.join(map(str, cells))} | {each['p_value']:.2g} | {verdict} |")
+    heads = ["prompt", "answers", "drafted", "bins", "finds a total variation of", "p", ""]
+    rows = [
+        (
+            json.dumps(each["prompt"], ensure_ascii=False),
+            *(each["samples"], each["drafted"], each["bins"], f"{each['detectable']:.3f}", f"{each['p_value']:.2g}"),
+            "passes" if each["passes"] else "fails",
+        )
+        for each in result["findings"]
+    ]
     said = "has" if result["passes"] else "does not have"
     fault = f", with the planted fault {result['fault']}," if result["fault"] else ""
-    lines += ["", f"Sampled with {result['drafter']}{fault} text {said} the law of {result['target']}."]
-    return "\n".join(lines) + "\n"
+    conclusion = f"Sampled with {result['drafter']}{fault} text {said} the distribution of {result['target']}."
+    return f"{markdown_table(heads, rows)}\n{conclusion}\n"

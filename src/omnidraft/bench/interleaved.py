@@ -1,133 +1,192 @@
-"""Ways to end drafts, which answer side by side against the clock.
+"""Ways of decoding that answer the same prompts in turns.
 
-Machines are now slower, now faster, for seconds at a time, and by more than ways differ.  So all ways answer a prompt
-at once: a few tokens of one, a few of the next.  Each needs KV caches of its own for that.
+A machine is now slower, now faster, for seconds at a time and by more than the ways differ, so all ways answer a
+prompt together: some tokens of one, some of the next.  Ways that take turns within an answer need KV caches of their
+own.
 """
 
 from __future__ import annotations
 
 import random
-import statistics
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 
+from omnidraft.attach import make_cache
 from omnidraft.config import Drafting, Sampling
+from omnidraft.decoding.drafter import AttachedDrafter, Drafter
 from omnidraft.decoding.engine import Engine
-from omnidraft.decoding.stats import Stats
-from omnidraft.models.language_model import TransformersModel
-from omnidraft.verification.round import Round
+from omnidraft.models.cpu_llama import LeanLlama
+from omnidraft.models.language_model import LanguageModel, TransformersModel
 from omnidraft.verification.sampling import GeneratorSampler
 
-TURN = 4  # tokens: the first of them finds little in the caches of the processor that its way left there
-UNITS = ("tokens_per_s", "tokens_per_cpu_s")
+if TYPE_CHECKING:
+    from omnidraft.api import OmniDraft
+    from omnidraft.draft_length.acceptance_head import Head
+    from omnidraft.draft_length.policy import DraftLengthPolicy
+    from omnidraft.verification.round import Round
+
+CHUNK = 4  # tokens of a turn: the first of them finds little in the processor's caches
+PLAIN = Drafting(draft_length=0)
+T = TypeVar("T")
 
 
-@dataclass
-class Way:
-    """One way to end drafts, and what it did; no two may share what the models of their engines hold of a text."""
+@dataclass(frozen=True)
+class Answer:
+    """The tokens that follow a prompt; `rounds` where our own loop made them."""
 
-    policy: str  # "plain" for none
-    drafting: Drafting
-    engine: Engine
-    repeats: list[dict[str, Any]] = field(default_factory=list)  # what each came to
-    _seconds: float = 0.0  # of the present one
-    _cpu: float = 0.0  # seconds of the processor: what others do on the machine does not count
-    _stats: list[Stats] = field(default_factory=list)
-    _rounds: Iterator[Round] = field(default_factory=lambda: iter(()))  # of the present answer
-    _done: list[Round] = field(default_factory=list)  # those that were made
-    _length: int = 0  # tokens of it
+    tokens: list[int]
+    rounds: list[Round] | None = None
 
-    def begin(self, ids: Sequence[int], new_tokens: int, sampling: Sampling, seed: int) -> None:
+
+@dataclass(frozen=True)
+class Timed:
+    """An answer with the seconds it took, by the clock and of this process."""
+
+    answer: Answer
+    seconds: float
+    cpu_s: float
+
+
+class Way(Protocol):
+    """A way of decoding that can be interrupted."""
+
+    name: str
+
+    def begin(self, ids: list[int], new_tokens: int, seed: int) -> None:
         """Begin to answer a prompt."""
-        draw = GeneratorSampler(torch.Generator().manual_seed(seed))
-        self._rounds, self._done, self._length = self.engine.rounds(ids, new_tokens, sampling, draw), [], 0
 
-    def go_on(self, length: int) -> bool:
-        """Decode against the clock until the answer has so many tokens; False where it ends before that."""
-        began, busy = time.perf_counter(), time.process_time()
+    def advance(self, length: int) -> bool:
+        """Decode until the answer has `length` tokens; False where it ends before that."""
+
+    def end(self) -> Answer:
+        """The answer so far."""
+
+
+class EngineWay:
+    """Decoding by our own loop."""
+
+    def __init__(self, name: str, engine: Engine, sampling: Sampling) -> None:
+        self.name, self.engine, self.sampling = name, engine, sampling
+        self._rounds: Iterator[Round] = iter(())
+        self._done: list[Round] = []
+        self._length = 0
+
+    def restart(self) -> None:
+        """Forget the n-grams seen; what the draft-length policy measured is kept, as it is for users."""
+        old = self.engine
+        if old.attached is not None:
+            attached = replace(old.attached, cache=make_cache(old.attached.cache.table, old.drafting))
+            self.engine = Engine(old.target, sorted(old.eos), attached, old.drafting, old.policy)
+
+    def begin(self, ids: list[int], new_tokens: int, seed: int) -> None:
+        self._rounds = self.engine.rounds(ids, new_tokens, self.sampling, sampler(seed))
+        self._done, self._length = [], 0
+
+    def advance(self, length: int) -> bool:
         while self._length < length and (record := next(self._rounds, None)) is not None:
             self._done.append(record)
             self._length += len(record.emitted)
-        self._seconds += time.perf_counter() - began
-        self._cpu += time.process_time() - busy
         return self._length >= length
 
-    def end(self) -> list[int]:
-        """The answer, which counts from now on."""
-        self._stats.append(Stats.of(self._done))
-        return [token for record in self._done for token in record.emitted]
-
-    def warm(self, ids: Sequence[int], new_tokens: int, sampling: Sampling) -> None:
-        """Answer a prompt, which does not count."""
-        list(self.engine.rounds(ids, new_tokens, sampling, GeneratorSampler(torch.Generator().manual_seed(0))))
-
-    def end_repeat(self) -> None:
-        """Keep what the answers since the last repeat came to."""
-        stats = Stats.sum(self._stats)
-        self.repeats.append(
-            {
-                "tokens_per_s": round(stats.tokens / self._seconds, 3),
-                "tokens_per_cpu_s": round(stats.tokens / self._cpu, 3),
-                "acceptance_rate": round(stats.acceptance_rate, 4),
-                "block_efficiency": round(stats.block_efficiency, 4),
-                "ngram_hits": round(stats.ngrams_accepted / stats.rounds, 4),
-                "drafted": round(stats.drafted / stats.rounds, 3),
-                "undrafted": round(stats.rounds_without_draft / stats.rounds, 4),
-                "idle": stats.no_draft_reason,
-            }
-        )
-        self._seconds, self._cpu, self._stats = 0.0, 0.0, []
-
-    @property
-    def rate(self) -> float:
-        """Tokens a second, the median of the repeats."""
-        return float(over(self.repeats)["tokens_per_s"])
-
-    def summary(self) -> dict[str, Any]:
-        """What its drafts came to."""
-        return {"draft_length": self.drafting.longest, **over(self.repeats)}
+    def end(self) -> Answer:
+        return Answer(emitted(self._done), self._done)
 
 
-def repeat(
+def take_turns(
     ways: Sequence[Way],
-    prompts: Sequence[Sequence[int]],
+    ids: list[int],
     new_tokens: int,
-    sampling: Sampling,
-    order: random.Random,
-    seed: int,
-) -> bool:
-    """Answer every prompt by every way, a few tokens in turns; whether all said the same, where that is greedy.
+    seed: int = 0,
+    turn: int = 0,
+    chunk: int = CHUNK,
+) -> list[Timed]:
+    """Answer a prompt by every way, `chunk` tokens at a time, in an order that changes with `turn` and every lap.
 
-    The seed of a prompt's answers is `seed` and its place.
+    The answers are in the order of `ways`.
     """
-    identical = True
-    for number, prompt in enumerate(prompts):
-        for way in ways:
-            way.begin(prompt, new_tokens, sampling, seed=seed + number)
-        going, length = list(ways), 0
-        while going:
-            length += TURN
-            going = [way for way in order.sample(going, len(going)) if way.go_on(length)]
-        said = [way.end() for way in ways]
-        identical &= not sampling.greedy or all(tokens == said[0] for tokens in said)
+    seconds, busy = ([0.0] * len(ways) for _ in range(2))
     for way in ways:
-        way.end_repeat()
-    return identical
+        way.begin(ids, new_tokens, seed)
+    going, length = list(range(len(ways))), 0
+    while going:
+        length, left = length + chunk, []
+        for place in ordered(going, turn):
+            began, cpu = time.perf_counter(), time.process_time()
+            more = ways[place].advance(length)
+            seconds[place] += time.perf_counter() - began
+            busy[place] += time.process_time() - cpu
+            if more and length < new_tokens:
+                left.append(place)
+        going, turn = sorted(left), turn + 1
+    return [Timed(way.end(), *taken) for way, *taken in zip(ways, seconds, busy, strict=True)]
 
 
-def apart(model: TransformersModel) -> TransformersModel:
-    """The same weights with a KV cache of its own."""
+def ordered(items: Sequence[T], turn: int) -> list[T]:
+    """The order of one turn: over as many turns as there are items, each has had every place.
+
+    Which item follows which changes with each such cycle, as one may leave caches behind that suit another.
+    """
+    if not items:
+        return []
+    cycle, first = divmod(turn, len(items))
+    order = list(items)
+    random.Random(cycle).shuffle(order)  # noqa: S311  the same in every run
+    return order[first:] + order[:first]
+
+
+def engine_for(
+    model: OmniDraft,
+    drafting: Drafting = PLAIN,
+    *,
+    target: LanguageModel | None = None,
+    attached: AttachedDrafter | None = None,
+    policy: DraftLengthPolicy | None = None,
+) -> Engine:
+    """An engine over loaded models: by default over their own target and drafter, with n-grams of its own."""
+    target, eos = target or model.engine.target, sorted(model.engine.eos)
+    if drafting.longest == 0:
+        return Engine(target, eos)
+    if attached is None:
+        attached = drafter_of(model)
+        attached = replace(attached, cache=make_cache(attached.cache.table, drafting))
+    return Engine(target, eos, attached, drafting, policy)
+
+
+def isolated(model: OmniDraft, drafting: Drafting, head: Head | None = None) -> Engine:
+    """An engine with KV caches and n-grams of its own, which may take turns with others within an answer."""
+    target = own_cache(model.target.lm)
+    if drafting.longest == 0 or model.drafter is None:
+        return engine_for(model, target=target)
+    attached = drafter_of(model)
+    step = attached.drafter.model
+    # with the same weights as the others, which would else crowd the processor's caches
+    drafter = Drafter(step.with_own_cache() if isinstance(step, LeanLlama) else own_cache(model.drafter.lm))
+    cache = make_cache(attached.cache.table, drafting)
+    attached = replace(attached, drafter=drafter, cache=cache, head=head or attached.head)
+    return engine_for(model, drafting, target=target, attached=attached)
+
+
+def drafter_of(model: OmniDraft) -> AttachedDrafter:
+    """The drafter of a model; raises ValueError where it has none."""
+    if model.engine.attached is None:
+        raise ValueError("a comparison of drafts needs a drafter")
+    return model.engine.attached
+
+
+def own_cache(model: TransformersModel) -> TransformersModel:
+    """The same weights with a KV cache of their own."""
     return TransformersModel(model.model)
 
 
-def over(repeats: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What repeats came to: the median of each figure, and the last phrase."""
-    last = repeats[-1]
-    return {
-        name: round(statistics.median(each[name] for each in repeats), 4) if isinstance(value, float) else value
-        for name, value in last.items()
-    }
+def emitted(rounds: Iterable[Round]) -> list[int]:
+    """The target tokens of some rounds."""
+    return [token for record in rounds for token in record.emitted]
+
+
+def sampler(seed: int = 0) -> GeneratorSampler:
+    """Draws that a seed decides."""
+    return GeneratorSampler(torch.Generator().manual_seed(seed))

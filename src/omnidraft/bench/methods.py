@@ -6,21 +6,16 @@ import copy
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from omnidraft.api import OmniDraft
-from omnidraft.attach import make_cache
+from omnidraft.bench.interleaved import PLAIN, Answer, EngineWay, Way, engine_for
 from omnidraft.bench.records import BASELINE
 from omnidraft.config import Drafting, Sampling
-from omnidraft.decoding.engine import Engine
-from omnidraft.draft_length.policies import make_policy
 from omnidraft.errors import ConfigError, OmniDraftError
 from omnidraft.models.language_model import LanguageModel, TransformersModel
-from omnidraft.verification.round import Round
-from omnidraft.verification.sampling import GeneratorSampler
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -33,41 +28,28 @@ class UnavailableError(OmniDraftError):
     """A way of decoding does not work with these models."""
 
 
-@dataclass(frozen=True)
-class Answer:
-    """The tokens that follow a prompt, at most as many as asked for; `rounds` where our own loop made them."""
+class Method(Way, Protocol):
+    """A way of decoding as it is compared: whole answers, over models that the others use as well."""
 
-    tokens: list[int]
-    rounds: list[Round] | None = None
-
-
-class Method(Protocol):
-    """A way of decoding."""
-
-    name: str
     must_be_identical: bool  # to the tokens of `generate`
     target: Any  # what runs the target's passes: a torch module, or a LanguageModel
     drafter: Any  # likewise; None without one
 
-    def begin(self, repeat: int) -> None:
-        """Forget whatever was learned; `repeat` decides the draws."""
-
-    def run(self, ids: list[int], new_tokens: int) -> Answer:
-        """Continue a prompt; raises UnavailableError where these models cannot."""
+    def restart(self) -> None:
+        """Begin a repeat: forget the n-grams seen."""
 
 
 class Transformers:
     """`generate` of `transformers`: alone, with its prompt lookup, or with a drafter."""
 
-    def __init__(
-        self, name: str, model: OmniDraft, sampling: Sampling, seed: int = 0, drafter: PreTrainedModel | None = None
-    ) -> None:
+    def __init__(self, name: str, model: OmniDraft, sampling: Sampling, drafter: PreTrainedModel | None = None) -> None:
         self.name = name
         self.must_be_identical = sampling.greedy
         self.target = model.target.lm.model
         self.drafter = drafter
         self._eos = sorted(model.engine.eos)
-        self._seed, self._draws = seed, 0
+        self._asked: tuple[list[int], int, int] = ([], 0, 0)
+        self._tokens: list[int] = []
         # all that a model's generation config may ask for beside, and our own loop is not asked for
         self._options: dict[str, Any] = {"do_sample": not sampling.greedy, "repetition_penalty": 1.0, "num_beams": 1}
         if not sampling.greedy:
@@ -81,17 +63,22 @@ class Transformers:
                 "assistant_tokenizer": model.drafter.tokenizer,
             }
 
-    def begin(self, repeat: int) -> None:
-        self._draws = self._seed + repeat
+    def restart(self) -> None:
+        """Nothing is kept between answers."""
 
-    def run(self, ids: list[int], new_tokens: int) -> Answer:
-        if not self._options["do_sample"]:
-            return Answer(self._generate(ids, new_tokens))
+    def begin(self, ids: list[int], new_tokens: int, seed: int) -> None:
+        self._asked, self._tokens = (ids, new_tokens, seed), []
+
+    def advance(self, length: int) -> bool:
+        """Answer in one go; raises UnavailableError where `transformers` cannot with these models."""
+        ids, new_tokens, seed = self._asked
         with torch.random.fork_rng():  # `generate` takes no generator of its own
-            torch.manual_seed(self._draws)
-            tokens = self._generate(ids, new_tokens)
-            self._draws = int(torch.randint(2**62, ()))
-        return Answer(tokens)
+            torch.manual_seed(seed)
+            self._tokens = self._generate(ids, new_tokens)
+        return len(self._tokens) > length
+
+    def end(self) -> Answer:
+        return Answer(self._tokens)
 
     def _generate(self, ids: list[int], new_tokens: int) -> list[int]:
         inputs = torch.tensor([ids], device=self.target.device)
@@ -114,33 +101,19 @@ class Transformers:
         return tokens
 
 
-class Ours:
-    """Our loop over the loaded models, with an n-gram cache that every repeat begins afresh."""
+class Ours(EngineWay):
+    """Our loop over the loaded models."""
 
-    def __init__(self, name: str, model: OmniDraft, drafting: Drafting, sampling: Sampling, seed: int = 0) -> None:
-        self.name = name
+    def __init__(self, name: str, model: OmniDraft, drafting: Drafting, sampling: Sampling) -> None:
+        super().__init__(name, engine_for(model, drafting), sampling)
         self.must_be_identical = sampling.greedy
-        self._source, self._drafting, self._sampling, self._seed = model.engine, drafting, sampling, seed
-        pair = model.engine.attached if drafting.longest else None
-        self._pair = pair
+        attached = self.engine.attached
         self.target = _runner(model.engine.target)
-        self.drafter = _runner(pair.drafter.model) if pair else None
-        # what is measured holds on, as it does for users
-        self._policy = make_policy(drafting, pair.head) if pair else None
-        self.begin(0)
-
-    def begin(self, repeat: int) -> None:
-        pair = self._pair and replace(self._pair, cache=make_cache(self._pair.cache.table, self._drafting))
-        self._engine = Engine(self._source.target, sorted(self._source.eos), pair, self._drafting, self._policy)
-        self._draw = GeneratorSampler(torch.Generator().manual_seed(self._seed + repeat))
-
-    def run(self, ids: list[int], new_tokens: int) -> Answer:
-        rounds = list(self._engine.rounds(ids, new_tokens, self._sampling, self._draw))
-        return Answer([token for record in rounds for token in record.emitted], rounds)
+        self.drafter = _runner(attached.drafter.model) if attached else None
 
 
 def make(
-    names: Sequence[str], model: OmniDraft, draft_length: int, sampling: Sampling, seed: int = 0
+    names: Sequence[str], model: OmniDraft, draft_length: int, sampling: Sampling
 ) -> tuple[list[Method], dict[str, str]]:
     """The methods of these names, and for those that are left out the reason.
 
@@ -151,20 +124,20 @@ def make(
     left_out = {}
     for name in names:
         if name in GREEDY_ONLY and not sampling.greedy:
-            left_out[name] = "greedy only: transformers' sampling of drafts does not follow the target's law"
+            left_out[name] = "greedy only: transformers' sampling of drafts does not follow the target's distribution"
         elif name == "plain":
-            made.append(Ours(name, model, Drafting(draft_length=0), sampling, seed))
+            made.append(Ours(name, model, PLAIN, sampling))
         elif name in (BASELINE, "lookup"):
-            made.append(Transformers(name, model, sampling, seed))
+            made.append(Transformers(name, model, sampling))
         elif name == "uad":
             if model.drafter is None:
                 raise ConfigError("method 'uad' needs a drafter: give one")
-            made.append(Transformers(name, model, sampling, seed, copy.deepcopy(model.drafter.lm.model)))
+            made.append(Transformers(name, model, sampling, copy.deepcopy(model.drafter.lm.model)))
         elif name == "goodput":
-            made.append(Ours(name, model, Drafting(), sampling, seed))
+            made.append(Ours(name, model, Drafting(), sampling))
         else:
             drafting = Drafting(draft_length=draft_length, mode=name)
-            made.append(Ours(name, model, drafting, sampling, seed))
+            made.append(Ours(name, model, drafting, sampling))
     return made, left_out
 
 

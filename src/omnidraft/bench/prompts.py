@@ -1,8 +1,4 @@
-"""Tasks and their prompts: GSM8K, MBPP, HumanEval, or a JSONL file of one's own; and those of a study, to learn from.
-
-A study's tasks are GSM8K, `code` (MBPP and HumanEval together), Alpaca and XSum, each in two parts that have no prompt
-in common.
-"""
+"""Prompts of the tasks GSM8K, MBPP and HumanEval, or of a JSONL file of one's own."""
 
 from __future__ import annotations
 
@@ -19,7 +15,6 @@ from typing import Any
 
 from omnidraft.errors import ConfigError, InputError, PromptError
 
-KEPT_OUT = 1000  # prompts at the end of GSM8K's training file, which the models that ship never saw
 MBPP_TEST = range(11, 511)  # task ids of MBPP's test split
 
 
@@ -32,54 +27,40 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class _Task:
+class Task:
+    """Where the rows of a task lie, and how one is written as a prompt."""
+
     hub: tuple[str, ...]  # the data set, and its configuration where it has several
     files: tuple[str, ...]  # where it lies below a folder of data, first choice first
     write: Callable[[dict[str, Any]], str | None]  # a row as a prompt; None: not part of the test set
 
 
-def _gsm8k(row: dict[str, Any]) -> str:
+def gsm8k_prompt(row: dict[str, Any]) -> str:
+    """A problem of GSM8K."""
     return f"Question: {row['question']}\nAnswer:"
 
 
-def _mbpp(row: dict[str, Any]) -> str | None:
+def mbpp_prompt(row: dict[str, Any]) -> str | None:
+    """A task of MBPP's test split; None for others."""
     return f"Task: {row['text']}\n{row['test_list'][0]}\nSolution:\n" if row["task_id"] in MBPP_TEST else None
 
 
-def _prompt(row: dict[str, Any]) -> str:
+def own_prompt(row: dict[str, Any]) -> str:
+    """The field `prompt`."""
     if not isinstance(row["prompt"], str):
         raise TypeError
     return row["prompt"]
 
 
 TASKS = {
-    "gsm8k": _Task(("openai/gsm8k", "main"), ("gsm8k/test.jsonl", "test.jsonl"), _gsm8k),
-    "mbpp": _Task(("google-research-datasets/mbpp",), ("mbpp/mbpp.jsonl", "mbpp.jsonl"), _mbpp),
-    "humaneval": _Task(
+    "gsm8k": Task(("openai/gsm8k", "main"), ("gsm8k/test.jsonl", "test.jsonl"), gsm8k_prompt),
+    "mbpp": Task(("google-research-datasets/mbpp",), ("mbpp/mbpp.jsonl", "mbpp.jsonl"), mbpp_prompt),
+    "humaneval": Task(
         ("openai/openai_humaneval",),
         tuple(f"{folder}HumanEval.jsonl{end}" for folder in ("humaneval/", "") for end in (".gz", "")),
-        _prompt,
+        own_prompt,
     ),
 }
-
-
-def _any_mbpp(row: dict[str, Any]) -> str:
-    return f"Task: {row['text']}\n{row['test_list'][0]}\nSolution:\n"
-
-
-def _alpaca(row: dict[str, Any]) -> str:
-    return "\n\n".join(part for part in (row["instruction"], row["input"]) if part)
-
-
-def _xsum(row: dict[str, Any]) -> str:
-    return f"{row['document']}\n\nSummary in one sentence:"
-
-
-_ALPACA = _Task(("tatsu-lab/alpaca",), ("alpaca/train.jsonl",), _alpaca)
-_XSUM = _Task(("EdinburghNLP/xsum",), ("xsum/test.jsonl",), _xsum)
-_MBPP_SPLITS = ("prompt", "test", "validation", "train")  # on the hub, in the order of the one file elsewhere
-STUDIED = ("gsm8k", "code", "alpaca", "xsum")
-TEST_EVERY = 5  # of the tasks that have no split of their own, every fifth prompt is for tests: 228 of MBPP + HumanEval
 
 
 def name_of(task: str) -> str:
@@ -97,59 +78,23 @@ def read(task: str, data: Path | None = None, count: int | None = None) -> list[
     known = TASKS.get(task)
     if known is None:
         rows, write = _lines(_file(_expanded(Path(task)), task)), TASKS["humaneval"].write
-    elif data is not None:
-        rows, write = _lines(_below(data, known.files)), known.write
     else:
-        rows, write = _hub(task, known.hub), known.write
-    texts = _texts(rows, write)
+        rows, write = rows_of(known, task, data, "test"), known.write
+    texts = texts_of(rows, write)
     prompts = [Prompt(name_of(task), text) for text in itertools.islice(texts, count)]
     if not prompts:
         raise PromptError(f"task {task!r} has no prompts: give a file with at least one")
     return prompts
 
 
-def training(data: Path) -> list[Prompt]:
-    """All prompts of GSM8K's training file below the folder `data`; raises InputError and PromptError as `read`."""
-    rows = _lines(_below(data, ("gsm8k/train.jsonl", "train.jsonl")))
-    return [Prompt("gsm8k", text) for text in _texts(rows, _gsm8k)]
-
-
-def parts(task: str, data: Path | None, *, unseen: bool = False) -> tuple[list[Prompt], list[Prompt]]:
-    """Prompts of a study's task to learn from, and others for tests; `data` as for `read`.
-
-    With `unseen`, only those that the embedded models never saw.  Raises as `read`.
-    """
-    if task == "gsm8k":
-        learn = _prompts(task, _rows(TASKS[task], task, data, "train"), _gsm8k)
-        return learn[-KEPT_OUT:] if unseen else learn, read(task, data)
-    if task == "xsum":
-        learn, tests = (_prompts(task, _rows(_XSUM, task, data, split), _xsum) for split in ("train", "test"))
-        return learn, tests
-    if task == "alpaca":
-        return _parted(_prompts(task, _rows(_ALPACA, task, data, "train"), _alpaca))
-    if task == "code":
-        mbpp = _mbpp if unseen else _any_mbpp
-        found = _prompts(task, _rows(TASKS["mbpp"], task, data, *_MBPP_SPLITS), mbpp)
-        return _parted(found + _prompts(task, _rows(TASKS["humaneval"], task, data, "test"), _prompt))
-    raise ConfigError(f"task {task!r} is not known: use some of {', '.join(STUDIED)}")
-
-
-def _parted(found: Sequence[Prompt]) -> tuple[list[Prompt], list[Prompt]]:
-    return [one for i, one in enumerate(found) if i % TEST_EVERY], list(found[::TEST_EVERY])
-
-
-def _prompts(task: str, rows: Iterable[tuple[str, Any]], write: Callable[[dict[str, Any]], str | None]) -> list[Prompt]:
-    return [Prompt(task, text) for text in _texts(iter(rows), write)]
-
-
-def _rows(task: _Task, name: str, data: Path | None, *splits: str) -> Iterator[tuple[str, Any]]:
-    """The rows of some splits, from the file of each below `data`, or of all of them, else from the hub."""
+def rows_of(task: Task, name: str, data: Path | None, *splits: str) -> Iterator[tuple[str, Any]]:
+    """The rows of some splits of a task, each with its place: below `data` from one file, else from the hub."""
     if data is None:
         return itertools.chain.from_iterable(_hub(name, task.hub, split) for split in splits)
+    files = task.files
     if splits == ("train",):
-        files = tuple(file.replace("test.jsonl", "train.jsonl") for file in task.files)
-        return _lines(_below(data, files))
-    return _lines(_below(data, task.files))
+        files = tuple(file.replace("test.jsonl", "train.jsonl") for file in files)
+    return _lines(_below(data, files))
 
 
 def digest(prompts: Sequence[Prompt]) -> str:
@@ -158,7 +103,8 @@ def digest(prompts: Sequence[Prompt]) -> str:
     return hashlib.sha256(texts.encode()).hexdigest()[:12]
 
 
-def _texts(rows: Iterator[tuple[str, Any]], write: Callable[[dict[str, Any]], str | None]) -> Iterator[str]:
+def texts_of(rows: Iterable[tuple[str, Any]], write: Callable[[dict[str, Any]], str | None]) -> Iterator[str]:
+    """The rows as prompts, without those that are no part of the task."""
     for place, row in rows:
         try:
             text = write(row)

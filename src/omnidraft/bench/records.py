@@ -12,17 +12,9 @@ from typing import Any, TextIO
 from omnidraft.errors import InputError
 
 FORMAT = "omnidraft compare 1"
+AGAIN = "run the comparison again"
 BASELINE = "generate"
-METHODS = (
-    BASELINE,
-    "plain",
-    "uad",
-    "lookup",
-    "intersection",
-    "paper",
-    "exact",
-    "goodput",
-)  # in the order of every table
+METHODS = (BASELINE, "plain", "uad", "lookup", "intersection", "paper", "exact", "goodput")  # in every table's order
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +29,7 @@ class Counts:
     symbols_accepted: int
     draft_s: float
     verify_s: float
-    translate_s: float
+    overhead_s: float  # acceptance, commit and the draft-length policy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,13 +102,12 @@ class Writer:
 
 def read(path: Path) -> Results:
     """Read a result file; raises InputError, naming it, for one that is truncated, damaged, or none."""
-    again = "run the comparison again"
     results, end = _parsed(path)
     if end is None:
-        raise InputError(f"result file {path} is truncated, it has no end line: {again}, with --resume {path.name}")
+        raise InputError(f"result file {path} is truncated, it has no end line: {AGAIN}, with --resume {path.name}")
     for kind, found in (("runs", len(results.runs)), ("passes", len(results.passes))):
         if end.get(kind) != found:
-            raise InputError(f"result file {path} is truncated, it has {found} of {end.get(kind)} {kind}: {again}")
+            raise InputError(f"result file {path} is truncated, it has {found} of {end.get(kind)} {kind}: {AGAIN}")
     grid = Counter((run.method, run.task, run.repeat, run.prompt) for run in results.runs)
     repeats = {run.repeat for run in results.runs}
     whole = {
@@ -128,7 +119,7 @@ def read(path: Path) -> Results:
     }
     kept = {key for key in grid if key[0] not in results.unavailable}
     if kept != whole or any(count > 1 for count in grid.values()):
-        raise InputError(f"result file {path} is damaged, not every method has every prompt once a repeat: {again}")
+        raise InputError(f"result file {path} is damaged, not every method has every prompt once a repeat: {AGAIN}")
     return results
 
 
@@ -150,36 +141,37 @@ def unfinished(path: Path) -> Results:
 
 def _parsed(path: Path, *, torn: bool = False) -> tuple[Results, dict[str, Any] | None]:
     """The records of a file, and what its end line says; with `torn`, a broken last line is passed over."""
+    records = lines_of(path, FORMAT, torn=torn)
+    end = records.pop() if records[-1].get("kind") == "end" else None
     try:
-        text = path.read_text(encoding="utf-8")
+        return _results(records), end
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+        raise InputError(f"result file {path} is damaged ({error!r}): {AGAIN}") from error
+
+
+def lines_of(path: Path, kind: str, *, torn: bool = False) -> list[dict[str, Any]]:
+    """The records of a file of JSON lines, the first of which names the format `kind`.
+
+    With `torn`, a broken last line is passed over.  Raises InputError, naming the file, for any other.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read result file {path} ({error}): check the path") from error
-    lines = text.splitlines()
-    again = "run the comparison again"
-    if not lines or FORMAT not in lines[0]:
-        raise InputError(f"{path} is no result file: give one that `omnidraft bench compare --out` wrote")
-    try:
-        if torn and not _is_json(lines[-1]):
-            del lines[-1]
-        records = [json.loads(line) for line in lines]
-        if records[0]["format"] != FORMAT:
-            raise InputError(f"{path} is of format {records[0]['format']!r}, not {FORMAT!r}: {again}")
-        end = records.pop() if records[-1]["kind"] == "end" else None
-        return _results(records), end
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise InputError(f"result file {path} is truncated, it has a broken line: {again}") from error
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"result file {path} is damaged ({error!r}): {again}") from error
-
-
-def _is_json(line: str) -> bool:
-    try:
-        json.loads(line)
-    except json.JSONDecodeError:
-        return False
-    return True
+    if not lines or kind not in lines[0]:
+        raise InputError(f"{path} is no result file of format {kind!r}: give one that is")
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            records.append(json.loads(line))
+        except (json.JSONDecodeError, RecursionError) as error:
+            if not (torn and number == len(lines)):
+                raise InputError(f"result file {path} is truncated, it has a broken line: {AGAIN}") from error
+    if not all(isinstance(record, dict) for record in records):
+        raise InputError(f"result file {path} is damaged, a line holds no record: {AGAIN}")
+    if (found := records[0].get("format")) != kind:
+        raise InputError(f"{path} is of format {found!r}, not {kind!r}: {AGAIN}")
+    return records
 
 
 def _results(records: Sequence[dict[str, Any]]) -> Results:
@@ -194,6 +186,8 @@ def _results(records: Sequence[dict[str, Any]]) -> Results:
         kind = record.pop("kind")
         if kind == "run":
             counts = record.pop("counts")
+            if counts and "translate_s" in counts:  # as older files call it
+                counts["overhead_s"] = counts.pop("translate_s")
             results.runs.append(Run(**record, counts=counts and Counts(**counts)))
             if not results.runs[-1].seconds > 0:
                 raise ValueError("a run of no seconds")

@@ -9,23 +9,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from omnidraft.bench.records import BASELINE, METHODS, Counts, Passes, Results, Run
+from omnidraft.bench.tables import down, markdown_table, percent
 from omnidraft.errors import InputError
 
 ALL = "all"  # the row over all tasks
 SAME = (  # of a setting: where these differ, figures cannot be compared
-    *(
-        "dtype",
-        "threads",
-        "device",
-        "cpu",
-        "cores",
-        "platform",
-        "python",
-        "torch",
-        "transformers",
-        "omnidraft",
-        "commit",
-    ),
+    *("dtype", "threads", "device", "cpu", "cores", "platform", "python"),
+    *("torch", "transformers", "omnidraft", "commit"),
     *("drafter", "max_new_tokens", "draft_length", "temperature", "repeats", "seed"),
 )
 Row = dict[str, Any]
@@ -60,7 +50,7 @@ def _row(results: Sequence[Results], method: str, tasks: set[str]) -> Row | None
     results = [result for result in results if not tasks.isdisjoint(result.setting["tasks"])]
     reasons = [result.unavailable[method] for result in results if method in result.unavailable]
     if reasons:
-        return dict.fromkeys(_figures([], [], [], [])) | {"unavailable": reasons[0]}
+        return dict.fromkeys(_figures([], [], [])) | {"unavailable": reasons[0]}
     # beside the same prompts and repeats of the baseline, from the files that have the method at all
     results = [result for result in results if any(run.method == method for run in result.runs)]
     least = min((1 + max(run.repeat for run in result.runs) for result in results), default=0)
@@ -75,14 +65,11 @@ def _row(results: Sequence[Results], method: str, tasks: set[str]) -> Row | None
     )
     if not runs:
         return None
-    passes, base_passes = (
-        [one for result in results for one in result.passes if one.task in tasks and one.method == name]
-        for name in (method, BASELINE)
-    )
-    return _figures(runs, base, passes, base_passes) | {"unavailable": None}
+    passes = [one for result in results for one in result.passes if one.task in tasks and one.method == method]
+    return _figures(runs, base, passes) | {"unavailable": None}
 
 
-def _figures(runs: Sequence[Run], base: Sequence[Run], passes: Sequence[Passes], base_passes: Sequence[Passes]) -> Row:
+def _figures(runs: Sequence[Run], base: Sequence[Run], passes: Sequence[Passes]) -> Row:
     prompts, repeats = _grouped(runs, lambda run: (run.task, run.prompt)), _grouped(runs, lambda run: run.repeat)
     speeds = [statistics.median(run.tokens / run.seconds for run in its) for its in prompts.values()]
     by_repeat = [_speed(its) for its in repeats.values()]
@@ -100,7 +87,6 @@ def _figures(runs: Sequence[Run], base: Sequence[Run], passes: Sequence[Passes],
         "tokens_per_s_total": _ratio(_tokens(runs), seconds),
         "deviation": statistics.stdev(by_repeat) / statistics.mean(by_repeat) if len(by_repeat) > 1 else None,
         "speedup": _ratio(base_seconds, seconds),
-        "speedup_medusa": _medusa(runs, base, passes, base_passes),
         **_drafting([run.counts for run in runs if run.counts], _tokens(runs), seconds, passes),
         "identical": None if sampled else not different,
         "different": None if sampled else len(different),
@@ -123,7 +109,7 @@ def _drafting(counts: Sequence[Counts], tokens: int, seconds: float, passes: Seq
             "block_efficiency": _ratio(tokens, total("rounds")),
             "acceptance_rate": _ratio(total("symbols_accepted"), total("symbols")),
             "draft_length": _ratio(total("drafted"), total("rounds")),
-            **{f"{part}_share": _ratio(total(f"{part}_s"), seconds) for part in ("draft", "verify", "translate")},
+            **{f"{part}_share": _ratio(total(f"{part}_s"), seconds) for part in ("draft", "verify", "overhead")},
         }
     made, tokens = sum(one.target_passes for one in passes), _tokens(passes)
     # every pass but the first is also fed the token that the one before it ended with
@@ -133,20 +119,8 @@ def _drafting(counts: Sequence[Counts], tokens: int, seconds: float, passes: Seq
         "block_efficiency": _ratio(tokens, made),
         "acceptance_rate": None if accepted is None else min(max(accepted, 0.0), 1.0),
         "draft_length": _ratio(max(drafted, 0), made),
-        **dict.fromkeys(("draft_share", "verify_share", "translate_share")),
+        **dict.fromkeys(("draft_share", "verify_share", "overhead_share")),
     }
-
-
-def _medusa(
-    runs: Sequence[Run], base: Sequence[Run], passes: Sequence[Passes], base_passes: Sequence[Passes]
-) -> float | None:
-    """Block efficiency over overhead, the seconds a pass of the target takes relative to the baseline's."""
-    made, base_made = (sum(one.target_passes for one in its) for its in (passes, base_passes))
-    efficiency, base_efficiency = _ratio(_tokens(passes), made), _ratio(_tokens(base_passes), base_made)
-    pass_s, base_s = _ratio(_seconds(runs), made), _ratio(_seconds(base), base_made)
-    if not (efficiency and base_efficiency and pass_s and base_s):
-        return None
-    return efficiency / (pass_s / base_s)
 
 
 def _grouped(runs: Iterable[Run], key: Callable[[Run], Any]) -> dict[Any, list[Run]]:
@@ -204,8 +178,8 @@ def markdown(results: Mapping[str, Results], made: Sequence[Row]) -> str:
     """The settings, by name of their file, then a table for each target and task."""
     settings = {name: _flat(result.setting) for name, result in results.items()}
     keys = dict.fromkeys(key for setting in settings.values() for key in setting)
-    lines = [_line("setting", *settings), _line("---", *("---" for _ in settings))]
-    lines += [_line(key, *(str(setting.get(key, "–")) for setting in settings.values())) for key in keys]
+    shown = [[key, *(str(setting.get(key, "–")) for setting in settings.values())] for key in keys]
+    lines = [markdown_table(["setting", *settings], shown, 1 + len(settings)).rstrip()]
     lines += [f"\nWarning: {difference}." for difference in differences(results)]
     places = dict.fromkeys((row["target"], row["task"]) for row in made)
     for target, task in places:
@@ -215,7 +189,7 @@ def markdown(results: Mapping[str, Results], made: Sequence[Row]) -> str:
         first = next((row for row in its if row["prompts"]), None)
         if first is not None:
             lines += [f"\n### {target}, {task}: {first['prompts']} prompts, {first['repeats']} repeats\n"]
-        lines += _table(its)
+        lines.append(_table(its).rstrip())
     return "\n".join(lines) + "\n"
 
 
@@ -228,7 +202,7 @@ def _flat(setting: Mapping[str, Any]) -> dict[str, str]:
     return flat
 
 
-def _table(its: Sequence[Row]) -> list[str]:
+def _table(its: Sequence[Row]) -> str:
     columns: dict[str, Callable[[Row], str]] = {
         "method": lambda row: row["method"],
         "tokens/s (quartiles)": lambda row: "{} ({}–{})".format(
@@ -239,8 +213,8 @@ def _table(its: Sequence[Row]) -> list[str]:
         "block efficiency": lambda row: down(row["block_efficiency"], 2),
         "acceptance rate": lambda row: down(row["acceptance_rate"], 2),
         "drafted a round": lambda row: down(row["draft_length"], 1),
-        "draft / verify / translate": lambda row: " / ".join(
-            percent(row[f"{part}_share"]) for part in ("draft", "verify", "translate")
+        "draft / verify / overhead": lambda row: " / ".join(
+            percent(row[f"{part}_share"]) for part in ("draft", "verify", "overhead")
         ),
         "ceiling": lambda row: down(row["ceiling"], 1),
         "of it": lambda row: percent(row["share_of_ceiling"]),
@@ -248,24 +222,10 @@ def _table(its: Sequence[Row]) -> list[str]:
             row["identical"]
         ],
     }
-    lines = [_line(*columns), _line(*("---" if name == "method" else "---:" for name in columns))]
+    lines = []
     for row in its:
         if row["unavailable"]:
-            lines.append(_line(row["method"], f"unavailable: {row['unavailable']}", *[""] * (len(columns) - 2)))
+            lines.append([row["method"], f"unavailable: {row['unavailable']}", *[""] * (len(columns) - 2)])
         else:
-            lines.append(_line(*(cell(row) for cell in columns.values())))
-    return lines
-
-
-def _line(*cells: str) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def down(value: float | None, digits: int) -> str:
-    """A figure where more is better, never rounded up."""
-    return "–" if value is None else f"{math.floor(value * 10**digits) / 10**digits:.{digits}f}"
-
-
-def percent(value: float | None) -> str:
-    """A share of one, never rounded up."""
-    return "–" if value is None else down(100 * value, 0) + " %"
+            lines.append([cell(row) for cell in columns.values()])
+    return markdown_table(list(columns), lines)

@@ -118,7 +118,7 @@ def _measured(
         draft_length=options.draft_length,
     )
     sampling = Sampling(temperature=options.temperature)
-    made, left_out = methods.make(names, model, options.draft_length, sampling, options.seed)
+    made, left_out = methods.make(names, model, options.draft_length, sampling)
     questions = compare.questions_of(model, texts, options.max_new_tokens, console)
     setting = _setting(options, model, texts, questions)
     name = re.sub(r"[^\w.-]+", "-", model.target.name)
@@ -140,6 +140,7 @@ def _measured(
                 contexts=(model.target.lm.context, model.drafter.lm.context if model.drafter else 1),
                 first=first,
                 budget_s=QUICK_S if options.quick else math.inf,
+                seed=options.seed,
             )
             compare.race(made, questions, plan, writer, step)
         writer.end()
@@ -229,11 +230,11 @@ def _publish(
     """Print rows, and write STEM.md and STEM.png where there is a stem."""
     text = report.markdown(results, rows)
     if stem is not None:
-        from omnidraft.bench.figure import draw
+        from omnidraft.bench.figure import speedups
 
         with environment.writing(stem):
             stem.with_name(stem.name + ".md").write_text(text, encoding="utf-8")
-            drawn = draw(rows, stem.with_name(stem.name + ".png"))
+            drawn = speedups(rows, stem.with_name(stem.name + ".png"))
         if not drawn:
             console.print("no figure is drawn, which takes matplotlib: pip install 'omnidraft[bench]'")
     if not as_json:

@@ -8,12 +8,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from experiments.replay import Replay
 from omnidraft.alignment.ngram_cache import NgramCache
-from omnidraft.alignment.trie import Probs
 from omnidraft.api import OmniDraft
 from omnidraft.attach import make_cache
-from omnidraft.bench.interleaved import apart
+from omnidraft.bench.interleaved import drafter_of, emitted, engine_for, own_cache, sampler
 from omnidraft.config import Drafting, Learning, Sampling
 from omnidraft.decoding.drafter import AttachedDrafter, Drafter
 from omnidraft.decoding.engine import Engine
@@ -24,27 +22,27 @@ from omnidraft.distillation.inline import InlineTrainer
 from omnidraft.distillation.settings import TrainerSettings
 from omnidraft.distillation.teacher import Trace, shared_tokens
 from omnidraft.distillation.trainer import DEFAULTS, Trainer
-from omnidraft.models.language_model import LanguageModel
+from omnidraft.models.language_model import NO_LIMIT, LanguageModel
 from omnidraft.verification.round import Round
-from omnidraft.verification.sampling import GeneratorSampler
 from omnidraft.verification.sparse_probs import SparseProbs
 
 GREEDY = Sampling()
+UNKNOWN = 0  # what a replayed target says off the recorded text, where nobody will ask
 
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
-    """What the target said to a prompt, and its law at each token."""
+    """What the target said to a prompt, and its distribution at each token."""
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
-    laws: tuple[SparseProbs, ...]
+    teacher: tuple[SparseProbs, ...]
 
     @classmethod
     def of(cls, prompt: Sequence[int], rounds: Sequence[Round]) -> Recorded:
-        """What the rounds of one answer say."""
-        tokens = tuple(token for record in rounds for token in record.emitted)
-        return cls(tuple(prompt), tokens, tuple(law for record in rounds for law in record.teacher))
+        """The answer that some rounds made."""
+        teacher = tuple(probs for record in rounds for probs in record.teacher)
+        return cls(tuple(prompt), tuple(emitted(rounds)), teacher)
 
 
 def record(
@@ -52,20 +50,47 @@ def record(
     prompts: Iterable[Sequence[int]],
     new_tokens: int,
     sampling: Sampling,
-    teacher: float,
+    temperature: float,
     seed: int = 0,
 ) -> list[Recorded]:
-    """Answer prompts by the target alone, with its laws at the temperature `teacher`."""
-    engine = Engine(model.engine.target, sorted(model.engine.eos))
-    engine.teacher_temperature = teacher
-    draw = GeneratorSampler(torch.Generator().manual_seed(seed))
+    """Answer prompts by the target alone, and keep its distributions at the teacher's `temperature`."""
+    engine, draw = engine_for(model), sampler(seed)
+    engine.teacher_temperature = temperature
     return [Recorded.of(prompt, list(engine.rounds(prompt, new_tokens, sampling, draw))) for prompt in prompts]
 
 
-class Pupil:
+class Replay:
+    """A `LanguageModel` whose greedy text is the recorded one: only its greedy choices along that text are right."""
+
+    context = NO_LIMIT
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self.text: Sequence[int] = ()
+        self._fed: list[int] = []
+
+    @property
+    def length(self) -> int:
+        return len(self._fed)
+
+    def forward(self, ids: Sequence[int], keep: int) -> torch.Tensor:
+        """Append `ids`; the logits of the last `keep` of them, one-hot, (keep, vocab_size)."""
+        self._fed += ids
+        ends = range(len(self._fed) - keep + 1, len(self._fed) + 1)
+        said = [self.text[end] if end < len(self.text) else UNKNOWN for end in ends]
+        logits = torch.zeros(keep, self.vocab_size)
+        logits[torch.arange(keep), torch.tensor(said, dtype=torch.int64)] = 1.0
+        return logits
+
+    def crop(self, length: int) -> None:
+        """Keep the first `length` ids."""
+        del self._fed[length:]
+
+
+class Student:
     """A drafter for one target, which learns by `learning`, or does not where that is None.
 
-    `serving` is the copy of the drafter that drafts, which any number of pupils may share.
+    `serving` is the copy of the drafter that drafts, which any number of students may share.
     """
 
     def __init__(
@@ -77,9 +102,7 @@ class Pupil:
         seed: int = 0,
         settings: TrainerSettings = DEFAULTS,
     ) -> None:
-        pair = model.engine.attached
-        if pair is None:
-            raise ValueError("a pupil needs a model with a drafter")
+        pair = drafter_of(model)
         self._model, self.drafting, self._learning = model, drafting, learning
         cache = make_cache(pair.cache.table, drafting)
         self.attached = AttachedDrafter(drafter=Drafter(serving.model), translator=pair.translator, cache=cache)
@@ -89,7 +112,6 @@ class Pupil:
             learner = InlineTrainer(trainer)
         self.adaptation = Adaptation(self.attached, serving, learner)
         self._replay = Replay(model.vocab.size)
-        self._eos = sorted(model.engine.eos)
         self.spent_s = 0.0  # on learning
 
     # ------------------------------------------------------------ learning
@@ -107,7 +129,7 @@ class Pupil:
         began = time.perf_counter()
         translator = self.attached.translator
         written = tuple(tuple(translator.tokens([token])) for token in recorded.tokens)
-        answer = Trace(tuple(translator.prompt(recorded.prompt)), recorded.tokens, written, recorded.laws)
+        answer = Trace(tuple(translator.prompt(recorded.prompt)), recorded.tokens, written, recorded.teacher)
         self.adaptation.learner.teach(answer, self.attached.cache)
         self.adaptation.load_weights()
         self.spent_s += time.perf_counter() - began
@@ -127,7 +149,7 @@ class Pupil:
 
     def examine_live(self, tests: Sequence[Recorded], new_tokens: int, sampling: Sampling, seed: int = 0) -> Stats:
         """The same for answers that the target samples anew to the same prompts."""
-        draw = GeneratorSampler(torch.Generator().manual_seed(seed))
+        draw = sampler(seed)
         engine = self._engine(self._model.engine.target, self._settled())
         self.adaptation.load_weights()
         texts = (engine.rounds(test.prompt, new_tokens, sampling, draw) for test in tests)
@@ -135,7 +157,7 @@ class Pupil:
 
     def engine(self) -> Engine:
         """Its engine over the target itself, with a KV cache of its own."""
-        return self._engine(apart(self._model.target.lm), self.attached.cache)
+        return self._engine(own_cache(self._model.target.lm), self.attached.cache)
 
     def _settled(self) -> NgramCache:
         """The n-gram cache as it is, to be used up."""
@@ -145,14 +167,10 @@ class Pupil:
         return cache
 
     def _engine(self, target: LanguageModel, cache: NgramCache) -> Engine:
-        return Engine(target, self._eos, replace(self.attached, cache=cache), self.drafting)
+        return engine_for(self._model, self.drafting, target=target, attached=replace(self.attached, cache=cache))
 
     def _over(self, recorded: Recorded, cache: NgramCache) -> Stats:
         self._replay.text = (*recorded.prompt, *recorded.tokens)
         engine = self._engine(self._replay, cache)
         self.adaptation.load_weights()
-        return Stats.of(engine.rounds(recorded.prompt, len(recorded.tokens), GREEDY, _never))
-
-
-def _never(_: Probs) -> int:
-    raise AssertionError("greedy decoding draws nothing")
+        return Stats.of(engine.rounds(recorded.prompt, len(recorded.tokens), GREEDY, sampler()))

@@ -1,0 +1,89 @@
+"""Ways of decoding in turns: fair order, equal answers, and what is forgotten between repeats."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import omnidraft
+from omnidraft.api import OmniDraft
+from omnidraft.bench.interleaved import PLAIN, Answer, EngineWay, drafter_of, isolated, ordered, take_turns
+from omnidraft.config import Drafting, Sampling
+
+
+class Scripted:
+    """A way that answers with as many tokens as its name has letters, and notes its turns."""
+
+    def __init__(self, name: str, log: list[tuple[str, int]]) -> None:
+        self.name, self.log = name, log
+
+    def begin(self, *_: object, **__: object) -> None:
+        self.said: list[int] = []
+
+    def advance(self, length: int) -> bool:
+        self.log.append((self.name, length))
+        self.said = [0] * min(length, len(self.name))
+        return len(self.said) >= length
+
+    def end(self) -> Answer:
+        return Answer(self.said)
+
+
+@pytest.fixture
+def model(target: Path, drafter: Path) -> OmniDraft:
+    return omnidraft.load(target, drafter, dtype="float32", profile=None)
+
+
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_everyone_has_every_place_alike(count: int) -> None:
+    orders = [ordered(list(range(count)), turn) for turn in range(4 * count)]
+    for place in range(count):
+        assert set(Counter(order[place] for order in orders).values()) == {4}
+    follows = {(before, after) for order in orders for before, after in pairwise(order)}
+    assert count < 3 or len(follows) > count, "who follows whom changes"
+
+
+def test_answers_grow_together_and_end_on_their_own() -> None:
+    log: list[tuple[str, int]] = []
+    ways = [Scripted("a" * length, log) for length in (2, 9, 20)]
+    timed = take_turns(ways, [1], 12, chunk=4)
+    assert [len(each.answer.tokens) for each in timed] == [2, 9, 12]
+    assert [length for _, length in log] == [4, 4, 4, 8, 8, 12, 12]
+    assert all(each.seconds >= 0 <= each.cpu_s for each in timed)
+
+
+def test_what_one_way_holds_of_an_answer_is_not_anothers(model: OmniDraft) -> None:
+    lengths: tuple[int | str, ...] = (0, 1, 3, "goodput")
+    ways = [EngineWay(str(length), isolated(model, Drafting(draft_length=length)), Sampling()) for length in lengths]
+    for prompt in ("hello world", "the world was"):
+        timed = take_turns(ways, model.encode(prompt), 20)
+        assert len({tuple(each.answer.tokens) for each in timed}) == 1
+        assert all(each.seconds > 0 for each in timed)
+
+
+def test_draws_are_decided_by_the_seed(model: OmniDraft) -> None:
+    way = EngineWay("one", isolated(model, PLAIN), Sampling(temperature=1.0))
+    ids = model.encode("hello world")
+    said = [tuple(take_turns([way], ids, 12, seed)[0].answer.tokens) for seed in (1, 2, 1)]
+    assert said[0] == said[2] != said[1]
+
+
+def test_measurements_outlive_a_repeat_and_ngrams_do_not(model: OmniDraft) -> None:
+    way = EngineWay("goodput", isolated(model, Drafting(draft_length="goodput", ngram_seed="empty")), Sampling())
+    before = way.engine
+    assert before.attached is not None
+    before.attached.cache.observe(range(model.vocab.size))
+    assert before.attached.cache.size > 0
+    way.restart()
+    assert way.engine.attached is not None
+    assert way.engine.attached.cache.size == 0
+    assert way.engine.policy is before.policy
+    assert way.engine.target is before.target
+
+
+def test_without_a_drafter_there_is_nothing_to_compare(target: Path) -> None:
+    with pytest.raises(ValueError, match="needs a drafter"):
+        drafter_of(omnidraft.load(target, None, dtype="float32", profile=None))
