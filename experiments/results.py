@@ -32,6 +32,9 @@ class Results:
             if path.exists():
                 for record in lines_of(path, self._format, torn=True):
                     self._take(record)
+                data = path.read_bytes()
+                if not data.endswith(b"\n"):  # a line that was cut off
+                    path.write_bytes(data[: data.rfind(b"\n") + 1])
 
     def begin(self, command: str, **more: Any) -> None:
         """Note the setting of what follows: machine, versions, command and sizes."""

@@ -53,10 +53,13 @@ def test_a_line_that_was_cut_off_is_passed_over_and_other_files_are_refused(tmp_
     made.add("rows", {"target": "a", "seed": 0})
     whole = path.read_text()
     path.write_text(whole + whole.splitlines()[-1][:-5])
-    assert results(path).of("rows") == made.of("rows")
+    again = results(path)
+    assert again.of("rows") == made.of("rows")
+    again.add("rows", {"target": "b", "seed": 0})
+    assert len(results(path).of("rows")) == 2, "what is added begins a line"
     with pytest.raises(InputError, match="format"):
         results(path, "other")
-    path.write_text("{\n" + whole)
+    path.write_text(whole.replace("\n", "\n{\n", 1))
     with pytest.raises(InputError, match="broken line"):
         results(path)
     with pytest.raises(InputError, match="another place"):
