@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup demo test unit check clean
+.PHONY: setup demo test unit coverage check clean
 
 setup: $(STAMP)
 
@@ -20,6 +20,12 @@ test: $(STAMP)
 
 unit: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow'
+
+# Branch coverage of the exact core by the tests that are about it.
+coverage: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow' tests/alignment tests/verification tests/decoding tests/exactness \
+		--cov=omnidraft.alignment --cov=omnidraft.verification --cov=omnidraft.decoding \
+		--cov-branch --cov-report=term-missing --cov-fail-under=95
 
 check: $(STAMP)
 	$(BIN)/ruff format --check
