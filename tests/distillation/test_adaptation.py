@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -23,7 +25,7 @@ from omnidraft.distillation.inline import InlineTrainer
 from omnidraft.distillation.settings import TrainerSettings
 from omnidraft.distillation.teacher import Trace, shared_tokens
 from omnidraft.distillation.trainer import DEFAULTS, Counters, Trainer
-from omnidraft.distillation.weights import Weights
+from omnidraft.distillation.weights import Weights, merged
 from omnidraft.errors import OmniDraftError
 from omnidraft.models.language_model import TransformersModel
 from omnidraft.verification.round import Round
@@ -180,7 +182,8 @@ def test_after_a_swap_drafts_are_those_of_the_new_weights_on_the_whole_text(kind
         drafted, vectors = original(*arguments)
         if drafted:
             fresh = TransformersModel(copy.deepcopy(serving.source.model))
-            fresh.model.load_state_dict({**fresh.model.state_dict(), **adaptation._weights})
+            learned = merged(dict(serving.source.model.named_parameters()), adaptation.state)
+            fresh.model.load_state_dict({**fresh.model.state_dict(), **learned})
             wanted = torch.softmax(fresh.forward(text, 1)[-1], -1)
             seen.append(bool(torch.allclose(torch.from_numpy(vectors[0]).float(), wanted, atol=1e-4)))
         return drafted, vectors
@@ -348,11 +351,14 @@ def test_the_background_learns_what_inline_learns() -> None:
 def test_a_dead_trainer_ends_no_reply() -> None:
     engine_, serving, target = setting()
     assert engine_.attached is not None
+    before = set(psutil.Process().children())
     learner = BackgroundTrainer(serving.source.model, LEARNING, engine_.attached.cache.table)
+    (process,) = set(psutil.Process().children()) - before
     said_: list[str] = []
     adaptation = Adaptation(engine_.attached, serving, learner, warn=said_.append)
-    learner._process.kill()
-    learner._process.wait()
+    process.kill()
+    while learner.alive:
+        time.sleep(0.05)
     prompt = prompts()[0]
     for _ in range(3):
         assert tokens(said(adaptation, engine_, prompt, 16)) == generate(target, prompt, 16, SMALL[0].vocab.eos)

@@ -375,7 +375,7 @@ def test_updates_that_bring_little_become_rarer() -> None:
 
 
 def test_rarer_updates_learn_from_the_latest_answers_and_cost_no_more() -> None:
-    trainer = make_trainer(interval=2, replays=0, min_gain=1.0, hold_out_every=2, learning_rate=1e-4)
+    trainer = make_trainer(interval=2, batch_size=2, replays=0, min_gain=1.0, hold_out_every=2, learning_rate=1e-4)
     waits: list[int] = []
     while len(waits) < 2 * GAINS:
         waits.append(0)

@@ -21,7 +21,7 @@ from omnidraft.distillation.weights import Weights, merged, parted
 from omnidraft.verification.round import Round
 
 _log = logging.getLogger("omnidraft")
-LONGEST = 2048  # drafter tokens of a lesson: attention over more would take seconds
+LONGEST = 2048  # drafter tokens of a training example: attention over more would take seconds
 
 
 class Learner(Protocol):
