@@ -27,7 +27,7 @@ from omnidraft.distillation.weights import Weights, check, parted
 from omnidraft.draft_length.acceptance_head import Head, hidden_size
 from omnidraft.errors import ConfigError, ModelError, ProfileError
 from omnidraft.models.loading import LoadedModel
-from omnidraft.profiles.autosave import Autosave, key_of, learning_for, remember
+from omnidraft.profiles.autosave import Autosave, key_of, learning_for
 from omnidraft.profiles.file import ProfileFile
 from omnidraft.profiles.manifest import Key
 from omnidraft.profiles.profile import Profile
@@ -133,8 +133,7 @@ def attach_learning(
     memory = Autosave(file, key, learning, use.warn)
     state: Weights = {}
     if profile is not None:
-        state, memory.counters, memory.positions = remember(profile, attached.cache)
-        memory.ngrams = profile.ngrams
+        state = memory.restore(profile, attached.cache)
     if use.adapt != "off" and file is not None:
         memory.writes = _claim(file, use)
     try:

@@ -66,16 +66,18 @@ def test_a_profile_comes_back_as_it_was(file: ProfileFile) -> None:
         "clock": np.array(7),
         "none": np.zeros(0, np.int32),
     }
-    costs = {"hits": np.array([[0.5, 2.0]])}
+    measurements = {"hits": np.array([[0.5, 2.0]])}
     learning: dict[str, Setting] = {"adapter": "lora", "rank": 32, "rate": 1e-3, "head": None}
     counters = {"rounds": 3, "loss": 0.25}
     assert file.load(KEY) is None
-    saved(file, Profile(weights=weights, ngrams=ngrams, costs=costs, learning=learning, counters=counters))
+    saved(
+        file, Profile(weights=weights, ngrams=ngrams, measurements=measurements, learning=learning, counters=counters)
+    )
     found = file.load(KEY)
     assert found is not None
     assert found.weights.keys() == weights.keys()
     assert all(torch.equal(found.weights[n], t) and found.weights[n].dtype == t.dtype for n, t in weights.items())
-    for back, arrays in ((found.ngrams, ngrams), (found.costs, costs)):
+    for back, arrays in ((found.ngrams, ngrams), (found.measurements, measurements)):
         assert back.keys() == arrays.keys()
         for name, array in arrays.items():
             assert np.array_equal(back[name], array)
@@ -376,7 +378,7 @@ SECRET = "my secret text"
         {"counters": {"rounds": None}},
         {"ngrams": {SECRET: np.zeros(1)}},
         {"ngrams": {"texts": np.array([SECRET])}},
-        {"costs": {"texts": np.array([SECRET], object)}},
+        {"measurements": {"texts": np.array([SECRET], object)}},
         {"weights": {SECRET: torch.zeros(1)}},
     ],
 )
@@ -385,11 +387,11 @@ def test_text_that_somebody_typed_does_not_fit(change: dict[str, Any]) -> None:
 
 
 def test_the_header_holds_known_fields_only(file: ProfileFile) -> None:
-    saved(file, numbered(1, weights={"w": torch.ones(3)}, costs={"c": np.ones(1)}))
+    saved(file, numbered(1, weights={"w": torch.ones(3)}, measurements={"c": np.ones(1)}))
     data = file.path.read_bytes()
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     metadata = header.pop("__metadata__")
-    assert header.keys() == {"weights.w", "ngrams.hits", "ngrams.active", "ngrams.clock", "costs.c"}
+    assert header.keys() == {"weights.w", "ngrams.hits", "ngrams.active", "ngrams.clock", "measurements.c"}
     assert metadata.keys() == {"omnidraft_profile", "sha256"}
     manifest = json.loads(metadata["omnidraft_profile"])
     assert manifest.keys() == {"format", "key", "learning", "counters", "saved"}

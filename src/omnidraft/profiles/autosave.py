@@ -83,11 +83,25 @@ class Autosave:
     counters: dict[str, int | float] = field(default_factory=dict)  # of earlier processes
     positions: dict[str, int] = field(default_factory=dict)
     ngrams: Mapping[str, Array] = field(default_factory=dict)  # as loaded, for a mode that updates none
+    measurements: Mapping[str, Array] = field(default_factory=dict)  # as loaded
+    measured: Callable[[], Mapping[str, Array]] | None = None  # the present ones, where a policy measures any
     writes: bool = False  # whether this process learns into the profile
     _saved: int = 0  # updates at the last save that succeeded
     _begun: int = 0  # updates at the last one that was begun
     _thread: threading.Thread | None = None
     _failed: bool = False
+
+    def restore(self, profile: Profile, cache: NgramCache) -> Weights:
+        """Go on from a profile: its counters, its n-grams in a cache that is not frozen; returns its weights."""
+        if profile.ngrams and not cache.frozen:
+            cache.resume(profile.ngrams)
+        self.ngrams, self.measurements = profile.ngrams, profile.measurements
+        for name, count in profile.counters.items():
+            if name.startswith(POSITION):
+                self.positions[name.removeprefix(POSITION)] = int(count)
+            else:
+                self.counters[name] = count
+        return dict(profile.weights)
 
     def totals(self, adaptation: Adaptation) -> dict[str, int | float]:
         """Counters over all processes: those of the profile plus those of this adaptation."""
@@ -102,6 +116,7 @@ class Autosave:
         return Profile(
             weights=dict(adaptation.state),
             ngrams=self.ngrams if adaptation.attached.cache.frozen else adaptation.attached.cache.state(),
+            measurements=self.measurements if self.measured is None else self.measured(),
             learning=asdict(self.learning),
             counters=self.totals(adaptation) | {POSITION + name: at for name, at in self.positions.items()},
         )
@@ -176,12 +191,3 @@ class Autosave:
         if not self._failed:
             self.warn(f"what was learned is not saved: {error}")
         self._failed = True
-
-
-def remember(profile: Profile, cache: NgramCache) -> tuple[Weights, dict[str, int | float], dict[str, int]]:
-    """Restore a profile's n-grams into a cache that is not frozen; return its weights, counters and positions."""
-    if profile.ngrams and not cache.frozen:
-        cache.resume(profile.ngrams)
-    positions = {n.removeprefix(POSITION): int(at) for n, at in profile.counters.items() if n.startswith(POSITION)}
-    counters = {name: count for name, count in profile.counters.items() if not name.startswith(POSITION)}
-    return dict(profile.weights), counters, positions

@@ -33,20 +33,20 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Profile:
-    """Learned weights, n-gram records and measured costs, with the settings of learning and counters.
+    """Learned weights, n-gram records and measurements of the draft-length policy, with learning settings and counters.
 
     Names, single words and numbers only: text that somebody typed is refused with ProfileError.
     """
 
     weights: Mapping[str, torch.Tensor]  # the adapter and the acceptance head; may be empty
     ngrams: Mapping[str, Array]  # the n-gram cache; numbers or booleans
-    costs: Mapping[str, Array] = field(default_factory=dict)  # measured by the draft-length policy
+    measurements: Mapping[str, Array] = field(default_factory=dict)  # of the draft-length policy, by its name
     learning: Mapping[str, Setting]
     counters: Mapping[str, int | float]
 
     def __post_init__(self) -> None:
         check_fields(self.learning, self.counters)
-        arrays: dict[str, object] = {**self.ngrams, **self.costs}
+        arrays: dict[str, object] = {**self.ngrams, **self.measurements}
         for name in (*self.weights, *arrays):
             if not _NAME.fullmatch(name):
                 raise ProfileError(f"a tensor is called {name!r}; use up to 200 letters, digits, dots, dashes and _")
@@ -59,7 +59,7 @@ class Profile:
         saved = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         manifest = Manifest(key=key, learning=dict(self.learning), counters=dict(self.counters), saved=saved)
         arrays = {f"ngrams.{name}": array for name, array in self.ngrams.items()}
-        arrays |= {f"costs.{name}": array for name, array in self.costs.items()}
+        arrays |= {f"measurements.{name}": array for name, array in self.measurements.items()}
         data = _serialize(self.weights, arrays, {MANIFEST: manifest.encode(), CHECKSUM: BLANK})
         return data.replace(_entry(BLANK), _entry(hashlib.sha256(data).hexdigest()), 1)
 
@@ -69,18 +69,20 @@ class Profile:
         from safetensors import torch as tensors_of
 
         manifest = read_manifest(data)
-        groups: dict[str, dict[str, torch.Tensor]] = {"weights": {}, "ngrams": {}, "costs": {}}
+        groups: dict[str, dict[str, torch.Tensor]] = {"weights": {}, "ngrams": {}, "measurements": {}}
         try:
             for name, tensor in tensors_of.load(data).items():
                 group, _, own = name.partition(".")
                 groups[group][own] = tensor
         except (SafetensorError, ValueError, LookupError, TypeError) as error:
             raise ProfileError(f"its tensors cannot be read ({error})") from error
-        ngrams, costs = ({name: t.numpy() for name, t in groups[group].items()} for group in ("ngrams", "costs"))
+        ngrams, measurements = (
+            {name: tensor.numpy() for name, tensor in groups[group].items()} for group in ("ngrams", "measurements")
+        )
         return cls(
             weights=groups["weights"],
             ngrams=ngrams,
-            costs=costs,
+            measurements=measurements,
             learning=manifest.learning,
             counters=manifest.counters,
         )
