@@ -1,0 +1,63 @@
+"""The glossary names things that exist, and the drawing of a request names modules that do."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+
+
+def exists(path: str) -> bool:
+    """True of a module below `omnidraft`, of a name in one, and of an attribute or a field of that."""
+    parts = path.split(".")
+    for depth in range(len(parts), 0, -1):
+        try:
+            found: object = import_module(".".join(["omnidraft", *parts[:depth]]))
+        except ModuleNotFoundError:
+            continue
+        for name in parts[depth:]:
+            if inspect.isclass(found) and dataclasses.is_dataclass(found) and depth < len(parts) - 1:
+                if name in {field.name for field in dataclasses.fields(found)}:
+                    return True
+            if not hasattr(found, name):
+                return False
+            found = getattr(found, name)
+        return True
+    return False
+
+
+def glossary() -> list[tuple[str, list[str]]]:
+    """Each term with the identifiers of its row."""
+    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \| ([^|]+) \|$", PAGE.partition("## Words")[2], flags=re.MULTILINE)
+    return [(term, re.findall(r"`([^`]+)`", code)) for term, code in rows if not term.startswith(("term", "---"))]
+
+
+def test_the_glossary_is_found() -> None:
+    assert len(glossary()) > 15
+    assert all(paths for _, paths in glossary())
+
+
+@pytest.mark.parametrize("path", sorted({path for _, paths in glossary() for path in paths}))
+def test_identifiers_of_the_glossary_exist(path: str) -> None:
+    assert exists(path)
+
+
+@pytest.mark.parametrize("path", ["no.such.module", "config.Nothing", "config.Drafting.nothing", "config.Drafting.mode.x"])
+def test_an_identifier_that_does_not_exist_is_found(path: str) -> None:
+    assert not exists(path)
+
+
+def test_modules_of_the_drawing_exist() -> None:
+    drawing = PAGE.partition("```text\n")[2].partition("```")[0]
+    named = set(re.findall(r"[├└] ([a-z_]+(?:/[a-z_]*)?) ", drawing)) | {"api"}
+    assert len(named) > 15
+    for name in named:
+        place = ROOT / "src" / "omnidraft" / name
+        assert place.is_dir() or place.with_suffix(".py").is_file(), name
