@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import re
 from importlib import import_module
 from pathlib import Path
@@ -15,22 +14,22 @@ PAGE = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
 
 
 def exists(path: str) -> bool:
-    """True of a module below `omnidraft`, of a name in one, and of an attribute or a field of that."""
+    """True of a name in a module below `omnidraft`, and of an attribute or a field of a class there."""
     parts = path.split(".")
-    for depth in range(len(parts), 0, -1):
-        try:
-            found: object = import_module(".".join(["omnidraft", *parts[:depth]]))
-        except ModuleNotFoundError:
-            continue
-        for name in parts[depth:]:
-            if inspect.isclass(found) and dataclasses.is_dataclass(found) and depth < len(parts) - 1:
-                if name in {field.name for field in dataclasses.fields(found)}:
-                    return True
-            if not hasattr(found, name):
-                return False
-            found = getattr(found, name)
-        return True
-    return False
+    depth = next((n for n in range(len(parts), 0, -1) if is_module(parts[:n])), 0)
+    found: object = import_module(".".join(["omnidraft", *parts[:depth]])) if depth else None
+    for name in parts[depth:]:
+        names = {field.name for field in dataclasses.fields(found)} if dataclasses.is_dataclass(found) else set()
+        if not hasattr(found, name) and name not in names:
+            return False
+        found = getattr(found, name, None)  # a field without a default is no attribute of its class
+    return depth > 0
+
+
+def is_module(parts: list[str]) -> bool:
+    """True of a module of the package."""
+    place = (ROOT / "src" / "omnidraft").joinpath(*parts)
+    return place.is_dir() or place.with_suffix(".py").is_file()
 
 
 def glossary() -> list[tuple[str, list[str]]]:
@@ -49,7 +48,9 @@ def test_identifiers_of_the_glossary_exist(path: str) -> None:
     assert exists(path)
 
 
-@pytest.mark.parametrize("path", ["no.such.module", "config.Nothing", "config.Drafting.nothing", "config.Drafting.mode.x"])
+@pytest.mark.parametrize(
+    "path", ["no.such.module", "config.Nothing", "config.Drafting.nothing", "config.Drafting.mode.x"]
+)
 def test_an_identifier_that_does_not_exist_is_found(path: str) -> None:
     assert not exists(path)
 
@@ -59,5 +60,4 @@ def test_modules_of_the_drawing_exist() -> None:
     named = set(re.findall(r"[├└] ([a-z_]+(?:/[a-z_]*)?) ", drawing)) | {"api"}
     assert len(named) > 15
     for name in named:
-        place = ROOT / "src" / "omnidraft" / name
-        assert place.is_dir() or place.with_suffix(".py").is_file(), name
+        assert is_module(name.split("/")), name

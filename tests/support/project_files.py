@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 import os
+import sys
 from functools import cache
 from pathlib import Path
 from types import ModuleType
