@@ -105,7 +105,7 @@ class Student:
         pair = drafter_of(model)
         self._model, self.drafting, self._learning = model, drafting, learning
         cache = make_cache(pair.cache.table, drafting)
-        self.attached = AttachedDrafter(drafter=Drafter(serving.model), translator=pair.translator, cache=cache)
+        self.attached = AttachedDrafter(drafter=Drafter(serving.model), context=pair.context, cache=cache)
         learner = None
         if learning is not None:
             trainer = Trainer(serving.source.model, learning, shared_tokens(cache.table), seed, settings)
@@ -127,7 +127,7 @@ class Student:
         if self.adaptation.learner is None:
             return
         began = time.perf_counter()
-        translator = self.attached.translator
+        translator = self.attached.context
         written = tuple(tuple(translator.tokens([token])) for token in recorded.tokens)
         answer = Trace(tuple(translator.prompt(recorded.prompt)), recorded.tokens, written, recorded.teacher)
         self.adaptation.learner.teach(answer, self.attached.cache)

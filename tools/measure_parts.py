@@ -99,7 +99,7 @@ def bookkeeping(target_name: str, drafter_name: str, text: Path, seed: str = "vo
     vocab = read_vocab(tokenizers[0], target.vocab_size, ())
     pair = attach_drafter(large, vocab, small, Drafting(), print, SharedDrafter(drafter, lean_step=False))  # type: ignore[arg-type]
     script = tokenizers[0](text.read_text(encoding="utf-8"))["input_ids"]
-    drafts = pair.translator.prompt(script[:PROMPT]) + pair.translator.tokens(script[PROMPT:])
+    drafts = pair.context.prompt(script[:PROMPT]) + pair.context.tokens(script[PROMPT:])
     chance = random.Random(0)  # noqa: S311  the same in every run
     right = [chance.random() < 0.7 for _ in drafts]
     target.say = script.__getitem__
@@ -107,8 +107,8 @@ def bookkeeping(target_name: str, drafter_name: str, text: Path, seed: str = "vo
 
     def follow(ids: Sequence[int]) -> None:
         """Let the drafter say how the script goes on after a text that may have left it."""
-        written = len(pair.translator.prompt(ids[:PROMPT])) + len(pair.translator.tokens(ids[PROMPT:]))
-        ahead = pair.translator.tokens(script[len(ids) : len(ids) + 4])
+        written = len(pair.context.prompt(ids[:PROMPT])) + len(pair.context.tokens(ids[PROMPT:]))
+        ahead = pair.context.tokens(script[len(ids) : len(ids) + 4])
         drafter.say = lambda i: ahead[min(i - written, len(ahead) - 1)]
 
     for sampling in SAMPLINGS:

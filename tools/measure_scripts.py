@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from omnidraft.alignment.translator import Translator
-from omnidraft.alignment.trie import build_table
+from omnidraft.alignment.drafter_context import DrafterContext
+from omnidraft.alignment.spelling_table import build_table
 from omnidraft.alignment.vocab import Speller, read_vocab
 from omnidraft.models.loading import load_tokenizer
 
@@ -48,12 +48,12 @@ def main(drafter_name: str, *target_names: str) -> None:
     for name in target_names:
         target = load_tokenizer(name)
         vocab = read_vocab(target)
-        translator = Translator(build_table(own, vocab, speller, Speller(target, vocab)), vocab, own, speller)
+        translator = DrafterContext(build_table(own, vocab, speller, Speller(target, vocab)), vocab, own, speller)
 
-        def spelled(text: list[int], part: Sequence[int], translator: Translator = translator) -> None:
+        def spelled(text: list[int], part: Sequence[int], translator: DrafterContext = translator) -> None:
             text += translator.tokens(part)
 
-        def committed(text: list[int], part: Sequence[int], translator: Translator = translator) -> None:
+        def committed(text: list[int], part: Sequence[int], translator: DrafterContext = translator) -> None:
             added, kept = translator.after(text, 0, part)
             text[kept:] = added
 

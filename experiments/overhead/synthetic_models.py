@@ -16,8 +16,8 @@ import torch
 
 from experiments.overhead import peak_memory as memory
 from experiments.overhead.synthetic import Pass, Say, Shape, Spread, Watch, certain, counting_laws, watching
-from omnidraft.alignment.translator import Translator
-from omnidraft.alignment.trie import build_table
+from omnidraft.alignment.drafter_context import DrafterContext
+from omnidraft.alignment.spelling_table import build_table
 from omnidraft.alignment.vocab import Speller, read_vocab
 from omnidraft.attach import make_cache
 from omnidraft.config import Drafting, Sampling
@@ -59,7 +59,7 @@ class Turn:
 class Course:
     """What the target goes on to say after the text that was emitted, in draft tokens."""
 
-    translator: Translator
+    translator: DrafterContext
     ids: Sequence[int]  # the script
     length: int  # of the text
     written: int  # draft tokens of the text
@@ -107,9 +107,9 @@ class Models:
         speller = Speller(drafter_tokenizer, self.own)
         table = build_table(self.own, self.vocab, speller, Speller(target_tokenizer, self.vocab))
         self.step: LanguageModel = lean(self.source) or self.source
-        translator = Translator(table, self.vocab, self.own, speller)
+        translator = DrafterContext(table, self.vocab, self.own, speller)
         self.attached = AttachedDrafter(
-            drafter=Drafter(self.step), translator=translator, cache=make_cache(table, self.drafting)
+            drafter=Drafter(self.step), context=translator, cache=make_cache(table, self.drafting)
         )
         self._copies: dict[bool, PreTrainedModel] = {}
 
@@ -124,9 +124,7 @@ class Models:
         engine = Engine(self.target, (), pair, self.drafting)
         draw = GeneratorSampler(torch.Generator().manual_seed(0))
         watch, records = Watch(), []
-        course = Course(
-            self.attached.translator, self.ids, start, len(self.attached.translator.prompt(self.ids[:start]))
-        )
+        course = Course(self.attached.context, self.ids, start, len(self.attached.context.prompt(self.ids[:start])))
         course.go_on((), self.drafting.longest)
         say = self._drafter_says(start, sampling, course) if knowing else None
         with ExitStack() as stack:
@@ -180,7 +178,7 @@ class Models:
                     law.write(position, row, token)
 
             return sample
-        translator = self.attached.translator
+        translator = self.attached.context
         drafts = translator.prompt(self.ids[:start]) + translator.tokens(self.ids[start : start + 2 * self.tokens])
         chance = random.Random(0)  # noqa: S311  the same in every run
         right = [chance.random() < ACCEPTANCE for _ in drafts]

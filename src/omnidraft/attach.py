@@ -11,9 +11,9 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from omnidraft.alignment.drafter_context import DrafterContext
 from omnidraft.alignment.ngram_cache import NgramCache
-from omnidraft.alignment.translator import Translator
-from omnidraft.alignment.trie import SpellingTable, default_cache_dir, load_table
+from omnidraft.alignment.spelling_table import SpellingTable, default_cache_dir, load_table
 from omnidraft.alignment.vocab import Speller, Vocab, read_vocab
 from omnidraft.config import Drafting, Learning
 from omnidraft.decoding.drafter import AttachedDrafter, Drafter
@@ -28,9 +28,9 @@ from omnidraft.draft_length.acceptance_head import Head, hidden_size
 from omnidraft.errors import ConfigError, ModelError, ProfileError
 from omnidraft.models.loading import LoadedModel
 from omnidraft.profiles.autosave import Autosave, key_of, learning_for
-from omnidraft.profiles.file import ProfileFile
 from omnidraft.profiles.manifest import Key
 from omnidraft.profiles.profile import Profile
+from omnidraft.profiles.profile_file import ProfileFile
 from omnidraft.profiles.store import ProfileStore
 from omnidraft.verification.round import Round
 
@@ -72,10 +72,10 @@ def attach_drafter(
     own = read_vocab(drafter.tokenizer, drafter.lm.vocab_size, drafter.lm.eos, drafts=True)
     speller = Speller(drafter.tokenizer, own)
     table = read_table(own, vocab, speller, Speller(target.tokenizer, vocab), warn)
-    translator = Translator(table, vocab, own, speller)
+    context = DrafterContext(table, vocab, own, speller)
     return AttachedDrafter(
         drafter=Drafter(shared.model),
-        translator=translator,
+        context=context,
         cache=make_cache(table, drafting),
         head=Head(hidden_size(drafter.lm.model)),
     )

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnidraft.alignment.ngram_cache import FALSE_MERGES_BEFORE_OFF, Ints, NgramCache
-from omnidraft.alignment.trie import ROOT
+from omnidraft.alignment.spelling_table import ROOT
 from omnidraft.errors import ModelError
 from support.random_worlds import active, caches, rounds, worlds
 from support.table_models import make_world

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from omnidraft.alignment.translator import Translator
-from omnidraft.alignment.trie import SpellingTable, build_table
+from omnidraft.alignment.drafter_context import DrafterContext
+from omnidraft.alignment.spelling_table import SpellingTable, build_table
 from omnidraft.alignment.vocab import Speller, Vocab, read_vocab
 from support.project_files import real_tokenizer
 from support.small_tokenizers import byte_level, sentencepiece, wrap
@@ -57,8 +57,8 @@ def table(drafter: str, target: str) -> SpellingTable:
     return build_table(own, vocab, speller, target_speller)
 
 
-def translator(drafter: str, target: str) -> Translator:
-    return Translator(table(drafter, target), made(target)[1], made(drafter)[1], made(drafter)[2])
+def translator(drafter: str, target: str) -> DrafterContext:
+    return DrafterContext(table(drafter, target), made(target)[1], made(drafter)[1], made(drafter)[2])
 
 
 def written(vocab: Vocab, ids: list[int] | tuple[int, ...]) -> bytes:
@@ -308,7 +308,7 @@ def test_all_ends_of_a_target_are_ends() -> None:
     vocab = read_vocab(tokenizer, eos=ends)
     assert vocab.eos == (ends[1], ends[0])  # the tokenizer's own first
     _, own, speller = made("gpt2")
-    other = Translator(build_table(own, vocab, speller, Speller(tokenizer, vocab)), vocab, own, speller)
+    other = DrafterContext(build_table(own, vocab, speller, Speller(tokenizer, vocab)), vocab, own, speller)
     assert [other.tokens([end]) for end in ends] == [[own.eos[0]]] * 2
 
 

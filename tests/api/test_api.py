@@ -16,7 +16,7 @@ import torch
 
 import omnidraft
 from omnidraft import ConfigError, ModelError, NumericsError, OmniDraft, OmniDraftError, PromptError
-from omnidraft.alignment import trie as spelling
+from omnidraft.alignment import spelling_table as spelling
 from omnidraft.config import Drafting, Sampling
 from support.models import CONTEXT
 

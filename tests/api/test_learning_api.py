@@ -20,7 +20,7 @@ from omnidraft import ConfigError
 from omnidraft import attach as pairing
 from omnidraft.config import ADAPTERS
 from omnidraft.errors import ProfileError
-from omnidraft.profiles.file import ProfileFile
+from omnidraft.profiles.profile_file import ProfileFile
 from support.command_line import environment
 from support.learning_users import COUNT, FAST, PROMPTS, alone, answers, drafts, found, saved, side_of, tree
 from support.models import save_model

@@ -119,7 +119,7 @@ def test_what_one_target_learned_waits_for_the_others_text(
 def claimed(file: Path, home: Path) -> Iterator[None]:
     """Another process that has the profile."""
     code = (
-        "import sys, time; from pathlib import Path; from omnidraft.profiles.file import ProfileFile\n"
+        "import sys, time; from pathlib import Path; from omnidraft.profiles.profile_file import ProfileFile\n"
         "file = ProfileFile(Path(sys.argv[1])); print(file.claim(), flush=True); time.sleep(100)"
     )
     command = [sys.executable, "-c", code, str(file)]

@@ -21,7 +21,7 @@ from omnidraft.cli.adapt import NAMED, Data
 from omnidraft.cli.flags import INTERRUPTED
 from omnidraft.distillation.trainer import Trainer
 from omnidraft.profiles.autosave import POSITION
-from omnidraft.profiles.file import ProfileFile
+from omnidraft.profiles.profile_file import ProfileFile
 from support.command_line import environment, lines
 from support.learning_users import PROMPTS, found, saved, tree
 from support.models import CONTEXT

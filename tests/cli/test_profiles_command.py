@@ -16,8 +16,8 @@ import torch
 
 from omnidraft import storage
 from omnidraft.cli import main as cli
-from omnidraft.profiles.file import ProfileFile
 from omnidraft.profiles.manifest import Key
+from omnidraft.profiles.profile_file import ProfileFile
 from omnidraft.profiles.store import ProfileStore
 from support.small_profiles import KEY, number_of, numbered
 

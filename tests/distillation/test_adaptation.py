@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from omnidraft.alignment.ngram_cache import NgramCache
-from omnidraft.alignment.trie import Probs
+from omnidraft.alignment.spelling_table import Probs
 from omnidraft.config import Learning, Sampling
 from omnidraft.decoding.drafter import Drafter
 from omnidraft.decoding.engine import Engine
@@ -234,7 +234,7 @@ def test_a_sampled_text_teaches_the_laws_of_the_target_alone() -> None:
     answer = answers[0]
     assert answer.tokens == tuple(tokens(records))
     assert [len(answer.distributions), len(answer.written)] == [16, 16]
-    assert answer.prompt == tuple(engine_.attached.translator.prompt(prompt))
+    assert answer.prompt == tuple(engine_.attached.context.prompt(prompt))
     target.crop(0)
     laws = torch.softmax(target.forward([*prompt, *answer.tokens[:-1]], 16), -1).numpy()
     for row, law in zip(laws, answer.distributions, strict=True):

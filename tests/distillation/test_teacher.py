@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from omnidraft.alignment.ngram_cache import NgramCache
-from omnidraft.alignment.trie import Probs
+from omnidraft.alignment.spelling_table import Probs
 from omnidraft.distillation.losses import TeacherDistributions
 from omnidraft.distillation.teacher import Trace, exact_example, hybrid_example, shared_tokens
 from omnidraft.verification.sparse_probs import (

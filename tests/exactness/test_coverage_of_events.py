@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from omnidraft.alignment.trie import ROOT, SpellingTable
+from omnidraft.alignment.spelling_table import ROOT, SpellingTable
 from omnidraft.config import Sampling
 from omnidraft.decoding.scheme import WalkDraft
 from omnidraft.verification.exact import Outcome

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from omnidraft.alignment.ngram_cache import FALSE_MERGES_BEFORE_OFF, NgramCache
-from omnidraft.alignment.trie import Probs
+from omnidraft.alignment.spelling_table import Probs
 from omnidraft.config import Sampling
 from omnidraft.decoding.drafter import Drafter
 from omnidraft.verification.round import Round, RoundTimes
@@ -89,7 +89,7 @@ def test_after_many_rounds_all_is_as_after_a_fresh_start(shape: str, way: str) -
     cache = NgramCache(world.table, seed="empty", bound=2, eviction="lru")
     engine, generator = world.engine(cache, **drafting), torch.Generator()
     assert engine.attached is not None
-    drafter, translator = engine.attached.drafter, engine.attached.translator
+    drafter, translator = engine.attached.drafter, engine.attached.context
     rounds = 0
     while rounds < 25:  # the same engine again and again; an end of text comes soon in some worlds
         ids, end = [PROMPT], 1 + 14
@@ -127,7 +127,7 @@ def test_the_recorded_vectors_are_those_of_the_text(shape: str, room: int, monke
     world.drafter.context = room
     engine = world.engine(draft_length=3)
     assert engine.attached is not None
-    translator, ids = engine.attached.translator, [PROMPT]
+    translator, ids = engine.attached.context, [PROMPT]
     draft, checked = Drafter.draft, set()
 
     def watched(drafter: Drafter, *arguments: Any) -> tuple[list[int], list[Probs]]:

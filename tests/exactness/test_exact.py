@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from omnidraft.alignment.trie import Probs
+from omnidraft.alignment.spelling_table import Probs
 from omnidraft.verification.exact import Outcome, verify_block, verify_greedy, verify_token
 from omnidraft.verification.residual import drafter_probability, residual_at, target_probability
 from omnidraft.verification.round import Round

@@ -41,7 +41,7 @@ def scripted(target: Language, drafter: Language, prompt: list[int], text: list[
     """A drafter that knows what the target will say, but for every `wrong`-th token."""
     engine_ = engine(Constant(target.vocab.size, 0), target, Constant(drafter.vocab.size, 0), drafter)
     assert engine_.attached is not None
-    translator = engine_.attached.translator
+    translator = engine_.attached.context
     return Scripted(drafter.vocab.size, translator.prompt(prompt) + translator.tokens(text), wrong)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from omnidraft.alignment.ngram_cache import NgramCache
-from omnidraft.alignment.trie import ROOT, Probs
+from omnidraft.alignment.spelling_table import ROOT, Probs
 from omnidraft.decoding.drafter import Drafter
 from omnidraft.decoding.scheme import WalkScheme
 from omnidraft.verification import exact as verify

@@ -16,7 +16,7 @@ import pytest
 import torch
 from scipy import stats
 
-from omnidraft.alignment.trie import Probs
+from omnidraft.alignment.spelling_table import Probs
 from omnidraft.config import Sampling
 from omnidraft.decoding.engine import Engine
 from omnidraft.models import int8

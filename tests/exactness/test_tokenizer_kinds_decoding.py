@@ -137,7 +137,7 @@ def knowing(name: str, text: list[int], wrong: int = 0) -> Scripted:
     pair = engine(Few(name), spoken(name), Few(other), spoken(other)).attached
     assert pair is not None
     prompt = said(name)[1]
-    script = pair.translator.prompt(prompt) + pair.translator.tokens(text)
+    script = pair.context.prompt(prompt) + pair.context.tokens(text)
     return Scripted(spoken(other).vocab.size, script, wrong)
 
 

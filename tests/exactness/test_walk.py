@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnidraft.alignment.trie import ROOT
+from omnidraft.alignment.spelling_table import ROOT
 from omnidraft.verification.walk import DEAD, STOP, Walk
 from support.random_worlds import Plain, caches, drafts, walked, worlds
 from support.table_models import frozen_cache, make_world

@@ -19,7 +19,7 @@ from experiments.overhead.study import Overhead, Ratio
 from experiments.overhead.synthetic import Pass, Shape, Spread, Watch, certain, counting_laws, watching
 from experiments.overhead.synthetic_models import ACCEPTANCE, Course, Models, Turn
 from omnidraft import zoo
-from omnidraft.alignment.trie import SpellingTable, build_table
+from omnidraft.alignment.spelling_table import SpellingTable, build_table
 from omnidraft.bench.environment import writing
 from omnidraft.config import Sampling
 from omnidraft.errors import InputError
@@ -54,7 +54,7 @@ def test_the_drafter_is_right_as_often_as_it_is_told(models: Models, sampling: S
 
 
 def test_what_is_drafted_follows_a_text_that_leaves_the_script(models: Models) -> None:
-    translator, ids = models.attached.translator, models.ids
+    translator, ids = models.attached.context, models.ids
     course = Course(translator, ids, length=20, written=30)
     course.go_on((), 4)
     assert course.at(29) is None

@@ -17,8 +17,8 @@ from transformers import (
 import omnidraft
 from omnidraft import ConfigError, OmniDraftError
 from omnidraft.draft_length.goodput import Goodput
-from omnidraft.hf import ready
-from omnidraft.hf.ready import ready_drafters
+from omnidraft.hf import kept_drafters
+from omnidraft.hf.kept_drafters import ready_drafters
 from omnidraft.verification.round import Round
 from support.generating import (
     COUNT,
@@ -41,16 +41,16 @@ def test_a_drafter_is_attached_once(target: Path, drafter: Path, monkeypatch: py
     assert isinstance(kept.policy, Goodput)
     with monkeypatch.context() as patch:
         for name in ("attach_drafter", "load_model", "load_tokenizer", "SharedDrafter"):
-            patch.setattr(ready, name, lambda *_, **__: pytest.fail("made again"))
+            patch.setattr(kept_drafters, name, lambda *_, **__: pytest.fail("made again"))
         helped(model, drafter, omnidraft_options={})
         helped(model, drafter, omnidraft_options=None, do_sample=True)
     assert list(ready_drafters(model).values()) == [kept]
 
     with monkeypatch.context() as patch:  # other options: another pair of the same drafter
-        patch.setattr(ready, "load_model", lambda *_, **__: pytest.fail("loaded again"))
+        patch.setattr(kept_drafters, "load_model", lambda *_, **__: pytest.fail("loaded again"))
         for count in range(2, 8):
             helped(model, drafter, omnidraft_options={"draft_length": count}, max_new_tokens=2)
-    assert len(ready_drafters(model)) == ready.KEPT
+    assert len(ready_drafters(model)) == kept_drafters.KEPT
     assert {id(each.side.adaptation.shared) for each in ready_drafters(model).values()} == {
         id(kept.side.adaptation.shared)
     }

@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import omnidraft
 from omnidraft import zoo
-from omnidraft.alignment.trie import build_table
+from omnidraft.alignment.spelling_table import build_table
 from omnidraft.cli import inspect
 from omnidraft.cli import main as cli
 from omnidraft.errors import ModelError
@@ -89,9 +89,7 @@ def test_the_ids_that_end_a_text_are_those_of_the_generation_config(tmp_path: Pa
     assert loaded.engine.eos == {*loaded.vocab.eos} == {5, 9}
     assert loaded.engine.attached is not None
     own, namesake = loaded.target.tokenizer.eos_token_id, load_model(drafter).tokenizer.eos_token_id
-    assert loaded.engine.attached.translator.tokens([own]) == [namesake], (
-        "a marker like any other, known by its content"
-    )
+    assert loaded.engine.attached.context.tokens([own]) == [namesake], "a marker like any other, known by its content"
     drafting = read_model(folder, drafts=True).language
     assert drafting is not None
     assert drafting.vocab.eos == (own, 5, 9)

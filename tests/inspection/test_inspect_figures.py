@@ -11,7 +11,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from omnidraft.alignment.trie import SpellingTable, build_table
+from omnidraft.alignment.spelling_table import SpellingTable, build_table
 from omnidraft.alignment.vocab import Speller, read_vocab
 from omnidraft.attach import make_cache
 from omnidraft.config import Drafting

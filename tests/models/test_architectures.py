@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
-from omnidraft.alignment.trie import Probs
+from omnidraft.alignment.spelling_table import Probs
 from omnidraft.config import Sampling
 from omnidraft.decoding.drafter import Drafter
 from omnidraft.decoding.shared_drafter import SharedDrafter

@@ -18,9 +18,9 @@ import pytest
 import torch
 
 from omnidraft.errors import ProfileError
-from omnidraft.profiles.file import ProfileFile
 from omnidraft.profiles.manifest import FORMAT, Key, Setting
 from omnidraft.profiles.profile import Profile
+from omnidraft.profiles.profile_file import ProfileFile
 from omnidraft.profiles.store import ProfileStore
 from support import small_profiles
 from support.small_profiles import KEY, number_of, numbered, sealed

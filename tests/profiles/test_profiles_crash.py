@@ -17,9 +17,9 @@ import pytest
 
 from omnidraft import storage
 from omnidraft.errors import ProfileError
-from omnidraft.profiles.file import ProfileFile
 from omnidraft.profiles.manifest import Key
 from omnidraft.profiles.profile import Profile
+from omnidraft.profiles.profile_file import ProfileFile
 from support import small_profiles
 from support.faulty_disk import Killed, KilledDisk, PowerCut, RefusingDisk, install
 from support.small_profiles import KEY, number_of, numbered

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from omnidraft.alignment.drafter_context import DrafterContext
 from omnidraft.alignment.ngram_cache import NgramCache
-from omnidraft.alignment.translator import Translator
-from omnidraft.alignment.trie import SpellingTable, build_table
+from omnidraft.alignment.spelling_table import SpellingTable, build_table
 from omnidraft.alignment.vocab import Speller, Vocab, read_vocab
 from omnidraft.config import Drafting
 from omnidraft.decoding.drafter import AttachedDrafter, Drafter
@@ -65,8 +65,8 @@ def engine(
         eviction=settings.ngram_eviction,
         frozen=frozen or only_direct,
     )
-    translator = Translator(spelling, target_language.vocab, drafter_language.vocab, drafter_language.speller)
-    pair = AttachedDrafter(drafter=Drafter(drafter), translator=translator, cache=cache_)
+    translator = DrafterContext(spelling, target_language.vocab, drafter_language.vocab, drafter_language.speller)
+    pair = AttachedDrafter(drafter=Drafter(drafter), context=translator, cache=cache_)
     return Engine(target, target_language.vocab.eos, pair, settings)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from omnidraft.alignment.ngram_cache import NgramCache
-from omnidraft.alignment.trie import Probs
+from omnidraft.alignment.spelling_table import Probs
 from omnidraft.config import Sampling
 from omnidraft.decoding.engine import Engine
 from omnidraft.verification.round import Round

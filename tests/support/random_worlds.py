@@ -13,7 +13,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from omnidraft.alignment.ngram_cache import NgramCache
-from omnidraft.alignment.trie import Probs
+from omnidraft.alignment.spelling_table import Probs
 from omnidraft.verification.walk import STOP, Symbol, Walk
 from support.table_models import Ids, Shape, World, make_world, seeded
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from safetensors import numpy as arrays_of
 
-from omnidraft.profiles.file import ProfileFile
 from omnidraft.profiles.manifest import Key
 from omnidraft.profiles.profile import Profile
+from omnidraft.profiles.profile_file import ProfileFile
 
 KEY = Key(
     drafter="JackFram/llama-68m",

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from omnidraft.alignment.drafter_context import DrafterContext
 from omnidraft.alignment.ngram_cache import NgramCache
-from omnidraft.alignment.translator import Translator
-from omnidraft.alignment.trie import Probs, SpellingTable, build_table
+from omnidraft.alignment.spelling_table import Probs, SpellingTable, build_table
 from omnidraft.alignment.vocab import Speller, Vocab
 from omnidraft.config import Drafting
 from omnidraft.decoding.drafter import AttachedDrafter, Drafter
@@ -135,11 +135,11 @@ class World:
     def engine(self, cache: NgramCache | None = None, **drafting: object) -> Engine:
         """An engine whose n-grams, unless a cache is given, are those that its mode starts from and keeps."""
         settings = Drafting(**{"draft_length": 4} | drafting)  # type: ignore[arg-type]
-        translator = Translator(self.table, self.vocab, self.drafter_vocab, self.speller)
+        translator = DrafterContext(self.table, self.vocab, self.drafter_vocab, self.speller)
         if cache is None:
             seed = "empty" if settings.mode == "intersection" else settings.ngram_seed
             cache = NgramCache(self.table, seed=seed, frozen=True)
-        pair = AttachedDrafter(drafter=Drafter(self.drafter), translator=translator, cache=cache)
+        pair = AttachedDrafter(drafter=Drafter(self.drafter), context=translator, cache=cache)
         return Engine(self.target, self.vocab.eos, pair, settings)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from omnidraft.alignment.trie import ROOT, Probs, SpellingTable
+from omnidraft.alignment.spelling_table import ROOT, Probs, SpellingTable
 from omnidraft.config import NGRAM_SEEDS
 from omnidraft.errors import ModelError
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from omnidraft.alignment.trie import Probs
+from omnidraft.alignment.spelling_table import Probs
 from omnidraft.api import OmniDraft
 from omnidraft.bench.compare import progress
 from omnidraft.bench.interleaved import sampler

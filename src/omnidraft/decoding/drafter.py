@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from omnidraft.alignment.drafter_context import DrafterContext
 from omnidraft.alignment.ngram_cache import NgramCache
-from omnidraft.alignment.translator import Translator
-from omnidraft.alignment.trie import Probs
+from omnidraft.alignment.spelling_table import Probs
 from omnidraft.draft_length.acceptance_head import Head, tap
 from omnidraft.errors import NumericsError
 from omnidraft.models.language_model import LanguageModel, TransformersModel
@@ -132,14 +132,14 @@ class AttachedDrafter:
     """A drafter bound to one target: translation of its tokens, active n-grams, acceptance head."""
 
     drafter: Drafter
-    translator: Translator
+    context: DrafterContext
     cache: NgramCache
     head: Head = field(default_factory=Head)
     untranslated: list[int] = field(default_factory=list, init=False)  # committed tokens the drafter has not been given
 
     def start(self, prompt: Sequence[int]) -> Sequence[int]:
         """Begin a request with these target tokens; the prompt in drafter tokens."""
-        text = self.translator.prompt(prompt)
+        text = self.context.prompt(prompt)
         self.drafter.start(text)
         self.untranslated.clear()
         return text
@@ -155,7 +155,7 @@ class AttachedDrafter:
     ) -> tuple[list[int], list[Probs]]:
         """`Drafter.draft` after what was committed since the last draft."""
         if self.untranslated:
-            self.drafter.extend(*self.translator.after(self.drafter.text, self.drafter.begun, self.untranslated))
+            self.drafter.extend(*self.context.after(self.drafter.text, self.drafter.begun, self.untranslated))
             self.untranslated.clear()
         return self.drafter.draft(length, temperature, draw, read, allowed, policy)
 

@@ -122,7 +122,7 @@ class Adaptation:
         """Prompt, answer and target distributions of these rounds, cut to what the drafter's context holds."""
         tokens = [token for record in records for token in record.emitted]
         teacher = [one for record in records for one in record.teacher]
-        written = [tuple(self.attached.translator.tokens([token])) for token in tokens]
+        written = [tuple(self.attached.context.tokens([token])) for token in tokens]
         drafter = self.attached.drafter
         room = min(LONGEST, drafter.model.context)
         prompt = drafter.text[: drafter.begun][-(room // 2) :]  # its text may write the answer otherwise

@@ -25,7 +25,7 @@ import numpy.typing as npt
 import torch
 
 from omnidraft.alignment.ngram_cache import NgramCache
-from omnidraft.alignment.trie import SpellingTable
+from omnidraft.alignment.spelling_table import SpellingTable
 from omnidraft.config import Learning
 from omnidraft.distillation.settings import TrainerSettings
 from omnidraft.distillation.teacher import Trace, shared_tokens, training_example

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from omnidraft.alignment.ngram_cache import Ints, NgramCache
-from omnidraft.alignment.trie import ROOT, Probs, SpellingTable
+from omnidraft.alignment.spelling_table import ROOT, Probs, SpellingTable
 from omnidraft.config import Learning
 from omnidraft.distillation.losses import TeacherDistributions, TokenLabels
 from omnidraft.distillation.settings import TrainerSettings

@@ -22,7 +22,7 @@ from omnidraft.config import Drafting, suggestion
 from omnidraft.decoding.engine import Engine
 from omnidraft.errors import ConfigError
 from omnidraft.generation import Session
-from omnidraft.hf.ready import Drafts, make_ready
+from omnidraft.hf.kept_drafters import Drafts, make_ready
 from omnidraft.hf.text import Text, sampling_for
 from omnidraft.models.language_model import TransformersModel
 from omnidraft.verification.sampling import GeneratorSampler

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from omnidraft.alignment.ngram_cache import NgramCache
-from omnidraft.alignment.trie import ROOT
+from omnidraft.alignment.spelling_table import ROOT
 from omnidraft.inspection.models import Language
 from omnidraft.verification.walk import Walk
 

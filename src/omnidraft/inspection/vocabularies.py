@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from omnidraft.alignment.translator import special_map
-from omnidraft.alignment.trie import SpellingTable, byte_matches
+from omnidraft.alignment.drafter_context import special_map
+from omnidraft.alignment.spelling_table import SpellingTable, byte_matches
 from omnidraft.alignment.vocab import Vocab
 from omnidraft.inspection.models import Language
 

@@ -13,15 +13,15 @@ import numpy as np
 import torch
 
 from omnidraft.alignment.ngram_cache import NgramCache
-from omnidraft.alignment.trie import SpellingTable
+from omnidraft.alignment.spelling_table import SpellingTable
 from omnidraft.config import Learning
 from omnidraft.distillation.adaptation import Adaptation
 from omnidraft.distillation.weights import Weights
 from omnidraft.errors import ConfigError, OmniDraftError
 from omnidraft.models.loading import LoadedModel
-from omnidraft.profiles.file import ProfileFile
 from omnidraft.profiles.manifest import Key
 from omnidraft.profiles.profile import Array, Profile
+from omnidraft.profiles.profile_file import ProfileFile
 
 SHAPE = ("adapter", "rank")  # settings that decide the tensors of an adapter
 SAVE_EVERY = 8  # updates

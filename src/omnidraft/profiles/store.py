@@ -9,8 +9,8 @@ from typing import Any
 
 from omnidraft.config import data_folder, suggestion
 from omnidraft.errors import ProfileError
-from omnidraft.profiles.file import ProfileFile
 from omnidraft.profiles.manifest import Key, Manifest
+from omnidraft.profiles.profile_file import ProfileFile
 
 SUFFIX = ".safetensors"
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from omnidraft.alignment.trie import Probs
+from omnidraft.alignment.spelling_table import Probs
 from omnidraft.verification.residual import (
     correction,
     drafter_probability,

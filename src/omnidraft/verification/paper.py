@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from omnidraft.alignment.ngram_cache import NgramCache
-from omnidraft.alignment.trie import ROOT, Probs
+from omnidraft.alignment.spelling_table import ROOT, Probs
 from omnidraft.verification.exact import PrefixProbs
 from omnidraft.verification.sampling import Sampler
 

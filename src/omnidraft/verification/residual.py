@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from omnidraft.alignment.ngram_cache import Ints, NgramCache
-from omnidraft.alignment.trie import ROOT, Probs
+from omnidraft.alignment.spelling_table import ROOT, Probs
 from omnidraft.verification.sampling import Sampler
 from omnidraft.verification.walk import DEAD, STOP, Symbol
 

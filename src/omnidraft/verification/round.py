@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from omnidraft.alignment.trie import Probs
+from omnidraft.alignment.spelling_table import Probs
 from omnidraft.verification.exact import Outcome
 from omnidraft.verification.sampling import Sampler, TargetDistribution
 from omnidraft.verification.sparse_probs import SparseProbs

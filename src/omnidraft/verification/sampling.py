@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from omnidraft.alignment.trie import Probs
+from omnidraft.alignment.spelling_table import Probs
 from omnidraft.config import Sampling
 from omnidraft.errors import ConfigError, NumericsError
 from omnidraft.verification.truncation import Truncation

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from omnidraft.alignment.ngram_cache import Ints, NgramCache
-from omnidraft.alignment.trie import ROOT, Probs
+from omnidraft.alignment.spelling_table import ROOT, Probs
 
 SHARE = 0.999  # of the probability is kept, in at most MOST tokens
 MOST = 512

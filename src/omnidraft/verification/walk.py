@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from omnidraft.alignment.ngram_cache import Ints, NgramCache
-from omnidraft.alignment.trie import ROOT
+from omnidraft.alignment.spelling_table import ROOT
 
 STOP = -1  # symbol: the target token ends at this node
 DEAD = -2  # symbol: impossible for the target here (P = 0)

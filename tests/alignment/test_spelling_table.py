@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
-from omnidraft.alignment.trie import ROOT, SpellingTable, build_table, byte_matches
+from omnidraft.alignment.spelling_table import ROOT, SpellingTable, build_table, byte_matches
 from omnidraft.alignment.vocab import Speller, Vocab, read_vocab
 from support.project_files import real_tokenizer
 from support.small_tokenizers import PARTIAL, WHOLE, wrap

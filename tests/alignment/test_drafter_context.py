@@ -13,9 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnidraft.alignment import translator as context
-from omnidraft.alignment.translator import Translator
-from omnidraft.alignment.trie import Probs
+from omnidraft.alignment import drafter_context as context
+from omnidraft.alignment.drafter_context import DrafterContext
+from omnidraft.alignment.spelling_table import Probs
 from omnidraft.alignment.vocab import Speller, Vocab, read_vocab
 from omnidraft.config import Sampling
 from omnidraft.decoding.drafter import Drafter
@@ -49,11 +49,11 @@ def real(name: str) -> Language:
     return language(shared("tokenizers") / name, SIZES[name])
 
 
-def translator(drafter: Language, target: Language) -> Translator:
-    return Translator(table(drafter, target), target.vocab, drafter.vocab, drafter.speller)
+def translator(drafter: Language, target: Language) -> DrafterContext:
+    return DrafterContext(table(drafter, target), target.vocab, drafter.vocab, drafter.speller)
 
 
-def committed(other: Translator, ids: Sequence[int], prompt: Sequence[int] = ()) -> list[int]:
+def committed(other: DrafterContext, ids: Sequence[int], prompt: Sequence[int] = ()) -> list[int]:
     """A drafter's text after these target tokens were committed, some at a time."""
     text = list(prompt)
     for part in chunks(ids):
@@ -171,7 +171,7 @@ def test_what_is_written_again_is_bounded(text: str) -> None:
     own, other = small("llama2"), small("gpt2")
     counting = Counting(own.tokenizer, own.vocab)
     ids = other.tokenizer.encode(text, add_special_tokens=False)
-    committed(Translator(table(own, other), other.vocab, own.vocab, counting), ids)
+    committed(DrafterContext(table(own, other), other.vocab, own.vocab, counting), ids)
     longest = max(len(data or b"") for data in (*own.vocab.tokens, *other.vocab.tokens))
     assert counting.longest <= context.WINDOW + 4 + longest * (1 + max(ROUNDS))
 
@@ -262,7 +262,7 @@ def test_the_drafter_reads_all_that_was_said_since_its_last_draft(script: str, m
     engine_ = engine(Scripted(other.vocab.size, ids), other, drafter, own, draft_length=3)
     engine_.policy = Seldom()
     assert engine_.attached is not None
-    began = len(engine_.attached.translator.prompt(ids[:10]))
+    began = len(engine_.attached.context.prompt(ids[:10]))
     read: list[bytes] = []
     draft = Drafter.draft
 
@@ -326,7 +326,7 @@ def test_lessons_are_spelled_token_by_token_after_the_prompt_as_it_was_read(scri
     adaptation = Adaptation(engine_.attached, serving, None)
     draw = GeneratorSampler(torch.Generator().manual_seed(0))
     records = list(adaptation.following(engine_.rounds(ids[:10], 30, Sampling(), draw)))
-    answer, spelled = adaptation.answer(records), engine_.attached.translator
+    answer, spelled = adaptation.answer(records), engine_.attached.context
     assert answer.prompt == tuple(spelled.prompt(ids[:10]))
     assert answer.tokens == tuple(ids[10:])
     assert [list(part) for part in answer.written] == [spelled.tokens([token]) for token in ids[10:]]

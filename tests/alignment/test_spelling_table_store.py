@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnidraft.alignment import trie as spelling
-from omnidraft.alignment.trie import SpellingTable, default_cache_dir, load_table
+from omnidraft.alignment import spelling_table as spelling
+from omnidraft.alignment.spelling_table import SpellingTable, default_cache_dir, load_table
 from omnidraft.alignment.vocab import Vocab
 from omnidraft.errors import ConfigError
 from support.table_models import Greedy, table_of, vocabulary

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from omnidraft.alignment.trie import SpellingTable
+from omnidraft.alignment.spelling_table import SpellingTable
 from omnidraft.alignment.vocab import Speller, Vocab
 
 WINDOW = 32  # bytes at the end that are spelled again, at most: so the cost is linear in the length
@@ -32,7 +32,7 @@ def special_map(target: Vocab, drafter: Vocab) -> dict[int, int | None]:
     return table
 
 
-class Translator:
+class DrafterContext:
     """Translates target tokens to drafter tokens."""
 
     def __init__(self, table: SpellingTable, target: Vocab, drafter: Vocab, speller: Speller) -> None:
