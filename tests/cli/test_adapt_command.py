@@ -215,7 +215,7 @@ def started(arguments: list[str], home: Path) -> subprocess.Popen[bytes]:
 
 
 def wait_for(profile: Path, count: int) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 500
     while position(profile) < count:
         assert time.monotonic() < deadline
         time.sleep(0.02)
