@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.drafter import AttachedDrafter
 from omnidraft.decoding.scheme import make_scheme
-from omnidraft.draft_length.policies import make_policy
-from omnidraft.draft_length.policy import DraftLengthPolicy, Fixed
+from omnidraft.draft_length.policy import DraftLengthPolicy, Fixed, make_policy
 from omnidraft.errors import ConfigError, PromptError
 from omnidraft.models.language_model import LanguageModel, check_ids
 from omnidraft.verification.exact import Outcome

@@ -1,12 +1,4 @@
-"""Stop policies: how far a draft goes, decided each time before a token is drawn, never after.
-
-Fixed          so many tokens
-Confidence     until a token was drawn that the drafter gave little probability
-Entropy        until the bound on acceptance that the drafter's entropy gives is low
-HeadThreshold  until the acceptance head thinks that the draft will hardly be accepted as a whole
-
-`goodput.Goodput` goes on while that pays.
-"""
+"""Draft-length policies: each decides before a token is drawn, never after, so that every draft stays exact."""
 
 from __future__ import annotations
 
@@ -15,49 +7,49 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from omnidraft.config import Drafting
 from omnidraft.draft_length.acceptance_head import Head, bound, spread
+from omnidraft.draft_length.goodput import UNSURE, Goodput
 
 if TYPE_CHECKING:
     from omnidraft.verification.round import Round
     from omnidraft.verification.walk import Walk
 
-UNSURE = "the drafter is too unsure of the next token"
-
 
 class DraftLengthPolicy(Protocol):
-    """Decides how far drafts go; told of texts and rounds as they come.
+    """Decides how many tokens to draft in each round.
 
-    A token that was drawn is verified, whatever is decided later: a decision may depend on all that was drawn before
-    and on the law that the next token would be drawn from, but not on that token.
+    A drawn token is always verified.  A decision may depend on earlier draws and on the distribution that the next
+    token would be drawn from, but not on that token (condition 5 of exactness).
     """
 
     @property
     def no_draft_reason(self) -> str | None:
-        """Why the present round has no draft, a phrase, where it has none."""
+        """Reason why the present round has no draft, a phrase, where it has none."""
 
     def open(self, prompt: Sequence[int], new_tokens: int) -> None:
-        """A text begins, whose prompt has these drafter tokens, and which asks for so many target tokens."""
+        """Start a request with a prompt of drafter tokens, for at most `new_tokens` target tokens."""
 
     def begin(self, walk: Walk | None) -> bool:
-        """Whether to draft in this round, where the draft is read by `walk`."""
+        """True to draft in this round; `walk` segments the draft."""
 
     def draws(self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None) -> bool:
-        """Whether to draw a token from these logits (V_q,), made of the hidden state (H,) where that is known."""
+        """True to draw a token from logits (V_q,), made of the hidden state (H,) where that is known."""
 
     def steps(self, token: int) -> bool:
-        """Whether to make another step of the drafter after this token, drawn from the logits seen last."""
+        """True to make another step of the drafter after this token, drawn from the logits seen last."""
 
     def learn(self, record: Round) -> None:
-        """What became of the round."""
+        """Take in the record of the round."""
 
 
 class Fixed:
-    """Drafts as far as is allowed."""
+    """Drafts as many tokens as is allowed."""
 
     no_draft_reason: str | None = None
 
     def open(self, prompt: Sequence[int], new_tokens: int) -> None:
-        """No text is unlike another."""
+        """Do nothing: all requests are alike."""
 
     def begin(self, walk: Walk | None) -> bool:  # noqa: ARG002
         self.no_draft_reason = None
@@ -70,7 +62,7 @@ class Fixed:
         return True
 
     def learn(self, record: Round) -> None:
-        """There is nothing to learn."""
+        """Do nothing: there is nothing to learn."""
 
 
 class Confidence(Fixed):
@@ -89,9 +81,9 @@ class Confidence(Fixed):
 
 
 class Entropy(Fixed):
-    """Ends a draft where 1 − √(γ·H) is below `threshold`, H being the entropy of the next law in nats, γ = 0.2.
+    """Ends a draft where 1 − √(γ·H) is below `threshold`, with the entropy H of the next distribution in nats, γ = 0.2.
 
-    That is AdaEDL's bound on the acceptance of a token of the target's own vocabulary.
+    This is AdaEDL's bound on the acceptance of a token of the target's own vocabulary.
     """
 
     def __init__(self, threshold: float) -> None:
@@ -104,9 +96,9 @@ class Entropy(Fixed):
 
 
 class HeadThreshold(Fixed):
-    """Ends a draft where the chance that all of it is accepted would fall below `threshold`.
+    """Ends a draft where the probability that all of it is accepted would fall below `threshold`.
 
-    That is 1 − γ of the paper's Eq. 7.  As long as the head is untrained, this is `Entropy`.
+    This is 1 − γ of the paper's Eq. 7.  As long as the head is untrained, this is `Entropy`.
     """
 
     def __init__(self, threshold: float, head: Head) -> None:
@@ -126,3 +118,15 @@ class HeadThreshold(Fixed):
             sure = self._reach >= self._threshold
         self.no_draft_reason = None if sure else UNSURE
         return sure
+
+
+def make_policy(drafting: Drafting, head: Head | None = None) -> DraftLengthPolicy:
+    """The policy that these settings ask for; `head` is the acceptance head attached with the drafter."""
+    threshold = 0.4 if drafting.threshold is None else drafting.threshold
+    if drafting.draft_length == "goodput":
+        return Goodput(drafting.longest, head)
+    if drafting.draft_length == "head":
+        return HeadThreshold(threshold, head or Head())
+    if drafting.draft_length == "confidence":
+        return Confidence(threshold)
+    return Entropy(threshold) if drafting.draft_length == "entropy" else Fixed()

@@ -15,8 +15,7 @@ from omnidraft.api import OmniDraft
 from omnidraft.attach import LearningOptions, LearningSide, attach_drafter, attach_learning, check_precision
 from omnidraft.config import Drafting
 from omnidraft.decoding.shared_drafter import SharedDrafter
-from omnidraft.draft_length.policies import make_policy
-from omnidraft.draft_length.policy import DraftLengthPolicy
+from omnidraft.draft_length.policy import DraftLengthPolicy, make_policy
 from omnidraft.errors import ConfigError, ModelError
 from omnidraft.models.language_model import TransformersModel
 from omnidraft.models.loading import LoadedModel, load_model, load_tokenizer
