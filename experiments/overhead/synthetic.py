@@ -35,7 +35,7 @@ def certain(row: torch.Tensor, token: int) -> None:
 
 
 class Spread:
-    """Rows of logits with a given law at a temperature: a token is said, the others share the rest by Zipf's law.
+    """Rows of logits of a given distribution: one token is favored, the others share the rest by Zipf's law.
 
     Which others are likely is drawn once and moves with the position: a row costs one copy and two writes.
     """
@@ -174,12 +174,12 @@ def _rewrite(logits: torch.Tensor, length: int, say: Say | None) -> None:
 
 
 @contextmanager
-def counting_laws() -> Iterator[Counter[bool]]:
-    """How many truncated laws are made inside (True), and how many are left to the processors of `transformers`."""
-    law, counts = Truncation.probs, Counter[bool]()
+def counting_truncations() -> Iterator[Counter[bool]]:
+    """Counts of distributions truncated by our own code (True) and by the processors of `transformers`."""
+    distribution, counts = Truncation.probs, Counter[bool]()
 
     def counted(self: Truncation, row: Row) -> Probs | None:
-        made = law(self, row)
+        made = distribution(self, row)
         counts[made is not None] += 1
         return made
 
@@ -187,4 +187,4 @@ def counting_laws() -> Iterator[Counter[bool]]:
     try:
         yield counts
     finally:
-        setattr(Truncation, "probs", law)  # noqa: B010
+        setattr(Truncation, "probs", distribution)  # noqa: B010

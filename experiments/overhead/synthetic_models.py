@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from experiments.overhead import peak_memory as memory
-from experiments.overhead.synthetic import Pass, Say, Shape, Spread, Watch, certain, counting_laws, watching
+from experiments.overhead.synthetic import Pass, Say, Shape, Spread, Watch, certain, counting_truncations, watching
 from omnidraft.alignment.drafter_context import DrafterContext
 from omnidraft.alignment.spelling_table import build_table
 from omnidraft.alignment.vocab import Speller, read_vocab
@@ -47,7 +47,7 @@ class Turn:
     rounds: int
     passes: Sequence[Pass]
     accepted: float = 0.0  # of the symbols that were settled: the accepted ones and the first that was not
-    left: float = 0.0  # of the truncated laws: those that the processors of transformers had to make
+    left: float = 0.0  # of the truncated distributions: those that the processors of transformers had to make
 
     @property
     def beside_s(self) -> float:
@@ -130,7 +130,7 @@ class Models:
         with ExitStack() as stack:
             stack.enter_context(watching(watch, self.target.model, self._target_says(sampling)))
             stack.enter_context(watching(watch, self.step, say))
-            laws = stack.enter_context(counting_laws())
+            distributions = stack.enter_context(counting_truncations())
             began = time.perf_counter()
             for record in engine.rounds(self.ids[:start], self.tokens, sampling, draw):
                 done = time.perf_counter()
@@ -150,7 +150,7 @@ class Models:
             passes=watch.passes,
             accepted=sum(r.counts.symbols_accepted for r in records)
             / max(1, sum(min(r.counts.symbols, r.counts.symbols_accepted + 1) for r in records)),
-            left=laws[False] / max(1, laws.total()),
+            left=distributions[False] / max(1, distributions.total()),
         )
 
     def alone(self, start: int) -> float:
@@ -165,17 +165,17 @@ class Models:
     def _target_says(self, sampling: Sampling) -> Say:
         if sampling.greedy:
             return lambda position, row: certain(row, self.ids[position])
-        law = Spread(self.vocab.tokens, SAID, sampling.temperature, self.target.dtype)
-        return lambda position, row: law.write(position, row, self.ids[position])
+        distribution = Spread(self.vocab.tokens, SAID, sampling.temperature, self.target.dtype)
+        return lambda position, row: distribution.write(position, row, self.ids[position])
 
     def _drafter_says(self, start: int, sampling: Sampling, course: Course) -> Say:
         """The spellings of what the target says: each right at a rate, or given that probability where sampled."""
         if not sampling.greedy:
-            law = Spread(self.own.tokens, ACCEPTANCE, sampling.temperature, torch.float32)
+            distribution = Spread(self.own.tokens, ACCEPTANCE, sampling.temperature, torch.float32)
 
             def sample(position: int, row: torch.Tensor) -> None:
                 if (token := course.at(position)) is not None:
-                    law.write(position, row, token)
+                    distribution.write(position, row, token)
 
             return sample
         translator = self.attached.context

@@ -1,8 +1,9 @@
 """Statistical test that sampled text follows the target's own distribution, on any pair of models.
 
-For each prompt, the first two tokens of many texts are counted, each over as many rounds as they take, and set against
-their joint law by the target alone in a chi-squared test.  With N samples a law at total variation δ has a
-noncentrality of at least N·(2δ)², where its bins show it: so each test says what distance it would have found.
+For each prompt, the first two tokens of many answers are counted, each over as many rounds as they take, and compared
+with their joint distribution under the target alone in a chi-squared test.  With N samples, a distribution at total
+variation δ has a noncentrality of at least N·(2δ)² where its bins show it, so each test states the distance that it
+would have found.
 """
 
 from __future__ import annotations
@@ -81,18 +82,18 @@ def joint_distribution(
         model.crop(0)
         return softmax(processors(torch.tensor([ids]), model.forward(ids, 1).cpu().float())[0])  # type: ignore[arg-type]
 
-    law: dict[Text, float] = {}
+    distribution: dict[Text, float] = {}
     first = next_law(list(prompt))
     for a in np.flatnonzero(first >= floor).tolist():
         rest = float(first[a])
         if a not in eos:
             second = next_law([*prompt, a])
             for b in np.flatnonzero(first[a] * second >= floor).tolist():
-                law[a, b] = float(first[a] * second[b])
-                rest -= law[a, b]
+                distribution[a, b] = float(first[a] * second[b])
+                rest -= distribution[a, b]
         if rest >= floor:
-            law[a,] = rest
-    return law
+            distribution[a,] = rest
+    return distribution
 
 
 def sampled(
@@ -114,14 +115,16 @@ def sampled(
     return found, Stats.of(records)
 
 
-def judged(found: Counter[Text], law: dict[Text, float], did: Stats, prompt: str, limit: float) -> Finding | None:
-    """The chi-squared test of counts against a law, all that is in no bin being one more; None for a single bin."""
+def judged(
+    found: Counter[Text], distribution: dict[Text, float], did: Stats, prompt: str, limit: float
+) -> Finding | None:
+    """Chi-squared test of counts against a distribution, with one bin for all the rest; None for a single bin."""
     stats = _stats()
     count = found.total()
     observed: Counter[Text] = Counter()
     for text, times in found.items():
-        observed[next((key for key in (text, text[:1]) if key in law), ())] += times
-    expected = {key: share * count for key, share in law.items()}
+        observed[next((key for key in (text, text[:1]) if key in distribution), ())] += times
+    expected = {key: share * count for key, share in distribution.items()}
     rest = count - sum(expected.values())
     if rest >= EXPECTED:
         expected[()] = rest
@@ -227,11 +230,11 @@ def _tested(
 ) -> Finding | None:
     engine, ids = model.engine, model.encode(text)
     engine.check(ids)
-    law = joint_distribution(
+    distribution = joint_distribution(
         model.target.lm, ids, sorted(engine.eos), experiment.sampling, EXPECTED / experiment.samples
     )
     found, did = sampled(engine, ids, experiment.samples, experiment.sampling, experiment.seed, step)
-    return judged(found, law, did, text, limit)
+    return judged(found, distribution, did, text, limit)
 
 
 def markdown(result: dict[str, Any]) -> str:
