@@ -16,7 +16,7 @@ from experiments.overhead import peak_memory as memory
 from experiments.overhead import study as overhead
 from experiments.overhead.__main__ import main
 from experiments.overhead.study import Overhead, Ratio
-from experiments.overhead.synthetic import Pass, Shape, Spread, Watch, certain, counting_laws, watching
+from experiments.overhead.synthetic import Pass, Shape, Spread, Watch, certain, counting_truncations, watching
 from experiments.overhead.synthetic_models import ACCEPTANCE, Course, Models, Turn
 from omnidraft import zoo
 from omnidraft.alignment.spelling_table import SpellingTable, build_table
@@ -83,7 +83,7 @@ def test_a_spread_row_has_the_law_it_says(temperature: float) -> None:
 
 def test_truncated_laws_are_counted() -> None:
     row = torch.tensor([0.5, 0.25, 0.25]).log().numpy()
-    with counting_laws() as counts:
+    with counting_truncations() as counts:
         for top_p in (0.9, 0.6, 0.5):
             Truncation(1.0, 0, top_p, 0.0).probs(row)
     assert counts == {True: 2, False: 1}
