@@ -30,10 +30,12 @@ from omnidraft.decoding.engine import Engine
 from omnidraft.decoding.shared_drafter import SharedDrafter, Slot
 from omnidraft.defaults import AUTO, load_drafter, sampling_of
 from omnidraft.detokenizer import Detokenizer, StopStrings
+from omnidraft.draft_length.goodput import Goodput
 from omnidraft.errors import ConfigError
 from omnidraft.generation import Generation, Session, Stream
 from omnidraft.models.cpu_llama import LeanLlama, obstacle
 from omnidraft.models.loading import LoadedModel, load_model
+from omnidraft.profiles.autosave import Autosave
 from omnidraft.prompting import Prompt, encode, has_template, usable
 from omnidraft.verification.sampling import GeneratorSampler, Processor
 
@@ -223,7 +225,16 @@ def load(
     engine = Engine(loaded.lm, vocab.eos, attached, settings)
     if adapt != "off":
         engine.teacher_temperature = side.memory.learning.teacher_temperature
+    if isinstance(engine.policy, Goodput):
+        _keep_measurements(engine.policy, side.memory)
     return OmniDraft(loaded, vocab, engine, side, sampling)
+
+
+def _keep_measurements(policy: Goodput, memory: Autosave) -> None:
+    """Go on from the costs and acceptance that the profile holds, and save the present ones with it."""
+    if "goodput" in memory.measurements:
+        policy.resume(memory.measurements["goodput"])
+    memory.measured = lambda: {"goodput": policy.state()}
 
 
 def _check_models(target: object, drafter: object) -> None:

@@ -155,7 +155,7 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, monkeypatch: p
 RACE = """
 import sys
 from pathlib import Path
-from alignment.test_trie_store import BUILT, contents, load
+from alignment.test_spelling_table_store import BUILT, contents, load
 
 for turn in range(100):
     table, warnings = load(Path(sys.argv[1]))

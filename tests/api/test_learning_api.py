@@ -19,6 +19,7 @@ import omnidraft
 from omnidraft import ConfigError
 from omnidraft import attach as pairing
 from omnidraft.config import ADAPTERS
+from omnidraft.draft_length.goodput import Goodput
 from omnidraft.errors import ProfileError
 from omnidraft.profiles.profile_file import ProfileFile
 from support.command_line import environment
@@ -30,6 +31,18 @@ pytestmark = pytest.mark.usefixtures("home")
 
 
 # ------------------------------------------------------------ learning, and what becomes of it
+
+
+def test_what_was_measured_goes_on_with_the_profile(target: Path, drafter: Path) -> None:
+    with omnidraft.load(target, drafter, adapt="inline", **FAST | {"draft_length": "goodput"}, warn=pytest.fail) as first:
+        policy = first.engine.policy
+        assert isinstance(policy, Goodput)
+        untouched = policy.state()
+        answers(first, 4)
+        assert not np.array_equal(policy.state(), untouched)
+    again = omnidraft.load(target, drafter, warn=pytest.fail).engine.policy
+    assert isinstance(again, Goodput)
+    assert np.array_equal(again.state(), policy.state())
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
