@@ -34,7 +34,9 @@ pytestmark = pytest.mark.usefixtures("home")
 
 
 def test_what_was_measured_goes_on_with_the_profile(target: Path, drafter: Path) -> None:
-    with omnidraft.load(target, drafter, adapt="inline", **FAST | {"draft_length": "goodput"}, warn=pytest.fail) as first:
+    with omnidraft.load(
+        target, drafter, adapt="inline", **FAST | {"draft_length": "goodput"}, warn=pytest.fail
+    ) as first:
         policy = first.engine.policy
         assert isinstance(policy, Goodput)
         untouched = policy.state()
