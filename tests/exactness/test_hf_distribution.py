@@ -122,7 +122,7 @@ def test_the_distribution_is_that_of_generate_alone(
     # the same comparison sees a setting that is left out, and another one
     for wrong in (Sampling(temperature=1.0), Sampling(temperature=1.0, top_k=2)):
         with monkeypatch.context() as patch:
-            patch.setattr(hf, "law", lambda _, __, drafting, wrong=wrong, **___: (wrong, (), drafting))
+            patch.setattr(hf, "sampling_for", lambda _, __, drafting, wrong=wrong, **___: (wrong, (), drafting))
             assert (
                 distance(helped_distribution(lambda: helped(model, drafter, **options), monkeypatch), expected) > 0.01
             )

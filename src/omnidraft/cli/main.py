@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Sequence
 
 import omnidraft
+from omnidraft import zoo
 from omnidraft.cli import flags
 from omnidraft.config import suggestion
 from omnidraft.errors import ConfigError, InputError, NumericsError, OmniDraftError
@@ -27,10 +28,11 @@ COMMANDS = {  # each a module with a `main`
     "demo": "compare plain and speculative decoding on the embedded models",
     "bench": "time ways of decoding, test exactness",
 }
+FIRST, *_, LAST = (zoo.PREFIX + name for name in zoo.names("target"))
 EXAMPLES = (
     "omnidraft demo",
-    'omnidraft generate "def mean(values):" --target zoo:target-a',
-    "omnidraft inspect zoo:target-b",
+    f'omnidraft generate "def mean(values):" --target {FIRST}',
+    f"omnidraft inspect {LAST}",
     "omnidraft COMMAND --help",
 )
 
