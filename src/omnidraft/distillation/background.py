@@ -112,6 +112,7 @@ class BackgroundTrainer:
         self._state: Weights | None = None
         self._heard = time.monotonic()
         self._flushed = threading.Event()
+        self._up = False  # the process has sent something
         self._lock = threading.RLock()  # a finalizer may run in the middle of what holds it
         self._messages: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._process = subprocess.Popen(  # noqa: S603  a constant of our own
@@ -167,7 +168,7 @@ class BackgroundTrainer:
             now = time.monotonic()
             if not self.alive:
                 raise OmniDraftError(DEAD)
-            if now - self._heard > STALLED_S or now - began > FLUSH_S:
+            if (self._up and now - self._heard > STALLED_S) or now - began > FLUSH_S:
                 raise OmniDraftError(
                     f"the background trainer was given up after {now - began:.0f} s, and what it had not learned from "
                     "is lost: pause between prompts, or use a smaller drafter"
@@ -204,7 +205,7 @@ class BackgroundTrainer:
     def _read(self) -> None:
         pipe = self._process.stdout
         while pipe is not None and (progress := _received(pipe)) is not None:
-            self._heard = time.monotonic()
+            self._heard, self._up = time.monotonic(), True
             with self._lock:
                 self.counters = progress.counters
                 self._state = self._state if progress.state is None else progress.state
@@ -277,6 +278,7 @@ class _Worker:
 
     def run(self) -> None:
         trainer = self._trainer
+        self._send()  # started, which may have taken long on a busy machine
         while True:
             message = self._messages.get()
             if isinstance(message, _Taught):
