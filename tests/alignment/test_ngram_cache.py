@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnidraft.alignment.ngram_cache import FALSE_MERGES_BEFORE_OFF, NgramCache
-from support.random_worlds import Plain, active, caches, random_probs, rounds, worlds
-from support.table_models import World, make_world
+from support.table_models import Plain, World, active, caches, make_world, random_probs, rounds, worlds
 
 # In the world "nested" the n-grams are ab 1, aba 2 and abab 3.
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from omnidraft.alignment.ngram_cache import FALSE_MERGES_BEFORE_OFF, Ints, NgramCache
 from omnidraft.alignment.spelling_table import ROOT
 from omnidraft.errors import ModelError
-from support.random_worlds import active, caches, rounds, worlds
-from support.table_models import make_world
+from support.table_models import active, caches, make_world, rounds, worlds
 
 # In the world "nested" the n-grams are ab 1, aba 2 and abab 3.
 RECORDS = ("active", "hits", "false_merges", "last_use")

@@ -22,9 +22,9 @@ from omnidraft.config import ADAPTERS
 from omnidraft.draft_length.goodput import Goodput
 from omnidraft.errors import ProfileError
 from omnidraft.profiles.profile_file import ProfileFile
-from support.command_line import environment
-from support.learning_users import COUNT, FAST, PROMPTS, alone, answers, drafts, found, saved, side_of, tree
+from support.learning import COUNT, FAST, PROMPTS, alone, answers, drafts, found, saved, side_of, tree
 from support.models import save_model
+from support.project_files import environment
 from support.small_tokenizers import byte_level, sentencepiece
 
 pytestmark = pytest.mark.usefixtures("home")

@@ -13,7 +13,7 @@ import omnidraft
 from omnidraft.config import Learning
 from omnidraft.distillation.background import BackgroundTrainer
 from omnidraft.distillation.trainer import Trainer
-from support.learning_users import FAST, answers, saved
+from support.learning import FAST, answers, saved
 from support.models import random_model, save_model
 from support.small_tokenizers import byte_level, sentencepiece
 from support.table_models import make_world

@@ -18,10 +18,10 @@ import torch
 import omnidraft
 from omnidraft import OmniDraftError
 from omnidraft.errors import ConfigError, ProfileError
-from support.command_line import environment
 from support.faulty_disk import RefusingDisk, install
-from support.learning_users import COUNT, FAST, PROMPTS, alone, answers, drafts, saved, side_of, tree
+from support.learning import COUNT, FAST, PROMPTS, alone, answers, drafts, saved, side_of, tree
 from support.models import save_model
+from support.project_files import environment
 from support.small_tokenizers import byte_level
 
 pytestmark = pytest.mark.usefixtures("home")

@@ -22,9 +22,9 @@ from omnidraft.cli.flags import INTERRUPTED
 from omnidraft.distillation.trainer import Trainer
 from omnidraft.profiles.autosave import POSITION
 from omnidraft.profiles.profile_file import ProfileFile
-from support.command_line import environment, lines
-from support.learning_users import PROMPTS, found, saved, tree
+from support.learning import PROMPTS, found, saved, tree
 from support.models import CONTEXT
+from support.project_files import environment, lines
 
 pytestmark = pytest.mark.usefixtures("home")
 Captured = pytest.CaptureFixture[str]

@@ -27,8 +27,8 @@ from omnidraft.cli import main as cli
 from omnidraft.cli.flags import INTERRUPTED, LEARN, LOAD, interruptible
 from omnidraft.config import Drafting, GenerationLimits, Learning, Sampling
 from omnidraft.errors import OmniDraftError
-from support.command_line import environment, lines
 from support.models import save_model
+from support.project_files import environment, lines
 from support.small_tokenizers import byte_level
 
 pytestmark = pytest.mark.usefixtures("home")

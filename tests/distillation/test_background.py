@@ -18,8 +18,8 @@ from omnidraft.distillation.background import BackgroundTrainer
 from omnidraft.distillation.teacher import Trace
 from omnidraft.errors import ModelError, OmniDraftError
 from omnidraft.verification.sparse_probs import SparseProbs
-from support.command_line import environment
 from support.models import random_model
+from support.project_files import environment
 from support.table_models import make_world
 
 # a worker whose passes take half a second each, or of which one never ends

@@ -26,8 +26,8 @@ from omnidraft.draft_length.acceptance_head import Head
 from omnidraft.errors import ConfigError, ModelError
 from omnidraft.verification.walk import Walk
 from support.enumeration import FAR, SAMPLED, enumerate_draws
+from support.learning import ONES, example_of, make_trainer, same, settings_of, small_drafter
 from support.table_models import ACTIVE, PROMPT, SHAPES, World, frozen_cache, make_world
-from support.training import ONES, example_of, make_trainer, same, settings_of, small_drafter
 
 NEVER = Sampling()
 

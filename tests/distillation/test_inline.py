@@ -13,9 +13,9 @@ from omnidraft.distillation.inline import InlineTrainer
 from omnidraft.distillation.teacher import Trace
 from omnidraft.distillation.trainer import Trainer
 from omnidraft.verification.sparse_probs import SparseProbs
+from support.learning import settings_of
 from support.models import random_model
 from support.table_models import make_world
-from support.training import settings_of
 
 
 class Clock:

@@ -18,8 +18,7 @@ from omnidraft.distillation.teacher import TrainingExample
 from omnidraft.distillation.trainer import GAINS, SPARE_BYTES, Trainer, UpdateInterval
 from omnidraft.distillation.weights import merged
 from omnidraft.errors import ConfigError, ModelError
-from support.models import build
-from support.training import (
+from support.learning import (
     ONES,
     SIZE,
     certain,
@@ -32,6 +31,7 @@ from support.training import (
     small_drafter,
     teach,
 )
+from support.models import build
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,8 @@ from omnidraft.draft_length.policy import Entropy, Fixed, HeadThreshold
 from omnidraft.errors import ModelError
 from omnidraft.models.cpu_llama import LeanLlama
 from omnidraft.models.language_model import LanguageModel, TransformersModel
-from support.learning_users import FAST, PROMPTS, alone, answers, saved, side_of
+from support.learning import FAST, PROMPTS, SIZE, alone, answers, saved, side_of
 from support.models import random_model
-from support.training import SIZE
 
 NEVER = Sampling()
 

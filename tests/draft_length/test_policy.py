@@ -24,7 +24,7 @@ from omnidraft.verification.round import Round, RoundCounts, RoundTimes
 from omnidraft.verification.sampling import Sampler
 from omnidraft.verification.walk import Walk
 from support.enumeration import EXACT, SAMPLED, deviation, enumerate_draws
-from support.learning_users import PROMPTS, alone
+from support.learning import PROMPTS, alone
 from support.table_models import ACTIVE, PROMPT, SHAPES, World, frozen_cache, make_world
 
 LONGEST = 3

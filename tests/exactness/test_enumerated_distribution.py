@@ -31,8 +31,7 @@ from support.enumeration import (
     round_distribution,
     run_distribution,
 )
-from support.random_worlds import caches, worlds
-from support.table_models import ACTIVE, PROMPT, SHAPES, Ids, frozen_cache, make_world
+from support.table_models import ACTIVE, PROMPT, SHAPES, Ids, caches, frozen_cache, make_world, worlds
 
 VERIFICATIONS = ("block", "token")
 LONG = ("long", "long nested")  # four drafter tokens that never end a draft: the worlds with most drafts

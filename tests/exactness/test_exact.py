@@ -17,8 +17,19 @@ from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import Sampler
 from omnidraft.verification.walk import DEAD, STOP, Walk
 from support.enumeration import enumerate_draws, round_distribution
-from support.random_worlds import Plain, caches, drafts, random_probs, walked, worlds
-from support.table_models import SHAPES, World, correlated_world, frozen_cache, make_world
+from support.table_models import (
+    SHAPES,
+    Plain,
+    World,
+    caches,
+    correlated_world,
+    drafts,
+    frozen_cache,
+    make_world,
+    random_probs,
+    walked,
+    worlds,
+)
 
 A, B = 0, 1  # drafter tokens of every world
 Verify = Callable[[Walk, Sequence[Probs], Callable[[int], Probs], Sampler], Outcome]

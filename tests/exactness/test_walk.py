@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from omnidraft.alignment.spelling_table import ROOT
 from omnidraft.verification.walk import DEAD, STOP, Walk
-from support.random_worlds import Plain, caches, drafts, walked, worlds
-from support.table_models import frozen_cache, make_world
+from support.table_models import Plain, caches, drafts, frozen_cache, make_world, walked, worlds
 
 A, B = 0, 1  # drafter tokens of every world
 

@@ -1,4 +1,4 @@
-"""Files outside the tests: the scripts of tools/, and real tokenizers, models and data sets where they are at hand."""
+"""Outside the tests: scripts of tools/, real tokenizers and data sets, and processes that run the command line."""
 
 from __future__ import annotations
 
@@ -45,3 +45,14 @@ def real_tokenizer(name: str) -> PreTrainedTokenizerBase:
         shared("tokenizers", name), local_files_only=True
     )
     return tokenizer
+
+
+def environment(home: Path) -> dict[str, str]:
+    """The environment of a process that runs `python -m omnidraft`."""
+    paths = os.pathsep.join(path for path in sys.path if path)
+    return {**os.environ, "OMNIDRAFT_HOME": str(home), "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+
+
+def lines(text: str) -> list[str]:
+    """Lines on stderr without the progress bars of transformers."""
+    return [line for line in text.splitlines() if "Loading weights" not in line]
