@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from transformers import DynamicCache
+from transformers import DynamicCache, PreTrainedModel
 
 from experiments.overhead import peak_memory as memory
 from experiments.overhead.synthetic import Shape
@@ -20,7 +20,6 @@ from experiments.overhead.synthetic_models import ACCEPTANCE, Models
 from omnidraft import zoo
 from omnidraft.bench import environment as setting
 from omnidraft.bench.environment import writing
-from omnidraft.bench.passes import Bare
 from omnidraft.bench.tables import markdown_table
 from omnidraft.config import Sampling
 from omnidraft.decoding.engine import Engine
@@ -40,6 +39,24 @@ SAMPLINGS = {
     "top-k 50": (Sampling(temperature=0.8, top_k=50), 0.10),
     "top-p 0.9": (Sampling(temperature=0.8, top_p=0.9), 0.10),
 }
+
+
+class Bare:
+    """A `transformers` model with the cache of `transformers`, and nothing around it."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model: Any = model
+        self.crop(0)
+
+    @torch.inference_mode()
+    def forward(self, ids: Sequence[int], keep: int) -> None:
+        self._model(torch.tensor([ids]), past_key_values=self._cache, use_cache=True, logits_to_keep=keep)
+
+    def crop(self, length: int) -> None:
+        if length == 0:
+            self._cache = DynamicCache()
+        else:
+            self._cache.crop(length - self._cache.get_seq_length())  # negative: the number of tokens to remove
 
 
 def measure(options: argparse.Namespace, console: Console) -> int:
@@ -157,7 +174,7 @@ class Overhead:
         As many in a row as a draft has, each after a pass of the target, which leaves the caches to its own weights.
         """
         plain, steps, target = (
-            Bare(self.models.source.model, DynamicCache),
+            Bare(self.models.source.model),
             self.models.drafting.longest,
             self.models.target,
         )
@@ -208,7 +225,7 @@ class Overhead:
         """How a token's cost grows with the text, beside how it grows where the target decodes alone on our cache."""
         costs = []
         for start in (self.short, self.long):
-            model = Bare(self.models.target.model, DynamicCache)
+            model = Bare(self.models.target.model)
             for chunk in range(0, start, CHUNK):
                 model.forward(self.models.ids[chunk : min(chunk + CHUNK, start)], 1)
             step = _medians([lambda model=model: model.forward([1], 1)])[0]  # type: ignore[misc]

@@ -82,9 +82,6 @@ def test_every_method_has_a_full_row(command: list[str], task: Path, tmp_path: P
         assert row["prompts"] == (6 if row["task"] == "all" else 3)
         assert row["tokens"] == row["prompts"] * row["repeats"] * COUNT
         assert row["tokens_per_s_q1"] <= row["tokens_per_s"] <= row["tokens_per_s_q3"]
-        assert row["ceiling"] > 0
-        assert row["share_of_ceiling"] == pytest.approx(row["tokens_per_s_total"] / row["ceiling"], rel=1e-6)
-        # every prompt was counted, so both definitions must agree
     assert {row["speedup"] for row in all_rows if row["method"] == "generate"} == {1.0}
 
     (path,) = folder.glob("compare-target-*.jsonl")
@@ -94,17 +91,10 @@ def test_every_method_has_a_full_row(command: list[str], task: Path, tmp_path: P
     made = read(path)
     assert made.setting["tasks"]["own"]["hash"] == made.setting["tasks"]["other"]["hash"]
     assert len(made.runs) == 2 * 6 * len(METHODS)
-    passes = {one.method: one for one in made.passes if one.task == "own"}
-    rounds = sum(
-        run.counts.rounds
-        for run in made.runs
-        if (run.method, run.task, run.repeat) == ("exact", "own", 0) and run.counts
-    )
-    assert passes["exact"].target_passes == rounds
-    for name in ("generate", "plain"):
-        assert passes[name].target_passes == passes[name].tokens == 3 * COUNT
-        assert passes[name].drafter_s == 0
-    assert all(passes[name].drafter_s > 0 for name in ("uad", "intersection", "paper", "exact"))
+    counts = [(run.method, run.counts) for run in made.runs if run.counts]
+    assert len(counts) == len(made.runs)
+    assert {(its.rounds, its.drafted) for method, its in counts if method in ("generate", "plain")} == {(COUNT, 0)}
+    assert all(its.drafted > 0 for method, its in counts if method in ("uad", "intersection", "paper", "exact"))
     assert cli.main(["bench", "report", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == all_rows
 
@@ -124,7 +114,6 @@ def test_a_run_that_was_cut_off_goes_on(command: list[str], tmp_path: Path, caps
     assert second.runs[:9] == first.runs[:9]
     assert second.runs[9:] != first.runs[9:]
     assert len(second.runs) == 18
-    assert [one.target_passes for one in second.passes] == [one.target_passes for one in first.passes]
     assert second.setting["resumed"]["date"] == first.setting["date"]
     assert "| resumed | date " in out
     for more, message in (
@@ -134,19 +123,6 @@ def test_a_run_that_was_cut_off_goes_on(command: list[str], tmp_path: Path, caps
     ):
         assert cli.main([*command, "--resume", str(cut), *more]) == 2
         assert message in capsys.readouterr().err
-
-
-def test_a_drafter_with_a_short_context(command: list[str], task: Path, tmp_path: Path, capsys: Captured) -> None:
-    """Prompts longer than it holds are read in part by it, and in whole by the target: each is priced by its own."""
-    from support.models import save_model
-    from support.small_tokenizers import sentencepiece
-
-    small = save_model(tmp_path / "small", sentencepiece(), seed=5, context=64)
-    task.write_text(json.dumps({"prompt": "def the hello world " * 40}) + "\n")
-    asked = [*command, "--methods", "exact"]
-    asked[asked.index("--drafter") + 1] = str(small)
-    assert cli.main(asked) == 0
-    assert rows(capsys.readouterr().out)["exact"]["ceiling"] > 0
 
 
 def test_the_threads_are_as_many_as_asked_for_and_then_as_before(

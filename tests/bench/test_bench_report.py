@@ -13,7 +13,7 @@ import pytest
 
 from omnidraft.bench import report
 from omnidraft.bench.figure import speedups
-from omnidraft.bench.records import FORMAT, Counts, Passes, Results, Run, Writer, read, unfinished
+from omnidraft.bench.records import FORMAT, Counts, Results, Run, Writer, read, unfinished
 from omnidraft.cli import main as cli
 from omnidraft.errors import InputError
 
@@ -30,6 +30,8 @@ COUNTS = Counts(
     overhead_s=0.05,
 )
 
+LOOKED_UP = Counts(rounds=5, drafted=20, proposed=20, accepted=10, symbols=20, symbols_accepted=10)
+
 
 def setting(*tasks: str, target: str = "big", **more: Any) -> dict[str, Any]:
     known = {task: {"prompts": 2, "left_out": 0, "hash": f"hash of {task}"} for task in tasks}
@@ -41,11 +43,6 @@ def run(method: str, prompt: int, repeat: int, tokens: int, seconds: float, **mo
     return Run(method=method, prompt=prompt, repeat=repeat, tokens=tokens, seconds=seconds, **record)
 
 
-def passes(method: str, made: int, fed: int, target_s: float, drafter_s: float, **more: Any) -> Passes:
-    record: dict[str, Any] = {"task": "math", "prompts": 2, "tokens": 30, "prompt_tokens": 14, **more}
-    return Passes(method=method, target_passes=made, fed=fed, target_s=target_s, drafter_s=drafter_s, **record)
-
-
 def results(task: str = "math", **more: Any) -> Results:
     """Two prompts of 10 and 20 tokens, twice; `exact` takes half as long, `lookup` longer than `generate`."""
     made = Results(setting=setting(task, **more))
@@ -53,12 +50,8 @@ def results(task: str = "math", **more: Any) -> Results:
         for prompt, tokens in ((0, 10), (1, 20)):
             seconds = {"generate": tokens / 10, "lookup": tokens / 8, "exact": tokens / (20 + 10 * repeat)}
             for method, its in seconds.items():
-                counts = COUNTS if method == "exact" else None
+                counts = {"exact": COUNTS, "lookup": LOOKED_UP}.get(method)
                 made.runs.append(run(method, prompt, repeat, tokens, its, task=task, counts=counts))
-    # two prompts of 7 tokens, 30 answered: 30 passes alone; 12 passes and 54 proposed tokens with lookup
-    made.passes.append(passes("generate", 30, 14 + 28, 2.4, 0.0, task=task))
-    made.passes.append(passes("lookup", 12, 14 + 10 + 54, 3.0, 0.0, task=task))
-    made.passes.append(passes("exact", 15, 90, 0.6, 0.15, task=task))
     return made
 
 
@@ -72,8 +65,6 @@ def write(path: Path, made: Results) -> Path:
         writer = Writer(made.setting, file)
         for one in made.runs:
             writer.add(one)
-        for turn in made.passes:
-            writer.add(turn)
         for method, reason in made.unavailable.items():
             writer.drop(method, reason)
         writer.end()
@@ -109,7 +100,7 @@ def test_quartiles_are_over_prompts() -> None:
     assert row["deviation"] is None, "of one repeat"
 
 
-def test_acceptance_comes_from_rounds_or_from_passes() -> None:
+def test_acceptance_comes_from_rounds() -> None:
     rows = rows_of(results())
     exact, lookup, alone = (rows[f"big math {name}"] for name in ("exact", "lookup", "generate"))
     assert exact["block_efficiency"] == pytest.approx(60 / 20)
@@ -118,19 +109,8 @@ def test_acceptance_comes_from_rounds_or_from_passes() -> None:
     assert exact["draft_share"] == pytest.approx(4 * 0.25 / 2.5)
     assert exact["verify_share"] == pytest.approx(4 * 0.5 / 2.5)
     assert exact["overhead_share"] == pytest.approx(4 * 0.05 / 2.5)
-    assert lookup["block_efficiency"] == 30 / 12
-    assert lookup["acceptance_rate"] == pytest.approx((30 - 12) / 54)
-    assert lookup["draft_length"] == 54 / 12
-    assert lookup["draft_share"] is None
-    assert (alone["block_efficiency"], alone["acceptance_rate"], alone["draft_length"]) == (1, None, 0)
-
-
-def test_the_ceiling_is_what_the_passes_cost() -> None:
-    rows = rows_of(results())
-    exact, alone = rows["big math exact"], rows["big math generate"]
-    assert exact["ceiling"] == pytest.approx(30 / 0.75)
-    assert exact["share_of_ceiling"] == pytest.approx(60 / 2.5 / 40)
-    assert alone["share_of_ceiling"] == pytest.approx(10 / 12.5)
+    assert (lookup["acceptance_rate"], lookup["draft_share"]) == (0.5, None), "times are known of our own loop"
+    assert alone["block_efficiency"] is alone["acceptance_rate"] is None, "as in older files"
 
 
 def test_a_method_is_compared_with_the_baseline_of_its_own_tasks() -> None:
@@ -211,14 +191,12 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         ("half a line", "a broken line"),
         ("a run", "11 of 12 runs"),
         ("half the first line", "a broken line"),
-        ("the passes", "0 of 3 passes"),
     ],
 )
 def test_a_truncated_file_is_refused_by_name(tmp_path: Path, capsys: Captured, cut: str, why: str) -> None:
     path = write(tmp_path / "torn.jsonl", results())
     lines = path.read_text().splitlines(keepends=True)
     left = {"end": lines[:-1], "half a line": [*lines[:4], lines[4][:30]], "a run": lines[:2] + lines[3:]}
-    left["the passes"] = [line for line in lines if '"kind": "passes"' not in line]
     path.write_text("".join(left.get(cut, [lines[0][:60]])))
     assert cli.main(["bench", "report", str(path)]) == 2
     out, err = capsys.readouterr()
@@ -242,12 +220,12 @@ def test_runs_that_are_not_one_of_each_are_refused(tmp_path: Path) -> None:
         read(path)
 
 
-@pytest.mark.parametrize("left", range(5, 17))
+@pytest.mark.parametrize("left", range(5, 14))
 def test_of_a_file_that_was_cut_off_whole_repeats_are_kept(tmp_path: Path, left: int) -> None:
-    """The file has a first line, 6 runs in each of 2 repeats, 3 lines of passes and an end."""
+    """The file has a first line, 6 runs in each of 2 repeats, and an end."""
     path = write(tmp_path / "cut.jsonl", results())
     lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(lines[:left]) + lines[min(left, 16)][:9])
+    path.write_text("".join(lines[:left]) + lines[min(left, 13)][:9])
     found = unfinished(path)
     assert found.setting == results().setting
     assert len(found.runs) == 6 * min(2, (left - 1) // 6)

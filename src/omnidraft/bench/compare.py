@@ -6,23 +6,21 @@ import gc
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, fields
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from omnidraft.bench.interleaved import Timed, ordered, take_turns
+from omnidraft.bench.interleaved import Answer, Timed, ordered, take_turns
 from omnidraft.bench.methods import Method, UnavailableError
-from omnidraft.bench.passes import Pass, Prober, counting
-from omnidraft.bench.records import Counts, Passes, Run, Writer
+from omnidraft.bench.records import Counts, Run, Writer
 from omnidraft.decoding.stats import Stats
 from omnidraft.errors import PromptError
 
 if TYPE_CHECKING:
     from omnidraft.api import OmniDraft
-    from omnidraft.bench.passes import Runner
     from omnidraft.bench.prompts import Prompt
 
 EVERY_S = 15.0  # between lines of progress where there is no terminal
@@ -57,7 +55,6 @@ class Plan:
 
     new_tokens: int
     repeats: int
-    contexts: tuple[int, int] = (1, 1)  # most tokens that target and drafter hold
     first: int = 0  # the repeat to begin with
     budget_s: float = math.inf
     seed: int = 0  # decides every draw
@@ -66,13 +63,11 @@ class Plan:
 def race(
     methods: list[Method], questions: Sequence[Question], plan: Plan, writer: Writer, step: Callable[[], None]
 ) -> None:
-    """Time every method on every prompt, again and again, and price its passes; `step` is called after each turn.
+    """Time every method on every prompt, again and again; `step` is called after each turn.
 
-    A method that does not work with these models is taken out of `methods`.  Passes are counted in the first repeat,
-    and what they cost is probed after each, so that all of the race has its part in it.
+    A method that does not work with these models is taken out of `methods`.
     """
     expected: dict[tuple[str, int], list[int]] = {}
-    ledger = _Ledger(plan.contexts)
     for method in list(methods):
         _try(methods, method, questions[0], plan, writer)  # warms up, and is dropped
     start = time.monotonic()
@@ -87,8 +82,7 @@ def race(
             number = repeat * len(questions) + place
             with _undisturbed():
                 for method in ordered(methods, number):
-                    with ledger.counting(method, question) if repeat == plan.first else nullcontext():
-                        timed = _try(methods, method, question, plan, writer, number)
+                    timed = _try(methods, method, question, plan, writer, number)
                     if timed is not None:
                         answers[method] = timed
             for method, timed in answers.items():
@@ -97,77 +91,6 @@ def race(
                 identical = timed.answer.tokens == expected[key] if method.must_be_identical else None
                 writer.add(_run(repeat, question, method.name, timed, identical))
             step()
-        with _undisturbed():
-            ledger.probe()
-    for passes in ledger.passes(writer.results.runs, plan.first):
-        writer.add(passes)
-
-
-@dataclass
-class _Entry:
-    """The passes of a method over the prompts of a task."""
-
-    method: Method
-    prompts: int = 0
-    prompt_tokens: int = 0
-    target: list[Pass] = field(default_factory=list)
-    drafter: list[Pass] = field(default_factory=list)
-
-
-class _Ledger:
-    """All passes of one repeat, and what they cost."""
-
-    def __init__(self, contexts: tuple[int, int]) -> None:
-        self._contexts = contexts
-        self._entries: dict[tuple[str, str], _Entry] = {}
-        self._prober: Prober | None = None
-        self._runners: list[int] = []
-
-    @contextmanager
-    def counting(self, method: Method, question: Question) -> Iterator[None]:
-        """Count the passes that a method makes inside for a prompt."""
-        entry = self._entries.setdefault((question.task, method.name), _Entry(method))
-        with counting(method.target) as target, counting(method.drafter) as drafter:
-            yield
-        entry.prompts += 1
-        entry.prompt_tokens += len(question.ids)
-        entry.target += target
-        entry.drafter += drafter
-
-    def probe(self) -> None:
-        """Measure what passes like these cost now."""
-        if self._prober is None:
-            runners: dict[int, tuple[Runner, list[Pass], int]] = {}
-            for entry in self._entries.values():
-                made = (entry.method.target, entry.target), (entry.method.drafter, entry.drafter)
-                for (runner, passes), context in zip(made, self._contexts, strict=True):
-                    if runner is not None:
-                        runners.setdefault(id(runner), (runner, [], context))[1].extend(passes)
-            self._runners = list(runners)
-            self._prober = Prober(list(runners.values()))
-        self._prober.lap()
-
-    def passes(self, runs: Sequence[Run], repeat: int) -> Iterator[Passes]:
-        """The records of what was counted, beside the runs of that repeat."""
-        if self._prober is None:
-            return
-        costs = dict(zip(self._runners, self._prober.costs(), strict=True))
-        for (task, name), entry in self._entries.items():
-            its = [run for run in runs if (run.task, run.method, run.repeat) == (task, name, repeat)]
-            if len(its) < entry.prompts or entry.method.target is None:  # it failed on one of them
-                continue
-            drafter = entry.method.drafter
-            yield Passes(
-                task=task,
-                method=name,
-                prompts=entry.prompts,
-                tokens=sum(run.tokens for run in its),
-                prompt_tokens=entry.prompt_tokens,
-                target_passes=len(entry.target),
-                fed=sum(one.tokens for one in entry.target),
-                target_s=costs[id(entry.method.target)].total(entry.target),
-                drafter_s=costs[id(drafter)].total(entry.drafter) if drafter is not None else 0.0,
-            )
 
 
 def _try(
@@ -183,11 +106,6 @@ def _try(
 
 
 def _run(repeat: int, question: Question, method: str, timed: Timed, identical: bool | None) -> Run:
-    counts = None
-    if timed.answer.rounds is not None:
-        stats = Stats.of(timed.answer.rounds)
-        names = {each.name for each in fields(Counts)} - {"overhead_s"}
-        counts = Counts(**{name: getattr(stats, name) for name in names}, overhead_s=stats.overhead_s + stats.policy_s)
     return Run(
         repeat=repeat,
         task=question.task,
@@ -196,7 +114,28 @@ def _run(repeat: int, question: Question, method: str, timed: Timed, identical: 
         tokens=len(timed.answer.tokens),
         seconds=timed.seconds,
         identical=identical,
-        counts=counts,
+        counts=_counts(timed.answer, len(question.ids)),
+    )
+
+
+def _counts(answer: Answer, prompt_tokens: int) -> Counts | None:
+    if answer.rounds is not None:
+        stats = Stats.of(answer.rounds)
+        names = {each.name for each in fields(Counts)} - {"overhead_s"}
+        return Counts(**{name: getattr(stats, name) for name in names}, overhead_s=stats.overhead_s + stats.policy_s)
+    if answer.passes is None:
+        return None
+    rounds = len(answer.passes)
+    # every pass but the first is also fed the token that the one before it ended with
+    drafted = max(0, sum(answer.passes) - prompt_tokens - (rounds - 1))
+    accepted = max(0, min(drafted, len(answer.tokens) - rounds))
+    return Counts(
+        rounds=rounds,
+        drafted=drafted,
+        proposed=drafted,
+        accepted=accepted,
+        symbols=drafted,
+        symbols_accepted=accepted,
     )
 
 

@@ -32,7 +32,7 @@ def figure(items: Sequence[T], draw: Callable[[T, Any], None], path: Path, size:
 
 
 def speedups(rows: Sequence[Row], path: Path) -> bool:
-    """Speedups as bars, a panel for each target, and as outlines what the forward passes alone would allow."""
+    """Speedups as bars, a panel for each target."""
     shown = [row for row in rows if row["task"] != ALL and not row["unavailable"]]
     targets, tasks = (list(dict.fromkeys(row[key] for row in shown)) for key in ("target", "task"))
     methods = [name for name in METHODS if any(row["method"] == name for row in shown)][::-1]  # first at the top
@@ -46,11 +46,9 @@ def speedups(rows: Sequence[Row], path: Path) -> bool:
             errors = [row["speedup"] * (row["deviation"] or 0.0) for row in its]
             color = COLORS[number % len(COLORS)]
             panel.barh(places, speeds, 0.85 * height, xerr=errors, color=color, label=task, ecolor="#333333")
-            ceilings = [row["speedup"] / row["share_of_ceiling"] if row["share_of_ceiling"] else 0.0 for row in its]
-            panel.barh(places, ceilings, 0.85 * height, fill=False, edgecolor=color, linewidth=0.8)
         panel.axvline(1.0, color="black", linewidth=1.0)
         panel.set_yticks(range(len(methods)), methods)
         panel.set_title(target)
-        panel.set_xlabel("speedup over generate (outline: the forward passes alone)")
+        panel.set_xlabel("speedup over generate")
 
     return figure(targets, draw, path)

@@ -36,10 +36,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Answer:
-    """The tokens that follow a prompt; `rounds` where our own loop made them."""
+    """The tokens that follow a prompt; `rounds` where our own loop made them, else tokens fed in each target pass."""
 
     tokens: list[int]
     rounds: list[Round] | None = None
+    passes: list[int] | None = None
 
 
 @dataclass(frozen=True)

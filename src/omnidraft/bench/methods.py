@@ -15,7 +15,6 @@ from omnidraft.bench.interleaved import PLAIN, Answer, EngineWay, Way, engine_fo
 from omnidraft.bench.records import BASELINE
 from omnidraft.config import Drafting, Sampling
 from omnidraft.errors import ConfigError, OmniDraftError
-from omnidraft.models.language_model import LanguageModel, TransformersModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -32,8 +31,6 @@ class Method(Way, Protocol):
     """A way of decoding as it is compared: whole answers, over models that the others use as well."""
 
     must_be_identical: bool  # to the tokens of `generate`
-    target: Any  # what runs the target's passes: a torch module, or a LanguageModel
-    drafter: Any  # likewise; None without one
 
     def restart(self) -> None:
         """Begin a repeat: forget the n-grams seen."""
@@ -50,6 +47,7 @@ class Transformers:
         self._eos = sorted(model.engine.eos)
         self._asked: tuple[list[int], int, int] = ([], 0, 0)
         self._tokens: list[int] = []
+        self._passes: list[int] = []  # tokens fed to the target in each
         # all that a model's generation config may ask for beside, and our own loop is not asked for
         self._options: dict[str, Any] = {"do_sample": not sampling.greedy, "repetition_penalty": 1.0, "num_beams": 1}
         if not sampling.greedy:
@@ -72,13 +70,14 @@ class Transformers:
     def advance(self, length: int) -> bool:
         """Answer in one go; raises UnavailableError where `transformers` cannot with these models."""
         ids, new_tokens, seed = self._asked
-        with torch.random.fork_rng():  # `generate` takes no generator of its own
+        # `generate` takes no generator of its own
+        with torch.random.fork_rng(), _counted(self.target) as self._passes:
             torch.manual_seed(seed)
             self._tokens = self._generate(ids, new_tokens)
         return len(self._tokens) > length
 
     def end(self) -> Answer:
-        return Answer(self._tokens)
+        return Answer(self._tokens, passes=self._passes)
 
     def _generate(self, ids: list[int], new_tokens: int) -> list[int]:
         inputs = torch.tensor([ids], device=self.target.device)
@@ -107,9 +106,21 @@ class Ours(EngineWay):
     def __init__(self, name: str, model: OmniDraft, drafting: Drafting, sampling: Sampling) -> None:
         super().__init__(name, engine_for(model, drafting), sampling)
         self.must_be_identical = sampling.greedy
-        attached = self.engine.attached
-        self.target = _runner(model.engine.target)
-        self.drafter = _runner(attached.drafter.model) if attached else None
+
+
+@contextmanager
+def _counted(model: PreTrainedModel) -> Iterator[list[int]]:
+    """A list that receives the number of tokens fed in each forward pass of a `transformers` model inside."""
+    fed: list[int] = []
+
+    def count(_: torch.nn.Module, ids: tuple[torch.Tensor, ...], named: dict[str, Any]) -> None:
+        fed.append((ids[0] if ids else named["input_ids"]).shape[1])
+
+    hook = model.register_forward_pre_hook(count, with_kwargs=True)
+    try:
+        yield fed
+    finally:
+        hook.remove()
 
 
 def make(
@@ -155,8 +166,3 @@ def quiet_libraries() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
-
-
-def _runner(model: LanguageModel) -> Any:
-    """What does the work of a pass: the module of `transformers` where there is one."""
-    return model.model if isinstance(model, TransformersModel) else model

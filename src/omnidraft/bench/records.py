@@ -19,7 +19,7 @@ METHODS = (BASELINE, "plain", "uad", "lookup", "intersection", "paper", "exact",
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """What the rounds of our own loop did; times in seconds."""
+    """What the rounds of an answer did; times, in seconds, are known of our own loop."""
 
     rounds: int
     drafted: int
@@ -27,9 +27,9 @@ class Counts:
     accepted: int
     symbols: int
     symbols_accepted: int
-    draft_s: float
-    verify_s: float
-    overhead_s: float  # acceptance, commit and the draft-length policy
+    draft_s: float | None = None
+    verify_s: float | None = None
+    overhead_s: float | None = None  # acceptance, commit and the draft-length policy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,22 +43,7 @@ class Run:
     tokens: int
     seconds: float
     identical: bool | None  # to the tokens of `generate`; None: sampled
-    counts: Counts | None  # None: not our loop
-
-
-@dataclass(frozen=True, kw_only=True)
-class Passes:
-    """The forward passes of a method over all `prompts` prompts of a task, in one repeat."""
-
-    task: str
-    method: str
-    prompts: int
-    tokens: int
-    prompt_tokens: int
-    target_passes: int
-    fed: int  # tokens that went through the target, prompts included
-    target_s: float  # what these passes cost on quiet models, in seconds
-    drafter_s: float
+    counts: Counts | None  # None: in older files, where `transformers` decoded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +52,6 @@ class Results:
 
     setting: dict[str, Any]
     runs: list[Run] = field(default_factory=list)
-    passes: list[Passes] = field(default_factory=list)
     unavailable: dict[str, str] = field(default_factory=dict)  # method -> reason
 
 
@@ -79,12 +63,9 @@ class Writer:
         self._file = file
         self._line({"kind": "setting", "format": FORMAT, **setting})
 
-    def add(self, record: Run | Passes) -> None:
-        if isinstance(record, Run):
-            self.results.runs.append(record)
-        else:
-            self.results.passes.append(record)
-        self._line({"kind": type(record).__name__.lower(), **asdict(record)})
+    def add(self, run: Run) -> None:
+        self.results.runs.append(run)
+        self._line({"kind": "run", **asdict(run)})
 
     def drop(self, method: str, reason: str) -> None:
         """Leave a method out from now on."""
@@ -92,7 +73,7 @@ class Writer:
         self._line({"kind": "unavailable", "method": method, "reason": reason})
 
     def end(self) -> None:
-        self._line({"kind": "end", "runs": len(self.results.runs), "passes": len(self.results.passes)})
+        self._line({"kind": "end", "runs": len(self.results.runs)})
 
     def _line(self, record: dict[str, Any]) -> None:
         if self._file is not None:
@@ -105,9 +86,8 @@ def read(path: Path) -> Results:
     results, end = _parsed(path)
     if end is None:
         raise InputError(f"result file {path} is truncated, it has no end line: {AGAIN}, with --resume {path.name}")
-    for kind, found in (("runs", len(results.runs)), ("passes", len(results.passes))):
-        if end.get(kind) != found:
-            raise InputError(f"result file {path} is truncated, it has {found} of {end.get(kind)} {kind}: {AGAIN}")
+    if end.get("runs") != (found := len(results.runs)):
+        raise InputError(f"result file {path} is truncated, it has {found} of {end.get('runs')} runs: {AGAIN}")
     grid = Counter((run.method, run.task, run.repeat, run.prompt) for run in results.runs)
     repeats = {run.repeat for run in results.runs}
     whole = {
@@ -191,10 +171,8 @@ def _results(records: Sequence[dict[str, Any]]) -> Results:
             results.runs.append(Run(**record, counts=counts and Counts(**counts)))
             if not results.runs[-1].seconds > 0:
                 raise ValueError("a run of no seconds")
-        elif kind == "passes":
-            results.passes.append(Passes(**record))
         elif kind == "unavailable":
             results.unavailable[record["method"]] = record["reason"]
-        else:
+        elif kind != "passes":  # as older files have them
             raise KeyError(kind)
     return results

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from omnidraft.bench.records import BASELINE, METHODS, Counts, Passes, Results, Run
+from omnidraft.bench.records import BASELINE, METHODS, Counts, Results, Run
 from omnidraft.bench.tables import down, markdown_table, percent
 from omnidraft.errors import InputError
 
@@ -50,7 +50,7 @@ def _row(results: Sequence[Results], method: str, tasks: set[str]) -> Row | None
     results = [result for result in results if not tasks.isdisjoint(result.setting["tasks"])]
     reasons = [result.unavailable[method] for result in results if method in result.unavailable]
     if reasons:
-        return dict.fromkeys(_figures([], [], [])) | {"unavailable": reasons[0]}
+        return dict.fromkeys(_figures([], [])) | {"unavailable": reasons[0]}
     # beside the same prompts and repeats of the baseline, from the files that have the method at all
     results = [result for result in results if any(run.method == method for run in result.runs)]
     least = min((1 + max(run.repeat for run in result.runs) for result in results), default=0)
@@ -65,11 +65,10 @@ def _row(results: Sequence[Results], method: str, tasks: set[str]) -> Row | None
     )
     if not runs:
         return None
-    passes = [one for result in results for one in result.passes if one.task in tasks and one.method == method]
-    return _figures(runs, base, passes) | {"unavailable": None}
+    return _figures(runs, base) | {"unavailable": None}
 
 
-def _figures(runs: Sequence[Run], base: Sequence[Run], passes: Sequence[Passes]) -> Row:
+def _figures(runs: Sequence[Run], base: Sequence[Run]) -> Row:
     prompts, repeats = _grouped(runs, lambda run: (run.task, run.prompt)), _grouped(runs, lambda run: run.repeat)
     speeds = [statistics.median(run.tokens / run.seconds for run in its) for its in prompts.values()]
     by_repeat = [_speed(its) for its in repeats.values()]
@@ -78,7 +77,6 @@ def _figures(runs: Sequence[Run], base: Sequence[Run], passes: Sequence[Passes])
     seconds, base_seconds = _seconds(runs), _seconds(base)
     if sampled and _tokens(base):  # such answers differ in length
         base_seconds *= _tokens(runs) / _tokens(base)
-    ceiling = _ratio(_tokens(passes), sum(one.target_s + one.drafter_s for one in passes))
     low, middle, high = _quartiles(speeds)
     return {
         "tokens_per_s": middle,
@@ -87,39 +85,25 @@ def _figures(runs: Sequence[Run], base: Sequence[Run], passes: Sequence[Passes])
         "tokens_per_s_total": _ratio(_tokens(runs), seconds),
         "deviation": statistics.stdev(by_repeat) / statistics.mean(by_repeat) if len(by_repeat) > 1 else None,
         "speedup": _ratio(base_seconds, seconds),
-        **_drafting([run.counts for run in runs if run.counts], _tokens(runs), seconds, passes),
+        **_drafting([run.counts for run in runs if run.counts], _tokens(runs), seconds),
         "identical": None if sampled else not different,
         "different": None if sampled else len(different),
-        "ceiling": ceiling,
-        "share_of_ceiling": _ratio(_speed(runs), ceiling),
         "prompts": len(prompts),
         "repeats": len(repeats),
         "tokens": _tokens(runs),
     }
 
 
-def _drafting(counts: Sequence[Counts], tokens: int, seconds: float, passes: Sequence[Passes]) -> Row:
-    """What became of the drafts: from the records of our own rounds, else from the passes of the target."""
+def _drafting(counts: Sequence[Counts], tokens: int, seconds: float) -> Row:
+    def total(name: str) -> float | None:
+        values = [getattr(its, name) for its in counts]
+        return None if None in values or not values else float(sum(values))
 
-    def total(name: str) -> float:
-        return float(sum(getattr(its, name) for its in counts))
-
-    if counts:
-        return {
-            "block_efficiency": _ratio(tokens, total("rounds")),
-            "acceptance_rate": _ratio(total("symbols_accepted"), total("symbols")),
-            "draft_length": _ratio(total("drafted"), total("rounds")),
-            **{f"{part}_share": _ratio(total(f"{part}_s"), seconds) for part in ("draft", "verify", "overhead")},
-        }
-    made, tokens = sum(one.target_passes for one in passes), _tokens(passes)
-    # every pass but the first is also fed the token that the one before it ended with
-    drafted = sum(one.fed - one.prompt_tokens - (one.target_passes - one.prompts) for one in passes)
-    accepted = _ratio(tokens - made, drafted)
     return {
-        "block_efficiency": _ratio(tokens, made),
-        "acceptance_rate": None if accepted is None else min(max(accepted, 0.0), 1.0),
-        "draft_length": _ratio(max(drafted, 0), made),
-        **dict.fromkeys(("draft_share", "verify_share", "overhead_share")),
+        "block_efficiency": _ratio(tokens, total("rounds")),
+        "acceptance_rate": _ratio(total("symbols_accepted"), total("symbols")),
+        "draft_length": _ratio(total("drafted"), total("rounds")),
+        **{f"{part}_share": _ratio(total(f"{part}_s"), seconds) for part in ("draft", "verify", "overhead")},
     }
 
 
@@ -130,8 +114,8 @@ def _grouped(runs: Iterable[Run], key: Callable[[Run], Any]) -> dict[Any, list[R
     return groups
 
 
-def _tokens(records: Sequence[Run] | Sequence[Passes]) -> int:
-    return sum(record.tokens for record in records)
+def _tokens(runs: Sequence[Run]) -> int:
+    return sum(run.tokens for run in runs)
 
 
 def _seconds(runs: Sequence[Run]) -> float:
@@ -142,8 +126,8 @@ def _speed(runs: Sequence[Run]) -> float:
     return _ratio(_tokens(runs), _seconds(runs)) or 0.0
 
 
-def _ratio(part: float, whole: float | None) -> float | None:
-    return part / whole if whole else None
+def _ratio(part: float | None, whole: float | None) -> float | None:
+    return part / whole if whole and part is not None else None
 
 
 def _quartiles(values: Sequence[float]) -> tuple[float | None, ...]:
@@ -216,8 +200,6 @@ def _table(its: Sequence[Row]) -> str:
         "draft / verify / overhead": lambda row: " / ".join(
             percent(row[f"{part}_share"]) for part in ("draft", "verify", "overhead")
         ),
-        "ceiling": lambda row: down(row["ceiling"], 1),
-        "of it": lambda row: percent(row["share_of_ceiling"]),
         "identical": lambda row: {None: "sampled", True: "yes", False: f"NO, {row['different']} differ"}[
             row["identical"]
         ],

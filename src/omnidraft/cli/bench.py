@@ -137,7 +137,6 @@ def _measured(
             plan = compare.Plan(
                 new_tokens=options.max_new_tokens,
                 repeats=options.repeats,
-                contexts=(model.target.lm.context, model.drafter.lm.context if model.drafter else 1),
                 first=first,
                 budget_s=QUICK_S if options.quick else math.inf,
                 seed=options.seed,
@@ -169,7 +168,7 @@ def _resumed(path: Path | None, setting: dict[str, Any], methods: Sequence[str])
     if ran and ran != sorted(methods):
         raise ConfigError(f"{path} holds {', '.join(ran)}, not {', '.join(methods)}: give the same --methods")
     setting["resumed"] = {name: found.setting.get(name) for name in ("date", "commit", "command")}
-    return [run for run in found.runs if run.repeat < setting["repeats"] - 1]  # passes are counted in another one
+    return [run for run in found.runs if run.repeat < setting["repeats"]]
 
 
 @contextmanager
