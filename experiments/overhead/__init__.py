@@ -1,1 +1,0 @@
-"""Cost of a decoding round beside its forward passes, as ratios with bounds."""
