@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import math
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
@@ -25,62 +24,75 @@ LONGEST_DRAFT = 64
 ADAPTERS = ("full", "lora")
 ADAPT = ("background", "inline", "off")
 COLDEST = 1e-4  # logits divided by less may overflow
-LARGEST = 1e30  # as may scores multiplied by more
+LARGEST = 1e30  # of any number without another bound: scores multiplied by more may overflow
 LONGEST = 100  # characters of a value in a message
-
-Metadata = dict[str, Any]  # of a field: "help"; "check", name and value -> value; "none", the meaning of None
 
 
 def number(
+    default: float | None,
     about: str,
     *,
     low: float,
-    high: float = math.inf,
-    above: bool = False,
-    or_zero: bool = False,
+    high: float = LARGEST,
+    zero: bool | None = None,
     none: str | None = None,
     fix: str,
-) -> Metadata:
-    """Metadata of a finite number of at least `low`, or with `above` greater than it; `or_zero` also allows 0."""
-    least = f"{'0 or ' if or_zero else ''}{'above' if above else 'at least'} {low:g}"
-    allowed = f"{least}, at most {high:g}" if high < math.inf else least
+) -> Any:
+    """A field that holds a finite number from `low` to `high`; `zero` allows or excludes 0 against these bounds.
+
+    `none` says what None means, where it is allowed.
+    """
+    least = f"0 or at least {low}" if zero else "above 0" if zero is False else f"at least {low}"
+    allowed = f"a finite number {least}" + (f", at most {high}" if high < LARGEST else "")
 
     def check(name: str, value: Any) -> float:
-        good = issubclass(type(value), Real) and not isinstance(value, bool) and _finite(value)
-        if not good or not (low <= value <= high or (or_zero and value == 0)) or (above and value == low):
-            raise ConfigError(f"{name} is {shown(value)}; it must be a finite number {allowed}: {fix}")
-        return int(value) if isinstance(value, Integral) else float(value)  # a scalar of numpy becomes one of Python
+        if _is_a(Real, value):
+            plain = int(value) if isinstance(value, Integral) else float(value)  # a scalar of numpy becomes Python's
+            if low <= plain <= high if plain or zero is None else zero:
+                return plain
+        raise ConfigError(f"{name} is {shown(value)}; it must be {allowed}: {fix}")
 
-    return {"help": about, "check": check, "none": none}
+    return _field(default, about, check, none)
 
 
 def integer(
-    about: str, *, low: int, high: int | None = None, words: Sequence[str] = (), none: str | None = None, fix: str
-) -> Metadata:
-    """Metadata of an integer from `low` to `high`, or one of `words`."""
-    allowed = f"at least {low}" + (f", at most {high}" if high is not None else "")
+    default: int | str | None,
+    about: str,
+    *,
+    low: int,
+    high: int | None = None,
+    words: Sequence[str] = (),
+    none: str | None = None,
+    fix: str,
+) -> Any:
+    """A field that holds an integer from `low` to `high`, or one of `words`; `none` as for `number`."""
+    allowed = f"an integer at least {low}" + (f", at most {high}" if high is not None else "")
 
     def check(name: str, value: Any) -> int | str:
-        if isinstance(value, str) and words:
+        if words and isinstance(value, str):
             if value not in words:
                 raise ConfigError(f"{name} is {shown(value)}; use one of {', '.join(words)}, or an integer")
             return value
-        good = issubclass(type(value), Integral) and not isinstance(value, bool)
-        if not good or value < low or (high is not None and value > high):
-            raise ConfigError(f"{name} is {shown(value)}; it must be an integer {allowed}: {fix}")
-        return int(value)
+        if _is_a(Integral, value) and low <= int(value) <= (value if high is None else high):
+            return int(value)
+        raise ConfigError(f"{name} is {shown(value)}; it must be {allowed}: {fix}")
 
-    return {"help": about, "check": check, "none": none}
+    return _field(default, about, check, none)
 
 
-def one_of(about: str, *allowed: str) -> Metadata:
-    """Metadata of one of some words."""
+def _is_a(kind: type, value: object) -> bool:
+    """True for a number of the kind; True and False are none."""
+    return isinstance(value, kind) and not isinstance(value, bool)
 
-    def check(name: str, value: Any) -> Any:
-        choice(name, value, allowed)
-        return value
 
-    return {"help": f"{about}: {', '.join(allowed)}", "check": check, "none": None}
+def one_of(default: str, about: str, *allowed: str) -> Any:
+    """A field that holds one of some words."""
+    return _field(default, f"{about}: {', '.join(allowed)}", lambda name, value: choice(name, value, allowed))
+
+
+def _field(default: Any, about: str, check: Callable[[str, Any], Any], none: str | None = None) -> Any:
+    """A field whose metadata holds the help, the check (name and value -> value) and the meaning of None."""
+    return field(default=default, metadata={"help": about, "check": check, "none": none})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,30 +110,18 @@ class Settings:
 class Sampling(Settings):
     """Warping of the target's logits before a token is drawn."""
 
-    temperature: float = field(
-        default=0.0,
-        metadata=number(
-            "sampling temperature; 0 is greedy decoding", low=COLDEST, or_zero=True, fix="use 0 for greedy decoding"
-        ),
+    temperature: float = number(
+        0.0, "sampling temperature; 0 is greedy decoding", low=COLDEST, zero=True, fix="use 0 for greedy decoding"
     )
-    top_k: int = field(
-        default=0, metadata=integer("keep the k most probable tokens; 0: all", low=0, fix="use 0 to switch it off")
+    top_k: int = integer(0, "keep the k most probable tokens; 0: all", low=0, fix="use 0 to switch it off")
+    top_p: float = number(
+        1.0, "keep the most probable tokens of this total probability", low=0, high=1, zero=False, fix="use 1 for all"
     )
-    top_p: float = field(
-        default=1.0,
-        metadata=number(
-            "keep the most probable tokens of this total probability", low=0, high=1, above=True, fix="use 1 for all"
-        ),
+    min_p: float = number(
+        0.0, "keep tokens of at least this share of the highest probability", low=0, high=1, fix="use 0 for all"
     )
-    min_p: float = field(
-        default=0.0,
-        metadata=number(
-            "keep tokens of at least this share of the highest probability", low=0, high=1, fix="use 0 for all"
-        ),
-    )
-    repetition_penalty: float = field(
-        default=1.0,
-        metadata=number("above 1, tokens seen before get less probable", low=COLDEST, fix="use 1 to switch it off"),
+    repetition_penalty: float = number(
+        1.0, "above 1, tokens seen before get less probable", low=COLDEST, fix="use 1 to switch it off"
     )
 
     @property
@@ -133,65 +133,50 @@ class Sampling(Settings):
 class GenerationLimits(Settings):
     """Length of an answer, and the seed of its random draws."""
 
-    max_new_tokens: int = field(
-        default=256, metadata=integer("maximum tokens of the answer", low=1, fix="use 1 or more")
-    )
-    seed: int = field(
-        default=0, metadata=integer("seed of every random draw", low=0, high=2**64 - 1, fix="choose any of them")
-    )
+    max_new_tokens: int = integer(256, "maximum tokens of the answer", low=1, fix="use 1 or more")
+    seed: int = integer(0, "seed of every random draw", low=0, high=2**64 - 1, fix="choose any of them")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drafting(Settings):
     """Drafting and verification; `draft_length` 0 is plain decoding through the same loop."""
 
-    draft_length: str | int = field(
-        default="goodput",
-        metadata=integer(
-            f"draft tokens per round: a policy ({', '.join(DRAFT_LENGTHS)}) or a fixed number; 0 is plain decoding",
-            low=0,
-            high=LONGEST_DRAFT,
-            words=DRAFT_LENGTHS,
-            fix=f"use 0 for plain decoding, or one of {', '.join(DRAFT_LENGTHS)}",
-        ),
+    draft_length: str | int = integer(
+        "goodput",
+        f"draft tokens per round: a policy ({', '.join(DRAFT_LENGTHS)}) or a fixed number; 0 is plain decoding",
+        low=0,
+        high=LONGEST_DRAFT,
+        words=DRAFT_LENGTHS,
+        fix=f"use 0 for plain decoding, or one of {', '.join(DRAFT_LENGTHS)}",
     )
-    max_draft_length: int = field(
-        default=16,
-        metadata=integer(
-            "maximum draft length of a policy", low=1, high=LONGEST_DRAFT, fix="use draft_length=0 for plain decoding"
-        ),
+    max_draft_length: int = integer(
+        16, "maximum draft length of a policy", low=1, high=LONGEST_DRAFT, fix="use draft_length=0 for plain decoding"
     )
-    threshold: float | None = field(
-        default=None,
-        metadata=number(
-            "value of confidence, entropy or head below which a draft ends",
-            low=0,
-            high=1,
-            none="0.4",
-            fix="leave it out for 0.4",
-        ),
+    threshold: float | None = number(
+        None,
+        "value of confidence, entropy or head below which a draft ends",
+        low=0,
+        high=1,
+        none="0.4",
+        fix="leave it out for 0.4",
     )
-    mode: str = field(default="exact", metadata=one_of("verification scheme", "exact", "intersection", "paper"))
-    verification: str = field(default="block", metadata=one_of("verify sampled drafts by", "block", "token"))
-    drafter_temperature: float | None = field(
-        default=None,
-        metadata=number(
-            "temperature of the drafter",
-            low=COLDEST,
-            or_zero=True,
-            none="the target's",
-            fix="leave it out to follow the target",
-        ),
+    mode: str = one_of("exact", "verification scheme", "exact", "intersection", "paper")
+    verification: str = one_of("block", "verify sampled drafts by", "block", "token")
+    drafter_temperature: float | None = number(
+        None,
+        "temperature of the drafter",
+        low=COLDEST,
+        zero=True,
+        none="the target's",
+        fix="leave it out to follow the target",
     )
-    ngram_seed: str = field(default="vocabulary", metadata=one_of("n-grams active at first", *NGRAM_SEEDS))
-    ngram_bound: int | None = field(
-        default=None,
-        metadata=integer("maximum number of active n-grams", low=1, none="no bound", fix="leave it out for no bound"),
+    ngram_seed: str = one_of("vocabulary", "n-grams active at first", *NGRAM_SEEDS)
+    ngram_bound: int | None = integer(
+        None, "maximum number of active n-grams", low=1, none="no bound", fix="leave it out for no bound"
     )
-    ngram_eviction: str = field(default="lfu", metadata=one_of("eviction beyond the bound", "lfu", "lru"))
-    drafter_step: str = field(
-        default="auto",
-        metadata=one_of("auto (8-bit step on CPUs where it applies) or the step of", "auto", "transformers"),
+    ngram_eviction: str = one_of("lfu", "eviction beyond the bound", "lfu", "lru")
+    drafter_step: str = one_of(
+        "auto", "auto (8-bit step on CPUs where it applies) or the step of", "auto", "transformers"
     )
 
     def __post_init__(self) -> None:
@@ -211,40 +196,32 @@ class Drafting(Settings):
 class Learning(Settings):
     """Online distillation of the drafter; `distillation.settings` has what is only for experiments."""
 
-    trains: str = field(
-        default="interleaved",
-        metadata=one_of(
-            "what is trained: the drafter, its acceptance head, or both", "drafter", "head", "interleaved", "joint"
-        ),
+    trains: str = one_of(
+        "interleaved",
+        "what is trained: the drafter, its acceptance head, or both",
+        "drafter",
+        "head",
+        "interleaved",
+        "joint",
     )
-    loss: str = field(
-        default="forward+tv",
-        metadata=one_of(
-            "divergence from the exact teacher, or the paper's hybrid loss",
-            *("forward", "forward+tv", "hybrid", "reverse", "tv"),
-        ),
+    loss: str = one_of(
+        "forward+tv",
+        "divergence from the exact teacher, or the paper's hybrid loss",
+        *("forward", "forward+tv", "hybrid", "reverse", "tv"),
     )
-    adapter: str = field(default="full", metadata=one_of("trained weights", *ADAPTERS))
-    rank: int = field(default=32, metadata=integer("rank of LoRA", low=1, high=1024, fix="32 is usual"))
-    learning_rate: float = field(
-        default=5e-4,
-        metadata=number("learning rate of AdamW", low=0, high=1, above=True, fix="use adapt='off' not to learn"),
+    adapter: str = one_of("full", "trained weights", *ADAPTERS)
+    rank: int = integer(32, "rank of LoRA", low=1, high=1024, fix="32 is usual")
+    learning_rate: float = number(
+        5e-4, "learning rate of AdamW", low=0, high=1, zero=False, fix="use adapt='off' not to learn"
     )
-    teacher_temperature: float = field(
-        default=0.5,
-        metadata=number(
-            "temperature of the teacher (the target), whatever the answer is sampled with",
-            low=COLDEST,
-            fix="use 1 for the target's own distributions",
-        ),
+    teacher_temperature: float = number(
+        0.5,
+        "temperature of the teacher (the target), whatever the answer is sampled with",
+        low=COLDEST,
+        fix="use 1 for the target's own distributions",
     )
-    interval: int = field(
-        default=8, metadata=integer("answers between updates", low=1, fix="use 1 to learn after every answer")
-    )
-    replays: int = field(
-        default=1,
-        metadata=integer("optimizer steps on earlier answers after each on new ones", low=0, fix="use 0 for none"),
-    )
+    interval: int = integer(8, "answers between updates", low=1, fix="use 1 to learn after every answer")
+    replays: int = integer(1, "optimizer steps on earlier answers after each on new ones", low=0, fix="use 0 for none")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -303,13 +280,6 @@ def data_folder() -> Path:
     raise ConfigError("no home folder is known: set OMNIDRAFT_HOME to a writable folder")
 
 
-def _finite(value: Any) -> bool:
-    try:  # in double precision: a narrower type of numpy cannot be compared with the bound
-        return abs(float(value)) < LARGEST
-    except OverflowError:
-        return False
-
-
 def shown(value: object) -> str:
     """A value for an error message of one line."""
     try:
@@ -319,7 +289,8 @@ def shown(value: object) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
-def choice(name: str, value: object, allowed: Collection[str]) -> None:
-    """Raise ConfigError unless the value is one of those allowed."""
+def choice(name: str, value: Any, allowed: Collection[str]) -> Any:
+    """The value itself; raises ConfigError unless it is one of those allowed."""
     if not isinstance(value, str) or value not in allowed:
         raise ConfigError(f"{name} is {shown(value)}; use one of {', '.join(sorted(allowed))}")
+    return value
