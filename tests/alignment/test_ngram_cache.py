@@ -1,4 +1,4 @@
-"""The n-gram cache: what a walk sees of it, what it learns and forgets, and its file."""
+"""The n-gram cache: what a walk sees of it, what it learns and forgets, and its state, saved and resumed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnidraft.alignment.ngram_cache import FALSE_MERGES_BEFORE_OFF, NgramCache
+from omnidraft.alignment.spelling_table import ROOT
+from omnidraft.errors import ModelError
 from support.table_models import Plain, World, active, caches, make_world, random_probs, rounds, worlds
 
 # In the world "nested" the n-grams are ab 1, aba 2 and abab 3.
@@ -30,8 +32,6 @@ def test_the_trie_is_that_of_the_active_tokens(data: st.DataObject) -> None:
     cache = data.draw(caches(world))
     plain, table = Plain(cache), cache.table
     p, q = random_probs(world.vocab.size, "p"), random_probs(world.drafter_vocab.size, "q")
-    # liveness, kept up step by step, is the number of active tokens at or under each node
-    assert cache._live.tolist() == [len(plain.under(plain.path[node])) for node in range(len(table.lo))]
     assert set(cache.outside.tolist()) == set(range(plain.size)) - set(plain.token.values())
     proposals = cache.root_proposals(q)
     for node, path in plain.path.items():
@@ -45,7 +45,7 @@ def test_the_trie_is_that_of_the_active_tokens(data: st.DataObject) -> None:
         assert cache.mass(p, node) == pytest.approx(plain.mass(p, path), abs=1e-15)
         masses = [plain.mass(p, (*path, d)) for d in options]
         assert cache.child_masses(p, node, children).tolist() == pytest.approx(masses, abs=1e-15)
-        for draft in range(plain.drafter_size):
+        for draft in range(plain.drafter_size):  # none to a node without active tokens
             child = cache.child(node, draft)
             assert plain.path.get(child) == ((*path, draft) if draft in options else None)
         if len(path) == 1:
@@ -163,3 +163,84 @@ def test_a_frozen_cache_learns_nothing() -> None:
     assert active(cache) == set()
     assert not cache.hits.any()
     assert not cache.false_merges.any()
+
+
+# ---------------------------------------------------------------- saved and resumed
+
+RECORDS = ("active", "hits", "false_merges", "last_use")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_what_is_resumed_is_what_was_left_off(data: st.DataObject) -> None:
+    world = data.draw(worlds())
+    cache = data.draw(caches(world))
+    loaded = data.draw(caches(world))  # of what it held before, nothing is left
+    loaded.bound, loaded.eviction = cache.bound, cache.eviction
+    loaded.resume(cache.state())
+    more = data.draw(rounds(world))
+    for emitted, false_merge in [([], None), *more]:  # and both go on alike
+        for each in (cache, loaded):
+            each.observe(emitted, false_merge)
+        for name in RECORDS:
+            assert np.array_equal(getattr(cache, name), getattr(loaded, name)), name
+        for node in range(len(world.table.lo)):
+            assert np.array_equal(cache.children(node), loaded.children(node))
+        assert np.array_equal(cache.outside, loaded.outside)
+
+
+def test_an_ngram_without_a_record_stays_off() -> None:
+    table = make_world("nested").table
+    cache = NgramCache(table, bound=2)  # ab and aba
+    for _ in range(FALSE_MERGES_BEFORE_OFF):
+        cache.observe([], false_merge=1)
+    loaded = NgramCache(table, bound=2)
+    loaded.resume(cache.state())
+    assert active(loaded) == active(cache) == {2}
+
+
+def test_a_smaller_bound_holds_from_the_start() -> None:
+    table = make_world("nested").table
+    cache = NgramCache(table)
+    cache.observe([2, 2, 3])
+    small = NgramCache(table, bound=1)
+    small.resume(cache.state())
+    assert active(small) == {2}
+    assert len(small.tokens(ROOT)) == 3 + 1  # tokens of one drafter token, the end of the text among them
+
+
+def test_a_state_is_of_its_own() -> None:
+    cache = NgramCache(make_world("nested").table, seed="empty")
+    cache.observe([1, 2])
+    state = cache.state()
+    before = {name: array.copy() for name, array in state.items()}
+    cache.observe([1, 2], false_merge=1)
+    assert all(np.array_equal(state[name], before[name]) for name in state)
+    assert all(array.dtype == np.int32 for array in state.values())
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *[{name: None} for name in (*RECORDS, "clock", "token", "seed")],
+        {"token": [1, 99]},
+        {"token": [-1, 2]},
+        {"token": [0, 2]},  # no n-gram
+        {"hits": [1]},
+        {"seed": [7]},
+        {"clock": []},
+    ],
+    ids=str,
+)
+def test_a_state_that_does_not_fit_changes_nothing(bad: dict[str, list[int] | None]) -> None:
+    good, cache = (NgramCache(make_world("nested").table, seed="empty") for _ in range(2))
+    good.observe([1, 2])
+    cache.observe([3])
+    state = {name: array for name, array in good.state().items() if name not in bad}
+    state |= {name: np.array(values, np.int32) for name, values in bad.items() if values is not None}
+    before = {record: getattr(cache, record).copy() for record in RECORDS}
+    with pytest.raises(ModelError, match="n-gram cache"):
+        cache.resume(state)
+    for record in RECORDS:
+        assert np.array_equal(getattr(cache, record), before[record]), record
+    assert active(cache) == {3}

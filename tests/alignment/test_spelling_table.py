@@ -1,11 +1,14 @@
-"""The spelling table against a slow trie of dictionaries, and on small and real tokenizers."""
+"""The spelling table against a slow trie of dictionaries, on small and real tokenizers, and stored on disk."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import fields, replace
-from functools import cache
+import errno
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +17,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
-from omnidraft.alignment.spelling_table import ROOT, SpellingTable, build_table, byte_matches
-from omnidraft.alignment.vocab import Speller, Vocab, read_vocab
-from support.project_files import real_tokenizer
-from support.small_tokenizers import PARTIAL, WHOLE, wrap
+from omnidraft.alignment import spelling_table as spelling
+from omnidraft.alignment.spelling_table import (
+    ROOT,
+    SpellingTable,
+    build_table,
+    byte_matches,
+    default_cache_dir,
+    load_table,
+)
+from omnidraft.alignment.vocab import Speller, Vocab
+from omnidraft.errors import ConfigError
+from support.engines import family_language, real_language, table, written
 from support.table_models import Greedy, table_of, vocabulary
+from support.tokenizer_families import PARTIAL, WHOLE
 
 ARRAYS = [field.name for field in fields(SpellingTable) if "Ints" in str(field.type)]
 
@@ -85,10 +97,9 @@ def vocabularies(draw: st.DrawFn, size: int) -> Vocab:
 
 
 @given(drafter=vocabularies(8), target=vocabularies(14))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_the_table_is_the_slow_trie(drafter: Vocab, target: Vocab) -> None:
-    table = table_of(drafter, target)
-    assert as_slow(table) == slow(drafter, target, Greedy(drafter), Greedy(target))
+    assert as_slow(table_of(drafter, target)) == slow(drafter, target, Greedy(drafter), Greedy(target))
 
 
 def test_a_table_by_hand() -> None:
@@ -99,14 +110,8 @@ def test_a_table_by_hand() -> None:
     assert table.order.tolist() == [1, 0, 4, 5, 2]
     assert table.symbol.tolist() == [-1, 0, 1, 3, 1, 1]  # the root; a, b, end of text; ab; abb
     assert table.first.tolist() == [1, 4, 5, 5, 5, 6, 6]
-    assert list(zip(table.lo.tolist(), table.hi.tolist(), strict=True)) == [
-        (0, 5),
-        (0, 3),
-        (3, 4),
-        (4, 5),
-        (1, 3),
-        (2, 3),
-    ]
+    intervals = list(zip(table.lo.tolist(), table.hi.tolist(), strict=True))
+    assert intervals == [(0, 5), (0, 3), (3, 4), (4, 5), (1, 3), (2, 3)]
     assert table.ends.tolist() == [-1, 1, 5, 2, 0, 4]
     assert table.node.tolist() == [4, 1, 3, -1, 5, 2, -1, -1]  # token 3 has the bytes of token 0
     assert table.root.tolist() == [1, 2, -1, 3, -1, -1]
@@ -116,20 +121,17 @@ def test_a_table_by_hand() -> None:
     assert (table.target_size, table.drafter_size) == (8, 6)
 
 
-def test_a_drafter_token_longer_than_any_target_token_has_target_tokens() -> None:
+def test_a_drafter_token_longer_than_any_target_token_has_target_tokens_that_own_their_spelling() -> None:
     drafter, target = vocabulary(b"a", b"b", b"abb", None), vocabulary(b"b", b"ab", b"b")
     table = table_of(drafter, target)
-    assert table.root.tolist() == [2 - 1, 2, -1, -1]
+    assert table.root.tolist() == [1, 2, -1, -1]
     assert ragged(table.long_offsets, table.long_flat) == [(), (), (1, 0), ()]
-    reversed_target = vocabulary(b"b", b"ab", None, b"a")
 
     class Duplicate(Greedy):
         def spell_many(self, texts: Sequence[bytes]) -> list[tuple[int, ...] | None]:
             return [(1, 2) for _ in texts]
 
-    dropped = build_table(drafter, target, Greedy(drafter), Duplicate(target))
-    assert dropped.long_flat.tolist() == []  # token 2 does not own its spelling
-    assert len(table_of(drafter, reversed_target).long_flat) == 2
+    assert build_table(drafter, target, Greedy(drafter), Duplicate(target)).long_flat.tolist() == []
 
 
 @pytest.mark.parametrize(
@@ -149,18 +151,15 @@ def test_end_of_text_is_spelled_by_end_of_text_where_neither_writes_bytes(
     assert (table.spelling(2).tolist() == [1]) == paired
     assert table.spelling(1).tolist() == []
     assert (table.root[1] >= 0) == paired
-    if paired:
-        leaf = table.root[1]
-        assert table.first[leaf] == table.first[leaf + 1]
-        assert table.ends[leaf] == 2
+    assert not paired or table.ends[table.root[1]] == 2
 
 
 def test_a_target_without_any_spelling_has_a_bare_root() -> None:
     table = table_of(vocabulary(b"a"), vocabulary(None, b"b"))
-    assert as_slow(table) == slow(
-        vocabulary(b"a"), vocabulary(None, b"b"), Greedy(vocabulary(b"a")), Greedy(vocabulary(b"b"))
-    )
     assert (table.lo.tolist(), table.hi.tolist(), table.first.tolist()) == ([0], [0], [1, 1])
+
+
+# ---------------------------------------------------------------- tokenizers
 
 
 def check(table: SpellingTable, drafter: Vocab, target: Vocab) -> None:
@@ -188,101 +187,214 @@ def check(table: SpellingTable, drafter: Vocab, target: Vocab) -> None:
     }
     for t, ids in enumerate(ragged(table.offsets, table.flat)):
         data = target.tokens[t]
-        assert ids == () or data is None or b"".join(drafter.tokens[d] or b"" for d in ids) == data
+        assert ids == () or data is None or written(drafter, ids) == data
         path = ROOT
         for d in ids:
             path = edge[path, d]
         assert not ids or table.ends[path] == t or target.tokens[table.ends[path]] == data
     for d, ids in enumerate(ragged(table.long_offsets, table.long_flat)):
-        assert not ids or (table.root[d] < 0 and b"".join(target.tokens[t] or b"" for t in ids) == drafter.tokens[d])
+        assert not ids or (table.root[d] < 0 and written(target, ids) == drafter.tokens[d])
     for name in ARRAYS:
-        array = getattr(table, name)
-        assert array.dtype == np.int32
-        assert not array.flags.writeable
+        assert getattr(table, name).dtype == np.int32
+        assert not getattr(table, name).flags.writeable
 
 
-@pytest.mark.parametrize("drafter_kind", [*WHOLE, "plain"])
-@pytest.mark.parametrize("target_kind", ["byte-level", "unigram", "added tokens"])
-def test_tables_of_small_tokenizers(drafter_kind: str, target_kind: str) -> None:
-    drafter_tokenizer, target_tokenizer = wrap((WHOLE | PARTIAL)[drafter_kind]()), wrap(WHOLE[target_kind]())
-    drafter, target = read_vocab(drafter_tokenizer), read_vocab(target_tokenizer, size=500)
-    speller, target_speller = Speller(drafter_tokenizer, drafter), Speller(target_tokenizer, target)
-    table = build_table(drafter, target, speller, target_speller)
-    check(table, drafter, target)
-    assert table.spelling(target.eos[0]).tolist() == [drafter.eos[0]]
-    if drafter_kind in WHOLE:
-        unspelled = [t for t in range(target.size) if not len(table.spelling(t))]
-        assert unspelled == [t for t in range(target.size) if target.tokens[t] is None and t != target.eos[0]]
+def can_be_written(data: bytes, tokens: set[bytes]) -> bool:
+    """Whether bytes are tokens put side by side."""
+    ends = {0}
+    for end in range(1, len(data) + 1):
+        if any(data[start:end] in tokens for start in ends):
+            ends.add(end)
+    return len(data) in ends
+
+
+@pytest.mark.parametrize("drafter", [*WHOLE, *PARTIAL])
+def test_any_tokenizer_drafts_for_any_other(drafter: str) -> None:
+    """Every target token with bytes has a spelling, but for those that a drafter without bytes has no tokens for."""
+    own = family_language(drafter).vocab
+    pieces = {data for data in own.tokens if data is not None}
+    for target in ("llama2", "gemma", "neox", "llama3", "unigram_with_bytes", "xlnet"):
+        vocab, found = family_language(target).vocab, table(family_language(drafter), family_language(target))
+        check(found, own, vocab)
+        for token, data in enumerate(vocab.tokens):
+            spelled = found.spelling(token).tolist()
+            if data is not None:
+                assert bool(spelled) == (drafter not in PARTIAL or can_be_written(data, pieces)), (target, data)
+            else:
+                assert spelled == ([own.eos[0]] if token == vocab.eos[0] else [])
+        if not {drafter, target} & PARTIAL.keys():  # whatever it drafts begins a spelling, or stands for target tokens
+            lengths = np.diff(found.long_offsets)
+            assert all(found.root[d] >= 0 or lengths[d] > 0 for d, data in enumerate(own.tokens) if data is not None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "matches"), [("llama3", 26_695), ("qwen2", 26_438)])
+def test_every_token_of_a_real_target_has_a_spelling_of_its_own(name: str, matches: int) -> None:
+    drafter, target = real_language("llama2"), real_language(name)
+    found = table(drafter, target)
+    check(found, drafter.vocab, target.vocab)
+    expected = [t for t, data in enumerate(target.vocab.tokens) if data is not None or t == target.vocab.eos[0]]
+    assert sorted(found.order.tolist()) == expected
+    assert found.nbytes < 8_000_000
+    # Qwen2 has the ordinary tokens "<unk>", "<s>" and "</s>", which write text; those of Llama 2 write nothing.
+    assert byte_matches(drafter.vocab, target.vocab) == matches
+
+
+def test_of_equal_spellings_the_one_that_texts_are_made_of_is_the_owner() -> None:
+    """SentencePiece has every letter as a byte as well, with a lower id; the target never writes that one."""
+    language = real_language("llama2")
+    found = table(language, language)
+    byte, letter = (int(language.tokenizer.get_vocab()[token]) for token in ("<0x41>", "A"))
+    assert byte < letter
+    assert found.spelling(byte).tolist() == found.spelling(letter).tolist() == [letter]
+    assert found.node[letter] >= 0
+    assert found.node[byte] == -1
 
 
 def test_byte_matches_counts_drafter_tokens() -> None:
     assert byte_matches(vocabulary(b"a", b"a", b"b", None), vocabulary(b"a", b"c", None)) == 2
 
 
-class WholeBytes(Speller):
-    """Writes all of a token in Llama 2's byte tokens where it is not wholly UTF-8, as the design's figures have it."""
+# ---------------------------------------------------------------- the store on disk
 
-    def spell_many(self, texts: Sequence[bytes]) -> list[tuple[int, ...] | None]:
-        broken = ["\ufffd" in data.decode(errors="replace") and "\ufffd".encode() not in data for data in texts]
-        found = super().spell_many(texts)
-        first = 3  # <0x00>
-        return [tuple(first + byte for byte in texts[i]) if broken[i] else ids for i, ids in enumerate(found)]
-
-
-@cache
-def real(name: str) -> tuple[Vocab, Speller]:
-    tokenizer = real_tokenizer(name)
-    vocab = read_vocab(tokenizer, size=152_064 if name == "qwen2" else None)
-    return vocab, Speller(tokenizer, vocab)
+DRAFTER = vocabulary(b"a", b"b", b"abc", None, eos=(3,))
+TARGET = vocabulary(b"ab", b"a", None, b"abb", b"b", b"c", eos=(2,))
+OTHER = vocabulary(b"ab", b"b")
+BUILT = table_of(DRAFTER, TARGET)
+FILE = f"{BUILT.fingerprint}.safetensors"
 
 
-def with_special_tokens_as_text(vocab: Vocab) -> Vocab:
-    return replace(
-        vocab, tokens=tuple((vocab.special.get(i) or "").encode() or data for i, data in enumerate(vocab.tokens))
-    )
+def load(folder: Path | None, target: Vocab = TARGET) -> tuple[SpellingTable, list[str]]:
+    warnings: list[str] = []
+    table = load_table(DRAFTER, target, Greedy(DRAFTER), Greedy(target), folder, warnings.append)
+    assert all("\n" not in warning for warning in warnings)
+    return table, warnings
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama3", "qwen2"])
-def test_every_token_of_a_real_target_has_a_spelling_of_its_own(name: str) -> None:
-    (drafter, speller), (target, target_speller) = real("llama2"), real(name)
-    table = build_table(drafter, target, speller, target_speller)
-    check(table, drafter, target)
-    expected = [t for t, data in enumerate(target.tokens) if data is not None or t == target.eos[0]]
-    assert sorted(table.order.tolist()) == expected
-    assert table.nbytes < 8_000_000
+def same(table: SpellingTable) -> bool:
+    return all(np.array_equal(getattr(table, field.name), getattr(BUILT, field.name)) for field in fields(BUILT))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "matches", "tokens", "nodes", "mean"),
-    [("llama3", 26_695, 128_256, 144_456, 2.2), ("qwen2", 26_441, 151_646, 181_610, 2.5)],
-)
-def test_the_figures_of_the_design(name: str, matches: int, tokens: int, nodes: int, mean: float) -> None:
-    # They count the special tokens as text, and the nodes without the root.
-    drafter, target = (with_special_tokens_as_text(real(which)[0]) for which in ("llama2", name))
-    assert byte_matches(drafter, target) == matches
-    speller = WholeBytes(real_tokenizer("llama2"), real("llama2")[0])
-    table = build_table(replace(drafter, eos=()), target, speller, real(name)[1])
-    assert (len(table.order), len(table.symbol) - 1) == (tokens, nodes)
-    assert round(float(np.diff(table.offsets).sum()) / tokens, 1) == mean
+def test_a_table_is_stored_once_and_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "not" / "yet"
+    assert load(folder)[1] == []
+    assert [path.name for path in folder.iterdir()] == [FILE]
+    monkeypatch.delattr(spelling, "build_table")
+    table, warnings = load(folder)
+    assert same(table)
+    assert warnings == []
+    assert not any(getattr(table, name).flags.writeable for name in ARRAYS)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "matches"), [("llama3", 26_695), ("qwen2", 26_438)])
-def test_special_tokens_are_no_byte_matches(name: str, matches: int) -> None:
-    # Qwen2 has the ordinary tokens "<unk>", "<s>" and "</s>", which write text; those of Llama 2 write nothing.
-    assert byte_matches(real("llama2")[0], real(name)[0]) == matches
+def test_without_a_folder_nothing_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    table, warnings = load(None)
+    assert same(table)
+    assert warnings == []
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_of_equal_spellings_the_one_that_texts_are_made_of_is_the_owner() -> None:
-    """SentencePiece has every letter as a byte as well, with a lower id; the target never writes that one."""
-    tokenizer = real_tokenizer("llama2")
-    vocab = read_vocab(tokenizer)
-    speller = Speller(tokenizer, vocab)
-    table = build_table(vocab, vocab, speller, speller)
-    byte, letter = (int(tokenizer.get_vocab()[token]) for token in ("<0x41>", "A"))
-    assert byte < letter
-    assert table.spelling(byte).tolist() == table.spelling(letter).tolist() == [letter]
-    assert table.node[letter] >= 0
-    assert table.node[byte] == -1
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_damaged_file_is_noticed_and_replaced(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    folder = tmp_path_factory.mktemp("tables")
+    load(folder)
+    whole = bytearray((folder / FILE).read_bytes())
+    at = data.draw(st.integers(0, len(whole) - 1))
+    if data.draw(st.booleans()):
+        whole[at] ^= data.draw(st.integers(1, 255))
+    else:
+        del whole[at:]
+    (folder / FILE).write_bytes(whole)
+    table, warnings = load(folder)
+    assert same(table)
+    assert len(warnings) == 1
+    assert load(folder)[1] == []
+
+
+def test_a_file_of_another_format_or_pair_is_built_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load(tmp_path)
+    assert load(tmp_path, OTHER)[0].target_size == 2
+    (other,) = (path for path in tmp_path.iterdir() if path.name != FILE)
+    other.replace(tmp_path / FILE)
+    table, (warning,) = load(tmp_path)
+    assert same(table)
+    assert "another pair" in warning
+    with monkeypatch.context() as patch:
+        patch.setattr(spelling, "FORMAT", "0")
+        load(tmp_path)
+    (other,) = (path for path in tmp_path.iterdir() if path.name != FILE)
+    other.replace(tmp_path / FILE)
+    table, (warning,) = load(tmp_path)
+    assert same(table)
+    assert "its format is 0, not 2" in warning
+
+
+def file_in_the_way(path: Path, _: pytest.MonkeyPatch) -> None:
+    path.write_text("")
+
+
+def folder_in_place_of_the_file(path: Path, _: pytest.MonkeyPatch) -> None:
+    (path / FILE).mkdir(parents=True)
+
+
+def full_disk(_: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, f"No space left on device {descriptor}")
+
+    monkeypatch.setattr(os, "fsync", full)
+
+
+@pytest.mark.parametrize("spoil", [file_in_the_way, folder_in_place_of_the_file, full_disk])
+def test_a_disk_that_refuses_is_done_without(
+    spoil: Callable[[Path, pytest.MonkeyPatch], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil(tmp_path / "tables", monkeypatch)
+    table, warnings = load(tmp_path / "tables")
+    assert same(table)
+    assert "going on without" in warnings[-1]
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / FILE).write_bytes(b"torn")
+
+    def interrupt(descriptor: int) -> None:
+        raise KeyboardInterrupt(descriptor)
+
+    monkeypatch.setattr(os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        load(tmp_path)
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [(FILE, b"torn")]
+
+
+def test_a_folder_is_shared(tmp_path: Path) -> None:
+    def race(which: int) -> None:
+        for turn in range(60):
+            table, warnings = load(tmp_path)
+            assert warnings == []
+            assert same(table)
+            if turn % 3 == which:
+                (tmp_path / FILE).unlink(missing_ok=True)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(race, range(2)))
+    assert list(tmp_path.glob("*.tmp")) == []
+
+
+def test_the_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("OMNIDRAFT_HOME", "XDG_DATA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    own = tmp_path / ".local" / "share"
+    assert default_cache_dir() == own / "omnidraft" / "tables"
+    for folder, expected in (("relative", own), (str(tmp_path / "data"), tmp_path / "data")):
+        monkeypatch.setenv("XDG_DATA_HOME", folder)
+        assert default_cache_dir() == expected / "omnidraft" / "tables"
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path / "own"))
+    assert default_cache_dir() == tmp_path / "own" / "tables"
+    for name in ("OMNIDRAFT_HOME", "XDG_DATA_HOME"):
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    with pytest.raises(ConfigError, match="OMNIDRAFT_HOME"):
+        default_cache_dir()

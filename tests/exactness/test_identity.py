@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from omnidraft.alignment.vocab import Vocab
 from omnidraft.config import Sampling
@@ -17,32 +16,24 @@ from omnidraft.models.cpu_llama import lean
 from omnidraft.models.language_model import LanguageModel, TransformersModel
 from omnidraft.models.loading import load_model
 from omnidraft.verification.round import Round
-from omnidraft.verification.sampling import GeneratorSampler
 from omnidraft.zoo import path as zoo_path
-from support.engines import Language, engine, generate, language, tokens
+from support.engines import Language, context_of, engine, generate, language, real_language, sampler, tokens
 from support.models import Constant, Scripted, random_model
 from support.project_files import shared
 
 TEXT = "Question: A baker has 3 trays with 12 rolls each and sells 20 of them. How many rolls are left?\nAnswer:"
 NAMES = ("llama2", "llama3", "qwen2")
-SIZES = {"llama2": 32_000, "llama3": 128_256, "qwen2": 152_064}
-
-
-def real(name: str) -> Language:
-    return language(shared("tokenizers") / name, SIZES[name])
 
 
 def run(engine_: Engine, prompt: list[int], count: int, seed: int = 0, **sampling: float) -> list[Round]:
-    draw = GeneratorSampler(torch.Generator().manual_seed(seed))
+    draw = sampler(seed)
     return list(engine_.rounds(prompt, count, Sampling(**sampling), draw))  # type: ignore[arg-type]
 
 
 def scripted(target: Language, drafter: Language, prompt: list[int], text: list[int], wrong: int) -> Scripted:
     """A drafter that knows what the target will say, but for every `wrong`-th token."""
-    engine_ = engine(Constant(target.vocab.size, 0), target, Constant(drafter.vocab.size, 0), drafter)
-    assert engine_.attached is not None
-    translator = engine_.attached.context
-    return Scripted(drafter.vocab.size, translator.prompt(prompt) + translator.tokens(text), wrong)
+    context = context_of(drafter, target)
+    return Scripted(drafter.vocab.size, context.prompt(prompt) + context.tokens(text), wrong)
 
 
 def varied(kind: str, size: int, prompt: list[int]) -> tuple[TransformersModel, list[int]]:
@@ -59,9 +50,9 @@ def varied(kind: str, size: int, prompt: list[int]) -> tuple[TransformersModel, 
 @pytest.mark.parametrize("drafter_name", NAMES)
 @pytest.mark.parametrize("target_name", NAMES)
 def test_real_tokenizers(target_name: str, drafter_name: str) -> None:
-    target_language, drafter_language = real(target_name), real(drafter_name)
+    target_language, drafter_language = real_language(target_name), real_language(drafter_name)
     prompt = target_language.tokenizer(TEXT)["input_ids"]
-    target, expected = varied("qwen2" if target_name == "qwen2" else "llama", SIZES[target_name], prompt)
+    target, expected = varied("qwen2" if target_name == "qwen2" else "llama", target_language.vocab.size, prompt)
     size = drafter_language.vocab.size
     drafters: dict[str, LanguageModel] = {
         "knowing": scripted(target_language, drafter_language, prompt, expected, wrong=0),
@@ -89,8 +80,8 @@ def test_real_tokenizers(target_name: str, drafter_name: str) -> None:
 
 @pytest.mark.slow
 def test_sampled_drafter_under_a_greedy_target() -> None:
-    target_language, drafter_language = real("llama3"), real("llama2")
-    target = random_model("llama", SIZES["llama3"], seed=3)
+    target_language, drafter_language = real_language("llama3"), real_language("llama2")
+    target = random_model("llama", real_language("llama3").vocab.size, seed=3)
     prompt = target_language.tokenizer(TEXT)["input_ids"]
     expected = generate(target, prompt, 40)
     drafter = scripted(target_language, drafter_language, prompt, expected, wrong=4)

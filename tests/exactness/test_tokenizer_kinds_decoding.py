@@ -10,7 +10,6 @@ from functools import cache
 import pytest
 import torch
 
-from omnidraft.alignment.vocab import Speller, read_vocab
 from omnidraft.api import OmniDraft
 from omnidraft.config import Sampling
 from omnidraft.decoding.engine import Engine
@@ -19,12 +18,13 @@ from omnidraft.models.loading import LoadedModel
 from omnidraft.verification import exact as verify
 from omnidraft.verification import residual
 from omnidraft.verification.round import Round
-from omnidraft.verification.sampling import GeneratorSampler, softmax
-from support.engines import Language, engine, generate, tokens
+from omnidraft.verification.sampling import softmax
+from support.engines import Language, context_of, engine, generate, sampler, tokens
+from support.engines import family_language as spoken
 from support.enumeration import EXACT, Distribution, distance, first_tokens, round_distribution
 from support.models import Scripted, random_model
 from support.texts import TEXTS
-from support.tokenizer_families import OWN, PARTIAL, WHOLE, family
+from support.tokenizer_families import OWN, PARTIAL, WHOLE
 
 KINDS = [*WHOLE, *PARTIAL, *OWN]
 APART = 4  # so far from a target's kind is its drafter's: each is both
@@ -32,12 +32,6 @@ PROMPTS = {"English": "The river had", "Chinese": "河水"}
 GREEDY = Sampling()
 COUNT = 2  # tokens whose joint distribution is looked at
 NEW = 36  # tokens of a greedy text
-
-
-@cache
-def spoken(name: str) -> Language:
-    vocab = read_vocab(family(name))
-    return Language(family(name), vocab, Speller(family(name), vocab))
 
 
 def drafter_of(name: str) -> str:
@@ -50,7 +44,7 @@ def read(name: str, text: str) -> list[int]:
 
 
 def rounds(engine_: Engine, prompt: list[int], count: int) -> list[Round]:
-    return list(engine_.rounds(prompt, count, GREEDY, GeneratorSampler(torch.Generator().manual_seed(0))))
+    return list(engine_.rounds(prompt, count, GREEDY, sampler()))
 
 
 # ---------------------------------------------------------------- the distribution
@@ -95,7 +89,15 @@ def wanted(target: Few, prompt: list[int], count: int) -> Distribution:
 def distributions(name: str, script: str, **drafting: object) -> tuple[float, int]:
     """Largest difference between the distributions of the engine and the target; most tokens accepted in a round."""
     target, drafter = Few(name), Few(drafter_of(name))
-    engine_ = engine(target, spoken(name), drafter, spoken(drafter_of(name)), frozen=True, draft_length=3, **drafting)
+    engine_ = engine(
+        target,
+        spoken(name),
+        drafter,
+        spoken(drafter_of(name)),
+        frozen=True,
+        draft_length=3,
+        **drafting,
+    )
     prompt, most = read(name, PROMPTS[script]), 0
 
     def seen(_: float, record: Round) -> None:
@@ -134,10 +136,8 @@ def said(name: str) -> tuple[Scripted, list[int], list[int]]:
 def knowing(name: str, text: list[int], wrong: int = 0) -> Scripted:
     """A drafter that knows what the target will say, but for every `wrong`-th token."""
     other = drafter_of(name)
-    pair = engine(Few(name), spoken(name), Few(other), spoken(other)).attached
-    assert pair is not None
-    prompt = said(name)[1]
-    script = pair.context.prompt(prompt) + pair.context.tokens(text)
+    context = context_of(spoken(other), spoken(name))
+    script = context.prompt(said(name)[1]) + context.tokens(text)
     return Scripted(spoken(other).vocab.size, script, wrong)
 
 

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import omnidraft
 from omnidraft import zoo
 from omnidraft.errors import InputError, NumericsError
-from omnidraft.models import int8
+from omnidraft.models import cpu_llama, int8
 from omnidraft.models.cpu_llama import LeanLlama, lean
 from omnidraft.models.int8 import Int8Linear
-from omnidraft.models.language_model import CHUNK, TransformersModel
+from omnidraft.models.language_model import TransformersModel
 from omnidraft.models.loading import load_model
+from support.models import random_model
 
-MATRICES = ("qkv", "out", "gate_up", "down")
+needs_kernels = pytest.mark.skipif(
+    not int8.available(), reason="this machine or this PyTorch has no kernels for 8 bits"
+)
 
 
 def tiny(key_heads: int = 4, tie: bool = True, **changes: Any) -> TransformersModel:
@@ -64,14 +69,14 @@ def test_logits_through_chunks_and_crops(key_heads: int, tie: bool) -> None:
     assert slow.length == fast.length == 19
 
 
-def test_one_beside_it_has_a_text_of_its_own() -> None:
+def test_a_model_with_its_own_cache_shares_nothing_else_that_changes() -> None:
     _, fast = both(tiny())
     other = fast.with_own_cache()
     ids = [5, 9, 17, 33, 2, 8]
     expected = fast.forward(ids, 6).clone()
     assert other.length == 0
     found = [other.forward([token], 1) for token in (7, *ids[::-1])]  # another text in between
-    assert torch.allclose(fast.forward([1], 1), tiny_after(ids, 1), atol=2e-5)
+    assert torch.allclose(fast.forward([1], 1), tiny().forward([*ids, 1], 1), atol=2e-5)
     other.crop(0)
     assert torch.equal(other.forward(ids, 6), expected)
     assert len(found) == 7
@@ -83,27 +88,30 @@ def test_one_beside_it_has_a_text_of_its_own() -> None:
     assert not torch.allclose(other.forward(ids, 6), expected)
 
 
-def tiny_after(ids: list[int], token: int) -> torch.Tensor:
-    return tiny().forward([*ids, token], 1)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_it_does_not_follow_the_default_dtype(dtype: torch.dtype) -> None:
-    slow, fast = both(tiny(key_heads=2))
+    slow = tiny(key_heads=2)
     torch.set_default_dtype(dtype)
     try:
         fast = both(slow)[1]
-        given = [fast.forward(part, len(part)) for part in ([5, 9, 17], [33])]
-        none = fast.forward([2], 0)
+        given = [fast.forward(part, len(part)) for part in ([5, 9, 17], [33], [])]
     finally:
         torch.set_default_dtype(torch.float32)
-    assert {part.dtype for part in (*given, none)} == {torch.float32}
+    assert {part.dtype for part in given} == {torch.float32}
     assert torch.allclose(slow.forward([5, 9, 17, 33], 4), torch.cat(given), atol=2e-5)
 
 
+@pytest.fixture
+def probed_again() -> Iterator[None]:
+    """Kernels are looked for anew in this test, and after it."""
+    int8.available.cache_clear()
+    yield
+    int8.available.cache_clear()
+
+
+@pytest.mark.usefixtures("probed_again")
 def test_it_does_not_follow_the_default_device() -> None:
     slow = tiny(key_heads=2)
-    int8.available.cache_clear()
     with torch.device("meta"):  # as torch.set_default_device does
         kernels = int8.available()
         fast = both(slow)[1]
@@ -115,34 +123,33 @@ def test_it_does_not_follow_the_default_device() -> None:
 
 
 def test_a_long_prompt_is_read_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    slow, fast = both(tiny(max_position_embeddings=2048))
-    attend = LeanLlama._attend
+    slow, fast = both(tiny())
+    monkeypatch.setattr(cpu_llama, "CHUNK", 7)
     read: list[int] = []
 
-    def watched(self: LeanLlama, layer: Any, x: torch.Tensor, start: int, mask: torch.Tensor | None) -> torch.Tensor:
-        read.append(len(x))
-        return attend(self, layer, x, start, mask)
+    def attention(query: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+        read.append(query.shape[2])
+        return scaled_dot_product_attention(query, *rest, **options)
 
-    monkeypatch.setattr(LeanLlama, "_attend", watched)
-    ids = torch.randint(0, 60, (1300,), generator=torch.Generator().manual_seed(0)).tolist()
-    for keep in (1, 700, 1300, 0):
+    monkeypatch.setattr(cpu_llama, "scaled_dot_product_attention", attention)
+    ids = torch.randint(0, 60, (30,), generator=torch.Generator().manual_seed(0)).tolist()
+    for keep in (1, 16, 30, 0):
         slow.crop(0)
         fast.crop(0)
         wanted, given = slow.forward(ids, keep), fast.forward(ids, keep)
         assert wanted.shape == given.shape == (keep, 60)
         assert torch.allclose(wanted, given, atol=1e-4)
-        assert fast.length == 1300
-    assert max(read) == CHUNK
+        assert fast.length == 30
+    assert read == [each for each in (7, 7, 7, 7, 2) for _layer in range(3)] * 4
 
 
+@needs_kernels
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_of_8_bits(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nearly the same logits, and every matrix rounded: the small ones of these models as well."""
-    if not int8.available():
-        pytest.skip("this machine or this PyTorch has no kernels for 8 bits")
     monkeypatch.setattr(int8, "SMALLEST", 0)
     slow, fast = both(TransformersModel(tiny(key_heads=2).model.to(dtype)))
-    assert all(isinstance(getattr(each, name), Int8Linear) for each in fast._layers for name in MATRICES)
+    assert fast.weights == "8 bits in 13 of 13 matrices, else 32"
     ids = torch.randint(0, 60, (40,), generator=torch.Generator().manual_seed(0)).tolist()
     for part in (ids[:17], ids[17:18], ids[18:23]):
         wanted, given = slow.forward(part, len(part)), fast.forward(part, len(part))
@@ -156,9 +163,8 @@ def test_weights_of_8_bits(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) 
     assert torch.equal(fast.forward(ids[10:11], 1), again)
 
 
+@needs_kernels
 def test_a_row_of_zeros_and_an_input_of_zeros() -> None:
-    if not int8.available():
-        pytest.skip("this machine or this PyTorch has no kernels for 8 bits")
     weight = torch.randn(6, 32)
     weight[2] = 0
     for x in (torch.zeros(2, 32), torch.randn(1, 32)):
@@ -168,6 +174,7 @@ def test_a_row_of_zeros_and_an_input_of_zeros() -> None:
     assert bool(Int8Linear(weight)(torch.full((1, 32), torch.nan)).isnan().any())  # not hidden by rounding
 
 
+@pytest.mark.usefixtures("probed_again")
 @pytest.mark.parametrize("missing", [AttributeError, NotImplementedError, RuntimeError])
 def test_without_the_kernels_everything_is_float32(missing: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_self: Int8Linear, _weight: torch.Tensor) -> None:
@@ -175,43 +182,38 @@ def test_without_the_kernels_everything_is_float32(missing: type[Exception], mon
 
     monkeypatch.setattr(Int8Linear, "__init__", refuse)
     monkeypatch.setattr(int8, "SMALLEST", 0)
-    int8.available.cache_clear()
-    try:
-        assert not int8.available()
-        slow, fast = both(tiny())
-        assert torch.allclose(slow.forward([1, 2, 3], 3), fast.forward([1, 2, 3], 3), atol=2e-5)
-        assert lean(TransformersModel(tiny().model.to(torch.bfloat16))) is None
-    finally:
-        int8.available.cache_clear()
-
-
-def test_a_kernel_that_computes_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Int8Linear, "__call__", lambda _self, x: x[:, :9] * 1.5)
-    int8.available.cache_clear()
     assert not int8.available()
-    int8.available.cache_clear()
+    slow, fast = both(tiny())
+    assert fast.weights == "32 bits"
+    assert torch.allclose(slow.forward([1, 2, 3], 3), fast.forward([1, 2, 3], 3), atol=2e-5)
+    assert lean(TransformersModel(tiny().model.to(torch.bfloat16))) is None
 
 
-@pytest.mark.parametrize(("largest", "usable"), [(2**31 - 1, True), (2**15 - 1, False)])
-def test_kernels_that_overflow_are_not_used(largest: int, usable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of older processors add two products in 16 bits."""
+@pytest.mark.usefixtures("probed_again")
+@pytest.mark.parametrize(
+    ("largest", "scale", "usable"),
+    [
+        (2**31 - 1, 1.0, True),
+        (2**31 - 1, 1.5, False),  # computes something else
+        (2**15 - 1, 1.0, False),  # as older processors, which add two products in 16 bits
+    ],
+)
+def test_kernels_that_compute_wrongly_are_not_used(
+    largest: int, scale: float, usable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     weights: dict[Int8Linear, torch.Tensor] = {}
 
     def multiply(self: Int8Linear, x: torch.Tensor) -> torch.Tensor:
-        rounded, scale = int8._rounded(x)
-        own = weights[self].abs().amax(1) / 127
-        whole = (weights[self] / own[:, None]).round()
+        own = x.abs().amax() / 127
+        rounded, rows = (x / own).round() + int8.CENTER, weights[self].abs().amax(1) / 127
+        whole = (weights[self] / rows[:, None]).round()
         pairs = (rounded.double()[:, None] * whole).unflatten(-1, (-1, 2)).sum(-1).clamp(-largest - 1, largest)
-        result: torch.Tensor = ((pairs.sum(-1) - int8.CENTER * whole.sum(-1)) * scale * own).float()
+        result: torch.Tensor = ((pairs.sum(-1) - int8.CENTER * whole.sum(-1)) * own * rows * scale).float()
         return result
 
     monkeypatch.setattr(Int8Linear, "__init__", lambda self, weight: weights.update({self: weight}))
     monkeypatch.setattr(Int8Linear, "__call__", multiply)
-    int8.available.cache_clear()
-    try:
-        assert int8.available() == usable
-    finally:
-        int8.available.cache_clear()
+    assert int8.available() == usable
 
 
 def test_a_wrong_token_shows() -> None:
@@ -233,9 +235,8 @@ def test_what_it_cannot_do_is_left_to_transformers() -> None:
     assert lean(tiny(mlp_bias=True)) is None
     assert lean(tiny(hidden_act="gelu")) is None
     assert lean(tiny(rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0})) is None
-    shape = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1}
-    config = Qwen2Config(**shape, num_attention_heads=4, num_key_value_heads=4)  # type: ignore[arg-type]
-    assert lean(TransformersModel(Qwen2ForCausalLM(config))) is None
+    assert lean(tiny(max_position_embeddings=2**20)) is None  # a cache too large to hold at once
+    assert lean(random_model("qwen2", 60, seed=0)) is None
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -246,16 +247,13 @@ def test_what_does_not_fit_is_refused() -> None:
         fast.crop(1)
 
 
-def test_a_cache_too_large_to_hold_at_once_is_left_to_transformers() -> None:
-    assert lean(tiny(max_position_embeddings=2**20)) is None
-
-
 def test_a_drafter_that_returns_nan_is_noticed() -> None:
     target, drafter = (zoo.path(zoo.names(role)[0]) for role in ("target", "drafter"))
     model = omnidraft.load(target=target, drafter=drafter, dtype="float32")
     assert model.engine.attached is not None
     steps = model.engine.attached.drafter.model
     assert isinstance(steps, LeanLlama)
-    steps._norm = torch.full_like(steps._norm, float("nan"))
+    norm = load_model(drafter).lm.model.get_parameter("model.norm.weight")
+    steps.load_weights({"model.norm.weight": torch.full_like(norm, torch.nan)})
     with pytest.raises(NumericsError, match="the drafter's logits"):
         model.generate("def mean(values):", max_new_tokens=12, temperature=1.0)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._C import DisableTorchFunction
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 
@@ -15,8 +16,8 @@ from omnidraft.decoding.engine import Engine
 from omnidraft.draft_length.acceptance_head import Head, HeadNetwork, spread
 from omnidraft.models.language_model import LanguageModel
 from omnidraft.verification.round import Round
-from omnidraft.verification.sampling import GeneratorSampler, Processing, TargetDistribution, largest, softmax
-from support.engines import SMALL, SMALL_PROMPTS, engine, tokens
+from omnidraft.verification.sampling import Processing, TargetDistribution, largest, softmax
+from support.engines import SMALL, SMALL_PROMPTS, engine, sampler, tokens
 from support.models import random_model
 
 TARGET, OWN = SMALL
@@ -30,7 +31,7 @@ class Elsewhere(torch.Tensor):
 
 
 def put(tensor: torch.Tensor, place: torch.device) -> Elsewhere:
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         moved = tensor.as_subclass(Elsewhere)
     moved.place = place
     return moved
@@ -58,7 +59,7 @@ class Devices(TorchFunctionMode):
             raise TypeError(f"can't convert {place.type} device type tensor to numpy")
         if len(places) > 1 or any(each.ndim > 0 and not isinstance(each, Elsewhere) for each in tensors):
             raise RuntimeError(f"Expected all tensors to be on the same device: {name}")
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             result = func(*args, **kwargs)
         return tree_map(lambda each: self._checked(each, place) if isinstance(each, torch.Tensor) else each, result)
 
@@ -69,7 +70,7 @@ class Devices(TorchFunctionMode):
 
     def _move(self, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], where: torch.device) -> Any:
         kwargs.pop("device", None)
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             made = func(*args, **kwargs) if name == "tensor" else args[0].as_subclass(torch.Tensor)
         return made if where.type == "cpu" else self._checked(made, where)
 
@@ -90,26 +91,30 @@ class Placed:
 
     def forward(self, ids: Sequence[int], keep: int) -> torch.Tensor:
         assert all(type(i) is int for i in ids)
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             logits = self._model.forward(ids, keep).clone()
             self.hidden = put(torch.ones(8), self._place)
         return put(logits, self._place)
 
 
 @pytest.fixture
-def devices() -> Iterator[Devices]:
-    with Devices() as mode:
-        yield mode
+def devices() -> Iterator[None]:
+    with Devices():
+        yield
 
 
-def models() -> tuple[LanguageModel, LanguageModel]:
-    return random_model("llama", TARGET.vocab.size, 10), random_model("llama", OWN.vocab.size, 2, layers=1)
+def engines(**drafting: Any) -> tuple[Engine, Engine]:
+    """An engine here, and one whose models are on devices of their own."""
+    target = random_model("llama", TARGET.vocab.size, 10)
+    drafter = random_model("llama", OWN.vocab.size, 2, layers=1)
+    placed = Placed(target, PLACES["target"]), Placed(drafter, PLACES["drafter"])
+    options = {"draft_length": 3, **drafting}
+    return engine(target, TARGET, drafter, OWN, **options), engine(placed[0], TARGET, placed[1], OWN, **options)
 
 
 def run(engine_: Engine, sampling: Sampling, processors: Sequence[Any] = ()) -> list[Round]:
     prompt: list[int] = TARGET.tokenizer.encode(SMALL_PROMPTS[0])
-    draw = GeneratorSampler(torch.Generator().manual_seed(0))
-    return list(engine_.rounds(prompt, 20, sampling, draw, processors))
+    return list(engine_.rounds(prompt, 20, sampling, sampler(), processors))
 
 
 SAMPLINGS = {
@@ -130,13 +135,12 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("sampling", "way"), [("sampled", way) for way in WAYS] + [(one, "exact") for one in SAMPLINGS]
+)
 def test_a_text_is_the_same_wherever_its_models_are(sampling: str, way: str) -> None:
-    target, drafter = models()
-    here = run(engine(target, TARGET, drafter, OWN, **{"draft_length": 3, **WAYS[way]}), SAMPLINGS[sampling])
-    placed = Placed(target, PLACES["target"]), Placed(drafter, PLACES["drafter"])
-    apart = engine(placed[0], TARGET, placed[1], OWN, **{"draft_length": 3, **WAYS[way]})
+    one, apart = engines(**WAYS[way])
+    here = run(one, SAMPLINGS[sampling])
     apart.teacher_temperature = 1.0
     with Devices():
         there = run(apart, SAMPLINGS[sampling])
@@ -147,20 +151,20 @@ def test_a_text_is_the_same_wherever_its_models_are(sampling: str, way: str) -> 
 
 
 def test_processors_see_ids_where_the_logits_are() -> None:
-    target, drafter = models()
+    _, apart = engines()
     seen: list[torch.device] = []
 
     def processor(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         seen.append(ids.device)
         return scores + torch.zeros_like(scores).scatter(1, ids, 0.5)
 
-    apart = engine(Placed(target, PLACES["target"]), TARGET, Placed(drafter, PLACES["drafter"]), OWN, draft_length=3)
     with Devices():
         run(apart, Sampling(temperature=1.0), [processor])
     assert set(seen) == {PLACES["target"]}
 
 
-def test_the_devices_refuse_what_devices_refuse(devices: Devices) -> None:  # noqa: ARG001 (it is switched on)
+@pytest.mark.usefixtures("devices")
+def test_the_devices_refuse_what_devices_refuse() -> None:
     one, other = put(torch.ones(3), PLACES["target"]), put(torch.ones(3), PLACES["drafter"])
     assert one.device == PLACES["target"]
     assert (one * 2).device == one.device
@@ -188,7 +192,8 @@ def test_the_devices_refuse_what_devices_refuse(devices: Devices) -> None:  # no
     assert (one.cpu() + torch.ones(3)).device.type == "cpu"
 
 
-def test_probabilities_leave_the_device_in_what_it_computes_in(devices: Devices) -> None:  # noqa: ARG001
+@pytest.mark.usefixtures("devices")
+def test_probabilities_leave_the_device_in_what_it_computes_in() -> None:
     logits = put(torch.randn(3, 50), PLACES["target"])
     assert softmax(logits).shape == (3, 50)
     assert len(largest(logits)) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,7 +20,10 @@ from omnidraft.decoding.drafter import AttachedDrafter, Drafter
 from omnidraft.decoding.engine import Engine
 from omnidraft.models.language_model import LanguageModel, TransformersModel
 from omnidraft.verification.round import Round
+from omnidraft.verification.sampling import GeneratorSampler
+from support.project_files import real_tokenizer
 from support.small_tokenizers import byte_level, sentencepiece, wrap
+from support.tokenizer_families import family
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,9 +45,36 @@ def language(folder: Path, size: int | None = None) -> Language:
     return read_language(AutoTokenizer.from_pretrained(folder), size)
 
 
+SIZES = {"llama2": 32_000, "llama3": 128_256, "qwen2": 152_064}
+
+
+@cache
+def real_language(name: str) -> Language:
+    """One of SIZES."""
+    return read_language(real_tokenizer(name), SIZES[name])
+
+
+@cache
+def family_language(name: str) -> Language:
+    return read_language(family(name))
+
+
+def written(vocab: Vocab, ids: Iterable[int]) -> bytes:
+    """The bytes of tokens, nothing for those without."""
+    return b"".join(vocab.tokens[i] or b"" for i in ids)
+
+
 @cache
 def table(drafter: Language, target: Language) -> SpellingTable:
     return build_table(drafter.vocab, target.vocab, drafter.speller, target.speller)
+
+
+def context_of(drafter: Language, target: Language) -> DrafterContext:
+    return DrafterContext(table(drafter, target), target.vocab, drafter.vocab, drafter.speller)
+
+
+def sampler(seed: int = 0) -> GeneratorSampler:
+    return GeneratorSampler(torch.Generator().manual_seed(seed))
 
 
 def engine(
@@ -65,8 +96,8 @@ def engine(
         eviction=settings.ngram_eviction,
         frozen=frozen or only_direct,
     )
-    translator = DrafterContext(spelling, target_language.vocab, drafter_language.vocab, drafter_language.speller)
-    pair = AttachedDrafter(drafter=Drafter(drafter), context=translator, cache=cache_)
+    context = context_of(drafter_language, target_language)
+    pair = AttachedDrafter(drafter=Drafter(drafter), context=context, cache=cache_)
     return Engine(target, target_language.vocab.eos, pair, settings)
 
 

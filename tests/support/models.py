@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
 import torch
 import transformers
 from tokenizers import Tokenizer, processors
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from omnidraft.alignment.vocab import Speller, Vocab
+from omnidraft.errors import OmniDraftError
 from omnidraft.models.language_model import TransformersModel
 from support.small_tokenizers import wrap
 
@@ -113,6 +116,19 @@ def afresh(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
     """Logits (T, V) without any cache."""
     with torch.no_grad():
         return cast(torch.Tensor, model(torch.tensor([ids]), use_cache=False).logits[0].float())
+
+
+def close(left: torch.Tensor, right: torch.Tensor, within: float = 1e-6) -> bool:
+    return left.shape == right.shape and bool(((left - right).abs() <= within).all())
+
+
+def one_line(error: pytest.ExceptionInfo[OmniDraftError], *parts: str) -> None:
+    """A message of one line: the value, what is allowed, and after a colon the fix."""
+    text = str(error.value)
+    assert len(text.splitlines()) == 1
+    assert re.search(r": (use|give|load|check|get|add|shorten) ", text), text
+    for part in parts:
+        assert part in text
 
 
 # ---------------------------------------------------------------- random models whose greedy output varies

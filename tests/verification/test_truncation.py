@@ -11,9 +11,8 @@ import torch
 
 from omnidraft.config import Sampling
 from omnidraft.errors import NumericsError
-from omnidraft.verification import truncation
 from omnidraft.verification.sampling import Processing, TargetDistribution, softmax, target_processors
-from omnidraft.verification.truncation import Truncation, kth_largest
+from omnidraft.verification.truncation import Probs, Row, Truncation
 
 CUTS = (
     (1, 1.0, 0),
@@ -62,9 +61,9 @@ def by_transformers(row: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     return torch.from_numpy(softmax(scores[0]))
 
 
-def compare(sampling: Sampling, given: Iterable[torch.Tensor]) -> tuple[int, int]:
+def compare(sampling: Sampling, given: Iterable[torch.Tensor], cut: Truncation | None = None) -> tuple[int, int]:
     """Rows whose distribution was made here, and rows left to transformers."""
-    cut = Truncation(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+    cut = cut or Truncation(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
     made = left = 0
     for row in given:
         distribution = cut.probs(row.numpy())
@@ -116,17 +115,17 @@ def test_equal_scores_at_the_edge_are_settled(top_p: float, temperature: float) 
     assert left < 0.1 * (made + left)
 
 
-def test_a_wrong_edge_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(truncation, "kth_largest", lambda row, k: kth_largest(row, k + 1))
+@pytest.mark.parametrize(
+    ("sampling", "wrong"),
+    [
+        (Sampling(temperature=1.0, top_k=50), Truncation(1.0, 51, 1.0, 0.0)),
+        (Sampling(temperature=1.0, top_p=0.9), Truncation(1.0, 0, 0.81, 0.0)),
+        (Sampling(temperature=1.0, min_p=0.1), Truncation(1.0, 0, 1.0, 0.11)),
+    ],
+)
+def test_a_wrong_edge_would_be_noticed(sampling: Sampling, wrong: Truncation) -> None:
     with pytest.raises(AssertionError):
-        compare(Sampling(temperature=1.0, top_k=50), rows())
-    monkeypatch.undo()
-    true = truncation._top_p
-    monkeypatch.setattr(
-        truncation, "_top_p", lambda scores, weights, rest, p, margin: true(scores, weights, rest, p**2, margin)
-    )
-    with pytest.raises(AssertionError):
-        compare(Sampling(temperature=1.0, top_p=0.9), rows())
+        compare(sampling, rows(), wrong)
 
 
 def test_close_calls_are_left_to_transformers() -> None:
@@ -165,7 +164,7 @@ def test_the_engine_s_distribution_takes_the_short_way(sampling: Sampling, monke
     calls: list[str] = []
     distribution = Truncation.probs
 
-    def counted(self: Truncation, row: truncation.Row) -> truncation.Probs | None:
+    def counted(self: Truncation, row: Row) -> Probs | None:
         calls.append("short")
         return distribution(self, row)
 

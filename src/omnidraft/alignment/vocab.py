@@ -72,26 +72,21 @@ def read_vocab(
         tokens[i] = reader.read(word) or None
     for i in special:
         tokens[i] = None
-    misread = {
-        i: data.hex()
-        for i in added.keys() - set(words.values())
-        if (data := tokens[i]) and data != added[i].content.encode()
-    }
     own = tokenizer.eos_token_id
     first = [own] if own is not None and (drafts or not eos or own in eos) else []
-    if wrong := [
-        i for i in (*first, *eos) if isinstance(i, bool) or not isinstance(i, Integral) or not 0 <= int(i) < size
-    ]:
+    ends = (*first, *eos)
+    wrong = [i for i in ends if isinstance(i, bool) or not isinstance(i, Integral) or not 0 <= int(i) < size]
+    if wrong:
         fix = "use the model's own tokenizer, or mend its generation config"
         raise ModelError(f"end-of-text id {wrong[0]!r} is not in 0..{size - 1}: {fix}")
-    ends = tuple(dict.fromkeys([*first, *eos]))
+    ends = tuple(dict.fromkeys(ends))
     return Vocab(
         tokens=tuple(tokens[:size]),
         size=size,
         bos=tokenizer.bos_token_id,
         eos=ends,
         special=special,
-        fingerprint=_fingerprint(backend, special, size, ends, misread),
+        fingerprint=_fingerprint(backend, special, size, ends),
         first=_first(backend),
     )
 
@@ -227,14 +222,12 @@ def _without_prefix(state: dict[str, Any]) -> dict[str, Any]:
     return state
 
 
-def _fingerprint(
-    backend: Tokenizer, special: dict[int, str], size: int, eos: tuple[int, ...], misread: dict[int, str]
-) -> str:
+def _fingerprint(backend: Tokenizer, special: dict[int, str], size: int, eos: tuple[int, ...]) -> str:
     added = [
         (i, token.content, token.single_word, i in special)
         for i, token in sorted(backend.get_added_tokens_decoder().items())
     ]
-    digest = hashlib.sha256(json.dumps([added, size, eos, *([misread] if misread else [])]).encode())
+    digest = hashlib.sha256(json.dumps([added, size, eos]).encode())
     for component in (backend.model, backend.pre_tokenizer, backend.decoder):
         state = b"" if component is None else component.__getstate__()
         digest.update(len(state).to_bytes(8))

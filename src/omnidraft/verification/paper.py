@@ -24,7 +24,7 @@ class Proposal:
 
 
 class DirectMap:
-    """Drafter tokens whose bytes are one target token: (V_q,) target ids, -1 where there is none."""
+    """Map from each drafter token to the target token with the same bytes, (V_q,); -1 where there is none."""
 
     def __init__(self, cache: NgramCache) -> None:
         table = cache.table
@@ -34,7 +34,7 @@ class DirectMap:
 
 
 def merge(draft: Sequence[int], cache: NgramCache, direct: DirectMap) -> list[Proposal]:
-    """Left to right, the longest run of draft tokens that is an active n-gram, else the direct map (Algorithm 1)."""
+    """Merge draft tokens left to right: the longest active n-gram, else the direct map (Algorithm 1)."""
     proposals = []
     start = 0
     while start < len(draft):
@@ -53,7 +53,7 @@ def merge(draft: Sequence[int], cache: NgramCache, direct: DirectMap) -> list[Pr
 
 
 def lifted(proposal: Proposal, draft: Sequence[int], qs: Sequence[Probs], direct: DirectMap, size: int) -> Probs:
-    """q' over the target's vocabulary, (V_p,): Eq. 1 for the proposal, Eq. 2 for what its n-gram takes away."""
+    """Return q' over target tokens, (V_p,): the direct map of q, an n-gram by Eq. 1 and its first token by Eq. 2."""
     q = qs[proposal.start]
     result = np.zeros(size)
     result[direct.target[direct.mapped]] = q[direct.mapped]
@@ -75,7 +75,10 @@ def verify_paper(
     draw: Sampler,
     eos: Collection[int],
 ) -> tuple[tuple[int, ...], int]:
-    """Accept with min(1, p/q'), else draw from norm(max(0, p − q')); the emitted tokens and how many were accepted."""
+    """Accept with min(1, p/q'), else draw from norm(max(0, p − q')).
+
+    Returns the emitted tokens and how many were accepted.
+    """
     emitted: list[int] = []
     for proposal in proposals:
         p = p_after(len(emitted))

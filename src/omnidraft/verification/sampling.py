@@ -195,5 +195,5 @@ class TargetDistribution:
         scores = self._scores(index, self._processing.processors)
         token = largest(scores[None])[0]
         if not bool(torch.isfinite(scores[token])):
-            raise NumericsError("processed scores are NaN or infinite, finite ones are needed: check the processors")
+            raise NumericsError(UNUSABLE)
         return token

@@ -1,0 +1,283 @@
+"""Loading models: device and dtype, no network for a folder, and what is wrong with a folder in one line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import cast
+
+import huggingface_hub.constants
+import pytest
+import torch
+from transformers.utils import logging as transformers_logging
+
+from omnidraft.errors import ConfigError, ModelError
+from omnidraft.models import language_model as models
+from omnidraft.models import loading
+from omnidraft.models.loading import BF16_PARAMETERS, load_model
+from support.models import afresh, build, close, one_line
+from support.small_tokenizers import sentencepiece, wrap
+
+transformers_logging.disable_progress_bar()
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+SMALLER, BIG = BF16_PARAMETERS - 1, BF16_PARAMETERS
+
+
+@pytest.mark.parametrize(
+    ("device", "native", "stored", "parameters", "dtype", "reason"),
+    [
+        (CPU, True, torch.float32, BIG, torch.bfloat16, "this cpu computes in it"),
+        (CPU, True, torch.float32, SMALLER, torch.float32, "no faster below 100M"),
+        (CPU, False, torch.bfloat16, BIG, torch.float32, "this cpu does not compute in bfloat16"),
+        (GPU, True, torch.float32, BIG, torch.bfloat16, "this cuda computes in it"),
+        (GPU, True, torch.bfloat16, SMALLER, torch.bfloat16, "this cuda computes in it"),
+        (GPU, True, torch.float16, BIG, torch.float16, "as stored"),
+        (GPU, True, torch.float32, SMALLER, torch.float32, "as stored"),
+        (GPU, True, None, SMALLER, torch.float32, "as stored"),
+        (GPU, False, torch.bfloat16, BIG, torch.float32, "this cuda does not compute in bfloat16"),
+    ],
+)
+def test_the_dtype_that_auto_stands_for(
+    monkeypatch: pytest.MonkeyPatch,
+    device: torch.device,
+    native: bool,
+    stored: torch.dtype | None,
+    parameters: int,
+    dtype: torch.dtype,
+    reason: str,
+) -> None:
+    able = {"avx512_bf16": False, "amx_bf16": native}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_options: native)
+    chosen, why = loading.choose_dtype(device, stored, parameters)
+    assert chosen == dtype
+    assert reason in why
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("saved") / "small"
+    tokenizer = wrap(sentencepiece())
+    build(vocab_size=len(tokenizer)).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def folder(saved: Path, tmp_path: Path) -> Path:
+    """A model with its tokenizer."""
+    return shutil.copytree(saved, tmp_path / "small")
+
+
+@pytest.fixture
+def silence(caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
+    """Nothing is printed or logged, whatever `transformers` has been told to say; what it was told stays."""
+    level = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_warning()
+    yield
+    assert transformers_logging.get_verbosity() == logging.WARNING
+    transformers_logging.set_verbosity(level)
+    assert caplog.get_records("call") == []
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was asked of the network, all of it refused."""
+    asked: list[str] = []
+
+    def refuse(*arguments: object, **_options: object) -> None:
+        asked.append(str(arguments))
+        raise OSError("no network here")
+
+    for name in ("getaddrinfo", "create_connection"):
+        monkeypatch.setattr(socket, name, refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    return asked
+
+
+@pytest.mark.usefixtures("folder", "silence")
+def test_a_folder_is_loaded_without_the_network(
+    folder: Path, calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not huggingface_hub.constants.HF_HUB_OFFLINE  # else nothing would be asked for anyway
+    loaded = load_model(folder)
+    assert (loaded.name, loaded.lm.dtype) == ("small", torch.float32)
+    assert loaded.dtype_reason
+    rows = len(loaded.tokenizer)
+    assert loaded.lm.vocab_size == rows
+    ids = loaded.tokenizer("hello world")["input_ids"]
+    assert close(loaded.lm.forward(ids, 1), afresh(build(vocab_size=rows), ids)[-1:])
+    monkeypatch.chdir(folder.parent)
+    assert load_model("small").name == "small"
+    monkeypatch.chdir(folder)
+    half = load_model(".", dtype="bfloat16", device="cpu")
+    assert (half.name, half.lm.dtype, half.dtype_reason) == ("small", torch.bfloat16, "asked for")
+    assert half.lm.forward(ids, 1).dtype == torch.float32
+    assert calls == []
+
+
+def test_a_model_is_judged_before_its_weights_are_read_and_put_where_asked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged: list[str] = []
+    for module in (loading, models):
+        monkeypatch.setattr(module, "check_supported", lambda model: judged.append(model.device.type))
+    load_model(folder)
+    assert judged == ["meta", "cpu"]
+    monkeypatch.setattr(loading, "choose_device", lambda _asked: torch.device("meta"))  # stands for a device of its own
+    assert load_model(folder).lm.device.type == "meta"
+
+
+def test_the_network_check_notices_a_call(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _seconds: None)  # between attempts
+    with pytest.raises(ModelError) as error:
+        load_model("someone/something")
+    one_line(error, "'someone/something'", "config.json", "check the name and the connection")
+    assert calls
+
+
+def test_the_hub_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelError) as error:
+        load_model("someone/something")
+    one_line(error, "'someone/something'", "give a folder that exists")
+
+
+def replace_in(name: str, **values: object) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        path = folder / name
+        path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+    return change
+
+
+def overwrite(name: str, data: bytes) -> Callable[[Path], None]:
+    return lambda folder: cast(None, (folder / name).write_bytes(data))
+
+
+def remove(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+def halve(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(folder: Path) -> None:
+    """Damage the header, whose first eight bytes are its length."""
+    data = bytearray((folder / "model.safetensors").read_bytes())
+    data[12] ^= 0xFF
+    overwrite("model.safetensors", bytes(data))(folder)
+
+
+def byte_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}')
+
+
+def to_convert(folder: Path) -> None:
+    """One that transformers reads only with a package that is not here, or that is broken."""
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.model").write_bytes(b"{")
+
+
+def replace_config(name: str, content: str) -> Callable[[Path], None]:
+    """A file of something else than a model, in place of the config."""
+
+    def change(folder: Path) -> None:
+        (folder / "config.json").unlink()
+        (folder / name).write_text(content)
+
+    return change
+
+
+LORA = '{"base_model_name_or_path": "owner/base", "peft_type": "LORA"}'
+DAMAGE: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
+    "no config": (remove("config.json"), ("config.json", "no config.json")),
+    "broken config": (overwrite("config.json", b"{"), ("config.json", "not a valid JSON file")),
+    "unknown type": (replace_in("config.json", model_type="zork"), ("config.json", "zork")),
+    "bad field": (replace_in("config.json", num_attention_heads="x"), ("config.json", "num_attention_heads")),
+    "no heads": (replace_in("config.json", num_attention_heads=0), ("config.json", "ZeroDivisionError")),
+    "own code": (overwrite("config.json", b'{"auto_map": {"AutoConfig": "a.B"}}'), ("config.json", "custom code")),
+    "an image model": (overwrite("config.json", b'{"model_type": "vit"}'), ("'vit'", "no causal language model")),
+    "half of bart": (overwrite("config.json", b'{"model_type": "bart"}'), ("'bart'", "an encoder-decoder")),
+    "no weights": (remove("model.safetensors"), ("weights", "no file named model.safetensors")),
+    "empty weights": (overwrite("model.safetensors", b""), ("weights", "SafetensorError")),
+    "cut weights": (halve, ("weights", "SafetensorError")),
+    "corrupt weights": (flip, ("weights", "SafetensorError")),
+    "a layer missing": (replace_in("config.json", num_hidden_layers=3), ("9 tensors", "model.layers.2.")),
+    "another shape": (replace_in("config.json", intermediate_size=40), ("6 tensors", "mlp")),
+    "no tokenizer": (remove("tokenizer.json"), ("has no tokenizer.json",)),
+    "a tokenizer to convert": (to_convert, ("cannot read the tokenizer.json",)),
+    "broken generation config": (
+        overwrite("generation_config.json", b"{not json"),
+        ("generation_config.json", "not a valid JSON file"),
+    ),
+    "broken tokenizer": (overwrite("tokenizer.json", b"{"), ("tokenizer", "JSON")),
+    "slow tokenizer": (byte_tokenizer, ("no fast tokenizer", "tokenizer.json")),
+    "a LoRA adapter": (
+        replace_config("adapter_config.json", LORA),
+        ("is a LoRA adapter of 'owner/base'", "merge_and_unload"),
+    ),
+    "a broken LoRA adapter": (
+        replace_config("adapter_config.json", "{"),
+        ("is a LoRA adapter of 'a base model'", "merge_and_unload"),
+    ),
+    "GGUF files": (
+        replace_config("model-q8_0.gguf", ""),
+        ("holds GGUF files", "gguf_file=", "original weights"),
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.usefixtures("folder", "silence")
+def test_a_damaged_folder(damage: str, folder: Path, calls: list[str]) -> None:
+    change, parts = DAMAGE[damage]
+    change(folder)
+    with pytest.raises(ModelError) as error:
+        load_model(folder)
+    one_line(error, *parts, str(folder))
+    assert calls == []
+
+
+def test_names_that_are_neither_folder_nor_hub_id(
+    tmp_path: Path, calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("model.bin").touch()
+    for name in (
+        tmp_path / "none",
+        Path("a/b"),
+        str(tmp_path / "none"),
+        "./none",
+        "a/b/c",
+        "",
+        "~nobody-here/x",
+        "model.bin",
+    ):
+        with pytest.raises(ModelError) as error:
+            load_model(name)
+        one_line(error, repr(str(name)), "a folder with a config.json or a hub id")
+    assert calls == []
+
+
+@pytest.mark.parametrize("name", ["model.gguf", "MODEL-Q4_K_M.GGUF"])
+def test_a_gguf_file_is_named_with_the_remedy(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(ModelError) as error:
+        load_model(tmp_path / name)
+    one_line(error, "is a GGUF file", "gguf_file=", "original weights", name)
+
+
+@pytest.mark.parametrize("option", [{"dtype": "fp4"}, {"device": "gpu"}, {"device": "cuda:99"}, {"device": "cpu:1"}])
+def test_unknown_options(option: dict[str, str], folder: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_model(folder, **option)
+    one_line(error, repr(*option.values()), "use auto", *(["bfloat16"] if "dtype" in option else ["cpu"]))
