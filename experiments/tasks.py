@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from omnidraft.bench.prompts import TASKS, Prompt, Task, gsm8k_prompt, mbpp_prompt, own_prompt, read, rows_of, texts_of
+from omnidraft.bench.prompts import TASKS, Task, gsm8k_prompt, mbpp_prompt, own_prompt, read, rows_of, texts_of
 from omnidraft.errors import ConfigError
 
 NAMES = ("gsm8k", "code", "alpaca", "xsum")
@@ -34,12 +34,12 @@ XSUM = Task(("EdinburghNLP/xsum",), ("xsum/test.jsonl",), _xsum)
 MBPP_SPLITS = ("prompt", "test", "validation", "train")  # on the hub, in the order of the one file elsewhere
 
 
-def training(data: Path | None) -> list[Prompt]:
+def training(data: Path | None) -> list[str]:
     """All prompts of GSM8K's training split, below `data` or from the hub; raises as `prompts.read`."""
     return _prompts("gsm8k", TASKS["gsm8k"], data, gsm8k_prompt, "train")
 
 
-def parts(task: str, data: Path | None, *, unseen: bool = False) -> tuple[list[Prompt], list[Prompt]]:
+def parts(task: str, data: Path | None, *, unseen: bool = False) -> tuple[list[str], list[str]]:
     """Prompts of a task to learn from, and others for tests; `data` as for `prompts.read`, which raises alike.
 
     With `unseen`, only those that the embedded models never saw.
@@ -57,11 +57,11 @@ def parts(task: str, data: Path | None, *, unseen: bool = False) -> tuple[list[P
     raise ConfigError(f"task {task!r} is not known: use some of {', '.join(NAMES)}")
 
 
-def _parted(found: Sequence[Prompt]) -> tuple[list[Prompt], list[Prompt]]:
+def _parted(found: Sequence[str]) -> tuple[list[str], list[str]]:
     return [one for i, one in enumerate(found) if i % TEST_EVERY], list(found[::TEST_EVERY])
 
 
 def _prompts(
     name: str, task: Task, data: Path | None, write: Callable[[dict[str, Any]], str | None], *splits: str
-) -> list[Prompt]:
-    return [Prompt(name, text) for text in texts_of(rows_of(task, name, data, *splits), write)]
+) -> list[str]:
+    return list(texts_of(rows_of(task, name, data, *splits), write))

@@ -119,7 +119,7 @@ def _texts(data: Path, sizes: Sizes) -> dict[str, list[str]]:
             f"the stream has {len(unseen)} prompts, {sizes['stream']} are asked for: use a smaller --stream"
         )
     return {
-        "stream": [prompt.text for prompt in unseen[: sizes["stream"]]],
-        "tests": [prompt.text for prompt in prompts.read("gsm8k", data, sizes["tests"])],
-        "other": [prompt.text for prompt in prompts.read("mbpp", data, sizes["ablation"])],
+        "stream": unseen[: sizes["stream"]],
+        "tests": prompts.read("gsm8k", data, sizes["tests"]),
+        "other": prompts.read("mbpp", data, sizes["ablation"]),
     }

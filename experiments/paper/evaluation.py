@@ -17,7 +17,6 @@ from experiments.paper.tables import LORA_RATE, METHODS, Cell, Method
 from experiments.recordings import Recordings
 from experiments.student import GREEDY, Recorded, Student, record
 from omnidraft.api import OmniDraft, load
-from omnidraft.bench import prompts
 from omnidraft.bench.interleaved import EngineWay, engine_for, own_cache
 from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.shared_drafter import SharedDrafter
@@ -25,7 +24,7 @@ from omnidraft.distillation.weights import parted
 from omnidraft.errors import PromptError
 
 Row = dict[str, Any]
-Texts = dict[str, tuple[list[prompts.Prompt], list[prompts.Prompt]]]  # of each task: to learn from, and for tests
+Texts = dict[str, tuple[list[str], list[str]]]  # of each task: to learn from, and for tests
 PROBE_TOKENS = 24
 PROBE_ANSWERS = 2
 
@@ -70,7 +69,7 @@ class Evaluation:
         """Prompts as token ids, without those that leave no room for an answer."""
         if (task, tests) not in self._encoded:
             room = self.model.target.lm.context - self.recipe.new_tokens
-            encoded = (self.model.encode_message(prompt.text) for prompt in self._texts[task][tests])
+            encoded = (self.model.encode_message(prompt) for prompt in self._texts[task][tests])
             self._encoded[task, tests] = [ids for ids in encoded if len(ids) <= room]
         size = self.size(task, subset=subset)
         found = self._encoded[task, tests][: size.test if tests else size.train]

@@ -149,9 +149,9 @@ def measure(options: argparse.Namespace, console: Console) -> int:
 def texts(data: Path, sizes: Sizes) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     """Prompts to answer, and others to learn from, for each task."""
     count, learn = sizes["count"], sizes["learn"]
-    coding = [each.text for each in prompts.read("mbpp", data, count + learn)]
-    unseen = [each.text for each in tasks.training(data)[-tasks.KEPT_OUT :]]
-    answered = {"gsm8k": [each.text for each in prompts.read("gsm8k", data, count)], "mbpp": coding[:count]}
+    coding = prompts.read("mbpp", data, count + learn)
+    unseen = tasks.training(data)[-tasks.KEPT_OUT :]
+    answered = {"gsm8k": prompts.read("gsm8k", data, count), "mbpp": coding[:count]}
     return answered, {"gsm8k": unseen[:learn], "mbpp": coding[count:]}
 
 

@@ -222,7 +222,6 @@ def test_a_report_needs_a_name(command: list[str], tmp_path: Path, capsys: Captu
         (["--temperature", "-1"], "temperature is -1"),
         (["--count", "x"], "argument --count: invalid int value: 'x': see omnidraft bench compare --help"),
         (["--repeat", "3"], "unknown argument '--repeat': did you mean '--repeats'?"),
-        (["--task", "~nobody-here/a.jsonl"], "cannot expand ~nobody-here/a.jsonl"),
         (["--resume", "gone.jsonl"], "cannot read result file gone.jsonl"),
         (["--task", "nothing"], "task 'nothing' is no file and none of gsm8k"),
         (["--task", "elsewhere/own.jsonl"], "the tasks are called own, own: give each once"),

@@ -7,21 +7,28 @@ import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from omnidraft.bench.prompts import Prompt, digest, name_of, read
+from omnidraft.bench.prompts import digest, name_of, read
 from omnidraft.errors import ConfigError, InputError, PromptError
 from support.project_files import shared
 
-GSM8K = [{"question": "How many?", "answer": "4"}, {"question": "How much?", "answer": "5"}]
-MBPP = [
-    {"task_id": number, "text": f"Write {number}.", "test_list": [f"assert f({number})", "assert g"]}
-    for number in (10, 11, 510, 511)
-]
-HUMANEVAL = [{"prompt": "def f():\n"}, {"prompt": "def g():\n    "}]
+ROWS: dict[str, list[dict[str, Any]]] = {
+    "gsm8k": [{"question": "How many?", "answer": "4"}, {"question": "How much?", "answer": "5"}],
+    "mbpp": [
+        {"task_id": number, "text": f"Write {number}.", "test_list": [f"assert f({number})", "assert g"]}
+        for number in (10, 11, 510, 511)
+    ],
+    "humaneval": [{"prompt": "def f():\n"}, {"prompt": "def g():\n    "}],
+}
+EXPECTED = {
+    "gsm8k": ["Question: How many?\nAnswer:", "Question: How much?\nAnswer:"],
+    "mbpp": [f"Task: Write {number}.\nassert f({number})\nSolution:\n" for number in (11, 510)],
+    "humaneval": ["def f():\n", "def g():\n    "],
+}
 
 
 def write(path: Path, rows: Iterable[object]) -> Path:
@@ -31,45 +38,27 @@ def write(path: Path, rows: Iterable[object]) -> Path:
     return path
 
 
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    write(tmp_path / "gsm8k" / "test.jsonl", GSM8K)
-    write(tmp_path / "mbpp" / "mbpp.jsonl", MBPP)
-    write(tmp_path / "humaneval" / "HumanEval.jsonl.gz", HUMANEVAL)
-    return tmp_path
-
-
-def texts(prompts: list[Prompt]) -> list[str]:
-    return [prompt.text for prompt in prompts]
-
-
-EXPECTED = {
-    "gsm8k": ["Question: How many?\nAnswer:", "Question: How much?\nAnswer:"],
-    "mbpp": [f"Task: Write {number}.\nassert f({number})\nSolution:\n" for number in (11, 510)],
-    "humaneval": ["def f():\n", "def g():\n    "],
-}
-
-
-@pytest.mark.parametrize("task", EXPECTED)
-def test_the_prompts_of_a_task(data: Path, task: str) -> None:
-    prompts = read(task, data)
-    assert texts(prompts) == EXPECTED[task]
-    assert {prompt.task for prompt in prompts} == {task}
-    assert texts(read(task, data, 1)) == EXPECTED[task][:1]
-
-
-def test_the_folder_of_one_task_will_do(tmp_path: Path) -> None:
-    write(tmp_path / "test.jsonl", GSM8K)
-    write(tmp_path / "HumanEval.jsonl", HUMANEVAL)
-    assert texts(read("gsm8k", tmp_path)) == EXPECTED["gsm8k"]
-    assert texts(read("humaneval", tmp_path)) == EXPECTED["humaneval"]
+@pytest.mark.parametrize(
+    ("task", "file"),
+    [
+        ("gsm8k", "gsm8k/test.jsonl"),
+        ("gsm8k", "test.jsonl"),
+        ("mbpp", "mbpp/mbpp.jsonl"),
+        ("humaneval", "humaneval/HumanEval.jsonl.gz"),
+        ("humaneval", "HumanEval.jsonl"),
+    ],
+)
+def test_the_prompts_of_a_task_lie_below_a_folder(tmp_path: Path, task: str, file: str) -> None:
+    write(tmp_path / file, ROWS[task])
+    assert read(task, tmp_path) == EXPECTED[task]
+    assert read(task, tmp_path, 1) == EXPECTED[task][:1]
 
 
 @pytest.mark.parametrize("name", ["own.jsonl", "own.jsonl.gz"])
 def test_a_file_of_ones_own(tmp_path: Path, name: str) -> None:
-    path = write(tmp_path / name, HUMANEVAL)
-    assert read(str(path)) == [Prompt("own", row["prompt"]) for row in HUMANEVAL]
-    assert name_of(str(path)) == "own"
+    path = str(write(tmp_path / name, ROWS["humaneval"]))
+    assert read(path) == EXPECTED["humaneval"]
+    assert name_of(path) == "own"
 
 
 def test_the_real_test_sets() -> None:
@@ -85,7 +74,7 @@ def test_a_broken_line_is_named(tmp_path: Path, line: str, why: str) -> None:
     path.write_text(f'{{"prompt": "a"}}\n\n{line}\n')
     with pytest.raises(PromptError, match=f"own.jsonl, line 3, {why}"):
         read(str(path))
-    assert texts(read(str(path), count=1)) == ["a"], "what comes later is not read"
+    assert read(str(path), count=1) == ["a"], "what comes later is not read"
 
 
 def test_files_that_are_not_there_or_cannot_be_read(tmp_path: Path) -> None:
@@ -93,7 +82,7 @@ def test_files_that_are_not_there_or_cannot_be_read(tmp_path: Path) -> None:
         read("gsm9k")
     with pytest.raises(InputError, match=r"holds none of mbpp/mbpp\.jsonl"):
         read("mbpp", tmp_path)
-    broken = write(tmp_path / "own.jsonl.gz", HUMANEVAL * 9)
+    broken = write(tmp_path / "own.jsonl.gz", ROWS["humaneval"] * 9)
     broken.write_bytes(broken.read_bytes()[:-12])
     with pytest.raises(InputError, match=r"cannot read .*own\.jsonl\.gz"):
         read(str(broken))
@@ -102,47 +91,33 @@ def test_files_that_are_not_there_or_cannot_be_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "rows", "source"),
+    ("task", "source"),
     [
-        ("gsm8k", GSM8K, ("openai/gsm8k", "main")),
-        ("mbpp", MBPP, ("google-research-datasets/mbpp",)),
-        ("humaneval", HUMANEVAL, ("openai/openai_humaneval",)),
+        ("gsm8k", ("openai/gsm8k", "main")),
+        ("mbpp", ("google-research-datasets/mbpp",)),
+        ("humaneval", ("openai/openai_humaneval",)),
     ],
 )
-def test_without_a_folder_the_hub_is_asked(
-    monkeypatch: pytest.MonkeyPatch, task: str, rows: list[dict[str, Any]], source: tuple[str, ...]
-) -> None:
+def test_without_a_folder_the_hub_is_asked(monkeypatch: pytest.MonkeyPatch, task: str, source: tuple[str, ...]) -> None:
     asked: list[object] = []
 
     def load_dataset(*names: str, split: str) -> list[dict[str, Any]]:
         asked.append((names, split))
-        return rows
+        if len(asked) > 1:
+            raise ConnectionError
+        return ROWS[task]
 
-    library: Any = ModuleType("datasets")
-    library.load_dataset = load_dataset
-    monkeypatch.setitem(sys.modules, "datasets", library)
-    assert texts(read(task)) == EXPECTED[task]
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    assert read(task) == EXPECTED[task]
     assert asked == [(source, "test")]
-
-
-def test_without_the_library_or_the_connection_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match=r"ConnectionError.*--data"):
+        read(task)
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ConfigError, match=r"omnidraft\[bench\].*--data"):
-        read("gsm8k")
-
-    def load_dataset(*_: str, split: str) -> None:
-        raise ConnectionError(split)
-
-    library: Any = ModuleType("datasets")
-    library.load_dataset = load_dataset
-    monkeypatch.setitem(sys.modules, "datasets", library)
-    with pytest.raises(InputError, match=r"ConnectionError.*--data"):
-        read("gsm8k")
+        read(task)
 
 
 def test_the_digest_tells_prompts_and_their_order_apart() -> None:
-    a, b, ab = Prompt("t", "a"), Prompt("t", "b"), Prompt("t", "ab")
-    digests = [digest(prompts) for prompts in ([a, b], [b, a], [ab], [a], [])]
-    assert len(set(digests)) == len(digests)
-    assert digest([Prompt("other", "a"), b]) == digests[0]
+    digests = {digest(prompts) for prompts in (["a", "b"], ["b", "a"], ["ab"], ["a"], [])}
+    assert len(digests) == 5
     assert all(len(each) == 12 for each in digests)

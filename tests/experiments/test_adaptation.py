@@ -205,7 +205,7 @@ def test_mistakes_are_said_before_models_are_loaded(
 
 
 def test_training_prompts_are_all_of_them(data: Path) -> None:
-    assert [prompt.text for prompt in tasks.training(data)] == [f"Question: {text}\nAnswer:" for text in QUESTIONS]
+    assert tasks.training(data) == [f"Question: {text}\nAnswer:" for text in QUESTIONS]
 
 
 def test_figures_are_drawn(tmp_path: Path) -> None:

@@ -138,9 +138,8 @@ def test_what_is_learned_from_is_not_what_is_tested(task: str, tasks: Path) -> N
     learn, tests = parted.parts(task, tasks)
     assert learn
     assert tests
-    assert {prompt.task for prompt in (*learn, *tests)} == {task}
     if task != "gsm8k":  # whose two files here are the same
-        assert not {prompt.text for prompt in learn} & {prompt.text for prompt in tests}
+        assert not set(learn) & set(tests)
 
 
 def test_the_tasks_have_the_sizes_of_the_paper() -> None:
@@ -167,8 +166,8 @@ def test_splits_come_from_the_hub_where_there_is_no_folder(monkeypatch: pytest.M
     monkeypatch.setattr("importlib.import_module", lambda _: Datasets)
     learn, tests = parted.parts("alpaca", None)
     assert (len(learn), len(tests)) == (4, 1)
-    assert tests[0].text == "Say.\n\nthis"
-    assert "Long." in parted.parts("xsum", None)[1][0].text
+    assert tests[0] == "Say.\n\nthis"
+    assert "Long." in parted.parts("xsum", None)[1][0]
     parted.parts("gsm8k", None)
     assert asked == [
         ("tatsu-lab/alpaca", "train"),

@@ -21,7 +21,6 @@ from omnidraft.errors import PromptError
 
 if TYPE_CHECKING:
     from omnidraft.api import OmniDraft
-    from omnidraft.bench.prompts import Prompt
 
 EVERY_S = 15.0  # between lines of progress where there is no terminal
 
@@ -35,12 +34,12 @@ class Question:
     ids: list[int]
 
 
-def questions_of(model: OmniDraft, texts: dict[str, list[Prompt]], new_tokens: int, console: Console) -> list[Question]:
+def questions_of(model: OmniDraft, texts: dict[str, list[str]], new_tokens: int, console: Console) -> list[Question]:
     """The prompts that leave room for an answer, as token ids."""
     questions: list[Question] = []
     room = model.target.lm.context - new_tokens
     for task, its in texts.items():
-        fitting = [ids for prompt in its if len(ids := model.encode_message(prompt.text)) <= room]
+        fitting = [ids for prompt in its if len(ids := model.encode_message(prompt)) <= room]
         if not fitting:
             raise PromptError(f"no prompt of {task} fits {room} tokens, what an answer leaves: use --max-new-tokens")
         if len(fitting) < len(its):

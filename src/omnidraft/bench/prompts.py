@@ -19,14 +19,6 @@ MBPP_TEST = range(11, 511)  # task ids of MBPP's test split
 
 
 @dataclass(frozen=True)
-class Prompt:
-    """One prompt, as text, and the task it belongs to."""
-
-    task: str
-    text: str
-
-
-@dataclass(frozen=True)
 class Task:
     """Where the rows of a task lie, and how one is written as a prompt."""
 
@@ -68,20 +60,21 @@ def name_of(task: str) -> str:
     return task if task in TASKS else Path(task).name.split(".")[0]
 
 
-def read(task: str, data: Path | None = None, count: int | None = None) -> list[Prompt]:
+def read(task: str, data: Path | None = None, count: int | None = None) -> list[str]:
     """The first `count` prompts of a task, or all of them.
 
     `task` is a key of TASKS, looked for below the folder `data` or, without one, on the Hugging Face hub; anything
     else is the path of a JSONL file, gzipped or not, with a `prompt` in each line.  Raises ConfigError where the hub
     cannot be asked, InputError for a file that cannot be read, PromptError for a line without what it should hold.
     """
-    known = TASKS.get(task)
-    if known is None:
-        rows, write = _lines(_file(_expanded(Path(task)), task)), TASKS["humaneval"].write
+    if task in TASKS:
+        rows, write = rows_of(TASKS[task], task, data, "test"), TASKS[task].write
+    elif Path(task).is_file():
+        rows, write = _lines(Path(task)), own_prompt
     else:
-        rows, write = rows_of(known, task, data, "test"), known.write
-    texts = texts_of(rows, write)
-    prompts = [Prompt(name_of(task), text) for text in itertools.islice(texts, count)]
+        known = ", ".join(TASKS)
+        raise InputError(f"task {task!r} is no file and none of {known}: give one of these, or a JSONL file")
+    prompts = list(itertools.islice(texts_of(rows, write), count))
     if not prompts:
         raise PromptError(f"task {task!r} has no prompts: give a file with at least one")
     return prompts
@@ -94,13 +87,15 @@ def rows_of(task: Task, name: str, data: Path | None, *splits: str) -> Iterator[
     files = task.files
     if splits == ("train",):
         files = tuple(file.replace("test.jsonl", "train.jsonl") for file in files)
-    return _lines(_below(data, files))
+    for file in files:
+        if (data / file).is_file():
+            return _lines(data / file)
+    raise InputError(f"{data} holds none of {', '.join(files)}: give --data the folder that does")
 
 
-def digest(prompts: Sequence[Prompt]) -> str:
-    """Short SHA-256 of the texts: the same for the same prompts in the same order."""
-    texts = json.dumps([prompt.text for prompt in prompts])
-    return hashlib.sha256(texts.encode()).hexdigest()[:12]
+def digest(prompts: Sequence[str]) -> str:
+    """Short SHA-256 of prompts and their order."""
+    return hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:12]
 
 
 def texts_of(rows: Iterable[tuple[str, Any]], write: Callable[[dict[str, Any]], str | None]) -> Iterator[str]:
@@ -114,26 +109,6 @@ def texts_of(rows: Iterable[tuple[str, Any]], write: Callable[[dict[str, Any]], 
             yield text
 
 
-def _expanded(path: Path) -> Path:
-    try:
-        return path.expanduser()
-    except RuntimeError as error:
-        raise InputError(f"cannot expand {path} ({error}): give the whole path") from error
-
-
-def _file(path: Path, task: str) -> Path:
-    if not path.is_file():
-        raise InputError(f"task {task!r} is no file and none of {', '.join(TASKS)}: give one of these, or a JSONL file")
-    return path
-
-
-def _below(data: Path, files: Sequence[str]) -> Path:
-    for name in files:
-        if (path := _expanded(data) / name).is_file():
-            return path
-    raise InputError(f"{data} holds none of {', '.join(files)}: give --data the folder that does")
-
-
 def _lines(path: Path) -> Iterator[tuple[str, Any]]:
     """The rows of a JSONL file, each with its place."""
     number = 0
@@ -145,7 +120,7 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
                     yield f"{path}, line {number},", json.loads(line)
     except json.JSONDecodeError as error:
         raise PromptError(f"{path}, line {number}, is no JSON ({error.msg}): check the file") from error
-    except (OSError, EOFError, RecursionError, zlib.error, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise InputError(f"cannot read {path} ({error}): check the file") from error
 
 

@@ -102,9 +102,7 @@ def _check(options: argparse.Namespace, smallest: dict[str, int]) -> None:
             raise ConfigError(f"{name} is {value}; it must be an integer from {least} to {LARGEST - 1}: give another")
 
 
-def _measured(
-    options: argparse.Namespace, names: Sequence[str], texts: dict[str, list[prompts.Prompt]], console: Console
-) -> int:
+def _measured(options: argparse.Namespace, names: Sequence[str], texts: dict[str, list[str]], console: Console) -> int:
     from omnidraft.api import load
     from omnidraft.bench import compare, methods
 
@@ -186,7 +184,7 @@ def _opened(stem: Path | None) -> Iterator[TextIO | None]:
 def _setting(
     options: argparse.Namespace,
     model: OmniDraft,
-    texts: dict[str, list[prompts.Prompt]],
+    texts: dict[str, list[str]],
     questions: Sequence[compare.Question],
 ) -> dict[str, Any]:
     kept = Counter(question.task for question in questions)
