@@ -72,7 +72,7 @@ class OmniDraft:
             and vocab.tokens[token : token + 1] == (bytes([byte]),)
         )
         # also when nobody closes it: at the end of the interpreter, or of the object
-        self._finish = weakref.finalize(self, side.finish if side else _nothing)
+        self._finish = weakref.finalize(self, side.autosave.finish if side else _nothing)
 
     def __enter__(self) -> Self:
         return self
@@ -89,7 +89,7 @@ class OmniDraft:
         if self.side is None:
             raise ConfigError("there is no drafter to save anything of: load one")
         self.side.adaptation.poll()
-        self.side.memory.save(self.side.adaptation)
+        self.side.autosave.save()
 
     def close(self) -> None:
         """Save what was learned and is not saved yet, and end what learns; what comes later is not learned from."""
@@ -98,7 +98,7 @@ class OmniDraft:
     @property
     def learned(self) -> dict[str, int | float]:
         """Counters of what the drafter learned from this target, earlier processes included; empty without any."""
-        return {} if self.side is None else self.side.memory.totals(self.side.adaptation)
+        return {} if self.side is None else self.side.autosave.totals()
 
     @property
     def drafter_step(self) -> str | None:
@@ -224,17 +224,17 @@ def load(
     side = attach_learning(loaded, helper, attached, shared, use)
     engine = Engine(loaded.lm, vocab.eos, attached, settings)
     if adapt != "off":
-        engine.teacher_temperature = side.memory.learning.teacher_temperature
+        engine.teacher_temperature = side.autosave.learning.teacher_temperature
     if isinstance(engine.policy, Goodput):
-        _keep_measurements(engine.policy, side.memory)
+        _keep_measurements(engine.policy, side.autosave)
     return OmniDraft(loaded, vocab, engine, side, sampling)
 
 
-def _keep_measurements(policy: Goodput, memory: Autosave) -> None:
+def _keep_measurements(policy: Goodput, autosave: Autosave) -> None:
     """Go on from the costs and acceptance that the profile holds, and save the present ones with it."""
-    if "goodput" in memory.measurements:
-        policy.resume(memory.measurements["goodput"])
-    memory.measured = lambda: {"goodput": policy.state()}
+    if "goodput" in autosave.loaded.measurements:
+        policy.resume(autosave.loaded.measurements["goodput"])
+    autosave.measured = lambda: {"goodput": policy.state()}
 
 
 def _check_models(target: object, drafter: object) -> None:

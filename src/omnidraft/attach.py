@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
 
 import torch
 
@@ -19,40 +19,28 @@ from omnidraft.config import Drafting, Learning
 from omnidraft.decoding.drafter import AttachedDrafter, Drafter
 from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.distillation.adaptation import Adaptation, Learner
-from omnidraft.distillation.background import BackgroundTrainer
-from omnidraft.distillation.inline import InlineTrainer
-from omnidraft.distillation.teacher import shared_tokens
-from omnidraft.distillation.trainer import Trainer
 from omnidraft.distillation.weights import Weights, check, parted
 from omnidraft.draft_length.acceptance_head import Head, hidden_size
-from omnidraft.errors import ConfigError, ModelError, ProfileError
+from omnidraft.errors import ConfigError
 from omnidraft.models.loading import LoadedModel
-from omnidraft.profiles.autosave import Autosave, key_of, learning_for
-from omnidraft.profiles.manifest import Key
+from omnidraft.profiles.autosave import Autosave, take_over
+from omnidraft.profiles.pair_profile import PairProfile, key_of
 from omnidraft.profiles.profile import Profile
-from omnidraft.profiles.profile_file import ProfileFile
-from omnidraft.profiles.store import ProfileStore
-from omnidraft.verification.round import Round
 
+SHAPE = ("adapter", "rank")  # settings that decide the tensors of an adapter
 Warn = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearningSide:
-    """What a drafter learns from one target, and the profile where that is kept."""
+    """A drafter with what it learns from one target, and the profile where that is kept."""
 
     loaded: LoadedModel  # the drafter
-    adaptation: Adaptation
-    memory: Autosave
+    autosave: Autosave
 
-    def teach(self, records: list[Round]) -> None:
-        """Learn from a complete answer, and save where enough was learned."""
-        self.adaptation.teach(records)
-        self.memory.keep(self.adaptation)
-
-    def finish(self) -> None:
-        """Save what is not saved, and end what learns."""
-        self.memory.finish(self.adaptation)
+    @property
+    def adaptation(self) -> Adaptation:
+        return self.autosave.adaptation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,57 +97,68 @@ def make_cache(table: SpellingTable, drafting: Drafting) -> NgramCache:
     return NgramCache(table, seed=drafting.ngram_seed, bound=drafting.ngram_bound, eviction=drafting.ngram_eviction)
 
 
-# Who learns into which file: shared by all loads of a process, as its lock on the file is.
-_LEARNING: WeakValueDictionary[Path, LearningSide] = WeakValueDictionary()
-
-
 def attach_learning(
     target: LoadedModel, drafter: LoadedModel, attached: AttachedDrafter, shared: SharedDrafter, use: LearningOptions
 ) -> LearningSide:
     """Load what was learned for a pair and start its learner; raises ProfileError for a profile given by its path."""
-    table = attached.cache.table
-    file, key = _file(target, drafter, table, use)
+    learns, cache = use.adapt != "off", attached.cache
+    pair = PairProfile(use.profile, partial(key_of, drafter, target, cache.table), learns=learns, warn=use.warn)
 
-    def read(file: ProfileFile | None) -> tuple[ProfileFile | None, Profile | None, Learning]:
-        file, profile = _read(file, key, use, lambda found: _check(found, drafter, attached.cache))
-        return file, profile, learning_for(profile, use.learning)
+    def read() -> tuple[Profile, Learning]:
+        profile = pair.load(partial(_check, drafter=drafter, cache=cache))
+        return profile, learning_for(profile, use.learning)
 
-    file, profile, learning = read(file)
-    if use.adapt != "off" and learning.adapter == "lora" and find_spec("peft") is None:
+    profile, learning = read()
+    if learns and learning.adapter == "lora" and find_spec("peft") is None:
         raise ConfigError("adapter is 'lora' without the peft package: pip install 'omnidraft[lora]', or use 'full'")
     # an earlier model ends once nothing can be wrong with this one; what it saves then is read
-    if use.adapt != "off" and file is not None and _take_over(file, use):
-        file, profile, learning = read(file)
-    memory = Autosave(file, key, learning, use.warn)
-    state: Weights = {}
-    if profile is not None:
-        state = memory.restore(profile, attached.cache)
-    if use.adapt != "off" and file is not None:
-        memory.writes = _claim(file, use)
+    if learns and take_over(pair):
+        profile, learning = read()
+    if learns:
+        pair.claim()
     try:
-        learner = None if use.adapt == "off" else _learner(use.adapt, drafter, table, learning, state, use.warn)
+        learner = make_learner(drafter, cache.table, use, learning, profile.weights) if learns else None
     except BaseException:
-        if file is not None and memory.writes:
-            file.release()
+        pair.release()
         raise
-    adaptation = Adaptation(attached, shared, learner, state, use.warn)
-    side = LearningSide(loaded=drafter, adaptation=adaptation, memory=memory)
-    if file is not None and memory.writes:
-        _LEARNING[file.path.resolve()] = side
-    return side
+    if profile.ngrams and not cache.frozen:
+        cache.resume(profile.ngrams)
+    adaptation = Adaptation(attached, shared, learner, dict(profile.weights), use.warn)
+    return LearningSide(loaded=drafter, autosave=Autosave(adaptation, pair, profile, learning))
 
 
-def _take_over(file: ProfileFile, use: LearningOptions) -> bool:
-    """End what learns into the same file in this process, such as an earlier run of a notebook's cell."""
-    earlier = _LEARNING.pop(file.path.resolve(), None)
-    if earlier is None or not earlier.memory.writes:
-        return False
-    use.warn(f"profile {file.name} is taken over from a model loaded earlier here, which learns no more")
-    try:
-        earlier.finish()
-    except Exception as error:  # noqa: BLE001  whatever it is, this model is not to blame
-        use.warn(f"what that one learned last is not saved ({type(error).__name__}: {error})")
-    return True
+def learning_for(profile: Profile, asked: Mapping[str, Any]) -> Learning:
+    """The learning settings asked for, where the adapter's shape defaults to the profile's.
+
+    Raises ConfigError where the two contradict.
+    """
+    shape = {name: profile.learning[name] for name in SHAPE if name in profile.learning}
+    settings = Learning(**{**shape, **asked})
+    for name, value in shape.items():
+        if getattr(settings, name) != value and (name != "rank" or settings.adapter == "lora"):
+            raise ConfigError(
+                f"{name} is {getattr(settings, name)!r}, but the profile was learned with {value!r}: "
+                "leave it out, or give another profile"
+            )
+    return settings
+
+
+def make_learner(
+    drafter: LoadedModel, table: SpellingTable, use: LearningOptions, learning: Learning, state: Weights
+) -> Learner:
+    """A trainer of the drafter in another process or in this one, which goes on from `state`."""
+    if use.adapt == "background":
+        from omnidraft.distillation.background import BackgroundTrainer
+
+        return BackgroundTrainer(drafter.lm.model, learning, table, state or None, warn=use.warn)
+    from omnidraft.distillation.inline import InlineTrainer
+    from omnidraft.distillation.teacher import shared_tokens
+    from omnidraft.distillation.trainer import Trainer
+
+    trainer = Trainer(drafter.lm.model, learning, shared_tokens(table))
+    if state:
+        trainer.load_state(state)
+    return InlineTrainer(trainer, use.warn)
 
 
 def _check(profile: Profile, drafter: LoadedModel, cache: NgramCache) -> None:
@@ -169,91 +168,3 @@ def _check(profile: Profile, drafter: LoadedModel, cache: NgramCache) -> None:
     Head(hidden_size(drafter.lm.model)).load_weights(head)
     if profile.ngrams:
         NgramCache(cache.table).resume(profile.ngrams)
-
-
-def _claim(file: ProfileFile, use: LearningOptions) -> bool:
-    """Whether what is learned can be saved; where not, that is said, or an error for a profile given by its path."""
-    try:
-        if file.claim():
-            return True
-        use.warn(f"profile {file.name} is in use by another process: what is learned here is not saved")
-    except ProfileError as error:
-        if use.profile != "auto":
-            raise
-        use.warn(f"what is learned here is not saved: {error}")
-    return False
-
-
-def _learner(
-    adapt: str, drafter: LoadedModel, table: SpellingTable, learning: Learning, state: Weights, warn: Warn
-) -> Learner:
-    if adapt == "background":
-        return BackgroundTrainer(drafter.lm.model, learning, table, state or None, warn=warn)
-    trainer = Trainer(drafter.lm.model, learning, shared_tokens(table))
-    if state:
-        trainer.load_state(state)
-    return InlineTrainer(trainer, warn)
-
-
-def _file(
-    target: LoadedModel, drafter: LoadedModel, table: SpellingTable, use: LearningOptions
-) -> tuple[ProfileFile | None, Key | None]:
-    if use.profile is None:
-        return None, None
-    try:
-        store = ProfileStore() if use.profile == "auto" else None
-    except ConfigError as error:  # no home folder is known
-        if use.adapt != "off":
-            use.warn(f"what is learned here is not saved: {error}")
-        return None, None
-    key = key_of(drafter, target, table)
-    if store is None:
-        return ProfileFile(_path(use.profile)), key
-    file = store.file(key)
-    for name in () if file.path.exists() else store.outdated(key):
-        use.warn(
-            f"profile {name} was written by an earlier version, as a folder, and is not read: "
-            f"`omnidraft profiles remove {name}`, and learning begins anew"
-        )
-    return file, key
-
-
-def _path(profile: str | Path) -> Path:
-    """The path of a profile given by it; raises ProfileError where it cannot be one."""
-    try:
-        path = Path(profile).expanduser()
-        path.exists()
-        if "\0" in str(path):  # which is no file for pathlib, and an error for everything after it
-            raise ValueError("it holds a null byte")
-    except (OSError, RuntimeError, ValueError) as error:
-        raise ProfileError(f"profile {str(profile)!r} cannot be read ({error}): give another path") from error
-    return path
-
-
-def _read(
-    file: ProfileFile | None, key: Key | None, use: LearningOptions, check: Callable[[Profile], None]
-) -> tuple[ProfileFile | None, Profile | None]:
-    """The profile of a file, and the file where it can be used.
-
-    One of the store that is refused is set aside, or where that fails done without; one given by its path is an error.
-    """
-    if file is None or key is None:
-        return None, None
-    try:
-        profile = file.load(key)
-        if profile is not None:
-            check(profile)
-        return file, profile
-    except (ProfileError, ModelError) as error:
-        refused = error if isinstance(error, ProfileError) else ProfileError(f"profile {file.name}: {error}")
-        if use.profile != "auto":
-            raise refused from error
-    if use.adapt == "off":  # who only looks changes nothing
-        use.warn(f"{refused}; it is done without")
-        return None, None
-    try:
-        use.warn(f"{refused}; it is kept as {file.set_aside().name}, and learning begins anew")
-    except ProfileError as error:
-        use.warn(f"{refused}; it cannot be set aside ({error}), so it is done without, and nothing is saved")
-        return None, None
-    return file, None

@@ -95,7 +95,7 @@ class Session:
             try:
                 self._slot.resume()
                 if self._learning is not None and self._request is not None and self._request.finish is not None:
-                    self._learning.teach(self.records)
+                    self._learning.autosave.teach(self.records)
             finally:
                 self._engine.release()
 

@@ -180,7 +180,7 @@ def test_a_full_disk_is_one_warning(target: Path, drafter: Path, home: Path, mon
     install(RefusingDisk(1, errno.ENOSPC), monkeypatch)
     for answer, prompt in zip(answers(model, 25), PROMPTS * 5, strict=True):
         assert answer.token_ids == alone(model, prompt)
-        side_of(model).memory.wait()
+        side_of(model).autosave.wait()
     with pytest.raises(ProfileError, match="make room"):
         model.save()
     model.close()
@@ -229,7 +229,7 @@ def test_what_a_full_disk_refused_is_saved_once_there_is_room(
     model = omnidraft.load(target, drafter, adapt="inline", **(FAST | {"interval": 1}), warn=said.append)
     install(RefusingDisk(1, errno.ENOSPC), monkeypatch)
     answers(model, 8 + 1)  # one is held out
-    side_of(model).memory.wait()
+    side_of(model).autosave.wait()
     if by == "save":
         with pytest.raises(ProfileError):
             model.save()

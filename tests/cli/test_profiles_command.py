@@ -16,7 +16,7 @@ import torch
 
 from omnidraft import storage
 from omnidraft.cli import main as cli
-from omnidraft.profiles.manifest import Key
+from omnidraft.profiles.profile import Key
 from omnidraft.profiles.profile_file import ProfileFile
 from omnidraft.profiles.store import ProfileStore
 from support.small_profiles import KEY, number_of, numbered
@@ -40,14 +40,6 @@ def put(store: ProfileStore, number: int, key: Key = KEY) -> ProfileFile:
     with file.held():
         file.save(key, numbered(number, weights={"w": torch.ones(3)}))
     return file
-
-
-def old_folder(store: ProfileStore) -> Path:
-    """A profile as earlier versions wrote it."""
-    folder = store.file(KEY).path.with_name("Qwen--Qwen2-0.5B-0123456789ab")
-    (folder / "v00000001").mkdir(parents=True)
-    (folder / "current").write_bytes(b"v00000001 ...")
-    return folder
 
 
 def profiles(*arguments: object) -> int:
@@ -79,13 +71,11 @@ def test_list(store: ProfileStore, capsys: Captured) -> None:
     torn.path.write_bytes(torn.path.read_bytes()[:50])
     store.file(KEY).set_aside()
     put(store, 4)
-    old = old_folder(store)
     assert profiles("list") == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()[1:]}
-    assert lines.keys() == {NAME, f"{NAME}.aside-1", "/".join(other.place), f"{old.parent.name}/{old.name}"}
+    assert lines.keys() == {NAME, f"{NAME}.aside-1", "/".join(other.place)}
     for name, problem in {f"{NAME}.aside-1": "set aside", "/".join(other.place): "is damaged"}.items():
         assert problem in lines[name]
-    assert "a folder, as earlier versions wrote" in lines[f"{old.parent.name}/{old.name}"]
     assert profiles("list", "--json") == 0
     found = json.loads(capsys.readouterr().out)["profiles"]
     assert {entry["name"]: entry["problem"] is None for entry in found} == {name: name == NAME for name in lines}
@@ -164,7 +154,7 @@ def test_remove(store: ProfileStore, capsys: Captured) -> None:
     assert list(store.root.iterdir()) == []
 
 
-def test_remove_of_one_that_is_damaged_in_use_or_old(store: ProfileStore, capsys: Captured) -> None:
+def test_remove_of_one_that_is_damaged_or_in_use(store: ProfileStore, capsys: Captured) -> None:
     file = store.file(KEY)
     assert file.claim()
     assert "in use by another process" in refused(capsys, "remove", NAME)
@@ -172,8 +162,6 @@ def test_remove_of_one_that_is_damaged_in_use_or_old(store: ProfileStore, capsys
     file.path.write_bytes(b"torn")
     assert profiles("remove", NAME) == 0
     assert not file.path.exists()
-    old = old_folder(store)
-    assert profiles("remove", f"{old.parent.name}/{old.name}") == 0
     assert list(store.root.iterdir()) == []
 
 

@@ -6,8 +6,6 @@ import errno
 import os
 import random
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,14 +15,12 @@ import pytest
 
 from omnidraft import storage
 from omnidraft.errors import ProfileError
-from omnidraft.profiles.manifest import Key
-from omnidraft.profiles.profile import Profile
+from omnidraft.profiles.profile import Key, Profile
 from omnidraft.profiles.profile_file import ProfileFile
-from support import small_profiles
 from support.faulty_disk import Killed, KilledDisk, PowerCut, RefusingDisk, install
-from support.small_profiles import KEY, number_of, numbered
+from support.small_profiles import KEY, number_of, numbered, saving_process
 
-KILLS = 20
+KILLS = 12
 Make = Callable[[int], KilledDisk]
 MODES: dict[str, Make] = {
     "killed": KilledDisk,
@@ -40,10 +36,6 @@ class InPlace(ProfileFile):
 
     def save(self, key: Key, profile: Profile) -> None:
         storage.write_file(self.path, profile.encode(key))
-
-
-def file_in(folder: Path, cls: type[ProfileFile] = ProfileFile) -> ProfileFile:
-    return cls(folder / "p")
 
 
 def saves(file: ProfileFile, number: int) -> None:
@@ -71,7 +63,7 @@ def outcomes(
     """
     whole = tmp_path / "whole"
     for number in range(1, before + 1):
-        saves(file_in(whole, cls), number)
+        saves(cls(whole / "p"), number)
     found: list[str] = []
     for at in range(1, 200):
         folder = tmp_path / f"cut-{at}"
@@ -81,16 +73,16 @@ def outcomes(
         install(disk, monkeypatch)
         try:
             with suppress(Killed):
-                saves(file_in(folder, cls), before + 1)
+                saves(cls(folder / "p"), before + 1)
                 returned = True
         finally:
             install(None, monkeypatch)
         disk.crash()
         try:
-            loaded = number_of(file_in(folder).load(KEY))
+            loaded = number_of(ProfileFile(folder / "p").load(KEY))
             found.append("new" if loaded == before + 1 else "old" if loaded == (before or None) else "another")
-            saves(file_in(folder, cls), 50)
-            assert number_of(file_in(folder).load(KEY)) == 50
+            saves(cls(folder / "p"), 50)
+            assert number_of(ProfileFile(folder / "p").load(KEY)) == 50
             assert names(folder) == [".p.lock", "p"], "nothing is left of the save that was cut off"
         except (ProfileError, ValueError):
             found.append("torn")
@@ -115,8 +107,8 @@ def test_a_save_that_is_cut_off_anywhere(
 def test_every_kind_of_change_is_among_the_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = KilledDisk()
     install(disk, monkeypatch)
-    saves(file_in(tmp_path / "new"), 1)
-    saves(file_in(tmp_path / "new"), 2)
+    saves(ProfileFile(tmp_path / "new" / "p"), 1)
+    saves(ProfileFile(tmp_path / "new" / "p"), 2)
     save = ["open", "write", "fsync", "replace", "open", "fsync"]
     assert disk.log == ["mkdir", "open", "fsync", *save, *save]
 
@@ -139,7 +131,7 @@ def test_what_moves_or_removes_a_profile_is_cut_off(
     """The profile is there, or it is gone; what was set aside is whole."""
     cuts = 0
     for at in range(1, 200):
-        file = file_in(tmp_path / str(at))
+        file = ProfileFile(tmp_path / str(at) / "p")
         saves(file, 1)
         disk = MODES[mode](at)
         install(disk, monkeypatch)
@@ -164,7 +156,7 @@ def test_what_moves_or_removes_a_profile_is_cut_off(
 def test_a_disk_that_refuses(error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = 0
     for at in range(1, 200):
-        file = file_in(tmp_path / f"refused-{at}")
+        file = ProfileFile(tmp_path / f"refused-{at}" / "p")
         saves(file, 1)
         disk = RefusingDisk(at, error)
         install(disk, monkeypatch)
@@ -185,7 +177,7 @@ def test_a_disk_that_refuses(error: int, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_only_its_own_files_are_changed(tmp_path: Path) -> None:
-    file = file_in(tmp_path)
+    file = ProfileFile(tmp_path / "p")
     token = "0123456789abcdef"
     mine = ("p.tmp", f".q.{token}.tmp", f".p.q.{token}.tmp", f"p.{token}.tmp", "p.aside-1", ".p.mine")
     others = [tmp_path / name for name in mine]
@@ -202,14 +194,11 @@ def test_only_its_own_files_are_changed(tmp_path: Path) -> None:
 
 def test_kill_9_at_random_moments(tmp_path: Path) -> None:
     """Real processes that save without pause are killed, and the next one goes on from what is there."""
-    file = file_in(tmp_path)
+    file = ProfileFile(tmp_path / "p")
     draw = random.Random(7)
     last, unfinished = 0, 0
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    command = [sys.executable, str(small_profiles.__file__), str(file.path)]
     for _ in range(KILLS):
-        process = subprocess.Popen([*command, str(last), "0"], env=environment, stdout=subprocess.PIPE, text=True)
-        with process:
+        with saving_process(file.path, number=last, pause=0) as process:
             assert process.stdout is not None
             process.stdout.readline()  # warmed up, and it has the claim
             time.sleep(draw.uniform(0, 0.05))

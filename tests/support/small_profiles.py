@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors import numpy as arrays_of
 
-from omnidraft.profiles.manifest import Key
-from omnidraft.profiles.profile import Profile
+from omnidraft.profiles.profile import Key, Profile
 from omnidraft.profiles.profile_file import ProfileFile
+from support.command_line import environment
 
 KEY = Key(
     drafter="JackFram/llama-68m",
@@ -47,6 +49,20 @@ def number_of(profile: Profile | None) -> int | None:
     return number
 
 
+def saved(file: ProfileFile, profile: Profile, key: Key = KEY) -> ProfileFile:
+    """The file with this profile in it."""
+    with file.held():
+        file.save(key, profile)
+    return file
+
+
+def header(file: ProfileFile) -> dict[str, Any]:
+    """The header of a safetensors file."""
+    data = file.path.read_bytes()
+    found: dict[str, Any] = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return found
+
+
 def sealed(metadata: dict[str, str], before: bytes = b"", more: Mapping[str, Any] | None = None) -> bytes:
     """A file with this header and a right checksum; header and arrays are added to those of the file `before`."""
     if before:
@@ -56,6 +72,18 @@ def sealed(metadata: dict[str, str], before: bytes = b"", more: Mapping[str, Any
     data = arrays_of.save(arrays, metadata | {"sha256": "0" * 64})
     checksum = hashlib.sha256(data).hexdigest()
     return data.replace(f'"sha256":"{"0" * 64}"'.encode(), f'"sha256":"{checksum}"'.encode())
+
+
+@contextmanager
+def saving_process(path: Path, number: int, pause: float) -> Iterator[subprocess.Popen[str]]:
+    """A process that saves profiles from `number` + 1 on, says each number once it is saved, and is killed."""
+    command = [sys.executable, __file__, str(path), str(number), str(pause)]
+    process = subprocess.Popen(command, env=environment(path.parent), stdout=subprocess.PIPE, text=True)
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def _save_for_ever(path: Path, number: int, pause: float) -> None:

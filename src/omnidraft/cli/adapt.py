@@ -70,12 +70,12 @@ def _learn(model: OmniDraft, data: Data, count: int, settings: dict[str, Any]) -
     side = model.side
     if side is None:
         raise ConfigError("there is no drafter to learn: give one with --drafter")
-    memory, adaptation = side.memory, side.adaptation
-    if memory.file is not None and not memory.writes:
+    autosave, adaptation = side.autosave, side.adaptation
+    if autosave.profile.file is not None and not autosave.writes:
         raise ConfigError(
             "what would be learned cannot be saved: end the process that has the profile, or give another"
         )
-    start = memory.positions.get(data.digest, 0)
+    start = autosave.positions.get(data.digest, 0)
     if start:
         flags.say(f"continuing after prompt {min(start, count)} of {count}")
     recent: list[Stats] = []
@@ -94,16 +94,16 @@ def _learn(model: OmniDraft, data: Data, count: int, settings: dict[str, Any]) -
                 if adaptation.learner is None:  # what was wrong is said already
                     flags.say("nothing more is learned; the same command continues here")
                     return 1
-                memory.positions[data.digest] = position + 1
-                memory.keep(adaptation, every=1)
+                autosave.positions[data.digest] = position + 1
+                autosave.keep(every=1)
                 accepted, proposed = (sum(getattr(s, name) for s in recent) for name in ("accepted", "proposed"))
                 progress.update(task, advance=1, acceptance=f"acceptance {accepted / proposed:.2f}" if proposed else "")
     except KeyboardInterrupt:
-        flags.say("interrupted" + ("; the same command continues here" if memory.writes else ""))
+        flags.say("interrupted" + ("; the same command continues here" if autosave.writes else ""))
         return flags.INTERRUPTED
     finally:
-        if memory.writes and memory.positions.get(data.digest, 0) > start:
-            memory.save(adaptation)
+        if autosave.writes and autosave.positions.get(data.digest, 0) > start:
+            autosave.save()
     return 0
 
 
@@ -166,7 +166,7 @@ def _prompt_of(line: bytes) -> str | None:
 
 def _result(model: OmniDraft, data: Data, count: int) -> dict[str, Any]:
     side = model.side
-    position = 0 if side is None else side.memory.positions.get(data.digest, 0)
+    position = 0 if side is None else side.autosave.positions.get(data.digest, 0)
     return {"position": position, "prompts": count, "broken_lines": len(data.broken), "learned": model.learned}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator, Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -16,9 +16,11 @@ from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.decoding.drafter import AttachedDrafter
 from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.distillation.teacher import Trace
-from omnidraft.distillation.trainer import Counters
 from omnidraft.distillation.weights import Weights, merged, parted
 from omnidraft.verification.round import Round
+
+if TYPE_CHECKING:
+    from omnidraft.distillation.trainer import Counters
 
 _log = logging.getLogger("omnidraft")
 LONGEST = 2048  # drafter tokens of a training example: attention over more would take seconds

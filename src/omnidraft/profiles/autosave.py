@@ -1,151 +1,83 @@
-"""Automatic saving of what an adaptation learns, and its way from a profile back into the models."""
+"""Automatic saving of what an adaptation learns to the profile of its models."""
 
 from __future__ import annotations
 
-import hashlib
 import math
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, replace
+from pathlib import Path
+from weakref import WeakValueDictionary
 
-import numpy as np
-import torch
-
-from omnidraft.alignment.ngram_cache import NgramCache
-from omnidraft.alignment.spelling_table import SpellingTable
 from omnidraft.config import Learning
 from omnidraft.distillation.adaptation import Adaptation
-from omnidraft.distillation.weights import Weights
 from omnidraft.errors import ConfigError, OmniDraftError
-from omnidraft.models.loading import LoadedModel
-from omnidraft.profiles.manifest import Key
+from omnidraft.profiles.pair_profile import PairProfile
 from omnidraft.profiles.profile import Array, Profile
-from omnidraft.profiles.profile_file import ProfileFile
+from omnidraft.verification.round import Round
 
-SHAPE = ("adapter", "rank")  # settings that decide the tensors of an adapter
 SAVE_EVERY = 8  # updates
-SAMPLE = 4096  # weights of each tensor, about, that tell a model from others of its name
 POSITION = "position_"  # prefix of counters; the digest of a data set follows
 
 
-def key_of(drafter: LoadedModel, target: LoadedModel, table: SpellingTable) -> Key:
-    """The key of a pair's profile: names, tokenizers, and a hash of a sample of each model's weights."""
-    return Key(
-        drafter=drafter.name,
-        target=target.name,
-        tokenizers=table.fingerprint,
-        drafter_weights=_hash_of_signs(drafter),
-        target_weights=_hash_of_signs(target),
-    )
-
-
-def _hash_of_signs(loaded: LoadedModel) -> str:
-    """A hash of the signs of evenly spaced weights: no rounding changes a sign, so every load dtype has the same."""
-    digest = hashlib.sha256()
-    for name, value in sorted(loaded.lm.model.state_dict().items()):
-        if isinstance(value, torch.Tensor):
-            sample = value.detach().flatten()[:: max(1, value.numel() // SAMPLE)]
-            digest.update(f"{name} {tuple(value.shape)} ".encode())
-            digest.update(np.packbits(torch.signbit(sample).cpu().numpy()).data)
-    return digest.hexdigest()
-
-
-def learning_for(profile: Profile | None, given: Mapping[str, Any]) -> Learning:
-    """The learning settings asked for, where the adapter's shape defaults to the profile's.
-
-    Raises ConfigError where the two contradict.
-    """
-    if profile is None:
-        return Learning(**given)
-    shape = {name: profile.learning[name] for name in SHAPE if name in profile.learning}
-    asked = Learning(**(shape | dict(given)))
-    for name, value in shape.items():
-        if getattr(asked, name) != value and (name != "rank" or asked.adapter == "lora"):
-            raise ConfigError(
-                f"{name} is {getattr(asked, name)!r}, but the profile was learned with {value!r}: "
-                "leave it out, or give another profile"
-            )
-    return asked
-
-
-@dataclass
 class Autosave:
-    """Saves an adaptation's state to a profile every few updates and at the end; without a file, never.
+    """Saves an adaptation's state to its profile every few updates and at the end; without a claim on it, never.
 
-    `positions` is the number of answers of a data set that were learned from, by the set's digest.
+    `loaded` is the profile that the adaptation goes on from, but for the weights.  `positions` is the number of answers
+    of a data set that were learned from, by the set's digest.  `measured` gives the measurements of a draft-length
+    policy that makes any.
     """
 
-    file: ProfileFile | None
-    key: Key | None
-    learning: Learning
-    warn: Callable[[str], None]
-    counters: dict[str, int | float] = field(default_factory=dict)  # of earlier processes
-    positions: dict[str, int] = field(default_factory=dict)
-    ngrams: Mapping[str, Array] = field(default_factory=dict)  # as loaded, for a mode that updates none
-    measurements: Mapping[str, Array] = field(default_factory=dict)  # as loaded
-    measured: Callable[[], Mapping[str, Array]] | None = None  # the present ones, where a policy measures any
-    writes: bool = False  # whether this process learns into the profile
-    _saved: int = 0  # updates at the last save that succeeded
-    _begun: int = 0  # updates at the last one that was begun
-    _thread: threading.Thread | None = None
-    _failed: bool = False
+    def __init__(self, adaptation: Adaptation, profile: PairProfile, loaded: Profile, learning: Learning) -> None:
+        self.adaptation = adaptation
+        self.profile = profile
+        self.loaded = loaded = replace(loaded, weights={})
+        self.learning = learning
+        counts = loaded.counters.items()
+        self.positions = {n.removeprefix(POSITION): int(c) for n, c in counts if n.startswith(POSITION)}
+        self.measured: Callable[[], Mapping[str, Array]] = lambda: loaded.measurements
+        self._before = {name: count for name, count in counts if not name.startswith(POSITION)}
+        self._saved = 0  # updates at the last save that succeeded
+        self._begun = 0  # updates at the last one that was begun
+        self._thread: threading.Thread | None = None
+        self._failed = False
+        if profile.file is not None and self.writes:
+            _WRITERS[profile.file.path.resolve()] = self
 
-    def restore(self, profile: Profile, cache: NgramCache) -> Weights:
-        """Go on from a profile: its counters, its n-grams in a cache that is not frozen; returns its weights."""
-        if profile.ngrams and not cache.frozen:
-            cache.resume(profile.ngrams)
-        self.ngrams, self.measurements = profile.ngrams, profile.measurements
-        for name, count in profile.counters.items():
-            if name.startswith(POSITION):
-                self.positions[name.removeprefix(POSITION)] = int(count)
-            else:
-                self.counters[name] = count
-        return dict(profile.weights)
+    @property
+    def writes(self) -> bool:
+        """Whether this process learns into the profile."""
+        return self.profile.claimed
 
-    def totals(self, adaptation: Adaptation) -> dict[str, int | float]:
+    def totals(self) -> dict[str, int | float]:
         """Counters over all processes: those of the profile plus those of this adaptation."""
-        own = {} if adaptation.counters is None else asdict(adaptation.counters)
-        sums = {name: self.counters.get(name, 0) + count for name, count in own.items() if isinstance(count, int)}
-        loss = own.get("held_out_loss", math.nan)
-        last = self.counters.get("held_out_loss") if math.isnan(loss) else loss
-        return self.counters | sums | ({} if last is None else {"held_out_loss": last})
+        counters = self.adaptation.counters
+        now = {} if counters is None else asdict(counters)
+        sums = {name: self._before.get(name, 0) + count for name, count in now.items() if isinstance(count, int)}
+        latest = {name: value for name, value in now.items() if isinstance(value, float) and not math.isnan(value)}
+        return self._before | sums | latest
 
-    def profile(self, adaptation: Adaptation) -> Profile:
-        """A snapshot of the current state as a profile."""
-        return Profile(
-            weights=dict(adaptation.state),
-            ngrams=self.ngrams if adaptation.attached.cache.frozen else adaptation.attached.cache.state(),
-            measurements=self.measurements if self.measured is None else self.measured(),
-            learning=asdict(self.learning),
-            counters=self.totals(adaptation) | {POSITION + name: at for name, at in self.positions.items()},
-        )
+    def teach(self, records: list[Round]) -> None:
+        """Learn from a complete answer, and save where enough was learned."""
+        self.adaptation.teach(records)
+        self.keep()
 
-    def save(self, adaptation: Adaptation) -> None:
+    def save(self) -> None:
         """Write the profile now; raises ProfileError and leaves the old one, ConfigError where nothing is learned."""
         self.wait()
-        if self.file is None or self.key is None or (adaptation.learner is None and not self.writes):
+        if self.adaptation.learner is None and not self.writes:
             raise ConfigError("nothing is learned that could be saved: load with adapt='inline' and a profile")
-        self._begun = updates = self._updates(adaptation)
-        self.file.save(self.key, self.profile(adaptation))
-        self._saved = updates
+        self._begun = self._updates
+        self._write(self._snapshot(), self._begun)
 
-    def keep(self, adaptation: Adaptation, every: int = SAVE_EVERY) -> None:
+    def keep(self, every: int = SAVE_EVERY) -> None:
         """Write the profile in a thread if `every` updates were made since the last time; warns once on failure."""
-        if not self.writes or self._updates(adaptation) - self._begun < every or self._writing:
+        writing = self._thread is not None and self._thread.is_alive()
+        if not self.writes or self._updates - self._begun < every or writing:
             return
-        file, key, profile = self.file, self.key, self.profile(adaptation)
-        self._begun = updates = self._updates(adaptation)
-
-        def write() -> None:
-            try:
-                if file is not None and key is not None:
-                    file.save(key, profile)
-                    self._saved = updates
-            except OmniDraftError as error:
-                self._say(error)
-
-        self._thread = threading.Thread(target=write)
+        self._begun = self._updates
+        arguments = (self._snapshot(), self._begun)
+        self._thread = threading.Thread(target=lambda: self._attempt(lambda: self._write(*arguments)))
         self._thread.start()
 
     def wait(self) -> None:
@@ -153,7 +85,7 @@ class Autosave:
         if self._thread is not None and self._thread is not threading.current_thread():  # a finalizer may run in it
             self._thread.join()
 
-    def finish(self, adaptation: Adaptation) -> None:
+    def finish(self) -> None:
         """Learn from the remaining answers, save, end the learner and release the profile.
 
         A background trainer may take minutes for that, so each of its updates is saved as it comes.
@@ -162,32 +94,63 @@ class Autosave:
         try:
             if self.writes:
                 try:
-                    adaptation.flush(lambda: self._save_since(self._begun, adaptation))  # a single answer teaches, too
+                    self.adaptation.flush(lambda: self._save_since(self._begun))  # a single answer teaches, too
                 except OmniDraftError as error:
-                    self.warn(f"not all answers were learned from: {error}")
-                self._save_since(self._saved, adaptation)
+                    self.profile.warn(f"not all answers were learned from: {error}")
+                self._save_since(self._saved)
         finally:
-            adaptation.end()
-            if self.file is not None and self.writes:
-                self.file.release()
-            self.writes = False
+            self.adaptation.end()
+            self.profile.release()
 
-    def _save_since(self, updates: int, adaptation: Adaptation) -> None:
+    def _save_since(self, updates: int) -> None:
+        def save() -> None:
+            self.adaptation.poll()
+            if self._updates > updates:
+                self.save()
+
+        self._attempt(save)
+
+    def _attempt(self, save: Callable[[], None]) -> None:
+        """Save; the first failure is a warning, the next ones are silent."""
         try:
-            adaptation.poll()
-            if self._updates(adaptation) > updates:
-                self.save(adaptation)
+            save()
         except OmniDraftError as error:
-            self._say(error)
+            if not self._failed:
+                self.profile.warn(f"what was learned is not saved: {error}")
+            self._failed = True
+
+    def _write(self, snapshot: Profile, updates: int) -> None:
+        self.profile.save(snapshot)
+        self._saved = updates
+
+    def _snapshot(self) -> Profile:
+        cache = self.adaptation.attached.cache
+        return replace(
+            self.loaded,
+            weights=dict(self.adaptation.state),
+            ngrams=self.loaded.ngrams if cache.frozen else cache.state(),
+            measurements=self.measured(),
+            learning=asdict(self.learning),
+            counters=self.totals() | {POSITION + name: count for name, count in self.positions.items()},
+        )
 
     @property
-    def _writing(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+    def _updates(self) -> int:
+        return 0 if self.adaptation.counters is None else self.adaptation.counters.updates
 
-    def _updates(self, adaptation: Adaptation) -> int:
-        return 0 if adaptation.counters is None else adaptation.counters.updates
 
-    def _say(self, error: OmniDraftError) -> None:
-        if not self._failed:
-            self.warn(f"what was learned is not saved: {error}")
-        self._failed = True
+# Who learns into which file: shared by all loads of a process, as its lock on the file is.
+_WRITERS: WeakValueDictionary[Path, Autosave] = WeakValueDictionary()
+
+
+def take_over(profile: PairProfile) -> bool:
+    """End what learns into the same file in this process, such as an earlier run of a notebook's cell."""
+    earlier = None if profile.file is None else _WRITERS.pop(profile.file.path.resolve(), None)
+    if profile.file is None or earlier is None or not earlier.writes:
+        return False
+    profile.warn(f"profile {profile.file.name} is taken over from a model loaded earlier here, which learns no more")
+    try:
+        earlier.finish()
+    except Exception as error:  # noqa: BLE001  whatever it is, this model is not to blame
+        profile.warn(f"what that one learned last is not saved ({type(error).__name__}: {error})")
+    return True

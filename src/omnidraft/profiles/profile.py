@@ -7,113 +7,187 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors import numpy as arrays_of
+from safetensors import numpy as numpy_format
 
 from omnidraft.errors import ProfileError
-from omnidraft.profiles.manifest import Key, Manifest, Setting, check_fields, parse
 
 if TYPE_CHECKING:
     import torch
 
+FORMAT = 2  # raised whenever an older version could not read what is written
 MANIFEST, CHECKSUM = "omnidraft_profile", "sha256"  # names in the header
 BLANK = "0" * 64  # the checksum while it is computed
 SIZE = 8  # bytes at the beginning of a safetensors file that give the length of its header
+LARGEST = 2**63
 Array = NDArray[Any]
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
+Setting = str | int | float | None
+_MODEL = re.compile(r".{1,200}")
+_HASH = re.compile(r"[0-9a-f]{64}")
+_FIELD = re.compile(r"[a-z][a-z0-9_]{0,39}")
+_WORD = re.compile(r"[A-Za-z0-9+._-]{1,40}")  # the name of a choice; no sentence fits
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+_TENSOR = re.compile(r"[A-Za-z0-9._-]{1,200}")
+
+
+class LaterFormatError(ProfileError):
+    """A later version of OmniDraft wrote this profile."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """The pair of models that a profile belongs to; hashes are SHA-256 in hexadecimal.  Raises ProfileError."""
+
+    drafter: str  # hub id, such as JackFram/llama-68m, or name of the model's folder
+    target: str
+    tokenizers: str  # hash of the pair of tokenizers
+    drafter_weights: str  # hash of the weights before learning; the same in every load dtype
+    target_weights: str
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if name not in ("drafter", "target"):
+                _check(name, value, _HASH, "a SHA-256 of 64 hexadecimal digits")
+            elif not (_matches(_MODEL, value) and value.isprintable()):
+                raise ProfileError(f"{name} is {value!r}; it must be a name of 1 to 200 printable characters")
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Folder and file name (without suffix) of the profile in a store, `drafter` and `target-hash`.
+
+        The hash covers all fields, so that names which look alike once they are safe for file systems do not collide.
+        """
+        identity = hashlib.sha256(json.dumps(list(asdict(self).values())).encode()).hexdigest()
+        return _file_name(self.drafter), f"{_file_name(self.target)}-{identity[:12]}"
+
+
+def _file_name(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "--", name)[:60].strip(".-") or "unnamed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """The description of a profile in its file's header.
+
+    It holds settings and numbers only: text that somebody typed fits nowhere, and raises ProfileError.
+    """
+
+    key: Key
+    learning: Mapping[str, Setting]
+    counters: Mapping[str, int | float]
+    saved: str  # UTC, such as 2026-01-31T08:15:00Z
+
+    def __post_init__(self) -> None:
+        _check("saved", self.saved, _TIME, "a time such as 2026-01-31T08:15:00Z")
+        for kind, fields in (("learning", self.learning), ("counters", self.counters)):
+            if not isinstance(fields, Mapping):
+                raise ProfileError(f"{kind} is {fields!r}; it must be a mapping")
+            for name, value in fields.items():
+                _check(f"a name in {kind}", name, _FIELD, "up to 40 of a-z, 0-9 and _")
+                if kind == "learning" and (value is None or _matches(_WORD, value)):
+                    continue
+                if type(value) not in (int, float) or not abs(value) < LARGEST or not math.isfinite(value):
+                    allowed = "a number, a word of 40 characters or None" if kind == "learning" else "a finite number"
+                    raise ProfileError(f"{kind} has {name} = {value!r}; it must be {allowed}")
+
+    def encode(self) -> str:
+        """Serialize to JSON."""
+        return json.dumps({"format": FORMAT, **asdict(self)})
+
+    @classmethod
+    def decode(cls, text: object) -> Manifest:
+        """Read a manifest; raises LaterFormatError, and ProfileError for anything that is not a manifest."""
+        try:
+            found: Any = json.loads(text)  # type: ignore[arg-type]
+            number = found.pop("format")
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            raise ProfileError("its manifest cannot be read") from None
+        if type(number) is not int or number < 1:
+            raise ProfileError(f"its format is {number!r}; it must be {FORMAT}")
+        if number > FORMAT:
+            raise LaterFormatError(f"its format is {number}, and this version reads {FORMAT}")
+        try:
+            return cls(**{**found, "key": Key(**found["key"])})
+        except (TypeError, LookupError):
+            raise ProfileError("its manifest has other fields than it must have") from None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Profile:
     """Learned weights, n-gram records and measurements of the draft-length policy, with learning settings and counters.
 
-    Names, single words and numbers only: text that somebody typed is refused with ProfileError.
+    One without anything is that of a pair that has learned nothing yet.
     """
 
-    weights: Mapping[str, torch.Tensor]  # the adapter and the acceptance head; may be empty
-    ngrams: Mapping[str, Array]  # the n-gram cache; numbers or booleans
+    weights: Mapping[str, torch.Tensor] = field(default_factory=dict)  # the adapter and the acceptance head
+    ngrams: Mapping[str, Array] = field(default_factory=dict)  # the n-gram cache; numbers or booleans
     measurements: Mapping[str, Array] = field(default_factory=dict)  # of the draft-length policy, by its name
-    learning: Mapping[str, Setting]
-    counters: Mapping[str, int | float]
-
-    def __post_init__(self) -> None:
-        check_fields(self.learning, self.counters)
-        arrays: dict[str, object] = {**self.ngrams, **self.measurements}
-        for name in (*self.weights, *arrays):
-            if not _NAME.fullmatch(name):
-                raise ProfileError(f"a tensor is called {name!r}; use up to 200 letters, digits, dots, dashes and _")
-        for name, array in arrays.items():
-            if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
-                raise ProfileError(f"array {name} is no array of numbers or booleans: leave out what is text")
+    learning: Mapping[str, Setting] = field(default_factory=dict)
+    counters: Mapping[str, int | float] = field(default_factory=dict)
 
     def encode(self, key: Key) -> bytes:
-        """Serialize to the bytes of a profile file, saved now."""
+        """Serialize to the bytes of a profile file, saved now.
+
+        Raises ProfileError for anything but names, single words and numbers.
+        """
         saved = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         manifest = Manifest(key=key, learning=dict(self.learning), counters=dict(self.counters), saved=saved)
         arrays = {f"ngrams.{name}": array for name, array in self.ngrams.items()}
         arrays |= {f"measurements.{name}": array for name, array in self.measurements.items()}
+        for name in (*arrays, *self.weights):
+            _check("the name of a tensor", name, _TENSOR, "up to 200 letters, digits, dots, dashes and _")
+        for name, array in arrays.items():
+            if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
+                raise ProfileError(f"array {name} is no array of numbers or booleans: leave out what is text")
         data = _serialize(self.weights, arrays, {MANIFEST: manifest.encode(), CHECKSUM: BLANK})
         return data.replace(_entry(BLANK), _entry(hashlib.sha256(data).hexdigest()), 1)
 
     @classmethod
-    def decode(cls, data: bytes) -> Profile:
-        """Read the bytes of a profile file, checked by `read_whole`; raises ProfileError for bad tensors."""
-        from safetensors import torch as tensors_of
+    def decode(cls, data: bytes) -> tuple[Key, Profile]:
+        """Read the bytes of a profile file; raises ProfileError for anything that is not a whole one."""
+        from safetensors import torch as torch_format
 
-        manifest = read_manifest(data)
+        manifest = read_manifest(data, whole=True)
         groups: dict[str, dict[str, torch.Tensor]] = {"weights": {}, "ngrams": {}, "measurements": {}}
         try:
-            for name, tensor in tensors_of.load(data).items():
+            for name, tensor in torch_format.load(data).items():
                 group, _, own = name.partition(".")
                 groups[group][own] = tensor
         except (SafetensorError, ValueError, LookupError, TypeError) as error:
             raise ProfileError(f"its tensors cannot be read ({error})") from error
-        ngrams, measurements = (
-            {name: tensor.numpy() for name, tensor in groups[group].items()} for group in ("ngrams", "measurements")
-        )
-        return cls(
+        return manifest.key, cls(
             weights=groups["weights"],
-            ngrams=ngrams,
-            measurements=measurements,
+            ngrams={name: tensor.numpy() for name, tensor in groups["ngrams"].items()},
+            measurements={name: tensor.numpy() for name, tensor in groups["measurements"].items()},
             learning=manifest.learning,
             counters=manifest.counters,
         )
 
 
-def read_manifest(data: bytes) -> Manifest:
-    """The manifest in the header that a file begins with; raises ProfileError."""
-    return parse(_metadata(data).get(MANIFEST))
+def read_manifest(data: bytes, *, whole: bool) -> Manifest:
+    """The manifest in the header that `data` begins with, its checksum compared where that is the whole file.
 
-
-def read_whole(data: bytes) -> Manifest:
-    """The manifest of a whole file once its checksum was compared; raises ProfileError."""
-    checksum = _metadata(data).get(CHECKSUM)
-    entry = _entry(str(checksum))
-    before, found, after = memoryview(data), data.find(entry), len(entry)
-    computed = hashlib.sha256(before[: max(found, 0)])
-    computed.update(_entry(BLANK))
-    computed.update(before[found + after :])
-    if computed.hexdigest() != checksum:
-        raise ProfileError("its checksum does not match")
-    return read_manifest(data)
-
-
-def _metadata(data: bytes) -> Mapping[str, Any]:
+    Raises ProfileError.
+    """
     try:
-        found = json.loads(data[SIZE : SIZE + int.from_bytes(data[:SIZE], "little")])["__metadata__"]
-    except (ValueError, TypeError, LookupError, RecursionError, OverflowError):
-        found = None
-    if not isinstance(found, dict) or MANIFEST not in found:
-        raise ProfileError("it has no header of a profile")
-    return found
+        header = json.loads(data[SIZE : SIZE + int.from_bytes(data[:SIZE], "little")])["__metadata__"]
+        manifest, checksum = header[MANIFEST], header.get(CHECKSUM)
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError):
+        raise ProfileError("it has no header of a profile") from None
+    if whole:
+        blank = data.replace(_entry(str(checksum)), _entry(BLANK), 1)
+        if hashlib.sha256(blank).hexdigest() != checksum:
+            raise ProfileError("its checksum does not match")
+    return Manifest.decode(manifest)
 
 
 def _entry(checksum: str) -> bytes:
@@ -124,11 +198,20 @@ def _entry(checksum: str) -> bytes:
 def _serialize(weights: Mapping[str, torch.Tensor], arrays: Mapping[str, Array], metadata: dict[str, str]) -> bytes:
     own = {name: array.copy(order="C") for name, array in arrays.items()}  # keeps the shape of scalars
     if not weights:  # PyTorch takes seconds to load
-        return arrays_of.save(own, metadata)
+        return numpy_format.save(own, metadata)
     import torch
-    from safetensors import torch as tensors_of
+    from safetensors import torch as torch_format
 
     tensors = {name: torch.from_numpy(array) for name, array in own.items()}
     for name, weight in weights.items():  # safetensors refuses shared memory, and what is not contiguous
         tensors[f"weights.{name}"] = weight.detach().cpu().clone(memory_format=torch.contiguous_format)
-    return tensors_of.save(tensors, metadata)
+    return torch_format.save(tensors, metadata)
+
+
+def _check(what: str, value: object, pattern: re.Pattern[str], allowed: str) -> None:
+    if not _matches(pattern, value):
+        raise ProfileError(f"{what} is {value!r}; it must be {allowed}")
+
+
+def _matches(pattern: re.Pattern[str], value: object) -> bool:
+    return isinstance(value, str) and pattern.fullmatch(value) is not None

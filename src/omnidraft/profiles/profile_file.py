@@ -10,8 +10,7 @@ from filelock import FileLock, Timeout
 
 from omnidraft import storage
 from omnidraft.errors import ProfileError
-from omnidraft.profiles.manifest import Key, LaterFormatError, Manifest
-from omnidraft.profiles.profile import SIZE, Profile, read_manifest, read_whole
+from omnidraft.profiles.profile import SIZE, Key, LaterFormatError, Manifest, Profile, read_manifest
 
 LONGEST_HEADER = 100_000_000  # bytes, as safetensors has it
 
@@ -25,6 +24,7 @@ class ProfileFile:
     def __init__(self, path: Path, name: str | None = None) -> None:
         self.path = path
         self.name = name or str(path)
+        self._lock_path = path.with_name(f".{path.name}.lock")
         self._lock: FileLock | None = None
 
     # ------------------------------------------------------------ claiming
@@ -37,7 +37,7 @@ class ProfileFile:
         """Keep other processes from saving here until `release` or the end of this one; False: one does already."""
         if self._lock is not None:
             return True
-        with self._trouble("written"):
+        with self._change("written"):
             storage.make_folder(self.path.parent)
             # any thread may save, not only the one that claims
             lock = FileLock(self._lock_path, timeout=0, thread_local=False)
@@ -68,59 +68,37 @@ class ProfileFile:
             if not before:
                 self.release()
 
-    def _in_use(self) -> ProfileError:
-        fix = "end that one, and claim it first"
-        return ProfileError(f"profile {self.name} is not claimed, so it may be in use by another process: {fix}")
-
     # ------------------------------------------------------------ reading
 
     def load(self, key: Key) -> Profile | None:
         """Read the profile of these models; None where there is no file."""
-        data = self._read(key)
+        data = self._read()
         if data is None:
             return None
-        with self._refusing():
-            return Profile.decode(data)
+        with self._refusal():
+            owner, profile = Profile.decode(data)
+        self._check_owner(owner, key)
+        return profile
 
     def manifest(self, *, whole: bool = True) -> Manifest | None:
         """Read the manifest, and compare the checksum where `whole`; None where there is no file."""
-        data = self._bytes(whole=whole)
+        data = self._read(whole=whole)
         if data is None:
             return None
-        with self._refusing():
-            return read_whole(data) if whole else read_manifest(data)
+        with self._refusal():
+            return read_manifest(data, whole=whole)
 
-    def _read(self, key: Key) -> bytes | None:
-        """The file's bytes, checked to be whole and of these models."""
-        data = self._bytes()
-        if data is None:
-            return None
-        with self._refusing():
-            found = read_whole(data).key
-        for field, what in (
-            ("drafter", f"the drafter {found.drafter}, not {key.drafter}"),
-            ("target", f"the target {found.target}, not {key.target}"),
-            ("tokenizers", "another pair of tokenizers"),
-            ("drafter_weights", "other weights of the drafter"),
-            ("target_weights", "other weights of the target"),
-        ):
-            if getattr(found, field) != getattr(key, field):
-                raise ProfileError(f"profile {self.name} belongs to {what}: use another, or {self._fix}")
-        return data
-
-    def _bytes(self, *, whole: bool = True) -> bytes | None:
+    def _read(self, *, whole: bool = True) -> bytes | None:
         """The bytes of the file, or of its header; one file object, so that a save meanwhile changes nothing."""
         try:
-            with self._trouble("read"):
-                if self.path.is_dir():
-                    raise ProfileError(
-                        f"profile {self.name} is a folder, as earlier versions wrote, and is not read: give a file"
-                    )
-                with self.path.open("rb") as file:
-                    start = file.read(SIZE)
-                    return start + file.read(-1 if whole else min(int.from_bytes(start, "little"), LONGEST_HEADER))
-        except _NothingError:
+            with self.path.open("rb") as file:
+                start = file.read(SIZE)
+                return start + file.read(-1 if whole else min(int.from_bytes(start, "little"), LONGEST_HEADER))
+        except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            fix = f"make {self.path} a file that can be read"
+            raise ProfileError(f"profile {self.name} cannot be read ({error.strerror or error}): {fix}") from error
 
     # ------------------------------------------------------------ writing
 
@@ -131,14 +109,16 @@ class ProfileFile:
         """
         if not self.claimed:
             raise self._in_use()
-        self._read(key)
+        found = self.manifest()
+        if found is not None:
+            self._check_owner(found.key, key)
         data = profile.encode(key)
-        with self._trouble("saved"):
+        with self._change("saved"):
             storage.replace_file(self.path, data)
 
     def set_aside(self) -> Path:
         """Give the file a free name next to it, so that a new profile can be begun; nothing is deleted."""
-        with self.held(), self._trouble("set aside"):
+        with self.held(), self._change("set aside"):
             number = 1
             while (aside := self.path.with_stem(f"{self.path.stem}.aside-{number}")).exists():
                 number += 1
@@ -147,24 +127,36 @@ class ProfileFile:
 
     def remove(self) -> None:
         """Delete the profile and its lock file."""
-        with self.held(), self._trouble("removed"):
+        with self.held(), self._change("removed"):
             storage.remove(self.path)
             with suppress(OSError):  # some systems remove no open files
                 storage.remove(self._lock_path)
             storage.sync_folder(self.path.parent)
 
-    @property
-    def _lock_path(self) -> Path:
-        return self.path.with_name(f".{self.path.name}.lock")
-
     # ------------------------------------------------------------ refusing
+
+    def _check_owner(self, found: Key, key: Key) -> None:
+        for field, what in (
+            ("drafter", f"the drafter {found.drafter}, not {key.drafter}"),
+            ("target", f"the target {found.target}, not {key.target}"),
+            ("tokenizers", "another pair of tokenizers"),
+            ("drafter_weights", "other weights of the drafter"),
+            ("target_weights", "other weights of the target"),
+        ):
+            if getattr(found, field) != getattr(key, field):
+                raise ProfileError(f"profile {self.name} belongs to {what}: use another, or {self._fix}")
+
+    def _in_use(self) -> ProfileError:
+        fix = "end that one, and claim it first"
+        return ProfileError(f"profile {self.name} is not claimed, so it may be in use by another process: {fix}")
 
     @property
     def _fix(self) -> str:
         return f"rename the file {self.path} to begin anew"
 
     @contextmanager
-    def _refusing(self) -> Iterator[None]:
+    def _refusal(self) -> Iterator[None]:
+        """Name the file and the fix in errors about its content."""
         try:
             yield
         except LaterFormatError as error:
@@ -173,17 +165,10 @@ class ProfileFile:
             raise ProfileError(f"profile {self.name} is damaged or no profile ({error}): {self._fix}") from error
 
     @contextmanager
-    def _trouble(self, done: str) -> Iterator[None]:
+    def _change(self, done: str) -> Iterator[None]:
+        """Name the file and the fix in errors of the disk."""
         try:
             yield
-        except (FileNotFoundError, NotADirectoryError) as error:
-            if done == "read":
-                raise _NothingError from error
-            raise ProfileError(f"profile {self.name} cannot be {done} ({error}): use another place") from error
         except OSError as error:
-            fix = f"make {self.path} readable" if done == "read" else "make room, or use a folder that can be written"
+            fix = "make room, or use a folder that can be written"
             raise ProfileError(f"profile {self.name} cannot be {done} ({error.strerror or error}): {fix}") from error
-
-
-class _NothingError(Exception):
-    """There is no such file."""

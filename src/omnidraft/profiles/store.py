@@ -9,7 +9,7 @@ from typing import Any
 
 from omnidraft.config import data_folder, suggestion
 from omnidraft.errors import ProfileError
-from omnidraft.profiles.manifest import Key, Manifest
+from omnidraft.profiles.profile import Key, Manifest
 from omnidraft.profiles.profile_file import ProfileFile
 
 SUFFIX = ".safetensors"
@@ -48,12 +48,6 @@ class ProfileStore:
         drafter, target = key.place
         return ProfileFile(self.root / drafter / f"{target}{SUFFIX}", f"{drafter}/{target}")
 
-    def outdated(self, key: Key) -> list[str]:
-        """Names of this pair's profiles that earlier versions wrote, as folders; they are not read."""
-        drafter, target = key.place
-        found = (self.root / drafter).glob(f"{target.rpartition('-')[0]}-*/current")
-        return sorted(f"{drafter}/{path.parent.name}" for path in found)
-
     def list(self) -> list[Entry]:
         """All profiles, those that cannot be used included; reads headers only."""
         return [self._entry(file, whole=False) for file in self._files().values()]
@@ -71,8 +65,7 @@ class ProfileStore:
 
     def _files(self) -> dict[str, ProfileFile]:
         try:
-            folders = [path.parent for path in self.root.glob("*/*/current")]  # an earlier version's
-            paths = sorted([*folders, *self.root.glob(f"*/*{SUFFIX}")])
+            paths = sorted(self.root.glob(f"*/*{SUFFIX}"))
         except OSError as error:
             raise ProfileError(
                 f"profiles in {self.root} cannot be listed ({error.strerror}): make it readable"

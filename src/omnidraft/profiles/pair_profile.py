@@ -1,0 +1,135 @@
+"""The profile of two loaded models: its key, its file, and whether that can be used."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from omnidraft.alignment.spelling_table import SpellingTable
+from omnidraft.errors import ConfigError, ModelError, ProfileError
+from omnidraft.models.loading import LoadedModel
+from omnidraft.profiles.profile import Key, Profile
+from omnidraft.profiles.profile_file import ProfileFile
+from omnidraft.profiles.store import ProfileStore
+
+SAMPLE = 4096  # weights of each tensor, about, that tell a model from others of its name
+
+
+def key_of(drafter: LoadedModel, target: LoadedModel, table: SpellingTable) -> Key:
+    """The key of a pair's profile: names, tokenizers, and a hash of a sample of each model's weights."""
+    return Key(
+        drafter=drafter.name,
+        target=target.name,
+        tokenizers=table.fingerprint,
+        drafter_weights=_hash_of_signs(drafter),
+        target_weights=_hash_of_signs(target),
+    )
+
+
+def _hash_of_signs(loaded: LoadedModel) -> str:
+    """A hash of the signs of evenly spaced weights: no rounding changes a sign, so every load dtype has the same."""
+    digest = hashlib.sha256()
+    for name, value in sorted(loaded.lm.model.state_dict().items()):
+        if isinstance(value, torch.Tensor):
+            sample = value.detach().flatten()[:: max(1, value.numel() // SAMPLE)]
+            digest.update(f"{name} {tuple(value.shape)} ".encode())
+            digest.update(np.packbits(torch.signbit(sample).cpu().numpy()).data)
+    return digest.hexdigest()
+
+
+class PairProfile:
+    """The profile that was asked for with two models: "auto" for that of the data folder, a path, or None.
+
+    One of the data folder that cannot be used is done without, and `warn` is told; for one given by its path that is a
+    ProfileError.  `learns` says whether something is to be learned into it.  `file` is None where there is none to use.
+    """
+
+    def __init__(
+        self, asked: str | Path | None, key: Callable[[], Key], *, learns: bool, warn: Callable[[str], None]
+    ) -> None:
+        self.learns = learns
+        self.warn = warn
+        self.file: ProfileFile | None = None
+        self._by_path = asked != "auto"
+        if asked is None:
+            return
+        try:
+            store = None if self._by_path else ProfileStore()
+        except ConfigError as error:  # no home folder is known
+            if learns:
+                warn(f"what is learned here is not saved: {error}")
+            return
+        self._key = key()
+        self.file = store.file(self._key) if store else ProfileFile(_path(asked))
+
+    @property
+    def claimed(self) -> bool:
+        """Whether this process learns into it."""
+        return self.file is not None and self.file.claimed
+
+    def load(self, check: Callable[[Profile], None]) -> Profile:
+        """Read the profile, an empty one where there is none; `check` raises ModelError for one that does not fit."""
+        if self.file is None:
+            return Profile()
+        try:
+            profile = self.file.load(self._key)
+            if profile is not None:
+                check(profile)
+            return profile or Profile()
+        except (ProfileError, ModelError) as error:
+            refused = error if isinstance(error, ProfileError) else ProfileError(f"profile {self.file.name}: {error}")
+            if self._by_path:
+                raise refused from error
+        self._set_aside(refused)
+        return Profile()
+
+    def _set_aside(self, refused: ProfileError) -> None:
+        """Make place for a new profile; a load that learns nothing changes nothing."""
+        file, self.file = self.file, None
+        if file is None or not self.learns:
+            self.warn(f"{refused}; it is done without")
+            return
+        try:
+            self.warn(f"{refused}; it is kept as {file.set_aside().name}, and learning begins anew")
+            self.file = file
+        except ProfileError as error:
+            self.warn(f"{refused}; it cannot be set aside ({error}), so it is done without, and nothing is saved")
+
+    def claim(self) -> None:
+        """Keep other processes from learning into it; where that fails nothing is saved, and `warn` is told."""
+        if self.file is None:
+            return
+        try:
+            if not self.file.claim():
+                self.warn(f"profile {self.file.name} is in use by another process: what is learned here is not saved")
+        except ProfileError as error:
+            if self._by_path:
+                raise
+            self.warn(f"what is learned here is not saved: {error}")
+
+    def save(self, profile: Profile) -> None:
+        """Replace the file; raises ConfigError without one, ProfileError where it is not claimed or cannot be saved."""
+        if self.file is None:
+            raise ConfigError("nothing is learned that could be saved: load with adapt='inline' and a profile")
+        self.file.save(self._key, profile)
+
+    def release(self) -> None:
+        """Let others claim the profile."""
+        if self.file is not None:
+            self.file.release()
+
+
+def _path(profile: str | Path) -> Path:
+    """The path of a profile given by it; raises ProfileError where it cannot be one."""
+    try:
+        path = Path(profile).expanduser()
+        path.exists()
+        if "\0" in str(path):  # which is no file for pathlib, and an error for everything after it
+            raise ValueError("it holds a null byte")
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ProfileError(f"profile {str(profile)!r} cannot be read ({error}): give another path") from error
+    return path
