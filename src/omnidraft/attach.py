@@ -117,7 +117,7 @@ def attach_learning(
     if learns:
         pair.claim()
     try:
-        learner = make_learner(drafter, cache.table, use, learning, profile.weights) if learns else None
+        learner = make_learner(drafter, cache.table, use, learning, dict(profile.weights)) if learns else None
     except BaseException:
         pair.release()
         raise

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -95,7 +94,7 @@ class Manifest:
                 _check(f"a name in {kind}", name, _FIELD, "up to 40 of a-z, 0-9 and _")
                 if kind == "learning" and (value is None or _matches(_WORD, value)):
                     continue
-                if type(value) not in (int, float) or not abs(value) < LARGEST or not math.isfinite(value):
+                if type(value) is bool or not isinstance(value, int | float) or not abs(value) < LARGEST:
                     allowed = "a number, a word of 40 characters or None" if kind == "learning" else "a finite number"
                     raise ProfileError(f"{kind} has {name} = {value!r}; it must be {allowed}")
 
@@ -141,7 +140,7 @@ class Profile:
         """
         saved = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         manifest = Manifest(key=key, learning=dict(self.learning), counters=dict(self.counters), saved=saved)
-        arrays = {f"ngrams.{name}": array for name, array in self.ngrams.items()}
+        arrays: dict[str, Any] = {f"ngrams.{name}": array for name, array in self.ngrams.items()}
         arrays |= {f"measurements.{name}": array for name, array in self.measurements.items()}
         for name in (*arrays, *self.weights):
             _check("the name of a tensor", name, _TENSOR, "up to 200 letters, digits, dots, dashes and _")
