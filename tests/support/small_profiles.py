@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 from safetensors import numpy as arrays_of
-from support.command_line import environment
 
 from omnidraft.profiles.profile import Key, Profile
 from omnidraft.profiles.profile_file import ProfileFile
+from support.project_files import environment
 
 KEY = Key(
     drafter="JackFram/llama-68m",
