@@ -1,7 +1,7 @@
-"""Target tokens as drafter tokens: the prompt is tokenized once, each committed target token appends its spelling.
+"""Target tokens as drafter tokens: the prompt is tokenized once, committed target tokens append their spellings.
 
-English and code lose next to nothing by that.  In other scripts target tokens end inside words and characters, where no
-drafter token would: there the last word is spelled again with each addition.
+In English and code that is nearly how the drafter itself would tokenize the text.  In other scripts target tokens end
+inside words and characters, where no drafter token would: there the last word is spelled again with each addition.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from omnidraft.errors import ModelError
 
 Ints = npt.NDArray[np.int32]
 _RECORDS = ("hits", "false_merges", "last_use")
-FALSE_MERGES_BEFORE_OFF = 4  # failures from which on a merge is judged by its record
+FALSE_MERGES_BEFORE_OFF = 4  # number of failures from which on an n-gram needs at least as many hits
 
 
 class NgramCache:

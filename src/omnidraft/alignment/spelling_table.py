@@ -1,4 +1,4 @@
-"""The spelling-sorted vocabulary: the target in drafter tokens, laid out as a trie of int32 arrays (design §3)."""
+"""The spelling-sorted vocabulary: the target in drafter tokens, laid out as a trie of int32 arrays."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def default_cache_dir() -> Path:
 
 
 def byte_matches(drafter: Vocab, target: Vocab) -> int:
-    """Count the drafter tokens whose bytes are also the bytes of a single target token (design §3)."""
+    """Count the drafter tokens whose bytes are also the bytes of a single target token."""
     single = {data for data in target.tokens if data is not None}
     return sum(data in single for data in drafter.tokens)
 

@@ -97,7 +97,7 @@ class Speller:
     No normalizer, no dummy prefix space and no BOS token; special tokens are never parsed from the bytes, so "</s>" is
     literal text.  Maximal valid UTF-8 runs are merged as text, other bytes become byte tokens; bytes that break off
     inside a character and equal one token's become that token.  Every result has been checked: the bytes of its tokens,
-    concatenated, are the bytes given (design §3).
+    concatenated, are the bytes given.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, vocab: Vocab) -> None:

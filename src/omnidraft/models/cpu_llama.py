@@ -1,7 +1,7 @@
 """A lean Llama forward pass for small drafters on a CPU, where framework overhead is most of a step.
 
-The weights are those of the `transformers` model.  Exactness does not rest on its precision: q is the (finite) vector
-that the draft tokens were drawn from, whichever pass it came from.
+It uses the weights of the `transformers` model.  Its precision does not affect exactness: q is the (finite) vector
+that the draft tokens were drawn from, whichever forward pass computed it.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class Linear(Protocol):
 class Int8Linear:
     """Linear layer quantized to 8 bits: weights with one scale a row, inputs dynamically with one scale a call.
 
-    The kernels are those of oneDNN, which PyTorch's compiler uses for quantized models.
+    The kernels come from oneDNN, which PyTorch's compiler uses for quantized models.
     """
 
     def __init__(self, weight: torch.Tensor) -> None:

@@ -148,7 +148,7 @@ def _by_rejection(cache: NgramCache, symbol: Symbol, qs: Sequence[Probs], p: Pro
 
 
 def thinned(cache: NgramCache, symbol: Symbol, ratio: float, draw: Sampler) -> float:
-    """Decide in advance that the draft is not cut at a symbol: 0 if so, else what the cut probability is divided by.
+    """Decide in advance that the draft is not cut at a symbol: 0 if so, else the divisor of the cut probability.
 
     The cut probability h is at most the ratio aᵢ: with probability 1 − aᵢ there is no cut and no residual is needed;
     otherwise the cut is made with probability h/aᵢ.

@@ -1,4 +1,4 @@
-"""The draft of a round, and the record of what became of it."""
+"""The draft of a round as put to the target, and the record of the round."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ class Round:
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """The draft of one round as it is put to the target; by itself one of no tokens, which is plain decoding.
+    """The draft of one round as it is put to the target; this base class holds no tokens, which is plain decoding.
 
-    `symbols` are what verification accepts one after another: those of a walk, or whole proposals.
+    `symbols` counts the units that verification accepts or rejects: symbols of a walk, or whole proposals.
     """
 
     tokens: Sequence[int] = ()
-    vectors: Sequence[Probs] = ()  # (V_q,) for each token: what it was drawn from
+    vectors: Sequence[Probs] = ()  # (V_q,) for each token: the distribution it was drawn from
     proposals: Sequence[int] = ()  # target tokens
     ended: bool = False  # the last proposal ends the answer
     passes: int = 0  # forward passes of the drafter
@@ -90,7 +90,7 @@ class Draft:
         return None
 
     def cut(self, outcome: Outcome, count: int) -> tuple[Draft, Outcome]:
-        """The draft and its outcome where the answer ends with the first `count` of the emitted tokens."""
+        """Return draft and outcome for an answer that ends with the first `count` of the emitted tokens."""
         if count == len(outcome.emitted):
             return self, outcome
         # the token after the accepted ones goes first: all that is kept was accepted

@@ -1,4 +1,4 @@
-"""Sparse next-token distributions of the target, and their masses on drafter tokens by the trie (design §6)."""
+"""Sparse next-token distributions of the target, and their masses on drafter tokens by the trie."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from omnidraft.alignment.spelling_table import ROOT, Probs
 
 SHARE = 0.999  # of the probability is kept, in at most MOST tokens
 MOST = 512
-OTHER, NONE = -1, -2  # in place of a drafter token: all those without an entry, and none at all
+OTHER, NONE = -1, -2  # in place of a drafter token: any without an entry of its own, and none at all
 Floats = npt.NDArray[np.float32]
 
 

@@ -1,8 +1,8 @@
 """Temperature, top-k, top-p and min-p on a row of logits, without sorting or copying a whole vocabulary.
 
-The tokens kept are those that the processors of `transformers` keep, in their order; where their rounding could decide
-otherwise, the result is None and the caller runs those.  Of equal scores at the edge of top-p as many are kept as
-there, those with the highest ids: top-p does not define which, and torch's sort, which is not stable, takes any.
+It keeps the tokens that the processors of `transformers` keep, applied in their order; where rounding could decide
+otherwise, the result is None and the caller runs these processors.  Of equal scores at the edge of top-p the same
+number is kept, with the highest ids: top-p does not define which, and torch's sort, which is not stable, takes any.
 """
 
 from __future__ import annotations
