@@ -68,13 +68,6 @@ def test_an_active_set_is_all_single_tokens_and_some_ngrams(data: st.DataObject)
     assert cache.size == len(active(cache))
 
 
-def test_seeds() -> None:
-    table = make_world("nested").table
-    assert active(NgramCache(table, seed="vocabulary")) == {1, 2, 3}
-    assert active(NgramCache(table, seed="empty")) == set()
-    assert active(NgramCache(table, seed="vocabulary", bound=2)) == {1, 2}
-
-
 # ---------------------------------------------------------------- learning and forgetting
 
 
@@ -130,16 +123,6 @@ def test_the_bound_holds_and_the_right_ones_are_evicted(data: st.DataObject) -> 
         assert cache.hits[token] == ledger.hits[token]
         assert cache.false_merges[token] == ledger.false[token]
         assert cache.last_use[token] == ledger.used[token]
-
-
-def test_lfu_keeps_the_frequent_and_lru_the_recent() -> None:
-    table = make_world("nested").table
-    for eviction, kept in (("lfu", {1, 3}), ("lru", {2, 3})):
-        cache = NgramCache(table, seed="empty", bound=2, eviction=eviction)
-        cache.observe([1, 1])
-        cache.observe([2])
-        cache.observe([3, 3, 3])
-        assert active(cache) == kept, eviction
 
 
 def test_a_merge_that_does_not_pay_is_switched_off_and_comes_back_when_it_does() -> None:

@@ -90,7 +90,7 @@ def test_drafters_of_every_kind(model: PreTrainedModel, target: Path, drafter: P
     expected = alone(model)
     tokenizer = AutoTokenizer.from_pretrained(drafter)
     nameless = load(drafter)
-    nameless.config._name_or_path = nameless.name_or_path = ""
+    nameless.config.name_or_path = nameless.name_or_path = ""
     shared = omnidraft.load(target, drafter, **OPTIONS)
     for helper, options in (
         (drafter, {}),
@@ -107,7 +107,7 @@ def test_drafters_of_every_kind(model: PreTrainedModel, target: Path, drafter: P
         helped(model, nameless)
 
     lost = load(target)
-    lost.config._name_or_path = lost.name_or_path = "no/such model"
+    lost.config.name_or_path = lost.name_or_path = "no/such model"
     with pytest.raises(ConfigError, match="'no/such model': give omnidraft_tokenizer"):
         helped(lost, drafter, ids=ids_of(model))
     own = AutoTokenizer.from_pretrained(target)

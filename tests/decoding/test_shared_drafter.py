@@ -1,0 +1,89 @@
+"""One drafter for several holders of learned weights, and one request at a time on it."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from omnidraft.decoding.shared_drafter import SharedDrafter, Slot
+from omnidraft.errors import OmniDraftError
+from support.models import random_model
+
+IDS = [1, 5, 9, 40, 41]
+
+
+@pytest.mark.parametrize("lean_step", [True, False])
+def test_weights_are_lent_and_given_back(lean_step: bool) -> None:
+    source = random_model("llama", 60, seed=1)
+    shared, holders = SharedDrafter(source, lean_step=lean_step), ("one", "other")
+    learned = {name: torch.full_like(weight, 0.5) for name, weight in source.model.named_parameters() if "norm" in name}
+    plain = source.forward(IDS, 5).clone()
+    untouched = shared.pristine
+
+    def logits(holder: str, weights: dict[str, torch.Tensor]) -> torch.Tensor:
+        model = shared.load_weights(holder, weights)
+        assert model is shared.model
+        assert [shared.held_by(each) for each in holders] == [each == holder for each in holders]
+        model.crop(0)
+        return model.forward(IDS, 5).clone()
+
+    assert torch.allclose(logits("one", {}), plain, atol=2e-5)
+    changed = logits("other", learned)
+    assert not torch.allclose(changed, plain, atol=1e-2)
+    assert torch.allclose(logits("one", {}), plain, atol=2e-5)
+    assert torch.equal(logits("other", learned), changed)
+    assert (untouched, shared.pristine) == (True, False)
+    source.crop(0)
+    assert torch.equal(source.forward(IDS, 5), plain)
+
+
+def test_a_request_goes_on_until_a_later_one_takes_the_slot() -> None:
+    slot = Slot()
+    slot.take("first")
+    with slot.round("first"):
+        pass
+    with pytest.raises(OmniDraftError, match="read a stream to its end"), slot.round("first"):
+        slot.take("second")  # as a logits processor may
+    with pytest.raises(OmniDraftError), slot.round("first"):
+        pytest.fail("the models hold another request")
+    assert slot.held_by("second")
+
+
+def test_a_request_that_lost_the_slot_does_not_wait_for_the_lock() -> None:
+    slot, begun, over = Slot(), threading.Event(), threading.Event()
+
+    def later() -> None:
+        with slot.lock:
+            slot.take("later")
+            begun.set()
+            over.wait(30)
+
+    slot.take("earlier")
+    thread = threading.Thread(target=later)
+    thread.start()
+    begun.wait(30)
+    with pytest.raises(OmniDraftError), slot.round("earlier"):
+        pytest.fail("the models hold another request")
+    assert thread.is_alive()
+    over.set()
+    thread.join()
+
+
+def test_background_work_stands_still_while_a_request_is_decoded() -> None:
+    class Trainer:
+        running = True
+
+        def pause(self) -> None:
+            self.running = False
+
+        def resume(self) -> None:
+            self.running = True
+
+    slot, trainer = Slot(), Trainer()
+    slot.background.append(trainer)
+    slot.pause()
+    assert not trainer.running
+    slot.take("request")
+    assert trainer.running
