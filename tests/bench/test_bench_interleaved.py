@@ -20,6 +20,9 @@ class Scripted:
     def __init__(self, name: str, log: list[tuple[str, int]]) -> None:
         self.name, self.log = name, log
 
+    def restart(self) -> None:
+        pass
+
     def begin(self, *_: object, **__: object) -> None:
         self.said: list[int] = []
 

@@ -15,8 +15,8 @@ from omnidraft.api import load
 from omnidraft.bench import compare, methods
 from omnidraft.bench import environment as setting
 from omnidraft.bench.interleaved import Answer, take_turns
-from omnidraft.bench.methods import Method, UnavailableError
-from omnidraft.bench.records import Writer
+from omnidraft.bench.methods import UnavailableError
+from omnidraft.bench.records import Results
 from omnidraft.config import Sampling
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -27,68 +27,55 @@ COUNT = 8
 class Scripted:
     """A method that answers with the prompt, and notes when it is asked what."""
 
-    must_be_identical = True
-
     def __init__(self, name: str, log: list[Any], fails_at: int | None = None, adds: int = 0) -> None:
         self.name, self.log, self.fails_at, self.adds = name, log, fails_at, adds
 
     def restart(self) -> None:
-        self.log.append(("restart", self.name, 0))
+        self.log.append(("restart", self.name))
 
     def begin(self, ids: list[int], new_tokens: int, seed: int) -> None:
-        self.said = [ids[0] + self.adds] * new_tokens
-        self.seeds = [*getattr(self, "seeds", []), seed]
+        self.said, self.seed = [ids[0] + self.adds] * new_tokens, seed
 
     def advance(self, length: int) -> bool:
         self.log.append((self.name, self.said[0] - self.adds))
         if self.said[0] == self.fails_at:
-            raise UnavailableError("why")
+            raise UnavailableError(self.name, "why")
         return len(self.said) >= length
 
     def end(self) -> Answer:
         return Answer(self.said)
 
 
-def raced(*made: Method, repeats: int, questions: int) -> Writer:
-    writer, asked = Writer({}), [compare.Question("t", number, [number]) for number in range(questions)]
+def raced(*made: Scripted, questions: int) -> Results:
+    """The results of two repeats."""
+    results, asked = Results(setting={}), [compare.Question("t", number, [number]) for number in range(questions)]
     steps: list[None] = []
-    plan = compare.Plan(new_tokens=2, repeats=repeats)
-    compare.race(list(made), asked, plan, writer, lambda: steps.append(None))
-    assert len(steps) == repeats * questions
-    return writer
+    plan = compare.Plan(new_tokens=2, repeats=2)
+    compare.race(list(made), asked, plan, results, lambda: steps.append(None))
+    assert len(steps) == 2 * questions
+    return results
 
 
 def test_whoever_comes_first_is_measured_by_the_baseline() -> None:
-    writer = raced(Scripted("a", []), Scripted("b", [], adds=1), repeats=2, questions=2)
-    assert {(run.method, run.identical) for run in writer.results.runs} == {("a", True), ("b", False)}
+    results = raced(Scripted("a", []), Scripted("b", [], adds=1), questions=2)
+    assert {(run.method, run.identical) for run in results.runs} == {("a", True), ("b", False)}
 
 
 def test_each_repeat_begins_afresh_and_warming_up_is_not_recorded() -> None:
     log: list[Any] = []
-    writer = raced(Scripted("a", log), Scripted("b", log), repeats=2, questions=2)
-    assert log[:4] == [("a", 0), ("b", 0), ("restart", "a", 0), ("restart", "b", 0)]
-    assert log.count(("restart", "a", 0)) == 2
-    runs = writer.results.runs
-    assert len(runs) == 8
-    assert {(run.tokens, run.identical) for run in runs} == {(2, True)}
-
-
-def test_no_repeat_is_begun_that_would_end_after_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter([0.0, 40.0, 80.0, 120.0])  # of the start and of each repeat but the first
-    monkeypatch.setattr("omnidraft.bench.compare.time.monotonic", lambda: next(now))
-    writer = Writer({})
-    made: list[Method] = [Scripted("a", [])]
-    plan = compare.Plan(new_tokens=2, repeats=9, budget_s=120.0)
-    compare.race(made, [compare.Question("t", 0, [0])], plan, writer, lambda: None)
-    assert [run.repeat for run in writer.results.runs] == [0, 1, 2]
+    results = raced(Scripted("a", log), Scripted("b", log), questions=2)
+    assert set(log[:2]) == {("a", 0), ("b", 0)}
+    assert log[2:4] == [("restart", "a"), ("restart", "b")]
+    assert log.count(("restart", "a")) == 2
+    assert [(run.tokens, run.identical) for run in results.runs] == [(2, True)] * 8
 
 
 def test_a_method_that_fails_late_is_dropped_for_good() -> None:
     log: list[Any] = []
-    writer = raced(Scripted("a", log), Scripted("b", log, fails_at=1), repeats=2, questions=3)
-    assert writer.results.unavailable == {"b": "why"}
+    results = raced(Scripted("a", log), Scripted("b", log, fails_at=1), questions=3)
+    assert results.unavailable == {"b": "why"}
     assert [entry for entry in log if entry[0] == "b"] == [("b", 0), ("b", 0), ("b", 1)]
-    assert sum(run.method == "a" for run in writer.results.runs) == 6
+    assert sum(run.method == "a" for run in results.runs) == 6
 
 
 def test_the_drafter_of_transformers_is_a_copy(target: Path, drafter: Path) -> None:
@@ -97,19 +84,18 @@ def test_the_drafter_of_transformers_is_a_copy(target: Path, drafter: Path) -> N
     assert model.drafter
     made: list[None] = []
     model.drafter.lm.model.register_forward_pre_hook(lambda *_: made.append(None))
-    with methods.quiet_libraries():
-        (timed,) = take_turns([uad], model.encode("hello world"), COUNT, chunk=COUNT)
+    (timed,) = take_turns([uad], model.encode("hello world"), COUNT, chunk=COUNT)
     assert not made, "the own drafter makes no forward pass"
     assert timed.answer.passes
     assert sum(timed.answer.passes) > COUNT, "drafts are verified"
 
 
-def test_progress_without_a_terminal_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_progress_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     now = iter([0.0, 5.0, 16.0, 20.0, 40.0])
     monkeypatch.setattr("omnidraft.bench.compare.time.monotonic", lambda: next(now))
-    with compare.progress(Console(stderr=True), "timing", 8) as step:
-        for _ in range(4):
-            step()
+    step = compare.progress(Console(stderr=True), "timing", 8)
+    for _ in range(4):
+        step()
     assert capsys.readouterr().err.splitlines() == [
         "timing: 2 of 8, about 48 s left",
         "timing: 4 of 8, about 40 s left",

@@ -205,13 +205,13 @@ def examine(model: OmniDraft, texts: Sequence[str], experiment: Experiment, cons
         permute(attached.drafter)
     findings = []
     limit = experiment.alpha / len(texts)
-    with progress(console, "sampling", experiment.samples * len(texts)) as step:
-        for number, text in enumerate(texts):
-            finding = _tested(model, text, replace(experiment, seed=experiment.seed + number), limit, step)
-            if finding is None:
-                console.print(f"after {text!r} the target is too sure for a test: it is left out")
-            else:
-                findings.append(finding)
+    step = progress(console, "sampling", experiment.samples * len(texts))
+    for number, text in enumerate(texts):
+        finding = _tested(model, text, replace(experiment, seed=experiment.seed + number), limit, step)
+        if finding is None:
+            console.print(f"after {text!r} the target is too sure for a test: it is left out")
+        else:
+            findings.append(finding)
     if not findings:
         raise InputError("after no prompt is the target unsure enough: give another --prompt, or more --samples")
     return {

@@ -7,6 +7,7 @@ own.
 
 from __future__ import annotations
 
+import gc
 import random
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -40,7 +41,7 @@ class Answer:
 
     tokens: list[int]
     rounds: list[Round] | None = None
-    passes: list[int] | None = None
+    passes: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,9 @@ class Way(Protocol):
     """A way of decoding that can be interrupted."""
 
     name: str
+
+    def restart(self) -> None:
+        """Begin a repeat: forget the n-grams seen."""
 
     def begin(self, ids: list[int], new_tokens: int, seed: int) -> None:
         """Begin to answer a prompt."""
@@ -107,22 +111,27 @@ def take_turns(
 ) -> list[Timed]:
     """Answer a prompt by every way, `chunk` tokens at a time, in an order that changes with `turn` and every lap.
 
-    The answers are in the order of `ways`.
+    The answers are in the order of `ways`; no garbage is collected meanwhile.
     """
     seconds, busy = ([0.0] * len(ways) for _ in range(2))
     for way in ways:
         way.begin(ids, new_tokens, seed)
     going, length = list(range(len(ways))), 0
-    while going:
-        length, left = length + chunk, []
-        for place in ordered(going, turn):
-            began, cpu = time.perf_counter(), time.process_time()
-            more = ways[place].advance(length)
-            seconds[place] += time.perf_counter() - began
-            busy[place] += time.process_time() - cpu
-            if more and length < new_tokens:
-                left.append(place)
-        going, turn = sorted(left), turn + 1
+    gc.collect(0)
+    gc.disable()
+    try:
+        while going:
+            length, left = length + chunk, []
+            for place in ordered(going, turn):
+                began, cpu = time.perf_counter(), time.process_time()
+                more = ways[place].advance(length)
+                seconds[place] += time.perf_counter() - began
+                busy[place] += time.process_time() - cpu
+                if more and length < new_tokens:
+                    left.append(place)
+            going, turn = sorted(left), turn + 1
+    finally:
+        gc.enable()
     return [Timed(way.end(), *taken) for way, *taken in zip(ways, seconds, busy, strict=True)]
 
 

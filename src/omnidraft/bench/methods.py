@@ -6,7 +6,7 @@ import copy
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -26,14 +26,9 @@ LOOKUP_TOKENS = 10  # prompt_lookup_num_tokens, as the documentation of `transfo
 class UnavailableError(OmniDraftError):
     """A way of decoding does not work with these models."""
 
-
-class Method(Way, Protocol):
-    """A way of decoding as it is compared: whole answers, over models that the others use as well."""
-
-    must_be_identical: bool  # to the tokens of `generate`
-
-    def restart(self) -> None:
-        """Begin a repeat: forget the n-grams seen."""
+    def __init__(self, method: str, reason: str) -> None:
+        super().__init__(reason)
+        self.method = method
 
 
 class Transformers:
@@ -41,9 +36,7 @@ class Transformers:
 
     def __init__(self, name: str, model: OmniDraft, sampling: Sampling, drafter: PreTrainedModel | None = None) -> None:
         self.name = name
-        self.must_be_identical = sampling.greedy
         self.target = model.target.lm.model
-        self.drafter = drafter
         self._eos = sorted(model.engine.eos)
         self._asked: tuple[list[int], int, int] = ([], 0, 0)
         self._tokens: list[int] = []
@@ -95,17 +88,9 @@ class Transformers:
                 raise
             # whatever it is, it says that transformers cannot do this with these models
             reason = textwrap.shorten(f"{type(error).__name__}: {error}", 160, placeholder=" ...")
-            raise UnavailableError(reason) from error
+            raise UnavailableError(self.name, reason) from error
         tokens: list[int] = output[0, len(ids) :].tolist()
         return tokens
-
-
-class Ours(EngineWay):
-    """Our loop over the loaded models."""
-
-    def __init__(self, name: str, model: OmniDraft, drafting: Drafting, sampling: Sampling) -> None:
-        super().__init__(name, engine_for(model, drafting), sampling)
-        self.must_be_identical = sampling.greedy
 
 
 @contextmanager
@@ -125,44 +110,25 @@ def _counted(model: PreTrainedModel) -> Iterator[list[int]]:
 
 def make(
     names: Sequence[str], model: OmniDraft, draft_length: int, sampling: Sampling
-) -> tuple[list[Method], dict[str, str]]:
+) -> tuple[list[Way], dict[str, str]]:
     """The methods of these names, and for those that are left out the reason.
 
     To be called before the models are used: the drafter that `transformers` gets is a copy of the untouched one, as
     its own drafting may change it for good.
     """
-    made: list[Method] = []
+    made: list[Way] = []
     left_out = {}
     for name in names:
         if name in GREEDY_ONLY and not sampling.greedy:
             left_out[name] = "greedy only: transformers' sampling of drafts does not follow the target's distribution"
-        elif name == "plain":
-            made.append(Ours(name, model, PLAIN, sampling))
         elif name in (BASELINE, "lookup"):
             made.append(Transformers(name, model, sampling))
         elif name == "uad":
             if model.drafter is None:
                 raise ConfigError("method 'uad' needs a drafter: give one")
             made.append(Transformers(name, model, sampling, copy.deepcopy(model.drafter.lm.model)))
-        elif name == "goodput":
-            made.append(Ours(name, model, Drafting(), sampling))
         else:
-            drafting = Drafting(draft_length=draft_length, mode=name)
-            made.append(Ours(name, model, drafting, sampling))
+            ours = {"plain": PLAIN, "goodput": Drafting()}
+            drafting = ours.get(name) or Drafting(draft_length=draft_length, mode=name)
+            made.append(EngineWay(name, engine_for(model, drafting), sampling))
     return made, left_out
-
-
-@contextmanager
-def quiet_libraries() -> Iterator[None]:
-    """No advice and no progress bars of `transformers` inside."""
-    from transformers.utils import logging
-
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()

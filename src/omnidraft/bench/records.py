@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -46,87 +44,70 @@ class Run:
     counts: Counts | None  # None: in older files, where `transformers` decoded
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Results:
-    """All that one run of the comparison found out."""
+    """All that one run of the comparison found out; where a `file` is given, each record is written at once."""
 
     setting: dict[str, Any]
     runs: list[Run] = field(default_factory=list)
     unavailable: dict[str, str] = field(default_factory=dict)  # method -> reason
+    file: TextIO | None = field(default=None, compare=False, repr=False)
 
-
-class Writer:
-    """Collects results, and writes each at once where a file is given."""
-
-    def __init__(self, setting: dict[str, Any], file: TextIO | None = None) -> None:
-        self.results = Results(setting=setting)
-        self._file = file
-        self._line({"kind": "setting", "format": FORMAT, **setting})
+    def __post_init__(self) -> None:
+        self._write("setting", {"format": FORMAT, **self.setting})
 
     def add(self, run: Run) -> None:
-        self.results.runs.append(run)
-        self._line({"kind": "run", **asdict(run)})
+        """Keep a timed answer."""
+        self.runs.append(run)
+        self._write("run", asdict(run))
 
     def drop(self, method: str, reason: str) -> None:
         """Leave a method out from now on."""
-        self.results.unavailable[method] = reason
-        self._line({"kind": "unavailable", "method": method, "reason": reason})
+        self.unavailable[method] = reason
+        self._write("unavailable", {"method": method, "reason": reason})
 
     def end(self) -> None:
-        self._line({"kind": "end", "runs": len(self.results.runs)})
+        """Mark the file as whole."""
+        self._write("end", {"runs": len(self.runs)})
 
-    def _line(self, record: dict[str, Any]) -> None:
-        if self._file is not None:
-            self._file.write(json.dumps(record) + "\n")
-            self._file.flush()
+    def _write(self, kind: str, record: dict[str, Any]) -> None:
+        if self.file is not None:
+            self.file.write(json.dumps({"kind": kind, **record}) + "\n")
+            self.file.flush()
 
 
 def read(path: Path) -> Results:
     """Read a result file; raises InputError, naming it, for one that is truncated, damaged, or none."""
-    results, end = _parsed(path)
-    if end is None:
-        raise InputError(f"result file {path} is truncated, it has no end line: {AGAIN}, with --resume {path.name}")
-    if end.get("runs") != (found := len(results.runs)):
-        raise InputError(f"result file {path} is truncated, it has {found} of {end.get('runs')} runs: {AGAIN}")
-    grid = Counter((run.method, run.task, run.repeat, run.prompt) for run in results.runs)
-    repeats = {run.repeat for run in results.runs}
-    whole = {
-        (method, task, repeat, prompt)
-        for method in {run.method for run in results.runs} - results.unavailable.keys()
-        for task, its in results.setting["tasks"].items()
-        for repeat in repeats
-        for prompt in range(its["prompts"])
-    }
-    kept = {key for key in grid if key[0] not in results.unavailable}
-    if kept != whole or any(count > 1 for count in grid.values()):
-        raise InputError(f"result file {path} is damaged, not every method has every prompt once a repeat: {AGAIN}")
+    first, *records = lines_of(path, FORMAT)
+    results = Results(setting={name: value for name, value in first.items() if name not in ("kind", "format")})
+    expected = None
+    try:
+        if not {"target", "tasks"} <= results.setting.keys():
+            raise KeyError("target")
+        for record in records:
+            kind = record.pop("kind")
+            if kind == "run":
+                results.runs.append(_run(record))
+            elif kind == "unavailable":
+                results.unavailable[record["method"]] = record["reason"]
+            elif kind == "end":
+                expected = record["runs"]
+            elif kind != "passes":  # as older files have them
+                raise KeyError(kind)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"result file {path} is damaged ({error!r}): {AGAIN}") from error
+    if expected is None:
+        raise InputError(f"result file {path} is truncated, it has no end line: {AGAIN}")
+    if expected != (found := len(results.runs)):
+        raise InputError(f"result file {path} is truncated, it has {found} of {expected} runs: {AGAIN}")
     return results
 
 
-def unfinished(path: Path) -> Results:
-    """What is whole in a file that may have been cut off at any time: its setting, and all runs of finished repeats.
-
-    Raises InputError for what is no result file.
-    """
-    results, _ = _parsed(path, torn=True)
-    prompts = sum(its["prompts"] for its in results.setting["tasks"].values())
-    counts = Counter((run.method, run.repeat) for run in results.runs)
-    methods = {run.method for run in results.runs} - results.unavailable.keys()
-    repeat = 0
-    while methods and all(counts[method, repeat] == prompts for method in methods):
-        repeat += 1
-    runs = [run for run in results.runs if run.repeat < repeat]
-    return Results(setting=results.setting, runs=runs, unavailable=results.unavailable)
-
-
-def _parsed(path: Path, *, torn: bool = False) -> tuple[Results, dict[str, Any] | None]:
-    """The records of a file, and what its end line says; with `torn`, a broken last line is passed over."""
-    records = lines_of(path, FORMAT, torn=torn)
-    end = records.pop() if records[-1].get("kind") == "end" else None
-    try:
-        return _results(records), end
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-        raise InputError(f"result file {path} is damaged ({error!r}): {AGAIN}") from error
+def _run(record: dict[str, Any]) -> Run:
+    counts = record.pop("counts")
+    if counts and "translate_s" in counts:  # as older files call it
+        counts["overhead_s"] = counts.pop("translate_s")
+    return Run(**record, counts=counts and Counts(**counts))
 
 
 def lines_of(path: Path, kind: str, *, torn: bool = False) -> list[dict[str, Any]]:
@@ -144,35 +125,9 @@ def lines_of(path: Path, kind: str, *, torn: bool = False) -> list[dict[str, Any
     for number, line in enumerate(lines, 1):
         try:
             records.append(json.loads(line))
-        except (json.JSONDecodeError, RecursionError) as error:
+        except json.JSONDecodeError as error:
             if not (torn and number == len(lines)):
                 raise InputError(f"result file {path} is truncated, it has a broken line: {AGAIN}") from error
-    if not all(isinstance(record, dict) for record in records):
-        raise InputError(f"result file {path} is damaged, a line holds no record: {AGAIN}")
     if (found := records[0].get("format")) != kind:
         raise InputError(f"{path} is of format {found!r}, not {kind!r}: {AGAIN}")
     return records
-
-
-def _results(records: Sequence[dict[str, Any]]) -> Results:
-    setting = {name: value for name, value in records[0].items() if name not in ("kind", "format")}
-    if not {"target", "tasks"} <= setting.keys():
-        raise KeyError("target")
-    for its in setting["tasks"].values():
-        if not (isinstance(its["prompts"], int) and isinstance(its["left_out"], int) and isinstance(its["hash"], str)):
-            raise TypeError(f"tasks: {its}")
-    results = Results(setting=setting)
-    for record in records[1:]:
-        kind = record.pop("kind")
-        if kind == "run":
-            counts = record.pop("counts")
-            if counts and "translate_s" in counts:  # as older files call it
-                counts["overhead_s"] = counts.pop("translate_s")
-            results.runs.append(Run(**record, counts=counts and Counts(**counts)))
-            if not results.runs[-1].seconds > 0:
-                raise ValueError("a run of no seconds")
-        elif kind == "unavailable":
-            results.unavailable[record["method"]] = record["reason"]
-        elif kind != "passes":  # as older files have them
-            raise KeyError(kind)
-    return results

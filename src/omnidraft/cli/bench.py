@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -30,12 +29,11 @@ if TYPE_CHECKING:
     from omnidraft.api import OmniDraft
     from omnidraft.bench import compare
 
-QUICK_S = 150.0  # for the timed part of a quick run: fewer repeats where the machine is slow
 LARGEST = 2**31  # of any number on the command line
 TARGET, DRAFTER = (zoo.PREFIX + zoo.names(role)[0] for role in ("target", "drafter"))
 PAIR = f"--target {TARGET} --drafter {DRAFTER}"  # of examples
 EXAMPLES = ("omnidraft bench compare --help", f"omnidraft bench compare {PAIR} --task prompts.jsonl --quick")
-QUICK = {"count": 6, "max_new_tokens": 48}
+QUICK = {"count": 6, "max_new_tokens": 48, "repeats": 1}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -60,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _compare(options: argparse.Namespace, console: Console) -> int:
-    defaults = QUICK if options.quick else {"count": None, "max_new_tokens": 64}
+    defaults = QUICK if options.quick else {"count": None, "max_new_tokens": 64, "repeats": 3}
     for name, value in defaults.items():
         if getattr(options, name) is None:
             setattr(options, name, value)
@@ -70,17 +68,13 @@ def _compare(options: argparse.Namespace, console: Console) -> int:
         names = ", ".join(prompts.name_of(task) for task in options.task)
         raise ConfigError(f"the tasks are called {names}: give each once, and files by names other than {report.ALL!r}")
     import torch
+    from transformers.utils import logging
 
-    from omnidraft.bench.methods import quiet_libraries
-
-    before = torch.get_num_threads()
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    try:
-        with quiet_libraries():
-            return _measured(options, methods, texts, console)
-    finally:
-        torch.set_num_threads(before)
+    flags.quiet_libraries()
+    logging.set_verbosity_error()
+    return _measured(options, methods, texts, console)
 
 
 def _checked(options: argparse.Namespace) -> list[str]:
@@ -121,52 +115,26 @@ def _measured(options: argparse.Namespace, names: Sequence[str], texts: dict[str
     setting = _setting(options, model, texts, questions)
     name = re.sub(r"[^\w.-]+", "-", model.target.name)
     stem = options.out and options.out / f"compare-{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    before = _resumed(options.resume, setting, [method.name for method in made])
     with _opened(stem) as file:
-        writer = records.Writer(setting, file)
+        results = records.Results(setting=setting, file=file)
         for name, reason in left_out.items():
             console.print(f"{name} is left out, {reason}")
-            writer.drop(name, reason)
-        first = 0
-        for run in before:
-            writer.add(run)
-            first = run.repeat + 1
-        with compare.progress(console, "timing", (options.repeats - first) * len(questions)) as step:
-            plan = compare.Plan(
-                new_tokens=options.max_new_tokens,
-                repeats=options.repeats,
-                first=first,
-                budget_s=QUICK_S if options.quick else math.inf,
-                seed=options.seed,
-            )
-            compare.race(made, questions, plan, writer, step)
-        writer.end()
-    rows = report.rows([writer.results])
-    _publish({"this run": writer.results}, rows, stem, console, as_json=options.json)
+            results.drop(name, reason)
+        plan = compare.Plan(
+            new_tokens=options.max_new_tokens,
+            repeats=options.repeats,
+            seed=options.seed,
+            sampled=not sampling.greedy,
+        )
+        step = compare.progress(console, "timing", plan.repeats * len(questions))
+        compare.race(made, questions, plan, results, step)
+        results.end()
+    rows = report.rows([results])
+    _publish({"this run": results}, rows, stem, console, as_json=options.json)
     wrong = [f"{row['method']} on {row['task']}" for row in rows if row["identical"] is False]
     if wrong:
         console.print(f"THE TOKENS DIFFER from those of {BASELINE}: {', '.join(wrong)}", style="bold red")
     return 1 if wrong and setting["dtype"] == "float32" else 0
-
-
-def _resumed(path: Path | None, setting: dict[str, Any], methods: Sequence[str]) -> Sequence[records.Run]:
-    """The runs of the repeats that a result file holds, which are not made again; notes in the setting where from.
-
-    Raises ConfigError where they were made in another setting.
-    """
-    if path is None:
-        return []
-    found = records.unfinished(path)
-    ran = sorted({run.method for run in found.runs})
-    same = [key for key in report.SAME if key not in ("commit", "repeats")]
-    for key in ("target", *same, "tasks"):
-        if found.setting.get(key) != setting[key]:
-            was, now = found.setting.get(key), setting[key]
-            raise ConfigError(f"{path} was made with another {key} ({was}, not {now}): give the same, or begin anew")
-    if ran and ran != sorted(methods):
-        raise ConfigError(f"{path} holds {', '.join(ran)}, not {', '.join(methods)}: give the same --methods")
-    setting["resumed"] = {name: found.setting.get(name) for name in ("date", "commit", "command")}
-    return [run for run in found.runs if run.repeat < setting["repeats"]]
 
 
 @contextmanager
@@ -309,18 +277,13 @@ def _add_compare(commands: Any) -> None:
         help=f"of {', '.join(METHODS)} (default: all); {BASELINE} is always among them",
     )
     compare.add_argument("--max-new-tokens", type=int, metavar="N", help="of each answer (default: 64)")
-    compare.add_argument("--repeats", type=int, default=3, metavar="N", help="turns of every method (default: 3)")
+    compare.add_argument("--repeats", type=int, metavar="N", help="turns of every method (default: 3)")
     compare.add_argument("--draft-length", type=int, default=4, metavar="N", help="draft tokens a round (default: 4)")
     _add_run(compare)
     compare.add_argument("--temperature", type=float, default=0.0, metavar="N", help="0 is greedy (default: 0)")
     compare.add_argument("--out", type=Path, metavar="DIR", help="write results, Markdown and figure (default: none)")
-    compare.add_argument(
-        "--resume", type=Path, metavar="FILE", help="go on from a result file that was cut off: keep its whole repeats"
-    )
-    quick = f"{QUICK['count']} prompts a task and {QUICK['max_new_tokens']} tokens"
-    compare.add_argument(
-        "--quick", action="store_true", help=f"{quick} where not given, and fewer repeats on a slow machine"
-    )
+    quick = f"{QUICK['count']} prompts a task, {QUICK['max_new_tokens']} tokens and one repeat where not given"
+    compare.add_argument("--quick", action="store_true", help=quick)
     compare.add_argument("--json", action="store_true", help="print no Markdown, only the JSON line")
 
 
