@@ -4,41 +4,23 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnidraft.alignment import drafter_context as context
 from omnidraft.alignment.drafter_context import DrafterContext
-from omnidraft.alignment.spelling_table import Probs
 from omnidraft.alignment.vocab import Speller, read_vocab
-from omnidraft.config import Sampling
-from omnidraft.decoding.drafter import Drafter
-from omnidraft.decoding.shared_drafter import SharedDrafter
-from omnidraft.distillation.adaptation import Adaptation
-from omnidraft.draft_length.policy import Fixed
-from omnidraft.models.language_model import TransformersModel
-from omnidraft.verification.round import Round
-from omnidraft.verification.sampling import Sampler, tempered
 from support.engines import (
     Language,
     context_of,
-    engine,
     family_language,
-    generate,
     real_language,
-    sampler,
     table,
-    tokens,
     written,
 )
-from support.enumeration import EXACT, Distribution, distance, enumerate_draws, first_tokens, plain_distribution
-from support.models import Knowing, Scripted, random_model
-from support.table_models import PROMPT, Greedy, Shape, TableModel, make_world
 from support.texts import ROUNDS, TEXTS, chunks
 from support.tokenizer_families import PARTIAL, WHOLE
 
@@ -52,12 +34,6 @@ small = family_language
 
 def between(drafter: str, target: str) -> DrafterContext:
     return context_of(small(drafter), small(target))
-
-
-def read(name: str, text: str) -> list[int]:
-    """A text in the tokens of a family."""
-    ids: list[int] = small(name).tokenizer.encode(text, add_special_tokens=False)
-    return ids
 
 
 def committed(other: DrafterContext, ids: Sequence[int], prompt: Sequence[int] = ()) -> list[int]:
@@ -86,19 +62,19 @@ def test_prompts_are_what_the_drafter_itself_would_read(drafter: str) -> None:
         for script, text in TEXTS.items():
             changed = script in CHANGED.get(target, set()) | CHANGED.get(drafter, set())
             if not changed and (target in SPACED) == (drafter in SPACED):
-                wanted = [*small(drafter).vocab.first, *read(drafter, text)]
-                assert between(drafter, target).prompt(read(target, text)) == wanted
+                wanted = [*small(drafter).vocab.first, *small(drafter).read(text)]
+                assert between(drafter, target).prompt(small(target).read(text)) == wanted
 
 
 @pytest.mark.parametrize("drafter", FAMILIES)
 def test_a_context_begins_as_the_drafters_tokenizer_begins(drafter: str) -> None:
     own = small(drafter).vocab
-    assert small(drafter).tokenizer.encode("river") == [*own.first, *read(drafter, "river")]
+    assert small(drafter).tokenizer.encode("river") == [*own.first, *small(drafter).read("river")]
     for target in FAMILIES:
         vocab, other = small(target).vocab, between(drafter, target)
         first = [] if vocab.bos is None else [vocab.bos]
         forced: list[int] = small(target).tokenizer.encode("The river")
-        contexts = [other.prompt([*first * n, *read(target, "The river")]) for n in (0, 1, 2)]
+        contexts = [other.prompt([*first * n, *small(target).read("The river")]) for n in (0, 1, 2)]
         if forced[0] == vocab.bos:  # not so where a text begins with another token, as with XGLM
             contexts.append(other.prompt(forced))
         namesake = {content: d for d, content in own.special.items()}.get(vocab.special.get(vocab.bos or 0, ""))
@@ -117,7 +93,7 @@ def test_ends_stay_ends_and_markers_have_namesakes_or_none(drafter: str) -> None
     named = {content: d for d, content in own.special.items()}
     for target in FAMILIES:
         vocab, other = small(target).vocab, between(drafter, target)
-        a, b = read(target, "river"), read(target, "The")
+        a, b = small(target).read("river"), small(target).read("The")
         whole = other.prompt(a)
         for end in vocab.eos:
             own_end = named.get(vocab.special[end])
@@ -144,7 +120,7 @@ def test_ends_stay_ends_and_markers_have_namesakes_or_none(drafter: str) -> None
 )
 def test_a_chat_in_the_tokens_of_one_family_stays_as_it_is(name: str, chat: str) -> None:
     """The drafter's context is the conversation that it was trained on, markers and ends included, and no more."""
-    ids = read(name, chat)
+    ids = small(name).read(chat)
     assert len({*ids} & small(name).vocab.special.keys()) > 1
     assert between(name, name).prompt(ids) == between(name, name).tokens(ids) == ids
 
@@ -159,13 +135,13 @@ def test_all_ends_of_a_target_are_ends() -> None:
 
 
 def test_markers_that_are_no_special_tokens_are_text() -> None:
-    (marker,) = read("qwen2", "<think>")
+    (marker,) = small("qwen2").read("<think>")
     assert marker not in small("qwen2").vocab.special
     assert written(small("llama2").vocab, between("llama2", "qwen2").tokens([marker])) == b"<think>"
 
 
 def test_a_drafter_without_bytes_reads_what_it_can_of_a_prompt() -> None:
-    ids = read("llama3", "The river\nhad 𐍈 been")
+    ids = small("llama3").read("The river\nhad 𐍈 been")
     assert written(small("xlnet").vocab, between("xlnet", "llama3").prompt(ids)) == b"The river\nhad  been"
 
 
@@ -187,7 +163,7 @@ def test_bytes_are_never_lost(drafter: str, data: bytes) -> None:
 @pytest.mark.parametrize("drafter", WHOLE)
 def test_words_in_any_script_are_written_as_the_drafter_would(drafter: str) -> None:
     for target, script in itertools.product(("llama2", "qwen2", "deepseek"), SCRIPTS):
-        ids = read(target, TEXTS[script])
+        ids = small(target).read(TEXTS[script])
         text = committed(between(drafter, target), ids)
         assert written(small(drafter).vocab, text) == written(small(target).vocab, ids)
         assert excess(small(drafter), text) < (0.05 if script != "emoji" else 0.1), script  # that one has English in it
@@ -197,21 +173,21 @@ def test_words_in_any_script_are_written_as_the_drafter_would(drafter: str) -> N
 
 @pytest.mark.parametrize("drafter", ["gemma", "llama2", "llama3"])
 def test_runs_of_white_space_stay_together(drafter: str) -> None:
-    ids = read("qwen2", "слово    \n\n   слово  \n  " * 4)
+    ids = small("qwen2").read("слово    \n\n   слово  \n  " * 4)
     assert excess(small(drafter), committed(between(drafter, "qwen2"), ids)) <= 0.02
 
 
 def test_text_in_ascii_stays_as_it_is_spelled() -> None:
     changed = between("gpt2", "llama2")
     for script in ("English", "code"):
-        ids = read("llama2", TEXTS[script])
+        ids = small("llama2").read(TEXTS[script])
         assert committed(changed, ids) == changed.tokens(ids)
 
 
 def test_a_prompt_stays_as_it_was_read() -> None:
     changed = between("llama2", "qwen2")
-    prompt = changed.prompt(read("qwen2", "С самого утра шёл дож"))
-    text = committed(changed, read("qwen2", "дь, и дорога"), prompt)
+    prompt = changed.prompt(small("qwen2").read("С самого утра шёл дож"))
+    text = committed(changed, small("qwen2").read("дь, и дорога"), prompt)
     assert text[: len(prompt)] == prompt
     assert written(small("llama2").vocab, text).decode() == "С самого утра шёл дождь, и дорога"
 
@@ -219,7 +195,7 @@ def test_a_prompt_stays_as_it_was_read() -> None:
 def test_what_follows_an_end_is_written_as_the_drafter_would() -> None:
     own, end = small("llama2"), small("qwen2").vocab.eos[0]
     changed, own_end = between("llama2", "qwen2"), own.vocab.eos[0]
-    first, second = read("qwen2", "дорога"), read("qwen2", " дорога")
+    first, second = small("qwen2").read("дорога"), small("qwen2").read(" дорога")
     text = committed(changed, [*first, end, *first])
     assert text.count(own_end) == 1
     assert written(own.vocab, text).decode() == "дорогадорога"
@@ -246,7 +222,7 @@ class Counting(Speller):
 def test_what_is_written_again_is_bounded(text: str) -> None:
     own, other = small("llama2"), small("gpt2")
     counting = Counting(own.tokenizer, own.vocab)
-    committed(DrafterContext(table(own, other), other.vocab, own.vocab, counting), read("gpt2", text))
+    committed(DrafterContext(table(own, other), other.vocab, own.vocab, counting), small("gpt2").read(text))
     longest = max(len(data or b"") for data in (*own.vocab.tokens, *other.vocab.tokens))
     assert counting.longest <= context.WINDOW + 4 + longest * (1 + max(ROUNDS))
 
@@ -256,190 +232,9 @@ def test_what_is_written_again_is_bounded(text: str) -> None:
 def test_real_tokenizers_lose_next_to_nothing_in_any_script(drafter: str, target: str) -> None:
     own, other = real_language(drafter), real_language(target)
     for script in TEXTS if drafter == "llama2" else SCRIPTS:
-        ids = other.tokenizer.encode(TEXTS[script], add_special_tokens=False)
+        ids = other.read(TEXTS[script])
         text = committed(context_of(own, other), ids)
         assert written(own.vocab, text) == written(other.vocab, ids)
         assert excess(own, text) < (0.01 if drafter == "llama2" else 0.05), script
         if (drafter, script) == ("llama2", "Russian"):
             assert excess(own, context_of(own, other).tokens(ids)) > 0.15  # what it would lose
-
-
-# ---------------------------------------------------------------- the drafter that reads it
-
-
-def first_q(drafter: Drafter, length: int = 3) -> torch.Tensor:
-    _, vectors = drafter.draft(length, 1.0, sampler(), lambda _: True)
-    return torch.from_numpy(vectors[0])
-
-
-def test_after_a_change_the_drafter_reads_the_text_as_it_is_now() -> None:
-    lm = random_model("llama", 64, seed=1)
-    drafter, fresh = Drafter(lm), TransformersModel(lm.model)
-    drafter.start([1, 2, 3, 4, 5])
-    for added, kept, text in (
-        ([], 5, [1, 2, 3, 4, 5]),
-        ([6, 7, 8, 9], 5, [1, 2, 3, 4, 5, 6, 7, 8, 9]),
-        ([10, 9], 7, [1, 2, 3, 4, 5, 6, 7, 10, 9]),  # in place of 8 and 9
-        ([11], 9, [1, 2, 3, 4, 5, 6, 7, 10, 9, 11]),
-        ([12], 6, [1, 2, 3, 4, 5, 6, 12]),
-        ([13], None, [1, 2, 3, 4, 5, 6, 12, 13]),
-    ):
-        drafter.extend(added, kept)
-        assert (drafter.text, drafter.begun) == (text, 5)
-        fresh.crop(0)
-        assert torch.allclose(first_q(drafter), torch.softmax(fresh.forward(text, 1)[-1], -1), atol=1e-5)
-        assert drafter.read < 5 or added not in ([11], [13])  # and no more than it has to
-
-
-def test_a_change_before_the_window_begins_it_anew() -> None:
-    lm = random_model("llama", 64, seed=1)
-    lm.context = 16
-    drafter, fresh = Drafter(lm), TransformersModel(lm.model)
-    drafter.start(list(range(1, 15)))
-    first_q(drafter, 4)  # slides the window
-    for kept, added in ((3, [20, 21]), (4, [22]), (2, list(range(30, 50)))):
-        drafter.extend(added, kept)
-        found = first_q(drafter, 4)
-        window = drafter.text[len(drafter.text) - (lm.length - 3) :]  # three of the four tokens drawn were read, too
-        assert 0 < len(window) <= 13
-        fresh.crop(0)
-        assert torch.allclose(found, torch.softmax(fresh.forward(window, 1)[-1], -1), atol=1e-5)
-
-
-class Seldom(Fixed):
-    """Wants a draft in every fifth round."""
-
-    def __init__(self) -> None:
-        self._rounds = 0
-
-    def begin(self, walk: object) -> bool:  # noqa: ARG002
-        self._rounds += 1
-        return self._rounds % 5 == 0
-
-
-@pytest.mark.parametrize("script", ["code", "Russian", "Hindi", "emoji"])
-def test_the_drafter_reads_all_that_was_said_since_its_last_draft(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The drafter knows the text, so drafts are accepted from one change of its text to the next."""
-    own, other = small("llama2"), small("qwen2")
-    ids = read("qwen2", TEXTS[script])[:70]
-    drafter = Knowing(own.vocab, own.speller, TEXTS[script].encode(), wrong=7)
-    engine_ = engine(Scripted(other.vocab.size, ids), other, drafter, own, draft_length=3)
-    engine_.policy = Seldom()
-    began = len(between("llama2", "qwen2").prompt(ids[:10]))
-    heard: list[bytes] = []
-    draft = Drafter.draft
-
-    def noted(self: Drafter, *arguments: Any) -> tuple[list[int], list[Probs]]:
-        heard.append(written(own.vocab, self.text[began:]))
-        return draft(self, *arguments)
-
-    monkeypatch.setattr(Drafter, "draft", noted)
-    said: list[bytes] = []
-    records: list[Round] = []
-    for record in engine_.rounds(ids[:10], 50, Sampling(), sampler()):
-        if record.draft:
-            said.append(written(other.vocab, tokens(records)))
-        records.append(record)
-    assert tokens(records) == ids[10:60]
-    assert heard == said
-    assert len(heard) > 5
-    assert sum(record.counts.draft_accepted for record in records) > 5, "as the drafter knows where it is"
-
-
-@pytest.mark.parametrize("k", [1, 4, 7])
-def test_greedy_identity_where_the_text_is_broken_characters(k: int) -> None:
-    """A random target says parts of characters; a random drafter reads what becomes of them."""
-    own, other = small("llama2"), small("qwen2")
-    target = random_model("qwen2", other.vocab.size, seed=5)
-    prompt = read("qwen2", TEXTS["Hindi"])[:20]
-    expected = generate(target, prompt, 60)
-    assert len(set(expected)) > 20
-    drafter = random_model("llama", own.vocab.size, seed=2, layers=1)
-    rounds = engine(target, other, drafter, own, draft_length=k).rounds(prompt, 60, Sampling(), sampler())
-    assert tokens(list(rounds)) == expected
-
-
-def test_training_examples_are_spelled_token_by_token_after_the_prompt_as_it_was_read() -> None:
-    own, other = small("llama2"), small("qwen2")
-    ids = read("qwen2", TEXTS["Hindi"])[:40]
-    serving = SharedDrafter(random_model("llama", own.vocab.size, seed=2, layers=1))
-    engine_ = engine(Scripted(other.vocab.size, ids), other, serving.model, own, draft_length=2)
-    assert engine_.attached is not None
-    engine_.teacher_temperature = 1.0
-    adaptation = Adaptation(engine_.attached, serving, None)
-    records = list(adaptation.following(engine_.rounds(ids[:10], 30, Sampling(), sampler())))
-    answer, spelled = adaptation.answer(records), engine_.attached.context
-    assert answer.prompt == tuple(spelled.prompt(ids[:10]))
-    assert answer.tokens == tuple(ids[10:])
-    assert [list(part) for part in answer.written] == [spelled.tokens([token]) for token in ids[10:]]
-    assert len(answer.distributions) == 30
-    text = engine_.attached.drafter.text
-    assert text != [*answer.prompt, *itertools.chain.from_iterable(answer.written)]  # which is what it drafted from
-
-
-# ---------------------------------------------------------------- the distribution, while texts are written again
-
-LETTERS = Shape((b"\xc3", b"\xa9", b"\xc3\xa9"), (b"\xc3", b"\xa9", b"\xa9\xc3", b"\xc3\xa9"), long={b"\xc3\xa9": (3,)})
-
-
-class Late(Drafter):
-    """Draws from its text, and records what it would have said before that was written again."""
-
-    changes = 0
-
-    def extend(self, tokens: Sequence[int], kept: int | None = None) -> None:
-        before = list(self.text)
-        super().extend(tokens, kept)
-        self.was = before if self.text[: len(before)] != before else self.text
-        self.changes += self.was is not self.text
-
-    def draft(self, length: int, temperature: float, *rest: Any) -> tuple[list[int], list[Probs]]:
-        drafted, vectors = super().draft(length, temperature, *rest)
-        model = cast(TableModel, self.model)
-        was = getattr(self, "was", self.text)
-        late = [tempered(model.row((*was, *drafted[:i])), temperature) for i in range(len(drafted))]
-        return drafted, [row.astype(vector.dtype) for row, vector in zip(late, vectors, strict=True)]
-
-
-class Watched(Late):
-    """Only counts."""
-
-    def draft(self, length: int, temperature: float, *rest: Any) -> tuple[list[int], list[Probs]]:
-        return Drafter.draft(self, length, temperature, *rest)
-
-
-def joint_distribution(drafter: type[Late], count: int, **drafting: Any) -> tuple[float, int]:
-    """How far the first tokens are from the target's distribution, and how often the context was rewritten."""
-    world = make_world("letters", 3, shape=LETTERS)
-    world.speller = cast(Any, Greedy(world.drafter_vocab))  # é as one token
-    changes = 0
-
-    def run(draw: Sampler) -> tuple[int, ...]:
-        nonlocal changes
-        own = world.engine(**drafting)
-        assert own.attached is not None
-        watched = drafter(world.drafter)
-        own.attached = replace(own.attached, drafter=watched)
-        rounds = own.rounds([PROMPT], count, Sampling(temperature=1.0), draw)
-        said = tuple(token for record in rounds for token in record.emitted)
-        changes += watched.changes
-        return said
-
-    distribution: Distribution = {}
-    for probability, said in enumerate_draws(run):
-        distribution[said] = distribution.get(said, 0.0) + probability
-    return distance(distribution, first_tokens(plain_distribution(world), count, world.vocab.eos)), changes
-
-
-@pytest.mark.parametrize("mode", ["exact", "intersection"])
-@pytest.mark.parametrize("verification", ["block", "token"])
-def test_the_joint_distribution_holds_while_texts_are_written_again(mode: str, verification: str) -> None:
-    deviation, changes = joint_distribution(Watched, 4, draft_length=1, mode=mode, verification=verification)
-    assert deviation < EXACT
-    assert changes > 10
-
-
-def test_the_q_of_a_text_as_it_was_breaks_the_distribution() -> None:
-    deviation, changes = joint_distribution(Late, 4, draft_length=1)
-    assert changes > 10
-    assert deviation > 0.001

@@ -59,11 +59,6 @@ def id_of(language: Language, word: str) -> int:
     return found
 
 
-def own_ids(language: Language, text: str) -> list[int]:
-    ids: list[int] = language.tokenizer.encode(text, add_special_tokens=False)
-    return ids
-
-
 def decoded(language: Language, ids: list[int]) -> str:
     text = language.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     assert isinstance(text, str)
@@ -120,14 +115,14 @@ def test_what_cannot_be_written_has_no_spelling_and_the_next_text_has(name: str)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_tokens_and_texts_read_as_they_are_decoded(name: str) -> None:
     language, vocab = made(name), made(name).vocab
-    letter = own_ids(language, "x")[-1]
+    letter = language.read("x")[-1]
     around = written(vocab, [letter])
     for token, data in enumerate(vocab.tokens):
         if data is not None:
             between = (around + data + around).decode(errors="replace").removeprefix(" ")
             assert between == decoded(language, [letter, token, letter])
     for text in TEXTS.values():
-        ids = own_ids(language, text)
+        ids = language.read(text)
         assert written(vocab, ids).decode().removeprefix(" ") == decoded(language, ids)
 
 
@@ -146,7 +141,7 @@ def test_texts_are_spelled_as_the_tokenizer_itself_does(name: str) -> None:
     for script, text in TEXTS.items():
         if script not in CHANGED.get(name, ()):
             spaced = " " * (name in SPACED) + text
-            assert made(name).speller.spell(spaced.encode()) == tuple(own_ids(made(name), text))
+            assert made(name).speller.spell(spaced.encode()) == tuple(made(name).read(text))
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, *BY_HAND])
@@ -168,11 +163,11 @@ def test_real_tokenizers_are_spelled_as_they_do_themselves(name: str, count: int
     assert len(others) == count
     prefix = "\n" if name == "llama2" else ""  # behind it, that tokenizer puts no space
     for data, ids in others:
-        assert own_ids(language, prefix + data.decode()) == [*own_ids(language, prefix), *(ids or ())]
+        assert language.read(prefix + data.decode()) == [*language.read(prefix), *(ids or ())]
     lines = shared("data", "gsm8k", "test.jsonl").read_text(encoding="utf-8").splitlines()[:200]
     for text in [json.loads(line)["answer"] for line in lines] + ["“Curly” – 10 ٪ हिन्दी 日本語 👩‍💻"]:
         spaced = (" " * (name == "llama2") + text).encode()
-        assert language.speller.spell(spaced) == tuple(own_ids(language, text))
+        assert language.speller.spell(spaced) == tuple(language.read(text))
         assert written(language.vocab, language.speller.spell(text.encode()) or ()) == text.encode()
 
 
@@ -233,7 +228,7 @@ def test_added_tokens_read_as_decoded_unless_that_is_broken() -> None:
 def test_longer_added_tokens_go_first_and_single_words_stand_alone() -> None:
     language = made("added")
     for text in ("then", "the then", "river", "rivers", "a river."):
-        assert language.speller.spell(text.encode()) == tuple(own_ids(language, text))
+        assert language.speller.spell(text.encode()) == tuple(language.read(text))
     assert spelled(language, b"then") == ["then"]
     assert "river" not in spelled(language, b"rivers")
     taken = "a [left] и для слов ".encode()

@@ -38,11 +38,6 @@ def drafter_of(name: str) -> str:
     return KINDS[(KINDS.index(name) + APART) % len(KINDS)]
 
 
-def read(name: str, text: str) -> list[int]:
-    ids: list[int] = spoken(name).tokenizer.encode(text, add_special_tokens=False)
-    return ids
-
-
 def rounds(engine_: Engine, prompt: list[int], count: int) -> list[Round]:
     return list(engine_.rounds(prompt, count, GREEDY, sampler()))
 
@@ -59,7 +54,7 @@ class Few(Scripted):
         self.end = language_.vocab.eos[0]
         self._after: dict[int, Counter[int]] = defaultdict(Counter)
         for text in TEXTS.values():
-            for before, after in itertools.pairwise(read(name, text)):
+            for before, after in itertools.pairwise(spoken(name).read(text)):
                 self._after[before][after] += 1
 
     def row(self, ids: tuple[int, ...]) -> torch.Tensor:
@@ -98,7 +93,7 @@ def distributions(name: str, script: str, **drafting: object) -> tuple[float, in
         draft_length=3,
         **drafting,
     )
-    prompt, most = read(name, PROMPTS[script]), 0
+    prompt, most = spoken(name).read(PROMPTS[script]), 0
 
     def seen(_: float, record: Round) -> None:
         nonlocal most
@@ -128,7 +123,7 @@ def test_a_correction_from_the_whole_distribution_is_found(monkeypatch: pytest.M
 @cache
 def said(name: str) -> tuple[Scripted, list[int], list[int]]:
     """A target that goes on with our texts, one after the other; a prompt, and what it says."""
-    ids = [token for text in TEXTS.values() for token in read(name, text[:24])]
+    ids = [token for text in TEXTS.values() for token in spoken(name).read(text[:24])]
     assert len(ids) > NEW + 4
     return Scripted(spoken(name).vocab.size, ids), ids[:4], ids[4 : 4 + NEW]
 

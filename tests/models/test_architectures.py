@@ -85,7 +85,7 @@ def test_greedy_text_is_that_of_generate_beyond_any_window(kind: str) -> None:
 def test_drafts_are_drawn_from_what_a_fresh_pass_says(kind: str) -> None:
     """Through rejections, and through changes of the text where it is beyond ASCII."""
     model = sharpened(build(kind, vocab_size=OWN.vocab.size))
-    ids = TARGET.tokenizer.encode(TEXTS["English"][:20] + TEXTS["emoji"][:8], add_special_tokens=False)
+    ids = TARGET.read(TEXTS["English"][:20] + TEXTS["emoji"][:8])
     checked = 0
 
     class Checked(Drafter):

@@ -34,6 +34,11 @@ class Language:
     vocab: Vocab
     speller: Speller
 
+    def read(self, text: str) -> list[int]:
+        """The ids of a text, with no token in front."""
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
 
 def read_language(tokenizer: PreTrainedTokenizerBase, size: int | None = None) -> Language:
     vocab = read_vocab(tokenizer, size)

@@ -1,0 +1,207 @@
+"""The drafter reads a context whose last word changes as texts go on, and draws from what it says at present."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from omnidraft.alignment.spelling_table import Probs
+from omnidraft.config import Sampling
+from omnidraft.decoding.drafter import Drafter
+from omnidraft.decoding.shared_drafter import SharedDrafter
+from omnidraft.distillation.adaptation import Adaptation
+from omnidraft.draft_length.policy import Fixed
+from omnidraft.models.language_model import TransformersModel
+from omnidraft.verification.round import Round
+from omnidraft.verification.sampling import Sampler, tempered
+from support.engines import context_of, engine, generate, sampler, tokens, written
+from support.engines import family_language as small
+from support.enumeration import EXACT, Distribution, distance, enumerate_draws, first_tokens, plain_distribution
+from support.models import Knowing, Scripted, random_model
+from support.table_models import PROMPT, Greedy, Shape, TableModel, make_world
+from support.texts import TEXTS
+
+# ---------------------------------------------------------------- the drafter that reads it
+
+
+def first_q(drafter: Drafter, length: int = 3) -> torch.Tensor:
+    _, vectors = drafter.draft(length, 1.0, sampler(), lambda _: True)
+    return torch.from_numpy(vectors[0])
+
+
+def test_after_a_change_the_drafter_reads_the_text_as_it_is_now() -> None:
+    lm = random_model("llama", 64, seed=1)
+    drafter, fresh = Drafter(lm), TransformersModel(lm.model)
+    drafter.start([1, 2, 3, 4, 5])
+    for added, kept, text in (
+        ([], 5, [1, 2, 3, 4, 5]),
+        ([6, 7, 8, 9], 5, [1, 2, 3, 4, 5, 6, 7, 8, 9]),
+        ([10, 9], 7, [1, 2, 3, 4, 5, 6, 7, 10, 9]),  # in place of 8 and 9
+        ([11], 9, [1, 2, 3, 4, 5, 6, 7, 10, 9, 11]),
+        ([12], 6, [1, 2, 3, 4, 5, 6, 12]),
+        ([13], None, [1, 2, 3, 4, 5, 6, 12, 13]),
+    ):
+        drafter.extend(added, kept)
+        assert (drafter.text, drafter.begun) == (text, 5)
+        fresh.crop(0)
+        assert torch.allclose(first_q(drafter), torch.softmax(fresh.forward(text, 1)[-1], -1), atol=1e-5)
+        assert drafter.read < 5 or added not in ([11], [13])  # and no more than it has to
+
+
+def test_a_change_before_the_window_begins_it_anew() -> None:
+    lm = random_model("llama", 64, seed=1)
+    lm.context = 16
+    drafter, fresh = Drafter(lm), TransformersModel(lm.model)
+    drafter.start(list(range(1, 15)))
+    first_q(drafter, 4)  # slides the window
+    for kept, added in ((3, [20, 21]), (4, [22]), (2, list(range(30, 50)))):
+        drafter.extend(added, kept)
+        found = first_q(drafter, 4)
+        window = drafter.text[len(drafter.text) - (lm.length - 3) :]  # three of the four tokens drawn were read, too
+        assert 0 < len(window) <= 13
+        fresh.crop(0)
+        assert torch.allclose(found, torch.softmax(fresh.forward(window, 1)[-1], -1), atol=1e-5)
+
+
+class Seldom(Fixed):
+    """Wants a draft in every fifth round."""
+
+    def __init__(self) -> None:
+        self._rounds = 0
+
+    def begin(self, walk: object) -> bool:  # noqa: ARG002
+        self._rounds += 1
+        return self._rounds % 5 == 0
+
+
+@pytest.mark.parametrize("script", ["code", "Russian", "Hindi", "emoji"])
+def test_the_drafter_reads_all_that_was_said_since_its_last_draft(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The drafter knows the text, so drafts are accepted from one change of its text to the next."""
+    own, other = small("llama2"), small("qwen2")
+    ids = small("qwen2").read(TEXTS[script])[:70]
+    drafter = Knowing(own.vocab, own.speller, TEXTS[script].encode(), wrong=7)
+    engine_ = engine(Scripted(other.vocab.size, ids), other, drafter, own, draft_length=3)
+    engine_.policy = Seldom()
+    began = len(context_of(own, other).prompt(ids[:10]))
+    heard: list[bytes] = []
+    draft = Drafter.draft
+
+    def noted(self: Drafter, *arguments: Any) -> tuple[list[int], list[Probs]]:
+        heard.append(written(own.vocab, self.text[began:]))
+        return draft(self, *arguments)
+
+    monkeypatch.setattr(Drafter, "draft", noted)
+    said: list[bytes] = []
+    records: list[Round] = []
+    for record in engine_.rounds(ids[:10], 50, Sampling(), sampler()):
+        if record.draft:
+            said.append(written(other.vocab, tokens(records)))
+        records.append(record)
+    assert tokens(records) == ids[10:60]
+    assert heard == said
+    assert len(heard) > 5
+    assert sum(record.counts.draft_accepted for record in records) > 5, "as the drafter knows where it is"
+
+
+@pytest.mark.parametrize("k", [1, 4, 7])
+def test_greedy_identity_where_the_text_is_broken_characters(k: int) -> None:
+    """A random target says parts of characters; a random drafter reads what becomes of them."""
+    own, other = small("llama2"), small("qwen2")
+    target = random_model("qwen2", other.vocab.size, seed=5)
+    prompt = small("qwen2").read(TEXTS["Hindi"])[:20]
+    expected = generate(target, prompt, 60)
+    assert len(set(expected)) > 20
+    drafter = random_model("llama", own.vocab.size, seed=2, layers=1)
+    rounds = engine(target, other, drafter, own, draft_length=k).rounds(prompt, 60, Sampling(), sampler())
+    assert tokens(list(rounds)) == expected
+
+
+def test_training_examples_are_spelled_token_by_token_after_the_prompt_as_it_was_read() -> None:
+    own, other = small("llama2"), small("qwen2")
+    ids = small("qwen2").read(TEXTS["Hindi"])[:40]
+    serving = SharedDrafter(random_model("llama", own.vocab.size, seed=2, layers=1))
+    engine_ = engine(Scripted(other.vocab.size, ids), other, serving.model, own, draft_length=2)
+    assert engine_.attached is not None
+    engine_.teacher_temperature = 1.0
+    adaptation = Adaptation(engine_.attached, serving, None)
+    records = list(adaptation.following(engine_.rounds(ids[:10], 30, Sampling(), sampler())))
+    answer, spelled = adaptation.answer(records), engine_.attached.context
+    assert answer.prompt == tuple(spelled.prompt(ids[:10]))
+    assert answer.tokens == tuple(ids[10:])
+    assert [list(part) for part in answer.written] == [spelled.tokens([token]) for token in ids[10:]]
+    assert len(answer.distributions) == 30
+    text = engine_.attached.drafter.text
+    assert text != [*answer.prompt, *itertools.chain.from_iterable(answer.written)]  # which is what it drafted from
+
+
+# ---------------------------------------------------------------- the distribution, while texts are written again
+
+LETTERS = Shape((b"\xc3", b"\xa9", b"\xc3\xa9"), (b"\xc3", b"\xa9", b"\xa9\xc3", b"\xc3\xa9"), long={b"\xc3\xa9": (3,)})
+
+
+class Late(Drafter):
+    """Draws from its text, and records what it would have said before that was written again."""
+
+    changes = 0
+
+    def extend(self, tokens: Sequence[int], kept: int | None = None) -> None:
+        before = list(self.text)
+        super().extend(tokens, kept)
+        self.was = before if self.text[: len(before)] != before else self.text
+        self.changes += self.was is not self.text
+
+    def draft(self, length: int, temperature: float, *rest: Any) -> tuple[list[int], list[Probs]]:
+        drafted, vectors = super().draft(length, temperature, *rest)
+        model = cast(TableModel, self.model)
+        was = getattr(self, "was", self.text)
+        late = [tempered(model.row((*was, *drafted[:i])), temperature) for i in range(len(drafted))]
+        return drafted, [row.astype(vector.dtype) for row, vector in zip(late, vectors, strict=True)]
+
+
+class Watched(Late):
+    """Only counts."""
+
+    def draft(self, length: int, temperature: float, *rest: Any) -> tuple[list[int], list[Probs]]:
+        return Drafter.draft(self, length, temperature, *rest)
+
+
+def joint_distribution(drafter: type[Late], count: int, **drafting: Any) -> tuple[float, int]:
+    """How far the first tokens are from the target's distribution, and how often the context was rewritten."""
+    world = make_world("letters", 3, shape=LETTERS)
+    world.speller = cast(Any, Greedy(world.drafter_vocab))  # é as one token
+    changes = 0
+
+    def run(draw: Sampler) -> tuple[int, ...]:
+        nonlocal changes
+        own = world.engine(**drafting)
+        assert own.attached is not None
+        watched = drafter(world.drafter)
+        own.attached = replace(own.attached, drafter=watched)
+        rounds = own.rounds([PROMPT], count, Sampling(temperature=1.0), draw)
+        said = tuple(token for record in rounds for token in record.emitted)
+        changes += watched.changes
+        return said
+
+    distribution: Distribution = {}
+    for probability, said in enumerate_draws(run):
+        distribution[said] = distribution.get(said, 0.0) + probability
+    return distance(distribution, first_tokens(plain_distribution(world), count, world.vocab.eos)), changes
+
+
+@pytest.mark.parametrize("mode", ["exact", "intersection"])
+@pytest.mark.parametrize("verification", ["block", "token"])
+def test_the_joint_distribution_holds_while_texts_are_written_again(mode: str, verification: str) -> None:
+    deviation, changes = joint_distribution(Watched, 4, draft_length=1, mode=mode, verification=verification)
+    assert deviation < EXACT
+    assert changes > 10
+
+
+def test_the_q_of_a_text_as_it_was_breaks_the_distribution() -> None:
+    deviation, changes = joint_distribution(Late, 4, draft_length=1)
+    assert changes > 10
+    assert deviation > 0.001
