@@ -13,12 +13,11 @@ from rich.console import Console
 from omnidraft import zoo
 from omnidraft.bench.environment import writing
 from omnidraft.cli import flags
-from omnidraft.errors import ConfigError, InputError, NumericsError, OmniDraftError
+from omnidraft.errors import InputError, NumericsError, OmniDraftError
 
 LARGEST = 2**31  # of any integer on the command line
 INTERRUPTED = 130  # 128 + SIGINT
 TARGET, DRAFTER = (zoo.PREFIX + zoo.names(role)[0] for role in ("target", "drafter"))
-PAIR = f"--target {TARGET} --drafter {DRAFTER}"  # of examples
 Measure = Callable[[argparse.Namespace, Console], int]
 
 
@@ -30,19 +29,7 @@ def parser(name: str, about: str, *examples: str) -> flags.CommandParser:
         examples=[f"python -m experiments.{name} {example}" for example in examples],
     )
     made.add_argument("--threads", type=positive, metavar="N", help="threads of PyTorch (default: its own choice)")
-    made.add_argument("--quick", action="store_true", help="few prompts and repeats of everything")
-    return made
-
-
-def study_parser(name: str, about: str) -> flags.CommandParser:
-    """The parser of an experiment on one drafter with several targets, over GSM8K and MBPP."""
-    made = parser(name, about, f"{PAIR} --data DIR --quick", f"{PAIR} --data DIR --out results/{name}")
-    made.add_argument(
-        "--target", required=True, action="append", metavar="MODEL", help="a folder, a hub id or zoo:NAME; repeatable"
-    )
-    made.add_argument("--drafter", required=True, metavar="MODEL", help="likewise, one for all targets")
-    made.add_argument("--data", required=True, type=Path, metavar="DIR", help="the folder of GSM8K and MBPP")
-    made.add_argument("--dtype", default="float32", metavar="NAME", help="of all models (default: float32)")
+    made.add_argument("--quick", action="store_true", help="next to no prompts and repeats of everything")
     return made
 
 
@@ -75,17 +62,7 @@ def positive(text: str) -> int:
     return value
 
 
-def parts_of(given: str, known: Sequence[str]) -> list[str]:
-    """The parts that are asked for, with commas between; raises ConfigError for one that does not exist."""
-    parts = list(known) if given == "all" else given.split(",")
-    for part in parts:
-        if part not in known:
-            raise ConfigError(f"part {part!r} is not known; use some of {', '.join(known)}, with commas between")
-    return parts
-
-
-def write_report(stem: Path | None, text: str) -> None:
-    """Write STEM.md, where a stem is given."""
-    if stem is not None:
-        with writing(stem):
-            stem.with_suffix(".md").write_text(text, encoding="utf-8")
+def write_report(stem: Path, text: str) -> None:
+    """Write STEM.md."""
+    with writing(stem):
+        stem.with_name(f"{stem.name}.md").write_text(text, encoding="utf-8")

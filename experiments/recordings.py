@@ -18,43 +18,36 @@ from omnidraft.storage import replace_file
 from omnidraft.verification.sparse_probs import SparseProbs
 
 AT_ONCE = 25  # answers of a file
-Make = Callable[[Sequence[list[int]], int], list[Recorded]]
-"""Answers prompts, of which so many were answered before."""
+Make = Callable[[Sequence[int], int], Recorded]
+"""Answers a prompt, given its number."""
 
 
 class Recordings:
-    """Recorded answers by a name for what was asked how; in memory alone where there is no folder."""
+    """Recorded answers, by a name for the question and its settings; in memory alone where there is no folder."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._known: dict[str, list[Recorded]] = {}
-
-    def left(self, name: str, prompts: Sequence[list[int]]) -> int:
-        """How many of the prompts have no answer yet."""
-        return max(0, len(prompts) - len(self._of(name)))
 
     def answers(self, name: str, prompts: Sequence[list[int]], make: Make) -> list[Recorded]:
         """The answers to these prompts; `make` answers those that have none.
 
         Raises InputError where answers to other prompts lie under that name, or cannot be read or written.
         """
-        known = self._of(name)
-        for asked, one in zip(prompts, known, strict=False):
-            if tuple(asked) != one.prompt:
-                raise InputError(f"{self._folder} holds {name} to other prompts: give --out another folder")
-        while len(known) < len(prompts):
-            made = make(prompts[len(known) : len(known) + AT_ONCE], len(known))
-            if self._folder is not None:
-                with writing(self._folder / name):
-                    replace_file(self._folder / f"{name}-{len(known):06d}.npz", packed(made))
-            known += made
-        return known[: len(prompts)]
-
-    def _of(self, name: str) -> list[Recorded]:
         if name not in self._known:
             files = sorted(self._folder.glob(f"{name}-*.npz")) if self._folder is not None else []
             self._known[name] = [one for file in files for one in _read(file)]
-        return self._known[name]
+        known = self._known[name]
+        for asked, one in zip(prompts, known, strict=False):
+            if tuple(asked) != one.prompt:
+                raise InputError(f"{self._folder} holds {name} to other prompts: give --out another folder")
+        while (begin := len(known)) < len(prompts):
+            made = [make(ids, begin + i) for i, ids in enumerate(prompts[begin : begin + AT_ONCE])]
+            if self._folder is not None:
+                with writing(self._folder / name):
+                    replace_file(self._folder / f"{name}-{begin:06d}.npz", packed(made))
+            known += made
+        return known[: len(prompts)]
 
 
 def packed(answers: Sequence[Recorded]) -> bytes:
@@ -71,17 +64,13 @@ def packed(answers: Sequence[Recorded]) -> bytes:
     return file.getvalue()
 
 
-def unpacked(data: bytes) -> list[Recorded]:
-    """The answers that `packed` packed; raises ValueError, KeyError or BadZipFile for other bytes."""
-    with np.load(io.BytesIO(data)) as found:
-        parts = zip(*(np.split(found[name], found["ends"]) for name in ("ids", "probs")), strict=True)
-        teacher = (SparseProbs(ids, probs) for ids, probs in parts)
-        answers = json.loads(str(found["answers"]))
-    return [Recorded(tuple(prompt), tuple(said), tuple(islice(teacher, len(said)))) for prompt, said in answers]
-
-
 def _read(file: Path) -> list[Recorded]:
+    """The answers of a file that `packed` made; raises InputError for another."""
     try:
-        return unpacked(file.read_bytes())
+        with np.load(file) as found:
+            parts = zip(*(np.split(found[name], found["ends"]) for name in ("ids", "probs")), strict=True)
+            teacher = (SparseProbs(ids, probs) for ids, probs in parts)
+            answers = json.loads(str(found["answers"]))
+        return [Recorded(tuple(prompt), tuple(said), tuple(islice(teacher, len(said)))) for prompt, said in answers]
     except (OSError, ValueError, KeyError, BadZipFile) as error:
         raise InputError(f"cannot read recorded answers {file} ({error}): remove the file") from error

@@ -1,9 +1,9 @@
-"""A drafter that learns from answers recorded once, and how good it is at answers it never saw."""
+"""A drafter that learns from answers recorded once, and drafts for others."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,7 +23,6 @@ from omnidraft.distillation.settings import TrainerSettings
 from omnidraft.distillation.teacher import Trace, shared_tokens
 from omnidraft.distillation.trainer import DEFAULTS, Trainer
 from omnidraft.models.language_model import NO_LIMIT, LanguageModel
-from omnidraft.verification.round import Round
 from omnidraft.verification.sparse_probs import SparseProbs
 
 GREEDY = Sampling()
@@ -32,31 +31,22 @@ UNKNOWN = 0  # what a replayed target says off the recorded text, where nobody w
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
-    """What the target said to a prompt, and its distribution at each token."""
+    """A target's answer to a prompt, and its distribution at each token."""
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
     teacher: tuple[SparseProbs, ...]
 
-    @classmethod
-    def of(cls, prompt: Sequence[int], rounds: Sequence[Round]) -> Recorded:
-        """The answer that some rounds made."""
-        teacher = tuple(probs for record in rounds for probs in record.teacher)
-        return cls(tuple(prompt), tuple(emitted(rounds)), teacher)
-
 
 def record(
-    model: OmniDraft,
-    prompts: Iterable[Sequence[int]],
-    new_tokens: int,
-    sampling: Sampling,
-    temperature: float,
-    seed: int = 0,
-) -> list[Recorded]:
-    """Answer prompts by the target alone, and keep its distributions at the teacher's `temperature`."""
-    engine, draw = engine_for(model), sampler(seed)
+    model: OmniDraft, prompt: Sequence[int], new_tokens: int, sampling: Sampling, temperature: float, seed: int = 0
+) -> Recorded:
+    """Answer a prompt by the target alone, and keep its distributions at the teacher's `temperature`."""
+    engine = engine_for(model)
     engine.teacher_temperature = temperature
-    return [Recorded.of(prompt, list(engine.rounds(prompt, new_tokens, sampling, draw))) for prompt in prompts]
+    rounds = list(engine.rounds(prompt, new_tokens, sampling, sampler(seed)))
+    teacher = tuple(probs for record in rounds for probs in record.teacher)
+    return Recorded(tuple(prompt), tuple(emitted(rounds)), teacher)
 
 
 class Replay:
@@ -90,35 +80,46 @@ class Replay:
 class Student:
     """A drafter for one target, which learns by `learning`, or does not where that is None.
 
-    `serving` is the copy of the drafter that drafts, which any number of students may share.
+    `shared` is the copy of the drafter that drafts, by default one of its own.
     """
 
     def __init__(
         self,
         model: OmniDraft,
-        serving: SharedDrafter,
         drafting: Drafting,
-        learning: Learning | None,
+        learning: Learning | None = None,
+        *,
+        shared: SharedDrafter | None = None,
         seed: int = 0,
         settings: TrainerSettings = DEFAULTS,
     ) -> None:
         pair = drafter_of(model)
-        self._model, self.drafting, self._learning = model, drafting, learning
+        if shared is None:
+            if model.drafter is None:
+                raise ValueError("a study of drafts needs a drafter")
+            shared = SharedDrafter(own_cache(model.drafter.lm))
+        self._model, self.drafting, self.shared = model, drafting, shared
         cache = make_cache(pair.cache.table, drafting)
-        self.attached = AttachedDrafter(drafter=Drafter(serving.model), context=pair.context, cache=cache)
+        self.attached = AttachedDrafter(drafter=Drafter(shared.model), context=pair.context, cache=cache)
         learner = None
         if learning is not None:
-            trainer = Trainer(serving.source.model, learning, shared_tokens(cache.table), seed, settings)
+            trainer = Trainer(shared.source.model, learning, shared_tokens(cache.table), seed, settings)
             learner = InlineTrainer(trainer)
-        self.adaptation = Adaptation(self.attached, serving, learner)
+        self.adaptation = Adaptation(self.attached, shared, learner)
         self._replay = Replay(model.vocab.size)
         self.spent_s = 0.0  # on learning
+
+    def resume(self, source: Student) -> None:
+        """Take over the weights of another student, and what the cache may keep of its n-grams; learn no more."""
+        self.adaptation = Adaptation(self.attached, self.shared, None, source.adaptation.state)
+        if not self.attached.cache.frozen:
+            self.attached.cache.resume(source.attached.cache.state())
 
     # ------------------------------------------------------------ learning
 
     def follow(self, recorded: Recorded) -> Stats:
-        """Draft for a recorded answer, then learn from it; what drafting did."""
-        stats = self._over(recorded, self.attached.cache)
+        """Draft for a recorded answer, then learn from it; the counts of drafting."""
+        stats = self._drafted(recorded, self.attached.cache)
         self.learn(recorded)
         return stats
 
@@ -127,12 +128,19 @@ class Student:
         if self.adaptation.learner is None:
             return
         began = time.perf_counter()
-        translator = self.attached.context
-        written = tuple(tuple(translator.tokens([token])) for token in recorded.tokens)
-        answer = Trace(tuple(translator.prompt(recorded.prompt)), recorded.tokens, written, recorded.teacher)
+        context = self.attached.context
+        written = tuple(tuple(context.tokens([token])) for token in recorded.tokens)
+        answer = Trace(tuple(context.prompt(recorded.prompt)), recorded.tokens, written, recorded.teacher)
         self.adaptation.learner.teach(answer, self.attached.cache)
         self.adaptation.load_weights()
         self.spent_s += time.perf_counter() - began
+
+    def learn_all(self, stream: Sequence[Recorded]) -> None:
+        """Let the n-gram cache see a stream of answers, and learn from all of them."""
+        for recorded in stream:
+            self.attached.cache.observe(recorded.tokens)
+            self.learn(recorded)
+        self.flush()
 
     def flush(self) -> None:
         """Learn from everything so far."""
@@ -140,37 +148,25 @@ class Student:
         self.adaptation.flush()
         self.spent_s += time.perf_counter() - began
 
-    # ------------------------------------------------------------ examination
+    # ------------------------------------------------------------ drafting
 
     def examine(self, tests: Sequence[Recorded]) -> Stats:
-        """What drafting does for greedy answers, from which nothing is learned."""
-        cache = self._settled()
-        return Stats.sum(self._over(test, cache) for test in tests)
-
-    def examine_live(self, tests: Sequence[Recorded], new_tokens: int, sampling: Sampling, seed: int = 0) -> Stats:
-        """The same for answers that the target samples anew to the same prompts."""
-        draw = sampler(seed)
-        engine = self._engine(self._model.engine.target, self._settled())
-        self.adaptation.load_weights()
-        texts = (engine.rounds(test.prompt, new_tokens, sampling, draw) for test in tests)
-        return Stats.of(record for rounds in texts for record in rounds)
-
-    def engine(self) -> Engine:
-        """Its engine over the target itself, with a KV cache of its own."""
-        return self._engine(own_cache(self._model.target.lm), self.attached.cache)
-
-    def _settled(self) -> NgramCache:
-        """The n-gram cache as it is, to be used up."""
-        cache = make_cache(self.attached.cache.table, self.drafting)
+        """The counts of drafting for greedy answers, from which nothing is learned."""
+        cache = make_cache(self.attached.cache.table, self.drafting)  # a copy, as drafting changes it
         if not cache.frozen:
             cache.resume(self.attached.cache.state())
-        return cache
+        return Stats.sum(self._drafted(test, cache) for test in tests)
+
+    def engine(self) -> Engine:
+        """An engine over the target itself, with a KV cache of its own."""
+        self.adaptation.load_weights()
+        return self._engine(own_cache(self._model.target.lm), self.attached.cache)
 
     def _engine(self, target: LanguageModel, cache: NgramCache) -> Engine:
         return engine_for(self._model, self.drafting, target=target, attached=replace(self.attached, cache=cache))
 
-    def _over(self, recorded: Recorded, cache: NgramCache) -> Stats:
+    def _drafted(self, recorded: Recorded, cache: NgramCache) -> Stats:
         self._replay.text = (*recorded.prompt, *recorded.tokens)
-        engine = self._engine(self._replay, cache)
         self.adaptation.load_weights()
+        engine = self._engine(self._replay, cache)
         return Stats.of(engine.rounds(recorded.prompt, len(recorded.tokens), GREEDY, sampler()))

@@ -1,82 +1,175 @@
-"""The file of a study, rows of compared ways, and tables."""
+"""What studies share: the file of results, recorded answers, tasks, recipes, and ways that are compared."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-import omnidraft
+from experiments import recipe
+from experiments import tasks as parted
 from experiments.compared import compared, medians
+from experiments.evaluation import Evaluation
+from experiments.recordings import AT_ONCE, Recordings
 from experiments.results import Results
-from omnidraft.api import OmniDraft
+from experiments.student import Recorded
 from omnidraft.bench.interleaved import PLAIN, Answer, EngineWay, isolated
-from omnidraft.bench.tables import down, markdown_table, percent
 from omnidraft.config import Drafting, Sampling
-from omnidraft.errors import InputError
+from omnidraft.errors import ConfigError, InputError
+from omnidraft.verification.sparse_probs import SparseProbs
+from support.project_files import ROOT, shared
 
-KEYS = ("target", "seed")
+RECIPES = ROOT / "recipes"
 
-
-@pytest.fixture
-def model(target: Path, drafter: Path) -> OmniDraft:
-    return omnidraft.load(target, drafter, dtype="float32", profile=None)
-
-
-def results(path: Path | None, study: str = "some") -> Results:
-    return Results(path, study, KEYS)
+# ---------------------------------------------------------------- results
 
 
 def test_a_row_takes_the_place_of_the_one_of_its_key_and_a_file_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "new" / "rows.jsonl"
-    first = results(path)
-    first.begin("a command", sizes={"n": 1})
-    first.add("rows", {"target": "a", "seed": 0, "value": 1})
-    second = results(path)
-    second.begin("another")
-    second.add("rows", {"target": "a", "seed": 1, "value": 2})
-    second.add("rows", {"target": "a", "seed": 0, "value": 3})
-    second.add("others", {"target": "a", "seed": 0})
-    found = results(path)
-    assert [(row["seed"], row["value"]) for row in found.of("rows")] == [(0, 3), (1, 2)]
+    first = Results(path, "some")
+    first.begin("a command", {"n": 1})
+    first.add("rows", "a", {"value": 1})
+    second = Results(path, "some")
+    second.begin("another", {"n": 1})
+    second.add("rows", "b", {"value": 2})
+    second.add("rows", "a", {"value": 3})
+    second.add("others", "a", {})
+    found = Results(path, "some")
+    assert [(key, row["value"]) for key, row in found.of("rows").items()] == [("a", 3), ("b", 2)]
     assert found.as_dict() == second.as_dict()
     assert [setting["command"] for setting in found.settings] == ["a command", "another"]
-    found.forget("rows", {"seed": 0})
-    assert [row["seed"] for row in results(path).of("rows")] == [1]
-    assert len(found.of("others")) == 1
 
 
 def test_a_line_that_was_cut_off_is_passed_over_and_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    made = results(path)
-    made.begin("a command")
-    made.add("rows", {"target": "a", "seed": 0})
+    made = Results(path, "some")
+    made.begin("a command", {})
+    made.add("rows", "a", {})
     whole = path.read_text()
     path.write_text(whole + whole.splitlines()[-1][:-5])
-    again = results(path)
+    again = Results(path, "some")
     assert again.of("rows") == made.of("rows")
-    again.add("rows", {"target": "b", "seed": 0})
-    assert len(results(path).of("rows")) == 2, "what is added begins a line"
-    with pytest.raises(InputError, match="format"):
-        results(path, "other")
-    path.write_text(whole.replace("\n", "\n{\n", 1))
-    with pytest.raises(InputError, match="broken line"):
-        results(path)
-    with pytest.raises(InputError, match="another place"):
-        results(path / "below.jsonl")
+    again.add("rows", "b", {})
+    assert len(Results(path, "some").of("rows")) == 2, "what is added begins a line"
+    for study, place, message in (("other", path, "format"), ("some", path / "below.jsonl", "another place")):
+        with pytest.raises(InputError, match=message):
+            Results(place, study)
 
 
-def test_in_memory_alone_where_there_is_no_file() -> None:
-    made = results(None)
-    made.add("rows", {"target": "a", "seed": 0})
-    assert len(made.of("rows")) == 1
+# ---------------------------------------------------------------- recipes and tasks
 
 
-def test_ways_are_compared_repeat_by_repeat(model: OmniDraft) -> None:
-    ids = [model.encode(text) for text in ("hello world", "the world was")]
+def test_the_shipped_recipes_can_be_read() -> None:
+    found = {path.stem: recipe.read(path) for path in RECIPES.glob("*.toml")}
+    assert {name: one.unseen for name, one in found.items() if name != "paper"} == {
+        "zoo": True, "adaptation": True, "stopping": True,
+    }  # fmt: skip
+    assert found["paper"].tasks.keys() == set(parted.NAMES) - {"mbpp"}
+    assert (found["paper"].tasks["code"].train, found["paper"].tasks["code"].test) == (910, 228)
+    moved = recipe.read(RECIPES / "paper.toml", {"lmsys/vicuna-7b-v1.3": "folder"})
+    assert moved.place("lmsys/vicuna-7b-v1.3") == "folder"
+    assert moved.same == found["paper"].same, "results go by the names of the recipe"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("drafter", "drafters"), "unknown key 'drafters': did you mean 'drafter'?"),
+        (("learning_rate", "learning_rat"), "unknown option 'learning_rat'"),
+        (("gsm8k", "gsm9k"), "task 'gsm9k' is not known: did you mean 'gsm8k'?"),
+        (("train = 4", "train = 0"), "train is 0; it must be a positive integer"),
+        (("train = 4", "training = 4"), "unknown option 'training'"),
+        (("targets = [", "targets = []\nsame = ["), "no targets: give at least one"),
+        (("switch = [", 'switch = ["one", '), "it takes two"),
+    ],
+)
+def test_a_mistake_in_a_recipe_is_said(change: tuple[str, str], message: str, small: Path) -> None:
+    small.write_text(small.read_text().replace(*change, 1))
+    with pytest.raises(ConfigError, match=re.escape(message)) as error:
+        recipe.read(small)
+    assert "recipe small.toml" in str(error.value)
+
+
+@pytest.mark.parametrize("task", parted.NAMES)
+def test_what_is_learned_from_is_not_what_is_tested(task: str, tasks: Path) -> None:
+    learn, tests = parted.parts(task, tasks)
+    assert learn
+    assert tests
+    if task != "gsm8k":  # whose two files here are the same
+        assert not set(learn) & set(tests)
+
+
+def test_the_tasks_have_the_sizes_of_the_paper() -> None:
+    data = shared("data")
+    assert [len(part) for part in parted.parts("code", data)] == [910, 228]
+    assert len(parted.parts("gsm8k", data)[0]) == 7473
+    assert sum(map(len, parted.parts("code", data, unseen=True))) == 500 + 164
+    assert len(parted.parts("gsm8k", data, unseen=True)[0]) == parted.KEPT_OUT
+
+
+def test_splits_come_from_the_hub_where_there_is_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    class Datasets:
+        @staticmethod
+        def load_dataset(*source: str, split: str) -> list[dict[str, Any]]:
+            asked.append((*source, split))
+            return [{"instruction": "Say.", "input": "this", "document": "Long."}] * 5
+
+    monkeypatch.setattr("importlib.import_module", lambda _: Datasets)
+    learn, tests = parted.parts("alpaca", None)
+    assert (len(learn), tests) == (4, ["Say.\n\nthis"])
+    assert "Long." in parted.parts("xsum", None)[1][0]
+    assert asked == [("tatsu-lab/alpaca", "train"), ("EdinburghNLP/xsum", "train"), ("EdinburghNLP/xsum", "test")]
+
+
+# ---------------------------------------------------------------- recorded answers
+
+
+def answer(prompt: Sequence[int], tokens: Sequence[int]) -> Recorded:
+    probs = (
+        SparseProbs(torch.arange(1 + token).int().numpy(), torch.full((1 + token,), 1 / (1 + token)).numpy())
+        for token in tokens
+    )
+    return Recorded(tuple(prompt), tuple(tokens), tuple(probs))
+
+
+def test_answers_are_recorded_once_and_survive_being_kept(tmp_path: Path) -> None:
+    asked = [[number] for number in range(AT_ONCE + 5)]
+    made: list[int] = []
+
+    def make(ids: Sequence[int], number: int) -> Recorded:
+        made.append(number)
+        return answer(ids, range(number % 3))
+
+    Recordings(tmp_path).answers("t", asked[:AT_ONCE], make)
+    found = Recordings(tmp_path).answers("t", asked, make)
+    assert made == list(range(AT_ONCE + 5))
+    for number, one in enumerate(found):
+        same = answer([number], range(number % 3))
+        assert (one.prompt, one.tokens) == (same.prompt, same.tokens)
+        for kept, probs in zip(one.teacher, same.teacher, strict=True):
+            assert (kept.tokens == probs.tokens).all()
+            assert (kept.probs == probs.probs).all()
+    with pytest.raises(InputError, match="to other prompts"):
+        Recordings(tmp_path).answers("t", [[99]], make)
+    next(tmp_path.glob("t-*.npz")).write_bytes(b"torn")
+    with pytest.raises(InputError, match="cannot read recorded answers"):
+        Recordings(tmp_path).answers("t", asked, make)
+
+
+# ---------------------------------------------------------------- compared ways
+
+
+def test_ways_are_compared_repeat_by_repeat(evaluation: Evaluation) -> None:
+    model, ids = evaluation.model, evaluation.prompts("gsm8k", tests=True)
     ways = [EngineWay(str(n), isolated(model, Drafting(draft_length=n)), Sampling()) for n in (0, 1, 3)]
-    rows = list(compared(ways, ids, 8, range(2, 5), restart=True))
-    assert [(row["repeat"], row["way"]) for row in rows] == [(n, way) for n in (2, 3, 4) for way in ("0", "1", "3")]
+    rows = list(compared(ways, ids, 8, range(3), restart=True))
+    assert [(row["repeat"], row["way"]) for row in rows] == [(n, way) for n in range(3) for way in ("0", "1", "3")]
     assert all(row["identical"] for row in rows)
     plain, one, three = medians(rows).values()
     assert plain["drafted"] == plain["acceptance_rate"] == 0
@@ -87,17 +180,15 @@ def test_ways_are_compared_repeat_by_repeat(model: OmniDraft) -> None:
 
 
 @pytest.mark.parametrize(("temperature", "identical"), [(0.0, False), (1.0, None)])
-def test_greedy_answers_that_differ_are_noticed(temperature: float, identical: bool | None, model: OmniDraft) -> None:
+def test_greedy_answers_that_differ_are_noticed(
+    temperature: float, identical: bool | None, evaluation: Evaluation
+) -> None:
     class Wrong(EngineWay):
         def end(self) -> Answer:
             said = super().end()
             return Answer([*said.tokens[:-1], said.tokens[-1] + 1], said.rounds)
 
-    ways = [kind("x", isolated(model, PLAIN), Sampling(temperature=temperature)) for kind in (EngineWay, Wrong)]
-    rows = list(compared(ways, [model.encode("hello world")], 8))
+    engines = (isolated(evaluation.model, PLAIN) for _ in range(2))
+    ways = [kind("x", next(engines), Sampling(temperature=temperature)) for kind in (EngineWay, Wrong)]
+    rows = list(compared(ways, evaluation.prompts("gsm8k", tests=True), 8))
     assert {row["identical"] for row in rows} == {identical}
-
-
-def test_tables_and_figures_that_never_flatter() -> None:
-    assert markdown_table(["a", "b"], [["x|y", 1], ["z", 2]]) == "| a | b |\n| --- | ---: |\n| x\\|y | 1 |\n| z | 2 |\n"
-    assert [down(1.999, 2), down(None, 2), percent(0.999), percent(None)] == ["1.99", "–", "99 %", "–"]

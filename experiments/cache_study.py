@@ -1,22 +1,21 @@
-"""The n-gram cache by itself (Table 14, Figures 7, 8 and 9): how it grows, what it brings, and what a bound costs."""
+"""The n-gram cache by itself (Table 14, Figures 7, 8 and 9): its growth, its worth, and the cost of a bound."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from experiments.paper.evaluation import Evaluation
-from experiments.paper.tables import ALONE, DIRECT, FIXED, Method
+from experiments.evaluation import Evaluation, Method, Row
 from experiments.student import Recorded, Student
+from experiments.tables import ALONE, DIRECT, FIXED
 from omnidraft.bench.tables import markdown_table
-from omnidraft.distillation.adaptation import Adaptation
 
-Row = dict[str, Any]
 SHARES = {"1/8": 8, "1/4": 4, "1/2": 2}  # of what the cache holds without a bound
 EVICTIONS = ("lru", "lfu")
 SEEDS = ("empty", "vocabulary")
 NEVER = "none, nor in learning"
 COMMONEST = 2000  # n-grams whose use is kept
+SHOWN = ("acceptance_rate", "block_efficiency", "speedup", "ngram_hits")
+Made = tuple[str, str, Callable[[Evaluation], Row]]  # target, rest of the key, run
 
 
 def cache_study(evaluation: Evaluation, task: str, seed: str) -> Row:
@@ -24,27 +23,31 @@ def cache_study(evaluation: Evaluation, task: str, seed: str) -> Row:
 
     Beside them another drafter, which learned without n-grams.  Greedy, and with drafts of a fixed length.
     """
-    stream = evaluation.stream(task, 0.0, subset=False)
-    tests = evaluation.prompts(task, tests=True, subset=False)
-    whole = evaluation.student(Method(FIXED | {"ngram_seed": seed}, ALONE), 0.0)
-    curve = [_point(whole, one) for one in stream]
-    whole.flush()
-    size = whole.attached.cache.size
-    without = evaluation.student(Method(DIRECT, ALONE), 0.0)
+    stream, tests = evaluation.answers(task), evaluation.prompts(task, tests=True)
+    full = evaluation.student(Method(FIXED | {"ngram_seed": seed}, ALONE))
+    curve = [_point(full, one) for one in stream]
+    full.flush()
+    without = evaluation.student(Method(DIRECT, ALONE))
     for one in stream:
         without.learn(one)
     without.flush()
-    students = {NEVER: without, "none": _with_weights(evaluation, whole, DIRECT), "full": whole}
+
+    def resumed(**drafting: object) -> Student:
+        student = evaluation.student(Method(FIXED | drafting))
+        student.resume(full)
+        return student
+
+    students = {NEVER: without, "none": resumed(mode="intersection"), "full": full}
     bounds: dict[str, int | None] = {NEVER: 0, "none": 0, "full": None}
     for share, parts in SHARES.items():
         for eviction in EVICTIONS:
-            bound = max(1, size // parts)
-            drafting = FIXED | {"ngram_seed": seed, "ngram_bound": bound, "ngram_eviction": eviction}
-            students[f"{share} {eviction}"] = _with_weights(evaluation, whole, drafting)
+            bound = max(1, full.attached.cache.size // parts)
+            students[f"{share} {eviction}"] = resumed(ngram_seed=seed, ngram_bound=bound, ngram_eviction=eviction)
             bounds[f"{share} {eviction}"] = bound
     before = {name: _held(student) for name, student in students.items()}
-    uses = sorted(map(int, whole.attached.cache.hits[whole.attached.cache.hits > 0]), reverse=True)
-    found = evaluation.timed(students, tests, 0.0)
+    hits = full.attached.cache.hits
+    uses = sorted(map(int, hits[hits > 0]), reverse=True)
+    found = evaluation.timed(students, tests)
     return {
         "target": evaluation.target,
         "task": task,
@@ -58,7 +61,7 @@ def cache_study(evaluation: Evaluation, task: str, seed: str) -> Row:
 
 
 def _held(student: Student) -> Row:
-    """What a cache holds after the answers, and the bytes of it in a profile."""
+    """The n-grams in a cache after the answers, and the bytes of it in a profile."""
     cache = student.attached.cache
     size = 0 if cache.frozen else cache.size
     return {"entries": size, "bytes": sum(array.nbytes for array in cache.state().values()) if size else 0}
@@ -70,19 +73,7 @@ def _point(student: Student, answer: Recorded) -> list[int]:
     return [stats.tokens, stats.rounds, stats.ngrams_proposed, stats.ngrams_accepted, student.attached.cache.size]
 
 
-def _with_weights(evaluation: Evaluation, source: Student, drafting: Row) -> Student:
-    """A drafter with the weights of another, and what a cache of its own may keep of that one's."""
-    student = evaluation.student(Method(drafting), 0.0)
-    student.adaptation = Adaptation(student.attached, student.adaptation.shared, None, source.adaptation.state)
-    if not student.attached.cache.frozen:
-        student.attached.cache.resume(source.attached.cache.state())
-    return student
-
-
-# ---------------------------------------------------------------- tables
-
-
-def markdown(studies: Sequence[Row]) -> list[str]:
+def markdown(studies: Sequence[Row]) -> str:
     """A table for each target and task, seeds beside each other."""
     sections = []
     for target, task in dict.fromkeys((study["target"], study["task"]) for study in studies):
@@ -95,9 +86,8 @@ def markdown(studies: Sequence[Row]) -> list[str]:
         table = markdown_table(["cache", *(f"{study['seed']}: {head}" for study in its for head in heads)], lines)
         about = f"{target}, {task}: {its[0]['train']} answers, {its[0]['test']} tests"
         sections.append(f"## Table 14: bounded caches, {about}\n\n{table}")
-    return sections
+    return "\n".join(sections)
 
 
 def _cells(row: Row) -> list[str]:
-    forms = {"acceptance_rate": ".3f", "block_efficiency": ".3f", "speedup": ".3f", "ngram_hits": ".3f"}
-    return [f"{row['entries']:,}", f"{row['bytes']:,}", *(format(row[name], form) for name, form in forms.items())]
+    return [f"{row['entries']:,}", f"{row['bytes']:,}", *(f"{row[name]:.3f}" for name in SHOWN)]

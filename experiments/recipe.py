@@ -1,4 +1,4 @@
-"""Recipes of the paper's evaluation: which models, tasks, sizes and settings, from a TOML file."""
+"""Recipes of studies: models, tasks, sizes and settings, from a TOML file."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 
 from experiments import tasks
 from omnidraft.config import Learning, settings_of, suggestion
-from omnidraft.distillation.settings import TrainerSettings
 from omnidraft.errors import ConfigError, InputError
 
 QUICK = {"train": 2, "test": 1}  # prompts
 QUICK_TOKENS = 12
+MODELS = ("targets", "same", "larger", "switch")  # the fields that name targets
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """How many prompts of a task are learned from, and how many others are for tests."""
+    """The number of prompts that a task is learned from, and of others for tests."""
 
     train: int
     test: int
@@ -33,52 +33,58 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What one run of the evaluation takes; models are folders, hub ids or zoo:NAME."""
+    """The settings of a study; models are folders, hub ids or zoo:NAME."""
 
     name: str
     drafter: str
-    targets: tuple[str, ...]  # of another tokenizer than the drafter's
-    same: tuple[str, ...] = ()  # of the drafter's own, for Table 2
+    targets: tuple[str, ...]
+    same: tuple[str, ...] = ()  # of the drafter's own tokenizer, for Table 2
     larger: tuple[str, ...] = ()  # for Table 3
     switch: tuple[str, ...] = ()  # two, for Figure 6
     tasks: Mapping[str, Task]
-    subset: Task = field(default_factory=lambda: Task(train=160, test=50))  # of Tables 5, 6, 11 and 12, and the figures
+    subset: Task = field(default_factory=lambda: Task(train=160, test=50))  # of most ablations and figures
     unseen: bool = False  # only prompts that the embedded models never saw
     new_tokens: int = 96
     draft_length: int = 4
     repeats: int = 3
     temperature: float = 0.0
     dtype: str = "float32"
+    lengths: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)  # of drafts, beside the policies
+    policies: tuple[str, ...] = ("confidence", "entropy", "head", "goodput")
     instead: Mapping[str, str] = field(default_factory=dict)  # models to take in place of those that are named
     learning: Learning = field(default_factory=Learning)
-    trainer: TrainerSettings = field(default_factory=TrainerSettings)
 
     def __post_init__(self) -> None:
         if not self.targets:
             raise ConfigError("the recipe has no targets: give at least one")
         if len(self.switch) not in (0, 2):
             raise ConfigError(f"switch has {len(self.switch)} targets; it takes two: give two, or leave it out")
+        if not self.tasks:
+            raise ConfigError("the recipe has no tasks: give at least one")
         for task in self.tasks:
             if task not in tasks.NAMES:
                 raise ConfigError(f"task {task!r} is not known: {suggestion(task, tasks.NAMES)}")
-        if not self.tasks:
-            raise ConfigError("the recipe has no tasks: give at least one")
+
+    @property
+    def every_target(self) -> list[str]:
+        """All targets that are named, each once."""
+        return list(dict.fromkeys((*self.targets, *self.same, *self.larger)))
 
     def place(self, model: str) -> str:
-        """Where a model of the recipe is taken from."""
+        """The model that is loaded for one of the recipe."""
         return self.instead.get(model, model)
 
     def quick(self) -> Recipe:
-        """The same with next to no prompts: every cell is gone through, and no figure means anything."""
-        tasks = {name: replace(task, **QUICK) for name, task in self.tasks.items()}
+        """The same with next to no prompts: everything is gone through, and no figure means anything."""
+        few = {name: replace(task, **QUICK) for name, task in self.tasks.items()}
         subset = replace(self.subset, **QUICK)
-        return replace(self, tasks=tasks, subset=subset, new_tokens=QUICK_TOKENS, repeats=1)
+        return replace(self, tasks=few, subset=subset, new_tokens=QUICK_TOKENS, repeats=1, lengths=self.lengths[:1])
 
 
 def read(path: Path, instead: Mapping[str, str] | None = None) -> Recipe:
     """The recipe in a file; `instead` has models to take in place of those it names.
 
-    Raises InputError for a file that cannot be read, ConfigError for what is wrong in it.
+    Raises InputError for a file that cannot be read, ConfigError for a mistake in it.
     """
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -98,19 +104,14 @@ def _recipe(found: dict[str, Any], name: str, instead: Mapping[str, str]) -> Rec
     for key in ("drafter", "targets", "tasks"):
         if key not in found:
             raise ConfigError(f"there is no {key}: give it")
-    named = {
-        found["drafter"],
-        *(each for key in ("targets", "same", "larger", "switch") for each in found.get(key, ())),
-    }
+    named = {found["drafter"], *(each for key in MODELS for each in found.get(key, ()))}
     for model in instead:
         if model not in named:
             raise ConfigError(f"there is no model {model!r} to replace: {suggestion(model, named)}")
     made: dict[str, Any] = {**found, "name": name, "instead": instead}
-    for key in ("targets", "same", "larger", "switch"):
-        made[key] = tuple(found.get(key, ()))
-    made["tasks"] = {task: settings_of(Task, its) for task, its in found["tasks"].items()}
+    made |= {key: tuple(found[key]) for key in (*MODELS, "lengths", "policies") if key in found}
+    made["tasks"] = {task: settings_of(Task, sizes) for task, sizes in found["tasks"].items()}
     if "subset" in found:
         made["subset"] = settings_of(Task, found["subset"])
     made["learning"] = settings_of(Learning, found.get("learning", {}))
-    made["trainer"] = settings_of(TrainerSettings, found.get("trainer", {}))
     return Recipe(**made)

@@ -1,0 +1,152 @@
+"""One target of a study at work: it answers, drafters learn from that, and are timed beside it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain
+from typing import Any
+
+from rich.console import Console
+
+from experiments.compared import compared, medians
+from experiments.recipe import Recipe, Task
+from experiments.recordings import Recordings
+from experiments.student import Recorded, Student, record
+from omnidraft.api import OmniDraft, load
+from omnidraft.bench.interleaved import EngineWay, engine_for
+from omnidraft.config import Drafting, Sampling
+from omnidraft.decoding.shared_drafter import SharedDrafter
+from omnidraft.distillation.settings import TrainerSettings
+from omnidraft.distillation.weights import parted
+from omnidraft.draft_length.acceptance_head import Head
+from omnidraft.errors import PromptError
+
+Row = dict[str, Any]
+Options = dict[str, Any]
+Texts = Mapping[str, tuple[Sequence[str], Sequence[str]]]  # of each task: to learn from, and for tests
+LORA_RATE = 3.0  # LoRA's learning rate, in that of all weights
+TEMPERATURES = (0.0, 1.0)  # of the answers that a head learns from
+
+
+@dataclass(frozen=True)
+class Method:
+    """The settings of drafting, and of learning where anything is learned; the rest is the recipe's."""
+
+    drafting: Options
+    learning: Options | None = None
+    loss: Options = field(default_factory=dict)  # of `TrainerSettings`
+    lora: bool = False
+    order: int = 0  # of the answers; each other number is another order, and another seed
+
+
+HEAD = Method({"draft_length": "head"}, {"trains": "head"})
+
+
+class Evaluation:
+    """A target of a recipe, loaded with its drafter."""
+
+    def __init__(
+        self, recipe: Recipe, target: str, texts: Texts, recordings: Recordings, device: str, console: Console
+    ) -> None:
+        self.recipe, self.target, self.device, self.console = recipe, target, device, console
+        self.recordings, self._texts = recordings, texts
+        self.model: OmniDraft = self.load(recipe.place(recipe.drafter))
+        self._encoded: dict[tuple[str, bool], list[list[int]]] = {}
+
+    def load(self, drafter: str | OmniDraft, **options: Any) -> OmniDraft:
+        """The target with a drafter, without a profile unless `options` say otherwise."""
+        options = {"profile": None, "dtype": self.recipe.dtype, "device": self.device} | options
+        return load(self.recipe.place(self.target), drafter, warn=self.console.print, **options)
+
+    def other(self, target: str) -> Evaluation:
+        """The same with another target of the recipe."""
+        return Evaluation(self.recipe, target, self._texts, self.recordings, self.device, self.console)
+
+    # ------------------------------------------------------------ prompts and answers
+
+    def size(self, task: str, *, subset: bool = False) -> Task:
+        """The number of prompts of a task that are used, or of a subset of them."""
+        whole, few = self.recipe.tasks[task], self.recipe.subset
+        return replace(whole, train=min(few.train, whole.train), test=min(few.test, whole.test)) if subset else whole
+
+    def prompts(self, task: str, *, tests: bool, subset: bool = False) -> list[list[int]]:
+        """Prompts as token ids, without those that leave no room for an answer."""
+        if (task, tests) not in self._encoded:
+            room = self.model.target.lm.context - self.recipe.new_tokens
+            encoded = (self.model.encode_message(text) for text in self._texts[task][tests])
+            self._encoded[task, tests] = [ids for ids in encoded if len(ids) <= room]
+        size = self.size(task, subset=subset)
+        found = self._encoded[task, tests][: size.test if tests else size.train]
+        if not found:
+            raise PromptError(f"no prompt of {task} leaves {self.target} room for an answer: use fewer new_tokens")
+        return found
+
+    def answers(
+        self, task: str, temperature: float = 0.0, *, tests: bool = False, subset: bool = False
+    ) -> list[Recorded]:
+        """The target's answers to prompts of a task, made once."""
+        recipe, sampling = self.recipe, Sampling(temperature=temperature)
+        teacher = recipe.learning.teacher_temperature
+        settings = (recipe.place(self.target), recipe.new_tokens, teacher, recipe.dtype)
+        digest = hashlib.sha256(repr(settings).encode()).hexdigest()[:8]
+        place = self.target.replace("/", "--").replace(":", "-")
+        name = f"{place}-{task}{'-tests' if tests else ''}-{temperature:g}-{digest}"
+        return self.recordings.answers(
+            name,
+            self.prompts(task, tests=tests, subset=subset),
+            # each with a seed of its own, so that it does not matter how many are made at a time
+            lambda ids, number: record(self.model, ids, recipe.new_tokens, sampling, teacher, number),
+        )
+
+    # ------------------------------------------------------------ drafters
+
+    def student(self, method: Method, threshold: float = 0.4, shared: SharedDrafter | None = None) -> Student:
+        """A drafter for a method; `shared` is the copy that drafts, by default one of its own."""
+        drafting = dict(method.drafting)
+        if isinstance(drafting["draft_length"], int):
+            drafting["draft_length"] = self.recipe.draft_length
+        elif drafting["draft_length"] == "head":
+            drafting.setdefault("threshold", threshold)
+        learning = None if method.learning is None else replace(self.recipe.learning, **method.learning)
+        if learning is not None and method.lora:
+            learning = replace(learning, adapter="lora", learning_rate=LORA_RATE * learning.learning_rate)
+        return Student(
+            self.model, Drafting(**drafting), learning,
+            shared=shared, seed=method.order, settings=TrainerSettings(**method.loss),
+        )  # fmt: skip
+
+    @cached_property
+    def head(self) -> Head:
+        """An acceptance head that learned from answers of all tasks and temperatures, the drafter left as it is."""
+        student = self.student(HEAD)
+        streams = (self.answers(task, warm, subset=True) for task in self.recipe.tasks for warm in TEMPERATURES)
+        student.learn_all(list(chain.from_iterable(zip(*streams, strict=False))))
+        return student.attached.head
+
+    def timed(
+        self, students: Mapping[str, Student], tests: Sequence[list[int]], temperature: float = 0.0
+    ) -> dict[str, Row]:
+        """The medians over repeats of each student's figures, by name, where all answer in turns with the target alone.
+
+        Each needs a drafter of its own.
+        """
+        sampling, new_tokens = Sampling(temperature=temperature), self.recipe.new_tokens
+        ways = [EngineWay("alone", engine_for(self.model), sampling)]
+        ways += [EngineWay(name, student.engine(), sampling) for name, student in students.items()]
+        list(compared(ways, tests[:1], new_tokens))  # warms up
+        found = medians(compared(ways, tests, new_tokens, range(self.recipe.repeats)))
+        return {name: row for name, row in found.items() if name != "alone"}
+
+
+def learning_counts(student: Student) -> Row:
+    """Seconds and updates of a student's learning, and the bytes of what it learned."""
+    learner = student.adaptation.learner
+    learned = parted(student.adaptation.state)[0].values()
+    return {
+        "training_s": round(student.spent_s, 2),
+        "updates": learner.counters.updates if learner else 0,
+        "learned_bytes": sum(weight.numel() * weight.element_size() for weight in learned),
+    }

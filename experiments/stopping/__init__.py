@@ -1,1 +1,0 @@
-"""Draft-length policies against fixed lengths and plain decoding."""

@@ -1,0 +1,160 @@
+"""Tables of methods: their cells, each a method with a target on a task, and the rows that these come to.
+
+A cell that several tables show is measured once.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from experiments.evaluation import HEAD, Evaluation, Method, Options, Row, learning_counts
+from experiments.recipe import Recipe
+from experiments.results import Results
+from experiments.study import Job
+from omnidraft.bench.tables import markdown_table
+
+FIXED: Options = {"draft_length": 4}  # or the recipe's
+DIRECT: Options = FIXED | {"mode": "intersection"}
+PAPER: Options = FIXED | {"mode": "paper", "ngram_seed": "empty"}
+BY_HEAD: Options = {"draft_length": "head"}
+HYBRID: Options = {"loss": "hybrid", "trains": "drafter"}
+ALONE: Options = {"trains": "drafter"}
+RANKS = (8, 16, 32, 64, 128)
+GAMMAS = (0.3, 0.5, 0.7, 0.9)
+DIVERGENCES = ("forward", "reverse", "tv", "forward+tv")
+# an acceptance rate is of proposed target tokens, which are fewer where drafts merge: it says less than tokens a pass
+SHOWN = {"acceptance_rate": ".3f", "block_efficiency": ".3f", "speedup": ".2f"}
+LEARNED = SHOWN | {"training_s": ".1f"}
+HITS = SHOWN | {"ngram_hits": ".2f"}
+UNTRAINED, DISTILLED = Method(FIXED), Method(FIXED, ALONE)  # each has another name in Table 2
+METHODS: dict[str, Method] = {
+    "direct mapping": Method(DIRECT),
+    "direct mapping + cache": Method(PAPER),
+    "L_DM": Method(DIRECT, HYBRID, {"ngram_weight": 0.0}),
+    "L_DM + cache": Method(PAPER, HYBRID, {"ngram_weight": 0.0}),
+    "L_DM + λ·L_N-gram": Method(PAPER, HYBRID),
+    "L_DM + λ·L_N-gram, LoRA": Method(PAPER, HYBRID, lora=True),
+    "L_DM + p(t)·L_N-gram": Method(PAPER, HYBRID, {"ngram_weight": None}),
+    "L_N-gram alone (NLL)": Method(PAPER, HYBRID, {"direct_divergence": "none"}),
+    "NLL + NLL": Method(PAPER, HYBRID, {"direct_divergence": "forward"}),
+    "KL through the trie": Method(PAPER, ALONE | {"loss": "reverse"}),
+    "exact, untrained": UNTRAINED,
+    "ours, fixed": DISTILLED,
+    "ours": Method({"draft_length": "goodput"}, {}),
+    "plain SpD": UNTRAINED,
+    "adapt only": HEAD,
+    "distil only": DISTILLED,
+    "joint": Method(BY_HEAD, {"trains": "joint"}),
+    "interleaved": Method(BY_HEAD, {"trains": "interleaved"}),
+    **{f"interleaved, γ = {g:g}": Method(BY_HEAD | {"threshold": round(1 - g, 3)}, {}) for g in GAMMAS},
+    **{f"LoRA {rank}": Method(PAPER, HYBRID | {"rank": rank}, lora=True) for rank in RANKS},
+    # of the adaptation study, all with exact verification
+    **{f"answers in order {order}": Method(FIXED, {}, order=order) for order in range(3)},
+    "L_DM + cache, exact": Method(FIXED, HYBRID, {"ngram_weight": 0.0}),
+    **{f"hybrid, {weight:g}": Method(FIXED, HYBRID, {"ngram_weight": weight}) for weight in (0.2, 1.0)},
+    "hybrid, p(t)": Method(FIXED, HYBRID, {"ngram_weight": None}),
+    **{f"marginal, {name}": Method(FIXED, ALONE | {"loss": name}) for name in DIVERGENCES},
+    **{f"exact, LoRA {rank}": Method(FIXED, ALONE | {"rank": rank}, lora=True) for rank in RANKS},
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One figure of a table: a method with a target on a task."""
+
+    target: str
+    task: str
+    method: str
+    temperature: float
+    subset: bool  # fewer prompts
+
+    @property
+    def key(self) -> str:
+        few = "|few" if self.subset else ""
+        return f"{self.target}|{self.task}|{self.method}|T = {self.temperature:g}{few}"
+
+
+def measured(evaluation: Evaluation, cell: Cell) -> Row:
+    """Let a drafter learn as the method does, and answer the tests in turns with the target alone."""
+    method = METHODS[cell.method]
+    stream = evaluation.answers(cell.task, cell.temperature, subset=cell.subset)
+    if method.order:
+        random.Random(method.order).shuffle(stream)  # noqa: S311  an order, not a secret
+    student = evaluation.student(method, evaluation.size(cell.task).threshold)
+    student.learn_all(stream)
+    ngrams = student.attached.cache.size
+    tests = evaluation.prompts(cell.task, tests=True, subset=cell.subset)
+    found = evaluation.timed({cell.method: student}, tests, cell.temperature)[cell.method]
+    return found | learning_counts(student) | {"ngrams": ngrams, "train": len(stream), "test": len(tests)}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A part of a study that is a table of methods."""
+
+    title: str
+    methods: Sequence[str]
+    targets: Callable[[Recipe], Sequence[str]]
+    tasks: Sequence[str] | None = None  # all
+    temperatures: Sequence[float] | None = None  # the recipe's
+    subset: bool = False
+    shows: Mapping[str, str] = field(default_factory=lambda: SHOWN)
+
+    def cells(self, recipe: Recipe) -> Iterator[Cell]:
+        """The cells to be measured for it."""
+        for target in dict.fromkeys(self.targets(recipe)):
+            for task in (task for task in recipe.tasks if self.tasks is None or task in self.tasks):
+                for temperature in self.temperatures or (recipe.temperature,):
+                    for method in self.methods:
+                        yield Cell(target, task, method, temperature, self.subset)
+
+    def jobs(self, recipe: Recipe) -> Iterator[tuple[str, Job]]:
+        """A job for each cell, with its target."""
+        for cell in self.cells(recipe):
+            yield cell.target, Job("cells", cell.key, partial(measured, cell=cell))
+
+    def markdown(self, results: Results, recipe: Recipe, *, partial: bool) -> str:
+        """A line for each method and target, columns for tasks and temperatures; – where nothing is measured yet."""
+        rows, every = results.of("cells"), list(self.cells(recipe))
+        cells = [cell for cell in every if cell.key in rows]
+        if not cells or not (partial or len(cells) == len(every)):
+            return ""
+        places = list(dict.fromkeys((cell.task, cell.temperature) for cell in cells))
+        heads = [f"{task}, T = {warm:g}: {shown.replace('_', ' ')}" for task, warm in places for shown in self.shows]
+        found = {(cell.target, cell.method, cell.task, cell.temperature): rows[cell.key] for cell in cells}
+        lines = []
+        for target, method in dict.fromkeys((cell.target, cell.method) for cell in cells):
+            its = [found.get((target, method, *place), {}) for place in places]
+            shown = [
+                format(row[name], form) if name in row else "–" for row in its for name, form in self.shows.items()
+            ]
+            lines.append([target, method, *shown])
+        return f"## {self.title}\n\n{markdown_table(['target', 'method', *heads], lines, 2)}"
+
+    def draw(self, *_: object) -> None:
+        """Draw nothing: a table has no figure."""
+
+
+def first(recipe: Recipe) -> Sequence[str]:
+    """The first target of a recipe."""
+    return recipe.targets[:1]
+
+
+def every(recipe: Recipe) -> Sequence[str]:
+    """The targets of a recipe."""
+    return recipe.targets
+
+
+def same_and_first(recipe: Recipe) -> Sequence[str]:
+    """The targets of the drafter's own tokenizer, and the first of another."""
+    return (*recipe.same, *recipe.targets[:1])
+
+
+TABLE_2 = Table(
+    "Table 2: adaptive drafting, of the drafter's own vocabulary where the recipe has such a target, and across",
+    ("plain SpD", "adapt only", "distil only", "joint", "interleaved", "ours"),
+    same_and_first,
+)

@@ -1,0 +1,64 @@
+"""A recipe of two small models, and the tasks of all studies in a few lines each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from experiments import recipe
+from experiments import tasks as parted
+from experiments.evaluation import Evaluation
+from experiments.recordings import Recordings
+
+TEXTS = ("one two three", "four and five", "six or seven", "a list of things", "no more of it", "what is left")
+SMALL = """
+drafter = "DRAFTER"
+targets = ["TARGET"]
+switch = ["TARGET", "TARGET"]
+new_tokens = 8
+repeats = 1
+lengths = [1, 3]
+[tasks]
+gsm8k = { train = 4, test = 2 }
+code = { train = 3, test = 2 }
+[subset]
+train = 3
+test = 1
+[learning]
+interval = 2
+learning_rate = 3e-3
+"""
+
+
+@pytest.fixture
+def tasks(data: Path) -> Path:
+    """A folder of all tasks, of a few lines each."""
+    rows: dict[str, list[dict[str, str]]] = {
+        "humaneval/HumanEval.jsonl": [{"prompt": f"def {text[:3]}():"} for text in TEXTS],
+        "alpaca/train.jsonl": [{"instruction": text, "input": text[: i % 2]} for i, text in enumerate(TEXTS)],
+        "xsum/train.jsonl": [{"document": text} for text in TEXTS],
+        "xsum/test.jsonl": [{"document": text[::-1]} for text in TEXTS],
+    }
+    for name, its in rows.items():
+        (data / name).parent.mkdir(exist_ok=True)
+        (data / name).write_text("".join(json.dumps(row) + "\n" for row in its))
+    return data
+
+
+@pytest.fixture
+def small(tmp_path: Path, target: Path, drafter: Path) -> Path:
+    """A recipe of two small models."""
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL.replace("TARGET", str(target)).replace("DRAFTER", str(drafter)))
+    return path
+
+
+@pytest.fixture
+def evaluation(small: Path, tasks: Path) -> Evaluation:
+    """The target of that recipe, loaded with its drafter."""
+    found = recipe.read(small)
+    texts = {name: parted.parts(name, tasks) for name in found.tasks}
+    return Evaluation(found, found.targets[0], texts, Recordings(None), "cpu", Console(quiet=True))
