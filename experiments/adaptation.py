@@ -54,7 +54,7 @@ class LearningWay(EngineWay):
 def live(evaluation: Evaluation) -> Row:
     """A stream of prompts, by a drafter that learns, by one that does not, and by the target alone, in turns."""
     recipe, task = evaluation.recipe, next(iter(evaluation.recipe.tasks))
-    student, frozen = (evaluation.student(Method(FIXED, learning)) for learning in ({}, None))
+    student, frozen = evaluation.student(Method(FIXED, {})), evaluation.student(Method(FIXED))
     ways = [
         EngineWay("plain", engine_for(evaluation.model), GREEDY),
         EngineWay("frozen", frozen.engine(), GREEDY),

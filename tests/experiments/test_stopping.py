@@ -10,6 +10,7 @@ import torch
 
 from experiments import stopping
 from experiments.evaluation import Evaluation
+from experiments.study import JobPart
 from omnidraft.bench.interleaved import engine_for
 from omnidraft.config import Drafting, Sampling
 from omnidraft.draft_length.acceptance_head import Head
@@ -91,7 +92,7 @@ def test_a_speedup_is_the_median_over_repeats_and_goodput_stands_beside_the_best
         for way, its in speeds.items() for n, s in enumerate(its)
     ]  # fmt: skip
     cells = stopping.PARTS["cells"]
-    assert isinstance(cells, stopping.JobPart)
+    assert isinstance(cells, JobPart)
     assert cells.table is not None
     text = cells.table([{"target": "a", "task": "t", "temperature": 0.0, "rows": rows}])
     assert "| a | t | 0 | 20.0 | 1.200 | 1.250 | 1.300 | 1.040 |" in text

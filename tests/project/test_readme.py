@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from experiments import overhead
+from experiments.study import Study
 from omnidraft.cli import bench
 from omnidraft.cli.main import main
 
@@ -50,14 +52,14 @@ def test_long_commands_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in ("_compare", "_exactness"):
         monkeypatch.setattr(bench, name, note)
+    monkeypatch.setattr(overhead, "measure", note)
+    monkeypatch.setattr(Study, "measure", lambda _self, options, console: note(options, console))
     for line in (line for block in blocks("console") for line in block.splitlines() if line.startswith("$ ")):
         program, *words = shlex.split(line.removeprefix("$ "), comments=True)
         if program == "omnidraft":
             assert main(words) == 0
         else:
-            experiment = import_module(words[1] if words[1].endswith("overhead") else f"{words[1]}.__main__")
-            monkeypatch.setattr(experiment, "measure", note)
-            assert experiment.main(words[2:]) == 0
+            assert import_module(words[1]).main(words[2:]) == 0
     studies = [f"experiments.{name}" for name in ("overhead", "adaptation", "stopping", "paper")]
     assert read == ["compare", "exactness", *studies]
 
