@@ -6,7 +6,7 @@ import itertools
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from operator import truediv
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,8 +15,8 @@ from experiments import changes, figures
 from experiments.evaluation import Evaluation, Method, Row
 from experiments.recipe import Recipe
 from experiments.student import GREEDY, Student
-from experiments.study import JobPart, Part, Study
-from experiments.tables import DIVERGENCES, FIXED, LEARNED, RANKS, Table, every, first
+from experiments.study import JobPart, Measured, Part, Study
+from experiments.tables import DIVERGENCES, FIXED, LEARNED, Table, every, first
 from omnidraft.bench.interleaved import EngineWay, engine_for, take_turns
 from omnidraft.bench.tables import markdown_table
 from omnidraft.decoding.stats import Stats
@@ -25,7 +25,6 @@ from omnidraft.verification.round import Round
 BESIDE = 40  # prompts beside the background trainer
 THINKING_S = 1.0  # between a reply and the next prompt
 STILL = 1e-12  # a learning rate too small to change a draft
-Made = Iterator[tuple[str, str, Callable[[Evaluation], Row]]]
 
 
 # ---------------------------------------------------------------- against the clock
@@ -166,11 +165,11 @@ def _background_table(rows: Sequence[Row]) -> str:
 # ---------------------------------------------------------------- the study
 
 
-def _live_jobs(recipe: Recipe) -> Made:
+def _live_jobs(recipe: Recipe) -> Measured:
     return ((target, "live", live) for target in recipe.targets)
 
 
-def _background_jobs(recipe: Recipe) -> Made:
+def _background_jobs(recipe: Recipe) -> Measured:
     return ((target, "background", background) for target in recipe.targets)
 
 
@@ -195,14 +194,6 @@ PARTS: dict[str, Part] = {
     ),
     "background": JobPart("background", _background_jobs, _background_table),
     "losses": Table("Losses", LOSSES, first, ("gsm8k",), (0.0, 1.0), subset=True, shows=LEARNED),
-    "ranks": Table(
-        "Adapters",
-        ("exact, untrained", *(f"exact, LoRA {rank}" for rank in RANKS), "ours, fixed"),
-        first,
-        ("gsm8k",),
-        subset=True,
-        shows=LEARNED,
-    ),
     "switch": changes.TASKS,
     "targets": changes.TARGETS,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from experiments.evaluation import Evaluation, Method, Row
 from experiments.student import Recorded, Student
@@ -15,7 +15,6 @@ SEEDS = ("empty", "vocabulary")
 NEVER = "none, nor in learning"
 COMMONEST = 2000  # n-grams whose use is kept
 SHOWN = ("acceptance_rate", "block_efficiency", "speedup", "ngram_hits")
-Made = tuple[str, str, Callable[[Evaluation], Row]]  # target, rest of the key, run
 
 
 def cache_study(evaluation: Evaluation, task: str, seed: str) -> Row:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from experiments import figures
 from experiments.evaluation import Evaluation, Method, Row
 from experiments.recipe import Recipe
 from experiments.student import Recorded, Student
-from experiments.study import JobPart
+from experiments.study import JobPart, Measured
 from omnidraft.bench.tables import markdown_table
 from omnidraft.decoding.stats import Stats
 
@@ -17,7 +17,6 @@ MODES = {
     "with the n-gram cache": Method({"draft_length": 4}, {}),
     "without it": Method({"draft_length": 4, "mode": "intersection"}, {}),
 }
-Made = Iterator[tuple[str, str, Callable[[Evaluation], Row]]]
 
 
 def curve(student: Student, stream: Sequence[Recorded]) -> list[list[int]]:
@@ -72,12 +71,12 @@ def _table(rows: Sequence[Row]) -> str:
     return f"## {' before and after '.join(rows[0]['targets'])}\n\n{markdown_table(heads, lines, 2)}"
 
 
-def _task_jobs(recipe: Recipe) -> Made:
+def _task_jobs(recipe: Recipe) -> Measured:
     if len(recipe.tasks) > 1:
         yield recipe.targets[0], "tasks", tasks
 
 
-def _target_jobs(recipe: Recipe) -> Made:
+def _target_jobs(recipe: Recipe) -> Measured:
     if recipe.switch:
         yield recipe.switch[0], "targets", targets
 

@@ -7,12 +7,11 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from experiments.command import DRAFTER, TARGET, parser, run
@@ -22,11 +21,9 @@ from omnidraft.bench import environment as setting
 from omnidraft.bench.environment import writing
 from omnidraft.bench.tables import markdown_table
 from omnidraft.config import Sampling
-from omnidraft.decoding.engine import Engine
 from omnidraft.models.cpu_llama import LeanLlama
 from omnidraft.models.language_model import LanguageModel
 from omnidraft.models.loading import load_tokenizer
-from omnidraft.verification.sampling import GeneratorSampler
 
 SHAPES = (
     Shape(layers=9, hidden=1024, intermediate=2816, heads=16, tied=True),  # 271M with a vocabulary of 152k
@@ -79,7 +76,6 @@ class Overhead:
         yield self.against_transformers("greedy (UAD)", Sampling())
         yield self.against_transformers("temperature 1 (TLI)", Sampling(temperature=1.0))
         yield self.drafter_step()
-        yield self.plain()
         yield self.growth()
 
     def share(self, name: str, sampling: Sampling, bound: float) -> Ratio:
@@ -128,20 +124,6 @@ class Overhead:
         name = "drafter step of transformers in fp32, in ours"
         return Ratio(name=name, value=slow / fast, bound=3.0, at_least=True, detail=detail)
 
-    def plain(self) -> Ratio:
-        """Plain decoding through the loop of this package, beside `generate`; the prompt's pass included."""
-        engine = Engine(self.models.target, ())
-
-        def ours() -> None:
-            draw = GeneratorSampler(torch.Generator())
-            list(engine.rounds(self.models.ids[: self.short], self.models.tokens, Sampling(), draw))
-
-        theirs, mine = _medians([lambda: self.models.generate(self.short, Sampling(), {}), ours], self.repeats)
-        detail = f"{self.models.tokens / mine:.1f} against {self.models.tokens / theirs:.1f} tokens/s"
-        return Ratio(
-            name="draft_length 0 against generate", value=theirs / mine, bound=1.0, at_least=True, detail=detail
-        )
-
     def growth(self) -> Ratio:
         """How a token's cost grows with the text, beside how it grows where the target decodes alone on our cache."""
         costs = []
@@ -173,18 +155,6 @@ class Overhead:
             f"{models.target.vocab_size}, {tokens} tokens of text"
         )
         yield Ratio(name="MB beside weights and cache", value=mb, bound=150.0, at_least=False, detail=detail)
-
-
-def _medians(actions: Sequence[Callable[[], object]], laps: int) -> list[float]:
-    """Median seconds of each action; they take turns, and the first lap does not count."""
-    taken: list[list[float]] = [[] for _ in actions]
-    for lap in range(laps + 1):
-        for action, times in zip(actions, taken, strict=True):
-            began = time.perf_counter()
-            action()
-            if lap:
-                times.append(time.perf_counter() - began)
-    return [statistics.median(times) for times in taken]
 
 
 def markdown(ratios: Sequence[Ratio], about: Mapping[str, Any]) -> str:

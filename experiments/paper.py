@@ -8,7 +8,7 @@ from itertools import product
 
 from experiments import cache_study, changes, figures
 from experiments.recipe import Recipe
-from experiments.study import JobPart, Part, Study
+from experiments.study import JobPart, Measured, Part, Study
 from experiments.tables import GAMMAS, HITS, RANKS, SHOWN, TABLE_2, Table, every, first, same_and_first
 
 CROSS = ("direct mapping", "L_DM", "L_DM + λ·L_N-gram", "L_DM + λ·L_N-gram, LoRA", "ours")
@@ -67,7 +67,7 @@ TABLES: dict[str, Table] = {
 }
 
 
-def _caches(recipe: Recipe) -> list[cache_study.Made]:
+def _caches(recipe: Recipe) -> Measured:
     """The study of the cache for each task and seed, with the first target."""
     return [
         (recipe.targets[0], f"{task}|{seed}", partial(cache_study.cache_study, task=task, seed=seed))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, product
@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from experiments.compared import UNITS, compared, medians
-from experiments.evaluation import TEMPERATURES, Evaluation, Row
+from experiments.evaluation import TEMPERATURES, UNITS, Evaluation, Row, compared, medians
 from experiments.recipe import Recipe
-from experiments.study import JobPart, Part, Study
+from experiments.study import JobPart, Measured, Part, Study
 from experiments.tables import TABLE_2
 from omnidraft.attach import attach_drafter
 from omnidraft.bench.interleaved import PLAIN, EngineWay, drafter_of, engine_for, isolated, own_cache, sampler
@@ -44,7 +43,6 @@ SHORT = 8  # tokens of an answer to a long prompt
 LONG = 600  # tokens of such a prompt
 SLOW_LAYERS = 24
 ONE_BY_ONE = 64  # tokens from which on a pass is a prompt, which is read as ever
-Made = Iterator[tuple[str, str, Callable[[Evaluation], Row]]]
 
 
 def prompts_of(evaluation: Evaluation, task: str) -> list[list[int]]:
@@ -248,17 +246,17 @@ def _hopeless_table(rows: Sequence[Row]) -> str:
 # ---------------------------------------------------------------- the study
 
 
-def _cell_jobs(recipe: Recipe) -> Made:
+def _cell_jobs(recipe: Recipe) -> Measured:
     for target, task, warm in product(recipe.every_target, (*recipe.tasks, IN_TURNS), TEMPERATURES):
         yield target, f"{task}|T = {warm:g}", partial(cell, task=task, temperature=warm)
 
 
-def _calibration_jobs(recipe: Recipe) -> Made:
+def _calibration_jobs(recipe: Recipe) -> Measured:
     for target, warm in product(recipe.every_target, TEMPERATURES):
         yield target, f"T = {warm:g}", partial(calibration, temperature=warm)
 
 
-def _hopeless_jobs(recipe: Recipe) -> Made:
+def _hopeless_jobs(recipe: Recipe) -> Measured:
     for target, case in product(recipe.targets, CASES):
         yield target, case, partial(hopeless, case=case)
 

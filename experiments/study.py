@@ -28,6 +28,8 @@ from omnidraft.bench.figure import figure
 from omnidraft.errors import ConfigError
 
 SIZE = (10.0, 4.5)  # inches, of 100 dots each
+Measured = Iterable[tuple[str, str, Callable[[Evaluation], Row]]]
+"""For each job its target, the rest of its key, and how it is measured."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class JobPart:
     """A part of jobs of its own, with a table, a figure or both of their rows."""
 
     kind: str
-    made: Callable[[Recipe], Iterable[tuple[str, str, Callable[[Evaluation], Row]]]]  # target, rest of the key, run
+    made: Callable[[Recipe], Measured]
     table: Callable[[Sequence[Row]], str] | None = None
     panel: Callable[[Row, Any], None] | None = None
     panels: Callable[[Sequence[Row]], Sequence[Row]] = list

@@ -57,7 +57,6 @@ METHODS: dict[str, Method] = {
     **{f"hybrid, {weight:g}": Method(FIXED, HYBRID, {"ngram_weight": weight}) for weight in (0.2, 1.0)},
     "hybrid, p(t)": Method(FIXED, HYBRID, {"ngram_weight": None}),
     **{f"marginal, {name}": Method(FIXED, ALONE | {"loss": name}) for name in DIVERGENCES},
-    **{f"exact, LoRA {rank}": Method(FIXED, ALONE | {"rank": rank}, lora=True) for rank in RANKS},
 }
 
 

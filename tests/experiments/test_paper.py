@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -14,12 +13,12 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from experiments import adaptation, cache_study, paper, recipe, stopping, study
+from experiments import adaptation, cache_study, changes, paper, recipe, stopping, study
 from experiments.evaluation import Evaluation, Row
 from experiments.recordings import Recordings
 from experiments.results import Results
 from experiments.student import GREEDY, Replay, record
-from experiments.tables import METHODS, Cell, Table, measured
+from experiments.tables import METHODS, Cell, Table, every, measured
 from omnidraft.config import Drafting, Learning, Sampling
 from omnidraft.decoding.stats import Stats
 from omnidraft.errors import PromptError
@@ -121,7 +120,7 @@ def test_methods_are_given_the_settings_of_the_recipe(evaluation: Evaluation) ->
 
 
 def test_the_cache_study_bounds_what_saw_the_same_answers(evaluation: Evaluation) -> None:
-    evaluation.recipe = replace(evaluation.recipe, new_tokens=24)
+    evaluation.recipe = replace(evaluation.recipe, new_tokens=16)
     grown, seeded = (cache_study.cache_study(evaluation, "gsm8k", seed) for seed in ("empty", "vocabulary"))
     assert evaluation.model.engine.attached is not None
     table = evaluation.model.engine.attached.cache.table
@@ -137,7 +136,7 @@ def test_the_cache_study_bounds_what_saw_the_same_answers(evaluation: Evaluation
             assert 0 < rows[name]["entries"] <= rows[name]["bound"]
         assert all(row["identical"] is True for row in found["rows"])
         assert found["curve"][-1][4] == full
-        assert sum(point[0] for point in found["curve"]) == 4 * 24
+        assert sum(point[0] for point in found["curve"]) == 4 * 16
         assert sum(found["uses"]) == said, "those of the answers, not of the tests"
     assert all(a[4] <= b[4] for a, b in pairwise(grown["curve"]))
     assert len(grown["uses"]) == grown["rows"][2]["entries"] > 0, "what was emitted is what it holds"
@@ -154,50 +153,62 @@ def run(*arguments: object) -> int:
     return paper.main([*map(str, arguments)])
 
 
+STUDY = study.Study(
+    "paper",
+    "Two tables and a figure",
+    {
+        "one": Table("One", ("direct mapping", "exact, untrained", "ours, fixed"), every, ("gsm8k",)),
+        "two": Table("Two", ("exact, untrained", "L_DM"), every, ("gsm8k",)),
+        "switch": changes.TASKS,
+    },
+    "recipe.toml",
+)
+
+
 def test_a_run_is_gone_on_with(
     small: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    given = (small, "--data", tasks, "--parts", "table-1,figure-5", "--out", out)
+    given = [*map(str, (small, "--data", tasks, "--parts", "one,switch", "--out", out))]
     timed, calls = Evaluation.timed, 0
 
     def failing(self: Evaluation, *rest: Any) -> dict[str, Row]:
         nonlocal calls
         calls += 1
-        if calls == 3:
+        if calls == 2:
             raise KeyboardInterrupt
         return timed(self, *rest)
 
     monkeypatch.setattr(Evaluation, "timed", failing)
     with contextlib.suppress(KeyboardInterrupt):
-        run(*given)
-    assert len(kept(out)["cells"]) == 2
-    assert run(*given) == 0
-    assert calls == 3 + 8, "ten cells, two of which were there"
-    printed = capsys.readouterr()
-    result = json.loads(printed.out.splitlines()[-1])
+        STUDY.main(given)
+    assert len(kept(out)["cells"]) == 1
+    assert STUDY.main(given) == 0
+    assert calls == 2 + 2, "three cells, one of which was there"
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result == kept(out)
-    assert [len(result[kind]) for kind in ("cells", "switch")] == [10, 1]
+    assert [len(result[kind]) for kind in ("cells", "switch")] == [3, 1]
     assert result["settings"][0]["command"].startswith("python -m experiments.paper small.toml")
     text = (out / "paper.md").read_text()
-    assert "## Table 1: across vocabularies" in text
-    assert "Table 2" not in text, "of which only some is there, and nobody asked"
-    assert {path.name for path in out.glob("*.png")} == {"figure-5.png"}
-    capsys.readouterr()
-    assert run(*given, "--plan") == 0
+    assert "## One" in text
+    assert "## Two" not in text, "of which only some is there, and nobody asked"
+    assert [path.name for path in out.glob("*.png")] == ["switch.png"]
+    assert STUDY.main([*given, "--plan"]) == 0
     assert "0 to be measured" in capsys.readouterr().err
-    assert run(*given, "--quick") == 2
+    assert STUDY.main([*given, "--quick"]) == 2
     assert "results of another" in capsys.readouterr().err
 
 
 def test_a_wrong_answer_is_an_error(small: Path, tasks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     timed = Evaluation.timed
 
-    def wrong(self: Evaluation, students: Mapping[str, Any], *rest: Any) -> dict[str, Row]:
-        return {name: row | {"identical": False} for name, row in timed(self, students, *rest).items()}
+    def wrong(self: Evaluation, *rest: Any) -> dict[str, Row]:
+        return {name: row | {"identical": False} for name, row in timed(self, *rest).items()}
 
+    given = [str(small), "--data", str(tasks), "--quick", "--parts", "two"]
+    assert STUDY.main(given) == 0
     monkeypatch.setattr(Evaluation, "timed", wrong)
-    assert run(small, "--data", tasks, "--quick", "--parts", "table-12") == 1
+    assert STUDY.main(given) == 1
 
 
 def test_mistakes_are_said_before_anything_is_loaded(
@@ -228,13 +239,6 @@ def test_tables_show_what_is_measured_so_far(small: Path) -> None:
     assert "| direct mapping | 0.123 | 1.500 | 1.24 | 1.50 |" in text
     assert text.count("\n| ") == 1 + 2, "no line for what is missing"
     assert table.markdown(results, found, partial=False) == ""
-
-
-def test_every_study_has_jobs_of_its_own() -> None:
-    found = recipe.read(ROOT / "recipes" / "zoo.toml")
-    for one in (paper.STUDY, adaptation.STUDY, stopping.STUDY):
-        assert isinstance(one, study.Study)
-        assert all(list(part.jobs(found)) for name, part in one.parts.items() if name != "table-3")
 
 
 # ---------------------------------------------------------------- the paper's own models, in small

@@ -12,8 +12,7 @@ import torch
 
 from experiments import recipe
 from experiments import tasks as parted
-from experiments.compared import compared, medians
-from experiments.evaluation import Evaluation
+from experiments.evaluation import Evaluation, compared, medians
 from experiments.recordings import AT_ONCE, Recordings
 from experiments.results import Results
 from experiments.student import Recorded
