@@ -15,20 +15,13 @@ import pytest
 import torch
 
 import omnidraft
-from omnidraft import ConfigError, ModelError, NumericsError, OmniDraft, OmniDraftError, PromptError
+from omnidraft import ConfigError, ModelError, NumericsError, OmniDraft, PromptError
 from omnidraft.alignment import spelling_table as spelling
 from omnidraft.config import Drafting, Sampling
 from support.models import CONTEXT
 
 PROMPT = "hello world"
 COUNT = 24
-
-
-@pytest.fixture(scope="module")
-def model(target: Path, drafter: Path, tmp_path_factory: pytest.TempPathFactory) -> OmniDraft:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMNIDRAFT_HOME", str(tmp_path_factory.mktemp("home")))
-        return omnidraft.load(target, drafter, draft_length=4, warn=pytest.fail)
 
 
 def alone(model: OmniDraft, prompt: str, count: int = COUNT) -> list[int]:
@@ -67,16 +60,6 @@ def test_text_is_what_the_tokenizer_decodes_after_the_prompt(target: Path, draft
         assert f"{known}{result.text}" == whole
 
 
-def test_text_follows_the_rules_of_the_tokenizer(model: OmniDraft, drafter: Path) -> None:
-    sentencepiece = omnidraft.load(drafter)
-    tokenizer = sentencepiece.target.tokenizer
-    hello = tokenizer.get_vocab()["▁hello"]
-    assert sentencepiece.text_after([tokenizer.bos_token_id]).feed([hello, hello]) == "hello hello"
-    assert sentencepiece.text_after([hello]).feed([tokenizer.get_vocab()["<0x41>"], hello]) == "A hello"
-    # in a byte-level vocabulary that is a word
-    assert model.text_after([]).feed([model.target.tokenizer.get_vocab()["<0x41>"]]) == "<0x41>"
-
-
 def test_a_stream_is_the_same_answer_in_pieces(model: OmniDraft) -> None:
     options: dict[str, Any] = {"max_new_tokens": COUNT, "temperature": 0.9, "top_k": 50, "seed": 3}
     stream = model.stream(PROMPT, **options)
@@ -93,30 +76,13 @@ def test_seeds_decide_every_draw(model: OmniDraft) -> None:
     assert answers[0] == answers[2] != answers[1]
 
 
-def test_prompts_are_text_or_token_ids(model: OmniDraft) -> None:
-    ids = model.encode(PROMPT)
-    assert ids[0] == model.target.tokenizer.bos_token_id
-    assert model.encode(torch.tensor(ids)) == ids  # type: ignore[arg-type]  # anything of integers
-    assert model.generate(ids, max_new_tokens=4).token_ids == model.generate(PROMPT, max_new_tokens=4).token_ids
-
-
 @pytest.mark.usefixtures("home")
 @pytest.mark.parametrize("plain", [{"drafter": None}, {"draft_length": 0}])
 def test_plain_decoding_is_the_same_loop(model: OmniDraft, target: Path, drafter: Path, plain: dict[str, Any]) -> None:
     alone = omnidraft.load(**{"target": target, "drafter": drafter, **plain})
     result = alone.generate(PROMPT, max_new_tokens=COUNT)
     assert result.token_ids == model.generate(PROMPT, max_new_tokens=COUNT).token_ids
-    assert (result.stats.proposed, result.stats.block_efficiency) == (0, 1.0)
-
-
-@pytest.mark.usefixtures("home")
-@pytest.mark.parametrize("mode", ["intersection", "paper"])
-def test_modes_reach_the_engine(target: Path, drafter: Path, mode: str) -> None:
-    other = omnidraft.load(target, drafter, mode=mode, draft_length=2)
-    assert (other.engine.drafting.mode, other.engine.drafting.draft_length) == (mode, 2)
-    assert other.engine.attached is not None
-    assert other.engine.attached.cache.frozen == (mode == "intersection")
-    assert (other.engine.attached.cache.size == 0) == (mode == "intersection")
+    assert (alone.drafter, result.stats.proposed, result.stats.block_efficiency) == (None, 0, 1.0)
 
 
 def test_text_ends_where_the_generation_config_says(model: OmniDraft, target: Path, tmp_path: Path) -> None:
@@ -163,36 +129,25 @@ def test_an_interrupted_stream_keeps_its_text(model: OmniDraft, monkeypatch: pyt
     assert model.generate(PROMPT, max_new_tokens=COUNT).token_ids == expected.token_ids
 
 
-def test_a_stream_that_was_overtaken_says_so(model: OmniDraft) -> None:
-    first = model.stream(PROMPT, max_new_tokens=COUNT)
-    begun = next(first)
-    model.generate("another", max_new_tokens=4)
-    with pytest.raises(OmniDraftError, match="another request was begun"):
-        list(first)
-    assert (first.result.text, first.result.finish_reason) == (begun, "interrupted")
-
-
 # ------------------------------------------------------------ the disk cache
 
 
-def test_the_spelling_table_is_kept(target: Path, drafter: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    omnidraft.load(target, drafter, warn=pytest.fail)
-    assert [path.suffix for path in (home / "tables").iterdir()] == [".safetensors"]
-    monkeypatch.setattr(spelling, "build_table", pytest.fail)
-    omnidraft.load(target, drafter, warn=pytest.fail)
-
-
-def test_a_damaged_table_is_built_anew(model: OmniDraft, target: Path, drafter: Path, home: Path) -> None:
-    omnidraft.load(target, drafter)
+def test_the_spelling_table_is_kept_and_a_damaged_one_is_built_anew(
+    target: Path, drafter: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = omnidraft.load(target, drafter, warn=pytest.fail).generate(PROMPT, max_new_tokens=8)
     (path,) = (home / "tables").iterdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(spelling, "build_table", pytest.fail)
+        omnidraft.load(target, drafter, warn=pytest.fail)
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
     said: list[str] = []
-    result = omnidraft.load(target, drafter, warn=said.append).generate(PROMPT, max_new_tokens=COUNT)
+    result = omnidraft.load(target, drafter, warn=said.append).generate(PROMPT, max_new_tokens=8)
     assert len(said) == 1
     assert "building it anew" in said[0]
-    assert result.token_ids == model.generate(PROMPT, max_new_tokens=COUNT).token_ids
+    assert result.token_ids == expected.token_ids
     omnidraft.load(target, drafter, warn=pytest.fail)
 
 
@@ -239,37 +194,28 @@ def test_warnings_are_logged_by_default(
     ("prompt", "options", "error", "words"),
     [
         ("", {}, PromptError, "empty"),
-        ([], {}, PromptError, "empty"),
         (b"hello", {}, PromptError, "type bytes"),
         (["hello"], {}, PromptError, "holds 'hello' at place 0"),
         ([5, 1.5], {}, PromptError, "holds 1.5 at place 1"),
-        ([True], {}, PromptError, "holds True at place 0"),
         (torch.tensor([True]), {}, PromptError, "True. at place 0"),
-        ({5, 6}, {}, PromptError, "type set"),
         ([[1, 2], [3, 4]], {}, PromptError, "holds a list at place 0: give one prompt"),
-        (torch.tensor([[1, 2], [3, 4]]), {}, PromptError, "holds a Tensor at place 0: give one prompt"),
         (torch.tensor([[[1, 2]]]), {}, PromptError, "holds a Tensor at place 0: give one prompt"),
         (torch.tensor(1), {}, PromptError, "type Tensor"),
         ({"role": "user", "content": "hello"}, {}, PromptError, "put the message into a list"),
-        ({"ids": [1]}, {}, PromptError, "type dict"),
         ({"input_ids": [5, 6], "attention_mask": [0, 1]}, {}, PromptError, "is padded"),
         (None, {}, PromptError, "type NoneType"),
         ("a \udcff", {}, PromptError, "no valid Unicode"),
         ([1, 10**6], {}, PromptError, "token id 1000000 is not in"),
         ([-1], {}, PromptError, "token id -1 is not in"),
         ([5] * (CONTEXT + 1), {}, PromptError, f"{CONTEXT + 1} tokens"),
-        (PROMPT, {"temperature": -1}, ConfigError, "temperature is -1"),
         (PROMPT, {"temperature": 1e-9}, ConfigError, "at least 0.0001"),
-        (PROMPT, {"temperature": 10**400}, ConfigError, "temperature is"),
         (PROMPT, {"repetition_penalty": 1e-39}, ConfigError, "at least 0.0001"),
         (PROMPT, {"temperature": float("nan")}, ConfigError, "temperature is nan"),
         (PROMPT, {"top_p": 0}, ConfigError, "top_p is 0"),
-        (PROMPT, {"top_p": 1.5}, ConfigError, "top_p is 1.5"),
         (PROMPT, {"max_new_tokens": 0}, ConfigError, "max_new_tokens is 0"),
         (PROMPT, {"max_new_tokens": True}, ConfigError, "max_new_tokens is True"),
         (PROMPT, {"seed": -1}, ConfigError, "seed is -1"),
         (PROMPT, {"seed": 10**5000}, ConfigError, "seed is of type int"),
-        (PROMPT, {"seed": 1 << 64}, ConfigError, "seed is"),
         (PROMPT, {"logits_processor": abs}, ConfigError, "put it into a list"),
         (PROMPT, {"logits_processor": 3}, ConfigError, "logits_processor is of type int"),
         (PROMPT, {"logits_processor": [None]}, ConfigError, "logits_processor holds None"),
@@ -306,7 +252,6 @@ def test_numbers_of_numpy_and_none_for_no_list(model: OmniDraft) -> None:
     [
         ({"target": "zoo:other"}, ModelError, "use one of drafter, target-a"),
         ({"target": 3}, ConfigError, "target is of type int: give a folder"),
-        ({"target": None}, ConfigError, "target is of type NoneType"),
         ({"drafter": 3}, ConfigError, "drafter is of type int"),
         ({"drafter": np.array([1, 2])}, ConfigError, "drafter is of type ndarray"),
         ({"draft_length": np.array(["goodput", "head"])}, ConfigError, "draft_length is array"),

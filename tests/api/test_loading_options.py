@@ -18,11 +18,6 @@ from omnidraft.errors import ConfigError, ModelError, NumericsError
 PROMPT = "hello world"
 
 
-@pytest.fixture
-def model(target: Path, drafter: Path) -> OmniDraft:
-    return omnidraft.load(target, drafter, dtype="float32", profile=None, draft_length=4)
-
-
 def read(**config: Any) -> tuple[Sampling, list[str]]:
     warnings: list[str] = []
     return defaults.sampling_of(GenerationConfig(**config), warnings.append), warnings
@@ -100,12 +95,6 @@ def test_a_default_drafter_that_cannot_be_loaded_is_replaced(target: Path, monke
     assert loaded.drafter is not None
     assert loaded.drafter.name == "drafter"
     assert any(line.startswith("using zoo:drafter instead: ") for line in said)
-
-
-def test_no_drafter_is_loaded_where_none_is_wanted(target: Path) -> None:
-    for options in ({"drafter": None}, {"draft_length": 0}):
-        alone = omnidraft.load(target, **options, warn=pytest.fail)
-        assert alone.drafter is None
 
 
 @pytest.mark.hub

@@ -8,16 +8,13 @@ from typing import Any
 import pytest
 
 import omnidraft
+from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.api import OmniDraft
+from omnidraft.decoding.engine import Engine
 from omnidraft.detokenizer import Detokenizer, StopStrings
 from omnidraft.errors import ConfigError
 
 PROMPT = "hello world"
-
-
-@pytest.fixture
-def model(target: Path, drafter: Path) -> OmniDraft:
-    return omnidraft.load(target, drafter, dtype="float32", profile=None, draft_length=4)
 
 
 def tokens_of(text: str) -> tuple[bytes, ...]:
@@ -30,7 +27,7 @@ def tokens_of(text: str) -> tuple[bytes, ...]:
     [
         (["lo"], "hel", 5),
         (["o w", "lo"], "hel", 5),
-        (["o", "hello"], "hell", 5),  # the one that is complete with that token and begins first, not the longest
+        (["o", "hello"], "", 5),  # both are complete with that token, and "hello" begins before its "o"
         (["hello", "o"], "", 5),
         (["ld"], "hello wor", 11),
         (["xyz", "dd"], None, None),
@@ -41,8 +38,6 @@ def test_a_text_ends_before_a_stop_string(
     cuts: list[int], strings: list[str], expected: str | None, count: int | None
 ) -> None:
     text = "hello world"
-    if strings == ["o", "hello"]:
-        expected = ""  # "hello" begins before its "o", and both are complete with the fifth token
     ids, words = list(range(len(text))), tokens_of(text)
     stops = StopStrings(Detokenizer(words), strings)
     pieces, kept = [], 0
@@ -88,7 +83,7 @@ def test_the_end_by_a_stop_string_is_the_same_at_every_place_of_a_round(target: 
     whole = model.generate(PROMPT, max_new_tokens=40, **sampling)
     assert len(whole.text) > 20
     places = set()
-    for begin in range(0, len(whole.text) - 3, 2):
+    for begin in range(0, len(whole.text) - 3, 3):
         stop = whole.text[begin : begin + 3]
         if "\ufffd" in stop:
             continue
@@ -103,9 +98,7 @@ def test_the_end_by_a_stop_string_is_the_same_at_every_place_of_a_round(target: 
         before = text.feed(result.token_ids[:-1]) + text.ending()
         assert stop not in before, "it ends with the first token that completes the string"
         last = stream.rounds[-1]
-        if last.counts.accepted == len(
-            last.emitted
-        ):  # it ends inside the draft, and what comes after it counts for nothing
+        if last.counts.accepted == len(last.emitted):  # inside the draft, and what comes after it counts for nothing
             assert last.proposals == last.emitted
             assert last.counts.symbols == last.counts.symbols_accepted
             assert len(last.draft) == last.counts.draft_accepted
@@ -115,65 +108,70 @@ def test_the_end_by_a_stop_string_is_the_same_at_every_place_of_a_round(target: 
     assert places == {0, 1}, "inside a round, and with its last token"
 
 
-def test_what_follows_a_stop_string_is_neither_kept_nor_counted(
-    model: OmniDraft, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = []
-    pair = model.engine.attached
-    assert pair is not None
-    observe = pair.cache.observe
+@pytest.fixture
+def observed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Tokens that n-gram caches are told of."""
+    seen: list[int] = []
+    observe = NgramCache.observe
 
-    def noting(tokens: Any, failed: int | None = None) -> None:
+    def noting(self: NgramCache, tokens: Any, failed: int | None = None) -> None:
         seen.extend(tokens)
-        observe(tokens, failed)
+        observe(self, tokens, failed)
 
-    monkeypatch.setattr(pair.cache, "observe", noting)
+    monkeypatch.setattr(NgramCache, "observe", noting)
+    return seen
+
+
+@pytest.fixture
+def lengths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Tokens in the target's KV cache at the end of each request."""
+    found: list[int] = []
+    release = Engine.release
+
+    def noting(self: Engine) -> None:
+        found.append(self.target.length)
+        release(self)
+
+    monkeypatch.setattr(Engine, "release", noting)
+    return found
+
+
+def test_what_follows_a_stop_string_is_neither_kept_nor_counted(
+    model: OmniDraft, observed: list[int], lengths: list[int]
+) -> None:
     whole = model.generate(PROMPT, max_new_tokens=40)
-    seen.clear()
-    lengths = []
-    monkeypatch.setattr(model.engine, "release", lambda: lengths.append(model.target.lm.length))
+    observed.clear()
     result = model.generate(PROMPT, max_new_tokens=40, stop=whole.text[9:12])
     assert result.finish_reason == "stop"
-    assert tuple(seen) == result.token_ids
-    assert lengths[0] <= len(model.encode(PROMPT)) + len(result.token_ids)
+    assert tuple(observed) == result.token_ids
+    assert lengths[-1] <= len(model.encode(PROMPT)) + len(result.token_ids)
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 3}])
 @pytest.mark.parametrize("ending", ["eos", "length"])
 def test_a_text_that_ends_anywhere_in_a_round_is_the_beginning_of_the_whole(
-    target: Path, sampling: dict[str, Any], ending: str, monkeypatch: pytest.MonkeyPatch
+    target: Path, sampling: dict[str, Any], ending: str, observed: list[int], lengths: list[int]
 ) -> None:
     model = omnidraft.load(target, target, dtype="float32", profile=None, draft_length=4)
-    pair = model.engine.attached
-    assert pair is not None
     prompt = model.encode(PROMPT)
-    whole = model.generate(prompt, max_new_tokens=30, **sampling).token_ids
-    places, lengths = set(), []
-    seen: list[int] = []
-    monkeypatch.setattr(model.engine, "release", lambda: lengths.append(model.target.lm.length))
-    observe = pair.cache.observe
-
-    def noting(tokens: Any, failed: int | None) -> None:
-        seen.extend(tokens)
-        observe(tokens, failed)
-
-    monkeypatch.setattr(pair.cache, "observe", noting)
+    whole = model.generate(prompt, max_new_tokens=24, **sampling).token_ids
+    places = set()
     for count in range(1, len(whole)):
         if ending == "eos":
             if whole[count - 1] in whole[: count - 1]:
                 continue
             model.engine.eos = frozenset({whole[count - 1]})
-        seen.clear()
-        stream = model.stream(prompt, max_new_tokens=30 if ending == "eos" else count, **sampling)
+        observed.clear()
+        stream = model.stream(prompt, max_new_tokens=24 if ending == "eos" else count, **sampling)
         list(stream)
         last = stream.rounds[-1]
         if sampling:  # an end of text is drafted in another way, and draws go on from there
-            assert len(stream.result.token_ids) <= 30
+            assert len(stream.result.token_ids) <= 24
         else:
             assert stream.result.token_ids == whole[:count]
         assert stream.result.finish_reason in {ending, "length"}
-        assert tuple(seen) == stream.result.token_ids
-        assert len(prompt) <= lengths[-1] <= len(prompt) + len(seen)
+        assert tuple(observed) == stream.result.token_ids
+        assert len(prompt) <= lengths[-1] <= len(prompt) + len(observed)
         assert last.counts.accepted <= len(last.emitted)
         places.add((len(last.emitted), len(last.emitted) - last.counts.accepted))
     assert len(places) > 3, "at several places of a round, by an accepted token and by another one"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,48 +19,53 @@ from omnidraft.errors import OmniDraftError
 PROMPT = "hello world"
 
 
-@pytest.fixture
-def model(target: Path, drafter: Path) -> OmniDraft:
-    return omnidraft.load(target, drafter, dtype="float32", profile=None, draft_length=4)
-
-
-def test_texts_of_several_threads_are_made_one_after_the_other(model: OmniDraft) -> None:
-    prompts = ["hello world", "the world was", "don't", "ing 10"]
-    expected = [model.generate(prompt, max_new_tokens=40).token_ids for prompt in prompts]
-    found: list[Any] = [None] * len(prompts) * 3
-
-    def answer(number: int) -> None:
-        found[number] = model.generate(prompts[number % len(prompts)], max_new_tokens=40).token_ids
-
-    threads = [threading.Thread(target=answer, args=(number,)) for number in range(len(found))]
+def run(*work: Callable[[], object]) -> None:
+    """Do these at once, each in a thread of its own."""
+    threads = [threading.Thread(target=one) for one in work]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == expected * 3
+
+
+def test_texts_of_several_threads_are_made_one_after_the_other(model: OmniDraft) -> None:
+    prompts = ["hello world", "the world was", "don't", "ing 10"]
+    expected = [model.generate(prompt, max_new_tokens=24).token_ids for prompt in prompts]
+    found: dict[int, Any] = {}
+
+    def answer(number: int) -> None:
+        found[number] = model.generate(prompts[number % len(prompts)], max_new_tokens=24).token_ids
+
+    run(*(partial(answer, number) for number in range(8)))
+    assert [found[number] for number in range(8)] == expected * 2
 
 
 def test_streams_of_two_threads_are_never_mixed(model: OmniDraft) -> None:
-    whole = model.generate(PROMPT, max_new_tokens=200).text
+    whole = model.generate(PROMPT, max_new_tokens=120).text
     errors, texts = [], []
     barrier = threading.Barrier(4)
 
     def read_it() -> None:
         barrier.wait()
         try:
-            texts.append("".join(model.stream(PROMPT, max_new_tokens=200)))
+            texts.append("".join(model.stream(PROMPT, max_new_tokens=120)))
         except OmniDraftError as error:
             errors.append(str(error))
 
-    threads = [threading.Thread(target=read_it) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run(*[read_it] * 4)
     assert len(errors) + len(texts) == 4
     assert texts, "the one that began last is read to its end"
     assert set(texts) == {whole}
     assert all("another request was begun" in error for error in errors)
+
+
+def test_a_stream_that_was_overtaken_says_so(model: OmniDraft) -> None:
+    first = model.stream(PROMPT, max_new_tokens=24)
+    begun = next(first)
+    model.generate("another", max_new_tokens=4)
+    with pytest.raises(OmniDraftError, match="another request was begun"):
+        list(first)
+    assert (first.result.text, first.result.finish_reason) == (begun, "interrupted")
 
 
 def test_a_text_begun_inside_another_one_ends_that_one(model: OmniDraft) -> None:
@@ -86,7 +93,9 @@ def test_a_logits_processor_decides_what_may_be_said(model: OmniDraft) -> None:
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0}, {"repetition_penalty": 1.3}])
-def test_a_logits_processor_may_write_into_its_scores(model: OmniDraft, sampling: dict[str, Any]) -> None:
+def test_a_logits_processor_may_write_into_its_scores(
+    model: OmniDraft, sampling: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     banned = list(model.generate(PROMPT, max_new_tokens=8, **sampling).token_ids)
 
     def aside(_: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -96,17 +105,19 @@ def test_a_logits_processor_may_write_into_its_scores(model: OmniDraft, sampling
         scores[:, banned] = -1e9
         return scores
 
-    model.engine.teacher_temperature = 1.0  # so that the target's own laws are kept, as where they are learned from
+    # the target's own distributions are recorded, as where they are learned from
+    monkeypatch.setattr(model.engine, "teacher_temperature", 1.0)
     found = []
     for processor in (aside, in_place):
         stream = model.stream(PROMPT, max_new_tokens=8, logits_processor=[processor], **sampling)
         list(stream)
-        found.append([(record.emitted, [law.tokens.tolist() for law in record.teacher]) for record in stream.rounds])
+        found.append([(record.emitted, [dist.tokens.tolist() for dist in record.teacher]) for record in stream.rounds])
     assert found[0] == found[1]
-    assert any(token in ids for _, laws in found[1] for ids in laws for token in banned), "and not in what is learned"
+    learned = {token for _, recorded in found[1] for ids in recorded for token in ids}
+    assert learned & {*banned}, "the teacher is without the processor"
 
 
-@pytest.mark.parametrize("ending", ["closed", "with", "forgotten", "left", "read"])
+@pytest.mark.parametrize("ending", ["closed", "with", "left", "read"])
 def test_a_stream_lets_go_of_its_state(model: OmniDraft, ending: str) -> None:
     gc.disable()  # what is left is let go of at once, not when cycles are collected
     try:
@@ -152,7 +163,7 @@ def test_a_stream_is_closed_by_another_thread(model: OmniDraft) -> None:
         assert go_on.wait(60)
         return scores
 
-    stream = model.stream(PROMPT, max_new_tokens=400, logits_processor=[waiting])
+    stream = model.stream(PROMPT, max_new_tokens=100, logits_processor=[waiting])
     pieces: list[str] = []
     reader = threading.Thread(target=lambda: pieces.extend(stream))
     reader.start()
@@ -183,7 +194,7 @@ def test_a_closed_stream_waits_for_no_later_text(model: OmniDraft) -> None:
         alive.append(reader.is_alive())
         return scores
 
-    stream = model.stream(PROMPT, max_new_tokens=400, logits_processor=[in_a_round])
+    stream = model.stream(PROMPT, max_new_tokens=100, logits_processor=[in_a_round])
     pieces: list[str] = []
     reader = threading.Thread(target=lambda: pieces.extend(stream))
     reader.start()
@@ -224,54 +235,49 @@ def test_a_stream_that_its_own_processor_reads_or_closes(model: OmniDraft) -> No
 
 def test_models_that_share_a_drafter_take_turns(target: Path, model: OmniDraft) -> None:
     other = omnidraft.load(target, model, dtype="float32", profile=None)
-    expected = [m.generate(PROMPT, max_new_tokens=60).token_ids for m in (model, other)]
+    expected = [m.generate(PROMPT, max_new_tokens=30).token_ids for m in (model, other)]
     found: dict[int, Any] = {}
-    threads = [
-        threading.Thread(target=lambda n=n, m=m: found.update({n: m.generate(PROMPT, max_new_tokens=60).token_ids}))
-        for n, m in enumerate((model, other))
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+
+    def answer(number: int, one: OmniDraft) -> None:
+        found[number] = one.generate(PROMPT, max_new_tokens=30).token_ids
+
+    run(*(partial(answer, number, one) for number, one in enumerate((model, other))))
     assert [found[0], found[1]] == expected
 
 
 class Trainer:
     """Background work that notes whether it may go on."""
 
-    _runs = True
+    running = True
 
     def pause(self) -> None:
-        self._runs = False
+        self.running = False
 
     def resume(self) -> None:
-        self._runs = True
-
-    def runs(self) -> bool:
-        return self._runs
+        self.running = True
 
 
 @pytest.mark.parametrize("ending", ["left", "closed", "read", "overtaken"])
 def test_background_work_stands_still_while_a_stream_is_open(model: OmniDraft, ending: str) -> None:
     assert model.side is not None
-    trainer = Trainer()
-    model.side.adaptation.shared.slot.background.append(trainer)
+    trainer, background = Trainer(), model.side.adaptation.shared.slot.background
+    background.append(trainer)
     stream = model.stream(PROMPT, max_new_tokens=40)
-    assert trainer.runs(), "nothing is decoded yet"
+    assert trainer.running, "nothing is decoded yet"
     next(stream)
-    assert not trainer.runs()
+    assert not trainer.running
     if ending == "closed":
         stream.close()
     elif ending == "read":
         list(stream)
     elif ending == "overtaken":
         other = model.stream(PROMPT)
-        assert trainer.runs(), "nobody can go on with the one before"
+        assert trainer.running, "nobody can go on with the one before"
         next(other)
         stream.close()
-        assert not trainer.runs()
+        assert not trainer.running
         other.close()
     else:
         del stream
-    assert trainer.runs()
+    assert trainer.running
+    background.remove(trainer)

@@ -6,16 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from transformers import (
-    PreTrainedModel,
-)
+from transformers import PreTrainedModel
 
 from omnidraft.verification.round import Round
-from support.generating import (
-    load,
-    noisy,
-    recorded,
-)
+from support.generating import load, noisy, recorded
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +29,7 @@ from omnidraft import ConfigError
 from omnidraft.decoding.drafter import Drafter
 from omnidraft.hf.text import Text
 from omnidraft.verification.round import Round
-from support.generating import (
-    COUNT,
-    OPTIONS,
-    Ends,
-    alone,
-    helped,
-    ids_of,
-    load,
-    new_tokens,
-    tokenizer_of,
-)
+from support.generating import COUNT, OPTIONS, Ends, alone, helped, ids_of, load, new_tokens, tokenizer_of
 from support.models import save_model
 
 # ---------------------------------------------------------------- greedy identity
@@ -50,44 +41,37 @@ def eos_within(model: PreTrainedModel, **options: Any) -> int:
     return next(token for place, token in enumerate(text) if place > COUNT // 3 and token not in text[:place])
 
 
-def case(name: str, model: PreTrainedModel) -> dict[str, Any]:
-    text, end = new_tokens(model, alone(model)), eos_within(model)
-    cases: dict[str, dict[str, Any]] = {
-        "plain": {},
-        "penalty": {"repetition_penalty": 1.3},
-        "no repeats": {"no_repeat_ngram_size": 1},
-        "bad words": {"bad_words_ids": [[text[0]], text[5:7]]},
-        "suppressed": {"suppress_tokens": text[3:6]},
-        "suppressed first": {"begin_suppress_tokens": text[:1]},
-        "eos": {"eos_token_id": [end, 7]},
-        "forced eos": {"forced_eos_token_id": 5},
-        "late eos": {"eos_token_id": end, "min_new_tokens": COUNT - 4},
-        "biased": {"sequence_bias": [[[text[0]], -9.0], [[9], 4.0]]},
-        "guided": {"guidance_scale": 1.5},  # a processor with a model and a cache of its own
-        "all": {
-            "repetition_penalty": 1.2,
-            "no_repeat_ngram_size": 2,
-            "eos_token_id": end,
-            "forced_eos_token_id": end,
-            "min_new_tokens": COUNT - 2,
-            "renormalize_logits": True,
-        },
-    }
-    return cases[name]
+CASES: dict[str, Callable[[list[int], int], dict[str, Any]]] = {  # of the greedy text, and of a token in its middle
+    "plain": lambda _text, _end: {},
+    "penalty": lambda _text, _end: {"repetition_penalty": 1.3},
+    "no repeats": lambda _text, _end: {"no_repeat_ngram_size": 1},
+    "bad words": lambda text, _end: {"bad_words_ids": [[text[0]], text[5:7]]},
+    "suppressed first": lambda text, _end: {"begin_suppress_tokens": text[:1]},
+    "eos": lambda _text, end: {"eos_token_id": [end, 7]},
+    "late eos": lambda _text, end: {"eos_token_id": end, "min_new_tokens": COUNT - 4},
+    "biased": lambda text, _end: {"sequence_bias": [[[text[0]], -9.0], [[9], 4.0]]},
+    "guided": lambda _text, _end: {"guidance_scale": 1.5},  # a processor with a model and a cache of its own
+    "all": lambda _text, end: {
+        "repetition_penalty": 1.2,
+        "no_repeat_ngram_size": 2,
+        "eos_token_id": end,
+        "forced_eos_token_id": end,
+        "min_new_tokens": COUNT - 2,
+        "renormalize_logits": True,
+    },
+}
 
 
-NAMES = "plain penalty;no repeats;bad words;suppressed;suppressed first;eos;forced eos;late eos;biased;guided;all"
-
-
-@pytest.mark.parametrize("name", NAMES.replace("plain ", "plain;").split(";"))
+@pytest.mark.parametrize("name", CASES)
 def test_greedy_text_is_that_of_generate_alone(
     model: PreTrainedModel, twin: PreTrainedModel, drafter: Path, rounds: list[Round], name: str
 ) -> None:
-    options = case(name, model)
+    options = CASES[name](new_tokens(model, alone(model)), eos_within(model))
     expected = alone(model, **options)
     assert name == "plain" or not torch.equal(expected, alone(model))
-    ways: list[tuple[object, dict[str, Any]]] = [(twin, {}), (drafter, {"draft_length": 8}), (twin, {"mode": "paper"})]
-    ways += [(twin, {"mode": "intersection", "drafter_temperature": 1.0})]
+    ways: list[tuple[object, dict[str, Any]]] = [(twin, {}), (drafter, {"draft_length": 8})]
+    if name in ("plain", "all"):
+        ways += [(twin, {"mode": "paper"}), (twin, {"mode": "intersection", "drafter_temperature": 1.0})]
     for helper, more in ways:
         output = helped(model, helper, **options, omnidraft_options=OPTIONS | more)
         assert torch.equal(output, expected), (helper, more)
@@ -124,16 +108,23 @@ class Watch(LogitsProcessor):
         return scores
 
 
-@pytest.mark.parametrize("sampled", [False, True])
-@pytest.mark.parametrize("ending", ["length", "criterion", "eos"])
-@pytest.mark.parametrize("mode", ["exact", "paper"])
+@pytest.mark.parametrize(
+    ("sampled", "ending", "mode"),
+    [
+        (False, "length", "exact"),
+        (True, "length", "paper"),
+        (True, "criterion", "exact"),
+        (False, "criterion", "paper"),
+        (True, "eos", "exact"),
+    ],
+)
 def test_processors_see_each_prefix_once_in_order_and_none_that_does_not_stay(
     model: PreTrainedModel, twin: PreTrainedModel, rounds: list[Round], sampled: bool, ending: str, mode: str
 ) -> None:
     watch, ends = Watch(0), Ends(*([eos_within(model)] if ending == "criterion" else []))
     options: dict[str, Any] = {"eos_token_id": eos_within(model)} if ending == "eos" else {}
     own = OPTIONS | {"draft_length": 6, "mode": mode}
-    for seed in range(4 if sampled else 1):
+    for seed in range(3 if sampled else 1):
         watch.seen, ends.seen = [], []
         torch.manual_seed(seed)
         output = helped(
@@ -160,7 +151,7 @@ def test_a_criterion_ends_the_text_within_a_round(
     more: dict[str, Any] = {"repetition_penalty": 1.02} if processed else {}
     text = new_tokens(model, alone(model, **more))
     cut = 0
-    for end in dict.fromkeys(text):  # wherever in a round that may be
+    for end in list(dict.fromkeys(text))[::2]:  # wherever in a round that may be
         ours, theirs = Ends(end), Ends(end)
         expected = alone(model, stopping_criteria=StoppingCriteriaList([theirs]), **more)
         rounds.clear()
@@ -170,7 +161,7 @@ def test_a_criterion_ends_the_text_within_a_round(
         assert ours.seen == theirs.seen
         assert rounds[-1].finish == "stop"
         cut += len(rounds[-1].emitted) <= rounds[-1].counts.accepted
-    assert cut > 2
+    assert cut > 1
 
 
 def test_stop_strings_and_times(model: PreTrainedModel, twin: PreTrainedModel, target: Path) -> None:
@@ -256,12 +247,13 @@ def test_torchs_seed_decides_every_draw(target: Path, twin: PreTrainedModel) -> 
 # ---------------------------------------------------------------- what comes back
 
 
-@pytest.mark.parametrize("sampled", [False, True])
-@pytest.mark.parametrize("more", [{}, {"suppress_tokens": [3], "temperature": 0.5}])
+@pytest.mark.parametrize(
+    ("sampled", "more"),
+    [(False, {"suppress_tokens": [3]}), (True, {}), (True, {"suppress_tokens": [3], "temperature": 0.5})],
+)
 def test_scores_and_logits_are_those_of_each_new_token(
     model: PreTrainedModel, twin: PreTrainedModel, rounds: list[Round], sampled: bool, more: dict[str, Any]
 ) -> None:
-    more = {name: value for name, value in more.items() if sampled or name != "temperature"}
     asked: dict[str, Any] = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
     asked["min_new_tokens"] = COUNT if sampled else None  # which keeps the end of text away
     result: Any = helped(model, twin, do_sample=sampled, **asked, **more)
@@ -344,12 +336,12 @@ def test_streamers_are_given_the_prompt_each_token_and_the_end(model: PreTrained
 def test_texts_of_several_threads_queue(model: PreTrainedModel, twin: PreTrainedModel) -> None:
     expected = helped(model, twin).tolist()
     found: list[Any] = []
-    threads = [threading.Thread(target=lambda: found.append(helped(model, twin).tolist())) for _ in range(6)]
+    threads = [threading.Thread(target=lambda: found.append(helped(model, twin).tolist())) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [expected] * 6
+    assert found == [expected] * 3
 
 
 def test_text_is_streamed_to_another_thread(model: PreTrainedModel, twin: PreTrainedModel) -> None:

@@ -9,10 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    AutoTokenizer,
-    PreTrainedModel,
-)
+from transformers import AutoTokenizer, PreTrainedModel
 
 import omnidraft
 from omnidraft import ConfigError, OmniDraftError
@@ -20,16 +17,7 @@ from omnidraft.draft_length.goodput import Goodput
 from omnidraft.hf import kept_drafters
 from omnidraft.hf.kept_drafters import ready_drafters
 from omnidraft.verification.round import Round
-from support.generating import (
-    COUNT,
-    OPTIONS,
-    PROMPT,
-    alone,
-    helped,
-    ids_of,
-    load,
-    noisy,
-)
+from support.generating import COUNT, OPTIONS, PROMPT, alone, helped, ids_of, load, noisy
 
 # ---------------------------------------------------------------- what is kept
 

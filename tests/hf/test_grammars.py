@@ -12,25 +12,12 @@ import pytest
 import torch
 from llguidance import LLMatcher
 from llguidance.hf import from_tokenizer
-from transformers import (
-    AutoTokenizer,
-    LogitsProcessor,
-    LogitsProcessorList,
-    PreTrainedModel,
-)
+from transformers import AutoTokenizer, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 import omnidraft
 from omnidraft import hf, zoo
 from omnidraft.verification.round import Round
-from support.generating import (
-    alone,
-    helped,
-    ids_of,
-    load,
-    new_tokens,
-    noisy,
-    tokenizer_of,
-)
+from support.generating import alone, helped, ids_of, load, new_tokens, noisy, tokenizer_of
 from support.models import save_model
 from support.small_tokenizers import SPECIAL
 
@@ -87,7 +74,7 @@ def test_a_grammar_holds(speaker: PreTrainedModel, rounds: list[Round], grammar:
     drafter = noisy(load(Path(str(speaker.name_or_path))), 0.01) if helper == "noisy" else helper
     first = ids_of(speaker).shape[1]
     found = set()
-    for seed in range(6):
+    for seed in range(3):
         options: dict[str, Any] = {"do_sample": True, "temperature": 0.9, "top_k": 0} if seed else {}
         torch.manual_seed(seed)
         options |= {"max_new_tokens": 200}
@@ -101,7 +88,7 @@ def test_a_grammar_holds(speaker: PreTrainedModel, rounds: list[Round], grammar:
         assert output[0, -1] == speaker.config.eos_token_id
         assert re.fullmatch(REGEX, text) if grammar == "regex" else valid(json.loads(text))
         found.add(text)
-    assert len(found) == 6
+    assert len(found) == 3
     assert sum(record.counts.accepted for record in rounds) > (2 if helper == "noisy" else 0)
 
 

@@ -19,12 +19,7 @@ from transformers import (
 
 import omnidraft
 from omnidraft import ConfigError, ModelError, PromptError
-from support.generating import (
-    alone,
-    helped,
-    ids_of,
-    load,
-)
+from support.generating import alone, helped, ids_of, load
 
 # ---------------------------------------------------------------- what is refused
 

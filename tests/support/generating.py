@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,12 @@ def load(folder: Path) -> PreTrainedModel:
 
 
 def tokenizer_of(model: PreTrainedModel) -> Any:
-    return AutoTokenizer.from_pretrained(str(model.name_or_path))
+    return _tokenizer(str(model.name_or_path))
+
+
+@cache
+def _tokenizer(name: str) -> Any:
+    return AutoTokenizer.from_pretrained(name)
 
 
 def noisy(model: PreTrainedModel, noise: float) -> PreTrainedModel:

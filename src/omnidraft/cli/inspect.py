@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from omnidraft import zoo
@@ -26,19 +27,19 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().read(arguments)
     if options is None:
         return 0
-    samples = None if options.text is None else _read(options.text)
+    texts = None if options.text is None else _read(options.text)
     if flags.unless_none(options.drafter) is None:
         raise ConfigError("drafter is none, and inspect looks at two models: name one, or leave --drafter out")
     from omnidraft.inspection.report import inspect_pair
-    from omnidraft.inspection.samples import SAMPLES
+    from omnidraft.inspection.texts import samples
     from omnidraft.models.loading import locate
 
     flags.quiet_libraries()
     locate(zoo.resolve(options.target))  # before the hub is asked for a drafter, which may take a while
     drafter = drafter_for(options.target, flags.say) if options.drafter == AUTO else options.drafter
-    found = inspect_pair(options.target, drafter, samples or SAMPLES, time=options.time, say=_progress, warn=flags.say)
+    found = inspect_pair(options.target, drafter, texts or samples(), time=options.time, say=_progress, warn=flags.say)
     if options.json:
-        print(json.dumps(found.as_dict()))
+        print(json.dumps(asdict(found)))
     else:
         from omnidraft.cli.inspect_tables import show
 

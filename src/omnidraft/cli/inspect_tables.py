@@ -14,7 +14,7 @@ from omnidraft.inspection.timing import LENGTHS, Steps
 from omnidraft.inspection.vocabularies import Special, Spellings, Token, Vocabulary
 
 SHOWN = 4  # dropped special tokens that are named
-UNKNOWN = "unknown"
+UNKNOWN, UNDEFINED = "unknown", "–"
 Rows = Iterable[Sequence[str]]
 
 
@@ -115,7 +115,7 @@ def _spellings(found: Spellings, target: Vocabulary, drafter: Vocabulary) -> Row
     counts: dict[str, tuple[int, str]] = {
         "byte matches": (
             found.byte_matches,
-            f"{ours} ({_percent(found.byte_matches / drafter.size)}) are single target tokens"
+            f"{ours} ({_percent(found.byte_matches, drafter.size)}) are single target tokens"
             + (f"; {unused} are special, and not used" if unused else ""),
         ),
         "spelled": (found.spelled, theirs + (f"; {nameless:,} are special, without bytes" if nameless else "")),
@@ -126,7 +126,7 @@ def _spellings(found: Spellings, target: Vocabulary, drafter: Vocabulary) -> Row
         ),
         "n-grams": (
             found.ngrams,
-            f"of the spelled ({_percent(found.ngrams / max(1, found.spelled_in_use))}) take several drafter tokens",
+            f"of the spelled ({_percent(found.ngrams, found.spelled_in_use)}) take several drafter tokens",
         ),
         "duplicates": (found.duplicates, "of the spelled share another token's spelling: never proposed"),
         "over-long": (found.overlong, f"{ours} stand for several target tokens"),
@@ -153,19 +153,16 @@ def _specials(found: Sequence[Special], target: Vocabulary, drafter: Vocabulary)
 
 
 def _texts(found: Sequence[TextFigures]) -> Table:
-    columns = ["text", "tokens", "n-grams", "differs", "longer", "ratio", "left out"]
-    rows = [
-        [
-            text.name,
-            f"{text.target_tokens:,}",
-            *map(_percent, (text.ngram_share, text.missed_share, text.excess)),
-            "–" if text.ratio is None else f"{text.ratio:.2f}",
-            f"{text.left_out:,} bytes",
-        ]
-        for text in found
-    ]
+    columns = ("text", "tokens", "n-grams", "differs", "longer", "ratio", "left out")
     shown = None if any(text.left_out for text in found) else -1
-    return _table("texts in the tokens of both", columns[:shown], [row[:shown] for row in rows])
+    return _table("texts in the tokens of both", columns[:shown], [_text(text)[:shown] for text in found])
+
+
+def _text(found: TextFigures) -> list[str]:
+    shares = [_percent(count, found.target_tokens) for count in (found.ngrams, found.missed)]
+    longer = _percent(found.spelled_tokens - found.drafter_tokens, 0 if found.unspelled else found.drafter_tokens)
+    ratio = UNDEFINED if found.ratio is None else f"{found.ratio:.2f}"
+    return [found.name, f"{found.target_tokens:,}", *shares, longer, ratio, f"{found.left_out:,} bytes"]
 
 
 def _steps(steps: Steps) -> Rows:
@@ -188,8 +185,8 @@ def _token(token: Token) -> str:
     return f"{text} ({token.id})"
 
 
-def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.1f} %"
+def _percent(count: int, whole: int) -> str:
+    return f"{100 * count / whole:.1f} %" if whole else UNDEFINED
 
 
 def _size(count: int) -> str:

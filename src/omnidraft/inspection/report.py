@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,15 +59,6 @@ class Inspection:
     texts: tuple[texts.TextFigures, ...] | None = None
     steps: timing.Steps | None = None
     break_even: tuple[BreakEven, ...] | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """All fields for JSON, with the figures asked for most at the top."""
-        top: dict[str, Any] = {"works": self.works, "reason": self.reason}
-        for role, model in (("target", self.target), ("drafter", self.drafter)):
-            top[f"{role}_vocab"] = model.vocabulary and model.vocabulary.size
-        for name in ("byte_matches", "spelled", "table_bytes"):
-            top[name] = self.spellings and getattr(self.spellings, name)
-        return {**top, **asdict(self)}
 
 
 def inspect_pair(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import resources
 
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.spelling_table import ROOT
@@ -16,7 +18,7 @@ from omnidraft.verification.walk import Walk
 class TextFigures:
     """Figures of one text, tokenized as an answer: no special tokens, no normalization, no space in front.
 
-    Shares are None where they are undefined.
+    The ratio is None where it is undefined.
     """
 
     name: str
@@ -27,10 +29,12 @@ class TextFigures:
     spelled_tokens: int  # drafter tokens of all spellings together
     unspelled: int  # target tokens without a spelling
     left_out: int  # bytes of lines that one of the two cannot write
-    ngram_share: float | None
-    missed_share: float | None
-    excess: float | None  # spelled_tokens / drafter_tokens - 1, where every token has a spelling
     ratio: float | None  # target tokens per drafter token
+
+
+def samples() -> dict[str, str]:
+    """Short texts in several scripts, by name."""
+    return tomllib.loads(resources.files("omnidraft.inspection").joinpath("samples.toml").read_text(encoding="utf-8"))
 
 
 def measure(name: str, text: str, cache: NgramCache, drafter: Language, target: Language) -> TextFigures:
@@ -53,9 +57,6 @@ def measure(name: str, text: str, cache: NgramCache, drafter: Language, target: 
         spelled_tokens=sum(lengths),
         unspelled=unspelled,
         left_out=len(whole) - sum(part.size for part in parts),
-        ngram_share=ngrams / count if count else None,
-        missed_share=missed / count if count else None,
-        excess=sum(lengths) / drafts - 1 if drafts and not unspelled else None,
         ratio=count / drafts if drafts else None,
     )
 

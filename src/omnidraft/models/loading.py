@@ -119,7 +119,7 @@ def _reading(part: str, source: str, local: bool) -> Iterator[None]:
     except Exception as error:  # damaged files raise anything, KeyError and ZeroDivisionError included
         reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
         others = ("*.model", "vocab.*", "*.tiktoken") if part == "tokenizer.json" else ()  # other forms of a tokenizer
-        if local and part == "config.json" and (fault := _not_a_model(Path(source))):
+        if local and (fault := _not_a_model(Path(source))):
             raise ModelError(fault) from error
         if local and part.endswith(".json") and not any(any(Path(source).glob(each)) for each in (part, *others)):
             raise ModelError(f"folder {source!r} has no {part}: get the complete files of the model") from error

@@ -1,0 +1,18 @@
+"""A model that all tests of the Python interface share, and what `transformers` answers alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import omnidraft
+from omnidraft.api import OmniDraft
+
+
+@pytest.fixture(scope="session")
+def model(target: Path, drafter: Path, tmp_path_factory: pytest.TempPathFactory) -> OmniDraft:
+    """A target and a drafter of random weights; tests leave them as they are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMNIDRAFT_HOME", str(tmp_path_factory.mktemp("home")))
+        return omnidraft.load(target, drafter, dtype="float32", profile=None, draft_length=4, warn=pytest.fail)
