@@ -238,7 +238,7 @@ def _keep_measurements(policy: Goodput, autosave: Autosave) -> None:
 
 
 def _check_models(target: object, drafter: object) -> None:
-    """Raise ConfigError for what names no model, such as a model that is in memory already."""
+    """Raise ConfigError unless both name models; a model in memory is refused, too."""
     name = "give a folder, a hub id or zoo:NAME"
     if not isinstance(target, str | Path):
         fix = f"{name}; for a model in memory there is omnidraft.hf.generate"

@@ -2,8 +2,8 @@
 
     model.generate(**inputs, custom_generate=omnidraft.hf.generate, omnidraft_drafter="zoo:drafter")
 
-`generate` here decodes with what transformers made of its own arguments; `text` shows an answer to their processors and
-criteria, `ready` keeps the drafters that were attached to a model.
+`generate` here decodes with the processors and criteria that transformers made of its own arguments; `text` shows them
+an answer, `kept_drafters` holds the drafters attached to a model.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = ["generate"]
-UNASKED = {  # what `generate` can be asked for and drafting cannot do, by the values that do not ask for it
+UNSUPPORTED = {  # settings of `generate` that drafting cannot follow, with the values that leave them off
     "num_beams": (None, 1),
     "num_return_sequences": (None, 1),
     "output_attentions": (None, False),
@@ -50,17 +50,7 @@ _log = logging.getLogger("omnidraft")
 
 
 class Streamer(Protocol):
-    """Receiver of the prompt's ids (1, T), then of each new token (1,), like the streamers of transformers."""
-
-    def put(self, value: torch.Tensor) -> None:
-        """The next ids."""
-
-    def end(self) -> None:
-        """There are no more."""
-
-
-class Silence:
-    """The streamer where none is asked for."""
+    """Receiver of the prompt's ids (1, T), then of each new token (1,), as the streamers of transformers are."""
 
     def put(self, value: torch.Tensor) -> None:
         """The next ids."""
@@ -86,8 +76,8 @@ def generate(  # noqa: PLR0913  transformers hands over those of its arguments t
     """Decode for `model.generate(custom_generate=omnidraft.hf.generate, omnidraft_drafter=...)`.
 
     The drafter is a folder, a hub id, `zoo:NAME`, an OmniDraft whose drafter is shared, or a transformers model.  The
-    tokenizers are those found under the models' names where they are not given.  `omnidraft_options` takes the fields
-    of `config.Drafting`.  What is made ready for a model is kept for later calls, and goes with the model.
+    tokenizers default to those found under the models' names.  `omnidraft_options` takes the fields of
+    `config.Drafting`.  A drafter attached to a model is kept for later calls, as long as the model is.
 
     Takes input_ids (1, T) and returns what `generate` returns: ids (1, T + new), or with `return_dict_in_generate` a
     GenerateDecoderOnlyOutput, its `past_key_values` None.  Torch's global seed decides every draw.  Raises ConfigError
@@ -101,8 +91,8 @@ def generate(  # noqa: PLR0913  transformers hands over those of its arguments t
     target = TransformersModel(model)
     _refuse(input_ids, generation_config, inputs)
     drafting = _drafting(omnidraft_options)
-    streamer = Silence() if omnidraft_streamer is None else omnidraft_streamer
-    if not (hasattr(streamer, "put") and hasattr(streamer, "end")):
+    streamer = omnidraft_streamer
+    if streamer is not None and not (hasattr(streamer, "put") and hasattr(streamer, "end")):
         raise ConfigError(f"omnidraft_streamer is of type {type(streamer).__name__}: give a streamer of transformers")
     ready = make_ready(target, omnidraft_drafter, omnidraft_drafter_tokenizer, omnidraft_tokenizer, drafting)
     text = Text(input_ids, logits_processor, stopping_criteria, generation_config)
@@ -114,16 +104,18 @@ def generate(  # noqa: PLR0913  transformers hands over those of its arguments t
     draw = GeneratorSampler(torch.Generator().manual_seed(seed))
     prompt = input_ids[0].tolist()
     engine.check(prompt)
-    streamer.put(input_ids.cpu())
+    if streamer is not None:
+        streamer.put(input_ids.cpu())
     with adaptation.shared.slot.lock:  # requests of several threads are decoded one after the other
         session = Session(engine, adaptation.shared.slot, ready.side, prompt, text.most, sampling, draw, processors)
         with closing(session):
             while (record := session.round(text.cut)) is not None:
                 if record.finish == "context":
                     _log.warning("the text ends where the model's context does, at %d tokens", target.context)
-                for token in record.emitted:
+                for token in record.emitted if streamer is not None else ():
                     streamer.put(torch.tensor([token]))
-        streamer.end()
+        if streamer is not None:
+            streamer.end()
     if generation_config.return_dict_in_generate:
         return GenerateDecoderOnlyOutput(sequences=text.ids, scores=text.scores, logits=text.logits)
     ids: torch.Tensor = text.ids
@@ -131,7 +123,7 @@ def generate(  # noqa: PLR0913  transformers hands over those of its arguments t
 
 
 def _refuse_streamer() -> None:
-    """Raise ConfigError where `model.generate` was given a `streamer`, which it hands nobody more than the prompt."""
+    """Raise ConfigError where `model.generate` was given a `streamer`: transformers keeps it, with the prompt alone."""
     frame = inspect.currentframe()
     for _ in range(2):  # the frame of `generate`, the only place where it can be seen
         frame = None if frame is None else frame.f_back
@@ -142,7 +134,7 @@ def _refuse_streamer() -> None:
 
 
 def _drafting(options: Mapping[str, Any] | None) -> Drafting:
-    """The settings of these options; raises ConfigError for an unknown one."""
+    """Validate options; raises ConfigError for an unknown one."""
     if not isinstance(options or {}, Mapping):
         raise ConfigError(f"omnidraft_options is of type {type(options).__name__}: give a dict, {{'draft_length': 4}}")
     known = [each.name for each in fields(Drafting)]
@@ -153,8 +145,8 @@ def _drafting(options: Mapping[str, Any] | None) -> Drafting:
 
 
 def _refuse(input_ids: torch.Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> None:
-    """Raise ConfigError for whatever is asked that would have to be left undone."""
-    for name, allowed in UNASKED.items():
+    """Raise ConfigError for a setting or an input that drafting cannot follow."""
+    for name, allowed in UNSUPPORTED.items():
         if (value := getattr(config, name, None)) not in allowed:
             raise ConfigError(f"{name} is {value!r}, which drafting cannot do: use {allowed[-1]!r}")
     mode = config.get_generation_mode().value
@@ -169,7 +161,7 @@ def _refuse(input_ids: torch.Tensor, config: GenerationConfig, inputs: Mapping[s
 
 
 def _plain(name: str, value: Any, length: int) -> bool:
-    """Whether an input of the model says no more than the ids, of which there are `length`, do."""
+    """True for an input of the model that is implied by `length` ids, such as an attention mask of ones."""
     match name:
         case "attention_mask":
             return bool((value == 1).all())

@@ -45,7 +45,7 @@ class ReadyDrafters(dict[tuple[object, ...], Ready]):
 
 
 def ready_drafters(model: PreTrainedModel) -> ReadyDrafters:
-    """Those of a model, the latest last."""
+    """The drafters attached to a model, the latest last."""
     found = getattr(model, MARK, None)
     if not isinstance(found, ReadyDrafters):
         found = ReadyDrafters()
@@ -60,7 +60,7 @@ def make_ready(
     tokenizer: Tokenizer,
     drafting: Drafting,
 ) -> Ready:
-    """What was made of these before, or is now; raises ConfigError for what is no drafter, ModelError for a model."""
+    """Attach a drafter, or find it attached by an earlier call; raises ConfigError, and ModelError for a model."""
     what, load = _source(target, drafter, drafter_tokenizer, drafting)
     source = (what, drafter_tokenizer, drafting.drafter_step)
     key = (source, tokenizer, drafting)
@@ -89,7 +89,7 @@ def _make(target: LoadedModel, drafter: LoadedModel, shared: SharedDrafter, draf
 def _source(
     target: TransformersModel, drafter: object, tokenizer: Tokenizer, drafting: Drafting
 ) -> tuple[object, Callable[[], tuple[LoadedModel, SharedDrafter]]]:
-    """What tells a drafter from others, and how to get it; raises ConfigError for what is none."""
+    """The identity of a drafter, and a function that loads it; raises ConfigError for anything else."""
     if drafter is target.model:
         raise ConfigError("omnidraft_drafter is the model itself: give a smaller one")
     lean_step = drafting.drafter_step == "auto"
@@ -121,7 +121,7 @@ def _given(drafter: PreTrainedModel, tokenizer: Tokenizer) -> LoadedModel:
 
 
 def _tokenizer(model: PreTrainedModel, option: str) -> PreTrainedTokenizerBase:
-    """That which is found under the model's name."""
+    """The tokenizer found under the model's name."""
     try:
         return load_tokenizer(model.name_or_path or "")
     except ModelError as error:

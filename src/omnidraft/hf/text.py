@@ -28,9 +28,9 @@ SETTINGS = {  # by what the processors that stand for them call it
 
 
 class Text:
-    """One text; `ids` (1, T) is what there is of it so far.
+    """The ids (1, T) of one text so far, with the processors and criteria that follow it.
 
-    `scores` and `logits` hold a row (1, V) for each new token where `generate` is to return them, and are None else.
+    `scores` and `logits` hold a row (1, V) for each new token where `generate` is to return them, else None.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Text:
         longest = min((each.max_length for each in criteria if type(each) is MaxLengthCriteria), default=NO_LIMIT)
         self.most = max(1, longest - self._first)  # new tokens; one comes before any criterion is asked
         self.eos = [int(token) for each in criteria if type(each) is EosTokenCriteria for token in each.eos_token_id]
-        # those two the engine sees to
+        # the engine sees to these two
         others = [each for each in criteria if type(each) not in {MaxLengthCriteria, EosTokenCriteria}]
         self._criteria = StoppingCriteriaList(others)
         self._processors = processors
@@ -57,7 +57,7 @@ class Text:
         self._asked, self._answer = 0, torch.empty(0)  # the length of the last prefix, and its scores
 
     def process(self, ids: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
-        """The scores (1, V) after `ids` (1, T), whose logits are `row` (1, V): a `Processor` that is all of them."""
+        """Apply all processors to the logits `row` (1, V) that follow `ids` (1, T)."""
         length = ids.shape[1]
         if length == self._asked:
             return self._answer
@@ -100,7 +100,7 @@ class Text:
 def sampling_for(
     text: Text, processors: LogitsProcessorList, drafting: Drafting, *, sampled: bool
 ) -> tuple[Sampling, Sequence[Processor], Drafting]:
-    """Settings that stand for these processors, or else the processors as one that is asked for each token."""
+    """The settings that these processors amount to, or the processors as a single one that is called for each token."""
     known = None if text.scores is not None or text.logits is not None else settings(processors, sampled=sampled)
     if known is not None:
         return known, (), drafting
@@ -112,10 +112,10 @@ def sampling_for(
 
 
 def settings(processors: LogitsProcessorList, *, sampled: bool) -> Sampling | None:
-    """The settings that stand for exactly these processors, in their order and with all that they hold; or None.
+    """The settings that amount to exactly these processors, in this order and with all their attributes; or None.
 
-    There are such for repetition penalty, temperature, top-k, top-p and min-p, as `generate` makes them of its own
-    arguments for sampling, and for no processors at all.
+    Repetition penalty, temperature, top-k, top-p and min-p can be settings, where `generate` made the processors from
+    its own arguments for sampling; an empty list is settings, too.
     """
     if not sampled:
         return None if processors else Sampling()
