@@ -17,7 +17,6 @@ from safetensors import numpy as arrays_of
 
 from omnidraft.profiles.profile import Key, Profile
 from omnidraft.profiles.profile_file import ProfileFile
-from support.project_files import environment
 
 KEY = Key(
     drafter="JackFram/llama-68m",
@@ -77,6 +76,8 @@ def sealed(metadata: dict[str, str], before: bytes = b"", more: Mapping[str, Any
 @contextmanager
 def saving_process(path: Path, number: int, pause: float) -> Iterator[subprocess.Popen[str]]:
     """A process that saves profiles from `number` + 1 on, says each number once it is saved, and is killed."""
+    from support.project_files import environment  # which takes PyTorch along, and the process is to start fast
+
     command = [sys.executable, __file__, str(path), str(number), str(pause)]
     process = subprocess.Popen(command, env=environment(path.parent), stdout=subprocess.PIPE, text=True)
     with process:
