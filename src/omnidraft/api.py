@@ -14,7 +14,7 @@ import torch
 
 from omnidraft import zoo
 from omnidraft.alignment.vocab import Vocab, read_vocab
-from omnidraft.attach import LearningOptions, LearningSide, attach_drafter, attach_learning, check_precision
+from omnidraft.attach import LearningOptions, LearningSide, attach
 from omnidraft.config import (
     ADAPT,
     Drafting,
@@ -72,7 +72,7 @@ class OmniDraft:
             and vocab.tokens[token : token + 1] == (bytes([byte]),)
         )
         # also when nobody closes it: at the end of the interpreter, or of the object
-        self._finish = weakref.finalize(self, side.autosave.finish if side else _nothing)
+        self._finish = None if side is None else weakref.finalize(self, side.autosave.finish)
 
     def __enter__(self) -> Self:
         return self
@@ -93,7 +93,8 @@ class OmniDraft:
 
     def close(self) -> None:
         """Save what was learned and is not saved yet, and end what learns; what comes later is not learned from."""
-        self._finish()
+        if self._finish is not None:
+            self._finish()
 
     @property
     def learned(self) -> dict[str, int | float]:
@@ -218,11 +219,9 @@ def load(
     else:
         helper = load_drafter(target, drafter, dtype, device, warn)
         shared = SharedDrafter(helper.lm, lean_step=settings.drafter_step == "auto")
-    check_precision(loaded, warn)
-    attached = attach_drafter(loaded, vocab, helper, settings, warn, shared)
     use = LearningOptions(adapt=adapt, learning=learning, profile=profile, warn=warn)
-    side = attach_learning(loaded, helper, attached, shared, use)
-    engine = Engine(loaded.lm, vocab.eos, attached, settings)
+    side = attach(loaded, vocab, helper, shared, settings, use)
+    engine = Engine(loaded.lm, vocab.eos, side.adaptation.attached, settings)
     if adapt != "off":
         engine.teacher_temperature = side.autosave.learning.teacher_temperature
     if isinstance(engine.policy, Goodput):
@@ -266,10 +265,6 @@ def _processors(given: object) -> tuple[Processor, ...]:
     if wrong := [each for each in given if not callable(each)]:
         raise ConfigError(f"logits_processor holds {wrong[0]!r}, which cannot be called: give a list of processors")
     return tuple(given)
-
-
-def _nothing() -> None:
-    """Finish nothing."""
 
 
 def _text_of_one(model: LoadedModel, token: int) -> str:

@@ -97,16 +97,27 @@ def make_cache(table: SpellingTable, drafting: Drafting) -> NgramCache:
     return NgramCache(table, seed=drafting.ngram_seed, bound=drafting.ngram_bound, eviction=drafting.ngram_eviction)
 
 
-def attach_learning(
-    target: LoadedModel, drafter: LoadedModel, attached: AttachedDrafter, shared: SharedDrafter, use: LearningOptions
+def attach(
+    target: LoadedModel,
+    vocab: Vocab,
+    drafter: LoadedModel,
+    shared: SharedDrafter,
+    drafting: Drafting,
+    options: LearningOptions,
 ) -> LearningSide:
-    """Load what was learned for a pair and start its learner; raises ProfileError for a profile given by its path."""
-    learns, cache = use.adapt != "off", attached.cache
-    pair = PairProfile(use.profile, partial(key_of, drafter, target, cache.table), learns=learns, warn=use.warn)
+    """Attach a drafter, load what it learned from this target before, and start its learner.
+
+    Raises ProfileError for a profile given by its path.
+    """
+    check_precision(target, options.warn)
+    attached = attach_drafter(target, vocab, drafter, drafting, options.warn, shared)
+    learns, cache = options.adapt != "off", attached.cache
+    key = partial(key_of, drafter, target, cache.table)
+    pair = PairProfile(options.profile, key, learns=learns, warn=options.warn)
 
     def read() -> tuple[Profile, Learning]:
         profile = pair.load(partial(_check, drafter=drafter, cache=cache))
-        return profile, learning_for(profile, use.learning)
+        return profile, learning_for(profile, options.learning)
 
     profile, learning = read()
     if learns and learning.adapter == "lora" and find_spec("peft") is None:
@@ -117,13 +128,13 @@ def attach_learning(
     if learns:
         pair.claim()
     try:
-        learner = make_learner(drafter, cache.table, use, learning, dict(profile.weights)) if learns else None
+        learner = make_learner(drafter, cache.table, options, learning, dict(profile.weights)) if learns else None
     except BaseException:
         pair.release()
         raise
     if profile.ngrams and not cache.frozen:
         cache.resume(profile.ngrams)
-    adaptation = Adaptation(attached, shared, learner, dict(profile.weights), use.warn)
+    adaptation = Adaptation(attached, shared, learner, dict(profile.weights), options.warn)
     return LearningSide(loaded=drafter, autosave=Autosave(adaptation, pair, profile, learning))
 
 
@@ -144,13 +155,13 @@ def learning_for(profile: Profile, asked: Mapping[str, Any]) -> Learning:
 
 
 def make_learner(
-    drafter: LoadedModel, table: SpellingTable, use: LearningOptions, learning: Learning, state: Weights
+    drafter: LoadedModel, table: SpellingTable, options: LearningOptions, learning: Learning, state: Weights
 ) -> Learner:
     """A trainer of the drafter in another process or in this one, which goes on from `state`."""
-    if use.adapt == "background":
+    if options.adapt == "background":
         from omnidraft.distillation.background import BackgroundTrainer
 
-        return BackgroundTrainer(drafter.lm.model, learning, table, state or None, warn=use.warn)
+        return BackgroundTrainer(drafter.lm.model, learning, table, state or None, warn=options.warn)
     from omnidraft.distillation.inline import InlineTrainer
     from omnidraft.distillation.teacher import shared_tokens
     from omnidraft.distillation.trainer import Trainer
@@ -158,7 +169,7 @@ def make_learner(
     trainer = Trainer(drafter.lm.model, learning, shared_tokens(table))
     if state:
         trainer.load_state(state)
-    return InlineTrainer(trainer, use.warn)
+    return InlineTrainer(trainer, options.warn)
 
 
 def _check(profile: Profile, drafter: LoadedModel, cache: NgramCache) -> None:

@@ -76,7 +76,7 @@ def test_greedy_text_is_that_of_generate_alone(
         output = helped(model, helper, **options, omnidraft_options=OPTIONS | more)
         assert torch.equal(output, expected), (helper, more)
         assert output.dtype == expected.dtype
-    assert sum(record.counts.accepted for record in rounds) > COUNT / 4
+    assert sum(record.counts.accepted for record in rounds) > COUNT / 10
     assert any(record.counts.accepted < len(record.proposals) for record in rounds)
 
 

@@ -28,7 +28,7 @@ def test_a_drafter_is_attached_once(target: Path, drafter: Path, monkeypatch: py
     (kept,) = ready_drafters(model).values()
     assert isinstance(kept.policy, Goodput)
     with monkeypatch.context() as patch:
-        for name in ("attach_drafter", "load_model", "load_tokenizer", "SharedDrafter"):
+        for name in ("attach", "load_model", "load_tokenizer", "SharedDrafter"):
             patch.setattr(kept_drafters, name, lambda *_, **__: pytest.fail("made again"))
         helped(model, drafter, omnidraft_options={})
         helped(model, drafter, omnidraft_options=None, do_sample=True)

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from omnidraft import zoo
 from omnidraft.alignment.vocab import read_vocab
 from omnidraft.api import OmniDraft
-from omnidraft.attach import LearningOptions, LearningSide, attach_drafter, attach_learning, check_precision
+from omnidraft.attach import LearningOptions, LearningSide, attach
 from omnidraft.config import Drafting
 from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.draft_length.policy import DraftLengthPolicy, make_policy
@@ -79,11 +79,10 @@ def make_ready(
 
 
 def _make(target: LoadedModel, drafter: LoadedModel, shared: SharedDrafter, drafting: Drafting) -> Ready:
-    check_precision(target, _log.warning)
     vocab = read_vocab(target.tokenizer, target.lm.vocab_size, target.lm.eos)
-    attached = attach_drafter(target, vocab, drafter, drafting, _log.warning, shared)
-    side = attach_learning(target, drafter, attached, shared, LearningOptions(learning={}, warn=_log.warning))
-    return Ready(policy=make_policy(drafting, attached.head), side=side)
+    options = LearningOptions(learning={}, warn=_log.warning)
+    side = attach(target, vocab, drafter, shared, drafting, options)
+    return Ready(policy=make_policy(drafting, side.adaptation.attached.head), side=side)
 
 
 def _source(
