@@ -76,10 +76,9 @@ def test_seeds_decide_every_draw(model: OmniDraft) -> None:
     assert answers[0] == answers[2] != answers[1]
 
 
-@pytest.mark.usefixtures("home")
 @pytest.mark.parametrize("plain", [{"drafter": None}, {"draft_length": 0}])
-def test_plain_decoding_is_the_same_loop(model: OmniDraft, target: Path, drafter: Path, plain: dict[str, Any]) -> None:
-    alone = omnidraft.load(**{"target": target, "drafter": drafter, **plain})
+def test_plain_decoding_is_the_same_loop(model: OmniDraft, target: Path, plain: dict[str, Any]) -> None:
+    alone = omnidraft.load(target, **plain, warn=pytest.fail)
     result = alone.generate(PROMPT, max_new_tokens=COUNT)
     assert result.token_ids == model.generate(PROMPT, max_new_tokens=COUNT).token_ids
     assert (alone.drafter, result.stats.proposed, result.stats.block_efficiency) == (None, 0, 1.0)

@@ -8,7 +8,7 @@ from functools import cache
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
 from transformers import PreTrainedTokenizerFast
@@ -59,6 +59,7 @@ def pieces(kind: str, prompt: Sequence[int], answer: Sequence[int], cuts: Sequen
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=50)
 @given(before=TEXTS, after=TEXTS, cuts=st.lists(st.integers(0, 99)))
 def test_pieces_add_up_to_what_the_tokenizer_decodes(kind: str, before: str, after: str, cuts: list[int]) -> None:
     tokenizer, _ = language(kind)
@@ -72,6 +73,7 @@ def test_pieces_add_up_to_what_the_tokenizer_decodes(kind: str, before: str, aft
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=50)
 @given(prompt=IDS, answer=IDS, cuts=st.lists(st.integers(0, 99)))
 def test_any_ids_at_all(kind: str, prompt: list[int], answer: list[int], cuts: list[int]) -> None:
     size = language(kind)[1].size

@@ -90,7 +90,7 @@ def test_a_default_drafter_that_cannot_be_loaded_is_replaced(target: Path, monke
     said: list[str] = []
     monkeypatch.setattr(defaults, "at_hand", lambda _: True)
     monkeypatch.setattr(defaults, "DRAFTER", "nobody/nothing")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     loaded = omnidraft.load(target, dtype="float32", profile=None, warn=said.append)
     assert loaded.drafter is not None
     assert loaded.drafter.name == "drafter"

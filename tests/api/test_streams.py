@@ -30,25 +30,25 @@ def run(*work: Callable[[], object]) -> None:
 
 def test_texts_of_several_threads_are_made_one_after_the_other(model: OmniDraft) -> None:
     prompts = ["hello world", "the world was", "don't", "ing 10"]
-    expected = [model.generate(prompt, max_new_tokens=24).token_ids for prompt in prompts]
+    expected = [model.generate(prompt, max_new_tokens=16).token_ids for prompt in prompts]
     found: dict[int, Any] = {}
 
     def answer(number: int) -> None:
-        found[number] = model.generate(prompts[number % len(prompts)], max_new_tokens=24).token_ids
+        found[number] = model.generate(prompts[number % len(prompts)], max_new_tokens=16).token_ids
 
     run(*(partial(answer, number) for number in range(8)))
     assert [found[number] for number in range(8)] == expected * 2
 
 
 def test_streams_of_two_threads_are_never_mixed(model: OmniDraft) -> None:
-    whole = model.generate(PROMPT, max_new_tokens=120).text
+    whole = model.generate(PROMPT, max_new_tokens=60).text
     errors, texts = [], []
     barrier = threading.Barrier(4)
 
     def read_it() -> None:
         barrier.wait()
         try:
-            texts.append("".join(model.stream(PROMPT, max_new_tokens=120)))
+            texts.append("".join(model.stream(PROMPT, max_new_tokens=60)))
         except OmniDraftError as error:
             errors.append(str(error))
 
