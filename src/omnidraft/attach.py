@@ -48,7 +48,7 @@ class LearningOptions:
     """How a drafter learns, and where what it learned is kept."""
 
     adapt: str = "off"
-    learning: Mapping[str, Any]  # what is asked of config.Learning
+    learning: Mapping[str, Any]  # fields of config.Learning
     profile: str | Path | None = "auto"
     warn: Warn
 

@@ -257,7 +257,7 @@ class Trainer:
         self.running = True
 
 
-@pytest.mark.parametrize("ending", ["left", "closed", "read", "overtaken"])
+@pytest.mark.parametrize("ending", ["left", "overtaken"])
 def test_background_work_stands_still_while_a_stream_is_open(model: OmniDraft, ending: str) -> None:
     assert model.side is not None
     trainer, background = Trainer(), model.side.adaptation.shared.slot.background
@@ -266,11 +266,7 @@ def test_background_work_stands_still_while_a_stream_is_open(model: OmniDraft, e
     assert trainer.running, "nothing is decoded yet"
     next(stream)
     assert not trainer.running
-    if ending == "closed":
-        stream.close()
-    elif ending == "read":
-        list(stream)
-    elif ending == "overtaken":
+    if ending == "overtaken":
         other = model.stream(PROMPT)
         assert trainer.running, "nobody can go on with the one before"
         next(other)

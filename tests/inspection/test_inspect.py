@@ -414,24 +414,17 @@ def test_progress_is_for_someone_who_watches(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "matches", "in_use", "tokens", "spelled"),
-    [("llama3", 26_695, 26_695, 128_256, 128_001), ("qwen2", 26_441, 26_438, 151_646, 151_644)],
-)
-def test_the_figures_of_the_design(
-    name: str, matches: int, in_use: int, tokens: int, spelled: int, capsys: Captured
-) -> None:
-    found = as_json(capsys, shared("tokenizers", name), "--drafter", shared("tokenizers", "llama2"))
+def test_the_figures_of_two_published_tokenizers(capsys: Captured) -> None:
+    found = as_json(capsys, shared("tokenizers", "qwen2"), "--drafter", shared("tokenizers", "llama2"))
     assert found["works"]
-    assert [found[role]["vocabulary"]["size"] for role in ("target", "drafter")] == [tokens, 32_000]
+    assert [found[role]["vocabulary"]["size"] for role in ("target", "drafter")] == [151_646, 32_000]
     counts = found["spellings"]
-    assert (counts["byte_matches"], counts["byte_matches_in_use"]) == (matches, in_use)
-    assert (counts["spelled"], counts["spelled_in_use"]) == (tokens, spelled)
-    assert (counts["unspelled"], counts["duplicates"]) == (0, 0)
-    assert tokens - spelled == len(found["specials"]) - 1
+    assert (counts["byte_matches"], counts["byte_matches_in_use"]) == (26_441, 26_438)
+    assert (counts["spelled"], counts["spelled_in_use"]) == (151_646, 151_644)
+    assert (counts["unspelled"], counts["duplicates"], len(found["specials"])) == (0, 0, 3)
     for text in found["texts"]:
         # an ordinary text is what the tokenizers themselves make of it, but for a space before it
-        ids = real_tokenizer(name)(samples()[text["name"]], add_special_tokens=False)["input_ids"]
+        ids = real_tokenizer("qwen2")(samples()[text["name"]], add_special_tokens=False)["input_ids"]
         assert text["target_tokens"] == len(ids)
         assert 0 < text["ngrams"] < len(ids)
         assert text["unspelled"] == 0

@@ -30,7 +30,7 @@ class Language:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class UnloadedModel:
-    """What can be read of a model without its weights."""
+    """A model's tokenizer and config, without its weights."""
 
     name: str  # hub id, or the folder's own name
     model: TransformersModel | None  # on the meta device; None where there is only a tokenizer, or a problem

@@ -42,10 +42,10 @@ def _hash_of_signs(loaded: LoadedModel) -> str:
 
 
 class PairProfile:
-    """The profile that was asked for with two models: "auto" for that of the data folder, a path, or None.
+    """The profile asked for with two models: "auto" for the one in the data folder, a path, or None.
 
-    One of the data folder that cannot be used is done without, and `warn` is told; for one given by its path that is a
-    ProfileError.  `learns` says whether something is to be learned into it.  `file` is None where there is none to use.
+    A profile of the data folder that cannot be used is left out with a warning; one given by its path raises
+    ProfileError.  `learns` says whether it is to be learned into.  `file` is None where no profile is used.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class PairProfile:
         return Profile()
 
     def _set_aside(self, refused: ProfileError) -> None:
-        """Make place for a new profile; a load that learns nothing changes nothing."""
+        """Make room for a new profile; a load that does not learn leaves the file where it is."""
         file, self.file = self.file, None
         if file is None or not self.learns:
             self.warn(f"{refused}; it is done without")
@@ -100,7 +100,7 @@ class PairProfile:
             self.warn(f"{refused}; it cannot be set aside ({error}), so it is done without, and nothing is saved")
 
     def claim(self) -> None:
-        """Keep other processes from learning into it; where that fails nothing is saved, and `warn` is told."""
+        """Keep other processes from learning into it; warns where that fails and nothing will be saved."""
         if self.file is None:
             return
         try:

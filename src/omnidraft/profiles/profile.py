@@ -124,7 +124,7 @@ class Manifest:
 class Profile:
     """Learned weights, n-gram records and measurements of the draft-length policy, with learning settings and counters.
 
-    One without anything is that of a pair that has learned nothing yet.
+    An empty profile is that of a pair that has learned nothing yet.
     """
 
     weights: Mapping[str, torch.Tensor] = field(default_factory=dict)  # the adapter and the acceptance head
