@@ -112,8 +112,9 @@ def generate(  # noqa: PLR0913  transformers hands over those of its arguments t
             while (record := session.round(text.cut)) is not None:
                 if record.finish == "context":
                     _log.warning("the text ends where the model's context does, at %d tokens", target.context)
-                for token in record.emitted if streamer is not None else ():
-                    streamer.put(torch.tensor([token]))
+                if streamer is not None:
+                    for token in record.emitted:
+                        streamer.put(torch.tensor([token]))
         if streamer is not None:
             streamer.end()
     if generation_config.return_dict_in_generate:
