@@ -91,9 +91,7 @@ def generate(  # noqa: PLR0913  transformers hands over those of its arguments t
     target = TransformersModel(model)
     _refuse(input_ids, generation_config, inputs)
     drafting = _drafting(omnidraft_options)
-    streamer = omnidraft_streamer
-    if streamer is not None and not (hasattr(streamer, "put") and hasattr(streamer, "end")):
-        raise ConfigError(f"omnidraft_streamer is of type {type(streamer).__name__}: give a streamer of transformers")
+    streamer = _streamer(omnidraft_streamer)
     ready = make_ready(target, omnidraft_drafter, omnidraft_drafter_tokenizer, omnidraft_tokenizer, drafting)
     text = Text(input_ids, logits_processor, stopping_criteria, generation_config)
     sampled = bool(generation_config.do_sample)
@@ -132,6 +130,13 @@ def _refuse_streamer() -> None:
     if streamer is not None:
         streamer.end()  # whoever reads it must not wait for ever
         raise ConfigError("streamer is given, which gets no tokens here: give it as omnidraft_streamer")
+
+
+def _streamer(given: Streamer | None) -> Streamer | None:
+    """Validate a streamer; raises ConfigError for an object that cannot be one."""
+    if given is not None and not (hasattr(given, "put") and hasattr(given, "end")):
+        raise ConfigError(f"omnidraft_streamer is of type {type(given).__name__}: give a streamer of transformers")
+    return given
 
 
 def _drafting(options: Mapping[str, Any] | None) -> Drafting:
