@@ -120,7 +120,8 @@ def test_methods_are_given_the_settings_of_the_recipe(evaluation: Evaluation) ->
 
 
 def test_the_cache_study_bounds_what_saw_the_same_answers(evaluation: Evaluation) -> None:
-    evaluation.recipe = replace(evaluation.recipe, new_tokens=16)
+    few = {"gsm8k": replace(evaluation.recipe.tasks["gsm8k"], test=1)}
+    evaluation.recipe = replace(evaluation.recipe, new_tokens=32, tasks=few)
     grown, seeded = (cache_study.cache_study(evaluation, "gsm8k", seed) for seed in ("empty", "vocabulary"))
     assert evaluation.model.engine.attached is not None
     table = evaluation.model.engine.attached.cache.table
@@ -136,7 +137,7 @@ def test_the_cache_study_bounds_what_saw_the_same_answers(evaluation: Evaluation
             assert 0 < rows[name]["entries"] <= rows[name]["bound"]
         assert all(row["identical"] is True for row in found["rows"])
         assert found["curve"][-1][4] == full
-        assert sum(point[0] for point in found["curve"]) == 4 * 16
+        assert sum(point[0] for point in found["curve"]) == 4 * 32
         assert sum(found["uses"]) == said, "those of the answers, not of the tests"
     assert all(a[4] <= b[4] for a, b in pairwise(grown["curve"]))
     assert len(grown["uses"]) == grown["rows"][2]["entries"] > 0, "what was emitted is what it holds"
