@@ -165,14 +165,6 @@ def test_prompts_without_room_for_an_answer_are_left_out(
     assert "no prompt of own fits" in capsys.readouterr().err
 
 
-def test_a_report_needs_a_name(command: list[str], tmp_path: Path, capsys: Captured) -> None:
-    assert cli.main([*command, "--methods", "generate", "--count", "1", "--out", str(tmp_path / "made")]) == 0
-    (path,) = (tmp_path / "made").glob("*.jsonl")
-    capsys.readouterr()
-    assert cli.main(["bench", "report", str(path), "--out", "."]) == 2
-    assert "'.' is no name for files: give --out another place" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("more", "message"),
     [

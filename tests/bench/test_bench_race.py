@@ -106,22 +106,9 @@ def test_progress_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys
 
 
 def test_the_command_line_names_no_folder_of_this_machine(tmp_path: Path) -> None:
-    arguments = [
-        "omnidraft",
-        "bench",
-        "compare",
-        "--out",
-        str(tmp_path / "made"),
-        f"--data={tmp_path}",
-        "--target",
-        "zoo:a",
-        "a/b",
-    ]
-    line = setting.command(arguments)
-    assert str(tmp_path) not in line
-    assert shlex.split(line) == [
-        *("omnidraft", "bench", "compare", "--out", "made", f"--data={tmp_path.name}", "--target", "zoo:a", "a/b")
-    ]
+    given = ["bench", f"{tmp_path}/made", f"--data={tmp_path}", "~/x y", "a/b=../c/d", "zoo:a", "a/b", "1 / 2"]
+    kept = ["bench", "made", f"--data={tmp_path.name}", "x y", "a/b=d", "zoo:a", "a/b", "1 / 2"]
+    assert shlex.split(setting.command(given)) == kept
 
 
 def test_the_commit_is_that_of_a_checkout(tmp_path: Path) -> None:

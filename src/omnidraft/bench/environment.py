@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -44,21 +45,8 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def command(words: Sequence[str]) -> str:
-    """The command line, without the folders of this machine."""
-    return shlex.join(map(relative, words))
-
-
-def relative(argument: str) -> str:
-    """An argument whose value, where it is a path to somewhere else, is only the path's last part."""
-    name, equals, value = argument.partition("=")
-    if not equals or not (argument.startswith("-") or _elsewhere(value)):
-        name, equals, value = "", "", argument
-    return name + equals + (Path(value).name if _elsewhere(value) else value)
-
-
-def _elsewhere(value: str) -> bool:
-    path = Path(value)
-    return path.is_absolute() or ".." in path.parts or value[:1] == "~"
+    """The command line, with only the last part of paths to elsewhere, also of those behind a `=`."""
+    return shlex.join(re.sub(r"^([^=]*=)?(?=[/~]|(.*/)?\.\./).*/", r"\1", word) for word in words)
 
 
 def commit(file: Path = PACKAGE) -> str | None:

@@ -12,7 +12,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,6 +34,11 @@ from omnidraft.verification.sampling import softmax, target_processors
 
 if TYPE_CHECKING:
     from omnidraft.decoding.drafter import Drafter
+
+try:
+    from scipy import optimize, stats
+except ImportError as error:
+    raise ConfigError("the test needs the scipy package: pip install 'omnidraft[bench]'") from error
 
 PROMPTS = (
     "Question: Tom has 3",
@@ -78,16 +83,16 @@ def joint_distribution(
     """
     processors = target_processors(sampling)
 
-    def next_law(ids: list[int]) -> Probs:
+    def next_probs(ids: list[int]) -> Probs:
         model.crop(0)
         return softmax(processors(torch.tensor([ids]), model.forward(ids, 1).cpu().float())[0])  # type: ignore[arg-type]
 
     distribution: dict[Text, float] = {}
-    first = next_law(list(prompt))
+    first = next_probs(list(prompt))
     for a in np.flatnonzero(first >= floor).tolist():
         rest = float(first[a])
         if a not in eos:
-            second = next_law([*prompt, a])
+            second = next_probs([*prompt, a])
             for b in np.flatnonzero(first[a] * second >= floor).tolist():
                 distribution[a, b] = float(first[a] * second[b])
                 rest -= distribution[a, b]
@@ -119,7 +124,6 @@ def judged(
     found: Counter[Text], distribution: dict[Text, float], did: Stats, prompt: str, limit: float
 ) -> Finding | None:
     """Chi-squared test of counts against a distribution, with one bin for all the rest; None for a single bin."""
-    stats = _stats()
     count = found.total()
     observed: Counter[Text] = Counter()
     for text, times in found.items():
@@ -135,33 +139,22 @@ def judged(
     degrees = len(expected) - 1
     if degrees < 1:
         return None
-    statistic = sum((observed[key] - value) ** 2 / value for key, value in expected.items())
+    tested = stats.chisquare([observed[key] for key in expected], list(expected.values()))
     return Finding(
         prompt=prompt,
         samples=count,
         drafted=round(did.drafted / count, 3),
         bins=len(expected),
         detectable=math.sqrt(_noncentrality(degrees, limit) / count) / 2,
-        p_value=float(stats.chi2.sf(statistic, degrees)),
+        p_value=float(tested.pvalue),
         limit=limit,
     )
 
 
 def _noncentrality(degrees: int, limit: float) -> float:
     """What the statistic needs to be below `limit` with probability `POWER`."""
-    stats = _stats()
-    from scipy.optimize import brentq
-
     bound = stats.chi2.isf(limit, degrees)
-    return float(brentq(lambda x: stats.ncx2.sf(bound, degrees, x) - POWER, 1e-3, 100 + 10 * bound))
-
-
-def _stats() -> Any:
-    try:
-        from scipy import stats
-    except ImportError as error:
-        raise ConfigError("the test needs the scipy package: pip install 'omnidraft[bench]'") from error
-    return stats
+    return float(optimize.brentq(lambda x: stats.ncx2.sf(bound, degrees, x) - POWER, 1e-3, 100 + 10 * bound))
 
 
 def permute(drafter: Drafter) -> None:
@@ -190,7 +183,6 @@ class Experiment:
             raise ConfigError(f"alpha is {self.alpha:g}; it must be above 0 and below 1: 0.001 is usual")
         if self.sampling.greedy:
             raise ConfigError("temperature is 0, which draws nothing: give --temperature above 0")
-        _stats()
 
 
 def examine(model: OmniDraft, texts: Sequence[str], experiment: Experiment, console: Console) -> dict[str, Any]:
@@ -198,16 +190,19 @@ def examine(model: OmniDraft, texts: Sequence[str], experiment: Experiment, cons
 
     Raises ConfigError for a model without a drafter, InputError where no prompt allows a test.
     """
-    attached = model.engine.attached
-    if attached is None:
+    engine, sampling = model.engine, experiment.sampling
+    if engine.attached is None:
         raise ConfigError("there is no drafter to test: give --drafter, and a draft_length above 0")
     if experiment.fault is not None:
-        permute(attached.drafter)
+        permute(engine.attached.drafter)
     findings = []
-    limit = experiment.alpha / len(texts)
     step = progress(console, "sampling", experiment.samples * len(texts))
     for number, text in enumerate(texts):
-        finding = _tested(model, text, replace(experiment, seed=experiment.seed + number), limit, step)
+        ids, eos = model.encode(text), sorted(engine.eos)
+        engine.check(ids)
+        distribution = joint_distribution(model.target.lm, ids, eos, sampling, EXPECTED / experiment.samples)
+        found, did = sampled(engine, ids, experiment.samples, sampling, experiment.seed + number, step)
+        finding = judged(found, distribution, did, text, experiment.alpha / len(texts))
         if finding is None:
             console.print(f"after {text!r} the target is too sure for a test: it is left out")
         else:
@@ -223,18 +218,6 @@ def examine(model: OmniDraft, texts: Sequence[str], experiment: Experiment, cons
         "drafting": asdict(model.engine.drafting),
         "sampling": asdict(experiment.sampling),
     }
-
-
-def _tested(
-    model: OmniDraft, text: str, experiment: Experiment, limit: float, step: Callable[[], None]
-) -> Finding | None:
-    engine, ids = model.engine, model.encode(text)
-    engine.check(ids)
-    distribution = joint_distribution(
-        model.target.lm, ids, sorted(engine.eos), experiment.sampling, EXPECTED / experiment.samples
-    )
-    found, did = sampled(engine, ids, experiment.samples, experiment.sampling, experiment.seed, step)
-    return judged(found, distribution, did, text, limit)
 
 
 def markdown(result: dict[str, Any]) -> str:
