@@ -18,7 +18,7 @@ from experiments.student import GREEDY, Student
 from experiments.study import JobPart, Measured, Part, Study
 from experiments.tables import DIVERGENCES, FIXED, LEARNED, Table, every, first
 from omnidraft.bench.interleaved import EngineWay, engine_for, take_turns
-from omnidraft.bench.tables import markdown_table
+from omnidraft.bench.output import markdown_table
 from omnidraft.decoding.stats import Stats
 from omnidraft.verification.round import Round
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from experiments.evaluation import Evaluation, Method, Row
 from experiments.student import Recorded, Student
 from experiments.tables import ALONE, DIRECT, FIXED
-from omnidraft.bench.tables import markdown_table
+from omnidraft.bench.output import markdown_table
 
 SHARES = {"1/8": 8, "1/4": 4, "1/2": 2}  # of what the cache holds without a bound
 EVICTIONS = ("lru", "lfu")

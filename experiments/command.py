@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from omnidraft import zoo
-from omnidraft.bench.environment import writing
+from omnidraft.bench.output import writing
 from omnidraft.cli import flags
 from omnidraft.errors import InputError, NumericsError, OmniDraftError
 

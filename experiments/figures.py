@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import Any
 
 from experiments.results import Row
-from omnidraft.bench.figure import COLORS
+from omnidraft.bench.output import COLORS
 
 WINDOW = 20  # answers of a moving average
 

@@ -18,8 +18,7 @@ from experiments.command import DRAFTER, TARGET, parser, run
 from experiments.scripted import Models, Shape, memory_at_peak
 from omnidraft import zoo
 from omnidraft.bench import environment as setting
-from omnidraft.bench.environment import writing
-from omnidraft.bench.tables import markdown_table
+from omnidraft.bench.output import markdown_table, writing
 from omnidraft.config import Sampling
 from omnidraft.models.cpu_llama import LeanLlama
 from omnidraft.models.language_model import LanguageModel

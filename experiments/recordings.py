@@ -12,7 +12,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from experiments.student import Recorded
-from omnidraft.bench.environment import writing
+from omnidraft.bench.output import writing
 from omnidraft.errors import InputError
 from omnidraft.storage import replace_file
 from omnidraft.verification.sparse_probs import SparseProbs

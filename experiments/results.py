@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from omnidraft.bench.environment import commit, machine, writing
+from omnidraft.bench.environment import commit, machine
+from omnidraft.bench.output import writing
 from omnidraft.bench.records import lines_of
 
 Row = dict[str, Any]

@@ -23,7 +23,7 @@ from experiments.study import JobPart, Measured, Part, Study
 from experiments.tables import TABLE_2
 from omnidraft.attach import attach_drafter
 from omnidraft.bench.interleaved import PLAIN, EngineWay, drafter_of, engine_for, isolated, own_cache, sampler
-from omnidraft.bench.tables import markdown_table
+from omnidraft.bench.output import markdown_table
 from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.drafter import AttachedDrafter
 from omnidraft.decoding.shared_drafter import SharedDrafter

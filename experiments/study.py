@@ -24,7 +24,7 @@ from experiments.recipe import Recipe
 from experiments.recordings import Recordings
 from experiments.results import Results
 from omnidraft.bench.environment import command
-from omnidraft.bench.figure import figure
+from omnidraft.bench.output import figure
 from omnidraft.errors import ConfigError
 
 SIZE = (10.0, 4.5)  # inches, of 100 dots each

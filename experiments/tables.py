@@ -14,7 +14,7 @@ from experiments.evaluation import HEAD, Evaluation, Method, Options, Row, learn
 from experiments.recipe import Recipe
 from experiments.results import Results
 from experiments.study import Job
-from omnidraft.bench.tables import markdown_table
+from omnidraft.bench.output import markdown_table
 
 FIXED: Options = {"draft_length": 4}  # or the recipe's
 DIRECT: Options = FIXED | {"mode": "intersection"}

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from omnidraft.api import load
-from omnidraft.bench import compare, methods
+from omnidraft.bench import compare, methods, output
 from omnidraft.bench import environment as setting
 from omnidraft.bench.interleaved import Answer, take_turns
 from omnidraft.bench.methods import UnavailableError
@@ -92,8 +92,8 @@ def test_the_drafter_of_transformers_is_a_copy(target: Path, drafter: Path) -> N
 
 def test_progress_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     now = iter([0.0, 5.0, 16.0, 20.0, 40.0])
-    monkeypatch.setattr("omnidraft.bench.compare.time.monotonic", lambda: next(now))
-    step = compare.progress(Console(stderr=True), "timing", 8)
+    monkeypatch.setattr("omnidraft.bench.output.time.monotonic", lambda: next(now))
+    step = output.progress(Console(stderr=True), "timing", 8)
     for _ in range(4):
         step()
     assert capsys.readouterr().err.splitlines() == [

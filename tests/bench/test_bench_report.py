@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from omnidraft.bench import report
-from omnidraft.bench.figure import speedups
 from omnidraft.bench.records import FORMAT, Counts, Results, Run, read
+from omnidraft.bench.report import speedups
 from omnidraft.cli import main as cli
 from omnidraft.errors import InputError
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
@@ -17,8 +16,6 @@ from omnidraft.errors import PromptError
 
 if TYPE_CHECKING:
     from omnidraft.api import OmniDraft
-
-EVERY_S = 10.0  # between lines of progress
 
 
 @dataclass(frozen=True)
@@ -110,20 +107,3 @@ def _counts(answer: Answer, prompt_tokens: int) -> Counts:
         symbols=drafted,
         symbols_accepted=accepted,
     )
-
-
-def progress(console: Console, what: str, steps: int) -> Callable[[], None]:
-    """A function to call after each step, which says now and then how long the rest will take."""
-    began = said = time.monotonic()
-    done = 0
-
-    def step() -> None:
-        nonlocal done, said
-        done += 1
-        now = time.monotonic()
-        if now - said >= EVERY_S:
-            said = now
-            left = (now - began) / done * (steps - done)
-            console.print(f"{what}: {done} of {steps}, about {left:.0f} s left")
-
-    return step

@@ -9,14 +9,12 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import omnidraft
-from omnidraft.errors import InputError
 
 if TYPE_CHECKING:
     import torch
@@ -77,15 +75,3 @@ def _cpu() -> str:
         lines = []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor() or platform.machine())
-
-
-@contextmanager
-def writing(stem: Path) -> Iterator[None]:
-    """Make the folder of files named after `stem`, and say what to do where they cannot be written."""
-    if not stem.name:
-        raise InputError(f"{str(stem)!r} is no name for files: give --out another place, such as results/mine")
-    try:
-        stem.parent.mkdir(parents=True, exist_ok=True)
-        yield
-    except OSError as error:
-        raise InputError(f"cannot write {stem} ({error}): give --out another place") from error

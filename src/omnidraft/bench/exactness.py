@@ -21,9 +21,8 @@ from rich.console import Console
 
 from omnidraft.alignment.spelling_table import Probs
 from omnidraft.api import OmniDraft
-from omnidraft.bench.compare import progress
 from omnidraft.bench.interleaved import sampler
-from omnidraft.bench.tables import markdown_table
+from omnidraft.bench.output import markdown_table, progress
 from omnidraft.config import Sampling
 from omnidraft.decoding.engine import Engine
 from omnidraft.decoding.stats import Stats

@@ -6,10 +6,11 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
+from omnidraft.bench.output import COLORS, down, figure, markdown_table, percent
 from omnidraft.bench.records import BASELINE, METHODS, Results, Run
-from omnidraft.bench.tables import down, markdown_table, percent
 from omnidraft.errors import InputError
 
 ALL = "all"  # the row over all tasks
@@ -165,3 +166,29 @@ def _cells(row: Row) -> list[str]:
         " / ".join(percent(row[f"{part}_share"]) for part in PARTS),
         {None: "sampled", True: "yes", False: f"NO, {row['different']} differ"}[row["identical"]],
     ]
+
+
+# ---------------------------------------------------------------- figure
+
+
+def speedups(rows: Sequence[Row], path: Path) -> bool:
+    """Speedups as bars, a panel for each target."""
+    shown = [row for row in rows if row["task"] != ALL and not row["unavailable"]]
+    targets, tasks = (list(dict.fromkeys(row[key] for row in shown)) for key in ("target", "task"))
+    methods = [name for name in METHODS if any(row["method"] == name for row in shown)][::-1]  # first at the top
+    height = 0.8 / max(1, len(tasks))
+
+    def draw(target: str, panel: Any) -> None:
+        for number, task in enumerate(tasks):
+            its = [row for row in shown if (row["target"], row["task"]) == (target, task)]
+            places = [methods.index(row["method"]) + 0.4 - (number + 0.5) * height for row in its]
+            speeds = [row["speedup"] for row in its]
+            errors = [row["speedup"] * (row["deviation"] or 0.0) for row in its]
+            color = COLORS[number % len(COLORS)]
+            panel.barh(places, speeds, 0.85 * height, xerr=errors, color=color, label=task, ecolor="#333333")
+        panel.axvline(1.0, color="black", linewidth=1.0)
+        panel.set_yticks(range(len(methods)), methods)
+        panel.set_title(target)
+        panel.set_xlabel("speedup over generate")
+
+    return figure(targets, draw, path)

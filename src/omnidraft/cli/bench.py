@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from omnidraft import zoo
-from omnidraft.bench import environment, prompts, records, report
+from omnidraft.bench import environment, output, prompts, records, report
 from omnidraft.bench.records import BASELINE, METHODS
 from omnidraft.cli import flags
 from omnidraft.config import Drafting, Sampling
@@ -126,7 +126,7 @@ def _measured(options: argparse.Namespace, names: Sequence[str], texts: dict[str
             seed=options.seed,
             sampled=not sampling.greedy,
         )
-        step = compare.progress(console, "timing", plan.repeats * len(questions))
+        step = output.progress(console, "timing", plan.repeats * len(questions))
         compare.race(made, questions, plan, results, step)
         results.end()
     rows = report.rows([results])
@@ -143,7 +143,7 @@ def _opened(stem: Path | None) -> Iterator[TextIO | None]:
     if stem is None:
         yield None
         return
-    with environment.writing(stem):
+    with output.writing(stem):
         file = stem.with_name(stem.name + ".jsonl").open("w", encoding="utf-8")
     with file:
         yield file
@@ -195,11 +195,9 @@ def _publish(
     """Print rows, and write STEM.md and STEM.png where there is a stem."""
     text = report.markdown(results, rows)
     if stem is not None:
-        from omnidraft.bench.figure import speedups
-
-        with environment.writing(stem):
+        with output.writing(stem):
             stem.with_name(stem.name + ".md").write_text(text, encoding="utf-8")
-            drawn = speedups(rows, stem.with_name(stem.name + ".png"))
+            drawn = report.speedups(rows, stem.with_name(stem.name + ".png"))
         if not drawn:
             console.print("no figure is drawn, which takes matplotlib: pip install 'omnidraft[bench]'")
     if not as_json:
@@ -235,7 +233,7 @@ def _exactness(options: argparse.Namespace, console: Console) -> int:
     result["command"] = environment.command(options.words)
     page = exactness.markdown(result)
     if options.out is not None:
-        with environment.writing(options.out):
+        with output.writing(options.out):
             options.out.with_suffix(".json").write_text(json.dumps(result) + "\n", encoding="utf-8")
             options.out.with_suffix(".md").write_text(page, encoding="utf-8")
     if options.json:
