@@ -1,4 +1,4 @@
-"""The setting of a run: all that a figure depends on beside the code that is measured."""
+"""The setting of a run: machine, libraries, commit and command line."""
 
 from __future__ import annotations
 

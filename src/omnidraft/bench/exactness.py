@@ -103,7 +103,7 @@ def joint_distribution(
 def sampled(
     engine: Engine, prompt: Sequence[int], count: int, sampling: Sampling, seed: int, step: Callable[[], None]
 ) -> tuple[Counter[Text], Stats]:
-    """How often each beginning came up in `count` texts, and what was drafted for them."""
+    """Counts of the beginnings of `count` sampled texts, and the statistics of their rounds."""
     draw = sampler(seed)
     found: Counter[Text] = Counter()
     records: list[Round] = []
@@ -151,7 +151,7 @@ def judged(
 
 
 def _noncentrality(degrees: int, limit: float) -> float:
-    """What the statistic needs to be below `limit` with probability `POWER`."""
+    """Noncentrality at which the test fails, at level `limit`, with probability `POWER`."""
     bound = stats.chi2.isf(limit, degrees)
     return float(optimize.brentq(lambda x: stats.ncx2.sf(bound, degrees, x) - POWER, 1e-3, 100 + 10 * bound))
 

@@ -156,7 +156,7 @@ def engine_for(
     attached: AttachedDrafter | None = None,
     policy: DraftLengthPolicy | None = None,
 ) -> Engine:
-    """An engine over loaded models: by default over their own target and drafter, with n-grams of its own."""
+    """An engine over loaded models: by default over the target and drafter themselves, with a new n-gram cache."""
     target, eos = target or model.engine.target, sorted(model.engine.eos)
     if drafting.longest == 0:
         return Engine(target, eos)
@@ -167,7 +167,7 @@ def engine_for(
 
 
 def isolated(model: OmniDraft, drafting: Drafting, head: Head | None = None) -> Engine:
-    """An engine with KV caches and n-grams of its own, which may take turns with others within an answer."""
+    """An engine with separate KV caches and n-grams, which may take turns with others within an answer."""
     target = own_cache(model.target.lm)
     if drafting.longest == 0 or model.drafter is None:
         return engine_for(model, target=target)

@@ -1,4 +1,4 @@
-"""The ways of decoding that are compared: `transformers` alone, its own drafting, and ours."""
+"""The ways of decoding that are compared: `transformers` alone and with drafting, and ours."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class UnavailableError(OmniDraftError):
 
 
 class Transformers:
-    """`generate` of `transformers`: alone, with its prompt lookup, or with a drafter."""
+    """`generate` of `transformers`: alone, with prompt lookup, or with a drafter."""
 
     def __init__(self, name: str, model: OmniDraft, sampling: Sampling, drafter: PreTrainedModel | None = None) -> None:
         self.name = name
@@ -113,8 +113,8 @@ def make(
 ) -> tuple[list[Way], dict[str, str]]:
     """The methods of these names, and for those that are left out the reason.
 
-    To be called before the models are used: the drafter that `transformers` gets is a copy of the untouched one, as
-    its own drafting may change it for good.
+    To be called before the models are used: the drafter that `transformers` gets is a copy, which drafting by
+    `transformers` may change for good.
     """
     made: list[Way] = []
     left_out = {}

@@ -56,7 +56,7 @@ TASKS = {
 
 
 def name_of(task: str) -> str:
-    """The name that a task goes by: its own, or its file's without folder and endings."""
+    """The name of a task; of a file, without folder and endings."""
     return task if task in TASKS else Path(task).name.split(".")[0]
 
 

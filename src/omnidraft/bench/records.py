@@ -1,4 +1,4 @@
-"""Result files: JSON lines, a setting first, then what was measured, then an end that says how much there must be."""
+"""Result files: JSON lines with the setting of a run, the timed answers, and an end that holds their number."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ METHODS = (BASELINE, "plain", "uad", "lookup", "intersection", "paper", "exact",
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """What the rounds of an answer did; times, in seconds, are known of our own loop."""
+    """Counts over the rounds of an answer; times, in seconds, are known only of our own loop."""
 
     rounds: int
     drafted: int
@@ -46,7 +46,7 @@ class Run:
 
 @dataclass(kw_only=True)
 class Results:
-    """All that one run of the comparison found out; where a `file` is given, each record is written at once."""
+    """Results of one run of the comparison; where a `file` is given, each record is written at once."""
 
     setting: dict[str, Any]
     runs: list[Run] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Results -> rows -> Markdown and a figure.  A row is a method on a task of a target, or on all its tasks."""
+"""Rows of results, and their Markdown and figure.  A row is a method on one task of a target, or on all tasks."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ T = TypeVar("T")
 
 
 def rows(results: Sequence[Results]) -> list[Row]:
-    """A row for each target, task and method, and for each target and method one over "all" its tasks.
+    """A row for each target, task and method, and for each target and method one over "all" tasks.
 
     A figure that a method has no measure for is None.  Raises InputError for a task of a target that occurs twice.
     """
     made = []
-    for target, its in _grouped(results, lambda result: result.setting["target"]).items():
-        tasks = [task for result in its for task in result.setting["tasks"]]
+    for target, files in _grouped(results, lambda result: result.setting["target"]).items():
+        tasks = [task for result in files for task in result.setting["tasks"]]
         for task in tasks:
             if tasks.count(task) > 1:
                 raise InputError(f"task {task!r} of target {target!r} is in two result files: leave one of them out")
         for task in [*tasks, ALL]:
             for method in METHODS:
-                row = _row(its, method, {task} if task != ALL else set(tasks))
+                row = _row(files, method, {task} if task != ALL else set(tasks))
                 if row is not None:
                     made.append({"target": target, "task": task, "method": method, **row})
     return made
@@ -64,10 +64,10 @@ def _row(results: Sequence[Results], method: str, tasks: set[str]) -> Row | None
 
 def _figures(runs: Sequence[Run], base: Sequence[Run]) -> Row:
     prompts, repeats = _grouped(runs, lambda run: (run.task, run.prompt)), _grouped(runs, lambda run: run.repeat)
-    speeds = [statistics.median(run.tokens / run.seconds for run in its) for its in prompts.values()]
+    speeds = [statistics.median(run.tokens / run.seconds for run in group) for group in prompts.values()]
     low, middle, high = statistics.quantiles(speeds * 2 if len(speeds) == 1 else speeds, n=4, method="inclusive")
-    by_repeat = [_total(its, "tokens") / _total(its, "seconds") for its in repeats.values()]
-    different = {prompt for prompt, its in prompts.items() if any(run.identical is False for run in its)}
+    by_repeat = [_total(group, "tokens") / _total(group, "seconds") for group in repeats.values()]
+    different = {prompt for prompt, group in prompts.items() if any(run.identical is False for run in group)}
     sampled = any(run.identical is None for run in runs)
     tokens, seconds = (_total(runs, name) for name in ("tokens", "seconds"))
     base_seconds = _total(base, "seconds")
@@ -112,7 +112,7 @@ def _ratio(part: float, whole: float) -> float | None:
 
 
 def differences(results: Mapping[str, Results]) -> list[str]:
-    """What differs between the settings of result files, by name, a line each."""
+    """Differences between the settings of result files, by name, a line each."""
     found = []
     for key in SAME:
         values = {name: result.setting.get(key) for name, result in results.items()}
@@ -136,19 +136,20 @@ def markdown(results: Mapping[str, Results], made: Sequence[Row]) -> str:
     lines = [markdown_table(["setting", *settings], cells, 1 + len(settings))]
     lines += [f"Warning: {difference}.\n" for difference in differences(results)]
     places = _grouped(made, lambda row: (row["target"], row["task"]))
-    for (target, task), its in places.items():
+    for (target, task), group in places.items():
         if task == ALL and sum(other == target for other, _ in places) == 2:  # it would say the same twice
             continue
         # the first row is that of the baseline, which every file has
-        lines.append(f"### {target}, {task}: {its[0]['prompts']} prompts, {its[0]['repeats']} repeats\n")
-        lines.append(markdown_table(COLUMNS, map(_cells, its)))
+        lines.append(f"### {target}, {task}: {group[0]['prompts']} prompts, {group[0]['repeats']} repeats\n")
+        lines.append(markdown_table(COLUMNS, map(_cells, group)))
     return "\n".join(lines)
 
 
 def _shown(setting: Mapping[str, Any]) -> dict[str, str]:
     shown = {key: str(value) for key, value in setting.items() if key != "tasks" and value is not None}
-    for task, its in setting["tasks"].items():
-        shown[f"task {task}"] = f"{its['prompts']} prompts ({its['left_out']} left out), hash {its['hash']}"
+    for task, prompts in setting["tasks"].items():
+        left_out, digest = prompts["left_out"], prompts["hash"]
+        shown[f"task {task}"] = f"{prompts['prompts']} prompts ({left_out} left out), hash {digest}"
     return shown
 
 
@@ -180,10 +181,10 @@ def speedups(rows: Sequence[Row], path: Path) -> bool:
 
     def draw(target: str, panel: Any) -> None:
         for number, task in enumerate(tasks):
-            its = [row for row in shown if (row["target"], row["task"]) == (target, task)]
-            places = [methods.index(row["method"]) + 0.4 - (number + 0.5) * height for row in its]
-            speeds = [row["speedup"] for row in its]
-            errors = [row["speedup"] * (row["deviation"] or 0.0) for row in its]
+            bars = [row for row in shown if (row["target"], row["task"]) == (target, task)]
+            places = [methods.index(row["method"]) + 0.4 - (number + 0.5) * height for row in bars]
+            speeds = [row["speedup"] for row in bars]
+            errors = [row["speedup"] * (row["deviation"] or 0.0) for row in bars]
             color = COLORS[number % len(COLORS)]
             panel.barh(places, speeds, 0.85 * height, xerr=errors, color=color, label=task, ecolor="#333333")
         panel.axvline(1.0, color="black", linewidth=1.0)
