@@ -5,17 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from rich.console import Console
 
 from omnidraft import zoo
-from omnidraft.bench.output import writing
 from omnidraft.cli import flags
 from omnidraft.errors import InputError, NumericsError, OmniDraftError
 
-LARGEST = 2**31  # of any integer on the command line
+MANY = 2**16  # threads
 INTERRUPTED = 130  # 128 + SIGINT
 TARGET, DRAFTER = (zoo.PREFIX + zoo.names(role)[0] for role in ("target", "drafter"))
 Measure = Callable[[argparse.Namespace, Console], int]
@@ -28,7 +26,7 @@ def parser(name: str, about: str, *examples: str) -> flags.CommandParser:
         description=about,
         examples=[f"python -m experiments.{name} {example}" for example in examples],
     )
-    made.add_argument("--threads", type=positive, metavar="N", help="threads of PyTorch (default: its own choice)")
+    made.add_argument("--threads", type=_threads, metavar="N", help="threads of PyTorch (default: its own choice)")
     made.add_argument("--quick", action="store_true", help="next to no prompts and repeats of everything")
     return made
 
@@ -54,15 +52,9 @@ def run(options_of: argparse.ArgumentParser, measure: Measure, arguments: Sequen
         torch.set_num_threads(threads)
 
 
-def positive(text: str) -> int:
-    """An integer option of at least 1."""
+def _threads(text: str) -> int:
+    """A number of threads."""
     value = int(text)
-    if not 1 <= value < LARGEST:
-        raise argparse.ArgumentTypeError(f"{value} is not from 1 to {LARGEST - 1}")
+    if not 1 <= value < MANY:
+        raise argparse.ArgumentTypeError(f"{value} is not from 1 to {MANY - 1}")
     return value
-
-
-def write_report(stem: Path, text: str) -> None:
-    """Write STEM.md."""
-    with writing(stem):
-        stem.with_name(f"{stem.name}.md").write_text(text, encoding="utf-8")

@@ -18,13 +18,13 @@ from rich.console import Console
 
 from experiments import recipe as recipes
 from experiments import tasks
-from experiments.command import parser, run, write_report
+from experiments.command import parser, run
 from experiments.evaluation import Evaluation, Row, Texts
 from experiments.recipe import Recipe
 from experiments.recordings import Recordings
 from experiments.results import Results
 from omnidraft.bench.environment import command
-from omnidraft.bench.output import figure
+from omnidraft.bench.output import figure, writing
 from omnidraft.errors import ConfigError
 
 SIZE = (10.0, 4.5)  # inches, of 100 dots each
@@ -134,7 +134,8 @@ class Study:
                 console.print(f"{job.kind}, {job.key}: {time.perf_counter() - began:.0f} s")
         text = self.report(results, recipe, asked)
         if options.out is not None:
-            write_report(options.out / self.name, text)
+            with writing(options.out / self.name):
+                (options.out / f"{self.name}.md").write_text(text, encoding="utf-8")
             for name, part in self.parts.items():
                 part.draw(results, options.out / f"{name}.png")
         print(text)

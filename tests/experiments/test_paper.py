@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -266,17 +267,20 @@ SIZES: dict[str, Any] = {
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("home")
-def test_every_cell_of_the_papers_recipe_runs(tasks: Path, tmp_path: Path) -> None:
-    whole = recipe.read(ROOT / "recipes" / "paper.toml")
+def test_every_kind_of_cell_of_the_papers_recipe_runs(tasks: Path, tmp_path: Path) -> None:
+    text = (ROOT / "recipes" / "paper.toml").read_text()
+    # half precision takes longer on a CPU, and what is told here is only whether cells run
+    text = re.sub(r"^(code|xsum) = .*\n", "", text.replace("float16", "float32"), flags=re.MULTILINE)
+    copied = tmp_path / "paper.toml"
+    copied.write_text(re.sub(r'^larger = \["(\S+)",.*', r'larger = ["\1"]', text, flags=re.MULTILINE))
+    whole = recipe.read(copied)
     llama2 = tiny(tmp_path / "llama2", "llama2", LlamaConfig(vocab_size=32_000, **SIZES))
     llama3 = tiny(tmp_path / "llama3", "llama3", LlamaConfig(vocab_size=128_256, num_key_value_heads=1, **SIZES))
     qwen = tiny(tmp_path / "qwen2", "qwen2", Qwen2Config(vocab_size=152_064, num_key_value_heads=1, **SIZES))
     named = {*whole.every_target, *whole.switch, whole.drafter}
     folders = {name: qwen if "Qwen" in name else llama3 if "Llama-3" in name else llama2 for name in named}
     use = [argument for name, folder in folders.items() for argument in ("--use", f"{name}={folder}")]
-    out, copied = tmp_path / "out", tmp_path / "paper.toml"
-    # half precision takes longer on a CPU, and what is told here is only whether cells run
-    copied.write_text((ROOT / "recipes" / "paper.toml").read_text().replace("float16", "float32"))
+    out = tmp_path / "out"
     assert run(copied, "--quick", "--data", tasks, "--out", out, *use) == 0
     result = kept(out)
     wanted = {cell.key for table in paper.TABLES.values() for cell in table.cells(whole)}
