@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -44,29 +43,34 @@ def made(
     )
 
 
-class Steady(Goodput):
+class Steady(Fixed):
     """A goodput policy that has measured a machine and a drafter, and decides the same again: to be enumerated."""
 
-    def __init__(self, step: float, row: float, *, exploring: bool = False) -> None:
-        super().__init__(LONGEST)
-        self.open((), 100)
-        super().learn(made(verify_s=1.0))  # the first round of a request has the prefill in it
+    def __init__(self, step: float, row: float) -> None:
+        measured = Goodput(LONGEST)
         for turn in range(400):
             drafted, score = turn % 3, turn % 10 / 10 + 0.05
-            self.costs.learn(made(drafted, draft_s=step * drafted, verify_s=1 + row * drafted), first=False)
-            self.acceptance.learn(self.acceptance.meet(score, turn % 2), accepted=turn // 10 % 10 < 10 * score)
-        self.acceptance.start_request()
-        known = self.state()
-        known[1] *= exploring  # plain steps that are left to the first exploration
-        self.resume(known)
-        self._known = copy.deepcopy(vars(self))
+            measured.costs.learn(made(drafted, draft_s=step * drafted, verify_s=1 + row * drafted), first=False)
+            measured.acceptance.learn([measured.acceptance.meet(score)], int(turn // 10 % 10 < 10 * score))
+        self._state = measured.state()
 
     def begin(self, walk: Walk | None) -> bool:
-        vars(self).update(copy.deepcopy(self._known))
-        return super().begin(walk)
+        self._policy = Goodput(LONGEST)
+        self._policy.resume(self._state)
+        self._policy.open((), 100)
+        for _ in range(2):  # the first round of a request has the prefill in it
+            self._policy.learn(made(verify_s=1.0))
+        drafts = self._policy.begin(walk)
+        self.no_draft_reason = self._policy.no_draft_reason
+        return drafts
 
-    def learn(self, record: Round) -> None:
-        """Learn nothing."""
+    def draws(self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None) -> bool:
+        draws = self._policy.draws(logits, temperature, hidden)
+        self.no_draft_reason = self._policy.no_draft_reason
+        return draws
+
+    def steps(self, token: int) -> bool:
+        return self._policy.steps(token)
 
 
 class Told(Head):
@@ -87,7 +91,7 @@ POLICIES: dict[str, DraftLengthPolicy] = {
     "head": HeadThreshold(0.4, Told()),
     "goodput": Steady(0.05, 0.1),
     "goodput, dear steps": Steady(0.2, 0.1),
-    "goodput, exploring": Steady(0.9, 0.3, exploring=True),
+    "goodput, exploring": Steady(0.9, 0.3),
 }
 
 
@@ -168,11 +172,11 @@ def test_confidence_ends_a_draft_after_an_unlikely_token() -> None:
 
 def test_entropy_is_that_of_the_law() -> None:
     p = torch.tensor([0.5, 0.25, 0.25])
-    assert spread(torch.log(p), 1.0)[0] == pytest.approx(1.5 * math.log(2))
+    assert spread(torch.log(p), 1.0)[0].item() == pytest.approx(1.5 * math.log(2))
     assert spread(torch.log(p), 0.0)[0] == spread(torch.log(p), 1.0)[0]
     hot = torch.softmax(torch.log(p) / 2, -1)
-    assert spread(torch.log(p), 2.0)[0] == pytest.approx(float(-(hot * hot.log()).sum()), abs=1e-6)
-    assert spread(torch.tensor([0.0, -torch.inf, -torch.inf]), 1.0)[0] == pytest.approx(0)
+    assert spread(torch.log(p), 2.0)[0].item() == pytest.approx(float(-(hot * hot.log()).sum()), abs=1e-6)
+    assert spread(torch.tensor([0.0, -torch.inf, -torch.inf]), 1.0)[0].item() == pytest.approx(0, abs=1e-6)
 
 
 def test_entropy_ends_a_draft_before_an_unsure_token() -> None:

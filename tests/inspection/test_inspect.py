@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,8 +19,10 @@ from omnidraft import zoo
 from omnidraft.alignment.spelling_table import build_table
 from omnidraft.cli import inspect
 from omnidraft.cli import main as cli
+from omnidraft.draft_length import cost_model
+from omnidraft.draft_length.cost_model import CostModel, PassTimes
 from omnidraft.errors import ModelError
-from omnidraft.inspection import timing
+from omnidraft.inspection.break_even import break_evens
 from omnidraft.inspection.models import Language, memory, read_model
 from omnidraft.inspection.report import Inspection, inspect_pair
 from omnidraft.inspection.texts import samples
@@ -157,21 +160,17 @@ def test_no_weights_are_read_unless_steps_are_timed(tmp_path: Path, drafter: Pat
 
 
 def test_steps_are_timed(target: Path, drafter: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "SECONDS", 0.0)
+    monkeypatch.setattr(cost_model, "SECONDS", 0.0)
     found = as_json(capsys, target, "--drafter", drafter, "--time")
     assert found["works"]
-    assert set(found["steps"]["target"]) == {"1", "2", "4", "8", "16"}
+    assert set(found["steps"]["target"]) == {"1", "2", "3", "5", "9"}
     assert min(*found["steps"]["target"].values(), found["steps"]["drafter"]) > 0
     rows = {(one["text"], one["length"]): one for one in found["break_even"]}
     ratios = {None: 1.0, **{text["name"]: text["ratio"] for text in found["texts"]}}
     assert rows.keys() == {(text, length) for text in ratios for length in (1, 2, 4, 8)}
-    steps = timing.Steps(**{**found["steps"], "target": {int(n): s for n, s in found["steps"]["target"].items()}})
-    for (text, length), one in rows.items():
-        cost = steps.cost(length, ratios[text])
-        assert one["ratio"] == ratios[text]
-        assert one["cost"] == pytest.approx(cost)
-        assert one["acceptance"] == timing.break_even(one["cost"], length, ratios[text])
-        assert one["best"] == pytest.approx((1 + ratios[text] * length) / cost)
+    times = {int(size): seconds for size, seconds in found["steps"]["target"].items()}
+    costs = CostModel.profiled(PassTimes(**{**found["steps"], "target": times}))
+    assert found["break_even"] == [asdict(one) for one in break_evens(costs, ratios)]
     assert run(target, "--drafter", drafter, "--time") == 0
     out, _ = capsys.readouterr()
     assert "break-even" in out

@@ -15,7 +15,8 @@ from omnidraft.alignment.spelling_table import SpellingTable, build_table
 from omnidraft.alignment.vocab import Speller, read_vocab
 from omnidraft.attach import make_cache
 from omnidraft.config import Drafting
-from omnidraft.inspection import timing
+from omnidraft.draft_length.cost_model import CONTEXT, LAPS, SIZES, CostModel, PassTimes, time_passes
+from omnidraft.inspection.break_even import LENGTHS, acceptance_at, break_evens
 from omnidraft.inspection.models import Language
 from omnidraft.inspection.texts import measure, samples
 from omnidraft.inspection.vocabularies import Spellings, specials, spellings, vocabulary
@@ -232,43 +233,30 @@ def test_the_sample_is_in_every_script() -> None:
 
 
 @pytest.mark.parametrize("ratio", [0.25, 0.8, 1.0, 1.3])
-@pytest.mark.parametrize("length", timing.LENGTHS)
+@pytest.mark.parametrize("length", LENGTHS)
 def test_the_break_even_is_the_root_of_the_polynomial(length: int, ratio: float) -> None:
     for cost in np.linspace(1.01, 1 + ratio * length - 0.01, 7).tolist():
         # ratio (a + … + a^k) + 1 - cost = 0
         roots = np.roots([*[ratio] * length, 1 - cost])
         (root,) = [r.real for r in roots if abs(r.imag) < 1e-9 and r.real > 0]
-        found = timing.break_even(cost, length, ratio)
-        assert found == pytest.approx(root, abs=1e-9)
-        assert timing.expected(cast(float, found), length, ratio) == pytest.approx(cost)
-
-
-def test_one_for_one_the_tokens_of_a_round_are_those_of_the_closed_form() -> None:
-    for acceptance in (0.0, 0.3, 0.9):
-        for length in (1, 2, 5):
-            closed = (1 - acceptance ** (length + 1)) / (1 - acceptance)
-            assert timing.expected(acceptance, length) == pytest.approx(closed)
-    assert timing.expected(1.0, 4) == 5
+        assert acceptance_at(cost, length, ratio) == pytest.approx(root, abs=1e-9)
 
 
 def test_the_edges_of_the_break_even() -> None:
-    assert timing.break_even(1.0, 4) == 0.0
-    assert timing.break_even(0.7, 4) == 0.0
-    assert timing.break_even(5.0, 4) == pytest.approx(1.0)
-    assert timing.break_even(5.001, 4) is None
-    assert timing.break_even(2.9, 4, ratio=0.5) is not None
-    assert timing.break_even(3.1, 4, ratio=0.5) is None
+    assert acceptance_at(1.0, 4) == acceptance_at(0.7, 4) == 0.0
+    assert acceptance_at(5.0, 4) == pytest.approx(1.0)
+    assert acceptance_at(5.001, 4) is acceptance_at(3.1, 4, ratio=0.5) is None
+    assert acceptance_at(2.9, 4, ratio=0.5) is not None
 
 
-def test_the_cost_of_a_round_lies_on_lines_between_what_was_measured() -> None:
-    steps = timing.Steps(target={1: 10.0, 2: 12.0, 4: 14.0, 8: 15.0}, drafter=1.0, context=64, laps=5)
-    assert steps.cost(1) == pytest.approx((1 + 12) / 10)
-    assert steps.cost(2) == pytest.approx((2 + 13) / 10)
-    assert steps.cost(4) == pytest.approx((4 + 14.25) / 10)
-    assert steps.cost(4, ratio=0.5) == pytest.approx((4 + 13) / 10)
-    assert steps.cost(9, ratio=1.0) == pytest.approx((9 + 15.5) / 10)  # two tokens beyond
-    falling = timing.Steps(target={1: 10.0, 2: 9.0, 4: 8.0}, drafter=1.0, context=64, laps=5)
-    assert falling.cost(8) == pytest.approx((8 + 8) / 10)
+def test_the_cost_of_a_round_is_linear_in_what_was_measured() -> None:
+    times = PassTimes(target={1: 10.0, 2: 12.0, 3: 13.0, 5: 15.0}, drafter=1.0, context=64, laps=5)
+    rows = break_evens(CostModel.profiled(times), {None: 1.0, "text": 0.5})
+    costs = {(one.text, one.length): one.cost for one in rows}
+    assert [costs[None, length] for length in LENGTHS] == pytest.approx([1.3, 1.5, 1.9, 2.7])
+    assert costs["text", 4] == pytest.approx((4 + 13) / 10)
+    falling = PassTimes(target={1: 10.0, 2: 9.0, 3: 8.0}, drafter=1.0, context=64, laps=5)
+    assert CostModel.profiled(falling).tokens.of(8) == 0
 
 
 class Clocked:
@@ -298,12 +286,12 @@ def test_steps_are_measured_warm_after_a_short_context() -> None:
     clock = [0.0]
     # the pass over the context and those of the first lap are slow
     target, drafter = Clocked(clock, 5e-3, 1e-3, slow=6), Clocked(clock, 1e-3, 2e-4, slow=5)
-    steps = timing.measure(target, drafter, clock=lambda: clock[0])
-    assert steps.target == pytest.approx({size: 5e-3 + 1e-3 * size for size in timing.SIZES})
+    steps = time_passes(target, drafter, clock=lambda: clock[0])
+    assert steps.target == pytest.approx({size: 5e-3 + 1e-3 * size for size in SIZES})
     assert steps.drafter == pytest.approx(1.2e-3)
-    assert (steps.context, steps.laps) == (timing.CONTEXT, timing.FEWEST)  # the slow ones took all the time there is
-    assert (target.length, drafter.length) == (timing.CONTEXT, timing.CONTEXT)
-    assert timing.measure(Clocked(clock, 1e-3, 0, 0), drafter, clock=lambda: clock[0]).laps == timing.LAPS
+    assert (steps.context, steps.laps) == (CONTEXT, LAPS)  # the slow ones took all the time there is
+    assert (target.length, drafter.length) == (CONTEXT, CONTEXT)
+    assert time_passes(Clocked(clock, 1e-3, 0, 0), drafter, clock=lambda: clock[0]).laps > LAPS
 
 
 class Slowing(Clocked):
@@ -314,25 +302,25 @@ class Slowing(Clocked):
     def forward(self, ids: Sequence[int], keep: int) -> torch.Tensor:
         began = self.clock[0]
         logits = super().forward(ids, keep)
-        self.lap += len(ids) == timing.SIZES[0]
-        interrupted = 3.0 if len(ids) == timing.SIZES[0] and self.lap in (2, 3, 4, 5) else 1.0
+        self.lap += len(ids) == SIZES[0]
+        interrupted = 3.0 if len(ids) == SIZES[0] and self.lap in (2, 3, 4, 5) else 1.0
         self.clock[0] = began + (self.clock[0] - began) * (1 + self.lap) * interrupted
         return logits
 
 
 def test_a_machine_that_becomes_slower_changes_no_ratio() -> None:
     clock = [0.0]
-    quiet = timing.measure(Clocked(clock, 5e-3, 1e-3, 0), Clocked(clock, 0, 0, 0), clock=lambda: clock[0])
-    busy = timing.measure(Slowing(clock, 5e-3, 1e-3, 0), Clocked(clock, 0, 0, 0), clock=lambda: clock[0])
-    assert busy.target[16] > 2 * quiet.target[16]
-    for length in timing.LENGTHS:
-        assert busy.cost(length) == pytest.approx(quiet.cost(length))
+    quiet = time_passes(Clocked(clock, 5e-3, 1e-3, 0), Clocked(clock, 0, 0, 0), clock=lambda: clock[0])
+    busy = time_passes(Slowing(clock, 5e-3, 1e-3, 0), Clocked(clock, 0, 0, 0), clock=lambda: clock[0])
+    assert busy.target[9] > 2 * quiet.target[9]
+    found = [break_evens(CostModel.profiled(times), {None: 1.0}) for times in (quiet, busy)]
+    assert [one.cost for one in found[1]] == pytest.approx([one.cost for one in found[0]])
 
 
 def test_a_short_window_is_not_overrun() -> None:
     clock = [0.0]
     target, drafter = Clocked(clock, 5e-3, 1e-3, 0), Clocked(clock, 1e-3, 0, 0)
     target.context = drafter.context = 12
-    steps = timing.measure(target, drafter, clock=lambda: clock[0])
-    assert set(steps.target) == {1, 2, 4, 8}
+    steps = time_passes(target, drafter, clock=lambda: clock[0])
+    assert set(steps.target) == {1, 2, 3, 5, 9}
     assert max(target.longest, drafter.longest) <= 12

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from rich.console import Console
 from rich.table import Table
 
+from omnidraft.draft_length.cost_model import PassTimes
+from omnidraft.inspection.break_even import LENGTHS
 from omnidraft.inspection.models import Memory
 from omnidraft.inspection.report import Inspection, Model
 from omnidraft.inspection.texts import TextFigures
-from omnidraft.inspection.timing import LENGTHS, Steps
 from omnidraft.inspection.vocabularies import Special, Spellings, Token, Vocabulary
 
 SHOWN = 4  # dropped special tokens that are named
@@ -165,7 +166,7 @@ def _text(found: TextFigures) -> list[str]:
     return [found.name, f"{found.target_tokens:,}", *shares, longer, ratio, f"{found.left_out:,} bytes"]
 
 
-def _steps(steps: Steps) -> Rows:
+def _steps(steps: PassTimes) -> Rows:
     for size, seconds in steps.target.items():
         yield f"target, {size} {'tokens' if size > 1 else 'token'}", f"{1e3 * seconds:.2f}"
     yield "drafter, 1 token", f"{1e3 * steps.drafter:.2f}"

@@ -9,7 +9,7 @@ import torch
 from omnidraft.config import Learning
 from omnidraft.distillation.losses import TeacherDistributions, acceptance
 from omnidraft.distillation.settings import TrainerSettings
-from omnidraft.draft_length.acceptance_head import MISFIT, PREFIX, HeadNetwork
+from omnidraft.draft_length.acceptance_head import MISFIT, PREFIX, HeadNetwork, spread
 from omnidraft.errors import ModelError
 
 
@@ -35,7 +35,7 @@ class HeadTrainer:
         labels = acceptance(logits, teacher, self._temperature)
         weights = labels + (1 - labels) * self._rejection_weight
         with torch.enable_grad():
-            log_odds = self._network(hidden.detach()[teacher.positions], logits[teacher.positions])
+            log_odds = self._network(hidden.detach()[teacher.positions], *spread(logits[teacher.positions], 1.0))
             # a label is a probability: acceptance has weight `labels`, rejection the rest of `weights`
             loss = torch.nn.functional.binary_cross_entropy_with_logits(
                 log_odds, labels / weights.clamp_min(1e-6), weights, reduction="mean"

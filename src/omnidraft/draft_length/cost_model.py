@@ -1,88 +1,141 @@
-"""Linear cost model of a round of speculative decoding, tracked online.
+"""Linear cost model of speculative decoding, profiled by timed forward passes or tracked from rounds.
 
 Costs are relative to a plain step of the target, so that a machine that slows down as a whole changes none of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
+    from omnidraft.models.language_model import LanguageModel
     from omnidraft.verification.round import Round
 
-MEMORY = 64.0  # observations over which a cost is averaged
-LEVEL_MEMORY = 8.0  # rounds over which the present speed of the machine is averaged
-STALL = 4.0  # times the expected cost: a longer round, in which the machine did something else, is cut to that
+MEMORY = 64  # observations over which a cost is averaged
+LEVEL_MEMORY = 8  # rounds over which the present speed of the machine is averaged
+STALL = 3.0  # times the expected cost: a longer round, in which the machine did something else, is cut to that
 PREFILL = 8  # tokens that the drafter reads in a round beyond one for each step, from which on it is a prefill
-PRIOR_SLOPE = 0.1  # of one more draft step or verified draft token, before any is measured
+PRIOR = 0.1  # cost of a draft step, or of one more verified token, before any is measured
+
+SIZES = (1, 2, 3, 5, 9)  # tokens per timed forward pass of the target
+CONTEXT = 64  # tokens in the KV caches before it
+STEPS = 4  # consecutive draft steps that are timed
+LAPS = 5  # at least
+SECONDS = 5.0  # after which no further lap begins
 
 
-class Line:
-    """y = start + slope · x by discounted averages; only deviations of x from its mean move the slope."""
+@dataclass(frozen=True, kw_only=True)
+class PassTimes:
+    """Seconds of a forward pass of the target, by its number of tokens, and of a draft step."""
 
-    def __init__(self, start: float, slope: float) -> None:
-        self._x, self._y, self._seen = 0.0, start, 0.0
-        self._xx, self._xy = 1.0, slope
+    target: Mapping[int, float]
+    drafter: float
+    context: int
+    laps: int
 
-    @property
-    def slope(self) -> float:
-        return max(0.0, self._xy / self._xx)
 
-    def __call__(self, x: float) -> float:
-        return max(0.0, self._y + self.slope * (x - self._x))
+def time_passes(
+    target: LanguageModel, drafter: LanguageModel, clock: Callable[[], float] = time.perf_counter
+) -> PassTimes:
+    """Time forward passes of both models in turns, after one warm-up lap.
 
-    def learn(self, x: float, y: float) -> None:
-        """Take in an observation."""
-        if self._seen:
-            dx, dy = x - self._x, y - self._y
-            kept = 1 - min(1.0, dx * dx) / MEMORY
-            self._xx, self._xy = kept * self._xx + dx * dx, kept * self._xy + dx * dy
-        self._seen = min(MEMORY, self._seen + 1)
-        self._x += (x - self._x) / self._seen
-        self._y += (y - self._y) / self._seen
+    Medians are taken of each pass's share of its lap, because the speed of a shared machine varies over time.
+    """
+    context = max(1, min(CONTEXT, target.context - SIZES[-1], drafter.context - STEPS))
+    sizes = [size for size in SIZES if context + size <= target.context]
+    for model in (target, drafter):
+        model.crop(0)
+        model.forward(_ids(context, model), 1)
+    laps: list[list[float]] = []
+    began = clock()
+    while len(laps) <= LAPS or clock() - began <= SECONDS:
+        lap = []
+        for size in sizes:
+            ids, start = _ids(size, target), clock()
+            target.forward(ids, size)
+            lap.append(clock() - start)
+            target.crop(context)
+        ids, start = _ids(STEPS, drafter), clock()
+        for token in ids:
+            drafter.forward([token], 1)
+        lap.append((clock() - start) / STEPS)
+        drafter.crop(context)
+        laps.append(lap)
+    taken = np.array(laps[1:])  # (L, sizes + 1)
+    whole = taken.sum(1, keepdims=True)
+    *seconds, step = (np.median(taken / whole, axis=0) * np.median(whole)).tolist()
+    return PassTimes(target=dict(zip(sizes, seconds, strict=True)), drafter=step, context=context, laps=len(taken))
 
-    def fade(self, seen: float) -> None:
-        """Make earlier observations worth `seen` new ones at most."""
-        self._seen = min(self._seen, seen)
+
+def _ids(count: int, model: LanguageModel) -> list[int]:
+    """Distinct token ids: equal ones would use a single expert of a mixture of experts."""
+    return [(7919 * place + 1) % model.vocab_size for place in range(count)]
+
+
+class Linear:
+    """y = weights · x with no weight below 0, tracked by normalized least mean squares."""
+
+    def __init__(self, *weights: float) -> None:
+        self.weights, self.seen = list(weights), 1.0
+
+    def __call__(self, *x: float) -> float:
+        return sum(weight * each for weight, each in zip(self.weights, x, strict=True))
+
+    def of(self, count: float) -> float:
+        """y of so many, where the weights are those of the first and of each further one."""
+        return self(*first_and_more(count))
+
+    def next(self, count: int) -> float:
+        """y of one more after so many, likewise."""
+        return self.weights[min(1, count)]
+
+    def learn(self, y: float, *x: float) -> None:
+        """Take in an observation; the shorter `x` is, the less it says."""
+        square = sum(each * each for each in x)
+        self.seen = min(MEMORY, self.seen + min(1.0, square))
+        step = (y - self(*x)) / self.seen / max(1.0, square)
+        self.weights = [max(0.0, weight + step * each) for weight, each in zip(self.weights, x, strict=True)]
 
     def state(self) -> list[float]:
-        """Averages and sums, to go on from."""
-        return [self._x, self._y, self._seen, self._xx, self._xy]
+        """Weights and the number of observations, to go on from."""
+        return [*self.weights, self.seen]
 
     def resume(self, state: Sequence[float]) -> None:
         """Go on from a `state`."""
-        self._x, self._y, self._seen, self._xx, self._xy = state
+        *self.weights, self.seen = state
 
 
 class CostModel:
-    """Linear cost model of rounds, in plain steps of the target, one of which takes `seconds` at present.
-
-    A draft of k tokens adds jump + row · (k − 1) to the target's step: discounted least squares of deviations from the
-    average of the latest rounds, so that a phase in which the machine is slower moves neither.
-    """
+    """Costs of draft steps, verified draft tokens and the drafter's prefill, in plain steps of the target."""
 
     def __init__(self) -> None:
-        self.jump = self.row = PRIOR_SLOPE
-        self.steps = Line(PRIOR_SLOPE, PRIOR_SLOPE)  # of the drafter, by steps after the first
-        self.prefill = PRIOR_SLOPE / PREFILL  # of a token of the context that the drafter has yet to read
-        self._prefills = self._seen = 0.0
-        self._drafts = self._more = self._mean = 0.0  # averages of [k > 0], max(0, k − 1) and seconds
-        self._xx, self._xz, self._zz, self._xy, self._zy = 1.0, 0.0, 1.0, self.jump, self.row
+        self.steps = Linear(PRIOR, PRIOR)  # of the first and of each further step of the drafter
+        self.tokens = Linear(PRIOR, PRIOR)  # of the first and of each further draft token verified
+        self.prefill = Linear(PRIOR / PREFILL)  # of a token of the context that the drafter has yet to read
+        self._mean = [0.0, 0.0, 0.0]  # over the latest rounds: seconds of the target, and first_and_more draft tokens
+        self._seen = 0
         self._met: set[int] = set()
+
+    @classmethod
+    def profiled(cls, passes: PassTimes) -> CostModel:
+        """The cost model of timed forward passes."""
+        costs, (plain, *others) = cls(), passes.target.values()
+        costs.steps.weights = [passes.drafter / plain] * 2
+        more = [size - 2 for size in passes.target][1:]
+        slope, start = np.polyfit(more, np.divide(others, plain) - 1, 1) if len(others) > 1 else (PRIOR, PRIOR)
+        costs.tokens.weights = [max(0.0, float(start)), max(0.0, float(slope))]
+        return costs
 
     @property
     def seconds(self) -> float:
         """Seconds of a plain step at present; 0 before the first."""
-        return self._mean / (1 + self.jump * self._drafts + self.row * self._more)
-
-    def drafting(self, steps: int) -> float:
-        """Cost of so many steps of the drafter."""
-        return self.steps(steps - 1) if steps else 0.0
-
-    def verifying(self, tokens: int) -> float:
-        """Cost that so many draft tokens add to the target's step."""
-        return self.jump + self.row * (tokens - 1) if tokens else 0.0
+        seconds, *tokens = self._mean
+        return seconds / (1 + self.tokens(*tokens))
 
     def learn(self, record: Round, *, first: bool) -> None:
         """Take in a round; the `first` of a request includes the target's prefill."""
@@ -94,45 +147,33 @@ class CostModel:
         if not passes or not self.seconds:
             return
         cost, prefill = record.times.draft_s / self.seconds, record.counts.draft_read - passes
+        expected = self.steps.of(passes)
         if prefill >= PREFILL:
-            each = max(0.0, cost - self.drafting(passes)) / prefill
-            self._prefills = min(LEVEL_MEMORY, self._prefills + 1)
-            self.prefill += (min(each, STALL * self.prefill) - self.prefill) / (self._prefills + 1)
+            self.prefill.learn(min(cost - expected, STALL * self.prefill(prefill)), prefill)
         else:
-            self.steps.learn(passes - 1, min(cost, STALL * max(0.5, self.drafting(passes))))
+            self.steps.learn(min(cost, STALL * max(0.5, expected)), *first_and_more(passes))
 
     def _learn_target(self, drafted: int, seconds: float) -> None:
-        drafts, more = min(1, drafted), max(0, drafted - 1)
+        x = first_and_more(drafted)
         if plain := self.seconds:
-            seconds = min(seconds, STALL * plain * (1 + self.verifying(drafted)))
-            x, z, y = drafts - self._drafts, more - self._more, (seconds - self._mean) / plain
-            kept = 1 - min(1.0, x * x + z * z) / MEMORY  # rounds alike say nothing about slopes, and leave them
-            self._xx, self._xy = kept * self._xx + x * x, kept * self._xy + x * y
-            self._zz, self._zy = kept * self._zz + z * z, kept * self._zy + z * y
-            self._xz = kept * self._xz + x * z
-            det = self._xx * self._zz - self._xz * self._xz
-            if det > 1e-6 * self._xx * self._zz:
-                self.jump = max(0.0, (self._xy * self._zz - self._zy * self._xz) / det)
-                self.row = max(0.0, (self._zy * self._xx - self._xy * self._xz) / det)
+            seconds = min(seconds, STALL * plain * (1 + self.tokens(*x)))
+            # deviations from the average, so that a phase in which the machine is slower moves no weight
+            mean, *means = self._mean
+            self.tokens.learn((seconds - mean) / plain, *(now - before for now, before in zip(x, means, strict=True)))
         self._seen = min(LEVEL_MEMORY, self._seen + 1)
-        self._drafts += (drafts - self._drafts) / self._seen
-        self._more += (more - self._more) / self._seen
-        self._mean += (seconds - self._mean) / self._seen
-
-    def fade(self, seen: float) -> None:
-        """Make earlier observations worth `seen` new ones at most."""
-        self.steps.fade(seen)
-        kept = min(1.0, seen / max(self._xx, self._zz))
-        sums = self._xx, self._xz, self._zz, self._xy, self._zy
-        self._xx, self._xz, self._zz, self._xy, self._zy = (kept * each for each in sums)
+        observed = zip((seconds, *x), self._mean, strict=True)
+        self._mean = [mean + (now - mean) / self._seen for now, mean in observed]
 
     def state(self) -> list[float]:
         """Relative costs, to go on from; the present speed is not among them."""
-        sums = self._xx, self._xz, self._zz, self._xy, self._zy
-        return [self.jump, self.row, self.prefill, self._prefills, *sums, *self.steps.state()]
+        return [*self.steps.state(), *self.tokens.state(), *self.prefill.state()]
 
     def resume(self, state: Sequence[float]) -> None:
         """Go on from a `state`."""
-        self.jump, self.row, self.prefill, self._prefills = state[:4]
-        self._xx, self._xz, self._zz, self._xy, self._zy = state[4:9]
-        self.steps.resume(state[9:])
+        for part, at in ((self.steps, 0), (self.tokens, 3), (self.prefill, 6)):
+            part.resume(state[at : at + len(part.state())])
+
+
+def first_and_more(count: float) -> tuple[float, float]:
+    """Whether there is a first, and how many more."""
+    return min(1.0, count), max(0.0, count - 1)

@@ -15,24 +15,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from omnidraft.draft_length.acceptance import FIRST, LATER, Acceptance
+from omnidraft.draft_length.acceptance import DISCOUNT, Acceptance
 from omnidraft.draft_length.acceptance_head import Head
-from omnidraft.draft_length.cost_model import PREFILL, STALL, CostModel, Line
+from omnidraft.draft_length.cost_model import LEVEL_MEMORY, PREFILL, STALL, CostModel, Linear, first_and_more
 
 if TYPE_CHECKING:
     from omnidraft.verification.round import Round
     from omnidraft.verification.walk import Walk
 
-LENGTHS = 1, 2, 0, 1, 4, 0  # shortest drafts of an exploration, in turns; 0 measures a plain step
-TRIAL = 3.0  # plain steps that an exploration may lose, beside the drafter's prefill
-FIRST_TRIAL = 6.0  # likewise the first one
+EXPLORATION = 3.0  # plain steps that an exploration may lose, beside the drafter's prefill; the first one twice that
 INTERVALS = 256, 2048  # rounds to the next exploration: at first, and at most
-HOPE = 0.5  # standard errors by which a request may be better than it is thought to be
-FRESH = 12.0  # observations that earlier ones are worth in an exploration
+LENGTHS = 1, 2, 0  # shortest drafts of an exploration, in turns; 0 measures a plain step
 PLAIN_EVERY = 48  # rounds after which one has no draft, to measure a plain step
-GOODPUT_DISCOUNT = 0.97  # of a round, with each later one
-LENGTH_MEMORY = 8.0  # answers over which the length of answers is averaged
-RECHECK = 16  # rounds without a draft after which the test is made again
 
 MEASURED = "a step of the target alone is measured"
 TOO_SHORT = "the drafter would have more to read than it could save"
@@ -46,74 +40,73 @@ class Goodput:
     def __init__(self, longest: int, head: Head | None = None) -> None:
         self.no_draft_reason: str | None = None
         self.costs, self.acceptance = CostModel(), Acceptance()
-        self.gain = Line(1.0, 1.0)  # target tokens of a draft, by accepted draft tokens beyond the first
+        self.gain = Linear(1.0, 1.0)  # target tokens for the first and for each further draft token accepted
         self._longest, self._head = longest, head or Head()
         self._version, self._trained = self._head.version, self._head.trained
-        self._tokens, self._time = 1.0, 1.0  # of the latest rounds
+        self._tokens = self._time = 1.0  # of the latest rounds
         self._length = 64.0  # of the latest answers, in target tokens
-        self._trial, self._turn = FIRST_TRIAL, 0  # plain steps that the present exploration may still lose; its rounds
-        self._since, self._interval = 0, INTERVALS[0]  # rounds since the last exploration, and between two
-        self._since_plain = 0
-        self._prompt = self._asked = self._said = 0  # of the present request
+        self._budget = 2 * EXPLORATION  # plain steps that the present exploration may still lose
+        self._rounds, self._interval = 0, INTERVALS[0]  # since the last exploration, and between two
+        self._since_plain = 0  # rounds
+        # the present request: tokens of the prompt, asked for, and emitted; whether its first round or the drafter's
+        # prefill is still to come
+        self._prompt = self._asked = self._emitted = 0
         self._first = self._unread = True
-        self._wait = 0  # rounds for which the decision not to draft holds
+        # the present draft: its walk, the bins of its tokens, their survival, and how long an exploration wants it
         self._walk: Walk | None = None
-        self._bins: list[int] = []  # of the present draft
-        self._survival = 1.0
-        self._forced = 0  # shortest draft of an exploration
+        self._bins: list[int] = []
+        self._survival, self._forced = 1.0, 0
+        self._first_gain = 0.0  # net gain of the first step of a draft
 
     # ------------------------------------------------------------ decisions
 
     def open(self, prompt: Sequence[int], new_tokens: int) -> None:
         """Start a request."""
-        if self._said:
-            self._length += (self._said - self._length) / LENGTH_MEMORY
-        self._prompt, self._asked, self._said = len(prompt), new_tokens, 0
+        if self._emitted:
+            self._length += (self._emitted - self._length) / LEVEL_MEMORY
+        self._prompt, self._asked, self._emitted = len(prompt), new_tokens, 0
         self._first = self._unread = True
-        self._wait = 0
         self.acceptance.start_request()
+        self._first_gain = self._step_gain(1.0, 0)
 
     def begin(self, walk: Walk | None) -> bool:
         """Whether a first draft token pays."""
-        if self._wait > 0:
-            self._wait -= 1
-            return False
-        self._walk, self._bins, self._survival = walk, [], 1.0
-        self._notice_weights()
-        self.no_draft_reason, self._forced = self._obstacle(), 0
-        if self.no_draft_reason in (TOO_DEAR, TOO_SHORT):
-            if self._trial <= 0 and self._due():
-                self._trial, self._since = TRIAL + self._prefill, 0
-                self._interval = min(2 * self._interval, INTERVALS[1])
-                self.acceptance.fade(FRESH)
-                self.costs.fade(FRESH)
-            if self._trial > self._prefill and not self._first:
-                self._turn += 1
-                self._forced = LENGTHS[self._turn % len(LENGTHS)]
-                self.no_draft_reason = None if self._forced else MEASURED
-            else:
-                self._wait = RECHECK * (not self._first)
+        self._walk, self._bins, self._survival, self._forced = walk, [], 1.0, 0
+        if self._version != self._head.version:  # the drafter or its head has learned
+            self._version, self._interval = self._head.version, INTERVALS[0]
+            if self._trained != self._head.trained:
+                self._trained, self.acceptance = self._head.trained, Acceptance()
+        self.no_draft_reason = self._obstacle()
+        if self.no_draft_reason in (TOO_DEAR, TOO_SHORT) and not self._first and self._explores():
+            self._forced = LENGTHS[self._rounds % len(LENGTHS)]
+            self.no_draft_reason = None if self._forced else MEASURED
         return self.no_draft_reason is None
 
     def _obstacle(self) -> str | None:
         """Why drafting does not pay in this round, if so."""
         if not self.costs.seconds or (self._since_plain >= PLAIN_EVERY and not self._first):
             return MEASURED
-        gain, cost = self._draft_value()
-        gain *= 1 + HOPE * self.acceptance.error
-        saved = gain - self.goodput * cost
-        if saved <= 0:
+        if self._first_gain <= 0:
             return TOO_DEAR
-        return TOO_SHORT if self._too_short(saved / (1 + gain)) else None
+        # about two tokens a round
+        rounds = min(self._asked - self._emitted, max(self._length - self._emitted, self._emitted)) / 2
+        return TOO_SHORT if self._first_gain * rounds <= self._prefill else None
+
+    def _explores(self) -> bool:
+        """Whether to draft although it does not pay: an exploration is due, or not over yet."""
+        if self._budget <= 0 and self._rounds >= self._interval * (1 + self._prefill / EXPLORATION):
+            self._budget, self._rounds = EXPLORATION + self._prefill, 0
+            self._interval = min(2 * self._interval, INTERVALS[1])
+            self.acceptance.fade()
+        return self._budget > self._prefill
 
     def draws(self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None) -> bool:
         """Whether drawing a token pays, its distribution being known."""
-        length = len(self._bins)
-        place = self.acceptance.meet(self._head.chance(logits, hidden, temperature), LATER if length else FIRST)
+        place, length = self.acceptance.meet(self._head.chance(logits, hidden, temperature)), len(self._bins)
         survival = self._survival * self.acceptance.probability(place)
         if length >= self._forced and not self._unfinished:
-            longer = self.costs.verifying(length + 1) - self.costs.verifying(length)
-            if survival * self._worth(length) + self._future(survival, length + 1) <= self.goodput * longer:
+            gain = survival * self.gain.next(length) + self._later_gain(survival, length)
+            if gain <= self.goodput * self.costs.tokens.next(length):
                 self.no_draft_reason = UNSURE
                 return False
         self._bins.append(place)
@@ -125,66 +118,29 @@ class Goodput:
         length = len(self._bins)
         if length >= self._longest:
             return False
-        return length < self._forced or self._unfinished or self._step_value(self._survival, length) > 0
+        return length < self._forced or self._unfinished or self._step_gain(self._survival, length) > 0
 
-    def _step_value(self, survival: float, length: int) -> float:
-        """Target tokens that one more step gains beyond what its time is worth."""
-        worth = survival * self._worth(length)
-        longer = self.goodput * (self.costs.verifying(length + 1) - self.costs.verifying(length))
-        gain = sum(share * max(0.0, worth * p - longer) for share, p in self.acceptance.expected(LATER))
-        return gain - self.goodput * self.costs.steps.slope
+    def _step_gain(self, survival: float, length: int) -> float:
+        """Expected net gain of a draft step after `length` tokens: its token is drawn only where that pays."""
+        mean, cost = self.acceptance.mean, self.goodput * self.costs.tokens.next(length)
+        worth = survival * self.gain.next(length) + self._later_gain(survival * mean, length) / mean
+        gains = sum(share * max(0.0, worth * probability - cost) for share, probability in self.acceptance.bins)
+        return gains - self.goodput * self.costs.steps.next(length)
 
-    def _future(self, survival: float, length: int) -> float:
-        """Likewise for all steps that follow a token, at the average acceptance probability."""
-        mean, total = self.acceptance.mean(LATER), 0.0
-        cost = self.goodput * (self.costs.steps.slope + self.costs.row)
-        for _ in range(length, self._longest):
-            survival *= mean
-            if (net := survival * self.gain.slope - cost) <= 0:
+    def _later_gain(self, survival: float, length: int) -> float:
+        """Net gain of the tokens that follow the one after `length`, at the mean acceptance probability."""
+        cost, total = self.goodput * (self.costs.steps.next(1) + self.costs.tokens.next(1)), 0.0
+        for _ in range(length + 1, self._longest):
+            survival *= self.acceptance.mean
+            if (gain := survival * self.gain.next(1)) <= cost:
                 break
-            total += net
+            total += gain - cost
         return total
-
-    def _draft_value(self) -> tuple[float, float]:
-        """Expected target tokens and cost of a draft."""
-        mean, r = self.acceptance.mean(LATER), self.gain.slope
-        per_token = self.costs.steps.slope + self.costs.row
-        gain, cost = 0.0, self.costs.drafting(1)
-        for share, p in self.acceptance.expected(FIRST):
-            more, spent, survival = p * self._worth(0), self.costs.verifying(1), p
-            for _ in range(1, self._longest):
-                survival *= mean
-                if survival * r <= self.goodput * per_token:
-                    break
-                more, spent = more + survival * r, spent + per_token
-            if more > self.goodput * spent:
-                gain, cost = gain + share * more, cost + share * spent
-        return gain, cost
-
-    def _worth(self, length: int) -> float:
-        """Target tokens that the draft token after so many brings where it is accepted."""
-        return self.gain.slope if length else self.gain(0)
-
-    def _too_short(self, saved: float) -> bool:
-        """Whether the drafter's prefill costs more than `saved` per target token over the rest of the request."""
-        rest = min(self._asked - self._said, max(self._length - self._said, self._said))
-        return self._unread and saved * rest <= self._prefill
-
-    def _due(self) -> bool:
-        """Whether it is time for an exploration."""
-        return self._since >= self._interval * (1 + self._prefill / TRIAL)
 
     @property
     def _prefill(self) -> float:
         """Cost of the drafter's prefill, where it has not read this request."""
-        return self.costs.prefill * (self._prompt + self._said) if self._unread else 0.0
-
-    def _notice_weights(self) -> None:
-        """Explore soon after the drafter or its head has learned."""
-        if self._version != self._head.version:
-            self._version, self._interval = self._head.version, INTERVALS[0]
-            if self._trained != self._head.trained:
-                self._trained, self.acceptance = self._head.trained, Acceptance()
+        return self.costs.prefill(self._prompt + self._emitted) if self._unread else 0.0
 
     @property
     def _unfinished(self) -> bool:
@@ -202,44 +158,43 @@ class Goodput:
     def learn(self, record: Round) -> None:
         """Take in what a round cost, and which of its draft tokens were accepted."""
         self.costs.learn(record, first=self._first)
-        self._since += 1
-        self._said += len(record.emitted)
+        self._rounds += 1
+        self._emitted += len(record.emitted)
         self._since_plain = self._since_plain + 1 if record.draft or self._first else 0
-        if record.counts.draft_passes:
-            self._trial -= self._prefill if self._trial > 0 else 0.0
+        passes, accepted = record.counts.draft_passes, record.counts.draft_accepted
+        if passes:
+            self._budget -= self._prefill if self._budget > 0 else 0.0
             self._unread = False
-        if not self._first and self.costs.seconds and record.counts.draft_read - record.counts.draft_passes < PREFILL:
+        if not self._first and self.costs.seconds and record.counts.draft_read - passes < PREFILL:
             self._learn_goodput(record)
         self._first = False
-        accepted = record.counts.draft_accepted
-        for at, place in enumerate(self._bins[: min(accepted + 1, len(record.draft))]):
-            self.acceptance.learn(place, accepted=at < accepted)
         if accepted and record.finish is None:
-            self.gain.learn(accepted - 1, len(record.emitted) - 1)
-        self._bins = []
+            self.gain.learn(len(record.emitted) - 1, *first_and_more(accepted))
+        if passes:
+            self.acceptance.learn(self._bins[: min(accepted + 1, len(record.draft))], accepted)
+            self._first_gain = self._step_gain(1.0, 0)
 
     def _learn_goodput(self, record: Round) -> None:
         """Track goodput, and what the present exploration has lost against plain decoding."""
-        tokens, spent = len(record.emitted), record.times.draft_s + record.times.verify_s + record.times.overhead_s
-        spent = min(spent / self.costs.seconds, STALL * tokens)
-        self._tokens = GOODPUT_DISCOUNT * self._tokens + tokens
-        self._time = GOODPUT_DISCOUNT * self._time + spent
-        if record.counts.draft_passes and self._trial > 0:
-            self._trial = min(FIRST_TRIAL, self._trial - spent + tokens)
+        tokens, times = len(record.emitted), record.times
+        spent = min((times.draft_s + times.verify_s + times.overhead_s) / self.costs.seconds, STALL * tokens)
+        self._tokens = DISCOUNT * self._tokens + tokens
+        self._time = DISCOUNT * self._time + spent
+        if record.counts.draft_passes and self._budget > 0:
+            self._budget = min(2 * EXPLORATION, self._budget - spent + tokens)
 
     def state(self) -> npt.NDArray[np.float64]:
         """Measurements of this target and drafter, to go on from in another process: a vector."""
-        own = [self._length, self._trial, self._interval, self._since]
+        own = [self._length, self._budget, self._interval, self._rounds]
         return np.array([*own, *self.gain.state(), *self.costs.state(), *self.acceptance.state()])
 
     def resume(self, state: npt.NDArray[np.float64]) -> None:
         """Go on from a `state`; one of another shape or with values that are not finite is left alone."""
         if state.shape != self.state().shape or not np.isfinite(state).all():
             return
-        numbers = state.tolist()
-        self._length, self._trial = numbers[:2]
-        self._interval, self._since = (int(number) for number in numbers[2:4])
-        self.gain.resume(numbers[4:9])
-        costs = 9 + len(self.costs.state())
-        self.costs.resume(numbers[9:costs])
-        self.acceptance.resume(numbers[costs:])
+        numbers = iter(state.tolist())
+        self._length, self._budget = next(numbers), next(numbers)
+        self._interval, self._rounds = int(next(numbers)), int(next(numbers))
+        parts: tuple[Linear | CostModel | Acceptance, ...] = (self.gain, self.costs, self.acceptance)
+        for part in parts:
+            part.resume([next(numbers) for _ in part.state()])

@@ -90,7 +90,7 @@ class Entropy(Fixed):
         self._threshold = threshold
 
     def draws(self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None) -> bool:  # noqa: ARG002
-        sure = bound(spread(logits, temperature)[0]) >= self._threshold
+        sure = bound(spread(logits, temperature)[0].item()) >= self._threshold
         self.no_draft_reason = None if sure else UNSURE
         return sure
 

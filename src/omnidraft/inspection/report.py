@@ -11,8 +11,10 @@ from omnidraft import zoo
 from omnidraft.attach import make_cache, read_table
 from omnidraft.config import Drafting
 from omnidraft.decoding.shared_drafter import SharedDrafter
+from omnidraft.draft_length.cost_model import CostModel, PassTimes, time_passes
 from omnidraft.errors import ConfigError, ModelError
-from omnidraft.inspection import texts, timing
+from omnidraft.inspection import texts
+from omnidraft.inspection.break_even import BreakEven, break_evens
 from omnidraft.inspection.models import Language, Memory, UnloadedModel, memory, read_model
 from omnidraft.inspection.vocabularies import Special, Spellings, Vocabulary, specials, spellings, vocabulary
 from omnidraft.models.loading import load_model
@@ -27,18 +29,6 @@ class Model:
     name: str
     vocabulary: Vocabulary | None
     memory: Memory | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class BreakEven:
-    """The acceptance from which rounds of one draft length pay."""
-
-    text: str | None  # whose ratio it is; None: one target token per draft token
-    ratio: float  # target tokens per draft token
-    length: int  # draft tokens
-    cost: float  # of a round, in target steps
-    acceptance: float | None  # of each draft token; None: never
-    best: float  # speedup where everything is accepted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +47,7 @@ class Inspection:
     spellings: Spellings | None = None
     specials: tuple[Special, ...] | None = None
     texts: tuple[texts.TextFigures, ...] | None = None
-    steps: timing.Steps | None = None
+    steps: PassTimes | None = None
     break_even: tuple[BreakEven, ...] | None = None
 
 
@@ -86,10 +76,11 @@ def inspect_pair(
         say("loading and timing both models")
         try:
             loaded = load_model(zoo.resolve(target)).lm
-            steps = timing.measure(loaded, SharedDrafter(load_model(zoo.resolve(drafter)).lm).model)
+            steps = time_passes(loaded, SharedDrafter(load_model(zoo.resolve(drafter)).lm).model)
         except ModelError as error:
             return Inspection(works=False, reason=str(error), **figures)
-        figures |= {"steps": steps, "break_even": _break_even(steps, figures["texts"])}
+        ratios = {None: 1.0} | {text.name: text.ratio for text in figures["texts"] if text.ratio is not None}
+        figures |= {"steps": steps, "break_even": break_evens(CostModel.profiled(steps), ratios)}
     return Inspection(works=True, reason=None, **figures)
 
 
@@ -109,20 +100,3 @@ def _alignment(target: Language, drafter: Language, samples: Mapping[str, str], 
         "specials": specials(drafter, target),
         "texts": tuple(texts.measure(name, text, cache, drafter, target) for name, text in samples.items()),
     }
-
-
-def _break_even(steps: timing.Steps, measured: tuple[texts.TextFigures, ...]) -> tuple[BreakEven, ...]:
-    ratios: dict[str | None, float] = {None: 1.0}
-    ratios |= {text.name: text.ratio for text in measured if text.ratio is not None}
-    return tuple(
-        BreakEven(
-            text=text,
-            ratio=ratio,
-            length=length,
-            cost=(cost := steps.cost(length, ratio)),
-            acceptance=timing.break_even(cost, length, ratio),
-            best=timing.expected(1.0, length, ratio) / cost,
-        )
-        for text, ratio in ratios.items()
-        for length in timing.LENGTHS
-    )
