@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -109,16 +106,6 @@ def test_show(store: ProfileStore, capsys: Captured) -> None:
     assert profiles("show", NAME) == 0
     assert "its checksum does not match" in capsys.readouterr().out
     assert store.list()[0].problem is None, "a list reads headers only"
-
-
-def test_looking_takes_no_model_library(store: ProfileStore, home: Path) -> None:
-    code = "import sys; from omnidraft.cli.main import main; main(sys.argv[1:]); assert 'torch' not in sys.modules"
-    paths = os.pathsep.join(path for path in sys.path if path)
-    environment = {**os.environ, "OMNIDRAFT_HOME": str(home), "PYTHONPATH": paths}
-    for arguments in (["list"], ["show", NAME], ["remove", NAME]):
-        command = [sys.executable, "-c", code, "profiles", *arguments]
-        subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert store.list() == []
 
 
 def test_a_file_is_copied_to_another_home(

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 from rich.console import Console
 from rich.markdown import Markdown
 
-from omnidraft import zoo
 from omnidraft.bench import environment, output, prompts, records, report
 from omnidraft.bench.records import BASELINE, METHODS
 from omnidraft.cli import flags
@@ -29,86 +28,66 @@ if TYPE_CHECKING:
     from omnidraft.api import OmniDraft
     from omnidraft.bench import compare
 
-LARGEST = 2**31  # of any number on the command line
-TARGET, DRAFTER = (zoo.PREFIX + zoo.names(role)[0] for role in ("target", "drafter"))
-PAIR = f"--target {TARGET} --drafter {DRAFTER}"  # of examples
-EXAMPLES = ("omnidraft bench compare --help", f"omnidraft bench compare {PAIR} --task prompts.jsonl --quick")
+SIZES = {"count": None, "max_new_tokens": 64, "repeats": 3}
 QUICK = {"count": 6, "max_new_tokens": 48, "repeats": 1}
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run `omnidraft bench`; 1 where a token differs that must not.  Raises InputError and its kinds."""
-    bench = flags.CommandParser(
+    parser = flags.CommandParser(
         prog="omnidraft bench",
         description="Compare ways of decoding, every figure beside its baseline.",
-        examples=EXAMPLES,
+        examples=(
+            "omnidraft bench compare --help",
+            f"omnidraft bench compare {flags.PAIR} --task prompts.jsonl --quick",
+        ),
     )
-    commands = bench.add_subparsers(metavar="COMMAND", required=True)
     for add in (_add_compare, _add_report, _add_exactness):
-        add(commands)
-    options = bench.read(arguments)
-    if options is None:
-        return 0
+        add(parser)
+    options = parser.read(arguments)
     options.words = ["omnidraft", "bench", *arguments]
     code: int = options.run(options, Console(stderr=True, highlight=False, markup=False, soft_wrap=True))
     return code
+
+
+def _set_threads(options: argparse.Namespace) -> None:
+    import torch
+
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
 
 
 # ---------------------------------------------------------------- compare
 
 
 def _compare(options: argparse.Namespace, console: Console) -> int:
-    defaults = QUICK if options.quick else {"count": None, "max_new_tokens": 64, "repeats": 3}
-    for name, value in defaults.items():
+    for name, value in (QUICK if options.quick else SIZES).items():
         if getattr(options, name) is None:
             setattr(options, name, value)
-    methods = _checked(options)
+    Drafting(draft_length=options.draft_length)
+    Sampling(temperature=options.temperature)
+    methods = _methods(options.methods)
     texts = {prompts.name_of(task): prompts.read(task, options.data, options.count) for task in options.task}
     if len(texts) < len(options.task) or report.ALL in texts:
         names = ", ".join(prompts.name_of(task) for task in options.task)
         raise ConfigError(f"the tasks are called {names}: give each once, and files by names other than {report.ALL!r}")
-    import torch
-    from transformers.utils import logging
-
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
-    flags.quiet_libraries()
-    logging.set_verbosity_error()
+    _set_threads(options)
     return _measured(options, methods, texts, console)
 
 
-def _checked(options: argparse.Namespace) -> list[str]:
-    """Refuse what is wrong with the options before seconds are spent on loading; the methods, in their order."""
-    Drafting(draft_length=options.draft_length)
-    Sampling(temperature=options.temperature)
-    _check(options, {"count": 1, "max_new_tokens": 1, "repeats": 1, "threads": 1, "seed": 0})
-    asked = [name.strip() for name in options.methods.split(",")]
+def _methods(given: str) -> list[str]:
+    """The methods asked for, in the order of the tables; raises ConfigError for one that does not exist."""
+    asked = [name.strip() for name in given.split(",")]
     for name in asked:
         if name not in METHODS:
             raise ConfigError(f"method {name!r} does not exist: use some of {', '.join(METHODS)}")
     return [name for name in METHODS if name in asked or name == BASELINE]
 
 
-def _check(options: argparse.Namespace, smallest: dict[str, int]) -> None:
-    for name, least in smallest.items():
-        value = getattr(options, name)
-        if value is not None and not least <= value < LARGEST:
-            raise ConfigError(f"{name} is {value}; it must be an integer from {least} to {LARGEST - 1}: give another")
-
-
 def _measured(options: argparse.Namespace, names: Sequence[str], texts: dict[str, list[str]], console: Console) -> int:
-    from omnidraft.api import load
     from omnidraft.bench import compare, methods
 
-    model = load(
-        options.target,
-        options.drafter,
-        dtype=options.dtype,
-        device=options.device,
-        profile=None,
-        warn=console.print,
-        draft_length=options.draft_length,
-    )
+    model = flags.load_models(options, profile=None, draft_length=options.draft_length)
     sampling = Sampling(temperature=options.temperature)
     made, left_out = methods.make(names, model, options.draft_length, sampling)
     questions = compare.questions_of(model, texts, options.max_new_tokens, console)
@@ -209,10 +188,6 @@ def _publish(
 
 
 def _exactness(options: argparse.Namespace, console: Console) -> int:
-    _check(options, {"samples": 100, "seed": 0, "threads": 1})
-    import torch
-
-    from omnidraft.api import load
     from omnidraft.bench import exactness
 
     sampling, drafting = flags.collect(options, Sampling, Drafting)
@@ -224,10 +199,8 @@ def _exactness(options: argparse.Namespace, console: Console) -> int:
         seed=options.seed,
         fault=options.fault,
     )
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    flags.quiet_libraries()
-    model = load(options.target, options.drafter, dtype=options.dtype, device=options.device, profile=None, **drafting)
+    _set_threads(options)
+    model = flags.load_models(options, profile=None, **drafting)
     result = exactness.examine(model, options.prompt or exactness.PROMPTS, experiment, console)
     result["settings"] = environment.machine(model.target.lm.device)
     result["command"] = environment.command(options.words)
@@ -246,101 +219,70 @@ def _exactness(options: argparse.Namespace, console: Console) -> int:
 # ---------------------------------------------------------------- options
 
 
-def _add_compare(commands: Any) -> None:
-    """Those of `bench compare`, which `run` takes."""
-    compare = _parser(
-        commands,
+def _add_compare(bench: flags.CommandParser) -> None:
+    parser = bench.command(
         "compare",
         "run the methods against the clock",
-        f"{PAIR} --task prompts.jsonl --quick",
-        f"{PAIR} --task gsm8k --count 100 --temperature 1 --out results",
-        f"{PAIR} --task prompts.jsonl --methods exact,generate --json",
+        _compare,
+        f"{flags.PAIR} --task prompts.jsonl --quick",
+        f"{flags.PAIR} --task gsm8k --count 100 --temperature 1 --out results",
+        f"{flags.PAIR} --task prompts.jsonl --methods exact,generate --json",
     )
-    compare.set_defaults(run=_compare)
-    compare.add_argument("--target", required=True, metavar="MODEL", help="a folder, a hub id or zoo:NAME")
-    compare.add_argument("--drafter", required=True, metavar="MODEL", help="likewise")
-    known = ", ".join(prompts.TASKS)
-    compare.add_argument(
-        "--task",
-        required=True,
-        action="append",
-        help=f"{known}, or a JSONL file with `prompt` in each line; repeatable",
-    )
-    compare.add_argument("--data", type=Path, metavar="DIR", help="the folder of the tasks (default: the hub)")
-    compare.add_argument("--count", type=int, metavar="N", help="the first N prompts of each task (default: all)")
-    compare.add_argument(
-        "--methods",
-        default=",".join(METHODS),
-        metavar="A,B",
-        help=f"of {', '.join(METHODS)} (default: all); {BASELINE} is always among them",
-    )
-    compare.add_argument("--max-new-tokens", type=int, metavar="N", help="of each answer (default: 64)")
-    compare.add_argument("--repeats", type=int, metavar="N", help="turns of every method (default: 3)")
-    compare.add_argument("--draft-length", type=int, default=4, metavar="N", help="draft tokens a round (default: 4)")
-    _add_run(compare)
-    compare.add_argument("--temperature", type=float, default=0.0, metavar="N", help="0 is greedy (default: 0)")
-    compare.add_argument("--out", type=Path, metavar="DIR", help="write results, Markdown and figure (default: none)")
+    flags.add(parser, "--target")
+    parser.add_argument("--drafter", required=True, metavar="MODEL", help="likewise")
+    tasks = f"{', '.join(prompts.TASKS)}, or a JSONL file with `prompt` in each line; repeatable"
+    parser.add_argument("--task", required=True, action="append", help=tasks)
+    parser.add_argument("--data", type=Path, metavar="DIR", help="the folder of the tasks (default: the hub)")
+    flags.add(parser, "--count", help="the first N prompts of each task (default: all)")
+    listed = f"of {', '.join(METHODS)} (default: all); {BASELINE} is always among them"
+    parser.add_argument("--methods", default=",".join(METHODS), metavar="A,B", help=listed)
+    flags.add(parser, "--max-new-tokens", help=f"maximum tokens of an answer (default: {SIZES['max_new_tokens']})")
+    turns = f"turns of every method (default: {SIZES['repeats']})"
+    parser.add_argument("--repeats", type=flags.at_least(1), metavar="N", help=turns)
+    parser.add_argument("--draft-length", type=int, default=4, metavar="N", help="draft tokens a round (default: 4)")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 is greedy (default: 0)")
+    _add_run(parser)
+    flags.add(parser, "--out", metavar="DIR", help="write results, Markdown and figure (default: none)")
     quick = f"{QUICK['count']} prompts a task, {QUICK['max_new_tokens']} tokens and one repeat where not given"
-    compare.add_argument("--quick", action="store_true", help=quick)
-    compare.add_argument("--json", action="store_true", help="print no Markdown, only the JSON line")
+    parser.add_argument("--quick", action="store_true", help=quick)
+    flags.add(parser, "--json", help="print no Markdown, only the JSON line")
 
 
-def _add_report(commands: Any) -> None:
-    """Those of `bench report`."""
-    parser = _parser(
-        commands,
-        "report",
-        "merge result files and print their tables",
-        "results/compare-*.jsonl --out results/compare",
-    )
-    parser.set_defaults(run=_report)
+def _add_report(bench: flags.CommandParser) -> None:
+    example = "results/compare-*.jsonl --out results/compare"
+    parser = bench.command("report", "merge result files and print their tables", _report, example)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="written by `bench compare --out`")
-    parser.add_argument("--out", type=Path, metavar="STEM", help="write STEM.md and STEM.png")
-    parser.add_argument("--json", action="store_true", help="print no Markdown, only the JSON line")
+    flags.add(parser, "--out", help="write STEM.md and STEM.png")
+    flags.add(parser, "--json", help="print no Markdown, only the JSON line")
 
 
-def _add_exactness(commands: Any) -> None:
-    """Those of `bench exactness`."""
-    test = _parser(
-        commands,
+def _add_exactness(bench: flags.CommandParser) -> None:
+    parser = bench.command(
         "exactness",
         "whether sampled text has the target's own distribution: a statistical test, exit code 1 where it fails",
-        f"{PAIR} --quick",
-        f"{PAIR} --samples 10000 --prompt 'Dear Sir,' --temperature 0.8 --top-p 0.95",
-        f"{PAIR} --quick --fault permuted-q",
+        _exactness,
+        f"{flags.PAIR} --quick",
+        f"{flags.PAIR} --samples 10000 --prompt 'Dear Sir,' --temperature 0.8 --top-p 0.95",
+        f"{flags.PAIR} --quick --fault permuted-q",
     )
-    test.set_defaults(run=_exactness)
-    test.add_argument("--target", required=True, metavar="MODEL", help="a folder, a hub id or zoo:NAME")
-    test.add_argument("--drafter", default="auto", metavar="MODEL", help=f"likewise (default: {flags.DRAFTER})")
-    test.add_argument("--prompt", action="append", metavar="TEXT", help="to continue; repeatable (default: three)")
-    test.add_argument(
-        "--samples", type=int, metavar="N", help="answers to each prompt (default: 2000, 400 with --quick)"
-    )
-    test.add_argument(
-        "--alpha", type=float, default=1e-3, metavar="N", help="chance to fail without a fault (default: 0.001)"
-    )
-    test.add_argument("--fault", choices=("permuted-q",), help="plant a fault, to see it found")
-    _add_run(test)
-    test.add_argument("--quick", action="store_true", help="fewer samples")
-    test.add_argument("--out", type=Path, metavar="STEM", help="write STEM.json and STEM.md")
-    test.add_argument("--json", action="store_true", help="print one JSON line instead of Markdown")
-    settings = flags.settings(Sampling, "temperature", "top_p") | flags.settings(Drafting, "draft_length")
-    flags.add_set(test, flags.add(test, "sampling and drafting", settings), Sampling, Drafting)
+    flags.add(parser, "--target", "--drafter")
+    parser.add_argument("--prompt", action="append", metavar="TEXT", help="to continue; repeatable (default: three)")
+    samples = "answers to each prompt (default: 2000, 400 with --quick)"
+    parser.add_argument("--samples", type=flags.at_least(100), metavar="N", help=samples)
+    alpha = "chance to fail without a fault (default: 0.001)"
+    parser.add_argument("--alpha", type=float, default=1e-3, metavar="X", help=alpha)
+    parser.add_argument("--fault", choices=("permuted-q",), help="plant a fault, to see it found")
+    _add_run(parser)
+    parser.add_argument("--quick", action="store_true", help="fewer samples")
+    flags.add(parser, "--out", help="write STEM.json and STEM.md")
+    flags.add(parser, "--json", help="print one JSON line instead of Markdown")
+    settings = parser.add_argument_group("sampling and drafting")
+    flags.add_settings(settings, Sampling, "temperature", "top_p")
+    flags.add_settings(settings, Drafting, "draft_length")
+    flags.add_set(parser, settings, Sampling, Drafting)
 
 
-def _add_run(parser: argparse.ArgumentParser) -> None:
-    """How two models are run."""
-    parser.add_argument("--dtype", default="float32", metavar="NAME", help="of both models (default: float32)")
-    parser.add_argument("--device", default="auto", metavar="NAME", help="for both models (default: auto)")
-    parser.add_argument("--threads", type=int, metavar="N", help="threads of PyTorch (default: its own choice)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="decides every draw (default: 0)")
-
-
-def _parser(commands: Any, name: str, about: str, *examples: str) -> flags.CommandParser:
-    made: flags.CommandParser = commands.add_parser(
-        name,
-        help=about,
-        description=about.capitalize() + ".",
-        examples=[f"omnidraft bench {name} {example}" for example in examples],
-    )
-    return made
+def _add_run(parser: flags.CommandParser) -> None:
+    """Add the arguments that say how two models are run."""
+    flags.add(parser, "--dtype", default="float32")
+    flags.add(parser, "--device", "--threads", "--seed")

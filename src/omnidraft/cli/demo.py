@@ -22,10 +22,8 @@ def main(arguments: Sequence[str]) -> int:
         description="Answer prompts with the embedded models, by plain `generate` and with drafts, and compare.",
         examples=("omnidraft demo", "omnidraft demo --json"),
     )
-    parser.add_argument("--json", action="store_true", help="print the figures as one JSON line on stdout")
+    flags.add(parser, "--json")
     options = parser.read(arguments)
-    if options is None:
-        return 0
     import torch
 
     from omnidraft.demo import run

@@ -1,46 +1,31 @@
-"""Shared parts of the commands: flags made of settings, parsers with one-line errors, messages on stderr."""
+"""Shared parts of the commands: arguments, parsers with one-line errors, loading of models, messages, Ctrl-C."""
 
 from __future__ import annotations
 
 import argparse
 import logging
 import re
-import shutil
 import signal
 import sys
-import textwrap
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
-from typing import Any, NamedTuple, NoReturn
+from dataclasses import Field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from omnidraft import defaults
-from omnidraft.config import ADAPT, Settings, suggestion
+from omnidraft import defaults, zoo
+from omnidraft.config import Settings, names, suggestion
 from omnidraft.errors import ConfigError
 
-DRAFTER = f"{defaults.DRAFTER}, or {defaults.EMBEDDED} without the hub"  # the default drafter
+if TYPE_CHECKING:
+    from omnidraft.api import OmniDraft
+
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
-
-
-class Option(NamedTuple):
-    """Default, help and metavar of a flag."""
-
-    default: Any
-    help: str
-    metavar: str = "NAME"
-    parse: Callable[[str], Any] = str
-
-
-# parameters of `omnidraft.load` that are no settings
-LOAD = {
-    "dtype": Option("auto", "auto, float32, bfloat16 or float16, for both models"),
-    "device": Option("auto", "auto, cpu, cuda, cuda:N or mps, for both models"),
-}
-LEARN = {
-    "adapt": Option("off", f"learn from the answers: {', '.join(ADAPT)}"),
-    "profile": Option("auto", "where learned weights are kept: a file, or none", "FILE"),
-}
+LARGEST = 2**31  # above any integer argument
+DRAFTER = f"{defaults.DRAFTER}, or {defaults.EMBEDDED} without the hub"  # the default drafter
+TARGET, EMBEDDED = (zoo.PREFIX + zoo.names(role)[0] for role in ("target", "drafter"))
+PAIR = f"--target {TARGET} --drafter {EMBEDDED}"  # of examples
 
 
 def say(message: str) -> None:
@@ -48,16 +33,77 @@ def say(message: str) -> None:
     print(f"omnidraft: {message}".replace("\n", " "), file=sys.stderr, flush=True)
 
 
-def quiet_libraries() -> None:
-    """Silence reports of retries, and progress bars unless stderr is a terminal."""
-    from transformers.utils import logging as reports
-
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    if not sys.stderr.isatty():
-        reports.disable_progress_bar()
+# ---------------------------------------------------------------- arguments
 
 
-# ---------------------------------------------------------------- parsers
+def number(text: str) -> int | float | str:
+    """The number that `text` writes, else the text; the settings check the type."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def at_least(low: int) -> Callable[[str], int]:
+    """A parser of integers from `low`."""
+
+    def parse(text: str) -> int:
+        value = number(text)
+        if not isinstance(value, int) or not low <= value < LARGEST:
+            raise argparse.ArgumentTypeError(f"{text!r} is no integer from {low} to {LARGEST - 1}")
+        return value
+
+    return parse
+
+
+def unless_none(given: str) -> str | None:
+    """None for "none", else the text."""
+    return None if given == "none" else given
+
+
+ARGUMENTS: dict[str, dict[str, Any]] = {  # those of several commands, as `add_argument` takes them
+    "--target": {"required": True, "metavar": "MODEL", "help": "a folder, a hub id or zoo:NAME"},
+    "--drafter": {
+        "default": defaults.AUTO,
+        "type": unless_none,
+        "metavar": "MODEL",
+        "help": f"likewise (default: {DRAFTER})",
+    },
+    "--profile": {
+        "default": "auto",
+        "type": unless_none,
+        "metavar": "FILE",
+        "help": "file of the learned weights (default: that of the pair)",
+    },
+    "--dtype": {
+        "default": "auto",
+        "metavar": "NAME",
+        "help": "of both models: auto, float32, bfloat16 or float16 (default: %(default)s)",
+    },
+    "--device": {
+        "default": "auto",
+        "metavar": "NAME",
+        "help": "of both models: auto, cpu, cuda, cuda:N or mps (default: %(default)s)",
+    },
+    "--count": {"type": at_least(1), "metavar": "N", "help": "the first N prompts (default: all)"},
+    "--max-new-tokens": {
+        "type": at_least(1),
+        "metavar": "N",
+        "help": "maximum tokens of an answer (default: %(default)s)",
+    },
+    "--threads": {"type": at_least(1), "metavar": "N", "help": "threads of PyTorch (default: its own choice)"},
+    "--seed": {"type": at_least(0), "default": 0, "metavar": "N", "help": "decides every draw (default: %(default)s)"},
+    "--out": {"type": Path, "metavar": "STEM"},
+    "--json": {"action": "store_true", "help": "print one line of JSON on stdout"},
+}
+
+
+def add(to: argparse._ActionsContainer, *shared: str, **changes: Any) -> None:
+    """Add arguments that several commands share to a parser or a group, with `changes` to their declarations."""
+    for name in shared:
+        to.add_argument(name, **ARGUMENTS[name] | changes)
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -69,16 +115,25 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(**options, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
         self.set_defaults(parser=self)  # of a sub-command: that one
         self.keys: list[str] = []  # of --set
+        self._commands: Any = None
+
+    def command(self, name: str, about: str, run: Callable[..., Any], *examples: str) -> CommandParser:
+        """Add a sub-command, which sets `run`; `examples` are what follows its name."""
+        if self._commands is None:
+            self._commands = self.add_subparsers(metavar="COMMAND", required=True)
+        shown = [f"{self.prog} {name} {example}".rstrip() for example in examples]
+        made: CommandParser = self._commands.add_parser(
+            name, help=about, description=about.capitalize() + ".", examples=shown
+        )
+        made.set_defaults(run=run)
+        return made
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}: see {self.prog} --help")
 
-    def read(self, arguments: Sequence[str]) -> argparse.Namespace | None:
-        """The options, or None after --help; raises ConfigError for mistakes, with the nearest known flag."""
-        try:
-            options, unknown = self.parse_known_args(arguments)
-        except SystemExit:
-            return None
+    def read(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """The options; raises ConfigError for mistakes, with the nearest known flag."""
+        options, unknown = self.parse_known_args(arguments)
         if unknown:
             options.parser.refuse(unknown[0])
         return options
@@ -93,33 +148,19 @@ class CommandParser(argparse.ArgumentParser):
         raise ConfigError(f"unknown argument {argument!r}: {fix}")
 
 
-def settings(cls: type[Settings], *names: str) -> dict[str, Option]:
-    """Flags of all fields of `cls`, or of those in `names`."""
+# ---------------------------------------------------------------- settings
+
+
+def add_settings(to: argparse._ActionsContainer, cls: type[Settings], *chosen: str) -> None:
+    """Add a flag for each field of `cls`, or for the chosen ones.
+
+    One that is not given is absent from the result, so that defaults have one home.
+    """
     metavars = {"int": "N", "float": "X", "str": "NAME"}
-    return {
-        f.name: Option(
-            f.metadata["none"] if f.default is None else f.default,
-            f.metadata["help"],
-            "|".join(metavars[kind] for kind in str(f.type).split(" | ") if kind in metavars),
-            number,
-        )
-        for f in fields(cls)
-        if not names or f.name in names
-    }
-
-
-def add(parser: argparse.ArgumentParser, title: str, options: Mapping[str, Option]) -> argparse._ArgumentGroup:
-    """Add a group of flags that are absent from the result unless given, so that defaults have one home."""
-    group = parser.add_argument_group(title)
-    for name, option in options.items():
-        group.add_argument(
-            flag(name),
-            type=option.parse,
-            metavar=option.metavar,
-            default=argparse.SUPPRESS,
-            help=f"{option.help} (default: {option.default})",
-        )
-    return group
+    for f in fields(cls):
+        if not chosen or f.name in chosen:
+            metavar = "|".join(metavars[kind] for kind in str(f.type).split(" | ") if kind in metavars)
+            to.add_argument(flag(f.name), type=number, metavar=metavar, default=argparse.SUPPRESS, help=_help(f))
 
 
 def flag(name: str) -> str:
@@ -127,37 +168,40 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def number(text: str) -> int | float | str:
-    """The number that `text` writes, else the text; the settings check the type."""
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+def _help(f: Field[Any]) -> str:
+    return f"{f.metadata['help']} (default: {f.metadata['none'] if f.default is None else f.default})"
 
 
-def unless_none(given: str) -> str | None:
-    """None for "none", else the text."""
-    return None if given == "none" else given
-
-
-# ---------------------------------------------------------------- --set
-
-
-def add_set(parser: CommandParser, group: argparse._ArgumentGroup, *classes: type[Settings]) -> None:
+def add_set(parser: CommandParser, to: argparse._ActionsContainer, *classes: type[Settings]) -> None:
     """Add `--set KEY=VALUE` for every field of `classes`, and `--help-all`, which lists them."""
-    group.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="any other setting; --help-all lists them"
-    )
-    parser.keys = [f.name for cls in classes for f in fields(cls)]
-    parser.add_argument("--help-all", action=_HelpAll, classes=classes, nargs=0, help="show every setting and exit")
+    text = "any other setting; --help-all lists them"
+    to.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=text)
+    parser.add_argument("--help-all", action=_HelpAll, classes=classes, help="show every setting and exit")
+    parser.keys = [name for cls in classes for name in names(cls)]
+
+
+class _HelpAll(argparse.Action):
+    def __init__(self, *, classes: Sequence[type[Settings]], **options: Any) -> None:
+        super().__init__(**options, nargs=0, default=argparse.SUPPRESS)
+        self.classes = classes
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        listed = argparse.ArgumentParser(add_help=False, usage=argparse.SUPPRESS)
+        for cls in self.classes:
+            group = listed.add_argument_group(re.sub("(?<!^)(?=[A-Z])", " ", cls.__name__).lower())
+            for f in fields(cls):
+                group.add_argument(f.name, help=_help(f))
+        print(f"{parser.format_help()}\nsettings, by --set KEY=VALUE:\n\n{listed.format_help().lstrip()}", end="")
+        parser.exit()
 
 
 def collect(options: argparse.Namespace, *classes: type[Settings]) -> list[dict[str, Any]]:
-    """The fields given by flags and by `--set`, for each of `classes`; raises ConfigError for an unknown key."""
+    """The fields given by flags and by `--set`, for each of `classes`.
+
+    Raises ConfigError for an unknown key, one that is given twice, and a value that the settings refuse.
+    """
     given = dict(vars(options))
-    known = [f.name for cls in classes for f in fields(cls)]
+    known = [name for cls in classes for name in names(cls)]
     for pair in options.set:
         name, equals, value = pair.partition("=")
         if not equals:
@@ -167,24 +211,32 @@ def collect(options: argparse.Namespace, *classes: type[Settings]) -> list[dict[
         if name in given:
             raise ConfigError(f"{name} is given twice: leave one out")
         given[name] = None if value == "none" else number(value)
-    return [{f.name: given[f.name] for f in fields(cls) if f.name in given} for cls in classes]
+    found = [{name: given[name] for name in names(cls) if name in given} for cls in classes]
+    for cls, own in zip(classes, found, strict=True):
+        cls(**own)
+    return found
 
 
-class _HelpAll(argparse.Action):
-    def __init__(self, *, classes: Sequence[type[Settings]], **options: Any) -> None:
-        super().__init__(**options, default=argparse.SUPPRESS)
-        self.classes = classes
+# ---------------------------------------------------------------- models
 
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        lines = [parser.format_help(), "settings, by --set KEY=VALUE:"]
-        width = shutil.get_terminal_size().columns - 2
-        for cls in self.classes:
-            lines.append("\n  " + re.sub("(?<!^)(?=[A-Z])", " ", cls.__name__).lower() + ":")
-            for name, option in settings(cls).items():
-                text = textwrap.wrap(f"{option.help} (default: {option.default})", max(20, width - 26))
-                lines += [f"    {name:<21} {text[0]}", *(f"{'':26}{line}" for line in text[1:])]
-        print("\n".join(lines))
-        parser.exit()
+
+def load_models(options: argparse.Namespace, **settings: Any) -> OmniDraft:
+    """The target and the drafter that the options name, on their device; warnings go to stderr."""
+    from omnidraft.api import load
+
+    quiet_libraries()
+    places = {"dtype": options.dtype, "device": options.device, "warn": say}
+    return load(options.target, options.drafter, **places, **settings)
+
+
+def quiet_libraries() -> None:
+    """Silence advice, reports of retries, and progress bars unless stderr is a terminal."""
+    from transformers.utils import logging as reports
+
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    reports.set_verbosity_error()
+    if not sys.stderr.isatty():
+        reports.disable_progress_bar()
 
 
 # ---------------------------------------------------------------- signals

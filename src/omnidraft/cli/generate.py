@@ -8,42 +8,28 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from omnidraft import defaults, zoo
 from omnidraft.cli import flags
-from omnidraft.config import Drafting, GenerationLimits, Learning, Sampling, stop_strings
+from omnidraft.config import ADAPT, Drafting, GenerationLimits, Learning, Sampling, stop_strings
 from omnidraft.errors import PromptError
 
 if TYPE_CHECKING:
     from omnidraft.api import Generation, OmniDraft
 
-EMBEDDED = tuple(zoo.PREFIX + name for name in zoo.names("target"))
 EXAMPLES = (
-    f'omnidraft generate "def mean(values):" --target {EMBEDDED[0]}',
+    f'omnidraft generate "def mean(values):" --target {flags.TARGET}',
     'omnidraft generate "Why is the sky blue?" --target Qwen/Qwen2-7B-Instruct --max-new-tokens 500',
-    f"omnidraft generate - --target ./my-model --drafter {defaults.EMBEDDED} --adapt background < prompt.txt",
-    f'omnidraft generate "Once" --target {EMBEDDED[0]} --temperature 0.8 --set min_p=0.05 --set verification=token',
+    f"omnidraft generate - --target ./my-model --drafter {flags.EMBEDDED} --adapt background < prompt.txt",
+    f'omnidraft generate "Once" --target {flags.TARGET} --temperature 0.8 --set min_p=0.05 --set verification=token',
 )
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run `omnidraft generate`; raises InputError and its kinds, for options before any model is loaded."""
     options = _parser().read(arguments)
-    if options is None:
-        return 0
-    given = vars(options)
     limits, sampling, drafting, learning = flags.collect(options, GenerationLimits, Sampling, Drafting, Learning)
-    for cls, fields in ((GenerationLimits, limits), (Sampling, sampling), (Drafting, drafting), (Learning, learning)):
-        cls(**fields)
     stop_strings(options.stop)
     prompt = _prompt(options.prompt)
-    from omnidraft.api import load
-
-    flags.quiet_libraries()
-    loading = {name: given[name] for name in (*flags.LOAD, *flags.LEARN) if name in given}
-    if "profile" in loading:
-        loading["profile"] = flags.unless_none(loading["profile"])
-    drafter = flags.unless_none(options.drafter)
-    model = load(options.target, drafter, warn=flags.say, **loading, **drafting, **learning)
+    model = flags.load_models(options, adapt=options.adapt, profile=options.profile, **drafting, **learning)
     for role, m in _models(model).items():
         step = f"; steps: {m['step']}" if m["step"] else ""
         flags.say(f"{role} {m['name']} in {m['dtype']} on {m['device']} ({m['dtype_reason']}){step}")
@@ -69,9 +55,11 @@ def _answer(model: OmniDraft, ids: list[int], options: argparse.Namespace, setti
     finally:
         if not options.json:
             print()
+    result = stream.result
     if options.json:
-        print(_as_json(model, stream.result))
-    flags.say(_summary(stream.result))
+        answer = {"text": result.text, "token_ids": result.token_ids, "finish_reason": result.finish_reason}
+        print(json.dumps({**answer, "stats": result.stats.as_dict(), **_models(model)}))
+    flags.say(_summary(result))
     model.close()
     return code
 
@@ -91,6 +79,7 @@ def _prompt(argument: str) -> str:
 
 
 def _models(model: OmniDraft) -> dict[str, dict[str, str | None]]:
+    """Name, type and device of the target and the drafter."""
     loaded = {"target": model.target, "drafter": model.drafter}
     return {
         role: {
@@ -103,11 +92,6 @@ def _models(model: OmniDraft) -> dict[str, dict[str, str | None]]:
         for role, m in loaded.items()
         if m is not None
     }
-
-
-def _as_json(model: OmniDraft, result: Generation) -> str:
-    answer = {"text": result.text, "token_ids": result.token_ids, "finish_reason": result.finish_reason}
-    return json.dumps({**answer, "stats": result.stats.as_dict(), **_models(model)})
 
 
 def _summary(result: Generation) -> str:
@@ -129,21 +113,21 @@ def _parser() -> flags.CommandParser:
     )
     parser.add_argument("prompt", metavar="PROMPT", help="the text; - reads it from stdin")
     models = parser.add_argument_group("models")
-    embedded = ", ".join(EMBEDDED)
-    models.add_argument(
-        "--target", required=True, metavar="MODEL", help=f"a folder, a hub id, or an embedded model: {embedded}"
-    )
-    models.add_argument(
-        "--drafter", default=defaults.AUTO, metavar="MODEL", help=f"likewise, or none (default: {flags.DRAFTER})"
-    )
-    limits = flags.settings(GenerationLimits)
-    sampling = flags.settings(Sampling, "temperature", "top_k", "top_p")
-    flags.add(parser, "answer (sampling defaults to the target's generation config, else to these)", limits | sampling)
+    flags.add(models, "--target")
+    flags.add(models, "--drafter", help=f"likewise, or none (default: {flags.DRAFTER})")
+    answer = parser.add_argument_group("answer (sampling defaults to the target's generation config, else to these)")
+    flags.add_settings(answer, GenerationLimits)
+    flags.add_settings(answer, Sampling, "temperature", "top_k", "top_p")
     text = parser.add_argument_group("input and output")
     text.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop string; repeatable")
     text.add_argument("--raw", action="store_true", help="continue the prompt without a chat template")
-    text.add_argument("--json", action="store_true", help="print one JSON object with text, token ids and stats")
-    more = {**flags.settings(Drafting, "draft_length"), **flags.LEARN, **flags.LOAD}
-    group = flags.add(parser, "drafting, learning and devices", more)
-    flags.add_set(parser, group, GenerationLimits, Sampling, Drafting, Learning)
+    flags.add(text, "--json", help="print one JSON object with text, token ids and stats")
+    more = parser.add_argument_group("drafting, learning and devices")
+    flags.add_settings(more, Drafting, "draft_length")
+    more.add_argument(
+        "--adapt", default="off", metavar="NAME", help=f"learn from the answers: {', '.join(ADAPT)} (default: off)"
+    )
+    flags.add(more, "--profile", help="where learned weights are kept: a file, or none (default: that of the pair)")
+    flags.add(more, "--dtype", "--device")
+    flags.add_set(parser, more, GenerationLimits, Sampling, Drafting, Learning)
     return parser

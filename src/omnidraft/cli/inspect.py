@@ -25,8 +25,6 @@ EXAMPLES = (
 def main(arguments: Sequence[str]) -> int:
     """Run `omnidraft inspect`; 1 where the pair does not work.  Raises InputError and its kinds."""
     options = _parser().read(arguments)
-    if options is None:
-        return 0
     texts = None if options.text is None else _read(options.text)
     if flags.unless_none(options.drafter) is None:
         raise ConfigError("drafter is none, and inspect looks at two models: name one, or leave --drafter out")

@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Sequence
 
 import omnidraft
-from omnidraft import zoo
 from omnidraft.cli import flags
 from omnidraft.config import suggestion
 from omnidraft.errors import ConfigError, InputError, NumericsError, OmniDraftError
@@ -28,11 +27,10 @@ COMMANDS = {  # each a module with a `main`
     "demo": "compare plain and speculative decoding on the embedded models",
     "bench": "time ways of decoding, test exactness",
 }
-FIRST, *_, LAST = (zoo.PREFIX + name for name in zoo.names("target"))
 EXAMPLES = (
     "omnidraft demo",
-    f'omnidraft generate "def mean(values):" --target {FIRST}',
-    f"omnidraft inspect {LAST}",
+    f'omnidraft generate "def mean(values):" --target {flags.TARGET}',
+    f"omnidraft inspect {flags.TARGET}",
     "omnidraft COMMAND --help",
 )
 
@@ -46,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             warnings.simplefilter("ignore")  # of libraries, meant for programmers
             code = _run(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
+    except SystemExit as end:  # argparse, after --help
+        return int(end.code or 0)
     except OmniDraftError as error:
         flags.say(f"error: {error}")
         # a model that returns NaN is bad input, like one that cannot be read

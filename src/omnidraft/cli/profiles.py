@@ -4,42 +4,29 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from omnidraft.cli import flags
-from omnidraft.profiles.store import Entry, ProfileStore
+from omnidraft.profiles.store import ProfileStore
 
-EXAMPLE = "my-drafter/my-target-0123456789ab"
-EXAMPLES = ("omnidraft profiles list", f"omnidraft profiles show {EXAMPLE}")
-Run = Callable[[argparse.Namespace, ProfileStore], None]
+NAME = "my-drafter/my-target-0123456789ab"  # of examples
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run `omnidraft profiles`; raises InputError and its kinds."""
-    profiles = flags.CommandParser(
+    parser = flags.CommandParser(
         prog="omnidraft profiles",
         description="Learned weights and records, a file for each drafter and target.",
-        examples=EXAMPLES,
+        examples=("omnidraft profiles list", f"omnidraft profiles show {NAME}"),
     )
-    commands = profiles.add_subparsers(metavar="COMMAND", required=True)
-    _add(commands, "list", "all profiles", _list, json=True)
-    _add(commands, "show", "one profile, its checksum compared", _show, name=True, json=True)
-    _add(commands, "remove", "delete a profile", _remove, name=True)
-    options = profiles.read(arguments)
-    if options is not None:
-        options.run(options, ProfileStore())
+    flags.add(parser.command("list", "all profiles", _list, ""), "--json")
+    show = parser.command("show", "one profile, its checksum compared", _show, NAME)
+    flags.add(show, "--json")
+    for command in (show, parser.command("remove", "delete a profile", _remove, NAME)):
+        command.add_argument("name", metavar="NAME", help="as `omnidraft profiles list` prints it")
+    options = parser.read(arguments)
+    options.run(options, ProfileStore())
     return 0
-
-
-def _add(commands: Any, command: str, text: str, run: Run, **takes: bool) -> None:
-    example = f"omnidraft profiles {command}" + (f" {EXAMPLE}" if "name" in takes else "")
-    parser = commands.add_parser(command, help=text, description=text.capitalize() + ".", examples=(example,))
-    parser.set_defaults(run=run)
-    if "name" in takes:
-        parser.add_argument("name", metavar="NAME", help="as `omnidraft profiles list` prints it")
-    if "json" in takes:
-        parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def _list(options: argparse.Namespace, store: ProfileStore) -> None:
@@ -50,15 +37,13 @@ def _list(options: argparse.Namespace, store: ProfileStore) -> None:
     if not entries:
         flags.say(f"there are no profiles in {store.root}")
         return
-    rows = [("NAME", "SAVED", "SIZE", "PROBLEM"), *map(_row, entries)]
+    rows = [("NAME", "SAVED", "SIZE", "PROBLEM")]
+    for entry in entries:
+        saved = entry.manifest.saved if entry.manifest else "unknown"
+        rows.append((entry.name, saved, _size(entry.size), entry.problem or ""))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
-def _row(entry: Entry) -> tuple[str, str, str, str]:
-    saved = entry.manifest.saved if entry.manifest else "unknown"
-    return entry.name, saved, _size(entry.size), entry.problem or ""
 
 
 def _show(options: argparse.Namespace, store: ProfileStore) -> None:
