@@ -67,8 +67,8 @@ class Recipe:
 
     @property
     def every_target(self) -> list[str]:
-        """All targets that are named, each once."""
-        return list(dict.fromkeys((*self.targets, *self.same, *self.larger)))
+        """All targets that something is measured with, each once."""
+        return list(dict.fromkeys((*self.targets, *self.same, *self.larger, *self.switch[:1])))
 
     def place(self, model: str) -> str:
         """The model that is loaded for one of the recipe."""

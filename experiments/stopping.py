@@ -247,12 +247,12 @@ def _hopeless_table(rows: Sequence[Row]) -> str:
 
 
 def _cell_jobs(recipe: Recipe) -> Measured:
-    for target, task, warm in product(recipe.every_target, (*recipe.tasks, IN_TURNS), TEMPERATURES):
+    for target, task, warm in product((*recipe.targets, *recipe.same), (*recipe.tasks, IN_TURNS), TEMPERATURES):
         yield target, f"{task}|T = {warm:g}", partial(cell, task=task, temperature=warm)
 
 
 def _calibration_jobs(recipe: Recipe) -> Measured:
-    for target, warm in product(recipe.every_target, TEMPERATURES):
+    for target, warm in product((*recipe.targets, *recipe.same), TEMPERATURES):
         yield target, f"T = {warm:g}", partial(calibration, temperature=warm)
 
 

@@ -243,6 +243,15 @@ def test_tables_show_what_is_measured_so_far(small: Path) -> None:
     assert table.markdown(results, found, partial=False) == ""
 
 
+def test_every_job_is_of_a_target_that_is_gone_through(small: Path) -> None:
+    small.write_text(re.sub("switch = .*", 'switch = ["elsewhere", "there"]', small.read_text()))
+    for path in (small, *(ROOT / "recipes").glob("*.toml")):
+        found = recipe.read(path)
+        for one in (paper.STUDY, adaptation.STUDY, stopping.STUDY):
+            jobs = [target for part in one.parts.values() for target, _ in part.jobs(found)]
+            assert set(jobs) <= set(found.every_target)
+
+
 # ---------------------------------------------------------------- the paper's own models, in small
 
 
