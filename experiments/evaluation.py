@@ -20,7 +20,7 @@ from omnidraft.bench.interleaved import EngineWay, Timed, engine_for, take_turns
 from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.decoding.stats import Stats
-from omnidraft.distillation.settings import TrainerSettings
+from omnidraft.distillation.losses import HybridLoss
 from omnidraft.distillation.weights import parted
 from omnidraft.draft_length.acceptance_head import Head
 from omnidraft.errors import PromptError
@@ -39,7 +39,7 @@ class Method:
 
     drafting: Options
     learning: Options | None = None
-    loss: Options = field(default_factory=dict)  # of `TrainerSettings`
+    loss: Options = field(default_factory=dict)  # of `HybridLoss`
     lora: bool = False
     order: int = 0  # of the answers; each other number is another order, and another seed
 
@@ -117,7 +117,7 @@ class Evaluation:
             learning = replace(learning, adapter="lora", learning_rate=LORA_RATE * learning.learning_rate)
         return Student(
             self.model, Drafting(**drafting), learning,
-            shared=shared, seed=method.order, settings=TrainerSettings(**method.loss),
+            shared=shared, seed=method.order, variant=HybridLoss(**method.loss),
         )  # fmt: skip
 
     @cached_property

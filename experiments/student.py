@@ -19,9 +19,9 @@ from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.decoding.stats import Stats
 from omnidraft.distillation.adaptation import Adaptation
 from omnidraft.distillation.inline import InlineTrainer
-from omnidraft.distillation.settings import TrainerSettings
+from omnidraft.distillation.losses import HybridLoss
 from omnidraft.distillation.teacher import Trace, shared_tokens
-from omnidraft.distillation.trainer import DEFAULTS, Trainer
+from omnidraft.distillation.trainer import Trainer
 from omnidraft.models.language_model import NO_LIMIT, LanguageModel
 from omnidraft.verification.sparse_probs import SparseProbs
 
@@ -91,7 +91,7 @@ class Student:
         *,
         shared: SharedDrafter | None = None,
         seed: int = 0,
-        settings: TrainerSettings = DEFAULTS,
+        variant: HybridLoss | None = None,
     ) -> None:
         pair = drafter_of(model)
         if shared is None:
@@ -103,7 +103,7 @@ class Student:
         self.attached = AttachedDrafter(drafter=Drafter(shared.model), context=pair.context, cache=cache)
         learner = None
         if learning is not None:
-            trainer = Trainer(shared.source.model, learning, shared_tokens(cache.table), seed, settings)
+            trainer = Trainer(shared.source.model, learning, shared_tokens(cache.table), seed, variant)
             learner = InlineTrainer(trainer)
         self.adaptation = Adaptation(self.attached, shared, learner)
         self._replay = Replay(model.vocab.size)

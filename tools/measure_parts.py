@@ -223,7 +223,7 @@ def swap() -> None:
         }
 
     def take(state: dict[str, torch.Tensor]) -> Callable[[], object]:
-        return lambda: serving.load_weights(object(), merged(base, state))
+        return lambda: serving.load_weights(merged(base, state), object())
 
     def read() -> None:
         serving.model.crop(0)

@@ -194,7 +194,7 @@ class Drafting(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Learning(Settings):
-    """Online distillation of the drafter; `distillation.settings` has what is only for experiments."""
+    """Online distillation of the drafter; `losses.HybridLoss` has choices that only experiments vary."""
 
     trains: str = one_of(
         "interleaved",

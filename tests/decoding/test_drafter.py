@@ -129,7 +129,7 @@ def test_training_examples_are_spelled_token_by_token_after_the_prompt_as_it_was
     assert engine_.attached is not None
     engine_.teacher_temperature = 1.0
     adaptation = Adaptation(engine_.attached, serving, None)
-    records = list(adaptation.following(engine_.rounds(ids[:10], 30, Sampling(), sampler())))
+    records = list(engine_.rounds(ids[:10], 30, Sampling(), sampler()))
     answer, spelled = adaptation.answer(records), engine_.attached.context
     assert answer.prompt == tuple(spelled.prompt(ids[:10]))
     assert answer.tokens == tuple(ids[10:])

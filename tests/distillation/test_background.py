@@ -1,4 +1,4 @@
-"""The background trainer: a flush waits while there is progress, and the process ends with its parent."""
+"""The background trainer: what a flush waits for, what is left of one that dies, and its end with its parent."""
 
 from __future__ import annotations
 
@@ -22,23 +22,20 @@ from support.models import random_model
 from support.project_files import environment
 from support.table_models import make_world
 
-# a worker whose passes take half a second each, or of which one never ends
+# a worker that takes a while for its first update, and does not come to the end of its second
 SLOW = """
 import time
 from omnidraft.distillation import background, trainer
-passed = trainer.Trainer._pass
-def slow(self, examples):
-    time.sleep({seconds} if self.counters.updates >= {updates} else 0)
-    return passed(self, examples)
-trainer.Trainer._pass = slow
+read = trainer.Trainer._read
+def slow(self, example):
+    time.sleep(1000 if self.counters.updates else 0.1)
+    return read(self, example)
+trainer.Trainer._read = slow
 background.work()
 """
 
 
-def learner_of(
-    monkeypatch: pytest.MonkeyPatch, said: list[str], *, seconds: float = 0.0, updates: int = 0
-) -> tuple[BackgroundTrainer, NgramCache]:
-    monkeypatch.setattr(background, "WORKER", SLOW.format(seconds=seconds, updates=updates))
+def learner_of(said: list[str]) -> tuple[BackgroundTrainer, NgramCache]:
     world = make_world("nested", 0)
     model = random_model("llama", world.table.drafter_size, 0).model
     learning = Learning(interval=4, trains="drafter")
@@ -54,72 +51,77 @@ def teach(learner: BackgroundTrainer, cache: NgramCache, count: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_flush_waits_as_long_as_there_is_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flush_waits_says_so_and_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "WORKER", SLOW)
     said: list[str] = []
-    learner, cache = learner_of(monkeypatch, said, seconds=0.5)
+    learner, cache = learner_of(said)
     learner.flush()  # until it is up
+    assert learner.poll() is None
     said.clear()
-    monkeypatch.setattr(background, "STALLED_S", 6.0)
-    monkeypatch.setattr(background, "SAID_S", 1.0)
+    monkeypatch.setattr(background, "SAID_S", 0.3)
     learner.pause()
     teach(learner, cache, 4)
-    learner.flush()  # four passes before, eight of learning, and four after: 8 s
-    assert learner.counters.updates == 1
+    learner.flush()  # goes on, as nobody waits for a reply
+    assert (learner.counters.answers, learner.counters.updates) == (4, 1)
     assert learner.poll() is not None
+    assert learner.poll() is None
     assert len(said) == 1
     assert "still learns from the last answers" in said[0]
-    learner.close()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("limit", "seconds"), [("STALLED_S", 1000.0), ("FLUSH_S", 0.5)], ids=["stalled", "too long"])
-def test_a_flush_that_is_given_up_leaves_what_was_learned(
-    monkeypatch: pytest.MonkeyPatch, limit: str, seconds: float
-) -> None:
-    learner, cache = learner_of(monkeypatch, [], seconds=seconds, updates=1)
-    learner.flush()
-    teach(learner, cache, 12)
-    monkeypatch.setattr(background, limit, 5.0)
+    monkeypatch.setattr(background, "FLUSH_S", 1.0)
+    teach(learner, cache, 4)
     with pytest.raises(OmniDraftError, match="was given up after"):
         learner.flush()
     assert learner.alive
-    assert learner.counters.updates >= 1
-    assert learner.poll() is not None
+    assert learner.counters.updates == 1
     learner.close()
     assert not learner.alive
+
+
+@pytest.mark.slow
+def test_a_trainer_that_dies_is_an_error_and_leaves_what_it_learned() -> None:
+    before = set(psutil.Process().children())
+    learner, cache = learner_of([])
+    (process,) = set(psutil.Process().children()) - before
+    teach(learner, cache, 4)
+    learner.flush()
+    process.kill()
+    process.wait()
+    assert not learner.alive
+    with pytest.raises(OmniDraftError, match="the background trainer has died"):
+        learner.flush()
+    with pytest.raises(OmniDraftError, match="the background trainer has died"):
+        teach(learner, cache, 1)
+    assert learner.poll() is not None
+    learner.close()
 
 
 def test_without_memory_for_it_no_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("omnidraft.distillation.trainer.free_bytes", lambda _: 0)
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("started"))
     with pytest.raises(ModelError, match="use adapt='off'"):
-        learner_of(monkeypatch, [])
+        learner_of([])
 
 
 # ---------------------------------------------------------------- its parent
 
 PARENT = """
 import sys, time, omnidraft
-model = omnidraft.load(sys.argv[1], sys.argv[2], adapt="background", interval=1, profile=None)
-if sys.argv[3] == "paused":
-    model.generate("hello world", max_new_tokens=8)
-    model.side.adaptation.flush()
-    model.generate("hello world", max_new_tokens=8)
-    stream = model.stream("hello world", max_new_tokens=40)
-    next(stream)
-print("ready", flush=True)
+model = omnidraft.load(sys.argv[1], sys.argv[2], adapt="background", profile=None)
+model.side.adaptation.flush()
+stream = model.stream("hello world", max_new_tokens=40)
+next(stream)
+print("paused", flush=True)
 time.sleep(100)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("state", ["starting", "paused"])
-def test_a_trainer_whose_parent_was_killed_ends_by_itself(target: Path, drafter: Path, home: Path, state: str) -> None:
-    command = [sys.executable, "-c", PARENT, str(target), str(drafter), state]
+def test_a_trainer_whose_parent_was_killed_ends_by_itself(target: Path, drafter: Path, home: Path) -> None:
+    command = [sys.executable, "-c", PARENT, str(target), str(drafter)]
     with subprocess.Popen(command, env=environment(home), stdout=subprocess.PIPE) as parent:
         try:
             assert parent.stdout is not None
-            assert parent.stdout.readline() == b"ready\n"
+            assert parent.stdout.readline() == b"paused\n"
             (worker,) = psutil.Process(parent.pid).children()
             assert worker.is_running()
         finally:

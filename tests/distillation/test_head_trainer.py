@@ -12,21 +12,18 @@ from distillation.test_losses import some_logits, some_teacher
 from distillation.test_teacher import whole
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.config import Learning, Sampling
-from omnidraft.distillation import head_trainer
-from omnidraft.distillation import trainer as trainer_module
-from omnidraft.distillation.batch import Batch
+from omnidraft.distillation import head_trainer as head_trainer_module
 from omnidraft.distillation.head_trainer import HeadTrainer
 from omnidraft.distillation.losses import acceptance
 from omnidraft.distillation.replay_buffer import ReplayBuffer
-from omnidraft.distillation.settings import TrainerSettings
 from omnidraft.distillation.teacher import Trace, exact_example
 from omnidraft.distillation.trainer import Trainer
 from omnidraft.distillation.weights import Weights, parted
 from omnidraft.draft_length.acceptance_head import Head
-from omnidraft.errors import ConfigError, ModelError
+from omnidraft.errors import ConfigError
 from omnidraft.verification.walk import Walk
 from support.enumeration import FAR, SAMPLED, enumerate_draws
-from support.learning import ONES, example_of, make_trainer, same, settings_of, small_drafter
+from support.learning import example_of, make_trainer, same, small_drafter
 from support.table_models import ACTIVE, PROMPT, SHAPES, World, frozen_cache, make_world
 
 NEVER = Sampling()
@@ -42,10 +39,8 @@ def taught(world: World, cache: NgramCache, token: int) -> tuple[list[int], torc
     p = whole(world.target.probs((PROMPT,)))
     example = exact_example(cache, Trace(tuple(prompt), (token,), (tuple(written),), (p,)))
     logits = torch.stack([world.drafter.row(tuple(example.ids[: i + 1].tolist())) for i in range(len(example.ids))])
-    batch = Batch.of([example], torch.device("cpu"))
-    return [int(at) - len(prompt) + 1 for at in example.teacher.positions], acceptance(
-        logits[-batch.keep :], batch.teacher, 1
-    )
+    positions = [int(at) + example.first - len(prompt) + 1 for at in example.teacher.positions]
+    return positions, acceptance(logits[example.first :], example.teacher, 1)
 
 
 def enumerated(world: World, cache: NgramCache, written: list[int], sampling: Sampling) -> dict[int, float]:
@@ -109,8 +104,9 @@ def test_a_greedy_target_goes_on_as_the_teacher_says(shape: str, active: str) ->
             continue
         prompt = world.table.spelling(PROMPT).tolist()
         trace = Trace(tuple(prompt), (first, second), tuple(map(tuple, spelled_)), tuple(distributions))
-        made = exact_example(cache, trace).teacher
-        best = dict(zip(made.positions.tolist(), made.best.tolist(), strict=True))
+        example = exact_example(cache, trace)
+        made = example.teacher
+        best = dict(zip((made.positions + example.first).tolist(), made.best.tolist(), strict=True))
         length = len(spelled_[0])
         engine = world.engine(cache, draft_length=length + 1, drafter_temperature=1.0)
         for _, record in enumerate_draws(lambda draw, engine=engine: next(engine.rounds([PROMPT], FAR, NEVER, draw))):  # type: ignore[misc]
@@ -126,61 +122,37 @@ def test_a_greedy_target_goes_on_as_the_teacher_says(shape: str, active: str) ->
 # ---------------------------------------------------------------- learning
 
 
-def head_trainer_of(**options: object) -> HeadTrainer:
-    return HeadTrainer(8, *settings_of(options), torch.device("cpu"))
-
-
-def chances(trainer: HeadTrainer, hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    head = Head(8)
-    head.load_weights({name.removeprefix("acceptance_head."): p for name, p in trainer.state().items()})
-    return torch.tensor([[head.chance(row, h, t) for t in (0.0, 1.0)] for row, h in zip(logits, hidden, strict=True)])
+def head_trainer() -> HeadTrainer:
+    return HeadTrainer(8, 1.0, torch.device("cpu"))
 
 
 def test_it_learns_the_labels() -> None:
-    trainer = head_trainer_of(teacher_temperature=1.0)
+    trainer = head_trainer()
     logits, teacher = some_logits(2), some_teacher()
     hidden = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
     assert trainer.state() == {}
     for _ in range(400):
         trainer.learn(hidden, logits, teacher)
-    labels = acceptance(logits, teacher, 1.0).float()
-    found = chances(trainer, hidden[teacher.positions], logits[teacher.positions])
-    torch.testing.assert_close(found, labels, atol=0.03, rtol=0)
-
-
-def test_a_weight_on_rejections_makes_it_careful() -> None:
-    logits, teacher = some_logits(2), some_teacher()
-    hidden = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
-    found = []
-    for weight in (1.0, 6.0):
-        trainer = head_trainer_of(teacher_temperature=1.0, rejection_weight=weight)
-        for _ in range(400):
-            trainer.learn(hidden, logits, teacher)
-        found.append(chances(trainer, hidden[teacher.positions], logits[teacher.positions])[:, 1])
-    label = acceptance(logits, teacher, 1.0)[:, 1].float()
-    torch.testing.assert_close(found[1], label / (label + 6 * (1 - label)), atol=0.03, rtol=0)
-    assert bool((found[1] <= found[0] + 0.01).all())
+    head = Head(8)
+    head.load_weights({name.removeprefix("acceptance_head."): p for name, p in trainer.state().items()})
+    at = teacher.positions
+    found = [[head.chance(row, h, t) for t in (0.0, 1.0)] for row, h in zip(logits[at], hidden[at], strict=True)]
+    torch.testing.assert_close(torch.tensor(found), acceptance(logits, teacher, 1.0).float(), atol=0.03, rtol=0)
 
 
 def test_a_batch_that_is_not_finite_is_left_out() -> None:
-    trainer = head_trainer_of()
+    trainer = head_trainer()
     logits, teacher = some_logits(2), some_teacher()
     hidden = torch.randn(5, 8)
     trainer.learn(hidden, logits, teacher)
     before = trainer.state()
     trainer.learn(hidden * torch.nan, logits, teacher)
-    assert all(torch.equal(before[name], p) for name, p in trainer.state().items())
+    assert same(before, trainer.state())
 
 
-def test_a_head_of_another_drafter_is_refused() -> None:
-    state = parted(trained("head").state())[1]
-    with pytest.raises(ModelError, match="use another profile"):
-        head_trainer_of().load_state(state)
-
-
-def trained(trains: str, **options: Any) -> Trainer:
-    trainer = make_trainer(trains=trains, **options)
-    for seed in range(12):
+def trained(trains: str) -> Trainer:
+    trainer = make_trainer(trains=trains)
+    for seed in range(9):
         trainer.add(example_of(seed))
         trainer.train_head()
         if trainer.due:
@@ -204,7 +176,7 @@ def test_the_head_changes_nothing_for_the_drafter() -> None:
 
 
 def test_it_learns_from_the_latest_answer_and_an_earlier_one() -> None:
-    buffer, examples, earlier = ReplayBuffer(TrainerSettings(), 0), [example_of(seed) for seed in range(9)], set[int]()
+    buffer, examples, earlier = ReplayBuffer(0), [example_of(seed) for seed in range(9)], set[int]()
     for number, example in enumerate(examples):
         buffer.add(example)
         latest, *others = buffer.for_head()
@@ -213,8 +185,8 @@ def test_it_learns_from_the_latest_answer_and_an_earlier_one() -> None:
         earlier |= {examples.index(other) - number for other in others}
     assert max(earlier) < 0
     assert len(earlier) > 3
-    passes = []
-    trainer = Trainer(small_drafter(), Learning(interval=100), ONES, yields=lambda: passes.append(1))
+    passes: list[int] = []
+    trainer = make_trainer(interval=100, yields=lambda: passes.append(1))
     for example in examples:
         trainer.add(example)
         trainer.train_head()
@@ -225,11 +197,11 @@ def test_labels_are_made_anew_of_the_drafter_as_it_is(monkeypatch: pytest.Monkey
     trainer = make_trainer(learning_rate=3e-2)
     seen: list[torch.Tensor] = []
 
-    def spy(logits: torch.Tensor, *rest: object) -> torch.Tensor:
+    def spy(logits: torch.Tensor, *rest: Any) -> torch.Tensor:
         seen.append(logits.clone())
-        return acceptance(logits, *rest)  # type: ignore[arg-type]
+        return acceptance(logits, *rest)
 
-    monkeypatch.setattr(head_trainer, "acceptance", spy)
+    monkeypatch.setattr(head_trainer_module, "acceptance", spy)
     example = example_of(50)
     for update in (False, False, True):
         if update:
@@ -240,39 +212,29 @@ def test_labels_are_made_anew_of_the_drafter_as_it_is(monkeypatch: pytest.Monkey
     assert not torch.allclose(seen[0], seen[3], atol=1e-2)
 
 
-def test_without_memory_it_does_not_learn(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = make_trainer(interval=100)
-    trainer.add(example_of(0))
-    monkeypatch.setattr(trainer_module, "SPARE_BYTES", 2**62)
-    trainer.train_head()
-    assert not trainer.head_changed
-    monkeypatch.undo()
-    trainer.train_head()
-    assert trainer.head_changed
-
-
-def test_the_hybrid_loss_has_no_head() -> None:
-    for trains in ("head", "joint"):
-        with pytest.raises(ConfigError, match="forward"):
-            Learning(loss="hybrid", trains=trains)
-    trainer = make_trainer(loss="hybrid")
-    trainer.add(example_of(0, labels=True))
-    trainer.train_head()
-    assert not trainer.head_changed
-
-
-def test_a_model_without_an_output_layer_has_no_head(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("why", ["no memory", "the hybrid loss", "no output layer"])
+def test_where_no_head_can_be_trained_none_is(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_drafter()
-    monkeypatch.setattr(type(model), "get_output_embeddings", lambda _: None)
-    trainer = make_trainer(model, interval=1)
-    trainer.add(example_of(0))
+    if why == "no output layer":
+        monkeypatch.setattr(type(model), "get_output_embeddings", lambda _: None)
+    hybrid = why == "the hybrid loss"
+    trainer = make_trainer(model, loss="hybrid" if hybrid else "forward")
+    if why == "no memory":
+        monkeypatch.setattr("omnidraft.distillation.trainer.SPARE_BYTES", 2**62)
+    trainer.add(example_of(0, labels=hybrid))
     trainer.train_head()
+    assert not trainer.head_changed
     assert parted(trainer.state())[1] == {}
 
 
-def test_it_continues_from_an_earlier_state() -> None:
-    first = trained("interleaved").state()
-    for trains in ("interleaved", "drafter"):
-        second = make_trainer(trains=trains)
-        second.load_state(first)
-        assert same(second.state(), first), "kept where none is trained, too"
+@pytest.mark.parametrize("trains", ["head", "joint"])
+def test_the_hybrid_loss_trains_no_head(trains: str) -> None:
+    with pytest.raises(ConfigError, match="forward"):
+        Learning(loss="hybrid", trains=trains)
+
+
+@pytest.mark.parametrize("trains", ["interleaved", "drafter"])
+def test_it_continues_from_an_earlier_state(trains: str) -> None:
+    first, second = trained("interleaved").state(), make_trainer(trains=trains)
+    second.load_state(first)
+    assert same(second.state(), first), "kept where none is trained, too"

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from omnidraft.alignment.ngram_cache import NgramCache
+from omnidraft.config import Learning
 from omnidraft.distillation import inline
 from omnidraft.distillation import trainer as trainer_module
 from omnidraft.distillation.inline import InlineTrainer
 from omnidraft.distillation.teacher import Trace
 from omnidraft.distillation.trainer import Trainer
 from omnidraft.verification.sparse_probs import SparseProbs
-from support.learning import settings_of
 from support.models import random_model
 from support.table_models import make_world
 
@@ -31,7 +33,7 @@ class Clock:
 class Setting:
     """An inline trainer whose passes and replies take as long as is said."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, pass_s: float, **options: object) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, pass_s: float, **options: Any) -> None:
         self.clock, self.said = Clock(), list[str]()
         monkeypatch.setattr(inline, "time", self.clock)
         monkeypatch.setattr(inline, "MINOR_S", 2.0)
@@ -42,10 +44,8 @@ class Setting:
             self.clock.now += pass_s
 
         size = self._world.table.drafter_size
-        learning, settings = settings_of({"interval": 2, "replays": 0, "hold_out_every": 1000} | options)
-        trainer = Trainer(
-            random_model("llama", size, 0).model, learning, np.ones(size, np.bool_), 0, settings, yields=spend
-        )
+        learning = Learning(**({"interval": 2, "replays": 0} | options))
+        trainer = Trainer(random_model("llama", size, 0).model, learning, np.ones(size, np.bool_), yields=spend)
         self.learner = InlineTrainer(trainer, warn=self.said.append)
 
     def reply(self, seconds: float) -> int:
@@ -100,7 +100,8 @@ def test_waiting_for_memory_is_said_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_head_is_handed_over_though_an_update_is_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    setting = Setting(monkeypatch, pass_s=0.0, learning_rate=1.0, rollback_margin=0.0)
+    monkeypatch.setattr(trainer_module, "ROLLBACK_MARGIN", 0.0)
+    setting = Setting(monkeypatch, pass_s=0.0, learning_rate=1.0)
     for _ in range(2):
         setting.reply(1.0)
     assert setting.learner.counters.rolled_back == setting.learner.counters.updates == 1

@@ -4,39 +4,37 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from transformers import PreTrainedModel
 
 import omnidraft
 from omnidraft import OmniDraft
 from omnidraft.attach import LearningSide
-from omnidraft.config import Learning
-from omnidraft.distillation.batch import Batch
+from omnidraft.config import Learning, Sampling
+from omnidraft.decoding.engine import Engine
+from omnidraft.distillation.adaptation import Adaptation
 from omnidraft.distillation.losses import TeacherDistributions, TokenLabels, divergence, hybrid
-from omnidraft.distillation.settings import TrainerSettings
 from omnidraft.distillation.teacher import TrainingExample
 from omnidraft.distillation.trainer import Trainer
 from omnidraft.distillation.weights import Weights, merged, parted
+from omnidraft.generation import Session
+from omnidraft.profiles.autosave import Autosave
+from omnidraft.profiles.pair_profile import PairProfile
+from omnidraft.profiles.profile import Profile
+from omnidraft.verification.round import Round
+from omnidraft.verification.sampling import GeneratorSampler
 from support.engines import generate
 from support.models import random_model
 
 SIZE = 40  # of the vocabulary
+PROMPT = 4  # tokens of an example that are not taught
 ONES = np.ones(SIZE, np.bool_)
-
-
-def settings_of(options: dict[str, Any]) -> tuple[Learning, TrainerSettings]:
-    """The public settings of learning, and those of the trainer, given by their names."""
-    own = {f.name for f in fields(TrainerSettings)}
-    return (
-        Learning(**{name: value for name, value in options.items() if name not in own}),
-        TrainerSettings(**{name: value for name, value in options.items() if name in own}),
-    )
 
 
 def small_drafter(seed: int = 0, kind: str = "llama") -> PreTrainedModel:
@@ -66,24 +64,25 @@ def labels_of(positions: Sequence[int], symbols: Sequence[int], weight: float = 
     )
 
 
-def example_of(
-    seed: int, length: int = 12, *, labels: bool = False, prompt: int = 4, shift: int = 3
-) -> TrainingExample:
+@torch.inference_mode(mode=False)  # as `Trainer.teach` makes them
+def example_of(seed: int, length: int = 12, *, labels: bool = False, shift: int = 3) -> TrainingExample:
     """A text whose tokens rise by three, in which each token is taught to be followed by the one `shift` above it."""
     ids = ((np.random.default_rng(seed).integers(SIZE) + 3 * np.arange(length)) % SIZE).astype(np.int32)
-    positions = list(range(prompt, length))
-    symbols = [int(ids[i] + shift) % SIZE for i in positions]
+    positions, symbols = list(range(length - PROMPT)), ((ids[PROMPT:] + shift) % SIZE).tolist()
     half = len(positions) // 2 if labels else len(positions)
     return TrainingExample(
-        torch.from_numpy(ids), certain(positions[:half], symbols[:half]), labels_of(positions[half:], symbols[half:])
+        torch.from_numpy(ids),
+        PROMPT,
+        certain(positions[:half], symbols[:half]),
+        labels_of(positions[half:], symbols[half:]),
     )
 
 
 def make_trainer(
-    model: PreTrainedModel | None = None, *, seed: int = 0, per_pass: int | None = None, **options: Any
+    model: PreTrainedModel | None = None, *, seed: int = 0, yields: Callable[[], object] = lambda: None, **options: Any
 ) -> Trainer:
-    learning, settings = settings_of({"interval": 4, "batch_size": 4, "learning_rate": 1e-2} | options)
-    return Trainer(model or small_drafter(), learning, ONES, seed, settings, per_pass=per_pass)
+    learning = Learning(**({"interval": 4, "learning_rate": 1e-2} | options))
+    return Trainer(model or small_drafter(), learning, ONES, seed, yields=yields)
 
 
 def teach(trainer: Trainer, count: int, **example: Any) -> list[bool]:
@@ -106,18 +105,32 @@ def loss_under(
     """Mean loss of `small_drafter` with a state merged into it."""
     model = copy.deepcopy(small_drafter(kind=kind))
     model.load_state_dict(merged(dict(model.named_parameters()), parted(state)[0]), strict=False)
-    batch = Batch.of(examples, torch.device("cpu"))
-    with torch.no_grad():
-        logits = model(batch.ids, logits_to_keep=batch.keep).logits.flatten(0, -2)
-    if loss == "hybrid":
-        return float(hybrid(logits, batch.teacher, torch.from_numpy(ONES), batch.labels).mean())
-    return float(divergence(logits, batch.teacher, loss).mean())
+    losses = []
+    for example in examples:
+        with torch.no_grad():
+            logits = model(example.ids[None].long()).logits[0, example.first :]
+        if loss == "hybrid":
+            losses.append(hybrid(logits, example.teacher, torch.from_numpy(ONES), example.labels))
+        else:
+            losses.append(divergence(logits, example.teacher, loss))
+    return float(torch.cat(losses).mean())
 
 
 PROMPTS = ("hello world", "the world was hello", "def ing 10 the", "don't hello the été", "10 worlds, 10 hellos")
 COUNT = 16
 # drafts of a length, so that a drafter of random weights drafts at all
 FAST: dict[str, Any] = {"draft_length": 4, "interval": 2, "learning_rate": 1e-2}
+
+
+def answered(adaptation: Adaptation, engine: Engine, prompt: list[int], count: int, **sampling: Any) -> list[Round]:
+    """The rounds of an answer that is learned from, as a request goes through them."""
+    profile = PairProfile(None, lambda: pytest.fail("asked for"), learns=False, warn=pytest.fail)
+    side = LearningSide(loaded=None, autosave=Autosave(adaptation, profile, Profile(), Learning()))  # type: ignore[arg-type]
+    draw = GeneratorSampler(torch.Generator().manual_seed(3))
+    session = Session(engine, adaptation.shared.slot, side, prompt, count, Sampling(**sampling), draw)
+    while session.round(lambda _: None) is not None:
+        pass
+    return session.records
 
 
 def side_of(model: OmniDraft) -> LearningSide:

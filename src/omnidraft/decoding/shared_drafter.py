@@ -108,27 +108,18 @@ class SharedDrafter:
         self.slot = Slot()
         self._lean = lean(source) if lean_step else None
         self._own: LentWeights | None = None
-        self._holder: object = None  # whose learned weights are loaded; None: the source's own
+        self.loaded: object = None  # the version of the weights that draft; None: the source's own
 
     @property
     def model(self) -> LanguageModel:
         return self._lean or self._own or self.source
 
-    def load_weights(self, holder: object, weights: Mapping[str, torch.Tensor]) -> LanguageModel:
-        """Load these weights of `holder` over the source's; returns the model to draft with from now on."""
+    def load_weights(self, weights: Mapping[str, torch.Tensor], version: object) -> LanguageModel:
+        """Load these weights over the source's; returns the model to draft with from now on."""
         if self._lean is not None:
             self._lean.load_weights(weights)
         elif self._own is not None or weights:
             self._own = self._own or LentWeights(self.source)
             self._own.load_weights(weights)
-        self._holder = holder
+        self.loaded = version
         return self.model
-
-    @property
-    def pristine(self) -> bool:
-        """Whether nobody brought weights yet."""
-        return self._holder is None
-
-    def held_by(self, holder: object) -> bool:
-        """Whether the loaded weights are those that `holder` brought last."""
-        return self._holder is holder

@@ -7,14 +7,14 @@ Decoding is exact either way: q is recorded as it was drawn from.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.decoding.drafter import AttachedDrafter
-from omnidraft.decoding.shared_drafter import SharedDrafter
+from omnidraft.decoding.shared_drafter import Pausable, SharedDrafter
 from omnidraft.distillation.teacher import Trace
 from omnidraft.distillation.weights import Weights, merged, parted
 from omnidraft.verification.round import Round
@@ -26,8 +26,8 @@ _log = logging.getLogger("omnidraft")
 LONGEST = 2048  # drafter tokens of a training example: attention over more would take seconds
 
 
-class Learner(Protocol):
-    """A trainer beside the engine or in another process."""
+class Learner(Pausable, Protocol):
+    """A trainer beside the engine or in another process, which stands still while a request is decoded."""
 
     @property
     def counters(self) -> Counters:
@@ -35,12 +35,6 @@ class Learner(Protocol):
 
     def teach(self, trace: Trace, cache: NgramCache) -> None:
         """Take in an answer, of which `cache` knows the active n-grams."""
-
-    def pause(self) -> None:
-        """Stand still: a request is being decoded."""
-
-    def resume(self) -> None:
-        """Go on."""
 
     def poll(self) -> Weights | None:
         """The state after the last update, once."""
@@ -72,40 +66,19 @@ class Adaptation:
         self._last: Counters | None = None  # of a learner that has ended
         self._base = dict(shared.source.model.named_parameters())
         self._weights: Weights = {}
-        self._stale = False  # the weights were learned after those that draft
+        self._version: object = None  # another one for other weights; None: those of the base
         self._learned(state or {})
-        self._stale = False  # no weights of this target draft yet
-        self.swaps = 0
 
     @property
     def counters(self) -> Counters | None:
         """What was learned since this was made; None for one that never learns."""
         return self._last if self.learner is None else self.learner.counters
 
-    def following(self, rounds: Iterator[Round]) -> Generator[Round]:
-        """Rounds of one request as they are, learned from once it is complete; for one thread, without its slot."""
-        background = self.shared.slot.background
-        for each in background:
-            each.pause()
-        records: list[Round] = []
-        try:
-            self.load_weights()
-            for record in rounds:
-                records.append(record)
-                yield record
-                self.load_weights()
-        finally:
-            for each in background:
-                each.resume()
-        self.teach(records)
-
     def load_weights(self) -> None:
         """Draft with the latest learned weights; only for whoever has the drafter's slot, between two rounds."""
         self._safely(self.poll)
-        if self._stale or (not self.shared.held_by(self) and (self._weights or not self.shared.pristine)):
-            self._stale = False
-            self.attached.drafter.load_model(self.shared.load_weights(self, self._weights))
-            self.swaps += 1
+        if self.shared.loaded is not self._version:
+            self.attached.drafter.load_model(self.shared.load_weights(self._weights, self._version))
 
     def poll(self) -> None:
         """Take over what was learned since the last time; `load_weights` makes drafts follow it."""
@@ -152,7 +125,8 @@ class Adaptation:
         before, self._weights = self._weights, merged(self._base, drafter)
         self.state = state
         self.attached.head.load_weights(head)
-        self._stale |= not _same(before, self._weights)
+        if not _same(before, self._weights):  # else the head alone has learned, and the drafter's cache stays
+            self._version = object()
 
     def _safely(self, act: Callable[[], None]) -> None:
         """Do a step of learning; where it fails, warn and end learning, as no answer may be lost to it."""

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from omnidraft.alignment.ngram_cache import NgramCache
-from omnidraft.distillation.teacher import Trace, training_example
+from omnidraft.distillation.teacher import Trace
 from omnidraft.distillation.trainer import Counters, Trainer
 from omnidraft.distillation.weights import Weights
 
@@ -38,10 +38,8 @@ class InlineTrainer:
 
     def teach(self, trace: Trace, cache: NgramCache) -> None:
         """Learn from an answer, and update the weights where an update is due and affordable."""
-        trainer = self._trainer
-        trainer.add(training_example(cache, trace, trainer.learning, trainer.settings))
-        trainer.train_head()
-        if trainer.due and self._affordable():
+        self._trainer.teach(trace, cache)
+        if self._trainer.due and self._affordable():
             self._update()
 
     def poll(self) -> Weights | None:

@@ -12,11 +12,22 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from omnidraft.config import Settings, number, one_of
 from omnidraft.verification.sparse_probs import OTHER
 
 DIVERGENCES = ("forward", "forward+tv", "reverse", "tv")
 FLOOR = 1e-5  # stands for probability 0 of the teacher in a logarithm: only its likely tokens are kept
 TINY = 1e-12  # stands for probability mass of the drafter that rounding lost
+
+
+@dataclass(frozen=True, kw_only=True)
+class HybridLoss(Settings):
+    """The choices of the paper's hybrid loss, for experiments that vary them."""
+
+    direct_divergence: str = one_of("reverse", "divergence at directly mapped tokens", "forward", "none", "reverse")
+    ngram_weight: float | None = number(
+        0.2, "λ", low=0, none="the target's probability of the n-gram", fix="use 0.2, as the paper does"
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +38,7 @@ class TeacherDistributions:
     probability 0, and `rest` is the target's mass on tokens that no draft can propose, which r leaves out.
     """
 
-    positions: torch.Tensor  # (N,) int, rows of the logits; of a single example, tokens after which r holds
+    positions: torch.Tensor  # (N,) int, rows of the logits
     rows: torch.Tensor  # (E,) int, the distribution of an entry
     symbols: torch.Tensor  # (E,) int, drafter tokens
     probs: torch.Tensor  # (E,) float32
@@ -73,7 +84,7 @@ def hybrid(
     directly mapped tokens: "reverse", the paper's; "forward", the expected likelihood loss; or "none".
     """
     log_q = torch.log_softmax(_at_least_fp32(logits[ngrams.positions]), dim=-1)
-    ngram_loss = -ngrams.weights * log_q.gather(-1, ngrams.symbols[:, None])[:, 0]
+    ngram_loss = -ngrams.weights * log_q[torch.arange(len(log_q), device=log_q.device), ngrams.symbols]
     if kind == "none":
         return torch.cat([ngram_loss.new_zeros(len(direct.positions)), ngram_loss])
     mapped = _at_least_fp32(logits[direct.positions]).masked_fill(~shared, -torch.inf)

@@ -7,58 +7,47 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from omnidraft.distillation.settings import TrainerSettings
 from omnidraft.distillation.teacher import TrainingExample
 
+REPLAY_BYTES = 2**26  # of training examples, beyond which the oldest are dropped
+HOLD_OUT_EVERY = 10  # one answer in so many is held out
 HELD_OUT = 6  # latest held-out examples, on which an update is judged
 ENOUGH_HELD_OUT = 4
 
 
 class ReplayBuffer:
-    """Examples within `replay_bytes`, the oldest dropped first; one in `hold_out_every` is held out."""
+    """The latest examples within REPLAY_BYTES, and the latest of those held out, which are never trained on."""
 
-    def __init__(self, settings: TrainerSettings, seed: int) -> None:
-        self._settings = settings
+    def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)
         self._head_random = np.random.default_rng(seed)  # its own: training a head changes nothing for the drafter
         self._kept: deque[TrainingExample] = deque()
-        self._new = 0  # the last of `_kept` that no update has learned from yet
         self._bytes = 0
         self._added = 0
         self._held_out: deque[TrainingExample] = deque(maxlen=HELD_OUT)
-        self.overflowed = False  # a new example was dropped
+        self.unlearned = 0  # examples since the last update, those dropped meanwhile included
 
     def add(self, example: TrainingExample) -> None:
-        """Keep an example."""
+        """Keep an example, or hold it out."""
         self._added += 1
-        if self._added % self._settings.hold_out_every == 0:
+        if self._added % HOLD_OUT_EVERY == 0:
             self._held_out.append(example)
             return
         self._kept.append(example)
-        self._new += 1
         self._bytes += example.nbytes
-        while self._bytes > self._settings.replay_bytes and len(self._kept) > 1:
+        self.unlearned += 1
+        while self._bytes > REPLAY_BYTES and len(self._kept) > 1:
             self._bytes -= self._kept.popleft().nbytes
-            if self._new > len(self._kept):
-                self._new, self.overflowed = len(self._kept), True
 
     @property
     def new(self) -> list[TrainingExample]:
         """The examples that no update has learned from yet, oldest first."""
-        return list(self._kept)[len(self._kept) - self._new :]
+        return list(self._kept)[max(0, len(self._kept) - self.unlearned) :]
 
     @property
     def held_out(self) -> list[TrainingExample] | None:
         """The latest held-out examples, or None while there are too few."""
         return list(self._held_out) if len(self._held_out) >= ENOUGH_HELD_OUT else None
-
-    def mark_learned(self) -> None:
-        """Count all examples as learned from."""
-        self._new, self.overflowed = 0, False
-
-    def mark_new(self, count: int) -> None:
-        """Count the last `count` examples as new again."""
-        self._new = min(count, len(self._kept))
 
     def sample(self, count: int) -> Sequence[TrainingExample]:
         """Draw different examples for a replay step."""

@@ -7,7 +7,7 @@ paper's hybrid loss gets distributions at directly mapped tokens, and the sub-to
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,9 +16,7 @@ import torch
 
 from omnidraft.alignment.ngram_cache import Ints, NgramCache
 from omnidraft.alignment.spelling_table import ROOT, Probs, SpellingTable
-from omnidraft.config import Learning
-from omnidraft.distillation.losses import TeacherDistributions, TokenLabels
-from omnidraft.distillation.settings import TrainerSettings
+from omnidraft.distillation.losses import HybridLoss, TeacherDistributions, TokenLabels
 from omnidraft.verification.sparse_probs import NONE, SparseProbs, best_symbol, masses_after, masses_below, root_masses
 
 
@@ -34,9 +32,10 @@ class Trace:
 
 @dataclass(frozen=True, eq=False)
 class TrainingExample:
-    """One answer in drafter tokens, with its teacher; indices are int32, to save memory."""
+    """One answer in drafter tokens, with its teacher; positions count from `first`; indices are int32, for memory."""
 
     ids: torch.Tensor  # (T,) prompt and answer
+    first: int  # the first position with a term in the loss
     teacher: TeacherDistributions
     labels: TokenLabels  # of the hybrid loss; empty for the others
 
@@ -46,9 +45,9 @@ class TrainingExample:
         return len(self.teacher.positions) + len(self.labels.positions)
 
     @property
-    def first(self) -> int:
-        """First position with a term in the loss."""
-        return int(torch.cat([self.teacher.positions, self.labels.positions]).min())
+    def rows(self) -> int:
+        """Number of positions from the first one to the end, of which logits are needed."""
+        return len(self.ids) - self.first
 
     @property
     def nbytes(self) -> int:
@@ -56,11 +55,17 @@ class TrainingExample:
         tensors = [self.ids, *vars(self.teacher).values(), *vars(self.labels).values()]
         return sum(tensor.nbytes for tensor in tensors)
 
+    def to(self, device: torch.device) -> TrainingExample:
+        """The same on a device."""
+        teacher = TeacherDistributions(*(tensor.to(device) for tensor in vars(self.teacher).values()))
+        labels = TokenLabels(*(tensor.to(device) for tensor in vars(self.labels).values()))
+        return replace(self, ids=self.ids.to(device), teacher=teacher, labels=labels)
 
-def training_example(cache: NgramCache, trace: Trace, learning: Learning, settings: TrainerSettings) -> TrainingExample:
-    """The training example of an answer for the loss of `learning`; `cache` has the active n-grams."""
-    if learning.loss == "hybrid":
-        return hybrid_example(cache, trace, settings.ngram_weight)
+
+def training_example(cache: NgramCache, trace: Trace, loss: str, variant: HybridLoss) -> TrainingExample:
+    """The training example of an answer for a loss of `config.Learning`; `cache` has the active n-grams."""
+    if loss == "hybrid":
+        return hybrid_example(cache, trace, variant.ngram_weight)
     return exact_example(cache, trace)
 
 
@@ -71,7 +76,7 @@ def exact_example(cache: NgramCache, trace: Trace) -> TrainingExample:
         rows += _first_row(cache, trace, i, start - 1)
         if cache.active[trace.tokens[i]]:
             rows += _inner_rows(cache, trace.distributions[i], trace.written[i], start)
-    return TrainingExample(_ids(trace), _distributions(rows), _labels([]))
+    return _example(trace, rows)
 
 
 def hybrid_example(cache: NgramCache, trace: Trace, weight: float | None) -> TrainingExample:
@@ -93,7 +98,7 @@ def hybrid_example(cache: NgramCache, trace: Trace, weight: float | None) -> Tra
         elif cache.active[token]:
             own = float(p.probs[p.tokens == token].sum()) if weight is None else weight
             labels += [(start - 1 + depth, symbol, own) for depth, symbol in enumerate(trace.written[i])]
-    return TrainingExample(_ids(trace), _distributions(rows), _labels(labels))
+    return _example(trace, rows, labels)
 
 
 def shared_tokens(table: SpellingTable) -> npt.NDArray[np.bool_]:
@@ -158,10 +163,12 @@ def _inner_rows(cache: NgramCache, p: SparseProbs, written: Sequence[int], start
             yield _Row(start + depth - 1, best, children, masses / total, stop / total, coarse=True)
 
 
-def _distributions(rows: Sequence[_Row]) -> TeacherDistributions:
+def _example(trace: Trace, rows: Sequence[_Row], labels: Sequence[tuple[int, int, float]] = ()) -> TrainingExample:
+    """A training example from its distributions, and labels as position, symbol and weight."""
+    first = min([row.position for row in rows] + [position for position, _, _ in labels], default=0)
     lengths = torch.tensor([len(row.symbols) for row in rows], dtype=torch.int64)
-    return TeacherDistributions(
-        positions=torch.tensor([row.position for row in rows], dtype=torch.int32),
+    teacher = TeacherDistributions(
+        positions=torch.tensor([row.position - first for row in rows], dtype=torch.int32),
         rows=torch.arange(len(rows), dtype=torch.int32).repeat_interleave(lengths),
         symbols=torch.from_numpy(np.concatenate([_NOTHING, *(row.symbols for row in rows)]).astype(np.int32)),
         probs=torch.from_numpy(np.concatenate([_NOTHING, *(row.probs for row in rows)]).astype(np.float32)),
@@ -169,14 +176,13 @@ def _distributions(rows: Sequence[_Row]) -> TeacherDistributions:
         coarse=torch.tensor([row.coarse for row in rows], dtype=torch.bool),
         best=torch.tensor([row.best for row in rows], dtype=torch.int32),
     )
-
-
-def _labels(labels: Sequence[tuple[int, int, float]]) -> TokenLabels:
-    return TokenLabels(
-        positions=torch.tensor([position for position, _, _ in labels], dtype=torch.int32),
+    token_labels = TokenLabels(
+        positions=torch.tensor([position - first for position, _, _ in labels], dtype=torch.int32),
         symbols=torch.tensor([symbol for _, symbol, _ in labels], dtype=torch.int32),
         weights=torch.tensor([weight for _, _, weight in labels], dtype=torch.float32),
     )
+    ids = [*trace.prompt, *(symbol for symbols in trace.written for symbol in symbols)]
+    return TrainingExample(torch.tensor(ids, dtype=torch.int32), first, teacher, token_labels)
 
 
 def _starts(trace: Trace) -> Iterator[tuple[int, int]]:
@@ -186,8 +192,3 @@ def _starts(trace: Trace) -> Iterator[tuple[int, int]]:
         if symbols and start > 0:
             yield i, start
         start += len(symbols)
-
-
-def _ids(trace: Trace) -> torch.Tensor:
-    symbols = (symbol for symbols in trace.written for symbol in symbols)
-    return torch.tensor([*trace.prompt, *symbols], dtype=torch.int32)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -13,13 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.config import Learning
-from omnidraft.distillation.batch import Batch, groups
 from omnidraft.distillation.head_trainer import HeadTrainer
-from omnidraft.distillation.losses import divergence, hybrid
+from omnidraft.distillation.losses import HybridLoss, divergence, hybrid
 from omnidraft.distillation.replay_buffer import HELD_OUT, ReplayBuffer
-from omnidraft.distillation.settings import TrainerSettings
-from omnidraft.distillation.teacher import TrainingExample
+from omnidraft.distillation.teacher import Trace, TrainingExample, training_example
 from omnidraft.distillation.weights import Weights, parted, trainable
 from omnidraft.draft_length.acceptance_head import PREFIX, hidden_size, tap
 from omnidraft.errors import ModelError
@@ -27,10 +25,10 @@ from omnidraft.errors import ModelError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-DEFAULTS = TrainerSettings()
+BATCH = 8  # answers per optimizer step
+MAX_GRADIENT_NORM = 1.0
+ROLLBACK_MARGIN = 0.05  # relative rise of the held-out loss above which an update is rolled back
 SPARE_BYTES = 2**29  # of free memory that training leaves to everything else
-GAINS = 8  # updates over whose gains the update interval takes the mean
-_Pass = tuple[Batch, torch.Tensor, torch.Tensor | None]  # with logits (T, V_q) and hidden states (T, H)
 _outside_inference = torch.inference_mode(mode=False)  # a caller's inference mode would forbid gradients
 
 
@@ -51,33 +49,13 @@ class Counters:
         return replace(self, **{name: getattr(self, name) + count for name, count in more.items()})
 
 
-class UpdateInterval:
-    """Answers between updates; doubled while updates gain less than `min_gain` on average, 0 for never."""
-
-    def __init__(self, answers: int, min_gain: float) -> None:
-        self._shortest, self._min_gain = answers, min_gain
-        self._gains: deque[float] = deque(maxlen=GAINS)
-        self.answers = answers
-
-    def record(self, gain: float) -> None:
-        """Take in the relative fall of the held-out loss that an update brought."""
-        if self._min_gain == 0:
-            return
-        self._gains.append(gain)
-        if gain > 10 * self._min_gain:  # another task, perhaps
-            self.answers = self._shortest
-        elif len(self._gains) == GAINS and sum(self._gains) < GAINS * self._min_gain:
-            self.answers = 2 * self._shortest
-            self._gains.clear()
-
-
 class Trainer:
     """Trains an fp32 copy of a drafter; the model that is given stays as it is.
 
-    `shared` (V_q,) is the mask of `teacher.shared_tokens`, for the hybrid loss.  The same examples in the same order
-    with the same `seed` give the same weights.  `yields` is called between passes, for a trainer that shares the
-    machine; a pass reads `per_pass` examples, or fewer as memory allows: by default one on a CPU, where padding costs
-    more than a pass saves.  Raises ModelError where the copy does not fit into memory.
+    `shared` (V_q,) is the mask of `teacher.shared_tokens`, for the hybrid loss, whose choices are `variant`.  The same
+    examples in the same order with the same `seed` give the same weights.  A pass reads one example; `yields` is
+    called before each, for a trainer that shares the machine.  Raises ModelError where the copy does not fit into
+    memory.
     """
 
     @_outside_inference
@@ -87,26 +65,21 @@ class Trainer:
         learning: Learning,
         shared: npt.NDArray[np.bool_],
         seed: int = 0,
-        settings: TrainerSettings = DEFAULTS,
-        yields: Callable[[], None] = lambda: None,
-        per_pass: int | None = None,
+        variant: HybridLoss | None = None,
+        yields: Callable[[], object] = lambda: None,
     ) -> None:
         check_memory(model)
-        self.learning, self.settings = learning, settings
+        self.learning, self._variant = learning, variant or HybridLoss()
         self._adapted, self._model = trainable(model, learning, seed)
         self._shared = torch.from_numpy(shared).to(model.device)
         self._yields = yields
-        self._per_pass = per_pass or (1 if model.device.type == "cpu" else settings.batch_size)
         self._parameters = [p for p in self._model.parameters() if p.requires_grad]
-        self._optimizer = torch.optim.AdamW(
-            self._parameters, lr=learning.learning_rate, weight_decay=settings.weight_decay
-        )
-        self._examples = ReplayBuffer(settings, seed)
+        self._optimizer = torch.optim.AdamW(self._parameters, lr=learning.learning_rate, weight_decay=0.0)
+        self._examples = ReplayBuffer(seed)
         self._losses: dict[TrainingExample, float] = {}  # of held-out examples under the present weights
-        self._interval = UpdateInterval(learning.interval, settings.min_gain)
         # examples of the hybrid loss do not say what is accepted
         size = None if learning.trains == "drafter" or learning.loss == "hybrid" else hidden_size(model)
-        self._head = None if size is None else HeadTrainer(size, learning, settings, model.device, seed)
+        self._head = None if size is None else HeadTrainer(size, learning.teacher_temperature, model.device, seed)
         self._hook = None if size is None else tap(self._model)
         self._untrained_head: Weights = {}  # of an earlier state, where no head is trained now
         self._head_steps = 0  # when the last state was made
@@ -114,17 +87,22 @@ class Trainer:
 
     # ------------------------------------------------------------ examples
 
+    @_outside_inference
+    def teach(self, trace: Trace, cache: NgramCache) -> None:
+        """Keep an answer to learn from, of which `cache` has the active n-grams, and train the head on it."""
+        self.add(training_example(cache, trace, self.learning.loss, self._variant))
+        self.train_head()
+
     def add(self, example: TrainingExample) -> None:
-        """Keep the training example of an answer."""
+        """Keep a training example, unless it has no term in the loss."""
         if example.positions:
             self._count(answers=1)
-            self._examples.add(example)
+            self._examples.add(example.to(self._model.device))
 
     @property
     def due(self) -> bool:
-        """Whether an update is due: enough new answers, or as many as memory holds."""
-        new = len(self._examples.new)
-        return new >= self._interval.answers or (self._examples.overflowed and new > 0)
+        """Whether there are enough new answers for an update."""
+        return self._examples.unlearned >= self.learning.interval
 
     # ------------------------------------------------------------ updates
 
@@ -142,7 +120,7 @@ class Trainer:
             return False
         if self.learning.trains == "head":
             self.train_head()
-            self._examples.mark_learned()
+            self._examples.unlearned = 0
             self._count(updates=1)
             return True
         if not self._fits(new):
@@ -151,19 +129,17 @@ class Trainer:
         held_out = self._examples.held_out
         judged = held_out or new[:HELD_OUT]
         before, snapshot, steps = self._loss_of(judged), self._snapshot(), self.counters.steps
-        self._examples.mark_learned()
         try:
             self._learn(new[-self.learning.interval :])
-            if self.counters.steps == steps:
-                return False
-            self._losses.clear()
             after = self._loss_of(judged)
         except BaseException:  # Ctrl-C, or out of memory after all
             self._restore(snapshot)
-            self._examples.mark_new(len(new))
             raise
+        self._examples.unlearned = 0
+        if self.counters.steps == steps:
+            return False
         self._count(updates=1)
-        if not after <= before + self.settings.rollback_margin * abs(before):
+        if not after <= before + ROLLBACK_MARGIN * abs(before):
             self._restore(snapshot)
             for group in self._optimizer.param_groups:
                 group["lr"] /= 2
@@ -171,7 +147,6 @@ class Trainer:
             return False
         if held_out is not None:
             self.counters = replace(self.counters, held_out_loss=after)
-            self._interval.record((before - after) / abs(before) if before else 0.0)
         return True
 
     @_outside_inference
@@ -185,45 +160,42 @@ class Trainer:
             return
         with torch.no_grad():
             for example in self._examples.for_head():
-                if free_bytes(self._model.device) < SPARE_BYTES + 8 * _rows(example) * len(self._shared):
+                if free_bytes(self._model.device) < SPARE_BYTES + 8 * example.rows * len(self._shared):
                     return
-                self._yields()
-                self._teach_head(self._pass([example]))
+                self._teach_head(example, *self._read(example))
 
-    def _teach_head(self, read: _Pass) -> None:
-        batch, logits, hidden = read
-        if self._head is not None and hidden is not None and len(batch.teacher.positions):
-            self._head.learn(hidden, logits, batch.teacher)
+    def _teach_head(self, example: TrainingExample, logits: torch.Tensor, hidden: torch.Tensor | None) -> None:
+        if self._head is not None and hidden is not None and len(example.teacher.positions):
+            self._head.learn(hidden, logits, example.teacher)
 
     def _learn(self, new: Sequence[TrainingExample]) -> None:
         """Take steps on new examples, each followed by steps on earlier ones."""
-        size = self.settings.batch_size
-        for start in range(0, len(new), size):
-            self._step(new[start : start + size])
+        for start in range(0, len(new), BATCH):
+            self._step(new[start : start + BATCH])
             for _ in range(self.learning.replays):
-                self._step(self._examples.sample(size))
+                self._step(self._examples.sample(BATCH))
 
     def _step(self, examples: Sequence[TrainingExample]) -> None:
         """Take a step of AdamW on the mean loss over the positions of these examples."""
         total = sum(example.positions for example in examples)
         self._optimizer.zero_grad()
         with torch.enable_grad():
-            for group in groups(examples, len(self._shared), self._per_pass):
-                self._yields()
-                read = self._pass(group)
-                loss = self._loss(read).sum() / total
+            for example in examples:
+                logits, hidden = self._read(example)
+                loss = self._loss(example, logits).sum() / total
                 if not bool(torch.isfinite(loss)):
                     self._count(dropped=1)
                     return
                 loss.backward()
                 if self.learning.trains == "joint":
-                    self._teach_head(read)
+                    self._teach_head(example, logits, hidden)
         self._yields()
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.settings.max_gradient_norm)
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, MAX_GRADIENT_NORM)
         if not bool(torch.isfinite(norm)):
             self._count(dropped=1)
             return
         self._optimizer.step()
+        self._losses.clear()
         self._count(steps=1)
 
     @torch.no_grad()
@@ -232,28 +204,24 @@ class Trainer:
         known = self._losses
         self._losses = {}
         for example in examples:
-            if example not in known:
-                self._yields()
-                known[example] = float(self._loss(self._pass([example])).sum())
-            self._losses[example] = known[example]
+            loss = known.get(example)
+            self._losses[example] = float(self._loss(example, self._read(example)[0]).sum()) if loss is None else loss
         return sum(self._losses.values()) / sum(example.positions for example in examples)
 
-    def _pass(self, examples: Sequence[TrainingExample]) -> _Pass:
-        """Run the model over a few examples at once."""
-        batch = Batch.of(examples, self._model.device)
-        logits = self._model(batch.ids, use_cache=False, logits_to_keep=batch.keep).logits
-        hidden = None
-        if self._hook is not None and self._hook.last is not None:
-            hidden = self._hook.last.detach().flatten(0, -2)
-            self._hook.last = None  # it would keep the whole graph
-        return batch, logits.reshape(-1, logits.shape[-1]), hidden
+    def _read(self, example: TrainingExample) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The model's logits (T, V_q), and with a head its hidden states (T, H), from the example's first position."""
+        self._yields()
+        logits = self._model(example.ids[None].long(), use_cache=False, logits_to_keep=example.rows).logits[0]
+        if self._hook is None or self._hook.last is None:
+            return logits, None
+        hidden, self._hook.last = self._hook.last.detach()[0], None  # kept, it would keep the whole graph
+        return logits, hidden
 
-    def _loss(self, read: _Pass) -> torch.Tensor:
+    def _loss(self, example: TrainingExample, logits: torch.Tensor) -> torch.Tensor:
         """The loss at every position, (N,)."""
-        batch, logits, _ = read
         if self.learning.loss == "hybrid":
-            return hybrid(logits, batch.teacher, self._shared, batch.labels, self.settings.direct_divergence)
-        return divergence(logits, batch.teacher, self.learning.loss)
+            return hybrid(logits, example.teacher, self._shared, example.labels, self._variant.direct_divergence)
+        return divergence(logits, example.teacher, self.learning.loss)
 
     # ------------------------------------------------------------ weights
 
@@ -272,18 +240,15 @@ class Trainer:
 
     @_outside_inference
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Continue from an earlier state; raises ModelError for one of another shape of drafter or adapter."""
+        """Continue from an earlier state of the same shape of drafter and adapter."""
         state, head = parted(state)
         if self._head is not None:
             self._head.load_state(head)
             self._head_steps = self._head.steps
         else:
             self._untrained_head = {PREFIX + name: weight for name, weight in head.items()}
-        own = self._learned()
-        if own.keys() != state.keys() or any(p.shape != state[name].shape for name, p in own.items()):
-            raise ModelError("the learned weights do not fit the drafter and its adapter: use another profile")
         with torch.no_grad():
-            for name, p in own.items():
+            for name, p in self._learned().items():
                 p.copy_(state[name])
         self._losses.clear()
 
@@ -313,7 +278,7 @@ class Trainer:
         """
         trained = sum(p.nbytes for p in self._parameters)
         merged = sum(p.nbytes for p in self._model.parameters() if not p.requires_grad) or trained
-        logits = 16 * max(map(_rows, new)) * len(self._shared)
+        logits = 16 * max(example.rows for example in new) * len(self._shared)
         return free_bytes(self._model.device) > SPARE_BYTES + 5 * trained + merged + logits
 
     def _count(self, **more: int) -> None:
@@ -338,7 +303,3 @@ def free_bytes(device: torch.device) -> int:
     import psutil
 
     return int(psutil.virtual_memory().available)
-
-
-def _rows(example: TrainingExample) -> int:
-    return len(example.ids) - example.first

@@ -31,42 +31,25 @@ def parted(state: Mapping[str, torch.Tensor]) -> tuple[Weights, Weights]:
     return drafter, {name.removeprefix(PREFIX): weight for name, weight in state.items() if name not in drafter}
 
 
-def check(base: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> None:
-    """Raise ModelError unless a state is complete and its names and shapes fit the weights of `base`."""
-    pairs = {name.removesuffix(LORA_A) for name in state if name.endswith(LORA_A)}
-    rest = {name for name in state if not name.endswith((LORA_A, LORA_B))}
-    wrong = {name for name in rest if name not in base or base[name].shape != state[name].shape}
-    for layer in pairs | {name.removesuffix(LORA_B) for name in state if name.endswith(LORA_B)}:
-        down, up = state.get(layer + LORA_A), state.get(layer + LORA_B)
-        weight = base.get(layer + ".weight")
-        if down is None or up is None or weight is None:
-            wrong.add(layer)
-            continue
-        rank = down.shape[0]
-        if (up.shape, down.shape) != ((weight.shape[0], rank), (rank, weight.shape[-1])):
-            wrong.add(layer)
-    wrong |= base.keys() - rest if rest else set()
-    if wrong:
-        raise ModelError(f"the learned weights do not fit the drafter, first {min(wrong)!r}: use another profile")
-
-
 def merged(base: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> Weights:
     """Merge a state into `base`, W + BA for LoRA, and return the changed weights in fp32.
 
-    Raises ModelError for a state that does not fit.
+    Raises ModelError for a state that is incomplete, or whose names and shapes are not those of `base`.
     """
-    weights: Weights = {}
-    for name, learned in state.items():
-        if name.endswith(LORA_B):
-            continue
-        key, addition = name, learned
-        if name.endswith(LORA_A):
-            key = name.removesuffix(LORA_A) + ".weight"
-            addition = state[name.removesuffix(LORA_A) + LORA_B] @ learned  # alpha is the rank: a scale of 1
-        if key not in base or base[key].shape != addition.shape:
-            raise ModelError(f"the learned weights have {key!r}, which the drafter lacks: use another profile")
-        weights[key] = base[key].float().cpu() + addition.cpu() if key != name else addition.float()
-    return weights
+    full = {name: weight.float() for name, weight in state.items() if not name.endswith((LORA_A, LORA_B))}
+    additions: Weights = {}
+    wrong = base.keys() - full.keys() if full else set()
+    for layer in {name.removesuffix(LORA_A).removesuffix(LORA_B) for name in state.keys() - full.keys()}:
+        up, down = state.get(layer + LORA_B), state.get(layer + LORA_A)
+        if up is None or down is None or up.shape[1] != len(down):
+            wrong.add(layer)
+        else:
+            additions[layer + ".weight"] = (up @ down).cpu()  # alpha is the rank: a scale of 1
+    learned = full | additions
+    wrong |= {name for name, weight in learned.items() if name not in base or base[name].shape != weight.shape}
+    if wrong:
+        raise ModelError(f"the learned weights do not fit the drafter, first {min(wrong)!r}: use another profile")
+    return full | {name: base[name].float().cpu() + addition for name, addition in additions.items()}
 
 
 def trainable(model: PreTrainedModel, learning: Learning, seed: int) -> tuple[PeftModel | None, PreTrainedModel]:
