@@ -11,7 +11,7 @@ import pytest
 
 from omnidraft.alignment.spelling_table import ROOT, SpellingTable
 from omnidraft.config import Sampling
-from omnidraft.decoding.scheme import WalkDraft
+from omnidraft.decoding.proposals import TrieDraft
 from omnidraft.verification.exact import Outcome
 from omnidraft.verification.walk import DEAD, STOP, Symbol, Walk
 from support.enumeration import EXACT, Case
@@ -116,9 +116,9 @@ WAYS: dict[str, tuple[dict[str, object], Sampling]] = {
 @pytest.mark.parametrize("way", WAYS)
 def test_every_event_occurs(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     drafting, sampling = WAYS[way]
-    verify, counts = WalkDraft.verify, Counter[str]()
+    verify, counts = TrieDraft.verify, Counter[str]()
 
-    def watched(draft: WalkDraft, *arguments: Any, **how: Any) -> Outcome:
+    def watched(draft: TrieDraft, *arguments: Any, **how: Any) -> Outcome:
         outcome = verify(draft, *arguments, **how)
         walk, refused = draft.walk, outcome.refused
         assert (refused is None) == (outcome.symbols_accepted == len(walk.symbols))
@@ -127,7 +127,7 @@ def test_every_event_occurs(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
         counts.update(of_outcome(walk, outcome, refused))
         return outcome
 
-    monkeypatch.setattr(WalkDraft, "verify", watched)
+    monkeypatch.setattr(TrieDraft, "verify", watched)
     for shape in ("full", "nested", "inner", "long nested"):
         for seed in range(2 if way != "greedy" else 12):
             case = Case(shape, seed, count=1, drafting={"draft_length": 3, **drafting}, sampling=sampling)

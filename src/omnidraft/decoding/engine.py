@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.drafter import AttachedDrafter
-from omnidraft.decoding.scheme import make_scheme
+from omnidraft.decoding.proposals import make_proposer
 from omnidraft.draft_length.policy import DraftLengthPolicy, Fixed, make_policy
 from omnidraft.errors import ConfigError, PromptError
 from omnidraft.models.language_model import LanguageModel, check_ids
@@ -82,7 +82,7 @@ class Engine:
                 f"draft_length is {self.drafting.longest} without a drafter: give one, or use draft_length=0"
             )
         self.policy: DraftLengthPolicy = policy or (make_policy(self.drafting, attached.head) if attached else Fixed())
-        self._scheme = make_scheme(attached, self.eos, self.drafting) if attached else None
+        self._proposer = make_proposer(attached, self.eos, self.drafting) if attached else None
         self._longest = attached.longest if attached else 1
 
     def rounds(
@@ -212,7 +212,7 @@ class Engine:
 
     def _propose(self, request: Request) -> Draft:
         """A draft no longer than could be emitted, and none where the context may run out whatever is drawn."""
-        if self.attached is None or self._scheme is None:
+        if self.attached is None or self._proposer is None:
             return Draft()
         left, context = request.end - len(request.ids), self.attached.drafter.model.context
         length = min(self.drafting.longest, left - 1, context // 2)
@@ -221,7 +221,7 @@ class Engine:
             return Draft()
         own = self.drafting.drafter_temperature
         temperature = request.sampling.temperature if own is None else own
-        return self._scheme.propose(self.attached, length, temperature, request.draw, self.policy)
+        return self._proposer.propose(self.attached, length, temperature, request.draw, self.policy)
 
     def _until_end(self, emitted: Sequence[int], request: Request) -> tuple[tuple[int, ...], str | None]:
         """The emitted tokens up to the end of text or the length asked for, and why decoding ends if it does."""

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from omnidraft.verification.round import Round
 
 
+COUNTS = ("accepted", "symbols", "symbols_accepted", "ngrams_proposed", "ngrams_accepted", "false_merges")
+TIMES = ("draft_s", "verify_s", "overhead_s", "policy_s")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stats:
     """Counts and times (seconds) of any number of rounds; each round is one forward pass of the target.
@@ -45,18 +49,10 @@ class Stats:
             tokens=sum(len(r.emitted) for r in rounds),
             drafted=sum(len(r.draft) for r in rounds),
             proposed=sum(len(r.proposals) for r in rounds),
-            accepted=sum(r.counts.accepted for r in rounds),
-            symbols=sum(r.counts.symbols for r in rounds),
-            symbols_accepted=sum(r.counts.symbols_accepted for r in rounds),
-            ngrams_proposed=sum(r.counts.ngrams_proposed for r in rounds),
-            ngrams_accepted=sum(r.counts.ngrams_accepted for r in rounds),
-            false_merges=sum(r.counts.false_merges for r in rounds),
             rounds_without_draft=reasons.total(),
             no_draft_reason=_commonest(reasons),
-            draft_s=sum(r.times.draft_s for r in rounds),
-            verify_s=sum(r.times.verify_s for r in rounds),
-            overhead_s=sum(r.times.overhead_s for r in rounds),
-            policy_s=sum(r.times.policy_s for r in rounds),
+            **{name: sum(getattr(r.counts, name) for r in rounds) for name in COUNTS},
+            **{name: sum(getattr(r.times, name) for r in rounds) for name in TIMES},
         )
 
     @classmethod
@@ -74,7 +70,7 @@ class Stats:
 
     @property
     def seconds(self) -> float:
-        return self.draft_s + self.verify_s + self.overhead_s + self.policy_s
+        return sum(getattr(self, name) for name in TIMES)
 
     @property
     def tokens_per_s(self) -> float:

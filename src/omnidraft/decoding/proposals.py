@@ -1,4 +1,4 @@
-"""Cross-vocabulary schemes: how draft tokens become target tokens, and how these are verified.
+"""Proposals: how draft tokens become target tokens over the trie of spellings or as in the paper, and are verified.
 
 exact         a walk through the trie of spellings, verified so that the target's distribution is kept (default)
 intersection  the same with drafter tokens masked to those that are target tokens too
@@ -24,7 +24,7 @@ from omnidraft.verification.sampling import Sampler, TargetDistribution
 from omnidraft.verification.walk import STOP, Walk
 
 
-class Scheme(Protocol):
+class Proposer(Protocol):
     """Proposes target tokens from draft tokens; the `Draft` it makes knows how to verify them."""
 
     def propose(
@@ -33,20 +33,24 @@ class Scheme(Protocol):
         """Draft up to `length` tokens at the drafter's `temperature`, as far as `policy` goes."""
 
 
-def make_scheme(attached: AttachedDrafter, eos: Collection[int], drafting: Drafting) -> Scheme | None:
-    """The scheme of `drafting.mode`; None where it can propose nothing, for want of shared tokens."""
+def make_proposer(attached: AttachedDrafter, eos: Collection[int], drafting: Drafting) -> Proposer | None:
+    """The proposer of `drafting.mode`; None where it can propose nothing, for want of shared tokens."""
     if drafting.mode == "exact":
-        return WalkScheme(eos, block=drafting.verification == "block")
+        return TrieProposer(eos, block=drafting.verification == "block")
     direct = DirectMap(attached.cache)
     if not direct.mapped.any():
         return None
-    return PaperScheme(eos, direct) if drafting.mode == "paper" else WalkScheme(eos, block=False, allowed=direct.mapped)
+    return (
+        PaperProposer(eos, direct)
+        if drafting.mode == "paper"
+        else TrieProposer(eos, block=False, allowed=direct.mapped)
+    )
 
 
 # ---------------------------------------------------------------- exact, and intersection
 
 
-class WalkScheme:
+class TrieProposer:
     """Reads the draft by a walk through the trie; with `allowed` (V_q,) other draft tokens are masked out."""
 
     def __init__(self, eos: Collection[int], *, block: bool, allowed: npt.NDArray[np.bool_] | None = None) -> None:
@@ -62,7 +66,7 @@ class WalkScheme:
             return Draft(no_draft_reason=policy.no_draft_reason)
         tokens, vectors = attached.draft(length, temperature, draw, walk.read, self._allowed, policy)
         walk.finish()
-        return WalkDraft(
+        return TrieDraft(
             tokens=tokens,
             vectors=vectors,
             proposals=walk.tokens,
@@ -76,7 +80,7 @@ class WalkScheme:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WalkDraft(Draft):
+class TrieDraft(Draft):
     """A draft as a walk has read it; `block` accepts or rejects its symbols jointly."""
 
     walk: Walk
@@ -110,7 +114,7 @@ class WalkDraft(Draft):
 # ---------------------------------------------------------------- the paper's
 
 
-class PaperScheme:
+class PaperProposer:
     """Merges the draft into the longest active n-grams once it is complete."""
 
     def __init__(self, eos: Collection[int], direct: DirectMap) -> None:
@@ -128,7 +132,7 @@ class PaperScheme:
         )
         merged = merge(tokens, attached.cache, direct)
         end = next((i + 1 for i, proposal in enumerate(merged) if proposal.token in eos), len(merged))
-        return MergedDraft(
+        return PaperDraft(
             tokens=tokens,
             vectors=vectors,
             proposals=[proposal.token for proposal in merged[:end]],
@@ -143,7 +147,7 @@ class PaperScheme:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MergedDraft(Draft):
+class PaperDraft(Draft):
     """A draft whose tokens were merged into proposals, each of which counts as one symbol."""
 
     merged: Sequence[Proposal]
