@@ -53,16 +53,6 @@ def test_a_profile_is_found_again_in_another_precision(tmp_path: Path, home: Pat
     assert len(saved(home)) == 1
 
 
-def test_learning_goes_on_under_inference_mode(target: Path, drafter: Path) -> None:
-    options = FAST | {"interval": 1}
-    with (
-        torch.inference_mode(),
-        omnidraft.load(target, drafter, adapt="inline", profile=None, **options, warn=pytest.fail) as model,
-    ):
-        answers(model, 3)
-    assert model.learned["updates"] > 0
-
-
 def test_learning_that_fails_costs_no_reply(target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     model = omnidraft.load(target, drafter, adapt="inline", profile=None, **(FAST | {"interval": 1}), warn=said.append)
