@@ -95,7 +95,7 @@ POLICIES: dict[str, DraftLengthPolicy] = {
 }
 
 
-# ---------------------------------------------------------------- the law
+# ---------------------------------------------------------------- the distribution
 
 
 def with_policy(world: World, policy: DraftLengthPolicy, cache: str, seed: int, **drafting: object) -> Engine:
@@ -107,7 +107,7 @@ def with_policy(world: World, policy: DraftLengthPolicy, cache: str, seed: int, 
 @pytest.mark.parametrize("verification", ["block", "token"])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_law_holds_wherever_a_draft_ends(shape: str, policy: str, verification: str) -> None:
+def test_the_distribution_holds_wherever_a_draft_ends(shape: str, policy: str, verification: str) -> None:
     count = 1 if shape.startswith("long") else 2
     for active, seed in (("all", 0), ("random", 1)):
         world = make_world(shape, seed, 0.2 * seed)
@@ -118,7 +118,7 @@ def test_the_law_holds_wherever_a_draft_ends(shape: str, policy: str, verificati
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.7, top_k=3)])
 @pytest.mark.parametrize("mode", ["exact", "intersection"])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_the_law_holds_in_other_modes_and_temperatures(policy: str, mode: str, sampling: Sampling) -> None:
+def test_the_distribution_holds_in_other_modes_and_temperatures(policy: str, mode: str, sampling: Sampling) -> None:
     for active in ACTIVE:
         world = make_world("nested", 3)
         assert deviation(world, with_policy(world, POLICIES[policy], active, 3, mode=mode), 2, sampling) < EXACT
@@ -131,7 +131,7 @@ def lengths(engine: Engine) -> Iterator[int]:
 
 @pytest.mark.parametrize("policy", [name for name in POLICIES if name != "fixed"])
 def test_these_policies_do_end_drafts(policy: str) -> None:
-    """Else the tests of the law would say nothing."""
+    """Else the tests of the distribution would say nothing."""
     found: set[int] = set()
     for seed in range(4):
         found |= set(lengths(with_policy(make_world("nested", seed), POLICIES[policy], "all", seed)))
@@ -139,7 +139,7 @@ def test_these_policies_do_end_drafts(policy: str) -> None:
     assert min(found) < LONGEST
 
 
-def test_a_policy_that_takes_back_a_drawn_token_breaks_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_that_takes_back_a_drawn_token_changes_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     true = Drafter.draft
 
     def dropping(drafter: Drafter, length: int, temperature: float, draw: Sampler, read: Any, *rest: Any) -> Any:
@@ -170,7 +170,7 @@ def test_confidence_ends_a_draft_after_an_unlikely_token() -> None:
         assert policy.steps(token) is goes_on
 
 
-def test_entropy_is_that_of_the_law() -> None:
+def test_entropy_is_that_of_the_distribution() -> None:
     p = torch.tensor([0.5, 0.25, 0.25])
     assert spread(torch.log(p), 1.0)[0].item() == pytest.approx(1.5 * math.log(2))
     assert spread(torch.log(p), 0.0)[0] == spread(torch.log(p), 1.0)[0]
@@ -181,15 +181,8 @@ def test_entropy_is_that_of_the_law() -> None:
 
 def test_entropy_ends_a_draft_before_an_unsure_token() -> None:
     policy = Entropy(0.6)
-    for nats, draws in ((0.0, True), (0.7, True), (0.9, False)):
-        even = torch.zeros(max(1, round(math.exp(nats) * 1000)))  # the entropy of n equal options is log n
-        sure = torch.tensor([0.0]) if nats == 0 else even
-        expected = 1 - math.sqrt(0.2 * spread(sure, 1.0)[0]) >= 0.6
-        assert policy.draws(sure, 1.0, None) is expected
-        if nats == 0:
-            assert expected is draws
-    assert policy.draws(torch.zeros(2), 1.0, None)  # log 2 nats: 1 − √0.139 = 0.63
-    assert not policy.draws(torch.zeros(3), 1.0, None)  # log 3: 0.53
+    for equal, draws in ((1, True), (2, True), (3, False)):  # log 2 nats: 1 − √0.139 = 0.63; log 3: 0.53
+        assert policy.draws(torch.zeros(equal), 1.0, None) is draws
 
 
 def test_the_setting_chooses_the_policy() -> None:
@@ -300,12 +293,9 @@ def test_greedy_text_is_that_of_transformers(target: Path, drafter: Path, policy
             assert model.generate(prompt, max_new_tokens=24).token_ids == alone(model, prompt, 24)
 
 
-@pytest.mark.parametrize("policy", ["confidence", "entropy", "goodput"])
-def test_without_a_drafter_there_is_nothing_to_end(target: Path, drafter: Path, policy: str) -> None:
-    alone_ = omnidraft.load(target, dtype="float32", draft_length=policy)
-    beside = omnidraft.load(target, drafter, dtype="float32", profile=None, draft_length=0)
-    said = {model.generate(PROMPTS[0], max_new_tokens=8).token_ids for model in (alone_, beside)}
-    assert said == {alone(alone_, PROMPTS[0], 8)}
+def test_without_a_drafter_there_is_nothing_to_end(target: Path) -> None:
+    model = omnidraft.load(target, dtype="float32", draft_length="entropy")
+    assert model.generate(PROMPTS[0], max_new_tokens=8).token_ids == alone(model, PROMPTS[0], 8)
 
 
 @pytest.mark.parametrize("mode", ["exact", "intersection", "paper"])
