@@ -25,12 +25,14 @@ def rows(count: int) -> list[dict[str, str]]:
     return [json.loads(line) for line in lines[:count]]
 
 
-def test_names() -> None:
-    assert zoo.names("drafter")
-    assert zoo.names("target")
-    assert set(zoo.names()) == {*zoo.names("drafter"), *zoo.names("target")}
+def test_names_and_places() -> None:
+    assert set(zoo.names()) == {*zoo.names("target"), *zoo.names("drafter")}
+    assert len(zoo.names("drafter")) == 1
     with pytest.raises(ModelError, match="use one of"):
         zoo.path("nothing")
+    assert zoo.resolve("owner/name") == "owner/name"
+    assert zoo.resolve(Path("zoo:drafter")) == Path("zoo:drafter")  # a folder of that name
+    assert zoo.resolve("zoo:drafter") == zoo.path("drafter")
 
 
 def test_only_the_zoo_knows_its_models_by_name() -> None:
@@ -46,7 +48,8 @@ def test_weights_are_bfloat16_and_small() -> None:
         weights = zoo.path(name) / "model.safetensors"
         size += sum(file.stat().st_size for file in zoo.path(name).iterdir())
         with safe_open(weights, "pt") as file:
-            assert {file.get_slice(key).get_dtype() for key in file.keys()}  # noqa: SIM118 == {"BF16"}
+            kinds = {file.get_slice(key).get_dtype() for key in file.keys()}  # noqa: SIM118  no dict: it has no __iter__
+        assert kinds == {"BF16"}
     assert size <= LARGEST_MB * 2**20
 
 
@@ -88,35 +91,22 @@ def test_the_targets_differ_in_what_an_engine_must_cope_with() -> None:
 
 
 @pytest.mark.slow
-def test_targets_have_learned_the_task() -> None:
+@pytest.mark.parametrize("name", zoo.names("target"))
+def test_targets_have_learned_the_task(name: str) -> None:
     """Held-out loss below 1.9 a token on GSM8K test answers; most greedy answers end by themselves."""
-    for name in zoo.names("target"):
-        loaded = omnidraft.load(zoo.path(name), dtype="float32")
-        model, eos = loaded.target.lm.model, sorted(loaded.engine.eos)
-        total, count = 0.0, 0
-        for row in rows(100):
-            question = loaded.encode_message(f"Question: {row['question']}\nAnswer:")
-            answer = row["answer"] if loaded.target.tokenizer.chat_template else f" {row['answer']}"
-            text = [
-                *question,
-                *loaded.target.tokenizer(answer, add_special_tokens=False)["input_ids"],
-                loaded.vocab.eos[0],
-            ]
-            ids = torch.tensor([text])
-            labels = ids.clone()
-            labels[:, : len(question)] = -100
-            with torch.no_grad():
-                answer_tokens = ids.shape[1] - len(question)
-                total += float(model(input_ids=ids, labels=labels).loss) * answer_tokens
-                count += answer_tokens
-        assert total / count < 1.9, name
-
-        prompts = [loaded.encode_message(f"Question: {row['question']}\nAnswer:") for row in rows(40)]
-        longest = max(map(len, prompts))
-        ids = torch.tensor([[eos[0]] * (longest - len(prompt)) + prompt for prompt in prompts])
-        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-        output = model.generate(
-            input_ids=ids, attention_mask=mask, max_new_tokens=256, do_sample=False, pad_token_id=eos[0]
-        )
-        ended = torch.isin(output[:, longest:], torch.tensor(eos)).any(dim=1).float().mean()
-        assert float(ended) >= 0.65, name
+    loaded = omnidraft.load(zoo.path(name), None, dtype="float32")
+    model, total, count = loaded.target.lm.model, 0.0, 0
+    for row in rows(20):
+        question = loaded.encode_message(f"Question: {row['question']}\nAnswer:")
+        answer = row["answer"] if loaded.target.tokenizer.chat_template else f" {row['answer']}"
+        text = [*question, *loaded.target.tokenizer(answer, add_special_tokens=False)["input_ids"], loaded.vocab.eos[0]]
+        ids = torch.tensor([text])
+        labels = ids.clone()
+        labels[:, : len(question)] = -100
+        with torch.no_grad():
+            total += float(model(input_ids=ids, labels=labels).loss) * (len(text) - len(question))
+        count += len(text) - len(question)
+    assert total / count < 1.9
+    prompts = [f"Question: {row['question']}\nAnswer:" for row in rows(6)]
+    ends = [loaded.generate(loaded.encode_message(prompt), max_new_tokens=256).finish_reason for prompt in prompts]
+    assert ends.count("eos") >= 4, ends

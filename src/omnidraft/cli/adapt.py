@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from omnidraft.bench import prompts
+from omnidraft.bench.output import progress
 from omnidraft.cli import flags
 from omnidraft.config import Drafting, Learning, Sampling
 from omnidraft.errors import ConfigError, PromptError
@@ -50,8 +51,6 @@ def main(arguments: Sequence[str]) -> int:
 
 def _learn(model: OmniDraft, side: LearningSide, digest: str, texts: Sequence[str], settings: dict[str, Any]) -> int:
     """Answer and learn, from where an earlier run ended; 130 after Ctrl-C."""
-    from omnidraft.bench.output import progress
-
     autosave, count = side.autosave, len(texts)
     if autosave.profile.file is not None and not autosave.writes:
         raise ConfigError(
