@@ -21,7 +21,7 @@ from omnidraft.distillation.trainer import Trainer
 from omnidraft.distillation.weights import Weights, parted
 from omnidraft.draft_length.acceptance_head import Head
 from omnidraft.errors import ConfigError
-from omnidraft.verification.walk import Walk
+from omnidraft.verification.trie_walk import Walk
 from support.enumeration import FAR, SAMPLED, enumerate_draws
 from support.learning import example_of, make_trainer, same, small_drafter
 from support.table_models import ACTIVE, PROMPT, SHAPES, World, frozen_cache, make_world

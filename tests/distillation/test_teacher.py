@@ -21,7 +21,7 @@ from omnidraft.verification.sparse_probs import (
     root_masses,
     sparse,
 )
-from omnidraft.verification.walk import Walk
+from omnidraft.verification.trie_walk import Walk
 from support.enumeration import FAR, SAMPLED, enumerate_draws
 from support.table_models import PROMPT, SHAPES, Ids, TableModel, World, frozen_cache, make_world, seeded
 

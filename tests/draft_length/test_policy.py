@@ -21,7 +21,7 @@ from omnidraft.draft_length.policy import Confidence, DraftLengthPolicy, Entropy
 from omnidraft.errors import ConfigError
 from omnidraft.verification.round import Round, RoundCounts, RoundTimes
 from omnidraft.verification.sampling import Sampler
-from omnidraft.verification.walk import Walk
+from omnidraft.verification.trie_walk import Walk
 from support.enumeration import EXACT, SAMPLED, deviation, enumerate_draws
 from support.learning import PROMPTS, alone
 from support.table_models import ACTIVE, PROMPT, SHAPES, World, frozen_cache, make_world

@@ -12,8 +12,8 @@ import pytest
 from omnidraft.alignment.spelling_table import ROOT, SpellingTable
 from omnidraft.config import Sampling
 from omnidraft.decoding.proposals import TrieDraft
-from omnidraft.verification.exact import Outcome
-from omnidraft.verification.walk import DEAD, STOP, Symbol, Walk
+from omnidraft.verification.rejection_sampling import Outcome
+from omnidraft.verification.trie_walk import DEAD, STOP, Symbol, Walk
 from support.enumeration import EXACT, Case
 from support.table_models import PROMPT, make_world
 

@@ -16,7 +16,7 @@ from omnidraft.config import Sampling
 from omnidraft.verification import residual
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import Sampler
-from omnidraft.verification.walk import Walk
+from omnidraft.verification.trie_walk import Walk
 from support.enumeration import (
     EXACT,
     FAR,

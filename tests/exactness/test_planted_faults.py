@@ -20,9 +20,9 @@ from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.spelling_table import ROOT, Probs
 from omnidraft.decoding.drafter import Drafter
 from omnidraft.decoding.proposals import TrieProposer
-from omnidraft.verification import exact as verify
+from omnidraft.verification import rejection_sampling as verify
 from omnidraft.verification import residual
-from omnidraft.verification.walk import Walk
+from omnidraft.verification.trie_walk import Walk
 from support.enumeration import EXACT, Case
 
 PLAIN = 1e-3  # a fault that moves less than this could hide

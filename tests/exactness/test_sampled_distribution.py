@@ -23,7 +23,7 @@ from omnidraft.models import int8
 from omnidraft.models.cpu_llama import lean
 from omnidraft.models.language_model import LanguageModel
 from omnidraft.models.loading import load_model
-from omnidraft.verification import exact as verify
+from omnidraft.verification import rejection_sampling as verify
 from omnidraft.verification import residual
 from omnidraft.verification.sampling import GeneratorSampler, softmax, target_processors
 from omnidraft.zoo import names as zoo_names

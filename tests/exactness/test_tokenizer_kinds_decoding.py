@@ -15,7 +15,7 @@ from omnidraft.config import Sampling
 from omnidraft.decoding.engine import Engine
 from omnidraft.models.language_model import TransformersModel
 from omnidraft.models.loading import LoadedModel
-from omnidraft.verification import exact as verify
+from omnidraft.verification import rejection_sampling as verify
 from omnidraft.verification import residual
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import softmax

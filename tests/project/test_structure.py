@@ -165,8 +165,8 @@ def test_every_file_of_the_package_is_shipped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ("verification/exact", "from omnidraft.decoding.engine import Engine"),  # upward
-        ("verification/exact", "def late():\n    import omnidraft.decoding.engine"),
+        ("verification/rejection_sampling", "from omnidraft.decoding.engine import Engine"),  # upward
+        ("verification/rejection_sampling", "def late():\n    import omnidraft.decoding.engine"),
         ("draft_length/policy", "if TYPE_CHECKING:\n    from omnidraft.decoding.engine import Engine"),
         ("alignment/vocab", "from omnidraft.models.kv_cache import GrowingCache"),  # beside it, on the same floor
         ("alignment/vocab", "from omnidraft.alignment.spelling_table import ROOT"),  # a circle within a package

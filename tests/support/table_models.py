@@ -23,7 +23,7 @@ from omnidraft.alignment.vocab import Speller, Vocab
 from omnidraft.config import Drafting
 from omnidraft.decoding.drafter import AttachedDrafter, Drafter
 from omnidraft.decoding.engine import Engine
-from omnidraft.verification.walk import STOP, Symbol, Walk
+from omnidraft.verification.trie_walk import STOP, Symbol, Walk
 from support.models import InputFunction
 
 PROMPT = 0  # worlds start from this target token

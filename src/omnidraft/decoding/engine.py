@@ -16,7 +16,7 @@ from omnidraft.decoding.proposals import make_proposer
 from omnidraft.draft_length.policy import DraftLengthPolicy, Fixed, make_policy
 from omnidraft.errors import ConfigError, PromptError
 from omnidraft.models.language_model import LanguageModel, check_ids
-from omnidraft.verification.exact import Outcome
+from omnidraft.verification.rejection_sampling import Outcome
 from omnidraft.verification.round import Draft, Round, RoundCounts, RoundTimes
 from omnidraft.verification.sampling import Processing, Processor, Sampler, TargetDistribution, softmax
 from omnidraft.verification.sparse_probs import SparseProbs, sparse

@@ -17,11 +17,11 @@ import numpy.typing as npt
 from omnidraft.config import Drafting
 from omnidraft.decoding.drafter import AttachedDrafter
 from omnidraft.draft_length.policy import DraftLengthPolicy
-from omnidraft.verification.exact import Outcome, verify_block, verify_greedy, verify_token
 from omnidraft.verification.paper import DirectMap, Proposal, merge, verify_paper
+from omnidraft.verification.rejection_sampling import Outcome, verify_block, verify_greedy, verify_token
 from omnidraft.verification.round import Draft
 from omnidraft.verification.sampling import Sampler, TargetDistribution
-from omnidraft.verification.walk import STOP, Walk
+from omnidraft.verification.trie_walk import STOP, Walk
 
 
 class Proposer(Protocol):

@@ -21,7 +21,7 @@ from omnidraft.draft_length.cost_model import LEVEL_MEMORY, PREFILL, STALL, Cost
 
 if TYPE_CHECKING:
     from omnidraft.verification.round import Round
-    from omnidraft.verification.walk import Walk
+    from omnidraft.verification.trie_walk import Walk
 
 EXPLORATION = 3.0  # plain steps that an exploration may lose, beside the drafter's prefill; the first one twice that
 INTERVALS = 256, 2048  # rounds to the next exploration: at first, and at most

@@ -13,7 +13,7 @@ from omnidraft.draft_length.goodput import UNSURE, Goodput
 
 if TYPE_CHECKING:
     from omnidraft.verification.round import Round
-    from omnidraft.verification.walk import Walk
+    from omnidraft.verification.trie_walk import Walk
 
 
 class DraftLengthPolicy(Protocol):

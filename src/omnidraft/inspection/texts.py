@@ -11,7 +11,7 @@ from importlib import resources
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.spelling_table import ROOT
 from omnidraft.inspection.models import Language
-from omnidraft.verification.walk import Walk
+from omnidraft.verification.trie_walk import Walk
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ import numpy as np
 from omnidraft.alignment.ngram_cache import Ints, NgramCache
 from omnidraft.alignment.spelling_table import ROOT, Probs
 from omnidraft.verification.sampling import Sampler
-from omnidraft.verification.walk import DEAD, STOP, Symbol
+from omnidraft.verification.trie_walk import DEAD, STOP, Symbol
 
 LARGE = 32  # target tokens below a node from which on the shortcuts pay
 TRIES = 3  # of rejection sampling for a correction, before the residual is computed

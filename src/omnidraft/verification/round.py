@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from omnidraft.alignment.spelling_table import Probs
-from omnidraft.verification.exact import Outcome
+from omnidraft.verification.rejection_sampling import Outcome
 from omnidraft.verification.sampling import Sampler, TargetDistribution
 from omnidraft.verification.sparse_probs import SparseProbs
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnidraft.alignment.spelling_table import ROOT
-from omnidraft.verification.walk import DEAD, STOP, Walk
+from omnidraft.verification.trie_walk import DEAD, STOP, Walk
 from support.table_models import Plain, caches, drafts, frozen_cache, make_world, walked, worlds
 
 A, B = 0, 1  # drafter tokens of every world

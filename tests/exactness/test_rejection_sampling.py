@@ -11,11 +11,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from omnidraft.alignment.spelling_table import Probs
-from omnidraft.verification.exact import Outcome, verify_block, verify_greedy, verify_token
+from omnidraft.verification.rejection_sampling import Outcome, verify_block, verify_greedy, verify_token
 from omnidraft.verification.residual import drafter_probability, residual_at, target_probability
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import Sampler
-from omnidraft.verification.walk import DEAD, STOP, Walk
+from omnidraft.verification.trie_walk import DEAD, STOP, Walk
 from support.enumeration import enumerate_draws, round_distribution
 from support.table_models import (
     SHAPES,

@@ -24,7 +24,7 @@ from omnidraft.verification.residual import (
     thinned,
 )
 from omnidraft.verification.sampling import Sampler
-from omnidraft.verification.walk import STOP, Symbol, Walk
+from omnidraft.verification.trie_walk import STOP, Symbol, Walk
 
 PrefixProbs = Callable[[int], Probs]
 """p after the first i proposals, (V_p,) float64 summing to 1; called lazily and in order."""
