@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "omnidraft"
 GOALS = {"src": 10_000, "experiments": 2_200, "tests": 13_500}  # lines
 # at most, together: where a goal is not reached yet, what there is; to be lowered with every change that shortens it
-LINES = {"src": 12_900, "experiments": 3_650, "tests": 19_100}
-FILES = 86  # of the package, those apart that only say what a folder holds; the goal is 75
+LINES = {"src": 11_700, "experiments": 2_600, "tests": 17_350}
+FILES = 81  # of the package, those apart that only say what a folder holds; the goal is 75
 FILE_LINES = 400
 FUNCTION_LINES = 60
 FUNCTION_LINES_P95 = 40
