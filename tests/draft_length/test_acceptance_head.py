@@ -59,6 +59,18 @@ def test_a_trained_head_interpolates_between_its_two_temperatures() -> None:
     assert not head.trained
 
 
+@pytest.mark.parametrize("scale", [0.0, 0.3, 1.0, 8.0])
+def test_inference_is_what_the_network_computes(scale: float) -> None:
+    head, network = Head(8), HeadNetwork(8)
+    network.load_state_dict(learned(8))
+    head.load_weights(learned(8))
+    for seed in range(10):
+        logits, hidden = some_logits(seed)[0].float() * scale, torch.randn(8) * (seed + 1)
+        cold, warm = torch.sigmoid(network(hidden[None], *spread(logits[None], 1.0)))[0].tolist()
+        assert head.chance(logits, hidden, 0.0) == pytest.approx(cold, abs=1e-5)
+        assert head.chance(logits, hidden, 1.0) == pytest.approx(warm, abs=1e-5)
+
+
 @pytest.mark.parametrize("keys", ["inner.weight", "outer.weight", "all"])
 def test_a_head_of_another_drafter_is_refused(keys: str) -> None:
     weights = {name: weight for name, weight in learned(9).items() if keys in ("all", name)}

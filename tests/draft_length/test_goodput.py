@@ -89,8 +89,10 @@ class Clock:
     def request(self, scene: Scene, rounds: int, prompt: int = 20, new_tokens: int = 10**6) -> None:
         """Decode a request of so many rounds."""
         self.policy.open(range(prompt), new_tokens)
-        read = False
+        read, left = False, new_tokens
         for number in range(rounds):
+            if left <= 0:
+                break
             passes, drafted, accepted, whole, survival = 0, 0, 0, True, 1.0
             self.tokens += 1
             if self.policy.begin(None):
@@ -104,7 +106,7 @@ class Clock:
                     accepted += whole
                     survival *= scene.chances[self.head.nats]
                     self.tokens += survival
-                    if drafted == LONGEST or not self.policy.steps(0):
+                    if drafted == min(LONGEST, max(1, left - 1)) or not self.policy.steps(0):
                         break
                     passes += 1
             reads = 0 if read or not passes else prompt
@@ -116,7 +118,8 @@ class Clock:
             prefill = 0.0 if number else PROMPT_PASS * self.slow
             counts = {"draft_accepted": accepted, "draft_passes": passes, "draft_read": passes + reads}
             times = {"draft_s": draft_s * noise, "verify_s": verify_s * noise + prefill}
-            self.policy.learn(made(drafted, accepted + 1, counts, None, **times))
+            self.policy.learn(made(drafted, min(left, accepted + 1), counts, None, **times))
+            left -= accepted + 1
 
     def after(self, scene: Scene, requests: int, rounds: int = 40, **request: int) -> float:
         """Goodput over so many requests from now on."""
@@ -217,6 +220,15 @@ def test_long_prompts_with_short_answers_are_left_to_the_target() -> None:
     assert sum(clock.drafted) > 0
 
 
+@pytest.mark.parametrize("first_prompt", [12, 200])
+def test_a_cheap_drafter_is_not_sent_through_a_prompt_for_a_few_tokens(first_prompt: int) -> None:
+    """Its prefill of 4000 tokens takes eight plain steps, and an answer has six tokens."""
+    scene, clock = replace(SCENES["large target"], step=0.03, read=0.002), Clock(seed=1)
+    clock.after(scene, 5, prompt=first_prompt)
+    clock.after(scene, 200, rounds=6, prompt=4000, new_tokens=6)
+    assert sum(length > 0 for length in clock.drafted) < 0.05 * len(clock.drafted)
+
+
 @pytest.mark.parametrize(("slow", "rounds", "lasts"), [(200.0, 2, False), (3.0, 1, True)])
 def test_neither_a_stall_nor_a_slower_machine_changes_much(slow: float, rounds: int, *, lasts: bool) -> None:
     clock, scene = Clock(), SCENES["hard"]
@@ -283,6 +295,17 @@ def test_the_cost_model_finds_the_costs_it_is_shown() -> None:
     for tokens, cost in ((1, 0.23), (4, 0.32)):
         assert costs.tokens.of(tokens) == pytest.approx(cost, abs=0.05)
         assert profiled.tokens.of(tokens) == pytest.approx(cost)
+
+
+def test_a_prefill_that_seems_to_cost_nothing_is_measured_again() -> None:
+    """A first draft whose steps are cheaper than the prior leaves nothing for the prefill."""
+    costs = CostModel()
+    for _ in range(3):
+        costs.learn(made(0, 1, None, None, verify_s=1.0), first=False)
+    for read, draft_s in ((14, 0.03), *[(2001, 2.03)] * 30):
+        counts = {"draft_passes": 1, "draft_read": read}
+        costs.learn(made(1, 1, counts, None, draft_s=draft_s, verify_s=1.0), first=False)
+    assert costs.prefill(2000) == pytest.approx(2, rel=0.5)
 
 
 def test_acceptance_is_calibrated_by_bin_and_shifted_for_the_request() -> None:

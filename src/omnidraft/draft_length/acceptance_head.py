@@ -112,12 +112,15 @@ class Head:
 
     def __init__(self, size: int | None = None) -> None:
         self._size = size
-        self._network: HeadNetwork | None = None
+        self._inner: torch.Tensor | None = None  # for the hidden state, halved
+        # by unit: halved weights of base, entropy, largest and bias; what it adds at temperature 0, and more at 1
+        self._units: list[tuple[float, ...]] = []
+        self._bias = 0.0, 0.0
         self.version = 0  # goes up with everything that was learned, by the head or by the drafter beside it
 
     @property
     def trained(self) -> bool:
-        return self._network is not None
+        return self._inner is not None
 
     def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Have these weights, by name; be untrained where there are none.
@@ -126,19 +129,34 @@ class Head:
         """
         self.version += 1
         if not weights:
-            self._network = None
+            self._inner = None
             return
         try:
             network = HeadNetwork(self._size or weights["inner.weight"].shape[1] - EXTRA)
             network.load_state_dict(dict(weights))
         except (KeyError, IndexError, RuntimeError) as error:
             raise ModelError(MISFIT) from error
-        self._network = network.requires_grad_(requires_grad=False)
+        inner, outer = network.inner.weight.detach() / 2, network.outer.weight.detach()
+        rest = inner[:, -EXTRA:], network.inner.bias.detach()[:, None] / 2, outer[:1].T, (outer[1:] - outer[:1]).T
+        self._units = [tuple(unit) for unit in torch.cat(rest, 1).tolist()]
+        cold, warm = network.outer.bias.tolist()
+        self._bias = cold, warm - cold
+        self._inner = inner[:, :-EXTRA].clone()
 
     def chance(self, logits: torch.Tensor, hidden: torch.Tensor | None, temperature: float) -> float:
         """Acceptance probability of a token of logits (V_q,), made of the hidden state (H,)."""
-        nats, best = spread(logits, 1.0 if self.trained else temperature)
-        if self._network is None or hidden is None:
-            return bound(nats.item())
-        cold, warm = self._network(hidden[None].cpu(), nats[None].cpu(), best[None].cpu())[0].tolist()
-        return 1 / (1 + math.exp(-max(LEAST, cold + min(1.0, temperature) * (warm - cold))))
+        entropy, largest = spread(logits, 1.0 if self.trained else temperature)
+        nats = entropy.item()
+        if self._inner is None or hidden is None:
+            return bound(nats)
+        # what HeadNetwork computes in few calls: after a pass of the target each costs ten times as much
+        state, best = hidden.detach().float().cpu(), largest.item()
+        scale = math.sqrt(torch.dot(state, state).item() / len(state) + 1e-12)
+        likely = min(1 - SURE, max(SURE, 1 - math.sqrt(SLOPE * max(0.0, nats))))
+        base, warmth = math.log(likely / (1 - likely)), min(1.0, temperature)
+        score = base + self._bias[0] + warmth * self._bias[1]
+        of_state = torch.mv(self._inner, state).tolist()
+        for half, (of_base, of_nats, of_best, bias, cold, warmer) in zip(of_state, self._units, strict=True):
+            x = half / scale + of_base * base + of_nats * nats + of_best * best + bias
+            score += x * (1 + math.tanh(x)) * (cold + warmth * warmer)  # 2x · sigmoid(2x) = x · (1 + tanh(x))
+        return 1 / (1 + math.exp(-max(LEAST, score)))

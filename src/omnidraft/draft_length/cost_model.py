@@ -149,7 +149,7 @@ class CostModel:
         cost, prefill = record.times.draft_s / self.seconds, record.counts.draft_read - passes
         expected = self.steps.of(passes)
         if prefill >= PREFILL:
-            self.prefill.learn(min(cost - expected, STALL * self.prefill(prefill)), prefill)
+            self.prefill.learn(min(max(0.0, cost - expected), STALL * self.prefill(prefill)), prefill)
         else:
             self.steps.learn(min(cost, STALL * max(0.5, expected)), *first_and_more(passes))
 

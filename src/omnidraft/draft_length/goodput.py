@@ -88,9 +88,9 @@ class Goodput:
             return MEASURED
         if self._first_gain <= 0:
             return TOO_DEAR
-        # about two tokens a round
-        rounds = min(self._asked - self._emitted, max(self._length - self._emitted, self._emitted)) / 2
-        return TOO_SHORT if self._first_gain * rounds <= self._prefill else None
+        rest = min(self._asked - self._emitted, max(self._length - self._emitted, self._emitted))
+        # a round emits a token beside those that it gains
+        return TOO_SHORT if self._first_gain / (1 + self._first_gain) * rest <= self._prefill else None
 
     def _explores(self) -> bool:
         """Whether to draft although it does not pay: an exploration is due, or not over yet."""
