@@ -182,7 +182,7 @@ def load(
     warn: Callable[[str], None] = _log.warning,
     **options: Any,
 ) -> OmniDraft:
-    """Load a target and a drafter, each a folder, a hub id or `zoo:NAME`.
+    """Load a target and a drafter, each a folder, a GGUF file, a hub id or `zoo:NAME`.
 
     Where no drafter is named, it is a default that `warn` is told of: JackFram/llama-68m from the hub, or the one that
     ships.  With None, or with `draft_length=0`, the target decodes alone; given another OmniDraft, its drafter is
@@ -209,7 +209,7 @@ def load(
             raise ConfigError(f"adapt is {adapt!r} without a drafter: give one, or use adapt='off'")
         if isinstance(settings.draft_length, str):  # there is nothing for a policy to decide
             settings = replace(settings, draft_length=0, threshold=None)
-    loaded = load_model(zoo.resolve(target), dtype, device)
+    loaded = load_model(zoo.resolve(target), dtype, device, warn)
     vocab = read_vocab(loaded.tokenizer, loaded.lm.vocab_size, loaded.lm.eos)
     sampling = sampling_of(loaded.lm.model.generation_config, warn)
     if drafter is None:
@@ -238,7 +238,7 @@ def _keep_measurements(policy: Goodput, autosave: Autosave) -> None:
 
 def _check_models(target: object, drafter: object) -> None:
     """Raise ConfigError unless both name models; a model in memory is refused, too."""
-    name = "give a folder, a hub id or zoo:NAME"
+    name = "give a folder, a GGUF file, a hub id or zoo:NAME"
     if not isinstance(target, str | Path):
         fix = f"{name}; for a model in memory there is omnidraft.hf.generate"
         raise ConfigError(f"target is of type {type(target).__name__}: {fix}")

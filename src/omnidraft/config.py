@@ -280,6 +280,15 @@ def data_folder() -> Path:
     raise ConfigError("no home folder is known: set OMNIDRAFT_HOME to a writable folder")
 
 
+def cache_folder() -> Path:
+    """Folder of what can be made again: `cache` in `OMNIDRAFT_HOME`, else the platform's cache folder."""
+    if home := os.environ.get("OMNIDRAFT_HOME"):
+        return Path(home) / "cache"
+    import platformdirs
+
+    return platformdirs.user_cache_path("omnidraft", appauthor=False)
+
+
 def shown(value: object) -> str:
     """A value for an error message of one line."""
     try:

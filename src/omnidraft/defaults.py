@@ -96,7 +96,7 @@ def load_drafter(
     from omnidraft.models.loading import load_model  # imports PyTorch
 
     if not isinstance(drafter, str) or drafter != AUTO:
-        return load_model(zoo.resolve(drafter), dtype, device)
+        return load_model(zoo.resolve(drafter), dtype, device, warn)
     chosen = drafter_for(target, warn)
     try:
         return load_model(zoo.resolve(chosen), dtype, device)

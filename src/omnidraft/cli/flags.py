@@ -64,7 +64,7 @@ def unless_none(given: str) -> str | None:
 
 
 ARGUMENTS: dict[str, dict[str, Any]] = {  # those of several commands, as `add_argument` takes them
-    "--target": {"required": True, "metavar": "MODEL", "help": "a folder, a hub id or zoo:NAME"},
+    "--target": {"required": True, "metavar": "MODEL", "help": "a folder, a GGUF file, a hub id or zoo:NAME"},
     "--drafter": {
         "default": defaults.AUTO,
         "type": unless_none,

@@ -72,7 +72,7 @@ def _parser() -> flags.CommandParser:
         "are loaded.  A folder with only a tokenizer is enough for either of them.",
         examples=EXAMPLES,
     )
-    parser.add_argument("target", metavar="TARGET", help="a folder, a hub id or zoo:NAME")
+    parser.add_argument("target", metavar="TARGET", help="a folder, a GGUF file, a hub id or zoo:NAME")
     parser.add_argument("--drafter", default=AUTO, metavar="MODEL", help=f"likewise (default: {flags.DRAFTER})")
     parser.add_argument(
         "--text", type=Path, metavar="FILE", help="a text to tokenize (default: samples in several scripts)"

@@ -24,6 +24,7 @@ COMMANDS = {  # each a module with a `main`
     "inspect": "check that a drafter and a target are compatible, and what drafting can gain",
     "adapt": "train a drafter on the target's answers to a file of prompts",
     "profiles": "list, show or remove learned weights",
+    "cache": "show or clear what is converted from GGUF files",
     "demo": "compare plain and speculative decoding on the embedded models",
     "bench": "time ways of decoding, test exactness",
 }

@@ -11,6 +11,7 @@ import torch
 from omnidraft import zoo
 from omnidraft.alignment.vocab import Speller, Vocab, read_vocab
 from omnidraft.errors import ModelError
+from omnidraft.models.gguf import is_gguf
 from omnidraft.models.kv_cache import new_cache
 from omnidraft.models.language_model import NO_LIMIT, TransformersModel
 from omnidraft.models.loading import choose_device, choose_dtype, load_skeleton, load_tokenizer, locate
@@ -54,14 +55,14 @@ class Memory:
 
 
 def read_model(name: str | Path, *, drafts: bool = False) -> UnloadedModel:
-    """Read tokenizer and config of a folder, a hub id or `zoo:NAME`; `drafts` is True for the drafter.
+    """Read tokenizer and config of a folder, a GGUF file, a hub id or `zoo:NAME`; `drafts` is True for the drafter.
 
     Raises ModelError for a name that is neither a folder nor a hub id, and where the hub gives nothing for it.
     """
     source, local = locate(zoo.resolve(name))
     model = language = problem = None
     try:
-        if not local or (Path(source) / "config.json").exists():
+        if not local or is_gguf(source) or (Path(source) / "config.json").exists():
             model = TransformersModel(load_skeleton(source))
         tokenizer = load_tokenizer(source)
         known = () if model is None else (model.vocab_size, model.eos)

@@ -1,12 +1,13 @@
-"""Models and tokenizers from a folder or from the Hugging Face hub, and where and in which dtype a model computes."""
+"""Models and tokenizers from a folder, a GGUF file or the Hugging Face hub; device and dtype of a model."""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from omnidraft.errors import ConfigError, ModelError
+from omnidraft.models import gguf
 from omnidraft.models.language_model import SUPPORTED, TransformersModel, check_supported
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 BF16_PARAMETERS = 100_000_000  # below this, a token took as long in bfloat16 as in float32 on a CPU with AMX
+_log = logging.getLogger("omnidraft")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -35,12 +38,14 @@ class LoadedModel:
     dtype_reason: str  # why this dtype was chosen, a phrase
 
 
-def load_model(name: str | Path, dtype: str = "auto", device: str = "auto") -> LoadedModel:
-    """Load a causal language model and its tokenizer from a folder or by its hub id.
+def load_model(
+    name: str | Path, dtype: str = "auto", device: str = "auto", say: Callable[[str], None] = _log.info
+) -> LoadedModel:
+    """Load a causal language model and its tokenizer from a folder, a GGUF file or by its hub id.
 
-    A folder is read without network access, and code that comes with a model is never run.  `dtype` is auto or a key
-    of DTYPES; `device` is auto, cpu, cuda, cuda:N or mps.  Raises ConfigError for an unknown dtype or device,
-    ModelError for whatever is wrong with the model.
+    A folder or file is read without network access, and code that comes with a model is never run.  `dtype` is auto or
+    a key of DTYPES; `device` is auto, cpu, cuda, cuda:N or mps.  `say` is told where a GGUF file is converted first.
+    Raises ConfigError for an unknown dtype or device, ModelError for whatever is wrong with the model.
     """
     if dtype not in ("auto", *DTYPES):
         raise ConfigError(f"dtype {dtype!r} is not known: use auto, {', '.join(DTYPES)}")
@@ -53,6 +58,9 @@ def load_model(name: str | Path, dtype: str = "auto", device: str = "auto") -> L
     chosen, reason = DTYPES.get(dtype), "asked for"
     if chosen is None:
         chosen, reason = choose_dtype(place, skeleton.config.dtype, skeleton.num_parameters())
+    shown = Path(source).resolve().name if local else source
+    if gguf.is_gguf(source):
+        source = str(gguf.converted(Path(source), chosen, say))
     tokenizer = _tokenizer(source, local)
     with _reading("weights", source, local):
         options: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False, "dtype": chosen}
@@ -65,7 +73,7 @@ def load_model(name: str | Path, dtype: str = "auto", device: str = "auto") -> L
             f"the weights of model {source!r} do not fit its config.json: {len(lacking)} tensors are missing or of "
             f"another shape, first {lacking[0]!r}: get the complete files"
         )
-    return LoadedModel(TransformersModel(model), tokenizer, Path(source).resolve().name if local else source, reason)
+    return LoadedModel(TransformersModel(model), tokenizer, shown, reason)
 
 
 def load_skeleton(name: str | Path) -> PreTrainedModel:
@@ -73,8 +81,12 @@ def load_skeleton(name: str | Path) -> PreTrainedModel:
     source, local = locate(name)
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-    with _reading("config.json", source, local):
-        config = AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=False)
+    generation = None
+    if gguf.is_gguf(source):
+        config, generation = gguf.load_config(Path(source))
+    else:
+        with _reading("config.json", source, local):
+            config = AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=False)
     # checked before a class is chosen: of some encoder-decoders the decoder alone would be loaded
     if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         kind = "an encoder-decoder" if config.is_encoder_decoder else "no causal language model"
@@ -83,6 +95,9 @@ def load_skeleton(name: str | Path) -> PreTrainedModel:
     with _reading("config.json", source, local), torch.device("meta"):
         skeleton: PreTrainedModel = auto.from_config(config)
     check_supported(skeleton)
+    if generation is not None:
+        skeleton.generation_config = generation
+        return skeleton
     absent = () if (Path(source) / "generation_config.json").exists() else (OSError,)  # optional
     with _reading("generation_config.json", source, local), suppress(*absent):
         skeleton.generation_config = GenerationConfig.from_pretrained(source, local_files_only=local)
@@ -97,6 +112,8 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
 def _tokenizer(source: str, local: bool) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
+    if gguf.is_gguf(source):
+        return gguf.load_tokenizer(Path(source))
     with _reading("tokenizer.json", source, local):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             source, local_files_only=local, trust_remote_code=False
@@ -128,12 +145,6 @@ def _reading(part: str, source: str, local: bool) -> Iterator[None]:
         logging.set_verbosity(level)
 
 
-_GGUF_FIX = (
-    "give the folder or hub id of the original weights (safetensors with a config.json), or convert it first with "
-    "from_pretrained(..., gguf_file=...) and save_pretrained of transformers"
-)
-
-
 def _not_a_model(folder: Path) -> str | None:
     """Name what a folder without a config.json holds instead of a model, and the remedy; None where that is unknown."""
     if (folder / "config.json").exists():
@@ -145,23 +156,25 @@ def _not_a_model(folder: Path) -> str | None:
             base = None
         fix = "give the folder of the merged model, made with merge_and_unload and save_pretrained of peft"
         return f"folder {str(folder)!r} is a LoRA adapter of {base or 'a base model'!r}, not a model: {fix}"
-    if any(folder.glob("*.gguf")):
-        return f"folder {str(folder)!r} holds GGUF files and no config.json: {_GGUF_FIX}"
+    if files := sorted(folder.glob(f"*{gguf.SUFFIX}")):
+        return f"folder {str(folder)!r} holds GGUF files and no config.json: give a file, as {str(files[0])!r}"
     return None
 
 
 def locate(name: str | Path) -> tuple[str, bool]:
-    """Return the folder or hub id to load from, and whether it is a folder; raises ModelError for neither."""
+    """Return the folder, GGUF file or hub id to load from, and whether it is on this disk; raises ModelError."""
     if not isinstance(name, str | Path):
         raise ConfigError(f"the model is {name!r}: give a folder, a hub id, or one that ships, zoo:NAME")
     folder = Path(os.path.expanduser(name))  # noqa: PTH111  that of Path raises where there is no such user
     if str(name) and folder.is_dir():  # an empty name would be the working directory
         return str(folder), True
-    if folder.is_file() and folder.suffix.lower() == ".gguf":
-        raise ModelError(f"model {str(name)!r} is a GGUF file: {_GGUF_FIX}")
+    if gguf.is_gguf(name):
+        return str(folder), True
     if isinstance(name, Path) or folder.exists() or not HUB_ID.fullmatch(name):
         kind = "a file" if folder.is_file() else "no folder that exists"
-        raise ModelError(f"model {str(name)!r} is {kind}: give a folder with a config.json or a hub id, owner/name")
+        raise ModelError(
+            f"model {str(name)!r} is {kind}: give a folder with a config.json, a GGUF file or a hub id, owner/name"
+        )
     return name, False
 
 

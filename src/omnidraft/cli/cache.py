@@ -1,0 +1,39 @@
+"""`omnidraft cache`: show or clear the weights that were converted from GGUF files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from omnidraft.cli import flags
+from omnidraft.config import cache_folder
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `omnidraft cache`; raises InputError and its kinds."""
+    parser = flags.CommandParser(
+        prog="omnidraft cache",
+        description="Weights converted from GGUF files: each is made again when its file is next loaded.",
+        examples=("omnidraft cache", "omnidraft cache --clear"),
+    )
+    parser.add_argument("--clear", action="store_true", help="remove all of it")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.read(arguments)
+    from omnidraft.models import gguf
+
+    if options.clear:
+        flags.say(f"freed {gguf.clear() / 1e6:.0f} MB")
+    entries = gguf.kept()
+    if options.json:
+        converted = [{"name": each.name, "bytes": each.size, "used": _date(each.used)} for each in entries]
+        print(json.dumps({"folder": str(cache_folder()), "converted": converted}))
+        return 0
+    for each in entries:
+        print(f"{each.name}  {each.size / 1e6:.0f} MB  last used {_date(each.used)}")
+    flags.say(f"{sum(each.size for each in entries) / 1e6:.0f} MB in {cache_folder()}")
+    return 0
+
+
+def _date(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%SZ}"
