@@ -19,7 +19,7 @@ from omnidraft.config import Drafting, Learning
 from omnidraft.decoding.drafter import AttachedDrafter, Drafter
 from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.distillation.adaptation import Adaptation, Learner
-from omnidraft.distillation.weights import Weights, merged, parted
+from omnidraft.distillation.weights import Weights, check_fit, parted
 from omnidraft.draft_length.acceptance_head import Head, hidden_size
 from omnidraft.errors import ConfigError
 from omnidraft.models.loading import LoadedModel
@@ -175,7 +175,7 @@ def make_learner(
 def _check(profile: Profile, drafter: LoadedModel, cache: NgramCache) -> None:
     """Raise ModelError unless what was learned fits the drafter and the tokenizers."""
     weights, head = parted(profile.weights)
-    merged(dict(drafter.lm.model.named_parameters()), weights)
+    check_fit(dict(drafter.lm.model.named_parameters()), weights)
     Head(hidden_size(drafter.lm.model)).load_weights(head)
     if profile.ngrams:
         NgramCache(cache.table).resume(profile.ngrams)

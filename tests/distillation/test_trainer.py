@@ -15,7 +15,7 @@ from omnidraft.distillation.losses import HybridLoss
 from omnidraft.distillation.replay_buffer import HELD_OUT, ReplayBuffer
 from omnidraft.distillation.teacher import TrainingExample
 from omnidraft.distillation.trainer import SPARE_BYTES, Trainer
-from omnidraft.distillation.weights import merged
+from omnidraft.distillation.weights import LORA_A, LORA_B, check_fit, merged
 from omnidraft.errors import ConfigError, ModelError
 from support.learning import (
     PROMPT,
@@ -89,9 +89,34 @@ def test_nothing_learned_merges_to_nothing() -> None:
     model = small_drafter()
     base = dict(model.named_parameters())
     assert merged(base, {}) == {}
-    lora = merged(base, make_trainer(model, adapter="lora").state())
+    state = make_trainer(model, adapter="lora").state()
+    check_fit(*({name: weight.to("meta") for name, weight in each.items()} for each in (base, state)))  # shapes alone
+    lora = merged(base, state)
     assert lora
     assert all(torch.equal(weight, model.state_dict()[name]) for name, weight in lora.items())
+
+
+@pytest.mark.parametrize(("up", "down"), [((4,), (2, 4)), ((4, 2), (2,)), ((4, 2), (2, 4, 1)), ((4, 3), (2, 4))])
+def test_matrices_that_cannot_be_merged_are_refused(up: tuple[int, ...], down: tuple[int, ...]) -> None:
+    state = {"one" + LORA_B: torch.zeros(up), "one" + LORA_A: torch.zeros(down)}
+    with pytest.raises(ModelError, match=r"first 'one(\.weight)?': use another profile"):
+        merged({"one.weight": torch.zeros(4, 4)}, state)
+
+
+def test_matrices_of_two_precisions_are_merged_in_fp32() -> None:
+    state = {"one" + LORA_B: torch.full((4, 2), 2.0, dtype=torch.float16), "one" + LORA_A: torch.ones(2, 3)}
+    assert same(merged({"one.weight": torch.ones(4, 3).half()}, state), {"one.weight": torch.full((4, 3), 5.0)})
+
+
+def test_a_state_of_another_shape_is_refused_and_changes_nothing() -> None:
+    made = make_trainer()
+    before = made.state()
+    name, weight = next((name, weight + 1) for name, weight in before.items() if weight.dim() == 1)
+    changed = before | {name: weight}
+    for wrong in ({name: weight}, changed | {"x": weight}, changed | {name: weight[:1]}, changed | {name: weight[1:]}):
+        with pytest.raises(ModelError, match="do not fit the drafter and its adapter: use another profile"):
+            made.load_state(wrong)
+        assert same(made.state(), before)
 
 
 def test_lora_is_refused_for_layers_that_it_would_not_fit() -> None:

@@ -32,7 +32,7 @@ class Trace:
 
 @dataclass(frozen=True, eq=False)
 class TrainingExample:
-    """One answer in drafter tokens, with its teacher; positions count from `first`; indices are int32, for memory."""
+    """One answer in drafter tokens, with its teacher; positions count from `first`; indices are int32 until `to`."""
 
     ids: torch.Tensor  # (T,) prompt and answer
     first: int  # the first position with a term in the loss
@@ -56,10 +56,14 @@ class TrainingExample:
         return sum(tensor.nbytes for tensor in tensors)
 
     def to(self, device: torch.device) -> TrainingExample:
-        """The same on a device."""
-        teacher = TeacherDistributions(*(tensor.to(device) for tensor in vars(self.teacher).values()))
-        labels = TokenLabels(*(tensor.to(device) for tensor in vars(self.labels).values()))
-        return replace(self, ids=self.ids.to(device), teacher=teacher, labels=labels)
+        """The same on a device, with indices of int64, which every device can index by."""
+        teacher = TeacherDistributions(*(_usable(tensor, device) for tensor in vars(self.teacher).values()))
+        labels = TokenLabels(*(_usable(tensor, device) for tensor in vars(self.labels).values()))
+        return replace(self, ids=_usable(self.ids, device), teacher=teacher, labels=labels)
+
+
+def _usable(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return tensor.to(device, torch.int64 if tensor.dtype == torch.int32 else tensor.dtype)
 
 
 def training_example(cache: NgramCache, trace: Trace, loss: str, variant: HybridLoss) -> TrainingExample:

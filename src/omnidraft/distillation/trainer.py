@@ -93,6 +93,7 @@ class Trainer:
         self.add(training_example(cache, trace, self.learning.loss, self._variant))
         self.train_head()
 
+    @_outside_inference  # else indices made here could not take part in a backward pass
     def add(self, example: TrainingExample) -> None:
         """Keep a training example, unless it has no term in the loss."""
         if example.positions:
@@ -211,7 +212,7 @@ class Trainer:
     def _read(self, example: TrainingExample) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The model's logits (T, V_q), and with a head its hidden states (T, H), from the example's first position."""
         self._yields()
-        logits = self._model(example.ids[None].long(), use_cache=False, logits_to_keep=example.rows).logits[0]
+        logits = self._model(example.ids[None], use_cache=False, logits_to_keep=example.rows).logits[0]
         if self._hook is None or self._hook.last is None:
             return logits, None
         hidden, self._hook.last = self._hook.last.detach()[0], None  # kept, it would keep the whole graph
@@ -240,15 +241,18 @@ class Trainer:
 
     @_outside_inference
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Continue from an earlier state of the same shape of drafter and adapter."""
+        """Continue from an earlier state; raises ModelError for one of another shape of drafter or adapter."""
         state, head = parted(state)
+        own = self._learned()
+        if own.keys() != state.keys() or any(p.shape != state[name].shape for name, p in own.items()):
+            raise ModelError("the learned weights do not fit the drafter and its adapter: use another profile")
         if self._head is not None:
             self._head.load_state(head)
             self._head_steps = self._head.steps
         else:
             self._untrained_head = {PREFIX + name: weight for name, weight in head.items()}
         with torch.no_grad():
-            for name, p in self._learned().items():
+            for name, p in own.items():
                 p.copy_(state[name])
         self._losses.clear()
 

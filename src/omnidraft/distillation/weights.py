@@ -1,6 +1,7 @@
 """Learned weights as a state: tensors by name, LoRA's two matrices for each layer or all weights of the drafter.
 
 The base model is never changed: `merged` computes the weights to draft with, `trainable` copies the model for training.
+`check_fit` compares names and shapes alone.
 A state may hold the weights of the acceptance head too, which `parted` separates.
 """
 
@@ -36,20 +37,32 @@ def merged(base: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) 
 
     Raises ModelError for a state that is incomplete, or whose names and shapes are not those of `base`.
     """
-    full = {name: weight.float() for name, weight in state.items() if not name.endswith((LORA_A, LORA_B))}
-    additions: Weights = {}
-    wrong = base.keys() - full.keys() if full else set()
-    for layer in {name.removesuffix(LORA_A).removesuffix(LORA_B) for name in state.keys() - full.keys()}:
+    check_fit(base, state)
+    weights = {name: weight.float() for name, weight in state.items() if not name.endswith((LORA_A, LORA_B))}
+    for layer in _adapted(state):  # alpha is the rank: a scale of 1
+        addition = state[layer + LORA_B].float() @ state[layer + LORA_A].float()
+        weights[layer + ".weight"] = base[layer + ".weight"].float().cpu() + addition.cpu()
+    return weights
+
+
+def check_fit(base: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> None:
+    """Raise ModelError for a state that `merged` cannot merge into `base`, from names and shapes alone."""
+    shapes = {name: tuple(weight.shape) for name, weight in state.items() if not name.endswith((LORA_A, LORA_B))}
+    wrong = base.keys() - shapes.keys() if shapes else set()
+    for layer in _adapted(state):
         up, down = state.get(layer + LORA_B), state.get(layer + LORA_A)
-        if up is None or down is None or up.shape[1] != len(down):
+        if up is None or down is None or not up.dim() == down.dim() == 2 or up.shape[1] != len(down):
             wrong.add(layer)
         else:
-            additions[layer + ".weight"] = (up @ down).cpu()  # alpha is the rank: a scale of 1
-    learned = full | additions
-    wrong |= {name for name, weight in learned.items() if name not in base or base[name].shape != weight.shape}
+            shapes[layer + ".weight"] = (len(up), down.shape[1])
+    wrong |= {name for name, shape in shapes.items() if name not in base or base[name].shape != shape}
     if wrong:
         raise ModelError(f"the learned weights do not fit the drafter, first {min(wrong)!r}: use another profile")
-    return full | {name: base[name].float().cpu() + addition for name, addition in additions.items()}
+
+
+def _adapted(state: Mapping[str, torch.Tensor]) -> set[str]:
+    """The layers of which a state has matrices of LoRA."""
+    return {name.removesuffix(LORA_A).removesuffix(LORA_B) for name in state if name.endswith((LORA_A, LORA_B))}
 
 
 def trainable(model: PreTrainedModel, learning: Learning, seed: int) -> tuple[PeftModel | None, PreTrainedModel]:
