@@ -47,9 +47,10 @@ def number(
 
     def check(name: str, value: Any) -> float:
         if _is_a(Real, value):
-            plain = int(value) if isinstance(value, Integral) else float(value)  # a scalar of numpy becomes Python's
-            if low <= plain <= high if plain or zero is None else zero:
-                return plain
+            with suppress(OverflowError):  # a fraction beyond every float
+                plain = int(value) if isinstance(value, Integral) else float(value)  # of numpy: Python's
+                if low <= plain <= high if plain or zero is None else zero:
+                    return plain
         raise ConfigError(f"{name} is {shown(value)}; it must be {allowed}: {fix}")
 
     return _field(default, about, check, none)

@@ -7,6 +7,7 @@ import json
 import shutil
 import warnings
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +223,7 @@ def test_warnings_are_logged_by_default(
         (PROMPT, {"logits_processor": [lambda _ids, scores: scores[0]]}, ConfigError, "scores of shape"),
         (PROMPT, {"template": "x"}, ConfigError, "template is of type str"),
         ([{"role": "user"}], {"template": [("a", 1)]}, ConfigError, "template is of type list"),
+        *((PROMPT, {"temperature": sign * Fraction(10**400)}, ConfigError, "temperature is Fr") for sign in (1, -1)),
         (PROMPT, {"temprature": 1}, ConfigError, "did you mean 'temperature'"),
         (PROMPT, {"max_tokens": 1}, ConfigError, "did you mean 'max_new_tokens'"),
         (PROMPT, {"draft_length": 1}, ConfigError, "give it to load"),

@@ -31,9 +31,9 @@ EXPECTED = {
 }
 
 
-def write(path: Path, rows: Iterable[object]) -> Path:
+def write(path: Path, rows: Iterable[object], encoding: str = "utf-8") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    text = "".join(json.dumps(row) + "\n" for row in rows).encode(encoding)
     path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
     return path
 
@@ -56,9 +56,10 @@ def test_the_prompts_of_a_task_lie_below_a_folder(tmp_path: Path, task: str, fil
 
 @pytest.mark.parametrize("name", ["own.jsonl", "own.jsonl.gz"])
 def test_a_file_of_ones_own(tmp_path: Path, name: str) -> None:
-    path = str(write(tmp_path / name, ROWS["humaneval"]))
-    assert read(path) == EXPECTED["humaneval"]
-    assert name_of(path) == "own"
+    for encoding in ("utf-8-sig", "utf-8"):
+        path = write(tmp_path / name, ROWS["humaneval"], encoding)
+        assert read(str(path)) == read(path) == EXPECTED["humaneval"]
+    assert name_of(str(tmp_path / name)) == "own"
 
 
 def test_the_real_test_sets() -> None:
@@ -67,7 +68,13 @@ def test_the_real_test_sets() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "why"), [("{", "is no JSON"), ('{"text": 1}', "lacks"), ('{"prompt": 3}', "lacks"), ("[]", "lacks")]
+    ("line", "why"),
+    [
+        ("{", "is no JSON"),
+        *((line, "lacks") for line in ('{"text": 1}', '{"prompt": 3}', "[]")),
+        ("1" * 5000, r"is no JSON that can be read \(too long an integer"),
+        ("[" * 100_000, r"is no JSON that can be read \(nested too deeply"),
+    ],
 )
 def test_a_broken_line_is_named(tmp_path: Path, line: str, why: str) -> None:
     path = tmp_path / "own.jsonl"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from omnidraft.bench import report
 from omnidraft.bench.records import FORMAT, Counts, Results, Run, read
 from omnidraft.bench.report import speedups
 from omnidraft.cli import main as cli
+from omnidraft.errors import InputError
 from support.project_files import ROOT
 
 Captured = pytest.CaptureFixture[str]
@@ -165,7 +166,8 @@ def test_a_method_that_could_not_run_has_a_row_that_says_so() -> None:
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     made = results()
-    made.unavailable["uad"] = "why"
+    made.unavailable |= {"uad": "why", "exact": "left out midway, and need not have every prompt"}
+    assert made.runs.pop().method == "exact"
     assert read(write(tmp_path / "a.jsonl", made)) == made
 
 
@@ -188,6 +190,9 @@ def test_the_results_in_the_repository_are_read() -> None:
         (slice(0), f'{{"format": "{FORMAT}0"}}', "torn.jsonl is of format"),
         (slice(0), f'{{"format": "{FORMAT}"', "torn.jsonl is truncated"),
         (slice(0), f'{{"format": "{FORMAT}", "target": "big"}}', "torn.jsonl is damaged"),
+        (slice(0), f'["{FORMAT}"]', "torn.jsonl is damaged"),
+        *((slice(1), line, "torn.jsonl is truncated, it has a broken line") for line in ("1" * 5000, "[" * 100_000)),
+        (slice(1), '{"kind": "end", "runs": 0}', "torn.jsonl is damaged, not every method has every prompt"),
     ],
 )
 def test_another_file_is_refused_by_name(tmp_path: Path, capsys: Captured, kept: slice, added: str, why: str) -> None:
@@ -197,6 +202,29 @@ def test_another_file_is_refused_by_name(tmp_path: Path, capsys: Captured, kept:
     out, err = capsys.readouterr()
     assert why in err
     assert (out, err.count("\n")) == ("", 1)
+
+
+@pytest.mark.parametrize(
+    ("line", "changes"),
+    [
+        *((1, {"seconds": seconds}) for seconds in (0, -1.0, "x", None, True, float("nan"), 10**400)),
+        *((1, {name: value}) for name, value in (("tokens", 0), ("prompt", 0.5), ("task", []), ("identical", "x"))),
+        *((1, {"counts": counts}) for counts in ("x", {}, {**asdict(COUNTS), "rounds": None})),
+        *((0, {"tasks": {"math": dict.fromkeys(names, 2)}}) for names in ((), ("prompts", "left_out", "hash"))),
+        *((0, {name: []}) for name in ("target", "tasks")),
+        *((1, {name: value}) for name, value in (("prompt", 1), ("prompt", 2), ("repeat", 2), ("task", "code"))),
+        *((number, {"method": "plain"}) for number in (1, 2)),
+    ],
+)
+def test_a_file_whose_figures_cannot_be_is_refused_by_name(tmp_path: Path, line: int, changes: dict[str, Any]) -> None:
+    """Also one that lacks a prompt for a method: speedups would be over different prompts."""
+    path = write(tmp_path / "torn.jsonl", results())
+    lines = path.read_text().splitlines()
+    lines[line] = json.dumps(json.loads(lines[line]) | changes)
+    path.write_text("\n".join(lines))
+    with pytest.raises(InputError, match=r"torn\.jsonl is damaged.*: run the comparison again") as caught:
+        read(path)
+    assert "\n" not in str(caught.value)
 
 
 def test_files_are_merged(tmp_path: Path, capsys: Captured) -> None:

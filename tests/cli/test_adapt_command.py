@@ -83,7 +83,12 @@ def prompted(monkeypatch: pytest.MonkeyPatch, hooks: Hooks) -> list[str]:
         (b'{"prompt": "one"}\n{"prompt": "cut', "line 2, is no JSON"),
         (b'{"prompt": "one"}\n{"text": "two"}', "line 2, lacks"),
         (b'{"prompt": "\xff"}', "cannot read"),
-        (None, "is no file"),
+        (
+            b'{"prompt": "one"}\n{"prompt": "two", "id": ' + b"1" * 5000 + b"}",
+            "is no JSON that can be read (too long an integer)",
+        ),
+        (b'{"prompt": "one"}\n' + b"[" * 100_000, "line 2, is no JSON that can be read (nested too deeply)"),
+        (None, "No such file or directory"),
     ],
 )
 def test_a_file_that_cannot_be_used(tmp_path: Path, capsys: Captured, content: bytes | None, words: str) -> None:
@@ -101,6 +106,9 @@ def test_a_file_that_cannot_be_used(tmp_path: Path, capsys: Captured, content: b
         (("--count", 0), "--count: '0' is no integer from 1"),
         (("--count", "many"), "--count: 'many' is no integer"),
         (("--profile", "none"), "what is learned would be lost"),
+        (("--drafter", "none"), "there is no drafter to learn: give one with --drafter"),
+        (("--data", "~no-such-user/prompts"), "'~no-such-user/prompts'): give --data a JSONL file"),
+        (("--data", "~/no-such-file"), f"cannot read {Path.home()}/no-such-file ("),
         (("--set", "rank=0"), "rank is 0"),
         (("--temperature", -1), "temperature is -1"),
         (("--max-new-tokens", 0), "--max-new-tokens: '0' is no integer from 1"),

@@ -16,6 +16,7 @@ from typing import Any
 from omnidraft.errors import ConfigError, InputError, PromptError
 
 MBPP_TEST = range(11, 511)  # task ids of MBPP's test split
+CHECK = "check the file"
 
 
 @dataclass(frozen=True)
@@ -60,23 +61,24 @@ def name_of(task: str) -> str:
     return task if task in TASKS else Path(task).name.split(".")[0]
 
 
-def read(task: str, data: Path | None = None, count: int | None = None) -> list[str]:
+def read(task: str | Path, data: Path | None = None, count: int | None = None, fix: str = CHECK) -> list[str]:
     """The first `count` prompts of a task, or all of them.
 
     `task` is a key of TASKS, looked for below the folder `data` or, without one, on the Hugging Face hub; anything
-    else is the path of a JSONL file, gzipped or not, with a `prompt` in each line.  Raises ConfigError where the hub
-    cannot be asked, InputError for a file that cannot be read, PromptError for a line without what it should hold.
+    else, and any Path, is that of a JSONL file, gzipped or not, with a `prompt` in each line.  Raises ConfigError where
+    the hub cannot be asked, InputError for a file that cannot be read (with the `fix` for a file of one's own),
+    PromptError for a line without what it should hold.
     """
-    if task in TASKS:
+    if isinstance(task, str) and task in TASKS:
         rows, write = rows_of(TASKS[task], task, data, "test"), TASKS[task].write
-    elif Path(task).is_file():
-        rows, write = _lines(Path(task)), own_prompt
+    elif isinstance(task, Path) or Path(task).is_file():
+        rows, write = _lines(Path(task), fix), own_prompt
     else:
         known = ", ".join(TASKS)
         raise InputError(f"task {task!r} is no file and none of {known}: give one of these, or a JSONL file")
     prompts = list(itertools.islice(texts_of(rows, write), count))
     if not prompts:
-        raise PromptError(f"task {task!r} has no prompts: give a file with at least one")
+        raise PromptError(f"task {str(task)!r} has no prompts: give a file with at least one")
     return prompts
 
 
@@ -109,19 +111,25 @@ def texts_of(rows: Iterable[tuple[str, Any]], write: Callable[[dict[str, Any]], 
             yield text
 
 
-def _lines(path: Path) -> Iterator[tuple[str, Any]]:
+def _lines(path: Path, fix: str = CHECK) -> Iterator[tuple[str, Any]]:
     """The rows of a JSONL file, each with its place."""
-    number = 0
     try:
         opener = gzip.open if path.suffix == ".gz" else open
-        with opener(path, "rt", encoding="utf-8") as lines:
+        with opener(path, "rt", encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    yield f"{path}, line {number},", json.loads(line)
-    except json.JSONDecodeError as error:
-        raise PromptError(f"{path}, line {number}, is no JSON ({error.msg}): check the file") from error
+                    place = f"{path}, line {number},"
+                    yield place, _row(line, place)
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {path} ({error}): check the file") from error
+        raise InputError(f"cannot read {path} ({error}): {fix}") from error
+
+
+def _row(line: str, place: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        why = "nested too deeply" if isinstance(error, RecursionError) else getattr(error, "msg", "too long an integer")
+        raise PromptError(f"{place} is no JSON that can be read ({why}): {CHECK}") from error
 
 
 def _hub(task: str, source: tuple[str, ...], split: str = "test") -> Iterator[tuple[str, Any]]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TextIO
 
+from omnidraft.config import LARGEST
 from omnidraft.errors import InputError
 
 FORMAT = "omnidraft compare 1"
@@ -82,8 +83,7 @@ def read(path: Path) -> Results:
     results = Results(setting={name: value for name, value in first.items() if name not in ("kind", "format")})
     expected = None
     try:
-        if not {"target", "tasks"} <= results.setting.keys():
-            raise KeyError("target")
+        sizes = _sizes(first)
         for record in records:
             kind = record.pop("kind")
             if kind == "run":
@@ -94,20 +94,55 @@ def read(path: Path) -> Results:
                 expected = record["runs"]
             elif kind != "passes":  # as older files have them
                 raise KeyError(kind)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"result file {path} is damaged ({error!r}): {AGAIN}") from error
     if expected is None:
         raise InputError(f"result file {path} is truncated, it has no end line: {AGAIN}")
     if expected != (found := len(results.runs)):
         raise InputError(f"result file {path} is truncated, it has {found} of {expected} runs: {AGAIN}")
+    if not _is_whole(results, sizes):
+        raise InputError(f"result file {path} is damaged, not every method has every prompt once a repeat: {AGAIN}")
     return results
+
+
+def _sizes(setting: dict[str, Any]) -> dict[str, int]:
+    """The number of prompts of each task."""
+    kinds = [type(its[name]) for its in setting["tasks"].values() for name in ("prompts", "left_out", "hash")]
+    if [type(setting["target"]), *kinds] != [str, *(int, int, str) * len(setting["tasks"])]:
+        raise TypeError("target or tasks")
+    return {task: its["prompts"] for task, its in setting["tasks"].items()}
 
 
 def _run(record: dict[str, Any]) -> Run:
     counts = record.pop("counts")
     if counts and "translate_s" in counts:  # as older files call it
         counts["overhead_s"] = counts.pop("translate_s")
-    return Run(**record, counts=counts and Counts(**counts))
+    run = Run(**record, counts=counts and Counts(**counts))
+    for part in (run, run.counts) if run.counts else (run,):
+        _check_types(part)
+    if not (run.tokens and run.seconds):
+        raise ValueError("an answer of no tokens, or in no time")
+    return run
+
+
+def _check_types(record: Run | Counts) -> None:
+    """Raise TypeError for a value that is not of its field's type, ValueError for a number out of range."""
+    for f in fields(record):
+        value, kinds = getattr(record, f.name), str(f.type).split(" | ")
+        kind = "None" if value is None else type(value).__name__
+        if kind not in kinds and not (kind == "int" and "float" in kinds):
+            raise TypeError(f.name)
+        if kind in ("int", "float") and not 0 <= value <= LARGEST:
+            raise ValueError(f.name)
+
+
+def _is_whole(results: Results, sizes: dict[str, int]) -> bool:
+    """Whether every method has every prompt once a repeat: else speedups would be over different prompts."""
+    cells = [(run.method, run.task, run.repeat, run.prompt) for run in results.runs]
+    methods = {BASELINE, *(run.method for run in results.runs)} - results.unavailable.keys()
+    size = len(methods) * len({run.repeat for run in results.runs}) * sum(sizes.values())
+    known = all(prompt < sizes.get(task, 0) for _, task, _, prompt in cells)
+    return known and len(set(cells)) == len(cells) and 0 < size == sum(cell[0] in methods for cell in cells)
 
 
 def lines_of(path: Path, kind: str, *, torn: bool = False) -> list[dict[str, Any]]:
@@ -125,9 +160,11 @@ def lines_of(path: Path, kind: str, *, torn: bool = False) -> list[dict[str, Any
     for number, line in enumerate(lines, 1):
         try:
             records.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            if not (torn and number == len(lines)):
+        except (ValueError, RecursionError) as error:
+            if not (torn and 1 < number == len(lines)):
                 raise InputError(f"result file {path} is truncated, it has a broken line: {AGAIN}") from error
+    if not all(isinstance(record, dict) for record in records):
+        raise InputError(f"result file {path} is damaged, a line holds no record: {AGAIN}")
     if (found := records[0].get("format")) != kind:
         raise InputError(f"{path} is of format {found!r}, not {kind!r}: {AGAIN}")
     return records

@@ -7,10 +7,11 @@ command continues there.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from rich.console import Console
 
@@ -36,13 +37,14 @@ def main(arguments: Sequence[str]) -> int:
     drafting, learning, sampling = flags.collect(options, Drafting, Learning, Sampling)
     if options.profile is None:
         raise ConfigError("profile is 'none', so what is learned would be lost: leave it out, or give a file")
-    texts = prompts.read(str(options.data.absolute()))
+    if options.drafter is None:
+        raise ConfigError("there is no drafter to learn: give one with --drafter")
+    file = Path(os.path.expanduser(options.data))  # noqa: PTH111  that of Path raises where there is no such user
+    texts = prompts.read(file, fix="give --data a JSONL file")
     digest, texts = prompts.digest(texts), texts[: options.count]
     answers = {"max_new_tokens": options.max_new_tokens, **asdict(Sampling(**sampling))}
     with flags.load_models(options, adapt="inline", profile=options.profile, **drafting, **learning) as model:
-        side = model.side
-        if side is None:
-            raise ConfigError("there is no drafter to learn: give one with --drafter")
+        side = cast("LearningSide", model.side)  # there is a drafter
         code = _learn(model, side, digest, texts, answers)
     position = side.autosave.positions.get(digest, 0)
     print(json.dumps({"position": position, "prompts": len(texts), "learned": model.learned}))
