@@ -169,6 +169,9 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     made.unavailable |= {"uad": "why", "exact": "left out midway, and need not have every prompt"}
     assert made.runs.pop().method == "exact"
     assert read(write(tmp_path / "a.jsonl", made)) == made
+    made.runs[:] = [one for one in made.runs if one.method == "lookup"]
+    with pytest.raises(InputError, match="not every method"):  # there is no baseline
+        read(write(tmp_path / "a.jsonl", made))
 
 
 def test_the_results_in_the_repository_are_read() -> None:
