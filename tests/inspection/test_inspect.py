@@ -227,7 +227,7 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
     "too few rows": (too_few_rows, "only 40 rows of logits"),
     "unknown type": (unknown_type, "zork"),
     "no tokenizer": (no_tokenizer, "tokenizer"),
-    "GGUF files": (ggufs, "holds GGUF files and no config.json: give the folder or hub id of the original weights"),
+    "GGUF files": (ggufs, "holds GGUF files and no config.json: give a file"),
 }
 
 
