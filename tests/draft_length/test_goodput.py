@@ -323,3 +323,19 @@ def test_acceptance_is_calibrated_by_bin_and_shifted_for_the_request() -> None:
     assert acceptance.probability(10) > found[-2] + 0.1, "other bins too"
     acceptance.start_request()
     assert acceptance.probability(10) == pytest.approx(found[-2])
+
+
+def test_faded_estimates_follow_new_observations_sooner() -> None:
+    found = []
+    for fades in (False, True):
+        acceptance = Acceptance()
+        for _ in range(300):
+            acceptance.learn([acceptance.meet(0.5)], 0)
+            acceptance.start_request()
+        if fades:
+            acceptance.fade()
+        for _ in range(6):
+            acceptance.learn([acceptance.meet(0.5)], 1)
+            acceptance.start_request()
+        found.append(acceptance.mean)
+    assert found[1] > 2 * found[0]
