@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from omnidraft.defaults import SMALL
 from support.models import save_model
 from support.small_tokenizers import byte_level, sentencepiece
 from support.texts import QUESTIONS
@@ -20,10 +21,9 @@ torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
-def _no_default_drafter_from_the_hub(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What tests load must not depend on a network."""
-    if "hub" not in request.keywords:
-        monkeypatch.setattr("omnidraft.defaults.at_hand", lambda _: False)
+def _a_small_default_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small models are better off with it, and tests as well."""
+    monkeypatch.setattr("omnidraft.defaults.DRAFTER", SMALL)
 
 
 @pytest.fixture(autouse=True)

@@ -28,7 +28,7 @@ from omnidraft.config import (
 )
 from omnidraft.decoding.engine import Engine
 from omnidraft.decoding.shared_drafter import SharedDrafter, Slot
-from omnidraft.defaults import AUTO, load_drafter, sampling_of
+from omnidraft.defaults import AUTO, drafter_for, sampling_of
 from omnidraft.detokenizer import Detokenizer, StopStrings
 from omnidraft.draft_length.goodput import Goodput
 from omnidraft.errors import ConfigError
@@ -184,12 +184,12 @@ def load(
 ) -> OmniDraft:
     """Load a target and a drafter, each a folder, a GGUF file, a hub id or `zoo:NAME`.
 
-    Where no drafter is named, it is a default that `warn` is told of: JackFram/llama-68m from the hub, or the one that
-    ships.  With None, or with `draft_length=0`, the target decodes alone; given another OmniDraft, its drafter is
-    shared, and is in memory once.  With `adapt` "background" the drafter learns from every answer, in a process of its
-    own, with "inline" between answers.  What it learned is kept in a profile: "auto" is that of the two models, a path
-    a file of one's own, None is none.  `options` takes the fields of `config.Drafting` and `config.Learning`;
-    `dtype` and `device` are for both models.  What is worth knowing but no error (a damaged table cache, a full disk)
+    Where no drafter is named, it is zoo:general, which ships; for an embedded target zoo:drafter, and `warn` is told.
+    With None, or with `draft_length=0`, the target decodes alone; given another OmniDraft, its drafter is shared, and
+    is in memory once.  With `adapt` "background" the drafter learns from every answer, in a process of its own, with
+    "inline" between answers.  What it learned is kept in a profile: "auto" is that of the two models, a path a file of
+    one's own, None is none.  `options` takes the fields of `config.Drafting` and `config.Learning`; `dtype` and
+    `device` are for both models.  What is worth knowing but no error (a damaged table cache, a full disk)
     goes to `warn`, one line each.  Raises ConfigError for an option, ModelError for a model, ProfileError for a
     profile.
     """
@@ -202,7 +202,7 @@ def load(
     place: object = profile
     if place is not None and (not isinstance(place, str | Path) or not str(place)):
         raise ConfigError(f"profile is {profile!r}; use 'auto', a path, or None for none")
-    if isinstance(drafter, str) and drafter == AUTO and settings.draft_length == 0:
+    if drafter == AUTO and settings.draft_length == 0:
         drafter = None
     if drafter is None:
         if adapt != "off":
@@ -217,7 +217,8 @@ def load(
     if isinstance(drafter, OmniDraft):
         helper, shared = _shared(drafter, options)
     else:
-        helper = load_drafter(target, drafter, dtype, device, warn)
+        name = drafter_for(target, warn) if drafter == AUTO else drafter
+        helper = load_model(zoo.resolve(name), dtype, device, warn)
         shared = SharedDrafter(helper.lm, lean_step=settings.drafter_step == "auto")
     use = LearningOptions(adapt=adapt, learning=learning, profile=profile, warn=warn)
     side = attach(loaded, vocab, helper, shared, settings, use)

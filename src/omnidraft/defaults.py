@@ -9,17 +9,14 @@ from typing import TYPE_CHECKING
 
 from omnidraft import zoo
 from omnidraft.config import COLDEST, Sampling, names
-from omnidraft.errors import ConfigError, ModelError
+from omnidraft.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig
 
-    from omnidraft.models.loading import LoadedModel
-
 AUTO = "auto"  # drafter name: the default drafter
-DRAFTER = "JackFram/llama-68m"  # small, trained on much text, Apache-2.0
-EMBEDDED = zoo.PREFIX + "drafter"  # fallback without the hub
-TIMEOUT_S = 5.0  # of a request to the hub
+DRAFTER = zoo.PREFIX + "general"  # the usual one
+SMALL = zoo.PREFIX + "drafter"  # that of the embedded targets
 TOP_K = 50  # default of `generate` of transformers when it samples
 # options of a generation config that change the output and are not supported, with their neutral values
 LEFT_OUT: dict[str, tuple[object, ...]] = {
@@ -75,48 +72,11 @@ def sampling_of(config: GenerationConfig | None, warn: Callable[[str], None]) ->
 
 
 def drafter_for(target: str | Path, note: Callable[[str], None]) -> str:
-    """Name of the default drafter for a target; `note` receives the choice and its reason.
+    """Name of the default drafter for a target; `note` is told where it is not the usual one.
 
-    `DRAFTER` from the hub, or the embedded one for an embedded target and where the hub cannot be reached.
+    The embedded targets are test pieces of 14M parameters, for which the usual one is too large to pay.
     """
-    if str(target).startswith(zoo.PREFIX):
-        chosen, why = EMBEDDED, "trained on the same data"
-    elif at_hand(DRAFTER):
-        chosen, why = DRAFTER, "the default"
-    else:
-        chosen, why = EMBEDDED, f"as {DRAFTER} cannot be reached"
-    note(f"no drafter is named: using {chosen}, {why}")
-    return chosen
-
-
-def load_drafter(
-    target: str | Path, drafter: str | Path, dtype: str, device: str, warn: Callable[[str], None]
-) -> LoadedModel:
-    """Load a drafter, the default one for `AUTO`; raises ModelError."""
-    from omnidraft.models.loading import load_model  # imports PyTorch
-
-    if not isinstance(drafter, str) or drafter != AUTO:
-        return load_model(zoo.resolve(drafter), dtype, device, warn)
-    chosen = drafter_for(target, warn)
-    try:
-        return load_model(zoo.resolve(chosen), dtype, device)
-    except ModelError as error:
-        if chosen == EMBEDDED:
-            raise
-        warn(f"using {EMBEDDED} instead: {error}")
-        return load_model(zoo.resolve(EMBEDDED), dtype, device)
-
-
-def at_hand(name: str) -> bool:
-    """True if a hub model is in the local cache, or the hub answers a request for it."""
-    from huggingface_hub import HfApi, constants, try_to_load_from_cache
-
-    if isinstance(try_to_load_from_cache(name, "config.json"), str):
-        return True
-    if constants.HF_HUB_OFFLINE:
-        return False
-    try:
-        HfApi().model_info(name, timeout=TIMEOUT_S)
-    except Exception:  # noqa: BLE001  of any library below the hub client
-        return False
-    return True
+    if str(target) not in [zoo.PREFIX + name for name in zoo.names("target")]:
+        return DRAFTER
+    note(f"no drafter is named: using {SMALL}, trained on the same data as {target}")
+    return SMALL

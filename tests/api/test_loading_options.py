@@ -16,6 +16,7 @@ from omnidraft.config import Sampling
 from omnidraft.errors import ConfigError, ModelError, NumericsError
 
 PROMPT = "hello world"
+USUAL = defaults.DRAFTER  # before the tests replace it
 
 
 def read(**config: Any) -> tuple[Sampling, list[str]]:
@@ -74,40 +75,20 @@ def test_a_text_follows_the_generation_config_and_keywords_go_before_it(target: 
     assert own.generate(PROMPT, max_new_tokens=24).token_ids != plain.generate(PROMPT, max_new_tokens=24).token_ids
 
 
-def test_a_drafter_that_is_not_named_is_said(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_drafter_is_the_general_one_but_for_embedded_targets(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[str] = []
+    monkeypatch.setattr(defaults, "DRAFTER", "zoo:target-b")
     loaded = omnidraft.load(target, dtype="float32", profile=None, warn=said.append)
     assert loaded.drafter is not None
-    assert loaded.drafter.name == "drafter"
-    assert any("using zoo:drafter, as JackFram/llama-68m cannot be reached" in line for line in said)
-    monkeypatch.setattr(defaults, "at_hand", lambda _: True)
-    assert defaults.drafter_for(target, said.append) == "JackFram/llama-68m"
-    assert said[-1] == "no drafter is named: using JackFram/llama-68m, the default"
+    assert loaded.drafter.name == "target-b"
+    assert said == []
+    monkeypatch.setattr(defaults, "DRAFTER", USUAL)
+    for model in (target, str(target), "someone/target-a", "zoo:drafter"):
+        assert defaults.drafter_for(model, pytest.fail) == "zoo:general"
     assert defaults.drafter_for("zoo:target-a", said.append) == "zoo:drafter"
-
-
-def test_a_default_drafter_that_cannot_be_loaded_is_replaced(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(defaults, "at_hand", lambda _: True)
-    monkeypatch.setattr(defaults, "DRAFTER", "nobody/nothing")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    loaded = omnidraft.load(target, dtype="float32", profile=None, warn=said.append)
-    assert loaded.drafter is not None
-    assert loaded.drafter.name == "drafter"
-    assert any(line.startswith("using zoo:drafter instead: ") for line in said)
-
-
-@pytest.mark.hub
-def test_a_hub_out_of_reach_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    import huggingface_hub
-
-    assert not defaults.at_hand("nobody/nothing-of-this-name")
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: object())
-    assert defaults.at_hand("nobody/nothing-of-this-name")
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    assert not defaults.at_hand("nobody/nothing-of-this-name")
-    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: "config.json")
-    assert defaults.at_hand("nobody/nothing-of-this-name")
+    assert said == ["no drafter is named: using zoo:drafter, trained on the same data as zoo:target-a"]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

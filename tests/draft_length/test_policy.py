@@ -294,7 +294,7 @@ def test_greedy_text_is_that_of_transformers(target: Path, drafter: Path, policy
 
 
 def test_without_a_drafter_there_is_nothing_to_end(target: Path) -> None:
-    model = omnidraft.load(target, dtype="float32", draft_length="entropy")
+    model = omnidraft.load(target, None, dtype="float32", draft_length="entropy")
     assert model.generate(PROMPTS[0], max_new_tokens=8).token_ids == alone(model, PROMPTS[0], 8)
 
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 LARGEST = 2**31  # above any integer argument
-DRAFTER = f"{defaults.DRAFTER}, or {defaults.EMBEDDED} without the hub"  # the default drafter
-TARGET, EMBEDDED = (zoo.PREFIX + zoo.names(role)[0] for role in ("target", "drafter"))
-PAIR = f"--target {TARGET} --drafter {EMBEDDED}"  # of examples
+DEFAULT = f"{defaults.DRAFTER}; {defaults.SMALL} for an embedded target"  # the default drafter
+TARGET = zoo.PREFIX + zoo.names("target")[0]
+PAIR = f"--target {TARGET} --drafter {defaults.SMALL}"  # of examples
 
 
 def say(message: str) -> None:
@@ -69,7 +69,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {  # those of several commands, as `add_a
         "default": defaults.AUTO,
         "type": unless_none,
         "metavar": "MODEL",
-        "help": f"likewise (default: {DRAFTER})",
+        "help": f"likewise (default: {DEFAULT})",
     },
     "--profile": {
         "default": "auto",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     f'omnidraft generate "def mean(values):" --target {flags.TARGET}',
     'omnidraft generate "Why is the sky blue?" --target Qwen/Qwen2-7B-Instruct --max-new-tokens 500',
-    f"omnidraft generate - --target ./my-model --drafter {flags.EMBEDDED} --adapt background < prompt.txt",
+    "omnidraft generate - --target ./my-model --adapt background < prompt.txt",
     f'omnidraft generate "Once" --target {flags.TARGET} --temperature 0.8 --set min_p=0.05 --set verification=token',
 )
 
@@ -114,7 +114,7 @@ def _parser() -> flags.CommandParser:
     parser.add_argument("prompt", metavar="PROMPT", help="the text; - reads it from stdin")
     models = parser.add_argument_group("models")
     flags.add(models, "--target")
-    flags.add(models, "--drafter", help=f"likewise, or none (default: {flags.DRAFTER})")
+    flags.add(models, "--drafter", help=f"likewise, or none (default: {flags.DEFAULT})")
     answer = parser.add_argument_group("answer (sampling defaults to the target's generation config, else to these)")
     flags.add_settings(answer, GenerationLimits)
     flags.add_settings(answer, Sampling, "temperature", "top_k", "top_p")

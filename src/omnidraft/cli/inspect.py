@@ -30,10 +30,8 @@ def main(arguments: Sequence[str]) -> int:
         raise ConfigError("drafter is none, and inspect looks at two models: name one, or leave --drafter out")
     from omnidraft.inspection.report import inspect_pair
     from omnidraft.inspection.texts import samples
-    from omnidraft.models.loading import locate
 
     flags.quiet_libraries()
-    locate(zoo.resolve(options.target))  # before the hub is asked for a drafter, which may take a while
     drafter = drafter_for(options.target, flags.say) if options.drafter == AUTO else options.drafter
     found = inspect_pair(options.target, drafter, texts or samples(), time=options.time, say=_progress, warn=flags.say)
     if options.json:
@@ -73,7 +71,7 @@ def _parser() -> flags.CommandParser:
         examples=EXAMPLES,
     )
     parser.add_argument("target", metavar="TARGET", help="a folder, a GGUF file, a hub id or zoo:NAME")
-    parser.add_argument("--drafter", default=AUTO, metavar="MODEL", help=f"likewise (default: {flags.DRAFTER})")
+    parser.add_argument("--drafter", default=AUTO, metavar="MODEL", help=f"likewise (default: {flags.DEFAULT})")
     parser.add_argument(
         "--text", type=Path, metavar="FILE", help="a text to tokenize (default: samples in several scripts)"
     )

@@ -7,7 +7,8 @@ from pathlib import Path
 from omnidraft.errors import ModelError
 
 PREFIX = "zoo:"
-_ROLES = {"drafter": "drafter", "target-a": "target", "target-b": "target"}
+# "general" is for use, the others are small pieces for tests and studies
+_ROLES = {"drafter": "drafter", "general": "drafter", "target-a": "target", "target-b": "target"}
 _FOLDER = Path(__file__).parent / "models"
 
 
