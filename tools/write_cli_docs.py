@@ -21,7 +21,7 @@ Answers go to stdout, everything else to stderr. Exit codes: 0; 1 (something fai
 130 (Ctrl-C); 141 (the reader of stdout is gone). This page is made by
 `python tools/write_cli_docs.py` from the commands' own help.
 """
-_COMMAND = re.compile(r"^    (\w+)(?:  |$)", re.MULTILINE)
+_COMMAND = re.compile(r"^    ([\w-]+)(?:  |$)", re.MULTILINE)
 
 
 def helps(words: tuple[str, ...] = ()) -> dict[str, str]:

@@ -23,6 +23,7 @@ COMMANDS = {  # each a module with a `main`
     "generate": "answer a prompt",
     "inspect": "check that a drafter and a target are compatible, and what drafting can gain",
     "adapt": "train a drafter on the target's answers to a file of prompts",
+    "make-drafter": "make a drafter from a language model, for one or more targets",
     "profiles": "list, show or remove learned weights",
     "cache": "show or clear what is converted from GGUF files",
     "demo": "compare plain and speculative decoding on the embedded models",
@@ -64,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str]) -> int:
     command, *rest = arguments or [""]
     if command in COMMANDS:
-        return int(importlib.import_module(f"omnidraft.cli.{command}").main(rest))
+        return int(importlib.import_module(f"omnidraft.cli.{command.replace('-', '_')}").main(rest))
     if command and not command.startswith("-"):
         raise ConfigError(f"unknown command {command!r}: {suggestion(command, COMMANDS)}")
     parser = flags.CommandParser(

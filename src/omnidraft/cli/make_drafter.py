@@ -1,0 +1,89 @@
+"""`omnidraft make-drafter`: make a drafter from a language model, for one or more targets."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from omnidraft import zoo
+from omnidraft.bench import prompts
+from omnidraft.cli import flags
+from omnidraft.config import names
+
+EXAMPLES = (
+    "omnidraft make-drafter HuggingFaceTB/SmolLM2-135M-Instruct --layers 0,1,2,29 --vocab 16384 --out my-drafter",
+    "omnidraft make-drafter SOURCE --layers 0,1,2 --teacher TARGET --prompts prompts.jsonl --out my-drafter",
+)
+ABOUT = """\
+Make a drafter from a Llama-type chat model: it keeps some layers and the most useful tokens, and learns from text that
+the teachers write. What is there already is gone on from, so the command can be stopped at any time."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `omnidraft make-drafter`; raises InputError and its kinds."""
+    from omnidraft.make_drafter.teacher_text import Writing  # imports PyTorch
+    from omnidraft.make_drafter.training import Training
+
+    parser = _parser()
+    flags.add_settings(parser.add_argument_group("teacher text"), Writing)
+    flags.add_settings(parser.add_argument_group("training"), Training)
+    options = parser.read(arguments)
+    given = vars(options)
+    writing = Writing(**{name: given[name] for name in names(Writing) if name in given})
+    training = Training(**{name: given[name] for name in names(Training) if name in given})
+    texts: list[str] = []
+    if options.prompts is not None:
+        file = Path(os.path.expanduser(options.prompts))  # noqa: PTH111  that of Path raises where there is no such user
+        texts = prompts.read(file, fix="give --prompts a JSONL file")
+
+    import torch
+
+    from omnidraft.make_drafter import make
+    from omnidraft.models.loading import load_model
+
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    flags.quiet_libraries()
+    with flags.interruptible():
+        source = load_model(zoo.resolve(options.source), "float32", "cpu", flags.say)
+        teachers = [
+            load_model(zoo.resolve(name), options.dtype, options.device, flags.say)
+            for name in options.teacher or [options.source]
+        ]
+        if options.only != "training":
+            make.write(teachers, texts, writing, options.out, flags.say)
+        if options.only != "text":
+            shape = make.Shape(layers=options.layers, vocab=options.vocab)
+            make.train(source, teachers, shape, training, options.out, flags.say)
+    return 0
+
+
+def _layers(text: str) -> tuple[int, ...]:
+    """Layer numbers with commas in between."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} are no layers: give their numbers, such as 0,1,2,29") from error
+
+
+def _parser() -> flags.CommandParser:
+    parser = flags.CommandParser(prog="omnidraft make-drafter", description=ABOUT, examples=EXAMPLES)
+    parser.add_argument("source", metavar="SOURCE", help="the model that is cut: a folder, a GGUF file or a hub id")
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="of the drafter, its text below it")
+    parser.add_argument("--layers", type=_layers, required=True, metavar="N,N,...", help="that are kept, from 0")
+    parser.add_argument(
+        "--vocab",
+        type=flags.at_least(1),
+        default=16384,
+        metavar="N",
+        help="tokens that are kept (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--teacher", action="append", metavar="MODEL", help="a target to learn from, several times (default: SOURCE)"
+    )
+    parser.add_argument("--prompts", metavar="FILE", help='JSONL file of users\' words, {"prompt": "..."} a line')
+    parser.add_argument("--only", choices=("text", "training"), help="do one part, beside another process, say")
+    flags.add(parser, "--dtype", "--device", "--threads")
+    return parser

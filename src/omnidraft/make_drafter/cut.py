@@ -1,0 +1,58 @@
+"""Cut a Llama-type model to some of its layers and the tokens of a smaller vocabulary."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from omnidraft.errors import ConfigError, ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def cut_model(source: PreTrainedModel, layers: Sequence[int], kept: Sequence[int], end: int) -> PreTrainedModel:
+    """A copy of a model in fp32 with these layers and the rows `kept` of its embeddings; `end` is its end token's id.
+
+    Raises ConfigError for layers that the model does not have, ModelError for a model that is no stack of layers.
+    """
+    config: Any = copy.deepcopy(source.config)
+    stack = getattr(source.base_model, "layers", None)
+    if stack is None or len(stack) != config.num_hidden_layers:
+        raise ModelError(f"{type(source).__name__} cannot be cut: use a model of the Llama type")
+    beyond = [layer for layer in layers if not 0 <= layer < len(stack)]
+    if not layers or beyond or list(layers) != sorted(set(layers)):
+        raise ConfigError(f"layers is {list(layers)}: name different ones of 0 to {len(stack) - 1}, ascending")
+    config.num_hidden_layers, config.vocab_size = len(layers), len(kept)
+    config.bos_token_id, config.eos_token_id, config.pad_token_id = None, end, end
+    if getattr(config, "layer_types", None):
+        config.layer_types = [config.layer_types[layer] for layer in layers]
+    config.dtype = torch.float32
+    with torch.device("meta"):
+        smaller: PreTrainedModel = type(source)(config)
+    names = {f"layers.{new}.": f"layers.{old}." for new, old in enumerate(layers)}
+    rows = torch.tensor(kept, device=source.device)
+    weights, own = source.state_dict(), {}
+    for name, empty in smaller.state_dict().items():
+        head, found, rest = _split(name, names)
+        weight = weights[head + names[found] + rest if found else name]
+        own[name] = (weight if weight.shape == empty.shape else weight[rows]).float().cpu().clone()
+    # the buffers of position embeddings are in no state: they are made anew from the config
+    result: PreTrainedModel = type(source)(config).float()
+    result.load_state_dict(own)
+    result.tie_weights()
+    result.generation_config.bos_token_id = None
+    result.generation_config.eos_token_id = result.generation_config.pad_token_id = end
+    return result
+
+
+def _split(name: str, prefixes: dict[str, str]) -> tuple[str, str, str]:
+    """A name as what is before the first of `prefixes` in it, that prefix ("": none), and what follows."""
+    for prefix in prefixes:
+        head, found, rest = name.partition(prefix)
+        if found and (not head or head.endswith(".")):
+            return head, found, rest
+    return name, "", ""

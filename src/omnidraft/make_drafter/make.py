@@ -1,0 +1,169 @@
+"""Make a drafter in a folder: write teacher text, cut the source, distill it; each step goes on where it ended."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from omnidraft.distillation.teacher import TrainingExample
+from omnidraft.errors import ConfigError, InputError
+from omnidraft.make_drafter import shards
+from omnidraft.make_drafter.cut import cut_model
+from omnidraft.make_drafter.teacher_text import Writing, write_text
+from omnidraft.make_drafter.training import Examples, Trainer, Training, batches
+from omnidraft.make_drafter.vocabulary import choose_tokens, count_tokens, cut_tokenizer
+from omnidraft.storage import replace_file
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from omnidraft.models.loading import LoadedModel
+
+HELD_OUT = 50  # one conversation of so many is never trained on
+MINUTES = 10  # between two checkpoints
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What of the source model the drafter keeps."""
+
+    layers: tuple[int, ...]
+    vocab: int
+
+
+@dataclass
+class _Text:
+    """The training examples of a teacher's text, which may still grow."""
+
+    examples: Examples
+    folder: Path
+    training: list[TrainingExample] = field(default_factory=list)
+    held_out: list[TrainingExample] = field(default_factory=list)
+    read: int = 0  # shards
+
+    def refresh(self) -> None:
+        """Read the shards that are new."""
+        found = shards.find(self.folder)
+        for path in found[self.read :]:
+            for each in shards.load(path):
+                example = self.examples.of(each)
+                if example.positions:
+                    (self.training if each.number % HELD_OUT else self.held_out).append(example)
+        self.read = len(found)
+
+
+def write(teachers: Sequence[LoadedModel], prompts: Sequence[str], writing: Writing, out: Path, say: Say) -> None:
+    """Write the text of each teacher below `out`; raises ModelError where a model cannot be a teacher."""
+    for teacher in teachers:
+        write_text(teacher, prompts, writing, text_folder(out, teacher), say)
+
+
+def text_folder(out: Path, teacher: LoadedModel) -> Path:
+    """Where the text of a teacher lies."""
+    return out / "text" / teacher.name.replace("/", "--")
+
+
+def train(
+    source: LoadedModel, teachers: Sequence[LoadedModel], shape: Shape, training: Training, out: Path, say: Say
+) -> None:
+    """Cut the source by the teachers' text and distill it; the drafter is written to `out` at each checkpoint.
+
+    Raises ConfigError for a shape that the source does not have, InputError where there is no text.
+    """
+    for teacher in teachers:
+        if not shards.find(text_folder(out, teacher)):
+            raise InputError(f"there is no text of {teacher.name} in {text_folder(out, teacher)}: write it first")
+    tokenizer, model = _begin(source, teachers, shape, out)
+    texts = [
+        _Text(Examples(tokenizer, each.tokenizer, each.lm.vocab_size, each.lm.eos), text_folder(out, each))
+        for each in teachers
+    ]
+    trainer = Trainer(model, training)
+    checkpoint = out / "checkpoint.pt"
+    if checkpoint.exists():
+        trainer.resume(torch.load(checkpoint, weights_only=True))
+        say(f"going on after {trainer.tokens:,} tokens")
+    saved = time.monotonic()
+    rng = np.random.default_rng([training.seed, trainer.tokens])
+    for batch in _endless(texts, training.batch, rng, say):
+        if trainer.finished:
+            break
+        trainer.step(batch)
+        if time.monotonic() - saved > 60 * MINUTES:
+            _save(trainer, tokenizer, texts, out, say)
+            saved = time.monotonic()
+    _save(trainer, tokenizer, texts, out, say)
+
+
+def _begin(
+    source: LoadedModel, teachers: Sequence[LoadedModel], shape: Shape, out: Path
+) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
+    """The drafter as the last run left it, or the source cut."""
+    from omnidraft.models.loading import load_model
+
+    if (out / "config.json").exists():
+        begun = load_model(out, "float32")
+        config: Any = begun.lm.model.config
+        if (config.num_hidden_layers, config.vocab_size) != (len(shape.layers), shape.vocab):
+            raise ConfigError(f"{out} holds a drafter of another shape: give its layers and vocab, or another folder")
+        return begun.tokenizer, begun.lm.model
+    counts = count_tokens(source.tokenizer, (text for each in teachers for text in _words(each, out)))
+    kept = choose_tokens(source.tokenizer, counts, shape.vocab)
+    tokenizer = cut_tokenizer(source.tokenizer, kept)
+    model = cut_model(source.lm.model, shape.layers, kept, tokenizer.eos_token_id)
+    save_drafter(model, tokenizer, out)  # the vocabulary stays as it is when the text grows
+    return tokenizer, model
+
+
+def _words(teacher: LoadedModel, out: Path) -> Iterator[str]:
+    for path in shards.find(text_folder(out, teacher)):
+        for each in shards.load(path):
+            yield str(teacher.tokenizer.decode(each.ids, skip_special_tokens=True))
+
+
+def _endless(
+    texts: Sequence[_Text], tokens: int, rng: np.random.Generator, say: Say
+) -> Iterator[list[TrainingExample]]:
+    """Batches of all texts mixed, one pass after another, each with the text that is there when it begins."""
+    while True:
+        for text in texts:
+            text.refresh()
+        examples = [example for text in texts for example in text.training]
+        say(f"a pass over {sum(len(each.ids) for each in examples):,} tokens of text begins")
+        yield from batches(examples, tokens, rng)
+
+
+def _save(trainer: Trainer, tokenizer: PreTrainedTokenizerBase, texts: Sequence[_Text], out: Path, say: Say) -> None:
+    """Write the checkpoint and the drafter, and say how well it does on held-out text."""
+    data = io.BytesIO()
+    torch.save(trainer.state(), data)
+    replace_file(out / "checkpoint.pt", data.getvalue())
+    save_drafter(trainer.model, tokenizer, out)
+    rates = []
+    for text in texts:
+        greedy, sampled = trainer.evaluate(text.held_out) if text.held_out else (float("nan"),) * 2
+        rates.append(f"{text.folder.name} {greedy:.3f} greedy, {sampled:.3f} at temperature 1")
+    say(f"{trainer.tokens:,} tokens, loss {trainer.loss:.3f}; accepted of held-out text: {'; '.join(rates)}")
+
+
+def save_drafter(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path) -> None:
+    """Write a drafter in bfloat16 as a folder that `transformers` loads."""
+    from safetensors.torch import save
+
+    own = model.state_dict()
+    if model.config.tie_word_embeddings:
+        own.pop("lm_head.weight")
+    weights = {name: weight.to(torch.bfloat16).contiguous() for name, weight in own.items()}
+    config: Any = model.config.to_dict() | {"dtype": "bfloat16", "architectures": [type(model).__name__]}
+    type(model.config).from_dict(config).save_pretrained(out)
+    model.generation_config.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    replace_file(out / "model.safetensors", save(weights, metadata={"format": "pt"}))

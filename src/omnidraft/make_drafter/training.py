@@ -1,0 +1,178 @@
+"""Distill a drafter from teacher text: KL to the teacher first, total variation, which is acceptance, at the end.
+
+The teacher's distributions come over to the drafter's tokens as in online distillation, so teachers may have any
+vocabulary.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from omnidraft.alignment.drafter_context import DrafterContext
+from omnidraft.alignment.ngram_cache import NgramCache
+from omnidraft.alignment.spelling_table import build_table
+from omnidraft.alignment.vocab import Speller, read_vocab
+from omnidraft.config import Settings, number
+from omnidraft.distillation.losses import TeacherDistributions, acceptance, divergence
+from omnidraft.distillation.teacher import Trace, TrainingExample, exact_example
+from omnidraft.make_drafter.shards import Conversation
+from omnidraft.verification.sparse_probs import SparseProbs
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+PASS = 3072  # tokens, padding included, that one forward pass reads
+MAX_GRADIENT_NORM = 1.0
+SHARE = np.float32(1e-4)  # of probability: likely tokens below it are left out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(Settings):
+    """How a drafter is distilled."""
+
+    tokens: int = number(
+        5_000_000, "tokens read in training, repetitions counted", low=1, fix="use 5000000, or fewer for a trial"
+    )
+    batch: int = number(8192, "tokens in an optimizer step", low=1, fix="use 8192")
+    learning_rate: float = number(1e-3, "of AdamW, at its highest", low=0, fix="use 0.001")
+    decay: float = number(
+        0.3, "share of the training, its last, in which the learning rate falls to 0", low=0, high=1, fix="use 0.3"
+    )
+    seed: int = number(0, "decides the order of the text", low=0, fix="use 0")
+
+
+class Examples:
+    """Turns conversations of one teacher into training examples of a drafter."""
+
+    def __init__(
+        self, drafter: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase, teacher_size: int, ends: Sequence[int]
+    ) -> None:
+        own, target = read_vocab(drafter, drafts=True), read_vocab(teacher, teacher_size, ends)
+        speller = Speller(drafter, own)
+        table = build_table(own, target, speller, Speller(teacher, target))
+        self._cache = NgramCache(table)
+        self._context = DrafterContext(table, target, own, speller)
+
+    def of(self, conversation: Conversation) -> TrainingExample:
+        """The example of a conversation; where the text is not the teacher's, what stands there is certain."""
+        begun = int(conversation.written.argmax())
+        tokens = conversation.ids[begun:].tolist()
+        found = iter(zip(conversation.top_ids, np.exp(conversation.top_logprobs.astype(np.float32)), strict=True))
+        distributions = tuple(
+            _likely(*next(found)) if own else SparseProbs(np.array([token], np.int32), np.ones(1, np.float32))
+            for token, own in zip(tokens, conversation.written[begun:].tolist(), strict=True)
+        )
+        written = tuple(tuple(self._context.tokens([token])) for token in tokens)
+        prompt = tuple(self._context.prompt(conversation.ids[:begun].tolist()))
+        return exact_example(self._cache, Trace(prompt, tuple(tokens), written, distributions))
+
+
+def _likely(tokens: np.ndarray, probs: np.ndarray) -> SparseProbs:
+    kept = probs > SHARE
+    return SparseProbs(tokens[kept], probs[kept] / probs[kept].sum())
+
+
+class Trainer:
+    """Trains a drafter on examples, in fp32 weights and bfloat16 products; `state` and `resume` are its checkpoint."""
+
+    def __init__(self, model: PreTrainedModel, training: Training) -> None:
+        self.model, self.training = model.train().requires_grad_(), training
+        matrices = [p for name, p in model.named_parameters() if p.dim() == 2]
+        others = [p for p in model.parameters() if p.dim() != 2]
+        groups = [{"params": matrices, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
+        self._optimizer = torch.optim.AdamW(groups, lr=training.learning_rate, betas=(0.9, 0.95))
+        self.tokens = 0  # read so far
+        self.loss = float("nan")  # of the last step, nats a position
+
+    @property
+    def finished(self) -> bool:
+        return self.tokens >= self.training.tokens
+
+    def step(self, examples: Sequence[TrainingExample]) -> None:
+        """Take one step on a batch."""
+        settings = self.training
+        left = 1 - self.tokens / settings.tokens
+        factor = min(1.0, (self.tokens + settings.batch) / (20 * settings.batch), left / max(settings.decay, 1e-9))
+        for group in self._optimizer.param_groups:
+            group["lr"] = settings.learning_rate * max(factor, 0.0)
+        kind = "forward" if left > settings.decay else "forward+tv"
+        total, loss = sum(example.positions for example in examples), 0.0
+        self._optimizer.zero_grad()
+        for part in _passes(examples):
+            logits, teacher = self.read(part)
+            share = divergence(logits, teacher, kind).sum() / total
+            share.backward()
+            loss += float(share.detach())
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_GRADIENT_NORM)
+        self._optimizer.step()
+        self.loss = loss
+        self.tokens += sum(len(example.ids) for example in examples)
+
+    @torch.no_grad()
+    def evaluate(self, examples: Sequence[TrainingExample]) -> tuple[float, float]:
+        """Acceptance probability of the drafter's tokens in these examples, greedy and at temperature 1."""
+        rates = [acceptance(*self.read(part), 1.0) for part in _passes(examples)]
+        greedy, sampled = torch.cat(rates).mean(0).tolist()
+        return greedy, sampled
+
+    def read(self, examples: Sequence[TrainingExample]) -> tuple[torch.Tensor, TeacherDistributions]:
+        """Logits (N, V_q) at the N positions of some examples, and the teacher there."""
+        device = self.model.device
+        moved = [example.to(device) for example in examples]
+        ids = torch.nn.utils.rnn.pad_sequence([example.ids for example in moved], batch_first=True)
+        places = [i * ids.shape[1] + each.first + each.teacher.positions for i, each in enumerate(moved)]
+        with torch.autocast(device.type, torch.bfloat16):  # padding follows the text, which does not see it
+            hidden = self.model.base_model(ids, use_cache=False).last_hidden_state
+            logits = self.model.get_output_embeddings()(hidden.flatten(0, 1)[torch.cat(places)])
+        counts = [len(each.teacher.positions) for each in moved]
+        starts = [0, *itertools.accumulate(counts)]
+        parts = [vars(each.teacher) for each in moved]
+        joined = {
+            name: torch.cat([part[name] for part in parts]) for name in ("symbols", "probs", "rest", "coarse", "best")
+        }
+        rows = torch.cat([part["rows"] + start for part, start in zip(parts, starts, strict=False)])
+        positions = torch.arange(starts[-1], device=device)
+        return logits.float(), TeacherDistributions(positions=positions, rows=rows, **joined)
+
+    def state(self) -> dict[str, Any]:
+        """All that a later run needs to go on."""
+        return {"model": self.model.state_dict(), "optimizer": self._optimizer.state_dict(), "tokens": self.tokens}
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Go on from an earlier state."""
+        self.model.load_state_dict(state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self.tokens = state["tokens"]
+
+
+def _passes(examples: Sequence[TrainingExample]) -> Iterator[list[TrainingExample]]:
+    """The examples in passes of about PASS tokens, those of like length together."""
+    part: list[TrainingExample] = []
+    for example in sorted(examples, key=lambda each: len(each.ids)):
+        if part and (len(part) + 1) * len(example.ids) > PASS:
+            yield part
+            part = []
+        part.append(example)
+    yield part
+
+
+def batches(
+    examples: Sequence[TrainingExample], tokens: int, rng: np.random.Generator
+) -> Iterator[list[TrainingExample]]:
+    """The examples once, in random order, in batches of about `tokens`."""
+    batch: list[TrainingExample] = []
+    size = 0
+    for i in rng.permutation(len(examples)).tolist():
+        batch.append(examples[i])
+        size += len(examples[i].ids)
+        if size >= tokens:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,121 @@
+"""Teacher text is what the model writes, with its own probabilities, however many conversations are written at once."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from omnidraft import zoo
+from omnidraft.errors import ModelError
+from omnidraft.make_drafter import shards, teacher_text
+from omnidraft.make_drafter.shards import Conversation
+from omnidraft.make_drafter.teacher_text import Writing, write_text
+from omnidraft.models.loading import LoadedModel, load_model
+from support.texts import QUESTIONS
+
+ENOUGH = Writing(text_tokens=500, rows=6, own=0.5)
+
+
+@pytest.fixture(scope="module")
+def teacher() -> LoadedModel:
+    return load_model(zoo.path("target-b"), "float32", "cpu")
+
+
+@pytest.fixture(scope="module")
+def written(teacher: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Conversation]]:
+    folder = tmp_path_factory.mktemp("text")
+    with pytest.MonkeyPatch.context() as patch:  # so that some conversations end in time
+        patch.setattr(teacher_text, "ANSWER", 40)
+        write_text(teacher, QUESTIONS, ENOUGH, folder, lambda _: None)
+    return folder, [each for path in shards.find(folder) for each in shards.load(path)]
+
+
+def test_probabilities_are_those_of_the_model_reading_the_conversation(
+    teacher: LoadedModel, written: tuple[Path, list[Conversation]]
+) -> None:
+    for each in written[1]:
+        with torch.inference_mode():
+            logits = teacher.lm.model(torch.tensor(each.ids)[None], use_cache=False).logits[0]
+        logprobs = logits.log_softmax(-1)[np.flatnonzero(each.written) - 1]
+        top, ids = logprobs.topk(teacher_text.TOP)
+        np.testing.assert_allclose(each.top_logprobs, top.numpy(), atol=2e-2)
+        assert (ids[:, 0].numpy() == each.top_ids[:, 0]).all()
+
+
+def test_greedy_answers_are_the_likeliest_tokens_and_others_are_not_all(
+    written: tuple[Path, list[Conversation]],
+) -> None:
+    answers = []
+    for each in written[1]:
+        begun = len(each.ids) - int(each.written[::-1].argmin())  # after the last token that was given
+        answers.append((each.ids[begun:] == each.top_ids[begun - len(each.ids) :, 0]).all())
+    assert 0 < sum(answers) < len(answers)
+
+
+def test_questions_are_given_or_written_by_the_teacher(
+    teacher: LoadedModel, written: tuple[Path, list[Conversation]]
+) -> None:
+    asked = {"given": 0, "own": 0}
+    for each in written[1]:
+        turns = str(teacher.tokenizer.decode(each.ids)).split("<|im_start|>")
+        words = turns[-2].removeprefix("user\n").removesuffix("<|im_end|>\n")
+        given = int(each.written[::-1].argmin()) == each.written.sum()  # one run at the end
+        asked["given" if given else "own"] += 1
+        assert (words in {text.strip() for text in QUESTIONS}) == given
+        assert turns[-1].startswith("assistant\n")
+    assert min(asked.values()) > 0
+
+
+def test_a_second_run_goes_on_where_the_first_ended(
+    teacher: LoadedModel, written: tuple[Path, list[Conversation]]
+) -> None:
+    folder, before = written
+    write_text(teacher, QUESTIONS, ENOUGH, folder, lambda _: None)  # there is enough
+    assert len(shards.find(folder)) == 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(teacher_text, "ANSWER", 40)
+        more = Writing(text_tokens=sum(int(each.written.sum()) for each in before) + 1, rows=2)
+        write_text(teacher, QUESTIONS, more, folder, lambda _: None)
+    after = [each for path in shards.find(folder) for each in shards.load(path)]
+    assert len(shards.find(folder)) == 2
+    assert len({each.number for each in after}) == len(after) > len(before)
+
+
+def test_a_shard_comes_back_as_it_was_saved(written: tuple[Path, list[Conversation]], tmp_path: Path) -> None:
+    shards.save(tmp_path / "shard-00000.npz", written[1])
+    for one, other in zip(written[1], shards.load(tmp_path / "shard-00000.npz"), strict=True):
+        assert one.number == other.number
+        for name in ("ids", "written", "top_ids", "top_logprobs"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+
+
+def test_a_model_without_chat_template_is_refused(tmp_path: Path) -> None:
+    plain = load_model(zoo.path("target-a"), "float32", "cpu")
+    with pytest.raises(ModelError, match="target-a has no chat template"):
+        write_text(plain, [], ENOUGH, tmp_path / "text", lambda _: None)
+
+
+def test_rows_of_all_lengths_share_the_cache(teacher: LoadedModel) -> None:
+    """What a row writes does not depend on the rows beside it."""
+    prompts = [QUESTIONS[0], "Hi", QUESTIONS[1] * 2]
+
+    def greedy(rows: int, count: int) -> dict[int, list[int]]:
+        own = teacher_text.Teacher(teacher, prompts, Writing(rows=rows, own=0))
+        numbers = (i for i in itertools.count() if np.random.default_rng([0, i]).random() < teacher_text.GREEDY)
+        found: dict[int, list[int]] = {}
+        for some in own.write(numbers):
+            found |= {each.number: each.ids.tolist() for each in some}
+            if len(found) >= count:
+                return found
+        raise AssertionError
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(teacher_text, "ANSWER", 24)
+        alone, together = greedy(1, 3), greedy(5, 5)
+    assert alone
+    assert all(together[number] == ids for number, ids in alone.items() if number in together)
+    assert len(alone.keys() & together.keys()) >= 2
