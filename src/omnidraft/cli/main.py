@@ -26,7 +26,7 @@ COMMANDS = {  # each a module with a `main`
     "make-drafter": "make a drafter from a language model, for one or more targets",
     "profiles": "list, show or remove learned weights",
     "cache": "show or clear what is converted from GGUF files",
-    "demo": "compare plain and speculative decoding on the embedded models",
+    "demo": "compare plain and speculative decoding, and see the drafter learn",
     "bench": "time ways of decoding, test exactness",
 }
 EXAMPLES = (
