@@ -205,9 +205,11 @@ def _stream(
                 break
             pairs = []
             for number, prompt in enumerate(prompts[first : first + GROUP]):
+                count = first + number + 1
+                live.update(_chart(found, f"prompt {count} of {len(prompts)}"), refresh=True)
                 pairs.append(in_turns(model, prompt, new_tokens, swapped=number % 2 == 1))
-                live.update(_chart(found, f"prompt {first + number + 1} of {len(prompts)}, learning"), refresh=True)
-                _settle(model, 1 + first + number + 1)
+                live.update(_chart(found, f"prompt {count} of {len(prompts)}, learning"), refresh=True)
+                _settle(model, 1 + count)  # with that of `_ready`
             found.append(Figures.of(pairs))
             live.update(_chart(found), refresh=True)
     return found
