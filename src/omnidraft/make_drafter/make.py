@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -142,16 +143,25 @@ def _endless(
 
 
 def _save(trainer: Trainer, tokenizer: PreTrainedTokenizerBase, texts: Sequence[_Text], out: Path, say: Say) -> None:
-    """Write the checkpoint and the drafter, and say how well it does on held-out text."""
+    """Write the checkpoint, the drafter, and a record with its acceptance on held-out text, which is said, too."""
     data = io.BytesIO()
     torch.save(trainer.state(), data)
     replace_file(out / "checkpoint.pt", data.getvalue())
     save_drafter(trainer.model, tokenizer, out)
-    rates = []
+    record: dict[str, Any] = {
+        "parameters": trainer.model.num_parameters(),
+        "tokens": trainer.tokens,
+        "settings": asdict(trainer.training),
+        "acceptance_of_held_out_text": {},
+    }
     for text in texts:
-        greedy, sampled = trainer.evaluate(text.held_out) if text.held_out else (float("nan"),) * 2
-        rates.append(f"{text.folder.name} {greedy:.3f} greedy, {sampled:.3f} at temperature 1")
-    say(f"{trainer.tokens:,} tokens, loss {trainer.loss:.3f}; accepted of held-out text: {'; '.join(rates)}")
+        rates = trainer.evaluate(text.held_out) if text.held_out else (None, None)
+        read = sum(len(each.ids) for each in text.training)
+        found = {"text_tokens": read, "greedy": rates[0], "temperature_1": rates[1]}
+        record["acceptance_of_held_out_text"][text.folder.name] = found
+    replace_file(out / "training.json", (json.dumps(record, indent=2) + "\n").encode())
+    shown = json.dumps(record["acceptance_of_held_out_text"])
+    say(f"{trainer.tokens:,} tokens, loss {trainer.loss:.3f}; accepted of held-out text: {shown}")
 
 
 def save_drafter(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path) -> None:
