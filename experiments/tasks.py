@@ -13,6 +13,7 @@ NAMES = ("gsm8k", "mbpp", "code", "alpaca", "xsum")  # `code` is MBPP and HumanE
 Write = Callable[[dict[str, Any]], str | None]
 KEPT_OUT = 1000  # prompts at the end of GSM8K's training file, which the embedded models never saw
 TEST_EVERY = 5  # of tasks without a split of their own, every fifth prompt is for tests: 228 of MBPP and HumanEval
+MBPP_TRAINING = range(601, 975)  # task ids
 MBPP_SPLITS = ("prompt", "test", "validation", "train")  # on the hub, in the order of the one file elsewhere
 
 
@@ -37,6 +38,13 @@ def parts(task: str, data: Path | None, *, unseen: bool = False) -> tuple[list[s
     else:
         raise ConfigError(f"task {task!r} is not known: use some of {', '.join(NAMES)}")
     return [one for i, one in enumerate(found) if i % TEST_EVERY], found[::TEST_EVERY]
+
+
+def mbpp_training(data: Path | None) -> list[str]:
+    """The prompts of MBPP's own training split, in their order."""
+    return _prompts(
+        "mbpp", TASKS["mbpp"], data, lambda r: _any_mbpp(r) if r["task_id"] in MBPP_TRAINING else None, "train"
+    )
 
 
 def _prompts(name: str, task: Task, data: Path | None, write: Write, *splits: str) -> list[str]:

@@ -52,11 +52,17 @@ class Plan:
 
 
 def race(
-    methods: list[Way], questions: Sequence[Question], plan: Plan, results: Results, step: Callable[[], None]
+    methods: list[Way],
+    questions: Sequence[Question],
+    plan: Plan,
+    results: Results,
+    step: Callable[[], None],
+    watch: Callable[[Question, Sequence[Timed]], None] = lambda *_: None,
 ) -> None:
     """Time every method on every prompt, again and again; the first is the baseline, `step` is called after each turn.
 
-    A method that does not work with these models is taken out of `methods`.
+    A method that does not work with these models is taken out of `methods`.  `watch` is given each turn's answers, in
+    the order of `methods`.
     """
     _answered(methods, questions[0], plan, results, 0)  # warms up
     for repeat in range(plan.repeats):
@@ -66,18 +72,24 @@ def race(
             timed = _answered(methods, question, plan, results, repeat * len(questions) + place)
             expected = timed[0].answer.tokens
             for method, each in zip(methods, timed, strict=True):
-                run = Run(
-                    repeat=repeat,
-                    task=question.task,
-                    prompt=question.number,
-                    method=method.name,
-                    tokens=len(each.answer.tokens),
-                    seconds=each.seconds,
-                    identical=None if plan.sampled else each.answer.tokens == expected,
-                    counts=_counts(each.answer, len(question.ids)),
-                )
-                results.add(run)
+                identical = None if plan.sampled else each.answer.tokens == expected
+                results.add(run_of(method, question, each, repeat, identical=identical))
+            watch(question, timed)
             step()
+
+
+def run_of(method: Way, question: Question, timed: Timed, repeat: int = 0, *, identical: bool | None = None) -> Run:
+    """The record of a timed answer; `identical` is None where nobody compared it."""
+    return Run(
+        repeat=repeat,
+        task=question.task,
+        prompt=question.number,
+        method=method.name,
+        tokens=len(timed.answer.tokens),
+        seconds=timed.seconds,
+        identical=identical,
+        counts=_counts(timed.answer, len(question.ids)),
+    )
 
 
 def _answered(methods: list[Way], question: Question, plan: Plan, results: Results, number: int) -> list[Timed]:

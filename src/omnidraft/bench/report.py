@@ -43,7 +43,8 @@ def rows(results: Sequence[Results]) -> list[Row]:
             if tasks.count(task) > 1:
                 raise InputError(f"task {task!r} of target {target!r} is in two result files: leave one of them out")
         for task in [*tasks, ALL]:
-            for method in METHODS:
+            others = (run.method for result in files for run in result.runs)
+            for method in dict.fromkeys([*METHODS, *others]):
                 row = _row(files, method, {task} if task != ALL else set(tasks))
                 if row is not None:
                     made.append({"target": target, "task": task, "method": method, **row})
@@ -71,7 +72,7 @@ def _figures(runs: Sequence[Run], base: Sequence[Run]) -> Row:
     sampled = any(run.identical is None for run in runs)
     tokens, seconds = (_total(runs, name) for name in ("tokens", "seconds"))
     base_seconds = _total(base, "seconds")
-    if sampled and base:  # such answers differ in length
+    if base:  # answers may differ in length: sampled ones, and greedy ones in half precision
         base_seconds *= tokens / _total(base, "tokens")
     counts = [run.counts for run in runs if run.counts]
     rounds, symbols = _total(counts, "rounds"), _total(counts, "symbols")
