@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import statistics
 import sys
 import time
@@ -57,7 +58,7 @@ class Sizes:
 
 
 FULL = Sizes(prompts=20, new_tokens=128, stream=300)
-QUICK = Sizes(prompts=2, new_tokens=48, stream=0)
+QUICK = Sizes(prompts=2, new_tokens=32, stream=0)
 
 
 def texts_of(task: str, data: Path | None, count: int) -> list[str]:
@@ -152,7 +153,7 @@ class Measurement:
         with self.load(profile=profile, adapt="background") as model:
             questions = questions_of(model, {task: texts}, self.sizes.new_tokens, self.console)
             (base,), _ = methods.make((BASELINE,), self.model, 0, Sampling())
-            ways: list[Way] = [base, LearningWay(LEARNING, model, Sampling())]
+            ways: list[Way] = [base, LearningWay(LEARNING, model, Sampling())]  # the last run is of that
             take_turns([base, EngineWay(FROZEN, self._frozen, Sampling())], questions[0].ids, self.sizes.new_tokens)
             runs = []
             step = progress(self.console, f"{shown(self.target)}, stream of {task}", len(questions))
@@ -163,8 +164,7 @@ class Measurement:
                 step()
             began = time.perf_counter()
             model.close()  # learns from the last answers
-            place = next(place for place in reversed(range(len(runs))) if runs[place].method == LEARNING)
-            runs[place] = replace(runs[place], seconds=runs[place].seconds + time.perf_counter() - began)
+            runs[-1] = replace(runs[-1], seconds=runs[-1].seconds + time.perf_counter() - began)
         rows = []
         for name, first in (("stream", 0), ("end of stream", len(questions) - len(questions) // LAST)):
             results = self._results(f"{task}, {name}")
@@ -180,9 +180,7 @@ class Measurement:
     def _rows(self, results: records.Results, temperature: float, gaps: Mapping[str, Sequence[float]]) -> list[Row]:
         """The rows of methods; `identical` counts answers that are those of the baseline."""
         rows = []
-        for row in report.rows([results]):
-            if row["task"] == report.ALL:
-                continue
+        for row in (row for row in report.rows([results]) if row["task"] != report.ALL):
             different, method = row["different"], row["method"]
             names = ("target", "task", "method", "speedup", "acceptance_rate", "block_efficiency", "prompts", "tokens")
             rows.append(
@@ -203,7 +201,9 @@ class Measurement:
     def _gap(self, ids: list[int], expected: list[int], found: list[int]) -> float:
         """The distance of the target's logits of the first two tokens that differ: next to none at a tie."""
         pairs = enumerate(zip(expected, found, strict=False))
-        place = next(place for place, (one, other) in pairs if one != other)
+        place = next((place for place, (one, other) in pairs if one != other), None)
+        if place is None:  # one ends before the other
+            return math.inf
         self._exact.crop(0)
         logits = self._exact.forward([*ids, *expected[:place]], 1)[0].float()
         return abs(float(logits[expected[place]] - logits[found[place]]))
@@ -251,6 +251,8 @@ def measure(options: argparse.Namespace, console: Console) -> int:
     setting = asdict(sizes) | {"drafter": shown(str(options.drafter)), "dtype": options.dtype}
     if results.settings and (before := results.settings[0]["recipe"]) != setting:
         raise ConfigError(f"--out has results of other settings ({before}): give another place")
+    if len(set(map(shown, options.target))) < len(options.target):
+        raise ConfigError("two targets have the same name: measure them one by one, each with an --out of its own")
     for task in asked:  # what is missing is known before minutes are spent
         texts_of(task, options.data, sizes.prompts)
     results.begin(command(options.words), setting)

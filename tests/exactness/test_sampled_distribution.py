@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
-from itertools import takewhile
 
 import numpy as np
 import pytest
@@ -31,6 +29,7 @@ from omnidraft.zoo import path as zoo_path
 from support.engines import Language, engine, language
 from support.models import Bigram
 from support.project_files import shared
+from support.remembering import Remembering
 
 TESTS = 16  # for the correction: no more χ² tests than this are made here
 ALPHA = 1e-4 / TESTS
@@ -95,39 +94,6 @@ def p_value(found: Counter[tuple[int, ...]], distribution: Distribution, count: 
 
 
 # ---------------------------------------------------------------- the two worlds
-
-
-class Remembering:
-    """A model that reads each beginning of a text once; many texts begin alike."""
-
-    def __init__(self, model: LanguageModel) -> None:
-        self._model = model
-        self.vocab_size, self.context = model.vocab_size, model.context
-        self._text: list[int] = []
-        self._read: list[int] = []  # by the model, last
-        self._rows: dict[tuple[int, ...], torch.Tensor] = {}
-
-    @property
-    def length(self) -> int:
-        return len(self._text)
-
-    def forward(self, ids: Sequence[int], keep: int) -> torch.Tensor:
-        """Append `ids`; the logits of the last `keep` of them."""
-        self._text += ids
-        text = self._text
-        begins = [tuple(text[:end]) for end in range(len(text) - keep + 1, len(text) + 1)]
-        if any(begin not in self._rows for begin in begins):
-            pairs = zip(self._read, text[: len(text) - keep], strict=False)
-            alike = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
-            self._model.crop(alike)
-            rows = self._model.forward(text[alike:], keep)
-            self._read = list(text)
-            self._rows |= dict(zip(begins, rows.clone(), strict=True))
-        return torch.stack([self._rows[begin] for begin in begins]) if begins else torch.empty(0, self.vocab_size)
-
-    def crop(self, length: int) -> None:
-        """Keep the first `length` ids."""
-        del self._text[length:]
 
 
 class World:

