@@ -222,10 +222,11 @@ def summary(rows: Sequence[Row]) -> str:
         for row in rows:
             if row["target"] == target and row["speedup"]:
                 speed[row["method"]][row["task"], row["temperature"]] = row["speedup"]
-        said = [f"{name} {_mean(speed[name])}" for name in ("uad", FROZEN) if name in speed]
-        if LEARNED in speed:
-            same = {cell: speed[FROZEN][cell] for cell in speed[LEARNED]}
-            said.append(f"{LEARNED} {_mean(speed[LEARNED])} ({FROZEN} on the same {_mean(same)})")
+        said = []
+        for name in ("uad", FROZEN, LEARNED):
+            same = {cell: speed[FROZEN][cell] for cell in speed.get(name, ())}  # a method may lack some cells
+            beside = f" ({FROZEN} on the same {_mean(same)})" if 0 < len(same) < len(speed[FROZEN]) else ""
+            said += [f"{name} {_mean(speed[name])}{beside}"] if same else []
         parts.append(f"{target}: {', '.join(said)}")
     return f"geometric-mean speedup over {BASELINE}: {'; '.join(parts)}"
 

@@ -71,7 +71,7 @@ def test_a_stream_is_learned_from_and_a_run_goes_on(
     learned = [row for row in rows if row["method"] == "learned"]
     assert [row["identical"] for row in learned] == [2, None]
     assert all(row["learned"] for row in (*learned, *streams))
-    assert "learned" in capsys.readouterr().out.splitlines()[-1]
+    assert ", learned " in capsys.readouterr().out.splitlines()[-1]
     assert not (home / "profiles").exists()
 
     lines = out.with_name("real.jsonl").read_text(encoding="utf-8").splitlines()
