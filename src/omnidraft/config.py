@@ -198,7 +198,7 @@ class Learning(Settings):
     """Online distillation of the drafter; `losses.HybridLoss` has choices that only experiments vary."""
 
     trains: str = one_of(
-        "interleaved",
+        "joint",
         "what is trained: the drafter, its acceptance head, or both",
         "drafter",
         "head",
@@ -222,14 +222,12 @@ class Learning(Settings):
         fix="use 1 for the target's own distributions",
     )
     interval: int = integer(8, "answers between updates", low=1, fix="use 1 to learn after every answer")
-    replays: int = integer(1, "optimizer steps on earlier answers after each on new ones", low=0, fix="use 0 for none")
+    replays: int = integer(0, "optimizer steps on earlier answers after each on new ones", low=0, fix="use 0 for none")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.loss == "hybrid" and self.trains in ("head", "joint"):
-            raise ConfigError(
-                f"trains is {self.trains!r} with the hybrid loss, which trains no head: use loss='forward+tv'"
-            )
+        if self.loss == "hybrid" and self.trains == "head":
+            raise ConfigError("trains is 'head' with the hybrid loss, which trains no head: use loss='forward+tv'")
 
 
 def stop_strings(stop: object) -> tuple[str, ...]:

@@ -27,9 +27,9 @@ SLOW = """
 import time
 from omnidraft.distillation import background, trainer
 read = trainer.Trainer._read
-def slow(self, example):
+def slow(self, batch):
     time.sleep(1000 if self.counters.updates else 0.1)
-    return read(self, example)
+    return read(self, batch)
 trainer.Trainer._read = slow
 background.work()
 """

@@ -186,15 +186,15 @@ def test_it_learns_from_the_latest_answer_and_an_earlier_one() -> None:
     assert max(earlier) < 0
     assert len(earlier) > 3
     passes: list[int] = []
-    trainer = make_trainer(interval=100, yields=lambda: passes.append(1))
+    trainer = make_trainer(interval=100, trains="interleaved", yields=lambda: passes.append(1))
     for example in examples:
         trainer.add(example)
         trainer.train_head()
-    assert len(passes) == 9 + 8
+    assert len(passes) == 9, "both in one pass"
 
 
 def test_labels_are_made_anew_of_the_drafter_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = make_trainer(learning_rate=3e-2)
+    trainer = make_trainer(learning_rate=3e-2, trains="interleaved")
     seen: list[torch.Tensor] = []
 
     def spy(logits: torch.Tensor, *rest: Any) -> torch.Tensor:
@@ -208,8 +208,9 @@ def test_labels_are_made_anew_of_the_drafter_as_it_is(monkeypatch: pytest.Monkey
             assert trainer.update()
         trainer.add(example)
         trainer.train_head()  # reads it first
-    assert torch.equal(seen[0], seen[1])
-    assert not torch.allclose(seen[0], seen[3], atol=1e-2)
+    own = [logits[: len(example.teacher.positions)] for logits in seen]
+    torch.testing.assert_close(own[0], own[1], atol=1e-2, rtol=0)  # in bfloat16, up to the shape of the pass
+    assert not torch.allclose(own[0], own[2], atol=1e-1)
 
 
 @pytest.mark.parametrize("why", ["no memory", "the hybrid loss", "no output layer"])
@@ -218,7 +219,7 @@ def test_where_no_head_can_be_trained_none_is(why: str, monkeypatch: pytest.Monk
     if why == "no output layer":
         monkeypatch.setattr(type(model), "get_output_embeddings", lambda _: None)
     hybrid = why == "the hybrid loss"
-    trainer = make_trainer(model, loss="hybrid" if hybrid else "forward")
+    trainer = make_trainer(model, loss="hybrid" if hybrid else "forward", trains="interleaved")
     if why == "no memory":
         monkeypatch.setattr("omnidraft.distillation.trainer.SPARE_BYTES", 2**62)
     trainer.add(example_of(0, labels=hybrid))
@@ -227,10 +228,9 @@ def test_where_no_head_can_be_trained_none_is(why: str, monkeypatch: pytest.Monk
     assert parted(trainer.state())[1] == {}
 
 
-@pytest.mark.parametrize("trains", ["head", "joint"])
-def test_the_hybrid_loss_trains_no_head(trains: str) -> None:
+def test_the_hybrid_loss_trains_no_head() -> None:
     with pytest.raises(ConfigError, match="forward"):
-        Learning(loss="hybrid", trains=trains)
+        Learning(loss="hybrid", trains="head")
 
 
 @pytest.mark.parametrize("trains", ["interleaved", "drafter"])

@@ -211,13 +211,6 @@ def test_an_exact_example_taken_apart() -> None:
     assert world.vocab.eos == (5,)
 
 
-def test_an_example_on_a_device_has_indices_of_int64() -> None:
-    _, cache, laws = nested()
-    made = hybrid_example(cache, trace([1, 4], [[0, 1], [1]], laws), 0.2).to(torch.device("cpu"))
-    kinds = [tensor.dtype for tensor in (made.ids, *vars(made.teacher).values(), *vars(made.labels).values())]
-    assert kinds == [*[torch.int64] * 4, *[torch.float32] * 2, torch.bool, *[torch.int64] * 3, torch.float32]
-
-
 def test_every_distribution_of_an_example_sums_to_one() -> None:
     for shape in SHAPES:
         world = make_world(shape, 2)

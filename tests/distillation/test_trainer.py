@@ -17,6 +17,7 @@ from omnidraft.distillation.teacher import TrainingExample
 from omnidraft.distillation.trainer import SPARE_BYTES, Trainer
 from omnidraft.distillation.weights import LORA_A, LORA_B, check_fit, merged
 from omnidraft.errors import ConfigError, ModelError
+from omnidraft.models.loading import has_bfloat16
 from support.learning import (
     PROMPT,
     SIZE,
@@ -44,7 +45,7 @@ def test_answers_that_were_not_learned_from_become_likelier(kind: str, adapter: 
     assert any(teach(made, 80, labels=hybrid))
     assert loss_under(made.state(), unseen, loss, kind) < 0.9 * before
     assert (made.counters.answers, made.counters.dropped) == (80, 0)
-    assert made.counters.steps == 2 * made.counters.updates > 0
+    assert made.counters.steps == made.counters.updates > 0
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
@@ -81,7 +82,7 @@ def test_merged_weights_are_those_that_were_trained(adapter: str, monkeypatch: p
     assert teach(made, 24)[-1]
     held_out = [example_of(seed) for seed in range(1, 22, 2)][-HELD_OUT:]  # when the last update was made
     found = loss_under(made.state(), held_out)
-    assert found == pytest.approx(made.counters.held_out_loss, rel=1e-4)
+    assert found == pytest.approx(made.counters.held_out_loss, rel=1e-2 if has_bfloat16(torch.device("cpu")) else 1e-4)
     assert found != pytest.approx(loss_under({}, held_out), rel=0.1)
 
 
@@ -150,7 +151,7 @@ def test_an_update_learns_from_the_latest_answers_and_from_earlier_ones(monkeypa
 def test_what_is_not_finite_leaves_everything_as_it_was(fault: str) -> None:
     model, factor = small_drafter(), [torch.inf if fault == "gradient" else 1.0]
     model.get_output_embeddings().register_full_backward_hook(lambda *_: (_[1][0] * factor[0],))
-    made = make_trainer(model, replays=0, interval=2)
+    made = make_trainer(model, trains="drafter", interval=2)
     before, bad = made.state(), example_of(3)
     if fault == "loss":
         bad.teacher.probs[0] = torch.nan
@@ -175,7 +176,7 @@ def test_an_update_that_makes_held_out_answers_unlikelier_is_rolled_back(
     adapter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replay_buffer, "HOLD_OUT_EVERY", 2)
-    made, without = (make_trainer(adapter=adapter, learning_rate=3e-2, replays=0) for _ in range(2))
+    made, without = (make_trainer(adapter=adapter, learning_rate=3e-2, trains="drafter") for _ in range(2))
     assert any(teach(made, 64))
     before, counters = made.state(), made.counters
     assert not harmful(made)
@@ -189,7 +190,7 @@ def test_an_update_that_makes_held_out_answers_unlikelier_is_rolled_back(
 
 def test_a_learning_rate_that_does_harm_is_halved_until_it_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer, "ROLLBACK_MARGIN", 0.0)
-    changed = teach(make_trainer(learning_rate=1.0, replays=0), 64)
+    changed = teach(make_trainer(learning_rate=1.0), 64)
     assert not changed[0]
     assert any(changed)
 
@@ -224,7 +225,7 @@ def test_gradients_are_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
     moved = []
     for norm in (1.0, 1e-10):
         monkeypatch.setattr(trainer, "MAX_GRADIENT_NORM", norm)
-        made = make_trainer(replays=0)
+        made = make_trainer(trains="drafter")
         before = made.state()
         teach(made, 4)
         moved.append(max(float((weight - before[name]).abs().max()) for name, weight in made.state().items()))
@@ -232,14 +233,14 @@ def test_gradients_are_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_interrupted_update_is_as_if_it_had_not_begun() -> None:
-    left = [12]
+    left = [7]
 
     def interrupt() -> None:
         left[0] -= 1
         if left[0] == 0:
             raise KeyboardInterrupt
 
-    made = make_trainer(yields=interrupt)
+    made = make_trainer(trains="drafter", yields=interrupt)
     before = made.state()
     with pytest.raises(KeyboardInterrupt):
         teach(made, 4)
@@ -286,7 +287,7 @@ def test_an_update_needs_memory_for_more_than_logits(adapter: str, monkeypatch: 
     whole = 4 * sum(parameter.numel() for parameter in model.parameters())
     made = make_trainer(model, adapter=adapter, rank=4, trains="drafter")
     trained = 4 * sum(weight.numel() for weight in made.state().values())
-    logits = 16 * (12 - PROMPT) * SIZE
+    logits = 16 * 4 * (12 - PROMPT) * SIZE  # of four answers in a pass
     for free, updates in ((logits, 0), (5 * trained + logits, 0), (5 * trained + whole + logits + 1, 1)):
         monkeypatch.setattr(trainer, "free_bytes", lambda _, free=free: SPARE_BYTES + free)
         teach(made, 4)

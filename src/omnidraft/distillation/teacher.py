@@ -7,7 +7,7 @@ paper's hybrid loss gets distributions at directly mapped tokens, and the sub-to
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +32,7 @@ class Trace:
 
 @dataclass(frozen=True, eq=False)
 class TrainingExample:
-    """One answer in drafter tokens, with its teacher; positions count from `first`; indices are int32 until `to`."""
+    """One answer in drafter tokens, with its teacher; positions count from `first`; indices are int32."""
 
     ids: torch.Tensor  # (T,) prompt and answer
     first: int  # the first position with a term in the loss
@@ -45,25 +45,10 @@ class TrainingExample:
         return len(self.teacher.positions) + len(self.labels.positions)
 
     @property
-    def rows(self) -> int:
-        """Number of positions from the first one to the end, of which logits are needed."""
-        return len(self.ids) - self.first
-
-    @property
     def nbytes(self) -> int:
         """Memory of the tensors, in bytes."""
         tensors = [self.ids, *vars(self.teacher).values(), *vars(self.labels).values()]
         return sum(tensor.nbytes for tensor in tensors)
-
-    def to(self, device: torch.device) -> TrainingExample:
-        """The same on a device, with indices of int64, which every device can index by."""
-        teacher = TeacherDistributions(*(_usable(tensor, device) for tensor in vars(self.teacher).values()))
-        labels = TokenLabels(*(_usable(tensor, device) for tensor in vars(self.labels).values()))
-        return replace(self, ids=_usable(self.ids, device), teacher=teacher, labels=labels)
-
-
-def _usable(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    return tensor.to(device, torch.int64 if tensor.dtype == torch.int32 else tensor.dtype)
 
 
 def training_example(cache: NgramCache, trace: Trace, loss: str, variant: HybridLoss) -> TrainingExample:

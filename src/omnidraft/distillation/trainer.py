@@ -14,13 +14,15 @@ import torch
 
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.config import Learning
+from omnidraft.distillation.batch import Batch, LossPositions, passes
 from omnidraft.distillation.head_trainer import HeadTrainer
 from omnidraft.distillation.losses import HybridLoss, divergence, hybrid
 from omnidraft.distillation.replay_buffer import HELD_OUT, ReplayBuffer
 from omnidraft.distillation.teacher import Trace, TrainingExample, training_example
 from omnidraft.distillation.weights import Weights, parted, trainable
-from omnidraft.draft_length.acceptance_head import PREFIX, hidden_size, tap
+from omnidraft.draft_length.acceptance_head import PREFIX, hidden_size
 from omnidraft.errors import ModelError
+from omnidraft.models.loading import has_bfloat16
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -53,9 +55,9 @@ class Trainer:
     """Trains an fp32 copy of a drafter; the model that is given stays as it is.
 
     `shared` (V_q,) is the mask of `teacher.shared_tokens`, for the hybrid loss, whose choices are `variant`.  The same
-    examples in the same order with the same `seed` give the same weights.  A pass reads one example; `yields` is
-    called before each, for a trainer that shares the machine.  Raises ModelError where the copy does not fit into
-    memory.
+    examples in the same order with the same `seed` give the same weights.  Where the device computes in bfloat16,
+    matrix products do.  `yields` is called before each forward pass, for a trainer that shares the machine.  Raises
+    ModelError where the copy does not fit into memory.
     """
 
     @_outside_inference
@@ -74,13 +76,17 @@ class Trainer:
         self._shared = torch.from_numpy(shared).to(model.device)
         self._yields = yields
         self._parameters = [p for p in self._model.parameters() if p.requires_grad]
-        self._optimizer = torch.optim.AdamW(self._parameters, lr=learning.learning_rate, weight_decay=0.0)
+        fused = model.device.type in ("cpu", "cuda")  # on a CPU in a seventh of the time
+        self._optimizer = torch.optim.AdamW(self._parameters, lr=learning.learning_rate, weight_decay=0.0, fused=fused)
+        self._bfloat16 = has_bfloat16(model.device)
         self._examples = ReplayBuffer(seed)
         self._losses: dict[TrainingExample, float] = {}  # of held-out examples under the present weights
         # examples of the hybrid loss do not say what is accepted
         size = None if learning.trains == "drafter" or learning.loss == "hybrid" else hidden_size(model)
         self._head = None if size is None else HeadTrainer(size, learning.teacher_temperature, model.device, seed)
-        self._hook = None if size is None else tap(self._model)
+        self._output = LossPositions()
+        if (layer := self._model.get_output_embeddings()) is not None:
+            layer.register_forward_pre_hook(self._output)
         self._untrained_head: Weights = {}  # of an earlier state, where no head is trained now
         self._head_steps = 0  # when the last state was made
         self.counters = Counters()
@@ -98,7 +104,7 @@ class Trainer:
         """Keep a training example, unless it has no term in the loss."""
         if example.positions:
             self._count(answers=1)
-            self._examples.add(example.to(self._model.device))
+            self._examples.add(example)
 
     @property
     def due(self) -> bool:
@@ -124,7 +130,7 @@ class Trainer:
             self._examples.unlearned = 0
             self._count(updates=1)
             return True
-        if not self._fits(new):
+        if not self._fits(new[-self.learning.interval :]):
             self._count(paused=1)
             return False
         held_out = self._examples.held_out
@@ -159,15 +165,15 @@ class Trainer:
         """
         if self._head is None or self.learning.trains == "joint":
             return
-        with torch.no_grad():
-            for example in self._examples.for_head():
-                if free_bytes(self._model.device) < SPARE_BYTES + 8 * example.rows * len(self._shared):
-                    return
-                self._teach_head(example, *self._read(example))
+        examples = self._examples.for_head()
+        if examples and free_bytes(self._model.device) > SPARE_BYTES + self._logits_bytes(examples) // 2:
+            with torch.no_grad():
+                batch = self._batch(examples)
+                self._teach_head(batch, *self._read(batch))
 
-    def _teach_head(self, example: TrainingExample, logits: torch.Tensor, hidden: torch.Tensor | None) -> None:
-        if self._head is not None and hidden is not None and len(example.teacher.positions):
-            self._head.learn(hidden, logits, example.teacher)
+    def _teach_head(self, batch: Batch, logits: torch.Tensor, hidden: torch.Tensor | None) -> None:
+        if self._head is not None and hidden is not None and len(batch.teacher.positions):
+            self._head.learn(hidden, logits, batch.teacher)
 
     def _learn(self, new: Sequence[TrainingExample]) -> None:
         """Take steps on new examples, each followed by steps on earlier ones."""
@@ -181,15 +187,16 @@ class Trainer:
         total = sum(example.positions for example in examples)
         self._optimizer.zero_grad()
         with torch.enable_grad():
-            for example in examples:
-                logits, hidden = self._read(example)
-                loss = self._loss(example, logits).sum() / total
+            for part in passes(examples):
+                batch = self._batch(part)
+                logits, hidden = self._read(batch)
+                loss = self._loss(batch, logits).sum() / total
                 if not bool(torch.isfinite(loss)):
                     self._count(dropped=1)
                     return
                 loss.backward()
                 if self.learning.trains == "joint":
-                    self._teach_head(example, logits, hidden)
+                    self._teach_head(batch, logits, hidden)
         self._yields()
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, MAX_GRADIENT_NORM)
         if not bool(torch.isfinite(norm)):
@@ -206,23 +213,29 @@ class Trainer:
         self._losses = {}
         for example in examples:
             loss = known.get(example)
-            self._losses[example] = float(self._loss(example, self._read(example)[0]).sum()) if loss is None else loss
+            if loss is None:
+                batch = self._batch([example])
+                loss = float(self._loss(batch, self._read(batch)[0]).sum())
+            self._losses[example] = loss
         return sum(self._losses.values()) / sum(example.positions for example in examples)
 
-    def _read(self, example: TrainingExample) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The model's logits (T, V_q), and with a head its hidden states (T, H), from the example's first position."""
-        self._yields()
-        logits = self._model(example.ids[None], use_cache=False, logits_to_keep=example.rows).logits[0]
-        if self._hook is None or self._hook.last is None:
-            return logits, None
-        hidden, self._hook.last = self._hook.last.detach()[0], None  # kept, it would keep the whole graph
-        return logits, hidden
+    def _batch(self, examples: Sequence[TrainingExample]) -> Batch:
+        return Batch.of(examples, self._model.device)
 
-    def _loss(self, example: TrainingExample, logits: torch.Tensor) -> torch.Tensor:
+    def _read(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The model's logits (N, V_q), and its hidden states (N, H) where it has an output layer, at the places."""
+        self._yields()
+        output, output.places = self._output, batch.places
+        with torch.autocast(self._model.device.type, torch.bfloat16, enabled=self._bfloat16):
+            logits = self._model(batch.ids, use_cache=False).logits
+        hidden, output.hidden, output.places = output.hidden, None, None  # kept, it would keep the whole graph
+        return (logits.flatten(0, 1)[batch.places] if hidden is None else logits[0]), hidden
+
+    def _loss(self, batch: Batch, logits: torch.Tensor) -> torch.Tensor:
         """The loss at every position, (N,)."""
         if self.learning.loss == "hybrid":
-            return hybrid(logits, example.teacher, self._shared, example.labels, self._variant.direct_divergence)
-        return divergence(logits, example.teacher, self.learning.loss)
+            return hybrid(logits, batch.teacher, self._shared, batch.labels, self._variant.direct_divergence)
+        return divergence(logits, batch.teacher, self.learning.loss)
 
     # ------------------------------------------------------------ weights
 
@@ -282,8 +295,11 @@ class Trainer:
         """
         trained = sum(p.nbytes for p in self._parameters)
         merged = sum(p.nbytes for p in self._model.parameters() if not p.requires_grad) or trained
-        logits = 16 * max(example.rows for example in new) * len(self._shared)
-        return free_bytes(self._model.device) > SPARE_BYTES + 5 * trained + merged + logits
+        return free_bytes(self._model.device) > SPARE_BYTES + 5 * trained + merged + self._logits_bytes(new)
+
+    def _logits_bytes(self, examples: Sequence[TrainingExample]) -> int:
+        """Memory of the logits of the largest pass over some examples, with gradients."""
+        return 16 * max(sum(example.positions for example in part) for part in passes(examples)) * len(self._shared)
 
     def _count(self, **more: int) -> None:
         self.counters = self.counters.plus(**more)

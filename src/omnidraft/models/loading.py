@@ -196,14 +196,15 @@ def choose_dtype(device: torch.device, stored: torch.dtype | None, parameters: i
     gpu = device.type == "cuda"
     if gpu and (stored == torch.float16 or (small and stored in {torch.float32, None})):
         return stored or torch.float32, "as stored"
-    if not _has_bfloat16(device):
+    if not has_bfloat16(device):
         return torch.float32, f"this {device.type} does not compute in bfloat16"
     if small and not gpu:
         return torch.float32, f"bfloat16 is no faster below {BF16_PARAMETERS // 10**6}M parameters"
     return torch.bfloat16, f"this {device.type} computes in it, and half the bytes are read"
 
 
-def _has_bfloat16(device: torch.device) -> bool:
+def has_bfloat16(device: torch.device) -> bool:
+    """Whether a device computes matrix products in bfloat16 faster than in float32."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     # older versions of PyTorch do not report the capabilities of a CPU
