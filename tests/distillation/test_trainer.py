@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from typing import Any
 
@@ -195,6 +196,27 @@ def test_a_learning_rate_that_does_harm_is_halved_until_it_does_not(monkeypatch:
     assert any(changed)
 
 
+def test_updates_get_rarer_while_they_bring_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, losses = make_trainer(), iter([2.0, 1.0, 1.0, 1.0, 1.0, 1.01, 1.0, 1.0, 1.0, 1.0, 1.0, 0.9, 0.9, 0.8])
+    monkeypatch.setattr(made, "_loss_of", lambda _: next(losses))
+    learned = []
+    for seed in range(200):
+        made.add(example_of(seed))
+        if made.due:
+            learned.append(made.counters.answers)
+            made.update()
+            if len(learned) == 7:
+                break
+    waits = [later - earlier for earlier, later in itertools.pairwise(learned)]
+    trained = [wait - held_out for wait, held_out in zip(waits, held_out_between(learned), strict=True)]
+    assert trained == [4, 8, 16, 32, 32, 4]
+
+
+def held_out_between(learned: list[int]) -> list[int]:
+    """Answers held out among those between two updates each."""
+    return [later // 10 - earlier // 10 for earlier, later in itertools.pairwise(learned)]
+
+
 def test_held_out_answers_are_not_learned_from(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay_buffer, "HOLD_OUT_EVERY", 3)
     monkeypatch.setattr(trainer, "ROLLBACK_MARGIN", 1e6)
@@ -233,7 +255,7 @@ def test_gradients_are_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_interrupted_update_is_as_if_it_had_not_begun() -> None:
-    left = [7]
+    left = [5]
 
     def interrupt() -> None:
         left[0] -= 1

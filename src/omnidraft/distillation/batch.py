@@ -66,11 +66,13 @@ def _joined(
 ) -> tuple[Part, torch.Tensor]:
     """One of several, whose positions are counted from `before`, with the places where they were."""
     offsets = [0, *itertools.accumulate(len(part.positions) for part in parts)]
-    joined = {f.name: torch.cat([getattr(part, f.name) for part in parts]) for f in fields(parts[0])}
+    joined: dict[str, torch.Tensor] = {}
+    for name in (f.name for f in fields(parts[0])):
+        values = [getattr(part, name) for part in parts]
+        if name == "rows":  # the distribution of an entry, counted from the first example
+            values = [value + offset for value, offset in zip(values, offsets, strict=False)]
+        joined[name] = torch.cat(values)
     joined["positions"] = torch.arange(before, before + offsets[-1])
-    if "rows" in joined:
-        rows = [part.rows + offset for part, offset in zip(parts, offsets, strict=False)]  # type: ignore[union-attr]
-        joined["rows"] = torch.cat(rows)
     places = torch.cat([part.positions + start for part, start in zip(parts, starts, strict=True)])
     return type(parts[0])(**{name: _usable(tensor, device) for name, tensor in joined.items()}), places
 

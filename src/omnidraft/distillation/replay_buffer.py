@@ -11,8 +11,7 @@ from omnidraft.distillation.teacher import TrainingExample
 
 REPLAY_BYTES = 2**26  # of training examples, beyond which the oldest are dropped
 HOLD_OUT_EVERY = 10  # one answer in so many is held out
-HELD_OUT = 6  # latest held-out examples, on which an update is judged
-ENOUGH_HELD_OUT = 4
+HELD_OUT = 4  # latest held-out examples, on which an update is judged where there are so many
 
 
 class ReplayBuffer:
@@ -47,7 +46,7 @@ class ReplayBuffer:
     @property
     def held_out(self) -> list[TrainingExample] | None:
         """The latest held-out examples, or None while there are too few."""
-        return list(self._held_out) if len(self._held_out) >= ENOUGH_HELD_OUT else None
+        return list(self._held_out) if len(self._held_out) >= HELD_OUT else None
 
     def sample(self, count: int) -> Sequence[TrainingExample]:
         """Draw different examples for a replay step."""

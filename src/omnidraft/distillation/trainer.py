@@ -17,7 +17,7 @@ from omnidraft.config import Learning
 from omnidraft.distillation.batch import Batch, LossPositions, passes
 from omnidraft.distillation.head_trainer import HeadTrainer
 from omnidraft.distillation.losses import HybridLoss, divergence, hybrid
-from omnidraft.distillation.replay_buffer import HELD_OUT, ReplayBuffer
+from omnidraft.distillation.replay_buffer import ReplayBuffer
 from omnidraft.distillation.teacher import Trace, TrainingExample, training_example
 from omnidraft.distillation.weights import Weights, parted, trainable
 from omnidraft.draft_length.acceptance_head import PREFIX, hidden_size
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 BATCH = 8  # answers per optimizer step
 MAX_GRADIENT_NORM = 1.0
 ROLLBACK_MARGIN = 0.05  # relative rise of the held-out loss above which an update is rolled back
+LONGEST_WAIT = 8  # intervals between updates at most, where they bring nothing
+JUDGED = 2  # of the answers learned from, as long as too few are held out
 SPARE_BYTES = 2**29  # of free memory that training leaves to everything else
 _outside_inference = torch.inference_mode(mode=False)  # a caller's inference mode would forbid gradients
 
@@ -80,6 +82,7 @@ class Trainer:
         self._optimizer = torch.optim.AdamW(self._parameters, lr=learning.learning_rate, weight_decay=0.0, fused=fused)
         self._bfloat16 = has_bfloat16(model.device)
         self._examples = ReplayBuffer(seed)
+        self._wait = learning.interval  # new answers until the next update
         self._losses: dict[TrainingExample, float] = {}  # of held-out examples under the present weights
         # examples of the hybrid loss do not say what is accepted
         size = None if learning.trains == "drafter" or learning.loss == "hybrid" else hidden_size(model)
@@ -109,7 +112,7 @@ class Trainer:
     @property
     def due(self) -> bool:
         """Whether there are enough new answers for an update."""
-        return self._examples.unlearned >= self.learning.interval
+        return self._examples.unlearned >= self._wait
 
     # ------------------------------------------------------------ updates
 
@@ -119,8 +122,8 @@ class Trainer:
 
         Of more new answers than the interval asks for, only the latest are learned from at once; the others are left
         to replay.  Without enough memory the update waits.  One that raises the loss of the held-out answers (while
-        there are few, of those learned from) is rolled back and the learning rate halved.  A batch whose loss or
-        gradient is not finite is left out.
+        there are few, of those learned from) is rolled back and the learning rate halved; after one that does not lower
+        it, the wait for the next one doubles.  A batch whose loss or gradient is not finite is left out.
         """
         new = self._examples.new
         if not new:
@@ -134,7 +137,7 @@ class Trainer:
             self._count(paused=1)
             return False
         held_out = self._examples.held_out
-        judged = held_out or new[:HELD_OUT]
+        judged = held_out or new[:JUDGED]
         before, snapshot, steps = self._loss_of(judged), self._snapshot(), self.counters.steps
         try:
             self._learn(new[-self.learning.interval :])
@@ -152,6 +155,8 @@ class Trainer:
                 group["lr"] /= 2
             self._count(rolled_back=1)
             return False
+        longest = LONGEST_WAIT * self.learning.interval
+        self._wait = self.learning.interval if after < before else min(2 * self._wait, longest)
         if held_out is not None:
             self.counters = replace(self.counters, held_out_loss=after)
         return True

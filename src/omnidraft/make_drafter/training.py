@@ -6,7 +6,6 @@ vocabulary.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.spelling_table import build_table
 from omnidraft.alignment.vocab import Speller, read_vocab
 from omnidraft.config import Settings, number
+from omnidraft.distillation.batch import Batch
 from omnidraft.distillation.losses import TeacherDistributions, acceptance, divergence
 from omnidraft.distillation.teacher import Trace, TrainingExample, exact_example
 from omnidraft.make_drafter.shards import Conversation
@@ -124,21 +124,11 @@ class Trainer:
     def read(self, examples: Sequence[TrainingExample]) -> tuple[torch.Tensor, TeacherDistributions]:
         """Logits (N, V_q) at the N positions of some examples, and the teacher there."""
         device = self.model.device
-        moved = [example.to(device) for example in examples]
-        ids = torch.nn.utils.rnn.pad_sequence([example.ids for example in moved], batch_first=True)
-        places = [i * ids.shape[1] + each.first + each.teacher.positions for i, each in enumerate(moved)]
-        with torch.autocast(device.type, torch.bfloat16):  # padding follows the text, which does not see it
-            hidden = self.model.base_model(ids, use_cache=False).last_hidden_state
-            logits = self.model.get_output_embeddings()(hidden.flatten(0, 1)[torch.cat(places)])
-        counts = [len(each.teacher.positions) for each in moved]
-        starts = [0, *itertools.accumulate(counts)]
-        parts = [vars(each.teacher) for each in moved]
-        joined = {
-            name: torch.cat([part[name] for part in parts]) for name in ("symbols", "probs", "rest", "coarse", "best")
-        }
-        rows = torch.cat([part["rows"] + start for part, start in zip(parts, starts, strict=False)])
-        positions = torch.arange(starts[-1], device=device)
-        return logits.float(), TeacherDistributions(positions=positions, rows=rows, **joined)
+        batch = Batch.of(examples, device)
+        with torch.autocast(device.type, torch.bfloat16):
+            hidden = self.model.base_model(batch.ids, use_cache=False).last_hidden_state
+            logits = self.model.get_output_embeddings()(hidden.flatten(0, 1)[batch.places])
+        return logits.float(), batch.teacher
 
     def state(self) -> dict[str, Any]:
         """All that a later run needs to go on."""
