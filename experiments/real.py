@@ -33,6 +33,7 @@ from omnidraft.bench.output import down, markdown_table, progress, writing
 from omnidraft.bench.records import BASELINE
 from omnidraft.cli import flags
 from omnidraft.config import Drafting, Sampling
+from omnidraft.decoding.engine import Engine
 from omnidraft.errors import ConfigError
 
 PROMPTS = Path(__file__).parent / "prompts"
@@ -114,7 +115,7 @@ class Measurement:
         self.model = self.load(profile=None)
         self.dtype = str(self.model.target.lm.dtype).removeprefix("torch.")
         self._exact = own_cache(self.model.target.lm)
-        self._frozen = engine_for(self.model, Drafting())  # keeps what its draft-length policy measured
+        self._frozen: dict[str, Engine] = {}
 
     def load(self, **options: Any) -> OmniDraft:
         """The target with the drafter."""
@@ -127,7 +128,7 @@ class Measurement:
         texts = texts_of(task, self.options.data, self.sizes.prompts)
         questions = questions_of(self.model, {task: texts}, self.sizes.new_tokens, self.console)
         ways, left_out = methods.make((BASELINE, "uad"), self.model, 0, sampling)
-        ways.append(EngineWay(FROZEN, self._frozen, sampling))
+        ways.append(EngineWay(FROZEN, self._engine(task), sampling))
         if learned is not None:
             ways.append(LearningWay(LEARNED, learned, sampling))
         results = self._results(task)
@@ -154,7 +155,7 @@ class Measurement:
             questions = questions_of(model, {task: texts}, self.sizes.new_tokens, self.console)
             (base,), _ = methods.make((BASELINE,), self.model, 0, Sampling())
             ways: list[Way] = [base, LearningWay(LEARNING, model, Sampling())]  # the last run is of that
-            take_turns([base, EngineWay(FROZEN, self._frozen, Sampling())], questions[0].ids, self.sizes.new_tokens)
+            take_turns([base, EngineWay(FROZEN, self._engine(task), Sampling())], questions[0].ids, self.sizes.new_tokens)
             runs = []
             step = progress(self.console, f"{shown(self.target)}, stream of {task}", len(questions))
             for number, question in enumerate(questions):
@@ -173,6 +174,12 @@ class Measurement:
                     results.add(replace(each, task=f"{task}, {name}"))
             rows += self._rows(results, 0.0, {})
         return rows
+
+    def _engine(self, task: str) -> Engine:
+        """The frozen drafter's engine for a task, whose draft-length policy keeps what it measured there."""
+        if task not in self._frozen:
+            self._frozen[task] = engine_for(self.model, Drafting())
+        return self._frozen[task]
 
     def _results(self, task: str) -> records.Results:
         return records.Results(setting={"target": shown(self.target), "tasks": {task: {}}})
