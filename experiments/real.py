@@ -155,7 +155,8 @@ class Measurement:
             questions = questions_of(model, {task: texts}, self.sizes.new_tokens, self.console)
             (base,), _ = methods.make((BASELINE,), self.model, 0, Sampling())
             ways: list[Way] = [base, LearningWay(LEARNING, model, Sampling())]  # the last run is of that
-            take_turns([base, EngineWay(FROZEN, self._engine(task), Sampling())], questions[0].ids, self.sizes.new_tokens)
+            warm = [base, EngineWay(FROZEN, self._engine(task), Sampling())]
+            take_turns(warm, questions[0].ids, self.sizes.new_tokens)
             runs = []
             step = progress(self.console, f"{shown(self.target)}, stream of {task}", len(questions))
             for number, question in enumerate(questions):

