@@ -251,7 +251,7 @@ def test_numbers_of_numpy_and_none_for_no_list(model: OmniDraft) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"target": "zoo:other"}, ModelError, "use one of drafter, target-a"),
+        ({"target": "zoo:other"}, ModelError, "use one of drafter, general, target-a"),
         ({"target": 3}, ConfigError, "target is of type int: give a folder"),
         ({"drafter": 3}, ConfigError, "drafter is of type int"),
         ({"drafter": np.array([1, 2])}, ConfigError, "drafter is of type ndarray"),

@@ -30,6 +30,7 @@ test = 1
 [learning]
 interval = 2
 learning_rate = 3e-3
+replays = 1
 """
 
 

@@ -12,8 +12,9 @@ import torch
 from omnidraft import zoo
 from omnidraft.errors import ModelError
 from omnidraft.make_drafter import shards, teacher_text
+from omnidraft.make_drafter.settings import Writing
 from omnidraft.make_drafter.shards import Conversation
-from omnidraft.make_drafter.teacher_text import Writing, write_text
+from omnidraft.make_drafter.teacher_text import write_text
 from omnidraft.models.loading import LoadedModel, load_model
 from support.texts import QUESTIONS
 

@@ -16,12 +16,13 @@ from omnidraft.distillation.teacher import TrainingExample
 from omnidraft.errors import ConfigError, InputError
 from omnidraft.make_drafter import make, shards, training
 from omnidraft.make_drafter.cut import cut_model
+from omnidraft.make_drafter.settings import Shape, Training
 from omnidraft.make_drafter.shards import Conversation
-from omnidraft.make_drafter.training import Examples, Trainer, Training
+from omnidraft.make_drafter.training import Examples, Trainer
 from omnidraft.make_drafter.vocabulary import choose_tokens, cut_tokenizer
 from omnidraft.models.loading import LoadedModel, load_model, load_tokenizer
 
-SHAPE = make.Shape(layers=(0, 1), vocab=500)
+SHAPE = Shape(layers=(0, 1), vocab=500)
 SHORT = Training(tokens=4000, batch=300, learning_rate=0.003)
 
 
@@ -150,7 +151,7 @@ def test_a_drafter_is_made_stopped_and_finished(teacher: LoadedModel, tmp_path: 
 def test_another_shape_than_the_folder_holds_is_refused(teacher: LoadedModel, tmp_path: Path) -> None:
     write(teacher, tmp_path, 1, 4)
     make.train(teacher, [teacher], SHAPE, Training(tokens=1), tmp_path, lambda _: None)
-    other = make.Shape(layers=(0,), vocab=500)
+    other = Shape(layers=(0,), vocab=500)
     with pytest.raises(ConfigError, match="holds a drafter of another shape"):
         make.train(teacher, [teacher], other, SHORT, tmp_path, lambda _: None)
 

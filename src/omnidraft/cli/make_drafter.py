@@ -11,6 +11,7 @@ from omnidraft import zoo
 from omnidraft.bench import prompts
 from omnidraft.cli import flags
 from omnidraft.config import names
+from omnidraft.make_drafter.settings import Shape, Training, Writing
 
 EXAMPLES = (
     "omnidraft make-drafter HuggingFaceTB/SmolLM2-135M-Instruct --layers 0,1,2,29 --vocab 16384 --out my-drafter",
@@ -23,9 +24,6 @@ the teachers write. What is there already is gone on from, so the command can be
 
 def main(arguments: Sequence[str]) -> int:
     """Run `omnidraft make-drafter`; raises InputError and its kinds."""
-    from omnidraft.make_drafter.teacher_text import Writing  # imports PyTorch
-    from omnidraft.make_drafter.training import Training
-
     parser = _parser()
     flags.add_settings(parser.add_argument_group("teacher text"), Writing)
     flags.add_settings(parser.add_argument_group("training"), Training)
@@ -55,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
         if options.only != "training":
             make.write(teachers, texts, writing, options.out, flags.say)
         if options.only != "text":
-            shape = make.Shape(layers=options.layers, vocab=options.vocab)
+            shape = Shape(layers=options.layers, vocab=options.vocab)
             make.train(source, teachers, shape, training, options.out, flags.say)
     return 0
 

@@ -1,5 +1,6 @@
 """Make a drafter from a language model: teacher text, a smaller vocabulary, fewer layers, distillation.
 
+settings      shape, teacher text and training, as a user chooses them
 teacher_text  what one or more models answer, with the likeliest tokens at each position
 shards        that text in files
 vocabulary    which tokens the drafter keeps, by what they save on the text

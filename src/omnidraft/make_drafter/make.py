@@ -17,8 +17,9 @@ from omnidraft.distillation.teacher import TrainingExample
 from omnidraft.errors import ConfigError, InputError
 from omnidraft.make_drafter import shards
 from omnidraft.make_drafter.cut import cut_model
-from omnidraft.make_drafter.teacher_text import Writing, write_text
-from omnidraft.make_drafter.training import Examples, Trainer, Training, batches
+from omnidraft.make_drafter.settings import Shape, Training, Writing
+from omnidraft.make_drafter.teacher_text import write_text
+from omnidraft.make_drafter.training import Examples, Trainer, batches
 from omnidraft.make_drafter.vocabulary import choose_tokens, count_tokens, cut_tokenizer
 from omnidraft.storage import replace_file
 
@@ -30,14 +31,6 @@ if TYPE_CHECKING:
 HELD_OUT = 50  # one conversation of so many is never trained on
 MINUTES = 10  # between two checkpoints
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    """What of the source model the drafter keeps."""
-
-    layers: tuple[int, ...]
-    vocab: int
 
 
 @dataclass

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from omnidraft.config import Settings, number
 from omnidraft.errors import ModelError
 from omnidraft.make_drafter import shards
+from omnidraft.make_drafter.settings import Writing
 from omnidraft.make_drafter.shards import Conversation
 
 if TYPE_CHECKING:
@@ -36,18 +36,6 @@ OPENINGS = {
     "Fix this code:": 0.04,
 }
 GREEDY = 0.5  # share of the answers; the others are sampled at temperatures of 0.5 to 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Writing(Settings):
-    """How much teacher text is written, and how."""
-
-    text_tokens: int = number(1_000_000, "tokens that a teacher writes", low=1, fix="use 1000000")
-    own: float = number(
-        0.67, "share of the questions that the teacher writes itself", low=0, high=1, fix="use 0.67, or 0 for none"
-    )
-    rows: int = number(96, "conversations written at once", low=1, fix="use 96, or fewer to save memory")
-    minutes: float = number(5, "between two files", low=0, fix="use 5")
 
 
 @dataclass

@@ -7,7 +7,6 @@ vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,10 +16,10 @@ from omnidraft.alignment.drafter_context import DrafterContext
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.spelling_table import build_table
 from omnidraft.alignment.vocab import Speller, read_vocab
-from omnidraft.config import Settings, number
 from omnidraft.distillation.batch import Batch
 from omnidraft.distillation.losses import TeacherDistributions, acceptance, divergence
 from omnidraft.distillation.teacher import Trace, TrainingExample, exact_example
+from omnidraft.make_drafter.settings import Training
 from omnidraft.make_drafter.shards import Conversation
 from omnidraft.verification.sparse_probs import SparseProbs
 
@@ -30,21 +29,6 @@ if TYPE_CHECKING:
 PASS = 3072  # tokens, padding included, that one forward pass reads
 MAX_GRADIENT_NORM = 1.0
 SHARE = np.float32(1e-4)  # of probability: likely tokens below it are left out
-
-
-@dataclass(frozen=True, kw_only=True)
-class Training(Settings):
-    """How a drafter is distilled."""
-
-    tokens: int = number(
-        5_000_000, "tokens read in training, repetitions counted", low=1, fix="use 5000000, or fewer for a trial"
-    )
-    batch: int = number(8192, "tokens in an optimizer step", low=1, fix="use 8192")
-    learning_rate: float = number(1e-3, "of AdamW, at its highest", low=0, fix="use 0.001")
-    decay: float = number(
-        0.3, "share of the training, its last, in which the learning rate falls to 0", low=0, high=1, fix="use 0.3"
-    )
-    seed: int = number(0, "decides the order of the text", low=0, fix="use 0")
 
 
 class Examples:

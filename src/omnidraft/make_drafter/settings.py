@@ -1,0 +1,42 @@
+"""Settings of a drafter to be made: its shape, the teacher text, its training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from omnidraft.config import Settings, number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What of the source model the drafter keeps."""
+
+    layers: tuple[int, ...]
+    vocab: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writing(Settings):
+    """How much teacher text is written, and how."""
+
+    text_tokens: int = number(1_000_000, "tokens that a teacher writes", low=1, fix="use 1000000")
+    own: float = number(
+        0.67, "share of the questions that the teacher writes itself", low=0, high=1, fix="use 0.67, or 0 for none"
+    )
+    rows: int = number(96, "conversations written at once", low=1, fix="use 96, or fewer to save memory")
+    minutes: float = number(5, "between two files", low=0, fix="use 5")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(Settings):
+    """How a drafter is distilled."""
+
+    tokens: int = number(
+        5_000_000, "tokens read in training, repetitions counted", low=1, fix="use 5000000, or fewer for a trial"
+    )
+    batch: int = number(8192, "tokens in an optimizer step", low=1, fix="use 8192")
+    learning_rate: float = number(1e-3, "of AdamW, at its highest", low=0, fix="use 0.001")
+    decay: float = number(
+        0.3, "share of the training, its last, in which the learning rate falls to 0", low=0, high=1, fix="use 0.3"
+    )
+    seed: int = number(0, "decides the order of the text", low=0, fix="use 0")
