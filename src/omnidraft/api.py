@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
 
 from omnidraft import zoo
@@ -37,6 +38,8 @@ from omnidraft.models.cpu_llama import LeanLlama, obstacle
 from omnidraft.models.loading import LoadedModel, load_model
 from omnidraft.profiles.autosave import Autosave
 from omnidraft.prompting import Prompt, encode, has_template, usable
+from omnidraft.retrieval.source import STORE_TOKENS
+from omnidraft.retrieval.token_index import TokenIndex
 from omnidraft.verification.sampling import GeneratorSampler, Processor
 
 __all__ = ["Generation", "OmniDraft", "Stream", "load"]
@@ -185,13 +188,13 @@ def load(
     """Load a target and a drafter, each a folder, a GGUF file, a hub id or `zoo:NAME`.
 
     Where no drafter is named, it is zoo:general, which ships; for an embedded target zoo:drafter, and `warn` is told.
-    With None, or with `draft_length=0`, the target decodes alone; given another OmniDraft, its drafter is shared, and
-    is in memory once.  With `adapt` "background" the drafter learns from every answer, in a process of its own, with
-    "inline" between answers.  What it learned is kept in a profile: "auto" is that of the two models, a path a file of
-    one's own, None is none.  `options` takes the fields of `config.Drafting` and `config.Learning`; `dtype` and
-    `device` are for both models.  What is worth knowing but no error (a damaged table cache, a full disk)
-    goes to `warn`, one line each.  Raises ConfigError for an option, ModelError for a model, ProfileError for a
-    profile.
+    With None, drafts are copied from earlier text alone; with `draft_length=0` the target decodes alone.  Given
+    another OmniDraft, its drafter is shared, and is in memory once.  With `adapt` "background" the drafter learns from
+    every answer, in a process of its own, with "inline" between answers.  What it learned is kept in a profile: "auto"
+    is that of the two models, a path a file of one's own, None is none.  `options` takes the fields of
+    `config.Drafting` and `config.Learning`; `dtype` and `device` are for both models.  What is worth knowing but no
+    error (a damaged table cache, a full disk) goes to `warn`, one line each.  Raises ConfigError for an option,
+    ModelError for a model, ProfileError for a profile.
     """
     own = ("target", "drafter", "dtype", "device", "adapt", "profile", "warn", *names(Learning))
     learning = {name: options.pop(name) for name in names(Learning) if name in options}
@@ -202,18 +205,18 @@ def load(
     place: object = profile
     if place is not None and (not isinstance(place, str | Path) or not str(place)):
         raise ConfigError(f"profile is {profile!r}; use 'auto', a path, or None for none")
-    if drafter == AUTO and settings.draft_length == 0:
-        drafter = None
-    if drafter is None:
-        if adapt != "off":
-            raise ConfigError(f"adapt is {adapt!r} without a drafter: give one, or use adapt='off'")
-        if isinstance(settings.draft_length, str):  # there is nothing for a policy to decide
-            settings = replace(settings, draft_length=0, threshold=None)
+    drafter = _drafter_asked(drafter, settings)
+    if drafter is None and adapt != "off":
+        raise ConfigError(f"adapt is {adapt!r} without a drafter: give one, or use adapt='off'")
+    if settings.remember == "answers" and (adapt == "off" or profile is None):
+        fix = "use adapt='background', or remember='memory'"
+        raise ConfigError(f"remember is 'answers', which is saved in the profile of a drafter that learns: {fix}")
     loaded = load_model(zoo.resolve(target), dtype, device, warn)
     vocab = read_vocab(loaded.tokenizer, loaded.lm.vocab_size, loaded.lm.eos)
     sampling = sampling_of(loaded.lm.model.generation_config, warn)
     if drafter is None:
-        return OmniDraft(loaded, vocab, Engine(loaded.lm, vocab.eos, None, settings), sampling=sampling)
+        engine = Engine(loaded.lm, vocab.eos, None, settings, store=_store(settings))
+        return OmniDraft(loaded, vocab, engine, sampling=sampling)
     if isinstance(drafter, OmniDraft):
         helper, shared = _shared(drafter, options)
     else:
@@ -222,12 +225,31 @@ def load(
         shared = SharedDrafter(helper.lm, lean_step=settings.drafter_step == "auto")
     use = LearningOptions(adapt=adapt, learning=learning, profile=profile, warn=warn)
     side = attach(loaded, vocab, helper, shared, settings, use)
-    engine = Engine(loaded.lm, vocab.eos, side.adaptation.attached, settings)
+    engine = Engine(loaded.lm, vocab.eos, side.adaptation.attached, settings, store=_store(settings))
     if adapt != "off":
         engine.teacher_temperature = side.autosave.learning.teacher_temperature
     if isinstance(engine.policy, Goodput):
         _keep_measurements(engine.policy, side.autosave)
+    if settings.remember == "answers" and engine.retrieval is not None and engine.retrieval.store is not None:
+        engine.retrieval.store.extend(side.autosave.loaded.answers.get("tokens", np.empty(0, np.int32)).tolist())
+        side.autosave.answers = engine.retrieval.store.tokens
     return OmniDraft(loaded, vocab, engine, side, sampling)
+
+
+def _drafter_asked(drafter: str | Path | OmniDraft | None, drafting: Drafting) -> str | Path | OmniDraft | None:
+    """The drafter to load with these settings, None for none; raises ConfigError where the two contradict."""
+    if drafting.sources == "retrieval":
+        if drafter not in (AUTO, None):
+            raise ConfigError("sources is 'retrieval', which needs no drafter: leave it out, or use sources='auto'")
+        return None
+    if drafter is None and drafting.sources == "model" and drafting.draft_length != 0:
+        raise ConfigError("sources is 'model' without a drafter: give one, or use draft_length=0 for plain decoding")
+    return None if drafter == AUTO and drafting.draft_length == 0 else drafter
+
+
+def _store(drafting: Drafting) -> TokenIndex | None:
+    """An index for earlier answers, where they are to be copied from."""
+    return None if drafting.remember == "nothing" else TokenIndex(STORE_TOKENS)
 
 
 def _keep_measurements(policy: Goodput, autosave: Autosave) -> None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     SettingsT = TypeVar("SettingsT", bound=DataclassInstance)
 
 NGRAM_SEEDS = ("empty", "vocabulary")
+SOURCES = ("auto", "model", "retrieval")
+REMEMBER = ("answers", "memory", "nothing")
 DRAFT_LENGTHS = ("confidence", "entropy", "goodput", "head")  # or an integer: a fixed length
 LONGEST_DRAFT = 64
 ADAPTERS = ("full", "lora")
@@ -153,6 +155,14 @@ class Drafting(Settings):
     max_draft_length: int = integer(
         16, "maximum draft length of a policy", low=1, high=LONGEST_DRAFT, fix="use draft_length=0 for plain decoding"
     )
+    sources: str = one_of(
+        "auto",
+        "drafts come from the drafter, from earlier text, or (auto) from whichever gains more by goodput",
+        *SOURCES,
+    )
+    remember: str = one_of(
+        "nothing", "earlier answers to copy from: none, of this process, or (answers) of the profile", *REMEMBER
+    )
     threshold: float | None = number(
         None,
         "value of confidence, entropy or head below which a draft ends",
@@ -182,6 +192,9 @@ class Drafting(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.remember != "nothing" and self.sources == "model":
+            fix = "leave one of them out"
+            raise ConfigError(f"remember is {self.remember!r} with sources 'model', which copies nothing: {fix}")
         if self.threshold is not None and self.draft_length not in ("confidence", "entropy", "head"):
             raise ConfigError(
                 f"threshold is for confidence, entropy or head, not for {self.draft_length!r}: leave it out"

@@ -22,7 +22,8 @@ def main(arguments: Sequence[str]) -> int:
     flags.add(parser.command("list", "all profiles", _list, ""), "--json")
     show = parser.command("show", "one profile, its checksum compared", _show, NAME)
     flags.add(show, "--json")
-    for command in (show, parser.command("remove", "delete a profile", _remove, NAME)):
+    forget = parser.command("forget", "remove the earlier answers from a profile, and keep the rest", _forget, NAME)
+    for command in (show, forget, parser.command("remove", "delete a profile", _remove, NAME)):
         command.add_argument("name", metavar="NAME", help="as `omnidraft profiles list` prints it")
     options = parser.read(arguments)
     options.run(options, ProfileStore())
@@ -56,6 +57,11 @@ def _show(options: argparse.Namespace, store: ProfileStore) -> None:
         inner = {f"{name}.{field}": v for field, v in value.items()} if isinstance(value, dict) else {name: value}
         for field, v in inner.items():
             print(f"{field}: {'none' if v is None else v}")
+
+
+def _forget(options: argparse.Namespace, store: ProfileStore) -> None:
+    store.forget(options.name)
+    flags.say(f"{options.name} holds no earlier answers")
 
 
 def _remove(options: argparse.Namespace, store: ProfileStore) -> None:

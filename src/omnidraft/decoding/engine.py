@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.drafter import AttachedDrafter
 from omnidraft.decoding.proposals import make_proposer
-from omnidraft.draft_length.policy import DraftLengthPolicy, Fixed, make_policy
+from omnidraft.draft_length.policy import DraftLengthPolicy, make_policy
 from omnidraft.errors import ConfigError, PromptError
 from omnidraft.models.language_model import LanguageModel, check_ids
+from omnidraft.retrieval.source import Retrieval, retrieves
+from omnidraft.retrieval.token_index import TokenIndex
 from omnidraft.verification.rejection_sampling import Outcome
 from omnidraft.verification.round import Draft, Round, RoundCounts, RoundTimes
 from omnidraft.verification.sampling import Processing, Processor, Sampler, TargetDistribution, softmax
@@ -58,10 +60,10 @@ class Verified:
 
 
 class Engine:
-    """Decodes with a target model, and with a drafter where one is attached.
+    """Decodes with a target model; drafts with an attached drafter, by retrieval from earlier text, or both.
 
-    `eos` are the target's token ids that end a text.  Without a drafter, or with `draft_length` 0, the same loop is
-    plain decoding.  Both models hold the state of one request at a time.
+    `eos` are the target's token ids that end a text.  With `draft_length` 0 the same loop is plain decoding.  Both
+    models hold the state of one request at a time.  `store` keeps answers for later requests to copy from.
     """
 
     def __init__(
@@ -71,17 +73,21 @@ class Engine:
         attached: AttachedDrafter | None = None,
         drafting: Drafting | None = None,
         policy: DraftLengthPolicy | None = None,
+        store: TokenIndex | None = None,
     ) -> None:
         self.target = target
         self.eos = frozenset(eos)
-        self.attached = attached
         self.drafting = drafting or Drafting(draft_length=0)
+        self.attached = attached = attached if self.drafting.sources != "retrieval" else None
         self.teacher_temperature: float | None = None  # where one is set, records hold target distributions at it
-        if attached is None and self.drafting.longest > 0:
+        copies = retrieves(self.drafting, drafter=attached is not None)
+        if attached is None and self.drafting.longest > 0 and not copies:
             raise ConfigError(
-                f"draft_length is {self.drafting.longest} without a drafter: give one, or use draft_length=0"
+                f"draft_length is {self.drafting.draft_length!r} without a drafter: give one, or use draft_length=0"
             )
-        self.policy: DraftLengthPolicy = policy or (make_policy(self.drafting, attached.head) if attached else Fixed())
+        head = None if attached is None else attached.head
+        self.policy: DraftLengthPolicy = policy or make_policy(self.drafting, head)
+        self.retrieval = Retrieval(self.policy, self.eos, store) if copies else None
         self._proposer = make_proposer(attached, self.eos, self.drafting) if attached else None
         self._longest = attached.longest if attached else 1
 
@@ -118,8 +124,9 @@ class Engine:
         self.check(prompt)
         self.target.crop(0)
         began = time.perf_counter()
-        if self.attached is not None:
-            self.policy.open(self.attached.start(prompt), max_new_tokens)
+        if self.retrieval is not None:
+            self.retrieval.start(prompt, max_new_tokens)
+        self.policy.open(self.attached.start(prompt) if self.attached is not None else prompt, max_new_tokens)
         return Request(
             ids=list(prompt),
             end=len(prompt) + max_new_tokens,
@@ -145,6 +152,8 @@ class Engine:
         self.target.crop(0)
         if self.attached is not None:
             self.attached.release()
+        if self.retrieval is not None:
+            self.retrieval.release()
 
     # ------------------------------------------------------------ one round
 
@@ -160,7 +169,7 @@ class Engine:
         verified = time.perf_counter()
 
         target = TargetDistribution(logits, request.ids, fed, request.processing)
-        outcome = draft.verify(target, request.draw, greedy=request.sampling.greedy, lazy=request.lazy)
+        outcome = draft.settle(target, request.draw, self.eos, greedy=request.sampling.greedy, lazy=request.lazy)
         emitted, finish = self._until_end(outcome.emitted, request)
         times = RoundTimes(
             draft_s=drafted - began,
@@ -185,10 +194,14 @@ class Engine:
         failed = draft.false_merge(outcome)
         if self.attached is not None:
             self.attached.commit(emitted, failed)
+        copied = 0
+        if self.retrieval is not None:
+            copied = self.retrieval.commit(emitted, draft, outcome, end=request.finish is not None)
         record = Round(
             emitted=emitted,
             draft=tuple(draft.tokens),
             proposals=tuple(draft.proposals),
+            retrieved=draft.retrieved,
             finish=request.finish,
             no_draft_reason=draft.no_draft_reason,
             teacher=self._teacher(verified.logits, len(emitted)),
@@ -199,6 +212,7 @@ class Engine:
                 ngrams_proposed=self._ngrams(draft.proposals),
                 ngrams_accepted=self._ngrams(draft.proposals[: outcome.accepted]),
                 false_merges=int(failed is not None),
+                retrieved_accepted=copied,
                 draft_accepted=draft.tokens_in(outcome.symbols_accepted),
                 draft_passes=draft.passes,
                 draft_read=draft.read,
@@ -211,17 +225,26 @@ class Engine:
         return record
 
     def _propose(self, request: Request) -> Draft:
-        """A draft no longer than could be emitted, and none where the context may run out whatever is drawn."""
-        if self.attached is None or self._proposer is None:
+        """A draft no longer than could be emitted, and none where the context may run out whatever is drawn.
+
+        Whether to copy is decided before the drafter draws; copied tokens may follow its own, which are all verified.
+        """
+        used = len(request.ids)
+        room = min(self.drafting.longest, request.end - used - 1, self.target.context - used)
+        if room <= 0:
             return Draft()
-        left, context = request.end - len(request.ids), self.attached.drafter.model.context
-        length = min(self.drafting.longest, left - 1, context // 2)
-        length = min(length, (self.target.context - len(request.ids)) // self._longest)
+        copied = self.retrieval.draft(request.ids, room, alone=self.attached is None) if self.retrieval else None
+        if copied is not None:
+            return copied
+        if self.attached is None or self._proposer is None:
+            return Draft(no_draft_reason=self.policy.no_draft_reason)
+        length = min(room, self.attached.drafter.model.context // 2, (self.target.context - used) // self._longest)
         if length <= 0:
             return Draft()
         own = self.drafting.drafter_temperature
         temperature = request.sampling.temperature if own is None else own
-        return self._proposer.propose(self.attached, length, temperature, request.draw, self.policy)
+        draft = self._proposer.propose(self.attached, length, temperature, request.draw, self.policy)
+        return self.retrieval.extended(draft, request.ids, room) if self.retrieval else draft
 
     def _until_end(self, emitted: Sequence[int], request: Request) -> tuple[tuple[int, ...], str | None]:
         """The emitted tokens up to the end of text or the length asked for, and why decoding ends if it does."""

@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from omnidraft.alignment.spelling_table import ROOT
 from omnidraft.config import Drafting
 from omnidraft.decoding.drafter import AttachedDrafter
 from omnidraft.draft_length.policy import DraftLengthPolicy
@@ -90,6 +91,10 @@ class TrieDraft(Draft):
     def symbols(self) -> int:
         return len(self.walk.symbols)
 
+    @property
+    def extensible(self) -> bool:
+        return self.walk.node == ROOT and not (self.walk.dead or self.ended)
+
     def verify(self, target: TargetDistribution, draw: Sampler, *, greedy: bool, lazy: bool) -> Outcome:
         if greedy:
             return verify_greedy(self.walk, target.best)
@@ -157,6 +162,10 @@ class PaperDraft(Draft):
     @property
     def symbols(self) -> int:
         return len(self.proposals)
+
+    @property
+    def extensible(self) -> bool:
+        return False  # the paper's algorithm as it stands
 
     def verify(self, target: TargetDistribution, draw: Sampler, *, greedy: bool, lazy: bool) -> Outcome:  # noqa: ARG002
         if not greedy:

@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from omnidraft.verification.round import Round
 
 
-COUNTS = ("accepted", "symbols", "symbols_accepted", "ngrams_proposed", "ngrams_accepted", "false_merges")
+COUNTS = (
+    *("accepted", "retrieved_accepted", "symbols", "symbols_accepted"),
+    *("ngrams_proposed", "ngrams_accepted", "false_merges"),
+)
 TIMES = ("draft_s", "verify_s", "overhead_s", "policy_s")
 
 
@@ -27,6 +30,8 @@ class Stats:
     drafted: int = 0  # draft tokens
     proposed: int = 0  # target tokens put to the target
     accepted: int = 0
+    retrieved: int = 0  # of those proposed, copied from earlier text
+    retrieved_accepted: int = 0
     symbols: int = 0
     symbols_accepted: int = 0
     ngrams_proposed: int = 0
@@ -49,6 +54,7 @@ class Stats:
             tokens=sum(len(r.emitted) for r in rounds),
             drafted=sum(len(r.draft) for r in rounds),
             proposed=sum(len(r.proposals) for r in rounds),
+            retrieved=sum(r.retrieved for r in rounds),
             rounds_without_draft=reasons.total(),
             no_draft_reason=_commonest(reasons),
             **{name: sum(getattr(r.counts, name) for r in rounds) for name in COUNTS},

@@ -24,13 +24,14 @@ if TYPE_CHECKING:
     from omnidraft.verification.trie_walk import Walk
 
 EXPLORATION = 3.0  # plain steps that an exploration may lose, beside the drafter's prefill; the first one twice that
-INTERVALS = 256, 2048  # rounds to the next exploration: at first, and at most
+INTERVALS = 256, 512  # rounds to the next exploration: at first, and at most
 LENGTHS = 1, 2, 0  # shortest drafts of an exploration, in turns; 0 measures a plain step
 PLAIN_EVERY = 48  # rounds after which one has no draft, to measure a plain step
 
 MEASURED = "a step of the target alone is measured"
 TOO_SHORT = "the drafter would have more to read than it could save"
 TOO_DEAR = "drafts cost more than they bring"
+NO_MATCH = "no earlier text matches"
 UNSURE = "the drafter is too unsure of the next token"
 
 
@@ -84,13 +85,18 @@ class Goodput:
 
     def _obstacle(self) -> str | None:
         """Why drafting does not pay in this round, if so."""
-        if not self.costs.seconds or (self._since_plain >= PLAIN_EVERY and not self._first):
+        if self._unmeasured:
             return MEASURED
         if self._first_gain <= 0:
             return TOO_DEAR
         rest = min(self._asked - self._emitted, max(self._length - self._emitted, self._emitted))
         # a round emits a token beside those that it gains
         return TOO_SHORT if self._first_gain / (1 + self._first_gain) * rest <= self._prefill else None
+
+    @property
+    def _unmeasured(self) -> bool:
+        """Whether a round without a draft is due, to measure a plain step of the target."""
+        return not self.costs.seconds or (self._since_plain >= PLAIN_EVERY and not self._first)
 
     def _explores(self) -> bool:
         """Whether to draft although it does not pay: an exploration is due, or not over yet."""
@@ -148,6 +154,29 @@ class Goodput:
         walk = self._walk
         return walk is not None and walk.node != 0 and walk.cache.token_at(walk.node) < 0
 
+    def copies(self, chances: Sequence[float], *, alone: bool) -> int:
+        """How many copied tokens to propose in place of the drafter's, or of none if retrieval is `alone`."""
+        if self._unmeasured:
+            self.no_draft_reason = MEASURED
+            return 0
+        count, gain = self._copy_gain(chances, 1.0, 0)
+        self.no_draft_reason = None if count else TOO_DEAR if chances else NO_MATCH
+        return count if alone or self._obstacle() is not None or gain >= self._first_gain else 0
+
+    def extends(self, chances: Sequence[float]) -> int:
+        """How many copied tokens to propose after the present draft."""
+        return self._copy_gain(chances, self._survival, len(self._bins))[0]
+
+    def _copy_gain(self, chances: Sequence[float], survival: float, length: int) -> tuple[int, float]:
+        """How many copied tokens after `length` others gain most, and how much."""
+        best, gain, total = 0, 0.0, 0.0
+        for place, chance in enumerate(chances):
+            survival *= chance
+            total += survival - self.goodput * self.costs.tokens.next(length + place)
+            if total > gain:
+                best, gain = place + 1, total
+        return best, gain
+
     # ------------------------------------------------------------ measurements
 
     @property
@@ -160,7 +189,7 @@ class Goodput:
         self.costs.learn(record, first=self._first)
         self._rounds += 1
         self._emitted += len(record.emitted)
-        self._since_plain = self._since_plain + 1 if record.draft or self._first else 0
+        self._since_plain = self._since_plain + 1 if record.draft or record.retrieved or self._first else 0
         passes, accepted = record.counts.draft_passes, record.counts.draft_accepted
         if passes:
             self._budget -= self._prefill if self._budget > 0 else 0.0
@@ -169,7 +198,8 @@ class Goodput:
             self._learn_goodput(record)
         self._first = False
         if accepted and record.finish is None:
-            self.gain.learn(len(record.emitted) - 1, *first_and_more(accepted))
+            gained = len(record.emitted) - 1 - record.counts.retrieved_accepted
+            self.gain.learn(gained, *first_and_more(accepted))
         if passes:
             self.acceptance.learn(self._bins[: min(accepted + 1, len(record.draft))], accepted)
             self._first_gain = self._step_gain(1.0, 0)

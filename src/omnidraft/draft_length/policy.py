@@ -39,6 +39,15 @@ class DraftLengthPolicy(Protocol):
     def steps(self, token: int) -> bool:
         """True to make another step of the drafter after this token, drawn from the logits seen last."""
 
+    def copies(self, chances: Sequence[float], *, alone: bool) -> int:
+        """How many copied tokens to propose in place of the drafter's, or of none if retrieval is `alone`.
+
+        `chances` are their acceptance probabilities, of each given those before.
+        """
+
+    def extends(self, chances: Sequence[float]) -> int:
+        """How many copied tokens to propose after the present draft, likewise."""
+
     def learn(self, record: Round) -> None:
         """Take in the record of the round."""
 
@@ -60,6 +69,12 @@ class Fixed:
 
     def steps(self, token: int) -> bool:  # noqa: ARG002
         return True
+
+    def copies(self, chances: Sequence[float], *, alone: bool) -> int:
+        return len(chances) if alone else 0
+
+    def extends(self, chances: Sequence[float]) -> int:  # noqa: ARG002
+        return 0
 
     def learn(self, record: Round) -> None:
         """Do nothing: there is nothing to learn."""

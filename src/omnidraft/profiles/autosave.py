@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from weakref import WeakValueDictionary
+
+import numpy as np
 
 from omnidraft.config import Learning
 from omnidraft.distillation.adaptation import Adaptation
 from omnidraft.errors import ConfigError, OmniDraftError
 from omnidraft.profiles.pair_profile import PairProfile
-from omnidraft.profiles.profile import Array, Profile
+from omnidraft.profiles.profile import ANSWER_TOKENS, Array, Profile
 from omnidraft.verification.round import Round
 
 SAVE_EVERY = 8  # updates
@@ -25,7 +27,7 @@ class Autosave:
 
     `loaded` is the profile that the adaptation goes on from, but for the weights.  `positions` is the number of answers
     of a data set that were learned from, by the set's digest.  `measured` gives the measurements of a draft-length
-    policy that makes any.
+    policy that makes any, `answers` the token ids of earlier answers where they are to be kept.
     """
 
     def __init__(self, adaptation: Adaptation, profile: PairProfile, loaded: Profile, learning: Learning) -> None:
@@ -36,7 +38,9 @@ class Autosave:
         counts = loaded.counters.items()
         self.positions = {n.removeprefix(POSITION): int(c) for n, c in counts if n.startswith(POSITION)}
         self.measured: Callable[[], Mapping[str, Array]] = lambda: loaded.measurements
-        self._before = {name: count for name, count in counts if not name.startswith(POSITION)}
+        self.answers: Callable[[], Sequence[int]] = tuple
+        own = (POSITION, ANSWER_TOKENS)
+        self._before = {name: count for name, count in counts if not name.startswith(own)}
         self._saved = 0  # updates at the last save that succeeded
         self._begun = 0  # updates at the last one that was begun
         self._thread: threading.Thread | None = None
@@ -124,14 +128,16 @@ class Autosave:
         self._saved = updates
 
     def _snapshot(self) -> Profile:
-        cache = self.adaptation.attached.cache
+        cache, answers = self.adaptation.attached.cache, np.array(self.answers(), np.int32)
+        positions = {POSITION + name: count for name, count in self.positions.items()}
         return replace(
             self.loaded,
             weights=dict(self.adaptation.state),
             ngrams=self.loaded.ngrams if cache.frozen else cache.state(),
             measurements=self.measured(),
+            answers={"tokens": answers} if len(answers) else {},
             learning=asdict(self.learning),
-            counters=self.totals() | {POSITION + name: count for name, count in self.positions.items()},
+            counters=self.totals() | positions | ({ANSWER_TOKENS: len(answers)} if len(answers) else {}),
         )
 
     @property

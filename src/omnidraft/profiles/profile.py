@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 FORMAT = 2  # raised whenever an older version could not read what is written
+ANSWER_TOKENS = "answer_tokens"  # the counter of tokens kept of earlier answers
 MANIFEST, CHECKSUM = "omnidraft_profile", "sha256"  # names in the header
 BLANK = "0" * 64  # the checksum while it is computed
 SIZE = 8  # bytes at the beginning of a safetensors file that give the length of its header
@@ -122,7 +123,7 @@ class Manifest:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Profile:
-    """Learned weights, n-gram records and measurements of the draft-length policy, with learning settings and counters.
+    """What was learned for a pair: weights, n-gram records, measurements, and earlier answers where these are kept.
 
     An empty profile is that of a pair that has learned nothing yet.
     """
@@ -130,6 +131,7 @@ class Profile:
     weights: Mapping[str, torch.Tensor] = field(default_factory=dict)  # the adapter and the acceptance head
     ngrams: Mapping[str, Array] = field(default_factory=dict)  # the n-gram cache; numbers or booleans
     measurements: Mapping[str, Array] = field(default_factory=dict)  # of the draft-length policy, by its name
+    answers: Mapping[str, Array] = field(default_factory=dict)  # "tokens" of earlier answers, the oldest first
     learning: Mapping[str, Setting] = field(default_factory=dict)
     counters: Mapping[str, int | float] = field(default_factory=dict)
 
@@ -142,6 +144,7 @@ class Profile:
         manifest = Manifest(key=key, learning=dict(self.learning), counters=dict(self.counters), saved=saved)
         arrays: dict[str, Any] = {f"ngrams.{name}": array for name, array in self.ngrams.items()}
         arrays |= {f"measurements.{name}": array for name, array in self.measurements.items()}
+        arrays |= {f"answers.{name}": array for name, array in self.answers.items()}
         for name in (*arrays, *self.weights):
             _check("the name of a tensor", name, _TENSOR, "up to 200 letters, digits, dots, dashes and _")
         for name, array in arrays.items():
@@ -156,7 +159,7 @@ class Profile:
         from safetensors import torch as torch_format
 
         manifest = read_manifest(data, whole=True)
-        groups: dict[str, dict[str, torch.Tensor]] = {"weights": {}, "ngrams": {}, "measurements": {}}
+        groups: dict[str, dict[str, torch.Tensor]] = {"weights": {}, "ngrams": {}, "measurements": {}, "answers": {}}
         try:
             for name, tensor in torch_format.load(data).items():
                 group, _, own = name.partition(".")
@@ -167,6 +170,7 @@ class Profile:
             weights=groups["weights"],
             ngrams={name: tensor.numpy() for name, tensor in groups["ngrams"].items()},
             measurements={name: tensor.numpy() for name, tensor in groups["measurements"].items()},
+            answers={name: tensor.numpy() for name, tensor in groups["answers"].items()},
             learning=manifest.learning,
             counters=manifest.counters,
         )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from omnidraft import storage
 from omnidraft.errors import ProfileError
-from omnidraft.profiles.profile import SIZE, Key, LaterFormatError, Manifest, Profile, read_manifest
+from omnidraft.profiles.profile import ANSWER_TOKENS, SIZE, Key, LaterFormatError, Manifest, Profile, read_manifest
 
 LONGEST_HEADER = 100_000_000  # bytes, as safetensors has it
 
@@ -115,6 +116,17 @@ class ProfileFile:
         data = profile.encode(key)
         with self._change("saved"):
             storage.replace_file(self.path, data)
+
+    def forget(self) -> None:
+        """Save the profile without the earlier answers in it."""
+        with self.held():
+            data = self._read()
+            if data is None:
+                raise ProfileError(f"profile {self.name} does not exist: there is nothing to forget")
+            with self._refusal():
+                key, profile = Profile.decode(data)
+            counters = {name: count for name, count in profile.counters.items() if name != ANSWER_TOKENS}
+            self.save(key, replace(profile, answers={}, counters=counters))
 
     def set_aside(self) -> Path:
         """Give the file a free name next to it, so that a new profile can be begun; nothing is deleted."""

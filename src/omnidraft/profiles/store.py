@@ -63,6 +63,10 @@ class ProfileStore:
         with suppress(OSError):  # other profiles of the drafter are there
             file.path.parent.rmdir()
 
+    def forget(self, name: str) -> None:
+        """Remove the earlier answers from a profile that no process has claimed, and keep the rest."""
+        self._find(name).forget()
+
     def _files(self) -> dict[str, ProfileFile]:
         try:
             paths = sorted(self.root.glob(f"*/*{SUFFIX}"))

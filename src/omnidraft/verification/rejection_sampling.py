@@ -8,7 +8,7 @@ tokens have exactly the target's distribution.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,6 +108,26 @@ def verify_block(walk: Walk, qs: Sequence[Probs], p_after: PrefixProbs, draw: Sa
         if cut == 1 or (cut > 0 and draw(np.array([cut, 1 - cut])) == 0):
             return _rejected(walk, position, draw_from(cache, residual, p, draw))
     raise AssertionError("the first symbol has ratio 1, so the draft is cut there at the latest")
+
+
+def verify_copied(
+    before: Outcome, copied: Sequence[int], next_token: Callable[[int], int], eos: Collection[int]
+) -> Outcome:
+    """Verify tokens that were copied, not drawn, after an accepted draft whose bonus token is the last one emitted.
+
+    `next_token` draws the target's token after the first i proposals, or gives its greedy one.  A copied token is
+    accepted if it is the token drawn, which is rejection sampling with a one-point Q: the probability is P of the
+    token, and a correction is drawn from P without it.
+    """
+    emitted, accepted = list(before.emitted), before.accepted
+    for token in copied:
+        if emitted[-1] != token:
+            break
+        accepted += 1
+        if token in eos:
+            break
+        emitted.append(next_token(accepted))
+    return Outcome(tuple(emitted), accepted, before.symbols_accepted, None)
 
 
 def verify_greedy(walk: Walk, best: Callable[[int], int]) -> Outcome:

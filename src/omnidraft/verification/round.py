@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from omnidraft.alignment.spelling_table import Probs
-from omnidraft.verification.rejection_sampling import Outcome
+from omnidraft.verification.rejection_sampling import Outcome, verify_copied
 from omnidraft.verification.sampling import Sampler, TargetDistribution
 from omnidraft.verification.sparse_probs import SparseProbs
 
@@ -21,6 +21,7 @@ class RoundCounts:
     ngrams_proposed: int = 0
     ngrams_accepted: int = 0
     false_merges: int = 0  # the walk merged on where the target's token ended, or ended where it went on
+    retrieved_accepted: int = 0  # of the proposals that were copied from earlier text
     draft_accepted: int = 0  # draft tokens accepted with every symbol that was read from them
     draft_passes: int = 0  # forward passes of the drafter
     draft_read: int = 0  # tokens fed to the drafter in these passes
@@ -47,6 +48,7 @@ class Round:
     emitted: tuple[int, ...]  # target tokens, cut at the end of the answer and at the length asked for
     draft: tuple[int, ...] = ()  # draft tokens
     proposals: tuple[int, ...] = ()  # target tokens put to the target
+    retrieved: int = 0  # how many of them, the last ones, were copied from earlier text
     finish: str | None = None  # "eos", "stop", "length" or "context" on the last round
     no_draft_reason: str | None = None  # a phrase, where the draft-length policy wanted no draft
     teacher: tuple[SparseProbs, ...] = ()  # target distributions at each emitted token, where they are asked for
@@ -56,7 +58,10 @@ class Round:
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """The draft of one round as it is put to the target; this base class holds no tokens, which is plain decoding.
+    """The draft of one round as it is put to the target; this base class holds no draft tokens.
+
+    Its proposals end with those that were copied from earlier text: alone they are a draft of this base class, and with
+    none of them that is plain decoding.
 
     `symbols` counts the units that verification accepts or rejects: symbols of a walk, or whole proposals.
     """
@@ -64,6 +69,7 @@ class Draft:
     tokens: Sequence[int] = ()
     vectors: Sequence[Probs] = ()  # (V_q,) for each token: the distribution it was drawn from
     proposals: Sequence[int] = ()  # target tokens
+    retrieved: int = 0  # how many of them, the last ones, were copied
     ended: bool = False  # the last proposal ends the answer
     passes: int = 0  # forward passes of the drafter
     read: int = 0  # tokens fed to it in these passes
@@ -73,8 +79,31 @@ class Draft:
     def symbols(self) -> int:
         return 0
 
+    @property
+    def drafted(self) -> int:
+        """How many of the proposals come from the drafter."""
+        return len(self.proposals) - self.retrieved
+
+    @property
+    def extensible(self) -> bool:
+        """Whether copied tokens may follow: where all is accepted, the next token has the target's distribution."""
+        return not self.ended
+
+    def settle(
+        self, target: TargetDistribution, draw: Sampler, eos: Collection[int], *, greedy: bool, lazy: bool
+    ) -> Outcome:
+        """Accept or reject all proposals; `lazy` settles them one by one, for processors that keep state."""
+        outcome = self.verify(target, draw, greedy=greedy, lazy=lazy)
+        if not self.retrieved or outcome.accepted < self.drafted:
+            return outcome
+
+        def next_token(place: int) -> int:
+            return target.best(place) if greedy else draw(target.probs(place))
+
+        return verify_copied(outcome, self.proposals[self.drafted :], next_token, eos)
+
     def verify(self, target: TargetDistribution, draw: Sampler, *, greedy: bool, lazy: bool) -> Outcome:  # noqa: ARG002
-        """Accept or reject the proposals; `lazy` settles them one by one, for processors that keep state."""
+        """Accept or reject the proposals of the drafter, and emit a token after them."""
         return Outcome((target.best(0) if greedy else draw(target.probs(0)),), 0, 0, None)
 
     def symbols_in(self, proposals: int) -> int:  # noqa: ARG002
@@ -96,4 +125,5 @@ class Draft:
         # the token after the accepted ones goes first: all that is kept was accepted
         kept = Outcome(outcome.emitted[:count], count, self.symbols_in(count), None)
         tokens = self.tokens[: self.tokens_in(kept.symbols_accepted)]
-        return replace(self, tokens=tokens, proposals=self.proposals[:count]), kept
+        retrieved = max(0, count - self.drafted)
+        return replace(self, tokens=tokens, proposals=self.proposals[:count], retrieved=retrieved), kept
