@@ -14,7 +14,6 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from omnidraft.alignment.spelling_table import ROOT
 from omnidraft.config import Drafting
 from omnidraft.decoding.drafter import AttachedDrafter
 from omnidraft.draft_length.policy import DraftLengthPolicy
@@ -90,10 +89,6 @@ class TrieDraft(Draft):
     @property
     def symbols(self) -> int:
         return len(self.walk.symbols)
-
-    @property
-    def extensible(self) -> bool:
-        return self.walk.node == ROOT and not (self.walk.dead or self.ended)
 
     def verify(self, target: TargetDistribution, draw: Sampler, *, greedy: bool, lazy: bool) -> Outcome:
         if greedy:

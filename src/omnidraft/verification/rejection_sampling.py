@@ -113,11 +113,11 @@ def verify_block(walk: Walk, qs: Sequence[Probs], p_after: PrefixProbs, draw: Sa
 def verify_copied(
     before: Outcome, copied: Sequence[int], next_token: Callable[[int], int], eos: Collection[int]
 ) -> Outcome:
-    """Verify tokens that were copied, not drawn, after an accepted draft whose bonus token is the last one emitted.
+    """Verify tokens that were copied, not drawn, after a draft whose proposals were all accepted.
 
     `next_token` draws the target's token after the first i proposals, or gives its greedy one.  A copied token is
-    accepted if it is the token drawn, which is rejection sampling with a one-point Q: the probability is P of the
-    token, and a correction is drawn from P without it.
+    accepted if it is the token that was drawn: with the probability P of it, and a refused one is replaced by a draw
+    from P without it.  That is rejection sampling with a one-point Q.
     """
     emitted, accepted = list(before.emitted), before.accepted
     for token in copied:
@@ -127,7 +127,7 @@ def verify_copied(
         if token in eos:
             break
         emitted.append(next_token(accepted))
-    return Outcome(tuple(emitted), accepted, before.symbols_accepted, None)
+    return Outcome(tuple(emitted), accepted, before.symbols_accepted, before.refused)
 
 
 def verify_greedy(walk: Walk, best: Callable[[int], int]) -> Outcome:

@@ -86,7 +86,7 @@ class Draft:
 
     @property
     def extensible(self) -> bool:
-        """Whether copied tokens may follow: where all is accepted, the next token has the target's distribution."""
+        """Whether copied tokens may follow, to be compared with what is emitted after the accepted proposals."""
         return not self.ended
 
     def settle(
