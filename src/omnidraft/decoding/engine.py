@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from omnidraft.config import Drafting, Sampling
-from omnidraft.decoding.drafter import AttachedDrafter
+from omnidraft.decoding.drafter import AttachedDrafter, common
 from omnidraft.decoding.proposals import make_proposer
 from omnidraft.draft_length.policy import DraftLengthPolicy, make_policy
 from omnidraft.errors import ConfigError, PromptError
@@ -19,7 +19,7 @@ from omnidraft.models.language_model import LanguageModel, check_ids
 from omnidraft.retrieval.source import Retrieval, retrieves
 from omnidraft.retrieval.token_index import TokenIndex
 from omnidraft.verification.rejection_sampling import Outcome
-from omnidraft.verification.round import Draft, Round, RoundCounts, RoundTimes
+from omnidraft.verification.round import Draft, Round, RoundCounts, RoundTimes, TokenLogprobs
 from omnidraft.verification.sampling import Processing, Processor, Sampler, TargetDistribution, softmax
 from omnidraft.verification.sparse_probs import SparseProbs, sparse
 
@@ -39,6 +39,7 @@ class Request:
     processing: Processing
     draw: Sampler
     lazy: bool  # the caller's processors may keep state: each is to see only ids that stay
+    logprobs: int | None = None  # where set, records hold log-probabilities, and of so many tokens at each place
     policy_s: float = 0.0  # seconds of the policy since the last record
     finish: str | None = None
 
@@ -63,7 +64,8 @@ class Engine:
     """Decodes with a target model; drafts with an attached drafter, by retrieval from earlier text, or both.
 
     `eos` are the target's token ids that end a text.  With `draft_length` 0 the same loop is plain decoding.  Both
-    models hold the state of one request at a time.  `store` keeps answers for later requests to copy from.
+    models hold the state of one request at a time.  With `keeps` that state outlives the request: the next one reads
+    only what follows the beginning that they have in common.  `store` keeps answers for later requests to copy from.
     """
 
     def __init__(
@@ -74,6 +76,8 @@ class Engine:
         drafting: Drafting | None = None,
         policy: DraftLengthPolicy | None = None,
         store: TokenIndex | None = None,
+        *,
+        keeps: bool = False,
     ) -> None:
         self.target = target
         self.eos = frozenset(eos)
@@ -90,6 +94,8 @@ class Engine:
         self.retrieval = Retrieval(self.policy, self.eos, store) if copies else None
         self._proposer = make_proposer(attached, self.eos, self.drafting) if attached else None
         self._longest = attached.longest if attached else 1
+        self.keeps = keeps
+        self._ids: Sequence[int] = ()  # of the last request: the target's cache holds a beginning of them
 
     def rounds(
         self,
@@ -114,6 +120,7 @@ class Engine:
         sampling: Sampling,
         draw: Sampler,
         processors: Sequence[Processor] = (),
+        logprobs: int | None = None,
     ) -> Request:
         """Start a request for up to `max_new_tokens` tokens; the one before is dropped.
 
@@ -122,18 +129,22 @@ class Engine:
         `verify` raises NumericsError for unusable logits.
         """
         self.check(prompt)
-        self.target.crop(0)
+        # at least one id is read, for its logits
+        self.target.crop(min(self.common(prompt), len(prompt) - 1) if self.keeps else 0)
         began = time.perf_counter()
         if self.retrieval is not None:
             self.retrieval.start(prompt, max_new_tokens)
-        self.policy.open(self.attached.start(prompt) if self.attached is not None else prompt, max_new_tokens)
+        unread = prompt if self.attached is None else self.attached.start(prompt, keep=self.keeps)
+        self.policy.open(unread, max_new_tokens)
+        self._ids = ids = list(prompt)
         return Request(
-            ids=list(prompt),
+            ids=ids,
             end=len(prompt) + max_new_tokens,
             sampling=sampling,
             processing=Processing.of(sampling, processors),
             draw=draw,
             lazy=bool(processors),
+            logprobs=logprobs,
             policy_s=time.perf_counter() - began,
         )
 
@@ -147,8 +158,13 @@ class Engine:
             )
         check_ids(prompt, self.target.vocab_size)
 
+    def common(self, prompt: Sequence[int]) -> int:
+        """How many leading ids of a prompt the target's cache holds."""
+        return common(self._ids[: self.target.length], prompt)
+
     def release(self) -> None:
         """Drop the text and the KV cache of the last request."""
+        self._ids = ()
         self.target.crop(0)
         if self.attached is not None:
             self.attached.release()
@@ -205,6 +221,7 @@ class Engine:
             finish=request.finish,
             no_draft_reason=draft.no_draft_reason,
             teacher=self._teacher(verified.logits, len(emitted)),
+            logprobs=() if request.logprobs is None else TokenLogprobs.of(verified.logits, emitted, request.logprobs),
             counts=RoundCounts(
                 accepted=outcome.accepted,
                 symbols=draft.symbols if whole else outcome.symbols_accepted,

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -98,14 +99,14 @@ def generate(  # noqa: PLR0913  transformers hands over those of its arguments t
     sampling, processors, drafting = sampling_for(text, logits_processor, drafting, sampled=sampled)
     adaptation = ready.side.adaptation
     engine = Engine(target, text.eos, adaptation.attached, drafting, ready.policy)
-    seed = int(torch.randint(2**63 - 1, ())) if sampled else 0
-    draw = GeneratorSampler(torch.Generator().manual_seed(seed))
+    draw = GeneratorSampler(torch.Generator().manual_seed(int(torch.randint(2**63 - 1, ())) if sampled else 0))
     prompt = input_ids[0].tolist()
     engine.check(prompt)
     if streamer is not None:
         streamer.put(input_ids.cpu())
     with adaptation.shared.slot.lock:  # requests of several threads are decoded one after the other
-        session = Session(engine, adaptation.shared.slot, ready.side, prompt, text.most, sampling, draw, processors)
+        begin = partial(engine.begin, prompt, text.most, sampling, draw, processors)
+        session = Session(engine, adaptation.shared.slot, ready.side, begin)
         with closing(session):
             while (record := session.round(text.cut)) is not None:
                 if record.finish == "context":
