@@ -110,12 +110,25 @@ class LearningWay(EngineWay):
 class Measurement:
     """One target with its drafter: the cells, each a task at a temperature, and the streams."""
 
+    study = "real"
+    tasks: tuple[str, ...] = TASKS
+
     def __init__(self, options: argparse.Namespace, target: str, sizes: Sizes, console: Console) -> None:
         self.options, self.target, self.sizes, self.console = options, target, sizes, console
         self.model = self.load(profile=None)
         self.dtype = str(self.model.target.lm.dtype).removeprefix("torch.")
         self._exact = self.model.target.lm.with_own_cache()
         self._frozen: dict[str, Engine] = {}
+
+    @staticmethod
+    def texts(task: str, data: Path | None, count: int) -> Sequence[str | Sequence[str]]:
+        """The first prompts of a task, of a conversation all its turns."""
+        return texts_of(task, data, count)
+
+    @staticmethod
+    def summary(rows: Sequence[Row]) -> str:
+        """What it comes to, in a line."""
+        return summary(rows)
 
     def load(self, **options: Any) -> OmniDraft:
         """The target with the drafter."""
@@ -125,12 +138,8 @@ class Measurement:
     def cell(self, task: str, temperature: float, learned: OmniDraft | None) -> list[Row]:
         """The rows of all methods on a task at a temperature."""
         sampling = Sampling(temperature=temperature)
-        texts = texts_of(task, self.options.data, self.sizes.prompts)
-        questions = questions_of(self.model, {task: texts}, self.sizes.new_tokens, self.console)
-        ways, left_out = methods.make((BASELINE, "uad"), self.model, 0, sampling)
-        ways.append(EngineWay(FROZEN, self._engine(task), sampling))
-        if learned is not None:
-            ways.append(LearningWay(LEARNED, learned, sampling))
+        questions = self.questions(task)
+        ways, left_out = self.ways(task, sampling, learned)
         results = self._results(task)
         for name, reason in left_out.items():
             results.drop(name, reason)
@@ -146,6 +155,19 @@ class Measurement:
         step = progress(self.console, f"{shown(self.target)}, {task}, temperature {temperature:g}", len(questions))
         race(ways, questions, plan, results, step, watch)
         return self._rows(results, temperature, gaps)
+
+    def questions(self, task: str) -> list[Question]:
+        """The prompts of a task, as token ids."""
+        texts = list(texts_of(task, self.options.data, self.sizes.prompts))
+        return questions_of(self.model, {task: texts}, self.sizes.new_tokens, self.console)
+
+    def ways(self, task: str, sampling: Sampling, learned: OmniDraft | None) -> tuple[list[Way], dict[str, str]]:
+        """What is compared on a task, and why the rest is left out."""
+        ways, left_out = methods.make((BASELINE, "uad"), self.model, 0, sampling)
+        ways.append(EngineWay(FROZEN, self._engine(task), sampling))
+        if learned is not None:
+            ways.append(LearningWay(LEARNED, learned, sampling))
+        return ways, left_out
 
     def stream(self, task: str, profile: Path) -> list[Row]:
         """Learn from the answers to a stream of prompts into a profile; rows of the stream, and of its last part."""
@@ -243,37 +265,38 @@ def _mean(speed: Mapping[tuple[str, float], float]) -> str:
     return down(statistics.geometric_mean(speed.values()), 2)
 
 
-def markdown(results: Results, rows: Sequence[Row]) -> str:
+def markdown(results: Results, rows: Sequence[Row], said: str) -> str:
     """The commands, a table of all rows, and the summary."""
     commands = "".join(f"    {each}\n" for each in dict.fromkeys(setting["command"] for setting in results.settings))
     cells = [[down(row[c], 3) if isinstance(row[c], float) else row[c] for c in COLUMNS] for row in rows]
     lines = [["–" if cell is None else cell for cell in line] for line in cells]
-    return f"# Real models\n\n{commands}\n{markdown_table(COLUMNS, lines, COLUMNS.index('speedup'))}\n{summary(rows)}\n"
+    return f"# Real models\n\n{commands}\n{markdown_table(COLUMNS, lines, COLUMNS.index('speedup'))}\n{said}\n"
 
 
-def measure(options: argparse.Namespace, console: Console) -> int:
+def measure(options: argparse.Namespace, console: Console, measurement: type[Measurement] = Measurement) -> int:
     """Measure what the file lacks; 1 where a greedy answer in float32 was not the target's own."""
     given = {name: value for name in asdict(FULL) if (value := getattr(options, name)) is not None}
     sizes = replace(QUICK if options.quick else FULL, **given)
-    asked = chosen("task", options.task or TASKS, TASKS)
-    results = Results(options.out and options.out.with_name(options.out.name + ".jsonl"), "real")
+    asked = chosen("task", options.task or measurement.tasks, measurement.tasks)
+    results = Results(options.out and options.out.with_name(options.out.name + ".jsonl"), measurement.study)
     setting = asdict(sizes) | {"drafter": shown(str(options.drafter)), "dtype": options.dtype}
     if results.settings and (before := results.settings[0]["recipe"]) != setting:
         raise ConfigError(f"--out has results of other settings ({before}): give another place")
     if len(set(map(shown, options.target))) < len(options.target):
         raise ConfigError("two targets have the same name: measure them one by one, each with an --out of its own")
     for task in asked:  # what is missing is known before minutes are spent
-        texts_of(task, options.data, sizes.prompts)
+        measurement.texts(task, options.data, sizes.prompts)
     results.begin(command(options.words), setting)
     with TemporaryDirectory() as folder:
         kept = Path(folder) if options.out is None else options.out.with_name(options.out.name + "-learned")
         for target in options.target:
-            _complete(results, Measurement(options, target, sizes, console), asked, kept)
+            _complete(results, measurement(options, target, sizes, console), asked, kept)
     rows = list(results.of("rows").values())
+    page = markdown(results, rows, measurement.summary(rows))
     if options.out is not None:
         with writing(options.out):
-            options.out.with_name(options.out.name + ".md").write_text(markdown(results, rows), encoding="utf-8")
-    print(markdown(results, rows), end="")
+            options.out.with_name(options.out.name + ".md").write_text(page, encoding="utf-8")
+    print(page, end="")
     greedy = (row for row in rows if row["dtype"] == "float32" and row["identical"] is not None)
     return 1 if any(row["identical"] < row["prompts"] for row in greedy) else 0
 
@@ -299,29 +322,35 @@ def _complete(results: Results, one: Measurement, asked: Sequence[str], kept: Pa
                 add(one.cell(task, temperature, learned), key)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure real models, and return the exit code."""
+def options_of(measurement: type[Measurement], about: str) -> flags.CommandParser:
+    """The parser of a study of real models."""
     options = parser(
-        "real",
-        "Speed with real models on everyday prompts, frozen and after learning from a stream.",
+        measurement.study,
+        about,
         "--target HuggingFaceTB/SmolLM2-135M-Instruct --data DIR --quick",
-        "--target FOLDER --target MODEL.gguf --drafter FOLDER --data DIR --out results/real",
+        f"--target FOLDER --target MODEL.gguf --drafter FOLDER --data DIR --out results/{measurement.study}",
     )
     flags.add(options, "--target", action="append", help="a folder, a GGUF file, a hub id or zoo:NAME; repeatable")
     flags.add(options, "--drafter", "--dtype", "--device")
     options.add_argument(
-        "--task", action="append", metavar="NAME", help=f"of {', '.join(TASKS)} (default: all); repeatable"
+        "--task", action="append", metavar="NAME", help=f"of {', '.join(measurement.tasks)} (default: all)"
     )
     options.add_argument("--data", type=Path, metavar="DIR", help="the folder of the tasks (default: the hub)")
-    for name, least, about in (
+    for name, least, what in (
         ("prompts", 1, "prompts of a task"),
         ("new_tokens", 1, "maximum tokens of an answer"),
         ("stream", 0, "prompts to learn from, 0 for none"),
     ):
-        default = f"{about} (default: {getattr(FULL, name)}, {getattr(QUICK, name)} with --quick)"
+        default = f"{what} (default: {getattr(FULL, name)}, {getattr(QUICK, name)} with --quick)"
         options.add_argument(flags.flag(name), type=flags.at_least(least), metavar="N", help=default)
     options.add_argument("--out", type=Path, metavar="STEM", help="write STEM.jsonl, and go on with it, and STEM.md")
-    return run(options, measure, arguments)
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure real models, and return the exit code."""
+    about = "Speed with real models on everyday prompts, frozen and after learning from a stream."
+    return run(options_of(Measurement, about), measure, arguments)
 
 
 if __name__ == "__main__":

@@ -175,7 +175,9 @@ class OmniDraft:
 
     def _lane(self) -> Lane:
         attached = None if self.side is None else self.side.adaptation.lane()
-        engine = Engine(self.target.lm.with_own_cache(), self.vocab.eos, attached, self.engine.drafting, keeps=True)
+        target = self.target.lm.with_own_cache()
+        store = None if self.engine.retrieval is None else self.engine.retrieval.store
+        engine = Engine(target, self.vocab.eos, attached, self.engine.drafting, store=store, keeps=True)
         engine.teacher_temperature = self.engine.teacher_temperature
         slot, own = self._slot.beside(), copy.copy(self)
         vars(own).update(engine=engine, _slot=slot, _origin=self)  # whose end would be that of what learns
