@@ -140,9 +140,9 @@ class OmniDraft:
         `seed` decides every draw; with `draft_length=4` it gives the same answer again, as long as the drafter and the
         active n-grams, which earlier requests may have changed, are the same.  With `sources="retrieval"` it always
         does, and it is the answer of plain decoding: a token takes one draw, copied or not.  The answer ends before the
-        first of the `stop` strings.  `template` is told to the chat template beside messages.  Each `logits_processor`, as those of
-        transformers, is given the ids so far (1, T) and the target's scores (1, V), and returns scores.  `sampling`
-        takes the fields of `config.Sampling`, whose defaults are those of the target's generation config:
+        first of the `stop` strings.  `template` is told to the chat template beside messages.  Each `logits_processor`,
+        as those of transformers, is given the ids so far (1, T) and the target's scores (1, V), and returns scores.
+        `sampling` takes the fields of `config.Sampling`, whose defaults are those of the target's generation config:
         `OmniDraft.sampling`.
         """
         settings = settings_of(Sampling, asdict(self.sampling) | sampling, OPTIONS)

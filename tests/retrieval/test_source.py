@@ -60,7 +60,9 @@ class Copier:
         assert self.draft() is not None
         return self.policy.chances
 
-    def commit(self, emitted: Sequence[int], draft: Draft | None = None, *, accepted: int = 0, end: bool = False) -> int:
+    def commit(
+        self, emitted: Sequence[int], draft: Draft | None = None, *, accepted: int = 0, end: bool = False
+    ) -> int:
         """A round that emits these tokens."""
         self.ids += emitted
         outcome = Outcome(tuple(emitted), accepted, 0, None)
