@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 import torch
 
 from omnidraft import zoo
@@ -40,8 +39,8 @@ from omnidraft.models.cpu_llama import LeanLlama, obstacle
 from omnidraft.models.loading import LoadedModel, load_model
 from omnidraft.profiles.autosave import Autosave
 from omnidraft.prompting import Prompt, encode, has_template, usable
-from omnidraft.retrieval.source import STORE_TOKENS
-from omnidraft.retrieval.token_index import TokenIndex
+from omnidraft.retrieval.source import new_store
+from omnidraft.retrieval.token_index import BOUNDARY
 from omnidraft.verification.sampling import GeneratorSampler, Processor
 
 __all__ = ["Generation", "Lane", "OmniDraft", "Stream", "load"]
@@ -143,11 +142,12 @@ class OmniDraft:
         """Stream the answer to a prompt piece by piece; another request on the models ends it with an OmniDraftError.
 
         `seed` decides every draw; with `draft_length=4` it gives the same answer again, as long as the drafter and the
-        active n-grams, which earlier requests may have changed, are the same.  The answer ends before the first of the
-        `stop` strings.  `template` is told to the chat template beside messages.  Each `logits_processor`, as those of
-        transformers, is given the ids so far (1, T) and the target's scores (1, V), and returns scores.  With
-        `logprobs`, 0 to 20, the records of `Stream.rounds` hold `TokenLogprobs`, each with so many tokens.  `sampling`
-        takes the fields of `config.Sampling`, whose defaults are those of the target's generation config:
+        active n-grams, which earlier requests may have changed, are the same.  With `sources="retrieval"` it always
+        does, and it is the answer of plain decoding: a token takes one draw, copied or not.  The answer ends before the
+        first of the `stop` strings.  `template` is told to the chat template beside messages.  Each `logits_processor`,
+        as those of transformers, is given the ids so far (1, T) and the target's scores (1, V), and returns scores.
+        With `logprobs`, 0 to 20, the records of `Stream.rounds` hold `TokenLogprobs`, each with so many tokens.
+        `sampling` takes the fields of `config.Sampling`, whose defaults are those of the target's generation config:
         `OmniDraft.sampling`.
         """
         settings = settings_of(Sampling, asdict(self.sampling) | sampling, OPTIONS)
@@ -240,11 +240,12 @@ def load(
     if settings.remember == "answers" and (adapt == "off" or profile is None):
         fix = "use adapt='background', or remember='memory'"
         raise ConfigError(f"remember is 'answers', which is saved in the profile of a drafter that learns: {fix}")
+    store = new_store(settings, drafter=drafter is not None)
     loaded = load_model(zoo.resolve(target), dtype, device, warn)
     vocab = read_vocab(loaded.tokenizer, loaded.lm.vocab_size, loaded.lm.eos)
     sampling = sampling_of(loaded.lm.model.generation_config, warn)
     if drafter is None:
-        engine = Engine(loaded.lm, vocab.eos, None, settings, store=_store(settings))
+        engine = Engine(loaded.lm, vocab.eos, None, settings, store=store)
         return OmniDraft(loaded, vocab, engine, sampling=sampling)
     if isinstance(drafter, OmniDraft):
         helper, shared = _shared(drafter, options)
@@ -254,14 +255,15 @@ def load(
         shared = SharedDrafter(helper.lm, lean_step=settings.drafter_step == "auto")
     use = LearningOptions(adapt=adapt, learning=learning, profile=profile, warn=warn)
     side = attach(loaded, vocab, helper, shared, settings, use)
-    engine = Engine(loaded.lm, vocab.eos, side.adaptation.attached, settings, store=_store(settings))
+    engine = Engine(loaded.lm, vocab.eos, side.adaptation.attached, settings, store=store)
     if adapt != "off":
         engine.teacher_temperature = side.autosave.learning.teacher_temperature
     if isinstance(engine.policy, Goodput):
         _keep_measurements(engine.policy, side.autosave)
-    if settings.remember == "answers" and engine.retrieval is not None and engine.retrieval.store is not None:
-        engine.retrieval.store.extend(side.autosave.loaded.answers.get("tokens", np.empty(0, np.int32)).tolist())
-        side.autosave.answers = engine.retrieval.store.tokens
+    if settings.remember == "answers" and store is not None:
+        answers = side.autosave.answers()
+        store.extend([token for token in answers if BOUNDARY <= token < vocab.size])
+        side.autosave.answers = store.tokens
     return OmniDraft(loaded, vocab, engine, side, sampling)
 
 
@@ -274,11 +276,6 @@ def _drafter_asked(drafter: str | Path | OmniDraft | None, drafting: Drafting) -
     if drafter is None and drafting.sources == "model" and drafting.draft_length != 0:
         raise ConfigError("sources is 'model' without a drafter: give one, or use draft_length=0 for plain decoding")
     return None if drafter == AUTO and drafting.draft_length == 0 else drafter
-
-
-def _store(drafting: Drafting) -> TokenIndex | None:
-    """An index for earlier answers, where they are to be copied from."""
-    return None if drafting.remember == "nothing" else TokenIndex(STORE_TOKENS)
 
 
 def _keep_measurements(policy: Goodput, autosave: Autosave) -> None:

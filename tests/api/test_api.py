@@ -77,7 +77,7 @@ def test_seeds_decide_every_draw(model: OmniDraft) -> None:
     assert answers[0] == answers[2] != answers[1]
 
 
-@pytest.mark.parametrize("plain", [{"drafter": None}, {"draft_length": 0}])
+@pytest.mark.parametrize("plain", [{"drafter": None, "draft_length": 0}, {"draft_length": 0}])
 def test_plain_decoding_is_the_same_loop(model: OmniDraft, target: Path, plain: dict[str, Any]) -> None:
     alone = omnidraft.load(target, **plain, warn=pytest.fail)
     result = alone.generate(PROMPT, max_new_tokens=COUNT)
@@ -261,7 +261,7 @@ def test_numbers_of_numpy_and_none_for_no_list(model: OmniDraft) -> None:
         ({"dtype": []}, ConfigError, "dtype .. is not known"),
         ({"draftlength": 3}, ConfigError, "did you mean 'draft_length'"),
         ({"draft_length": -1}, ConfigError, "draft_length is -1"),
-        ({"drafter": None, "draft_length": 3}, ConfigError, "without a drafter"),
+        ({"drafter": None, "sources": "model"}, ConfigError, "without a drafter"),
         ({"temperature": 1}, ConfigError, "give it to generate"),
     ],
 )

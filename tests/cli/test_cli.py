@@ -70,6 +70,25 @@ def test_json_is_one_object(target: Path, drafter: Path, capsys: Captured) -> No
     assert answer["target"]["dtype"] == answer["drafter"]["dtype"] == "float32"
 
 
+def test_sources_of_drafts_are_chosen_by_flags(target: Path, capsys: Captured) -> None:
+    options = ("--max-new-tokens", 12, "--draft-length", 3, "--json")
+    repeated = "hello world the hello world the hello"
+    expected = load(target, draft_length=0).generate(repeated, max_new_tokens=12)
+    capsys.readouterr()
+    for given in (("--sources", "retrieval"), ("--drafter", "none", "--set", "remember=memory")):
+        assert generate(repeated, target, *options, *given) == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert answer["token_ids"] == list(expected.token_ids)
+        assert "drafter" not in answer
+        assert answer["stats"]["retrieved"] == answer["stats"]["proposed"] > 0
+    assert generate(repeated, target, "--sources", "both") == 2
+    assert "use one of auto, model, retrieval" in capsys.readouterr().err
+    assert cli.main(["generate", "--help-all"]) == 0
+    out = capsys.readouterr().out
+    assert "  --sources " in out
+    assert "  remember " in out
+
+
 def test_the_prompt_comes_from_stdin(target: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     assert generate("hello été", target, "--max-new-tokens", 8) == 0
     expected = capsys.readouterr().out

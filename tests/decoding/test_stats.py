@@ -34,6 +34,8 @@ def test_counts_times_and_ratios() -> None:
         "drafted": 5,
         "proposed": 4,
         "accepted": 2,
+        "retrieved": 0,
+        "retrieved_accepted": 0,
         "symbols": 5,
         "symbols_accepted": 3,
         "ngrams_proposed": 2,

@@ -254,7 +254,7 @@ def test_a_request_that_is_harder_than_others_is_left_to_the_target() -> None:
 
 def test_a_resumed_policy_goes_on_where_the_other_was() -> None:
     clock, scene = Clock(), SCENES["hopeless drafter"]
-    clock.after(scene, 60)
+    clock.after(scene, 56)  # no exploration is due soon
     again = Clock(seed=7)
     again.policy.resume(clock.policy.state())
     assert again.policy.state().tolist() == clock.policy.state().tolist()

@@ -227,6 +227,19 @@ def test_a_draft_is_as_warm_as_the_text(
     assert seen == {0.9}
 
 
+def test_copied_drafts_are_those_of_the_options(model: PreTrainedModel, drafter: Path, rounds: list[Round]) -> None:
+    expected = alone(model)
+    retrieval = {"sources": "retrieval", "draft_length": 4, "remember": "memory"}
+    accepted = []
+    for options in (retrieval, retrieval, {"sources": "model"}):
+        rounds.clear()
+        assert torch.equal(helped(model, drafter, omnidraft_options=options), expected)
+        assert options is retrieval or not any(record.retrieved for record in rounds)
+        assert options is not retrieval or not any(record.draft for record in rounds)
+        accepted.append(sum(record.counts.retrieved_accepted for record in rounds))
+    assert accepted[1] > max(COUNT // 2, accepted[0]), "the second answer is copied from the first"
+
+
 def test_torchs_seed_decides_every_draw(target: Path, twin: PreTrainedModel) -> None:
     def texts(seed: int) -> list[list[int]]:
         model = load(target)  # for which nothing was learned yet

@@ -56,6 +56,14 @@ def test_only_the_latest_tokens_are_held(tokens: list[int], text: list[int], cap
         assert (match.length, index.after(match, len(expected[1]))) == expected
 
 
+def test_a_match_may_begin_with_the_oldest_token() -> None:
+    index = TokenIndex(3)
+    index.extend([0, 2, 1])
+    match = index.longest([0, 2])
+    assert match is not None
+    assert (match.length, index.after(match, 3)) == (2, [1, 1, 1])
+
+
 def test_a_text_matches_itself_and_a_repetition_goes_on() -> None:
     index, text = TokenIndex(20), [5, 1, 2, 3, 1, 2, 3]
     index.extend(text)

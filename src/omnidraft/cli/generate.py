@@ -123,7 +123,7 @@ def _parser() -> flags.CommandParser:
     text.add_argument("--raw", action="store_true", help="continue the prompt without a chat template")
     flags.add(text, "--json", help="print one JSON object with text, token ids and stats")
     more = parser.add_argument_group("drafting, learning and devices")
-    flags.add_settings(more, Drafting, "draft_length")
+    flags.add_settings(more, Drafting, "draft_length", "sources")
     more.add_argument(
         "--adapt", default="off", metavar="NAME", help=f"learn from the answers: {', '.join(ADAPT)} (default: off)"
     )

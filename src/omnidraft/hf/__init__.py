@@ -98,7 +98,7 @@ def generate(  # noqa: PLR0913  transformers hands over those of its arguments t
     sampled = bool(generation_config.do_sample)
     sampling, processors, drafting = sampling_for(text, logits_processor, drafting, sampled=sampled)
     adaptation = ready.side.adaptation
-    engine = Engine(target, text.eos, adaptation.attached, drafting, ready.policy)
+    engine = Engine(target, text.eos, adaptation.attached, drafting, ready.policy, ready.store)
     draw = GeneratorSampler(torch.Generator().manual_seed(int(torch.randint(2**63 - 1, ())) if sampled else 0))
     prompt = input_ids[0].tolist()
     engine.check(prompt)
@@ -148,7 +148,10 @@ def _drafting(options: Mapping[str, Any] | None) -> Drafting:
     for name in options or ():
         if name not in known:
             raise ConfigError(f"unknown option {name!r} in omnidraft_options: {suggestion(name, known)}")
-    return Drafting(**(options or {}))
+    drafting = Drafting(**(options or {}))
+    if drafting.remember == "answers":
+        raise ConfigError("remember is 'answers' without a profile to save them in: use 'memory', or omnidraft.load")
+    return drafting
 
 
 def _refuse(input_ids: torch.Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> None:

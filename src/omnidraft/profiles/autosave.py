@@ -28,7 +28,7 @@ class Autosave:
 
     `loaded` is the profile that the adaptation goes on from, but for the weights.  `positions` is the number of answers
     of a data set that were learned from, by the set's digest.  `measured` gives the measurements of a draft-length
-    policy that makes any, `answers` the token ids of earlier answers where they are to be kept.
+    policy that makes any, `answers` the token ids of earlier answers: those loaded, unless others are to be kept.
     """
 
     def __init__(self, adaptation: Adaptation, profile: PairProfile, loaded: Profile, learning: Learning) -> None:
@@ -39,7 +39,7 @@ class Autosave:
         counts = loaded.counters.items()
         self.positions = {n.removeprefix(POSITION): int(c) for n, c in counts if n.startswith(POSITION)}
         self.measured: Callable[[], Mapping[str, Array]] = lambda: loaded.measurements
-        self.answers: Callable[[], Sequence[int]] = tuple
+        self.answers: Callable[[], Sequence[int]] = lambda: loaded.answers.get("tokens", np.empty(0)).tolist()
         own = (POSITION, ANSWER_TOKENS)
         self._before = {name: count for name, count in counts if not name.startswith(own)}
         self._saved = 0  # updates at the last save that succeeded

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from omnidraft.config import Drafting
 from omnidraft.draft_length.policy import DraftLengthPolicy
+from omnidraft.errors import ConfigError
 from omnidraft.retrieval.acceptance import CopyAcceptance
 from omnidraft.retrieval.token_index import BOUNDARY, LONGEST, TokenIndex
 from omnidraft.verification.rejection_sampling import Outcome
@@ -113,3 +114,13 @@ def retrieves(drafting: Drafting, *, drafter: bool) -> bool:
     if drafting.sources != "auto" or not drafter:
         return drafting.sources != "model" and drafting.longest > 0
     return drafting.draft_length == "goodput" and drafting.mode != "paper"
+
+
+def new_store(drafting: Drafting, *, drafter: bool) -> TokenIndex | None:
+    """An index for earlier answers where they are to be copied from; raises ConfigError where nothing is copied."""
+    if drafting.remember == "nothing":
+        return None
+    if not retrieves(drafting, drafter=drafter):
+        fix = "use draft_length='goodput', or leave remember out"
+        raise ConfigError(f"remember is {drafting.remember!r} with settings that copy nothing: {fix}")
+    return TokenIndex(STORE_TOKENS)

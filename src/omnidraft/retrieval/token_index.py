@@ -94,7 +94,7 @@ class TokenIndex:
 
     def _same(self, text: Sequence[int], position: int, oldest: int) -> int:
         """How many tokens up to `position` equal the end of `text`."""
-        most = min(LONGEST, len(text), position + 1, position - oldest)
+        most = min(LONGEST, len(text), position + 1, position + 1 - oldest)
         for back in range(most):
             if self._tokens[(position - back) % self._capacity] != text[-1 - back]:
                 return back
