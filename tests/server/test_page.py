@@ -6,12 +6,12 @@ Screenshots go to `artefacts/`, to be looked at.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
-from selenium.webdriver import ActionChains, Keys
+from selenium.webdriver import Keys
 
 from support.browser import Page, chromium
 from support.fake_server import PAGE, FakeServer
@@ -37,7 +37,6 @@ if 1 < 2:
     print("**no bold**")
 ```
 """
-Open = Callable[..., Page]
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +55,6 @@ def server() -> Iterator[FakeServer]:
 def page(driver: Any, server: FakeServer) -> Iterator[Page]:
     """The page, loaded; in the end nothing may have been complained about."""
     page = Page(driver, server.url)
-    page.resize(1280, 860)
     page.open()
     yield page
     assert page.complaints() == []
@@ -64,6 +62,16 @@ def page(driver: Any, server: FakeServer) -> Iterator[Page]:
 
 def text_of(server: FakeServer) -> str:
     return "".join(text for tokens in server.rounds for text, _ in tokens)
+
+
+def traced(text: str) -> list[list[tuple[str, str]]]:
+    """A text in rounds of a word or two, of all sources."""
+    words = re.findall(r"\s*\S+", text)
+    rounds = [words[i : i + 3] for i in range(0, len(words), 3)]
+    return [
+        [*((word, ("drafted", "retrieved")[len(some[0]) % 3 == 0]) for word in some[:-1]), (some[-1], "target")]
+        for some in rounds
+    ]
 
 
 # ------------------------------------------------------------ the files
@@ -92,7 +100,7 @@ def test_an_answer_streams_with_its_sources_and_figures(page: Page, server: Fake
     assert page.one("#stop").is_displayed()
     assert "3 tokens so far" in page.text("article.answer .figures")
     server.go.set()
-    page.wait(page.answered)
+    page.wait_for_answers(1)
     assert page.text("article.answer > div") == text_of(server)
     assert page.texts("article.answer .drafted") == ["The moon"]
     assert page.texts("article.answer .retrieved") == ["the same"]
@@ -116,7 +124,7 @@ def test_an_answer_streams_with_its_sources_and_figures(page: Page, server: Fake
 def test_a_conversation_and_a_new_one_with_another_model(page: Page, server: FakeServer) -> None:
     for i, text in enumerate(("one", "two"), start=1):
         page.send(text)
-        page.wait(lambda i=i: page.answered(i))
+        page.wait_for_answers(i)
     assert [message["content"] for message in server.chats[1]["messages"]] == ["one", text_of(server), "two"]
     assert [message["role"] for message in server.chats[1]["messages"]] == ["user", "assistant", "user"]
     page.one("#new").click()
@@ -124,7 +132,7 @@ def test_a_conversation_and_a_new_one_with_another_model(page: Page, server: Fak
     assert page.one("#empty").is_displayed()
     page.driver.execute_script("let m = document.getElementById('model'); m.value = 'target-b'")
     page.send("three")
-    page.wait(page.answered)
+    page.wait_for_answers(1)
     assert server.chats[2]["model"] == "target-b"
     assert server.chats[2]["messages"] == [{"role": "user", "content": "three"}]
 
@@ -134,12 +142,12 @@ def test_the_stop_button_keeps_what_there_is(page: Page, server: FakeServer) -> 
     page.send("Why?")
     page.wait(lambda: page.text("article.answer > div") == "The moon shows")
     page.one("#stop").click()
-    page.wait(page.answered)
+    page.wait_for_answers(1)
     assert server.left.wait(10)
     assert page.texts("article.answer .figures span") == ["3 tokens", "stopped"]
     server.go.set()
     page.send("Go on")
-    page.wait(lambda: page.answered(2))
+    page.wait_for_answers(2)
     assert [message["content"] for message in server.chats[1]["messages"]] == ["Why?", "The moon shows", "Go on"]
 
 
@@ -151,16 +159,20 @@ def test_a_new_chat_ends_the_answer_of_the_old_one(page: Page, server: FakeServe
     assert server.left.wait(10)
     server.go.set()
     page.send("Again")
-    page.wait(page.answered)
+    page.wait_for_answers(1)
     assert server.chats[1]["messages"] == [{"role": "user", "content": "Again"}]
 
 
 def test_an_answer_is_shown_as_text_whatever_it_holds(page: Page, server: FakeServer) -> None:
     server.rounds = [[(piece, "drafted")] for piece in re.findall(r".{1,7}", INJECTION, re.DOTALL)]
     page.send("<img src=x onerror='window.pwned = 0'>")
-    page.wait(page.answered)
+    page.wait_for_answers(1)
     shown = page.text("article.answer > div")
-    for line in ("<script>window.pwned = 1</script>", '<img src=x onerror="window.pwned = 2">', "<b>bold?</b> &lt;i&gt;"):
+    for line in (
+        "<script>window.pwned = 1</script>",
+        '<img src=x onerror="window.pwned = 2">',
+        "<b>bold?</b> &lt;i&gt;",
+    ):
         assert line in shown
     assert page.text("article.own") == "<img src=x onerror='window.pwned = 0'>"
     assert page.all("#log script, #log img, #log b, #log [onclick], #log [onerror]") == []
@@ -169,10 +181,9 @@ def test_an_answer_is_shown_as_text_whatever_it_holds(page: Page, server: FakeSe
 
 
 def test_markdown(page: Page, server: FakeServer) -> None:
-    server.rounds = [[(piece, "drafted" if i % 2 else "target")] for i, piece in enumerate(MARKDOWN.split(" "))]
-    server.rounds = [[(f"{text} " if i < len(server.rounds) - 1 else text, source)] for i, ((text, source),) in enumerate(server.rounds)]
+    server.rounds = traced(MARKDOWN)
     page.send("Why?")
-    page.wait(page.answered)
+    page.wait_for_answers(1)
     assert page.text("h3") == "Phases"
     assert page.texts("article.answer strong") == ["moon"]
     assert page.texts("article.answer em") == ["phases"]
@@ -197,17 +208,21 @@ def test_the_charts_move(page: Page, server: FakeServer) -> None:
     def points() -> list[int]:
         return [len((line.get_attribute("points") or "").split()) for line in page.all("svg .line")]
 
+    def moved(count: int) -> bool:
+        return points() == [count] * 4
+
     page.wait(lambda: "0 requests" in page.text("#requests"))
     assert points() == []
     for i in (1, 2, 3):
         page.send("Why?")
-        page.wait(lambda i=i: page.answered(i) and points() == [i] * 4)
+        page.wait_for_answers(i)
+        page.wait(partial(moved, i))
     assert page.texts("figcaption strong") == ["60 %", "1.8", "4", "1"]
     labels = [svg.get_attribute("aria-label") for svg in page.all("#charts svg")]
     assert labels[0] == "Draft tokens accepted: 3 answers, the last 60 %"
     assert "3 requests" in page.text("#requests")
     server.answered = 30  # of other clients: the page asks by itself
-    page.wait(lambda: points() == [30] * 4)
+    page.wait(partial(moved, 30))
 
 
 def test_the_profile_and_the_report(page: Page, server: FakeServer) -> None:
@@ -221,7 +236,8 @@ def test_the_profile_and_the_report(page: Page, server: FakeServer) -> None:
     assert "The pair works together." in page.text("#tables")
     assert "target-a" in page.text("#tables")
     assert "0.819" in page.text("#tables")
-    page.shot("report", "#pair")
+    page.driver.execute_script("document.getElementById('panel').scrollTop = 1e6")
+    page.shot("report")
 
 
 # ------------------------------------------------------------ people and their machines
@@ -236,7 +252,7 @@ def test_keys_alone(page: Page, server: FakeServer) -> None:
     page.keys("draft", Keys.ENTER)  # one answer at a time: what is typed stays
     assert page.one("#message").get_attribute("value") == "draft"
     page.keys(Keys.ESCAPE)
-    page.wait(page.answered)
+    page.wait_for_answers(1)
     assert "stopped" in page.text("article.answer .figures")
     reached = []
     for _ in range(12):
@@ -255,11 +271,11 @@ def test_keys_alone(page: Page, server: FakeServer) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_both_schemes_are_readable(page: Page, server: FakeServer, scheme: str) -> None:
-    server.rounds = [*server.rounds, [("\n\n" + MARKDOWN, "drafted")]]
+    server.rounds = [*server.rounds, [("\n\n", "target")], *traced(MARKDOWN)]
     server.answered = 20
     page.scheme(scheme)
     page.send("Why does the moon have phases?")
-    page.wait(page.answered)
+    page.wait_for_answers(1)
     ground = page.colour("body", "background-color")
     assert (sum(ground) < 150) == (scheme == "dark")
     for selector in (".drafted", ".retrieved", ".target", ".figures", "#keys", "#requests", ".answer a", "dt"):
@@ -272,11 +288,14 @@ def test_both_schemes_are_readable(page: Page, server: FakeServer, scheme: str) 
 
 def test_sources_are_told_by_more_than_colour_and_can_be_hidden(page: Page) -> None:
     page.send("Why?")
-    page.wait(page.answered)
+    page.wait_for_answers(1)
 
     def looks() -> list[tuple[str, str]]:
         found = [page.one(f"article.answer .{source}") for source in ("drafted", "retrieved", "target")]
-        return [(e.value_of_css_property("text-decoration-line"), e.value_of_css_property("text-decoration-style")) for e in found]
+        return [
+            (e.value_of_css_property("text-decoration-line"), e.value_of_css_property("text-decoration-style"))
+            for e in found
+        ]
 
     assert looks() == [("underline", "solid"), ("underline", "dotted"), ("none", "solid")]
     assert page.texts("#legend li") == ["drafted and accepted", "retrieved", "target’s own"]
@@ -287,11 +306,11 @@ def test_sources_are_told_by_more_than_colour_and_can_be_hidden(page: Page) -> N
 
 
 def test_a_phone(page: Page, server: FakeServer) -> None:
-    server.rounds = [*server.rounds, [("\n\n" + MARKDOWN + "x" * 200, "drafted")]]
+    server.rounds = [*server.rounds, [("\n\n", "target")], *traced(MARKDOWN + "x" * 200)]
     page.resize(390, 844, phone=True)
     page.open()
     page.send("Why does the moon have phases, and how long does each of them last?")
-    page.wait(page.answered)
+    page.wait_for_answers(1)
     assert not page.one("#panel").is_displayed()
     assert page.overflow() <= 0
     page.shot("phone")
@@ -312,10 +331,11 @@ def test_the_key_is_asked_for(driver: Any, server: FakeServer) -> None:
     page.wait(lambda: page.one("#ask").is_displayed())
     page.keys("wrong", Keys.ENTER)
     page.wait(lambda: page.one("#ask").is_displayed() and "refuses" in page.text("#ask-text"))
+    page.shot("key")
     page.keys("right", Keys.ENTER)
     page.wait(lambda: page.one("#model").is_enabled())
     page.send("Why?")
-    page.wait(page.answered)
+    page.wait_for_answers(1)
     page.open()  # the tab remembers
     assert not page.one("#ask").is_displayed()
     assert all("401" in line for line in page.complaints())
@@ -337,9 +357,10 @@ def test_a_refusal_is_shown_and_can_be_tried_again(driver: Any, server: FakeServ
     server.refusals = [(429, "the queue is full", {"Retry_After": "3"})]
     page.send("Why?")
     page.wait(lambda: page.all(".error") != [])
+    page.shot("error")
     assert page.text(".error").startswith("the queue is full (try again in 3 s)")
     page.one(".error button").click()
-    page.wait(page.answered)
+    page.wait_for_answers(1)
     assert page.text("article.answer > div") == text_of(server)
     assert len(page.all("article")) == 2
     assert server.chats[-1]["messages"] == [{"role": "user", "content": "Why?"}]
@@ -355,5 +376,5 @@ def test_a_lost_connection_is_said_and_the_text_kept(page: Page, server: FakeSer
     assert page.texts("article.answer .figures span")[-1] == "broken off"
     server.breaks_off = False
     page.send("Again")
-    page.wait(lambda: page.answered(2))
+    page.wait_for_answers(2)
     assert len(server.chats[-1]["messages"]) == 3

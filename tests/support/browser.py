@@ -8,8 +8,8 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from selenium import webdriver
@@ -50,6 +50,7 @@ class Page:
         self.driver = driver
         self.url = url
         self.complaints()  # those of before
+        self.resize(1280, 860)
 
     def open(self, *, ready: bool = True) -> None:
         """Load it; `ready` waits until a message can be sent."""
@@ -79,6 +80,9 @@ class Page:
                 actions.key_down(key[0]).send_keys(key[1]).key_up(key[0]).perform()
             else:
                 actions.send_keys(key).perform()
+
+    def wait_for_answers(self, count: int) -> None:
+        self.wait(partial(self.answered, count))
 
     def wait(self, condition: Callable[[], object]) -> None:
         """Fail unless the condition holds within some seconds."""
@@ -112,7 +116,7 @@ class Page:
         return next(iter(self.texts(selector)), "")
 
     def answered(self, count: int = 1) -> bool:
-        """True when so many answers are complete, and no other is made."""
+        """True when there are so many answers, all complete."""
         return len(self.all("article.answer")) == count == len(self.all('article.answer[aria-busy="false"]'))
 
     def focused(self) -> str:
@@ -134,7 +138,7 @@ class Page:
 
     def complaints(self) -> list[str]:
         """What the browser wrote to its console since the last time."""
-        return [json.dumps(entry) for entry in self.driver.get_log("browser")]
+        return [json.dumps(entry) for entry in self.driver.get_log("browser")]  # type: ignore[no-untyped-call]
 
     def grant_clipboard(self) -> None:
         permissions = {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}

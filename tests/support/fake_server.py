@@ -104,7 +104,7 @@ def report(model: str) -> dict[str, Any]:
 class _Handler(BaseHTTPRequestHandler):
     fake: FakeServer
 
-    def log_message(self, *_: object) -> None:  # type: ignore[override]
+    def log_message(self, *_: object) -> None:
         """Say nothing."""
 
     def do_GET(self) -> None:
