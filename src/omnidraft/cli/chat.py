@@ -119,15 +119,14 @@ class _Chat:
 
     def _stats(self) -> str:
         stats, learned = self.talk.stats, self.model.learned
-        lines = [
-            f"{len(self.talk.answers)} answers, {stats.tokens} tokens in {stats.seconds:.2f} s "
-            f"({stats.tokens_per_s:.1f} tokens/s)",
-            f"{100 * stats.acceptance_rate:.0f} % of proposed tokens accepted, "
-            f"{stats.block_efficiency:.2f} tokens a pass of the target",
-            f"KV cache: {self.talk.cache_bytes / 1e6:.1f} MB",
-            "learned: " + (", ".join(f"{name} {value:g}" for name, value in learned.items()) or "nothing"),
-        ]
-        return "\n".join(lines)
+        counters = ", ".join(f"{name} {value:g}" for name, value in learned.items())
+        time = f"{stats.seconds:.2f} s ({stats.tokens_per_s:.1f} tokens/s)"
+        return (
+            f"answers: {len(self.talk.answers)}; {stats.tokens} tokens in {time}\n"
+            f"block efficiency {stats.block_efficiency:.2f}, acceptance rate {stats.acceptance_rate:.2f}\n"
+            f"KV cache: {self.talk.cache_bytes / 1e6:.1f} MB\n"
+            f"learned: {counters or 'nothing'}"
+        )
 
     def _reset(self) -> None:
         self.talk.reset()
