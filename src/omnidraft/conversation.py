@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 from omnidraft.api import Generation, OmniDraft
@@ -29,7 +29,7 @@ class Conversation:
         self.messages: list[dict[str, str]] = [*self._opening]
         self.answers: list[Generation] = []
 
-    def ask(self, message: str) -> Iterator[str]:
+    def ask(self, message: str) -> Generator[str, None, None]:
         """Stream the answer to a user's message; closed before its end, it keeps what there is.
 
         A message without any answer is not kept, so that roles alternate.  Raises PromptError for a message that is

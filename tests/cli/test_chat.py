@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -234,7 +235,7 @@ class Terminal:
 
     def __init__(self, command: list[str], home: Path) -> None:
         self._here, there = pty.openpty()
-        pipes = {"stdin": there, "stdout": there, "stderr": there}
+        pipes: dict[str, Any] = {"stdin": there, "stdout": there, "stderr": there}
         self.process = subprocess.Popen(command, env=environment(home), start_new_session=True, **pipes)
         os.close(there)
         self.text = ""

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -147,7 +147,7 @@ class _Chat:
         self.say(f"saved {len(self.talk.messages)} messages in {name}")
 
 
-def _steps(talk: Conversation, message: str) -> Iterator[str]:
+def _steps(talk: Conversation, message: str) -> Generator[str, None, None]:
     """The pieces of an answer; a conversation that has grown too long is told how to go on."""
     try:
         yield from talk.ask(message)
