@@ -15,6 +15,7 @@ from selenium.webdriver import Keys
 
 from support.browser import Page, chromium
 from support.fake_server import PAGE, FakeServer
+from support.serving import QUESTION, At, until, user
 
 INJECTION = """<script>window.pwned = 1</script> <img src=x onerror="window.pwned = 2">
 [a](javascript:window.pwned=3) [b](https://ok.example/"onclick=window.pwned=4) <b>bold?</b> &lt;i&gt;
@@ -46,22 +47,22 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with FakeServer() as server:
-        yield server
+def fake() -> Iterator[FakeServer]:
+    with FakeServer() as fake:
+        yield fake
 
 
 @pytest.fixture
-def page(driver: Any, server: FakeServer) -> Iterator[Page]:
+def page(driver: Any, fake: FakeServer) -> Iterator[Page]:
     """The page, loaded; in the end nothing may have been complained about."""
-    page = Page(driver, server.url)
+    page = Page(driver, fake.url)
     page.open()
     yield page
     assert page.complaints() == []
 
 
-def text_of(server: FakeServer) -> str:
-    return "".join(text for tokens in server.rounds for text, _ in tokens)
+def text_of(fake: FakeServer) -> str:
+    return "".join(text for tokens in fake.rounds for text, _ in tokens)
 
 
 def traced(text: str) -> list[list[tuple[str, str]]]:
@@ -91,17 +92,17 @@ def test_the_files_need_no_other_host_and_no_inline_code() -> None:
 # ------------------------------------------------------------ answers
 
 
-def test_an_answer_streams_with_its_sources_and_figures(page: Page, server: FakeServer) -> None:
-    server.held = 1
+def test_an_answer_streams_with_its_sources_and_figures(page: Page, fake: FakeServer) -> None:
+    fake.held = 1
     page.send("Why?")
     page.wait(lambda: page.text("article.answer > div") == "The moon shows")
     assert page.one("article.answer").get_attribute("aria-busy") == "true"
     assert not page.one("#send").is_displayed()
     assert page.one("#stop").is_displayed()
     assert "3 tokens so far" in page.text("article.answer .figures")
-    server.go.set()
+    fake.go.set()
     page.wait_for_answers(1)
-    assert page.text("article.answer > div") == text_of(server)
+    assert page.text("article.answer > div") == text_of(fake)
     assert page.texts("article.answer .drafted") == ["The moon"]
     assert page.texts("article.answer .retrieved") == ["the same"]
     assert page.texts("article.answer .target") == ["shows", "face."]
@@ -111,7 +112,7 @@ def test_an_answer_streams_with_its_sources_and_figures(page: Page, server: Fake
     ]  # fmt: skip
     assert page.text("#status") == "Answer complete, 7 tokens"
     assert page.one("#send").is_displayed()
-    assert server.chats == [
+    assert fake.chats == [
         {
             "model": "target-a",
             "messages": [{"role": "user", "content": "Why?"}],
@@ -121,50 +122,50 @@ def test_an_answer_streams_with_its_sources_and_figures(page: Page, server: Fake
     ]
 
 
-def test_a_conversation_and_a_new_one_with_another_model(page: Page, server: FakeServer) -> None:
+def test_a_conversation_and_a_new_one_with_another_model(page: Page, fake: FakeServer) -> None:
     for i, text in enumerate(("one", "two"), start=1):
         page.send(text)
         page.wait_for_answers(i)
-    assert [message["content"] for message in server.chats[1]["messages"]] == ["one", text_of(server), "two"]
-    assert [message["role"] for message in server.chats[1]["messages"]] == ["user", "assistant", "user"]
+    assert [message["content"] for message in fake.chats[1]["messages"]] == ["one", text_of(fake), "two"]
+    assert [message["role"] for message in fake.chats[1]["messages"]] == ["user", "assistant", "user"]
     page.one("#new").click()
     assert page.all("article") == []
     assert page.one("#empty").is_displayed()
     page.driver.execute_script("let m = document.getElementById('model'); m.value = 'target-b'")
     page.send("three")
     page.wait_for_answers(1)
-    assert server.chats[2]["model"] == "target-b"
-    assert server.chats[2]["messages"] == [{"role": "user", "content": "three"}]
+    assert fake.chats[2]["model"] == "target-b"
+    assert fake.chats[2]["messages"] == [{"role": "user", "content": "three"}]
 
 
-def test_the_stop_button_keeps_what_there_is(page: Page, server: FakeServer) -> None:
-    server.held = 1
+def test_the_stop_button_keeps_what_there_is(page: Page, fake: FakeServer) -> None:
+    fake.held = 1
     page.send("Why?")
     page.wait(lambda: page.text("article.answer > div") == "The moon shows")
     page.one("#stop").click()
     page.wait_for_answers(1)
-    assert server.left.wait(10)
+    assert fake.left.wait(10)
     assert page.texts("article.answer .figures span") == ["3 tokens", "stopped"]
-    server.go.set()
+    fake.go.set()
     page.send("Go on")
     page.wait_for_answers(2)
-    assert [message["content"] for message in server.chats[1]["messages"]] == ["Why?", "The moon shows", "Go on"]
+    assert [message["content"] for message in fake.chats[1]["messages"]] == ["Why?", "The moon shows", "Go on"]
 
 
-def test_a_new_chat_ends_the_answer_of_the_old_one(page: Page, server: FakeServer) -> None:
-    server.held = 1
+def test_a_new_chat_ends_the_answer_of_the_old_one(page: Page, fake: FakeServer) -> None:
+    fake.held = 1
     page.send("Why?")
     page.wait(lambda: page.text("article.answer > div") == "The moon shows")
     page.one("#new").click()
-    assert server.left.wait(10)
-    server.go.set()
+    assert fake.left.wait(10)
+    fake.go.set()
     page.send("Again")
     page.wait_for_answers(1)
-    assert server.chats[1]["messages"] == [{"role": "user", "content": "Again"}]
+    assert fake.chats[1]["messages"] == [{"role": "user", "content": "Again"}]
 
 
-def test_an_answer_is_shown_as_text_whatever_it_holds(page: Page, server: FakeServer) -> None:
-    server.rounds = [[(piece, "drafted")] for piece in re.findall(r".{1,7}", INJECTION, re.DOTALL)]
+def test_an_answer_is_shown_as_text_whatever_it_holds(page: Page, fake: FakeServer) -> None:
+    fake.rounds = [[(piece, "drafted")] for piece in re.findall(r".{1,7}", INJECTION, re.DOTALL)]
     page.send("<img src=x onerror='window.pwned = 0'>")
     page.wait_for_answers(1)
     shown = page.text("article.answer > div")
@@ -180,8 +181,8 @@ def test_an_answer_is_shown_as_text_whatever_it_holds(page: Page, server: FakeSe
     assert page.driver.execute_script("return window.pwned") is None
 
 
-def test_markdown(page: Page, server: FakeServer) -> None:
-    server.rounds = traced(MARKDOWN)
+def test_markdown(page: Page, fake: FakeServer) -> None:
+    fake.rounds = traced(MARKDOWN)
     page.send("Why?")
     page.wait_for_answers(1)
     assert page.text("h3") == "Phases"
@@ -204,7 +205,7 @@ def test_markdown(page: Page, server: FakeServer) -> None:
 # ------------------------------------------------------------ figures
 
 
-def test_the_charts_move(page: Page, server: FakeServer) -> None:
+def test_the_charts_move(page: Page, fake: FakeServer) -> None:
     def points() -> list[int]:
         return [len((line.get_attribute("points") or "").split()) for line in page.all("svg .line")]
 
@@ -221,12 +222,12 @@ def test_the_charts_move(page: Page, server: FakeServer) -> None:
     labels = [svg.get_attribute("aria-label") for svg in page.all("#charts svg")]
     assert labels[0] == "Draft tokens accepted: 3 answers, the last 60 %"
     assert "3 requests" in page.text("#requests")
-    server.answered = 30  # of other clients: the page asks by itself
-    page.wait(partial(moved, 30))
+    fake.answered = 30  # of other clients: the page asks by itself
+    page.wait(lambda: points() == [26, 30, 30, 30])  # four of them had no draft
 
 
-def test_the_profile_and_the_report(page: Page, server: FakeServer) -> None:
-    server.answered = 4
+def test_the_profile_and_the_report(page: Page, fake: FakeServer) -> None:
+    fake.answered = 4
     page.wait(lambda: "384" in page.texts("#profile dd"))
     learned = dict(zip(page.texts("#profile dt"), page.texts("#profile dd"), strict=True))
     assert learned["tokens seen"] == "384"
@@ -243,12 +244,12 @@ def test_the_profile_and_the_report(page: Page, server: FakeServer) -> None:
 # ------------------------------------------------------------ people and their machines
 
 
-def test_keys_alone(page: Page, server: FakeServer) -> None:
-    server.held = 1
+def test_keys_alone(page: Page, fake: FakeServer) -> None:
+    fake.held = 1
     assert page.focused() == "message"
     page.keys("one", (Keys.SHIFT, Keys.ENTER), "two", Keys.ENTER)
     page.wait(lambda: page.text("article.answer > div") == "The moon shows")
-    assert server.chats[0]["messages"][0]["content"] == "one\ntwo"
+    assert fake.chats[0]["messages"][0]["content"] == "one\ntwo"
     page.keys("draft", Keys.ENTER)  # one answer at a time: what is typed stays
     assert page.one("#message").get_attribute("value") == "draft"
     page.keys(Keys.ESCAPE)
@@ -270,9 +271,9 @@ def test_keys_alone(page: Page, server: FakeServer) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_both_schemes_are_readable(page: Page, server: FakeServer, scheme: str) -> None:
-    server.rounds = [*server.rounds, [("\n\n", "target")], *traced(MARKDOWN)]
-    server.answered = 20
+def test_both_schemes_are_readable(page: Page, fake: FakeServer, scheme: str) -> None:
+    fake.rounds = [*fake.rounds, [("\n\n", "target")], *traced(MARKDOWN)]
+    fake.answered = 20
     page.scheme(scheme)
     page.send("Why does the moon have phases?")
     page.wait_for_answers(1)
@@ -305,8 +306,8 @@ def test_sources_are_told_by_more_than_colour_and_can_be_hidden(page: Page) -> N
     assert page.colour("article.answer .drafted") == page.colour("article.answer .target") != before
 
 
-def test_a_phone(page: Page, server: FakeServer) -> None:
-    server.rounds = [*server.rounds, [("\n\n", "target")], *traced(MARKDOWN + "x" * 200)]
+def test_a_phone(page: Page, fake: FakeServer) -> None:
+    fake.rounds = [*fake.rounds, [("\n\n", "target")], *traced(MARKDOWN + "x" * 200)]
     page.resize(390, 844, phone=True)
     page.open()
     page.send("Why does the moon have phases, and how long does each of them last?")
@@ -324,9 +325,9 @@ def test_a_phone(page: Page, server: FakeServer) -> None:
 # ------------------------------------------------------------ what goes wrong
 
 
-def test_the_key_is_asked_for(driver: Any, server: FakeServer) -> None:
-    server.key = "right"
-    page = Page(driver, server.url)
+def test_the_key_is_asked_for(driver: Any, fake: FakeServer) -> None:
+    fake.key = "right"
+    page = Page(driver, fake.url)
     page.open(ready=False)
     page.wait(lambda: page.one("#ask").is_displayed())
     page.keys("wrong", Keys.ENTER)
@@ -341,9 +342,19 @@ def test_the_key_is_asked_for(driver: Any, server: FakeServer) -> None:
     assert all("401" in line for line in page.complaints())
 
 
-def test_without_a_key_the_page_says_so(driver: Any, server: FakeServer) -> None:
-    server.key = "right"
-    page = Page(driver, server.url)
+def test_it_waits_for_a_server_that_is_loading(driver: Any, fake: FakeServer) -> None:
+    fake.loads = 2
+    page = Page(driver, fake.url)
+    page.open(ready=False)
+    page.wait(lambda: "being loaded" in page.text("#empty"))
+    page.wait(lambda: page.one("#model").is_enabled())
+    assert page.text("#empty").startswith("Ask the model")
+    assert all("503" in line for line in page.complaints())
+
+
+def test_without_a_key_the_page_says_so(driver: Any, fake: FakeServer) -> None:
+    fake.key = "right"
+    page = Page(driver, fake.url)
     page.open(ready=False)
     page.wait(lambda: page.one("#ask").is_displayed())
     page.keys(Keys.ESCAPE)
@@ -351,30 +362,61 @@ def test_without_a_key_the_page_says_so(driver: Any, server: FakeServer) -> None
     page.complaints()
 
 
-def test_a_refusal_is_shown_and_can_be_tried_again(driver: Any, server: FakeServer) -> None:
-    page = Page(driver, server.url)
+def test_a_refusal_is_shown_and_can_be_tried_again(driver: Any, fake: FakeServer) -> None:
+    page = Page(driver, fake.url)
     page.open()
-    server.refusals = [(429, "the queue is full", {"Retry_After": "3"})]
+    fake.refusals = [(429, "the queue is full", {"Retry_After": "3"})]
     page.send("Why?")
     page.wait(lambda: page.all(".error") != [])
     page.shot("error")
     assert page.text(".error").startswith("the queue is full (try again in 3 s)")
     page.one(".error button").click()
     page.wait_for_answers(1)
-    assert page.text("article.answer > div") == text_of(server)
+    assert page.text("article.answer > div") == text_of(fake)
     assert len(page.all("article")) == 2
-    assert server.chats[-1]["messages"] == [{"role": "user", "content": "Why?"}]
+    assert fake.chats[-1]["messages"] == [{"role": "user", "content": "Why?"}]
     assert all("429" in line for line in page.complaints())
 
 
-def test_a_lost_connection_is_said_and_the_text_kept(page: Page, server: FakeServer) -> None:
-    server.breaks_off = True
+def test_a_lost_connection_is_said_and_the_text_kept(page: Page, fake: FakeServer) -> None:
+    fake.breaks_off = True
     page.send("Why?")
     page.wait(lambda: page.all(".error") != [])
     assert "connection was lost" in page.text(".error")
-    assert page.text("article.answer > div") == text_of(server)
+    assert page.text("article.answer > div") == text_of(fake)
     assert page.texts("article.answer .figures span")[-1] == "broken off"
-    server.breaks_off = False
+    fake.breaks_off = False
     page.send("Again")
     page.wait_for_answers(2)
-    assert len(server.chats[-1]["messages"]) == 3
+    assert len(fake.chats[-1]["messages"]) == 3
+
+
+# ------------------------------------------------------------ the real server
+
+
+@pytest.mark.slow
+def test_with_models(driver: Any, server: At) -> None:
+    page = Page(driver, server.url)
+    page.open()
+    assert len(page.texts("#model option")) == 2
+    question = QUESTION.replace("\n", " ")  # a key that sends
+    page.send(question)
+    page.wait_for_answers(1)
+    plain = server.chat(messages=user(question), max_tokens=None).json()["choices"][0]["message"]["content"]
+    assert page.text("article.answer > div").split() == plain.split()
+    figures = page.texts("article.answer .figures span")
+    assert [re.sub(r"[\d.]+", "N", text) for text in figures][:3] == ["N tokens", "N s", "N tokens/s"]
+    assert {"% of draft tokens accepted", "tokens a pass"} <= {text.lstrip("0123456789. ") for text in figures}
+    assert page.all("article.answer .drafted, article.answer .retrieved")
+    assert page.all("article.answer .target")
+    page.wait(lambda: len(page.all("svg .line")) == 4)
+    page.one("#report summary").click()
+    page.wait(lambda: "The pair works together." in page.text("#tables"))
+    page.send("Once more, at length")
+    page.wait(lambda: "tokens so far" in page.text("article.answer:last-child .figures"))
+    page.keys(Keys.ESCAPE)
+    page.wait_for_answers(2)
+    assert "stopped" in page.text("article.answer:last-child .figures")
+    until(lambda: server.figures()["active"] == 0)
+    page.shot("real")
+    assert page.complaints() == []

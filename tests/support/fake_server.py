@@ -33,6 +33,7 @@ class FakeServer:
     key: str | None = None
     held: int | None = None
     refusals: list[tuple[int, str, dict[str, str]]] = field(default_factory=list)  # answers to the next chats
+    loads: int = 0  # that many requests come too early
     breaks_off: bool = False  # before the end of the stream
     go: threading.Event = field(default_factory=threading.Event)
     left: threading.Event = field(default_factory=threading.Event)  # the client, before the end
@@ -75,7 +76,7 @@ class FakeServer:
         n = self.answered
         series = {
             "t": [float(i) for i in range(n)],
-            "acceptance": [0.4 + 0.5 * i / (i + 3) for i in range(n)],
+            "acceptance": [None if i % 7 == 6 else 0.4 + 0.5 * i / (i + 3) for i in range(n)],  # None: no draft
             "tokens_per_pass": [1.5 + i / (i + 4) for i in range(n)],
             "draft_length": [float(2 + i % 3) for i in range(n)],
             "updates": [i // 2 for i in range(n)],
@@ -113,6 +114,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._file(PAGE / (path.removeprefix("/page/").lstrip("/") or "index.html"))
         elif self._refused():
             self._json(HTTPStatus.UNAUTHORIZED, {"error": {"message": "no key"}})
+        elif self.fake.loads:
+            self.fake.loads -= 1
+            self._json(HTTPStatus.SERVICE_UNAVAILABLE, {"error": {"message": "the models are being loaded"}})
         elif path == "/v1/models":
             self._json(HTTPStatus.OK, {"object": "list", "data": [{"id": name} for name in MODELS]})
         elif path == "/stats":

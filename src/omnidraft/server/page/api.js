@@ -9,14 +9,14 @@ export function onKeyNeeded(ask) {
   askForKey = ask;
 }
 
-/** The response to a request; throws an Error whose message can be shown. Without `asks` nobody is asked for a key. */
+/** The response to a request; throws an Error whose message can be shown, with the status. Without `asks` nobody is asked for a key. */
 export async function request(path, options = {}, asks = true) {
   for (;;) {
     const key = sessionStorage.getItem(KEY);
     const headers = key === null ? {} : { Authorization: `Bearer ${key}` };
     const response = await fetch(path, { ...options, headers: { ...options.headers, ...headers } });
     if (response.ok) return response;
-    if (response.status !== 401) throw new Error(await reason(response));
+    if (response.status !== 401) throw Object.assign(new Error(await reason(response)), { status: response.status });
     if (sessionStorage.getItem(KEY) !== key) continue; // another request has a key meanwhile
     if (asks) asking ??= askForKey(key !== null).finally(() => (asking = null));
     const given = asks ? await asking : null;

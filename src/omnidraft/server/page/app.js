@@ -8,6 +8,9 @@ const $ = (id) => document.getElementById(id);
 const KINDS = { drafted: "d", retrieved: "r", target: "t" };
 const NOTES = { length: "cut off at the token limit", stopped: "stopped", lost: "broken off" };
 
+const EMPTY = $("empty").textContent;
+const RETRY_MS = 2000;
+
 let messages = []; // the conversation, as the server gets it
 let answering = null; // an AbortController, while an answer comes in
 const panel = new Panel(() => $("model").value);
@@ -210,10 +213,13 @@ async function start() {
     const { data } = await json("v1/models");
     $("model").replaceChildren(...data.map(({ id }) => new Option(id, id)));
     $("model").disabled = false;
+    $("status").textContent = "";
+    $("empty").textContent = EMPTY;
     panel.follow();
     $("message").focus();
   } catch (error) {
-    $("empty").textContent = `The server cannot be used: ${error.message} Reload the page to try again.`;
+    $("status").textContent = $("empty").textContent = `The server cannot be used yet: ${error.message}`;
+    if (error.status === 503) setTimeout(start, RETRY_MS); // it loads its models
   }
 }
 

@@ -4,7 +4,7 @@ const SVG = "http://www.w3.org/2000/svg";
 const [WIDTH, HEIGHT] = [300, 104];
 const PLOT = { left: 38, right: 294, top: 8, bottom: 84 };
 
-/** A chart in an element: `draw` shows values, oldest first, the newest in the heading too. */
+/** A chart in an element: `draw` shows values, oldest first, null for none; the newest is in the heading, too. */
 export class Chart {
   constructor(parent, { title, format, top }) {
     Object.assign(this, { title, format, top });
@@ -19,11 +19,12 @@ export class Chart {
   }
 
   draw(values) {
-    const last = values.at(-1);
-    this.now.textContent = last === undefined ? "–" : this.format(last);
+    const shown = values.map((value, i) => ({ value, i })).filter(({ value }) => value !== null);
+    const last = shown.at(-1);
+    this.now.textContent = last ? this.format(last.value) : "–";
     const about = values.length ? `${values.length} answers, the last ${this.now.textContent}` : "no answers yet";
     this.svg.setAttribute("aria-label", `${this.title}: ${about}`);
-    const top = this.top ?? round(Math.max(1, ...values));
+    const top = this.top ?? round(Math.max(1, ...shown.map(({ value }) => value)));
     const y = (value) => PLOT.bottom - (value / top) * (PLOT.bottom - PLOT.top);
     const x = (i) => PLOT.left + (i / Math.max(1, values.length - 1)) * (PLOT.right - PLOT.left);
     this.svg.replaceChildren();
@@ -34,10 +35,10 @@ export class Chart {
     const first = values.length > 2 ? `${values.length - 1} answers ago` : "";
     this.#label(first, { x: PLOT.left, y: HEIGHT - 6 });
     this.#label(values.length ? "now" : "no answers yet", { x: PLOT.right, y: HEIGHT - 6, "text-anchor": "end" });
-    if (!values.length) return;
-    const points = values.map((value, i) => `${x(i).toFixed(1)},${y(value).toFixed(1)}`);
+    if (!last) return;
+    const points = shown.map(({ value, i }) => `${x(i).toFixed(1)},${y(value).toFixed(1)}`);
     this.#add("polyline", { class: "line", points: points.join(" ") });
-    this.#add("circle", { class: "last", cx: x(values.length - 1), cy: y(last), r: 2.5 });
+    this.#add("circle", { class: "last", cx: x(last.i), cy: y(last.value), r: 2.5 });
   }
 
   #add(name, attributes) {
