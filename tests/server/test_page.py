@@ -202,12 +202,38 @@ def test_markdown(page: Page, fake: FakeServer) -> None:
     assert page.clipboard() == 'if 1 < 2:\n    print("**no bold**")'
 
 
+SHOW = """
+const [text, done] = arguments;
+import(new URL("page/markdown.js", location)).then(({ show }) => {
+  const element = document.createElement("div");
+  const began = performance.now();
+  show(element, text, "d".repeat(text.length));
+  const tags = new Set([...element.querySelectorAll("*")].map((e) => e.localName));
+  done([element.textContent, [...tags], performance.now() - began]);
+}).catch((error) => done(String(error)));
+"""
+LONG = [
+    *("- " * 9000 + "x", "**a " * 5000, "*a _b" * 4000, "`" * 20000, "a`" * 9000, "[" * 20000, "[a](" * 5000),
+    *("https://" * 2500, "1. x\n" * 4000, "   - x\n" * 3000, "```\n" * 4000, "__" * 9000, "<b>" * 5000, "#\n" * 5000),
+]
+TAGS = {"p", "h3", "ul", "ol", "li", "div", "pre", "code", "button", "span", "strong", "em", "a"}
+
+
+@pytest.mark.parametrize("text", LONG)
+def test_no_answer_takes_long_to_show(page: Page, text: str) -> None:
+    shown, tags, milliseconds = page.driver.execute_async_script(SHOW, text)
+    assert milliseconds < 4000
+    assert set(tags) <= TAGS
+    words = re.findall(r"[a-z]", text)
+    assert len(re.findall(r"[a-z]", shown)) >= len(words)
+
+
 # ------------------------------------------------------------ figures
 
 
 def test_the_charts_move(page: Page, fake: FakeServer) -> None:
     def points() -> list[int]:
-        return [len((line.get_attribute("points") or "").split()) for line in page.all("svg .line")]
+        return [len(line.split()) for line in page.attributes("svg .line", "points")]
 
     def moved(count: int) -> bool:
         return points() == [count] * 4
@@ -219,11 +245,19 @@ def test_the_charts_move(page: Page, fake: FakeServer) -> None:
         page.wait_for_answers(i)
         page.wait(partial(moved, i))
     assert page.texts("figcaption strong") == ["60 %", "1.8", "4", "1"]
-    labels = [svg.get_attribute("aria-label") for svg in page.all("#charts svg")]
-    assert labels[0] == "Draft tokens accepted: 3 answers, the last 60 %"
+    label = page.attributes("#charts svg", "aria-label")[0]
+    assert label == "Draft tokens accepted: 3 answers, the last 60 %"
     assert "3 requests" in page.text("#requests")
     fake.answered = 30  # of other clients: the page asks by itself
     page.wait(lambda: points() == [26, 30, 30, 30])  # four of them had no draft
+
+
+def test_one_answer_is_now(page: Page, fake: FakeServer) -> None:
+    fake.answered = 1
+    page.wait(lambda: len(page.all("svg .last")) == 4)
+    assert set(page.attributes("svg .last", "cx")) == {"294"}
+    assert page.texts("figcaption strong") == ["40 %", "1.5", "2", "0"]
+    assert page.texts("figure:last-child text") == ["0", "1", "2", "", "now"]
 
 
 def test_the_profile_and_the_report(page: Page, fake: FakeServer) -> None:

@@ -107,13 +107,19 @@ class Page:
 
     def texts(self, selector: str) -> list[str]:
         """The text of every element, read at once, as the page may change meanwhile."""
-        script = "return [...document.querySelectorAll(arguments[0])].map((e) => e.innerText)"
+        script = "return [...document.querySelectorAll(arguments[0])].map((e) => e.innerText ?? e.textContent)"
         found: list[str] = self.driver.execute_script(script, selector)
         return found
 
     def text(self, selector: str) -> str:
         """The text of the first element, empty without any."""
         return next(iter(self.texts(selector)), "")
+
+    def attributes(self, selector: str, name: str) -> list[str]:
+        """An attribute of every element, read at once."""
+        script = "return [...document.querySelectorAll(arguments[0])].map((e) => e.getAttribute(arguments[1]) ?? '')"
+        found: list[str] = self.driver.execute_script(script, selector, name)
+        return found
 
     def answered(self, count: int = 1) -> bool:
         """True when there are so many answers, all complete."""

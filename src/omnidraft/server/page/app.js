@@ -43,7 +43,7 @@ class Answer {
     this.text += piece;
     for (const { text, source } of tokens) this.kinds += (KINDS[source] ?? " ").repeat(text.length);
     if (!tokens.length) this.kinds = this.kinds.padEnd(this.text.length); // of a server that does not say
-    if (piece) this.note.textContent = this.tokens ? `${this.tokens} tokens so far` : "";
+    if (piece) this.note.textContent = this.tokens ? `${count(this.tokens)} so far` : "";
     this.drawing ??= requestAnimationFrame(() => this.draw());
   }
 
@@ -58,8 +58,12 @@ class Answer {
     this.draw();
     follow(() => this.note.replaceChildren(...parts(this.figures, this.tokens, NOTES[how])));
     this.element.setAttribute("aria-busy", "false");
-    $("status").textContent = `Answer ${NOTES[how] ?? "complete"}, ${this.figures?.tokens ?? this.tokens} tokens`;
+    $("status").textContent = `Answer ${NOTES[how] ?? "complete"}, ${count(this.figures?.tokens ?? this.tokens)}`;
   }
+}
+
+function count(tokens) {
+  return tokens === 1 ? "1 token" : `${tokens} tokens`;
 }
 
 /** The figures of an answer as spans. */
@@ -67,12 +71,12 @@ function parts(figures, tokens, note) {
   const said = [];
   if (figures) {
     const { seconds, tokens_per_s, acceptance_rate, tokens_per_pass, estimated_speedup } = figures;
-    said.push(`${figures.tokens} tokens`, `${seconds.toFixed(2)} s`, `${tokens_per_s.toFixed(1)} tokens/s`);
+    said.push(count(figures.tokens), `${seconds.toFixed(2)} s`, `${tokens_per_s.toFixed(1)} tokens/s`);
     if (acceptance_rate != null) said.push(`${Math.round(100 * acceptance_rate)} % of draft tokens accepted`);
     if (tokens_per_pass != null) said.push(`${tokens_per_pass.toFixed(2)} tokens a pass`);
     if (estimated_speedup != null) said.push(`${estimated_speedup.toFixed(2)}× against no drafting (estimate)`);
   } else if (tokens) {
-    said.push(`${tokens} tokens`);
+    said.push(count(tokens));
   }
   if (note) said.push(note);
   return said.map((text) => Object.assign(document.createElement("span"), { textContent: text }));

@@ -6,8 +6,8 @@ const PLOT = { left: 38, right: 294, top: 8, bottom: 84 };
 
 /** A chart in an element: `draw` shows values, oldest first, null for none; the newest is in the heading, too. */
 export class Chart {
-  constructor(parent, { title, format, top }) {
-    Object.assign(this, { title, format, top });
+  constructor(parent, { title, format, top, least = 1 }) {
+    Object.assign(this, { title, format, top, least });
     const figure = parent.appendChild(document.createElement("figure"));
     const caption = figure.appendChild(document.createElement("figcaption"));
     caption.append(title);
@@ -24,9 +24,10 @@ export class Chart {
     this.now.textContent = last ? this.format(last.value) : "–";
     const about = values.length ? `${values.length} answers, the last ${this.now.textContent}` : "no answers yet";
     this.svg.setAttribute("aria-label", `${this.title}: ${about}`);
-    const top = this.top ?? round(Math.max(1, ...shown.map(({ value }) => value)));
+    const top = this.top ?? round(Math.max(this.least, ...shown.map(({ value }) => value)));
     const y = (value) => PLOT.bottom - (value / top) * (PLOT.bottom - PLOT.top);
-    const x = (i) => PLOT.left + (i / Math.max(1, values.length - 1)) * (PLOT.right - PLOT.left);
+    const step = (PLOT.right - PLOT.left) / Math.max(1, values.length - 1);
+    const x = (i) => PLOT.right - (values.length - 1 - i) * step;
     this.svg.replaceChildren();
     for (const value of [0, top / 2, top]) {
       this.#add("line", { class: value ? "grid" : "axis", x1: PLOT.left, x2: PLOT.right, y1: y(value), y2: y(value) });

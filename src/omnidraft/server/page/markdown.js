@@ -6,9 +6,10 @@ const CLASSES = { d: "drafted", r: "retrieved", t: "target" };
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^\s`]*)/;
 const HEADING = /^ {0,3}(#{1,6})\s+/;
 const ITEM = /^ {0,3}([-*+]|\d{1,9}[.)])\s+(?=\S)/;
-const INLINE = new RegExp(
+const DEEPEST = 6; // lists inside lists: a line of dashes must not exhaust the stack
+const INLINE = new RegExp( // every repetition is bounded, as an answer may be made to take long
   [
-    /(?<ticks>`+)(?<code>[^`]|[^`].{0,2000}?[^`])\k<ticks>(?!`)/,
+    /(?<ticks>`{1,10})(?<code>[^`]|[^`].{0,2000}?[^`])\k<ticks>(?!`)/,
     /(?<double>\*\*|(?<!\w)__)(?=\S)(?<bold>.{0,2000}?\S)\k<double>/,
     /(?<single>\*|(?<!\w)_)(?=[^\s*_])(?<italic>.{0,2000}?[^\s*_])\k<single>(?![\w*])/,
     /\[(?<label>[^\]]{1,500})\]\((?<url>https?:\/\/[^\s()]{1,2000})\)/,
@@ -52,7 +53,7 @@ export function show(element, text, kinds) {
 
 // ---------------------------------------------------------------- blocks
 
-function blocks(lines) {
+function blocks(lines, depth = 0) {
   const found = [];
   for (let i = 0; i < lines.length; ) {
     const text = lines[i].text;
@@ -65,9 +66,11 @@ function blocks(lines) {
       found.push({ tag: "pre", language: match[2], lines: lines.slice(start + 1, i++) });
     } else if ((match = HEADING.exec(text))) {
       found.push({ tag: "h3", lines: [lines[start].slice(match[0].length)] });
-    } else if ((match = ITEM.exec(text))) {
+    } else if (depth < DEEPEST && (match = ITEM.exec(text))) {
       const list = { tag: /\d/.test(match[1]) ? "ol" : "ul", first: parseInt(match[1]) || 1, items: [] };
-      for (i = start; (match = itemAt(lines, i, list.tag)); i = match.end) list.items.push(blocks(match.lines));
+      for (i = start; (match = itemAt(lines, i, list.tag)); i = match.end) {
+        list.items.push(blocks(match.lines, depth + 1));
+      }
       found.push(list);
     } else {
       while (i < lines.length && lines[i].text.trim() && !begins(lines[i].text)) i++;

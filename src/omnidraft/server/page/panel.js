@@ -5,12 +5,12 @@ import { Chart } from "./chart.js";
 
 const EVERY_MS = 2000;
 const percent = (value) => `${Math.round(100 * value)} %`;
-const short = (value) => String(Number(value.toPrecision(value < 100 ? 2 : 3)));
+const short = (value) => (value < 100 ? Number(value.toPrecision(2)) : Math.round(value)).toLocaleString("en");
 const CHARTS = {
   acceptance: { title: "Draft tokens accepted", format: percent, top: 1 },
   tokens_per_pass: { title: "Tokens a pass of the target", format: short },
   draft_length: { title: "Draft length", format: short },
-  updates: { title: "Learning updates", format: (value) => short(Math.round(value)) },
+  updates: { title: "Learning updates", format: short, least: 2 },
 };
 const $ = (id) => document.getElementById(id);
 
