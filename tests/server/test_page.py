@@ -15,7 +15,6 @@ from selenium.webdriver import Keys
 
 from support.browser import Page, chromium
 from support.fake_server import PAGE, FakeServer
-from support.serving import QUESTION, At, until, user
 
 INJECTION = """<script>window.pwned = 1</script> <img src=x onerror="window.pwned = 2">
 [a](javascript:window.pwned=3) [b](https://ok.example/"onclick=window.pwned=4) <b>bold?</b> &lt;i&gt;
@@ -423,34 +422,3 @@ def test_a_lost_connection_is_said_and_the_text_kept(page: Page, fake: FakeServe
     page.send("Again")
     page.wait_for_answers(2)
     assert len(fake.chats[-1]["messages"]) == 3
-
-
-# ------------------------------------------------------------ the real server
-
-
-@pytest.mark.slow
-def test_with_models(driver: Any, server: At) -> None:
-    page = Page(driver, server.url)
-    page.open()
-    assert len(page.texts("#model option")) == 2
-    question = QUESTION.replace("\n", " ")  # a key that sends
-    page.send(question)
-    page.wait_for_answers(1)
-    plain = server.chat(messages=user(question), max_tokens=None).json()["choices"][0]["message"]["content"]
-    assert page.text("article.answer > div").split() == plain.split()
-    figures = page.texts("article.answer .figures span")
-    assert [re.sub(r"[\d.]+", "N", text) for text in figures][:3] == ["N tokens", "N s", "N tokens/s"]
-    assert {"% of draft tokens accepted", "tokens a pass"} <= {text.lstrip("0123456789. ") for text in figures}
-    assert page.all("article.answer .drafted, article.answer .retrieved")
-    assert page.all("article.answer .target")
-    page.wait(lambda: len(page.all("svg .line")) == 4)
-    page.one("#report summary").click()
-    page.wait(lambda: "The pair works together." in page.text("#tables"))
-    page.send("Once more, at length")
-    page.wait(lambda: "tokens so far" in page.text("article.answer:last-child .figures"))
-    page.keys(Keys.ESCAPE)
-    page.wait_for_answers(2)
-    assert "stopped" in page.text("article.answer:last-child .figures")
-    until(lambda: server.figures()["active"] == 0)
-    page.shot("real")
-    assert page.complaints() == []
