@@ -411,14 +411,15 @@ def test_a_refusal_is_shown_and_can_be_tried_again(driver: Any, fake: FakeServer
     assert all("429" in line for line in page.complaints())
 
 
-def test_a_lost_connection_is_said_and_the_text_kept(page: Page, fake: FakeServer) -> None:
-    fake.breaks_off = True
+@pytest.mark.parametrize(("error", "words"), [("", "connection was lost"), ("NaN in the logits", "NaN in the logits")])
+def test_an_answer_that_breaks_off_says_so_and_is_kept(page: Page, fake: FakeServer, error: str, words: str) -> None:
+    fake.breaks_off = error
     page.send("Why?")
     page.wait(lambda: page.all(".error") != [])
-    assert "connection was lost" in page.text(".error")
+    assert words in page.text(".error")
     assert page.text("article.answer > div") == text_of(fake)
     assert page.texts("article.answer .figures span")[-1] == "broken off"
-    fake.breaks_off = False
+    fake.breaks_off = None
     page.send("Again")
     page.wait_for_answers(2)
     assert len(fake.chats[-1]["messages"]) == 3

@@ -34,7 +34,7 @@ class FakeServer:
     held: int | None = None
     refusals: list[tuple[int, str, dict[str, str]]] = field(default_factory=list)  # answers to the next chats
     loads: int = 0  # that many requests come too early
-    breaks_off: bool = False  # before the end of the stream
+    breaks_off: str | None = None  # with this error, or an empty one without a word, before the end of the stream
     go: threading.Event = field(default_factory=threading.Event)
     left: threading.Event = field(default_factory=threading.Event)  # the client, before the end
     chats: list[dict[str, Any]] = field(default_factory=list)  # what was asked
@@ -148,7 +148,9 @@ class _Handler(BaseHTTPRequestHandler):
             for i, chunk in enumerate(self.fake.chunks()):
                 while self.fake.held is not None and i >= self.fake.held and not self.fake.go.wait(0.05):
                     self.wfile.write(b": waiting\n\n")  # a comment, to see whether the client is still there
-                if self.fake.breaks_off and i == len(self.fake.rounds):
+                if self.fake.breaks_off is not None and i == len(self.fake.rounds):
+                    error = json.dumps({"error": {"message": self.fake.breaks_off}})
+                    self.wfile.write(f"data: {error}\n\n".encode() if self.fake.breaks_off else b"")
                     return
                 self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
                 time.sleep(0.01)
