@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ from omnidraft.alignment.vocab import Vocab, read_vocab
 from omnidraft.attach import LearningOptions, LearningSide, attach
 from omnidraft.config import (
     ADAPT,
+    Details,
     Drafting,
     GenerationLimits,
     Learning,
@@ -32,20 +34,21 @@ from omnidraft.defaults import AUTO, drafter_for, sampling_of
 from omnidraft.detokenizer import Detokenizer, StopStrings
 from omnidraft.draft_length.goodput import Goodput
 from omnidraft.errors import ConfigError
-from omnidraft.generation import Generation, Session, Stream
+from omnidraft.generation import Generation, Lane, Session, Stream
 from omnidraft.models.cpu_llama import LeanLlama, obstacle
 from omnidraft.models.loading import LoadedModel, load_model
 from omnidraft.profiles.autosave import Autosave
 from omnidraft.prompting import Prompt, encode, has_template, usable
 from omnidraft.verification.sampling import GeneratorSampler, Processor
 
-__all__ = ["Generation", "OmniDraft", "Stream", "load"]
-OPTIONS = ("max_new_tokens", "seed", "stop", "template", "logits_processor")  # of a request, beside sampling
+__all__ = ["Generation", "Lane", "OmniDraft", "Stream", "load"]
+# of a request, beside sampling
+OPTIONS = ("max_new_tokens", "seed", "stop", "template", "logits_processor", "logprobs")
 _log = logging.getLogger("omnidraft")
 
 
 class OmniDraft:
-    """A target and the drafter that makes it faster, for one request at a time; made by `load`.
+    """A target and the drafter that makes it faster, for one request at a time, or as many as `lanes`; made by `load`.
 
     `sampling` holds the settings of requests that ask for no others.  A model that learns is to be closed, by `close`
     or at the end of a `with` block: what it learned is saved then, too.
@@ -131,6 +134,7 @@ class OmniDraft:
         stop: str | Sequence[str] | None = None,
         template: Mapping[str, Any] | None = None,
         logits_processor: Sequence[Processor] | None = None,
+        logprobs: int | None = None,
         **sampling: Any,
     ) -> Stream:
         """Stream the answer to a prompt piece by piece; another request on the models ends it with an OmniDraftError.
@@ -138,18 +142,41 @@ class OmniDraft:
         `seed` decides every draw; with `draft_length=4` it gives the same answer again, as long as the drafter and the
         active n-grams, which earlier requests may have changed, are the same.  The answer ends before the first of the
         `stop` strings.  `template` is told to the chat template beside messages.  Each `logits_processor`, as those of
-        transformers, is given the ids so far (1, T) and the target's scores (1, V), and returns scores.  `sampling`
+        transformers, is given the ids so far (1, T) and the target's scores (1, V), and returns scores.  With
+        `logprobs`, 0 to 20, the records of `Stream.rounds` hold `TokenLogprobs`, each with so many tokens.  `sampling`
         takes the fields of `config.Sampling`, whose defaults are those of the target's generation config:
         `OmniDraft.sampling`.
         """
         settings = settings_of(Sampling, asdict(self.sampling) | sampling, OPTIONS)
         extent = GenerationLimits(max_new_tokens=max_new_tokens, seed=seed)
+        details = Details(logprobs=logprobs)
         ends, processors = stop_strings(stop), _processors(logits_processor)
         ids = self.encode(prompt, template)
         self.engine.check(ids)
         draw = GeneratorSampler(torch.Generator().manual_seed(extent.seed))
-        session = Session(self.engine, self._slot, self.side, ids, extent.max_new_tokens, settings, draw, processors)
+        if self.side is not None and isinstance(self.engine.policy, Goodput):
+            _keep_measurements(self.engine.policy, self.side.autosave)
+        asked = (ids, extent.max_new_tokens, settings, draw, processors, details.logprobs)
+        session = Session(self.engine, self._slot, self.side, partial(self.engine.begin, *asked))
         return Stream(session, StopStrings(self.text_after(ids), ends))
+
+    def lanes(self, count: int) -> list[Lane]:
+        """Places for so many requests on these weights, whose rounds take turns; each has KV caches of its own.
+
+        All answers are learned from, and all lanes draft with what was learned last.  Raises ConfigError for a count
+        below 1.
+        """
+        if count < 1:
+            raise ConfigError(f"count is {count}; there must be a lane at least: use 1 or more")
+        return [self._lane() for _ in range(count)]
+
+    def _lane(self) -> Lane:
+        attached = None if self.side is None else self.side.adaptation.lane()
+        engine = Engine(self.target.lm.with_own_cache(), self.vocab.eos, attached, self.engine.drafting, keeps=True)
+        engine.teacher_temperature = self.engine.teacher_temperature
+        slot, own = self._slot.beside(), copy.copy(self)
+        vars(own).update(engine=engine, _slot=slot, _origin=self)  # whose end would be that of what learns
+        return Lane(engine, slot, own.stream)
 
     def encode(self, prompt: Prompt, template: Mapping[str, Any] | None = None) -> list[int]:
         """The prompt as token ids of the target, its first token included; raises PromptError where it is unusable.
@@ -231,9 +258,10 @@ def load(
 
 
 def _keep_measurements(policy: Goodput, autosave: Autosave) -> None:
-    """Go on from the costs and acceptance that the profile holds, and save the present ones with it."""
-    if "goodput" in autosave.loaded.measurements:
-        policy.resume(autosave.loaded.measurements["goodput"])
+    """Go on from the costs and acceptance measured last, at first the profile's, and save those of this policy."""
+    latest = autosave.measured()
+    if "goodput" in latest:
+        policy.resume(latest["goodput"])
     autosave.measured = lambda: {"goodput": policy.state()}
 
 

@@ -139,6 +139,20 @@ class GenerationLimits(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Details(Settings):
+    """What the records of an answer hold beside its tokens."""
+
+    logprobs: int | None = integer(
+        None,
+        "log-probability of each token, and so many of the most probable tokens at its place",
+        low=0,
+        high=20,
+        none="none",
+        fix="leave it out for none",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Drafting(Settings):
     """Drafting and verification; `draft_length` 0 is plain decoding through the same loop."""
 

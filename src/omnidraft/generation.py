@@ -5,17 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from omnidraft.attach import LearningSide
-from omnidraft.config import Sampling
 from omnidraft.decoding.engine import Engine, Request
 from omnidraft.decoding.shared_drafter import Slot
 from omnidraft.decoding.stats import Stats
 from omnidraft.detokenizer import StopStrings
 from omnidraft.errors import OmniDraftError
+from omnidraft.models.cpu_llama import LeanLlama
+from omnidraft.models.language_model import TransformersModel
+from omnidraft.prompting import Prompt
 from omnidraft.verification.round import Round
-from omnidraft.verification.sampling import Processor, Sampler
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +37,9 @@ class Generation:
 class Session:
     """One request on the models, from prefill to the last token, a round at a time.
 
-    It takes the slot of the models when it is made, and drafts with the latest learned weights from round to round.
-    `close` is to be called in the end: a complete answer is learned from then, and the models drop its state.
+    `begin` is `Engine.begin` with what is asked for.  It takes the slot of the models when it is made, and drafts with the latest learned weights from round to round.
+    `close` is to be called in the end: a complete answer is learned from then, and the models drop its state, unless
+    their engine keeps it and no round has failed.
     """
 
     def __init__(
@@ -45,17 +47,13 @@ class Session:
         engine: Engine,
         slot: Slot,
         learning: LearningSide | None,
-        prompt: Sequence[int],
-        max_new_tokens: int,
-        sampling: Sampling,
-        draw: Sampler,
-        processors: Sequence[Processor] = (),
+        begin: Callable[[], Request],
     ) -> None:
         self.records: list[Round] = []
         self._engine, self._slot, self._learning = engine, slot, learning
-        self._asked = (prompt, max_new_tokens, sampling, draw, processors)
+        self._begin = begin
         self._request: Request | None = None
-        self._closed = False
+        self._closed = self._failed = False
         self._ticket = object()  # not this object, which its slot would keep alive
         slot.take(self._ticket)
 
@@ -71,14 +69,14 @@ class Session:
         try:
             with self._slot.round(self._ticket):
                 if self._learning is not None:
-                    self._learning.adaptation.load_weights()
+                    self._learning.adaptation.load_weights(self._engine.attached)
+                self._slot.pause()
                 if self._request is None:
-                    self._slot.pause()
-                    self._request = self._engine.begin(*self._asked)
+                    self._request = self._begin()
                 verified = self._engine.verify(self._request)
                 record = self._engine.commit(self._request, verified, cut(verified.emitted))
         except BaseException:
-            self._request = None  # nothing to learn from
+            self._request, self._failed = None, True  # nothing to learn from, or to go on from
             self.close()
             raise
         self.records.append(record)
@@ -95,16 +93,18 @@ class Session:
             try:
                 self._slot.resume()
                 if self._learning is not None and self._request is not None and self._request.finish is not None:
-                    self._learning.autosave.teach(self.records)
+                    self._learning.autosave.teach(self.records, self._engine.attached)
             finally:
-                self._engine.release()
+                if self._failed or not self._engine.keeps:
+                    self._engine.release()
 
 
 class Stream:
     """An answer in the making: iterate over it for pieces of text, whole characters each.
 
-    `result` is the `Generation` so far, also after an interruption.  One that is not read to its end is to be closed,
-    by `close`, of any thread, or at the end of a `with` block.  One thread at a time reads it, else OmniDraftError.
+    Or call `step` for each round, of the streams of several lanes in turns.  `result` is the `Generation` so far, also
+    after an interruption.  One that is not read to its end is to be closed, by `close`, of any thread, or at the end of
+    a `with` block.  One thread at a time reads it, else OmniDraftError.
     """
 
     def __init__(self, session: Session, text: StopStrings) -> None:
@@ -118,15 +118,22 @@ class Stream:
         return self
 
     def __next__(self) -> str:
+        while (piece := self.step()) is not None:
+            if piece:
+                return piece
+        raise StopIteration
+
+    def step(self) -> str | None:
+        """Do one round: the text that it completes, which may be empty, or None after the last one."""
         if not self._busy.acquire(blocking=False):
             if self._closed:
-                raise StopIteration
+                return None
             raise OmniDraftError("the stream is being read already: read it in one thread, not in its processors")
         try:
-            return self._next_piece()
+            return self._round()
         except OmniDraftError:
             if self._closed:  # while it waited for the models, which have a later request now
-                raise StopIteration from None
+                return None
             raise
         finally:
             self._busy.release()
@@ -166,20 +173,49 @@ class Stream:
             stats=Stats.of(rounds),
         )
 
-    def _next_piece(self) -> str:
-        while not self._closed:
-            found: list[str] = []
+    def _round(self) -> str | None:
+        found: list[str] = []
 
-            def cut(tokens: Sequence[int], found: list[str] = found) -> int | None:
-                piece, kept = self._text.feed(tokens)
-                found.append(piece)
-                return kept
+        def cut(tokens: Sequence[int]) -> int | None:
+            piece, kept = self._text.feed(tokens)
+            found.append(piece)
+            return kept
 
-            record = self._session.round(cut)
-            if record is None:
-                break
-            piece = "".join(found) + (self._text.end() if record.finish else "")
-            if piece:
-                self._pieces.append(piece)
-                return piece
-        raise StopIteration
+        record = None if self._closed else self._session.round(cut)
+        if record is None:
+            return None
+        piece = "".join(found) + (self._text.end() if record.finish else "")
+        self._pieces.append(piece)
+        return piece
+
+
+class Lane:
+    """A place for one request at a time, beside those of a model's other lanes; made by `OmniDraft.lanes`.
+
+    After an answer its KV caches stay, and the next request reads only what follows the beginning that it has in common
+    with that one: of a conversation, the new messages.  A round that fails leaves them empty.
+    """
+
+    def __init__(self, engine: Engine, slot: Slot, stream: Callable[..., Stream]) -> None:
+        self._engine, self._slot, self._stream = engine, slot, stream
+
+    def stream(self, prompt: Prompt, **options: Any) -> Stream:
+        """Stream the answer to a prompt, as `OmniDraft.stream` does; another request on this lane ends it, too."""
+        return self._stream(prompt, **options)
+
+    def common(self, ids: Sequence[int]) -> int:
+        """How many leading token ids of a prompt the target's KV cache holds."""
+        return self._engine.common(ids)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the KV caches of target and drafter now, in bytes."""
+        attached = self._engine.attached
+        models = [self._engine.target, *([attached.drafter.model] if attached else [])]
+        return sum(model.cache_bytes for model in models if isinstance(model, LeanLlama | TransformersModel))
+
+    def clear(self) -> None:
+        """Empty the KV caches; a stream that is still open cannot go on."""
+        with self._slot.lock:
+            self._slot.take(object())
+            self._engine.release()

@@ -42,7 +42,7 @@ def test_a_drafter_that_reads_another_context_changes_the_rounds_and_not_the_tok
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     start = Drafter.start
-    monkeypatch.setattr(Drafter, "start", lambda self, tokens: start(self, tokens[1:]))
+    monkeypatch.setattr(Drafter, "start", lambda self, tokens, **keep: start(self, tokens[1:], **keep))
     target = recorder.TARGETS[0]
     wanted, found = recorded(target), recorder.trace(target)
     assert [answer["ids"] for answer in found["answers"]] == [answer["ids"] for answer in wanted["answers"]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,8 @@ def answered(adaptation: Adaptation, engine: Engine, prompt: list[int], count: i
     profile = PairProfile(None, lambda: pytest.fail("asked for"), learns=False, warn=pytest.fail)
     side = LearningSide(loaded=None, autosave=Autosave(adaptation, profile, Profile(), Learning()))  # type: ignore[arg-type]
     draw = GeneratorSampler(torch.Generator().manual_seed(3))
-    session = Session(engine, adaptation.shared.slot, side, prompt, count, Sampling(**sampling), draw)
+    begin = partial(engine.begin, prompt, count, Sampling(**sampling), draw)
+    session = Session(engine, adaptation.shared.slot, side, begin)
     while session.round(lambda _: None) is not None:
         pass
     return session.records

@@ -27,6 +27,7 @@ class Drafter:
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
+        self.version: object = None  # of its weights, as `load_model` was told
         self._tap = tap(model.model) if isinstance(model, TransformersModel) else None
         self._text: list[int] = []  # the committed text
         self.begun = 0  # how many of its tokens are the prompt
@@ -36,21 +37,28 @@ class Drafter:
         self._hidden: torch.Tensor | None = None  # (H,) what the last logits were made of, of a model that tells
         self.passes = self.read = 0  # of the model for the last draft, and the tokens they read
 
-    def start(self, tokens: Sequence[int]) -> None:
-        """Begin a new text with an empty cache, whatever became of the last one."""
-        self._text, self._cached = list(tokens), []
-        self.begun = len(tokens)
-        self._base = self._agreed = 0
-        self.model.crop(0)
+    def start(self, tokens: Sequence[int], *, keep: bool = False) -> int:
+        """Begin a new text with an empty cache, whatever became of the last one; how many tokens need not be read.
+
+        With `keep`, the cache keeps what the two texts have in common.
+        """
+        base, text = self._base, list(tokens)
+        held = self._cached[: self.model.length]  # an interrupted pass may have emptied it
+        kept = common(held, text[base:]) if keep and self._text[:base] == text[:base] else 0
+        self._text, self.begun, self._agreed = text, len(text), kept
+        if not kept:
+            self._base, self._cached = 0, []
+            self.model.crop(0)
+        return base + kept if kept else 0
 
     @property
     def text(self) -> list[int]:
         """The committed text; not to be changed."""
         return self._text
 
-    def load_model(self, model: LanguageModel) -> None:
+    def load_model(self, model: LanguageModel, version: object = None) -> None:
         """Draft with this model, or with the same one after a change of its weights; the text is prefilled again."""
-        self.model = model
+        self.model, self.version = model, version
         self._tap = tap(model.model) if isinstance(model, TransformersModel) else None
         self._cached, self._agreed = [], 0
 
@@ -110,8 +118,8 @@ class Drafter:
         agreed = min(agreed, end)  # at least one token is read, for its logits
         if agreed < self.model.length:
             self.model.crop(agreed)
-        logits = self._forward(text[self._base + agreed :])
         del self._cached[agreed:]
+        logits = self._forward(text[self._base + agreed :])
         self._cached += text[self._base + agreed :]
         self._agreed = len(self._cached)
         return logits
@@ -137,12 +145,15 @@ class AttachedDrafter:
     head: Head = field(default_factory=Head)
     untranslated: list[int] = field(default_factory=list, init=False)  # committed tokens the drafter has not been given
 
-    def start(self, prompt: Sequence[int]) -> Sequence[int]:
-        """Begin a request with these target tokens; the prompt in drafter tokens."""
+    def start(self, prompt: Sequence[int], *, keep: bool = False) -> Sequence[int]:
+        """Begin a request with these target tokens; the drafter tokens of the prompt that are to be read.
+
+        With `keep`, the drafter's cache keeps what the last text has in common with the prompt.
+        """
         text = self.context.prompt(prompt)
-        self.drafter.start(text)
+        kept = self.drafter.start(text, keep=keep)
         self.untranslated.clear()
-        return text
+        return text[kept:]
 
     def draft(
         self,
@@ -178,6 +189,12 @@ class AttachedDrafter:
         """Most target tokens that one draft token may stand for."""
         offsets = self.cache.table.long_offsets
         return int((offsets[1:] - offsets[:-1]).max(initial=1))
+
+
+def common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Number of leading tokens that two texts have in common."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
 
 
 def _distribution(logits: torch.Tensor, temperature: float) -> Probs:

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from omnidraft.config import Drafting, Sampling
-from omnidraft.decoding.drafter import AttachedDrafter
+from omnidraft.decoding.drafter import AttachedDrafter, common
 from omnidraft.decoding.proposals import make_proposer
 from omnidraft.draft_length.policy import DraftLengthPolicy, Fixed, make_policy
 from omnidraft.errors import ConfigError, PromptError
 from omnidraft.models.language_model import LanguageModel, check_ids
 from omnidraft.verification.rejection_sampling import Outcome
-from omnidraft.verification.round import Draft, Round, RoundCounts, RoundTimes
+from omnidraft.verification.round import Draft, Round, RoundCounts, RoundTimes, TokenLogprobs
 from omnidraft.verification.sampling import Processing, Processor, Sampler, TargetDistribution, softmax
 from omnidraft.verification.sparse_probs import SparseProbs, sparse
 
@@ -37,6 +37,7 @@ class Request:
     processing: Processing
     draw: Sampler
     lazy: bool  # the caller's processors may keep state: each is to see only ids that stay
+    logprobs: int | None = None  # where set, records hold log-probabilities, and of so many tokens at each place
     policy_s: float = 0.0  # seconds of the policy since the last record
     finish: str | None = None
 
@@ -61,7 +62,8 @@ class Engine:
     """Decodes with a target model, and with a drafter where one is attached.
 
     `eos` are the target's token ids that end a text.  Without a drafter, or with `draft_length` 0, the same loop is
-    plain decoding.  Both models hold the state of one request at a time.
+    plain decoding.  Both models hold the state of one request at a time.  With `keeps` that state outlives the
+    request: the next one reads only what follows the beginning that they have in common.
     """
 
     def __init__(
@@ -71,6 +73,8 @@ class Engine:
         attached: AttachedDrafter | None = None,
         drafting: Drafting | None = None,
         policy: DraftLengthPolicy | None = None,
+        *,
+        keeps: bool = False,
     ) -> None:
         self.target = target
         self.eos = frozenset(eos)
@@ -84,6 +88,8 @@ class Engine:
         self.policy: DraftLengthPolicy = policy or (make_policy(self.drafting, attached.head) if attached else Fixed())
         self._proposer = make_proposer(attached, self.eos, self.drafting) if attached else None
         self._longest = attached.longest if attached else 1
+        self.keeps = keeps
+        self._ids: Sequence[int] = ()  # of the last request: the target's cache holds a beginning of them
 
     def rounds(
         self,
@@ -108,6 +114,7 @@ class Engine:
         sampling: Sampling,
         draw: Sampler,
         processors: Sequence[Processor] = (),
+        logprobs: int | None = None,
     ) -> Request:
         """Start a request for up to `max_new_tokens` tokens; the one before is dropped.
 
@@ -116,17 +123,20 @@ class Engine:
         `verify` raises NumericsError for unusable logits.
         """
         self.check(prompt)
-        self.target.crop(0)
+        # at least one id is read, for its logits
+        self.target.crop(min(self.common(prompt), len(prompt) - 1) if self.keeps else 0)
         began = time.perf_counter()
         if self.attached is not None:
-            self.policy.open(self.attached.start(prompt), max_new_tokens)
+            self.policy.open(self.attached.start(prompt, keep=self.keeps), max_new_tokens)
+        self._ids = ids = list(prompt)
         return Request(
-            ids=list(prompt),
+            ids=ids,
             end=len(prompt) + max_new_tokens,
             sampling=sampling,
             processing=Processing.of(sampling, processors),
             draw=draw,
             lazy=bool(processors),
+            logprobs=logprobs,
             policy_s=time.perf_counter() - began,
         )
 
@@ -140,8 +150,13 @@ class Engine:
             )
         check_ids(prompt, self.target.vocab_size)
 
+    def common(self, prompt: Sequence[int]) -> int:
+        """How many leading ids of a prompt the target's cache holds."""
+        return common(self._ids[: self.target.length], prompt)
+
     def release(self) -> None:
         """Drop the text and the KV cache of the last request."""
+        self._ids = ()
         self.target.crop(0)
         if self.attached is not None:
             self.attached.release()
@@ -192,6 +207,7 @@ class Engine:
             finish=request.finish,
             no_draft_reason=draft.no_draft_reason,
             teacher=self._teacher(verified.logits, len(emitted)),
+            logprobs=() if request.logprobs is None else TokenLogprobs.of(verified.logits, emitted, request.logprobs),
             counts=RoundCounts(
                 accepted=outcome.accepted,
                 symbols=draft.symbols if whole else outcome.symbols_accepted,

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 from omnidraft.errors import OmniDraftError
-from omnidraft.models.cpu_llama import lean
+from omnidraft.models.cpu_llama import LeanLlama, lean
 from omnidraft.models.language_model import LanguageModel, TransformersModel
 
 LOOK_S = 0.02  # seconds between looks at whether a waiting request still has the slot
@@ -34,6 +34,13 @@ class Slot:
         self.lock = threading.RLock()  # held by whoever uses the models, from round to round
         self.background: list[Pausable] = []  # trainers of the drafter, for all its targets
         self._request: object = None
+        self._still = threading.Event()  # set while background work stands still
+
+    def beside(self) -> Slot:
+        """The place of another request on the same weights, with other caches: the two take turns round by round."""
+        other = copy.copy(self)
+        vars(other).update(_request=None)
+        return other
 
     def take(self, request: object) -> None:
         """Give the slot to a request; the one before cannot go on."""
@@ -42,12 +49,16 @@ class Slot:
             self.resume()
 
     def pause(self) -> None:
-        """Have background work stand still while the request is decoded."""
+        """Have background work stand still while the request is decoded; to be called in each of its rounds."""
+        if self._still.is_set():
+            return
+        self._still.set()
         for each in self.background:
             each.pause()
 
     def resume(self) -> None:
-        """Let background work go on."""
+        """Let background work go on, until the next round of any request."""
+        self._still.clear()
         for each in self.background:
             each.resume()
 
@@ -123,3 +134,22 @@ class SharedDrafter:
             self._own.load_weights(weights)
         self.loaded = version
         return self.model
+
+    def lend(
+        self, weights: Mapping[str, torch.Tensor], version: object, before: LeanLlama | TransformersModel | None
+    ) -> LeanLlama | TransformersModel:
+        """Another model with these weights, whatever is loaded into `model` later.
+
+        It is for `with_own_cache`, and shares the weights that are in memory where these are the source's, or loaded.
+        `before` is what was lent to the same borrower last, which may be given the new weights.
+        """
+        if self._lean is not None:
+            lent = self._lean.with_own_cache()
+            if self.loaded is not version:
+                lent.load_weights(weights)
+            return lent
+        if not weights:
+            return self.source
+        own = before if isinstance(before, LentWeights) else LentWeights(self.source)
+        own.load_weights(weights)
+        return own

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from omnidraft.alignment.ngram_cache import NgramCache
-from omnidraft.decoding.drafter import AttachedDrafter
+from omnidraft.decoding.drafter import AttachedDrafter, Drafter
 from omnidraft.decoding.shared_drafter import Pausable, SharedDrafter
 from omnidraft.distillation.teacher import Trace
 from omnidraft.distillation.weights import Weights, merged, parted
@@ -21,6 +22,8 @@ from omnidraft.verification.round import Round
 
 if TYPE_CHECKING:
     from omnidraft.distillation.trainer import Counters
+    from omnidraft.models.cpu_llama import LeanLlama
+    from omnidraft.models.language_model import TransformersModel
 
 _log = logging.getLogger("omnidraft")
 LONGEST = 2048  # drafter tokens of a training example: attention over more would take seconds
@@ -67,6 +70,8 @@ class Adaptation:
         self._base = dict(shared.source.model.named_parameters())
         self._weights: Weights = {}
         self._version: object = None  # another one for other weights; None: those of the base
+        self._lent: LeanLlama | TransformersModel | None = None  # to lanes, with the weights of this version
+        self._lent_version: object = None
         self._learned(state or {})
 
     @property
@@ -74,10 +79,19 @@ class Adaptation:
         """What was learned since this was made; None for one that never learns."""
         return self._last if self.learner is None else self.learner.counters
 
-    def load_weights(self) -> None:
-        """Draft with the latest learned weights; only for whoever has the drafter's slot, between two rounds."""
+    def lane(self) -> AttachedDrafter:
+        """The drafter once more, with a KV cache of its own and n-grams and head in common."""
+        lane = replace(self.attached, drafter=Drafter(self.shared.source.with_own_cache()))
+        self._lend(lane)
+        return lane
+
+    def load_weights(self, lane: AttachedDrafter | None = None) -> None:
+        """Draft with the latest learned weights, between two rounds; without a lane, only for who has the slot."""
         self._safely(self.poll)
-        if self.shared.loaded is not self._version:
+        if lane is not None and lane is not self.attached:
+            if lane.drafter.version is not self._version:
+                self._lend(lane)
+        elif self.shared.loaded is not self._version:
             self.attached.drafter.load_model(self.shared.load_weights(self._weights, self._version))
 
     def poll(self) -> None:
@@ -86,19 +100,19 @@ class Adaptation:
         if state is not None:
             self._learned(state)
 
-    def teach(self, records: list[Round]) -> None:
-        """Let the learner have a complete answer, and draft with what comes of it."""
+    def teach(self, records: list[Round], lane: AttachedDrafter | None = None) -> None:
+        """Let the learner have a complete answer, of this lane where one is given, and draft with what comes of it."""
         learner = self.learner
         if records and learner is not None:
-            self._safely(lambda: learner.teach(self.answer(records), self.attached.cache))
-            self.load_weights()
+            self._safely(lambda: learner.teach(self.answer(records, lane), self.attached.cache))
+            self.load_weights(lane)
 
-    def answer(self, records: list[Round]) -> Trace:
+    def answer(self, records: list[Round], lane: AttachedDrafter | None = None) -> Trace:
         """Prompt, answer and target distributions of these rounds, cut to what the drafter's context holds."""
         tokens = [token for record in records for token in record.emitted]
         teacher = [one for record in records for one in record.teacher]
         written = [tuple(self.attached.context.tokens([token])) for token in tokens]
-        drafter = self.attached.drafter
+        drafter = (lane or self.attached).drafter
         room = min(LONGEST, drafter.model.context)
         prompt = drafter.text[: drafter.begun][-(room // 2) :]  # its text may write the answer otherwise
         length, kept = len(prompt), 0
@@ -119,6 +133,12 @@ class Adaptation:
             self.shared.slot.background.remove(self.learner)
             self.learner.close()
             self._last, self.learner = self.learner.counters, None
+
+    def _lend(self, lane: AttachedDrafter) -> None:
+        if self._lent is None or self._lent_version is not self._version:
+            self._lent = self.shared.lend(self._weights, self._version, self._lent)
+            self._lent_version = self._version
+        lane.drafter.load_model(self._lent.with_own_cache(), self._version)
 
     def _learned(self, state: Weights) -> None:
         drafter, head = parted(state)

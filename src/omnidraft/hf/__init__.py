@@ -13,6 +13,7 @@ import logging
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -105,7 +106,8 @@ def generate(  # noqa: PLR0913  transformers hands over those of its arguments t
     if streamer is not None:
         streamer.put(input_ids.cpu())
     with adaptation.shared.slot.lock:  # requests of several threads are decoded one after the other
-        session = Session(engine, adaptation.shared.slot, ready.side, prompt, text.most, sampling, draw, processors)
+        begin = partial(engine.begin, prompt, text.most, sampling, draw, processors)
+        session = Session(engine, adaptation.shared.slot, ready.side, begin)
         with closing(session):
             while (record := session.round(text.cut)) is not None:
                 if record.finish == "context":

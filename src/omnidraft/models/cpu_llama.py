@@ -90,7 +90,7 @@ class LeanLlama:
 
     def with_own_cache(self) -> LeanLlama:
         """Return a model that shares these weights and has a cache of its own, empty."""
-        other, caches = copy.copy(self), torch.zeros_like(self._caches)
+        other, caches = copy.copy(self), torch.empty_like(self._caches)  # memory is taken as it is written
         pairs = zip(self._layers, caches, strict=True)
         layers = [replace(layer, keys=cache[0], values=cache[1]) for layer, cache in pairs]
         vars(other).update(_caches=caches, _layers=layers, length=0, hidden=None)
@@ -107,6 +107,11 @@ class LeanLlama:
     def nbytes(self) -> int:
         """Memory of the quantized matrices, which the source does not share, in bytes."""
         return sum(part.nbytes for part in self._linears() if isinstance(part, Int8Linear))
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory of the keys and values of the tokens in the cache."""
+        return self._caches.nbytes * self.length // self.context
 
     def _linears(self) -> list[Linear]:
         return [self._head, *(part for one in self._layers for part in (one.qkv, one.out, one.gate_up, one.down))]

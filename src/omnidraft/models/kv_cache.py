@@ -17,6 +17,11 @@ class GrowingLayer(DynamicLayer):
     Cropped entries are overwritten by the next update.
     """
 
+    @property
+    def nbytes(self) -> int:
+        """Memory of the buffers."""
+        return sum(buffer.nbytes for buffer in self._buffers) if self.is_initialized else 0
+
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:

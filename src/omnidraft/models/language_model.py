@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
 import torch
 
@@ -55,6 +56,17 @@ class TransformersModel:
         self._new_cache = new_cache
         self._cache = new_cache()
         self._length = 0
+
+    def with_own_cache(self) -> Self:
+        """Return a model that shares these weights and has a cache of its own, empty."""
+        other = copy.copy(self)
+        vars(other).update(_cache=self._new_cache(), _length=0)
+        return other
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory of the cache, room to grow included."""
+        return sum(getattr(layer, "nbytes", 0) for layer in self._cache.layers)
 
     @property
     def length(self) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from omnidraft.config import Learning
+from omnidraft.decoding.drafter import AttachedDrafter
 from omnidraft.distillation.adaptation import Adaptation
 from omnidraft.errors import ConfigError, OmniDraftError
 from omnidraft.profiles.pair_profile import PairProfile
@@ -57,9 +58,9 @@ class Autosave:
         latest = {name: value for name, value in now.items() if isinstance(value, float) and not math.isnan(value)}
         return self._before | sums | latest
 
-    def teach(self, records: list[Round]) -> None:
-        """Learn from a complete answer, and save where enough was learned."""
-        self.adaptation.teach(records)
+    def teach(self, records: list[Round], lane: AttachedDrafter | None = None) -> None:
+        """Learn from a complete answer, see `Adaptation.teach`, and save where enough was learned."""
+        self.adaptation.teach(records, lane)
         self.keep()
 
     def save(self) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from omnidraft.alignment.spelling_table import Probs
 from omnidraft.verification.rejection_sampling import Outcome
 from omnidraft.verification.sampling import Sampler, TargetDistribution
@@ -41,6 +43,27 @@ class RoundTimes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TokenLogprobs:
+    """An emitted token under the target's own distribution: at temperature 1, before penalties and processors."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()  # the most probable tokens and theirs, the most probable first
+
+    @classmethod
+    def of(cls, logits: torch.Tensor, tokens: Sequence[int], top: int) -> tuple[TokenLogprobs, ...]:
+        """Of tokens drawn at the first rows of these logits (T, V), each with the `top` most probable ones."""
+        rows = torch.log_softmax(logits[: len(tokens)].float(), -1)
+        own = rows.gather(-1, torch.tensor([*tokens], device=rows.device)[:, None])[:, 0]
+        best = rows.topk(min(top, rows.shape[-1]), -1)
+        tops = [
+            tuple(zip(*each, strict=True)) for each in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        ]
+        found = zip(tokens, own.tolist(), tops, strict=True)
+        return tuple(cls(token=token, logprob=logprob, top=most) for token, logprob, most in found)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Round:
     """Result of one round; tokens after the end of the answer count for nothing, here and in `counts`."""
 
@@ -50,6 +73,7 @@ class Round:
     finish: str | None = None  # "eos", "stop", "length" or "context" on the last round
     no_draft_reason: str | None = None  # a phrase, where the draft-length policy wanted no draft
     teacher: tuple[SparseProbs, ...] = ()  # target distributions at each emitted token, where they are asked for
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of each emitted token, where they are asked for
     counts: RoundCounts = RoundCounts()
     times: RoundTimes = RoundTimes()
 
