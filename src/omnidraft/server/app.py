@@ -146,7 +146,9 @@ class Server:
         except InputError as error:
             raise of_input(error, "model") from error
 
-    async def _out(self, request: Request, answer: Answer, form: Chat | Completion | ResponseForm, *, stream: bool) -> Response:
+    async def _out(
+        self, request: Request, answer: Answer, form: Chat | Completion | ResponseForm, *, stream: bool
+    ) -> Response:
         if stream:
             return Events(form.events(), answer, self._note)
         try:
@@ -159,7 +161,11 @@ class Server:
 
     def _note(self, answer: Answer) -> None:
         task, done = answer.task, answer.done
-        made = "no answer" if done is None else f"{len(done.result.token_ids)} tokens, ended by {done.result.finish_reason}"
+        made = (
+            "no answer"
+            if done is None
+            else f"{len(done.result.token_ids)} tokens, ended by {done.result.finish_reason}"
+        )
         self._log(f"{task.served.name}: a prompt of {len(task.ids)} tokens, {made}")
 
     def _model(self, one: Served) -> dict[str, Any]:
@@ -221,8 +227,8 @@ def make_app(server: Server, start: Callable[[], None]) -> FastAPI:
     # its own pages of documentation load scripts of other hosts
     app = FastAPI(title="OmniDraft", docs_url=None, redoc_url=None, lifespan=lifespan)
     errors.install(app)
-    post = {"methods": ["POST"], "responses": REFUSALS}
-    get = {"methods": ["GET"], "responses": {code: REFUSALS[code] for code in (401, 403, 404, 503)}}
+    post: dict[str, Any] = {"methods": ["POST"], "responses": REFUSALS}
+    get: dict[str, Any] = {"methods": ["GET"], "responses": {code: REFUSALS[code] for code in (401, 403, 404, 503)}}
     app.add_api_route("/v1/chat/completions", server.chat, **post)
     app.add_api_route("/v1/completions", server.complete, **post)
     app.add_api_route("/v1/responses", server.respond, **post)

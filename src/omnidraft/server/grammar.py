@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from omnidraft.api import OmniDraft
 
 # one way to write a value: a weak model would else fill its answer with spaces
-COMPACT: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+COMPACT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class Grammar:
@@ -42,8 +42,9 @@ def tokens_of(model: OmniDraft) -> LLTokenizer:
     ends = sorted(model.vocab.eos)
     if not ends:
         raise ConfigError("the target has no end-of-text token, so an answer of a schema could not end: use another")
+    tokenizer: Any = model.target.tokenizer
     try:
-        return from_tokenizer(model.target.tokenizer, n_vocab=model.target.lm.vocab_size, eos_token=ends)
+        return from_tokenizer(tokenizer, n_vocab=model.target.lm.vocab_size, eos_token=ends)
     except Exception as error:  # whatever a tokenizer's own code raises
         kind = type(error).__name__
         raise ConfigError(f"the target's tokenizer cannot follow a schema ({kind}): use another target") from error
@@ -55,7 +56,7 @@ def grammar_of(tokens: LLTokenizer, schema: Mapping[str, Any]) -> str:
         grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=COMPACT)
         problem = LLMatcher.validate_grammar(grammar, tokens)
     except ValueError as error:
-        problem = str(error)
+        grammar, problem = "", str(error)
     if problem:
         raise ConfigError(f"the schema cannot be followed ({' '.join(problem.split())[:200]}): change it")
     return grammar

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
@@ -16,25 +18,26 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        where = {"registry": self._registry}
-        ProcessCollector(**where)
-        self._answers = Counter("omnidraft_answers", "answers by their end", ["model", "end"], **where)
-        self._prompt = Counter("omnidraft_prompt_tokens", "tokens of prompts", ["model"], **where)
-        self._cached = Counter("omnidraft_prompt_tokens_cached", "of them, held by a KV cache", ["model"], **where)
-        self._tokens = Counter("omnidraft_generated_tokens", "tokens of answers", ["model"], **where)
-        self._proposed = Counter("omnidraft_proposed_tokens", "tokens proposed to the target", ["model"], **where)
-        self._accepted = Counter("omnidraft_accepted_tokens", "of them, accepted", ["model"], **where)
-        self._refused = Counter("omnidraft_refused_requests", "requests that the full queue refused", **where)
-        self.warnings = Counter("omnidraft_warnings", "warnings, such as of a profile that is not saved", **where)
-        self.queued = Gauge("omnidraft_queued_requests", "requests that wait for a lane", **where)
-        self.active = Gauge("omnidraft_active_requests", "requests that have a lane", **where)
-        self.cache = Gauge("omnidraft_kv_cache_bytes", "bytes of all KV caches", **where)
-        self._first = Histogram(
-            "omnidraft_time_to_first_token_seconds", "from a request to its first token", ["model"], buckets=SECONDS, **where
+        counter, gauge = partial(Counter, registry=self._registry), partial(Gauge, registry=self._registry)
+        histogram = partial(Histogram, buckets=SECONDS, registry=self._registry)
+        ProcessCollector(registry=self._registry)
+        self._answers = counter("omnidraft_answers", "answers by their end", ["model", "end"])
+        self._prompt = counter("omnidraft_prompt_tokens", "tokens of prompts", ["model"])
+        self._cached = counter("omnidraft_prompt_tokens_cached", "of them, held by a KV cache", ["model"])
+        self._tokens = counter("omnidraft_generated_tokens", "tokens of answers", ["model"])
+        self._proposed = counter("omnidraft_proposed_tokens", "tokens proposed to the target", ["model"])
+        self._accepted = counter("omnidraft_accepted_tokens", "of them, accepted", ["model"])
+        self._refused = counter("omnidraft_refused_requests", "requests that the full queue refused")
+        self.warnings = counter("omnidraft_warnings", "warnings, such as of a profile that is not saved")
+        self.queued = gauge("omnidraft_queued_requests", "requests that wait for a lane")
+        self.active = gauge("omnidraft_active_requests", "requests that have a lane")
+        self.cache = gauge("omnidraft_kv_cache_bytes", "bytes of all KV caches")
+        self._first = histogram(
+            "omnidraft_time_to_first_token_seconds",
+            "from a request to its first token",
+            ["model"],
         )
-        self._whole = Histogram(
-            "omnidraft_answer_seconds", "from a request to the end of its answer", ["model"], buckets=SECONDS, **where
-        )
+        self._whole = histogram("omnidraft_answer_seconds", "from a request to the end of its answer", ["model"])
 
     def refused(self) -> None:
         """The queue was full."""

@@ -51,7 +51,7 @@ class Options(Body):
 
 
 class MoreSampling(Options):
-    """Sampling of the chat and the completions endpoint; `top_k`, `min_p` and `repetition_penalty` are llama-server's."""
+    """Sampling of chats and completions; `top_k`, `min_p` and `repetition_penalty` are as in `omnidraft.generate`."""
 
     n: One | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None

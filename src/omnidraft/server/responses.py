@@ -81,10 +81,10 @@ class Response:
         place = {"item_id": self._message, "output_index": 0, "content_index": 0}
         return self._event(f"response.output_text.{name}", **place, **rest)
 
-    def _event(self, name: str, **rest: Any) -> bytes:
+    def _event(self, event: str, /, **rest: Any) -> bytes:
         self._number += 1
-        data = {"type": name, "sequence_number": self._number, **rest}
-        return b"event: " + name.encode() + b"\ndata: " + to_json(data) + b"\n\n"
+        data = {"type": event, "sequence_number": self._number, **rest}
+        return b"event: " + event.encode() + b"\ndata: " + to_json(data) + b"\n\n"
 
     def _output(self) -> list[dict[str, Any]]:
         calls = self._calls_of()
@@ -109,8 +109,8 @@ class Response:
         return self._calls
 
     def _message_item(self, status: str) -> dict[str, Any]:
-        part = {"type": "output_text", "text": self.answer.content, "annotations": []}
-        part["logprobs"] = _logprobs(self.answer.logprobs)
+        logprobs = _logprobs(self.answer.logprobs)
+        part = {"type": "output_text", "text": self.answer.content, "annotations": [], "logprobs": logprobs}
         return {"type": "message", "id": self._message, "role": "assistant", "status": status, "content": [part]}
 
     def _body_of(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from omnidraft.server.served import Served, load_all
 from omnidraft.server.settings import Serving
 
 
-
 class Running:
     """A server at its address, for any number of targets behind one drafter.
 

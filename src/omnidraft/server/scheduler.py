@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from omnidraft.config import Settings
 from omnidraft.errors import InputError, OmniDraftError
 from omnidraft.server.errors import INTERNAL, LOADING, ApiError, of_input
 from omnidraft.server.metrics import Metrics
@@ -258,7 +257,7 @@ class Scheduler:
         self._metrics.ended(run.job.served.name, end, _age(run.job), run.stream.result.stats)
         try:
             run.stream.close()
-        except Exception:
+        except Exception:  # noqa: BLE001  of an answer that is out already
             _log.exception("an answer could not be closed")
         self._room()
 

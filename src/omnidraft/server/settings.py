@@ -32,7 +32,9 @@ def _origins(name: str, value: Any) -> tuple[str, ...]:
         raise ConfigError(f"{name} is {shown(value)}; it must be a list: give one origin or more")
     for each in value:
         if not isinstance(each, str) or not re.fullmatch(r"https?://[\w.:\[\]-]+", each):
-            raise ConfigError(f"{name} holds {shown(each)}; an origin is a scheme and a host: use http://localhost:3000")
+            raise ConfigError(
+                f"{name} holds {shown(each)}; an origin is a scheme and a host: use http://localhost:3000"
+            )
     return tuple(value)
 
 
@@ -56,9 +58,14 @@ class Serving(Settings):
     )
     max_body_mb: float = number(2.0, "maximum size of a request in MB", low=0.001, high=1024, fix="use 2")
     max_cache_mb: float = number(
-        4096, "KV caches together in MB; beyond it conversations are forgotten, and requests wait", low=0, fix="use 4096"
+        4096,
+        "KV caches together in MB; beyond it conversations are forgotten, and requests wait",
+        low=0,
+        fix="use 4096",
     )
-    timeout_s: float = number(600, "seconds for an answer, with its time in the queue", low=0.1, high=86400, fix="use 600")
+    timeout_s: float = number(
+        600, "seconds for an answer, with its time in the queue", low=0.1, high=86400, fix="use 600"
+    )
     drain_s: float = number(30, "seconds that open answers get at shutdown", low=0, high=3600, fix="use 30")
     save_s: float = number(60, "seconds between looks at whether profiles are to be saved", low=0.1, fix="use 60")
 

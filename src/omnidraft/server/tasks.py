@@ -100,9 +100,7 @@ def response_task(body: p.ResponseRequest, served: Served, settings: Serving) ->
     wanted = "message.output_text.logprobs" in (body.include or ())
     if body.top_logprobs is not None and not wanted:
         raise ApiError(400, "top_logprobs needs include with message.output_text.logprobs", param="top_logprobs")
-    tools = Tools(
-        functions=body.tools or (), choice=body.tool_choice, one_call=body.parallel_tool_calls is False
-    )
+    tools = Tools(functions=body.tools or (), choice=body.tool_choice, one_call=body.parallel_tool_calls is False)
     given = body.text and body.text.format
     schema = given.schema_ if isinstance(given, p.ResponseSchemaFormat) else None
     if isinstance(given, p.ObjectFormat):
@@ -133,7 +131,9 @@ def _conversation(
     with served.lock:
         ids = _encoded(served, messages, named, where)
         if named and ids == _encoded(served, messages, None, where):
-            raise ApiError(400, "tools: the target's chat template has no place for them: leave them out", param="tools")
+            raise ApiError(
+                400, "tools: the target's chat template has no place for them: leave them out", param="tools"
+            )
         if forced or schema is not None:
             asked["logits_processor"] = [_grammar(served, functions, schema, len(ids))]
     names = frozenset(each["name"] for each in functions)
@@ -204,7 +204,9 @@ def _message(message: p.Instruction | p.Question | p.Answer | p.ToolResult) -> d
     if isinstance(message, p.ToolResult):
         made["tool_call_id"] = message.tool_call_id
     if isinstance(message, p.Answer) and message.tool_calls:
-        made["tool_calls"] = [_call(call.id, call.function.name, call.function.arguments) for call in message.tool_calls]
+        made["tool_calls"] = [
+            _call(call.id, call.function.name, call.function.arguments) for call in message.tool_calls
+        ]
     return made
 
 
