@@ -21,7 +21,7 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(chat: Path) -> Iterator[At]:
-    with serving([chat, "zoo:target-a"], lanes=4, max_tokens=256) as at:
+    with serving([chat, "zoo:target-a"], options={"draft_length": 4}, lanes=4, max_tokens=256) as at:
         yield at
 
 

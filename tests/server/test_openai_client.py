@@ -32,16 +32,9 @@ def test_a_greedy_chat_is_what_generate_answers(server: At, model: OmniDraft) ->
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 
 
-@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 5}, {"stop": ["pen", "box"]}])
+@pytest.mark.parametrize("options", [{}, {"stop": ["pen", "box"]}, {"max_tokens": 1}])
 def test_streamed_chats_are_the_same_text(server: At, options: dict[str, Any]) -> None:
     asked = {**GREEDY, "messages": user(QUESTION), **options}
-    if "seed" in options:  # a draft length that is chosen by the clock makes other draws
-        asked["model"] = "zoo:target-a"
-        asked = {name: value for name, value in asked.items() if name != "messages"} | {"prompt": QUESTION}
-        create: Any = server.client.completions.create
-        texts = [create(**asked, stream=True), create(**asked, stream=True)]
-        assert all("".join(chunk.choices[0].text for chunk in each) for each in texts)
-        return
     whole = server.client.chat.completions.create(**asked)
     stream = server.client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
     chunks = list(stream)
@@ -52,13 +45,14 @@ def test_streamed_chats_are_the_same_text(server: At, options: dict[str, Any]) -
     assert chunks[-1].usage is not None
     assert whole.usage is not None
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
-    assert len(chunks) > 4
 
 
 def test_completions_continue_a_text(server: At) -> None:
     client = server.client
     first = client.completions.create(model="zoo:target-a", prompt="def mean(values):", max_tokens=12, temperature=0)
-    ids = server.post("/tokenize", {"model": "zoo:target-a", "content": "def mean(values):", "add_special": True}).json()
+    ids = server.post(
+        "/tokenize", {"model": "zoo:target-a", "content": "def mean(values):", "add_special": True}
+    ).json()
     again = client.completions.create(model="zoo:target-a", prompt=ids["tokens"], max_tokens=12, temperature=0)
     assert first.choices[0].text
     assert again.choices[0].text == first.choices[0].text
@@ -87,14 +81,16 @@ def test_logprobs_are_the_targets_own(server: At, model: OmniDraft) -> None:
     content = choice.logprobs.content
     assert content
     assert "".join(each.token for each in content) == choice.message.content
-    assert bytes(sum((each.bytes or [] for each in content), [])).decode() == choice.message.content
+    assert b"".join(bytes(each.bytes or []) for each in content).decode() == choice.message.content
     ids = model.encode(user(QUESTION))
     lm = model.target.lm
     lm.crop(0)
     expected = torch.log_softmax(lm.forward(ids, 1)[0].float(), -1)
     lm.crop(0)
     assert content[0].logprob == pytest.approx(float(expected.max()), abs=1e-3)
-    assert [each.logprob for each in content[0].top_logprobs] == pytest.approx(expected.topk(3).values.tolist(), abs=1e-3)
+    assert [each.logprob for each in content[0].top_logprobs] == pytest.approx(
+        expected.topk(3).values.tolist(), abs=1e-3
+    )
     streamed = [c.choices[0].logprobs for c in server.client.chat.completions.create(**asked, stream=True)]
     tokens = [each.token for one in streamed if one is not None for each in one.content or ()]
     assert tokens == [each.token for each in content]
@@ -124,12 +120,18 @@ def test_an_answer_follows_a_schema(server: At) -> None:
 def test_a_tool_is_called_where_it_must_be(server: At, stream: bool) -> None:
     tools: Any = [{"type": "function", "function": TOOL}]
     choice: Any = {"type": "function", "function": {"name": "count"}}
-    asked: dict[str, Any] = {"messages": user(QUESTION), **GREEDY, "max_tokens": 100, "tools": tools, "tool_choice": choice}
+    asked: dict[str, Any] = {
+        "messages": user(QUESTION),
+        **GREEDY,
+        "max_tokens": 100,
+        "tools": tools,
+        "tool_choice": choice,
+    }
     create: Any = server.client.chat.completions.create
     if stream:
         chunks = list(create(**asked, stream=True))
         call = next(c.choices[0].delta.tool_calls[0] for c in chunks if c.choices[0].delta.tool_calls)
-        assert "".join(c.choices[0].delta.content or "" for c in chunks) == ""
+        assert not any(c.choices[0].delta.content for c in chunks)
         finish = chunks[-1].choices[0].finish_reason
     else:
         answer = create(**asked)

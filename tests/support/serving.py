@@ -56,7 +56,7 @@ class At:
     def counter(self, name: str) -> float:
         """The sum of a metric over its labels."""
         lines = [line for line in self.get("/metrics").text.splitlines() if line.startswith(name)]
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line[len(name)] in " {")
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line[len(name)] in " {,}")
 
     def figures(self, place: int = 0) -> Mapping[str, Any]:
         """What /stats says of a target."""
@@ -66,14 +66,19 @@ class At:
 
 @contextmanager
 def serving(
-    targets: Sequence[str | Path], drafter: str | Path | None = SMALL, options: Any = None, **settings: Any
+    targets: Sequence[str | Path],
+    drafter: str | Path | None = SMALL,
+    options: Any = None,
+    *,
+    log_prompts: bool = False,
+    **settings: Any,
 ) -> Iterator[At]:
     """A server that is ready, on these targets and settings; `options` are those of `omnidraft.load`."""
     lines: list[str] = []
     given = {"profile": None, "dtype": "float32", **(options or {})}
     names = [str(target) for target in targets]
     helper = None if drafter is None else str(drafter)
-    running = Running(Serving(port=0, **settings), names, helper, given, say=lines.append)
+    running = Running(Serving(port=0, **settings), names, helper, given, say=lines.append, log_prompts=log_prompts)
     thread = threading.Thread(target=running.run)
     thread.start()
     at = At(running.address, running.end, lines)

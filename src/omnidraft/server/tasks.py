@@ -62,8 +62,6 @@ class Tools:
 
 def chat_task(body: p.ChatRequest, served: Served, settings: Serving) -> Task:
     """The task of a chat; raises ApiError."""
-    if body.max_tokens is not None and body.max_completion_tokens is not None:
-        raise ApiError(400, "max_tokens and max_completion_tokens are one: leave one out", param="max_tokens")
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
     tools = Tools(
@@ -75,7 +73,7 @@ def chat_task(body: p.ChatRequest, served: Served, settings: Serving) -> Task:
     schema = given.json_schema.schema_ if isinstance(given, p.ChatSchemaFormat) else None
     if isinstance(given, p.ObjectFormat):
         schema = ANY_OBJECT
-    asked = _sampling(body, settings, body.max_completion_tokens or body.max_tokens or settings.max_tokens)
+    asked = _sampling(body, settings, settings.max_tokens, "max_tokens", "max_completion_tokens")
     asked["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
     user = body.prompt_cache_key or body.user
     return _conversation(served, settings, [_message(m) for m in body.messages], body, asked, tools, schema, user)
@@ -88,7 +86,7 @@ def completion_task(body: p.CompletionRequest, served: Served, settings: Serving
         if len(prompt) > 1:
             raise ApiError(400, "prompt holds several prompts: send them one by one", param="prompt")
         prompt = prompt[0]
-    asked = _sampling(body, settings, body.max_tokens or min(COMPLETION_TOKENS, settings.max_tokens))
+    asked = _sampling(body, settings, COMPLETION_TOKENS, "max_tokens")
     asked["logprobs"] = body.logprobs
     with served.lock:
         ids = _encoded(served, prompt, None, "prompt")
@@ -105,7 +103,7 @@ def response_task(body: p.ResponseRequest, served: Served, settings: Serving) ->
     schema = given.schema_ if isinstance(given, p.ResponseSchemaFormat) else None
     if isinstance(given, p.ObjectFormat):
         schema = ANY_OBJECT
-    asked = _sampling(body, settings, body.max_output_tokens or settings.max_tokens)
+    asked = _sampling(body, settings, settings.max_tokens, "max_output_tokens")
     asked["logprobs"] = (body.top_logprobs or 0) if wanted else None
     user = body.prompt_cache_key or body.user
     return _conversation(served, settings, _items(body), body, asked, tools, schema, user)
@@ -127,7 +125,7 @@ def _conversation(
     named: dict[str, Any] | None = None
     if functions:
         named = {"tools": [{"type": "function", "function": each} for each in functions]}
-    where = "input" if isinstance(body, p.ResponseRequest) else "messages"
+    where, form = ("input", "text") if isinstance(body, p.ResponseRequest) else ("messages", "response_format")
     with served.lock:
         ids = _encoded(served, messages, named, where)
         if named and ids == _encoded(served, messages, None, where):
@@ -135,20 +133,24 @@ def _conversation(
                 400, "tools: the target's chat template has no place for them: leave them out", param="tools"
             )
         if forced or schema is not None:
-            asked["logits_processor"] = [_grammar(served, functions, schema, len(ids))]
+            asked["logits_processor"] = [_grammar(served, functions, schema, len(ids), form)]
     names = frozenset(each["name"] for each in functions)
     task = _task(served, settings, ids, asked, trace=_trace(body), user=user)
     return Task(**{**vars(task), "functions": names, "one_call": tools.one_call or forced})
 
 
-def _grammar(served: Served, functions: Sequence[Mapping[str, Any]], schema: Mapping[str, Any] | None, at: int) -> Any:
+def _grammar(
+    served: Served, functions: Sequence[Mapping[str, Any]], schema: Mapping[str, Any] | None, at: int, form: str
+) -> Any:
+    """The logits processor that makes a call of one of the functions, or what follows the schema; raises ApiError."""
+    param = "tools" if schema is None else form
     try:
         tokens = served.tokens
         from omnidraft.server.grammar import Grammar, call_schema, grammar_of
 
         return Grammar(tokens, grammar_of(tokens, call_schema(functions) if schema is None else schema), at)
     except ConfigError as error:
-        raise of_input(error, "tools" if schema is None else "response_format") from error
+        raise ApiError(400, f"{param}: {error}", param=param) from error
 
 
 def _task(
@@ -164,12 +166,18 @@ def _task(
     return Task(served=served, ids=ids, options=asked, trace=trace, user=user)
 
 
-def _sampling(body: p.Options, settings: Serving, count: int) -> dict[str, Any]:
-    """Sampling, length, seed and stop strings as `Lane.stream` takes them; raises ApiError."""
+def _sampling(body: p.Options, settings: Serving, default: int, *counts: str) -> dict[str, Any]:
+    """Sampling, length, seed and stop strings as `Lane.stream` takes them; raises ApiError.
+
+    `counts` are the names of one parameter, the length.
+    """
     asked = {name: value for name in SAMPLING if (value := getattr(body, name, None)) is not None}
+    lengths = {name: value for name in counts if (value := getattr(body, name)) is not None}
+    if len(lengths) > 1:
+        raise ApiError(400, f"{' and '.join(lengths)} are one: leave one out", param=counts[0])
+    name, count = next(iter(lengths.items()), (counts[0], min(default, settings.max_tokens)))
     if count > settings.max_tokens:
-        message = f"{count} tokens are asked for; at most {settings.max_tokens} are made: ask for fewer"
-        raise ApiError(400, message, param="max_tokens")
+        raise ApiError(400, f"{name} is {count}; at most {settings.max_tokens} are made: ask for fewer", param=name)
     if getattr(body, "stream_options", None) is not None and not body.stream:
         raise ApiError(400, "stream_options needs stream to be true", param="stream_options")
     seed = getattr(body, "seed", None)

@@ -76,15 +76,13 @@ def _json(text: str) -> tuple[Any, int]:
         return None, 0
 
 
-def _calls(value: Any, names: Collection[str]) -> list[Call] | None:
+def _calls(found: Any, names: Collection[str]) -> list[Call] | None:
     """The calls that a JSON value stands for; None unless all of it is calls of these functions."""
-    values = value if isinstance(value, list) else [value]
     calls = []
-    for each in values:
-        if not isinstance(each, dict) or each.get("name") not in names:
+    for one in found if isinstance(found, list) else [found]:
+        each = one if isinstance(one, dict) else {}
+        name, arguments = each.get("name"), each.get("arguments", each.get("parameters"))
+        if not isinstance(name, str) or name not in names or not isinstance(arguments, dict):
             return None
-        arguments = each.get("arguments", each.get("parameters"))
-        if not isinstance(arguments, dict):
-            return None
-        calls.append(Call(str(each["name"]), json.dumps(arguments, ensure_ascii=False)))
+        calls.append(Call(name, json.dumps(arguments, ensure_ascii=False)))
     return calls or None
