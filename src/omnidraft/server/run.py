@@ -57,12 +57,8 @@ class Running:
         )
         self._uvicorn = uvicorn.Server(config)
         self._socket = _listen(settings)
-
-    @property
-    def address(self) -> str:
-        """The URL of the server."""
-        host = f"[{self.settings.host}]" if ":" in self.settings.host else self.settings.host
-        return f"http://{host}:{self._socket.getsockname()[1]}"
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        self.address = f"http://{host}:{self._socket.getsockname()[1]}"
 
     def end(self) -> None:
         """Have `run` end, as a signal does; from any thread."""
