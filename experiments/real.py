@@ -28,7 +28,7 @@ from omnidraft.api import OmniDraft, load
 from omnidraft.bench import methods, prompts, records, report
 from omnidraft.bench.compare import Plan, Question, questions_of, race, run_of
 from omnidraft.bench.environment import command
-from omnidraft.bench.interleaved import EngineWay, Timed, Way, engine_for, own_cache, take_turns
+from omnidraft.bench.interleaved import EngineWay, Timed, Way, engine_for, take_turns
 from omnidraft.bench.output import down, markdown_table, progress, writing
 from omnidraft.bench.records import BASELINE
 from omnidraft.cli import flags
@@ -114,7 +114,7 @@ class Measurement:
         self.options, self.target, self.sizes, self.console = options, target, sizes, console
         self.model = self.load(profile=None)
         self.dtype = str(self.model.target.lm.dtype).removeprefix("torch.")
-        self._exact = own_cache(self.model.target.lm)
+        self._exact = self.model.target.lm.with_own_cache()
         self._frozen: dict[str, Engine] = {}
 
     def load(self, **options: Any) -> OmniDraft:

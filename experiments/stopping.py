@@ -22,7 +22,7 @@ from experiments.recipe import Recipe
 from experiments.study import JobPart, Measured, Part, Study
 from experiments.tables import TABLE_2
 from omnidraft.attach import attach_drafter
-from omnidraft.bench.interleaved import PLAIN, EngineWay, drafter_of, engine_for, isolated, own_cache, sampler
+from omnidraft.bench.interleaved import PLAIN, EngineWay, drafter_of, engine_for, isolated, sampler
 from omnidraft.bench.output import markdown_table
 from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.drafter import AttachedDrafter
@@ -220,7 +220,7 @@ def hopeless(evaluation: Evaluation, case: str) -> Row:
         new_tokens = SHORT
 
     def way(name: str, drafting: Drafting) -> EngineWay:
-        target: LanguageModel = own_cache(model.target.lm)
+        target: LanguageModel = model.target.lm.with_own_cache()
         target = OneByOne(target) if case == CASES[2] else target
         return EngineWay(name, engine_for(model, drafting, target=target, attached=attached), Sampling())
 

@@ -11,7 +11,7 @@ import torch
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.api import OmniDraft
 from omnidraft.attach import make_cache
-from omnidraft.bench.interleaved import drafter_of, emitted, engine_for, own_cache, sampler
+from omnidraft.bench.interleaved import drafter_of, emitted, engine_for, sampler
 from omnidraft.config import Drafting, Learning, Sampling
 from omnidraft.decoding.drafter import AttachedDrafter, Drafter
 from omnidraft.decoding.engine import Engine
@@ -97,7 +97,7 @@ class Student:
         if shared is None:
             if model.drafter is None:
                 raise ValueError("a study of drafts needs a drafter")
-            shared = SharedDrafter(own_cache(model.drafter.lm))
+            shared = SharedDrafter(model.drafter.lm.with_own_cache())
         self._model, self.drafting, self.shared = model, drafting, shared
         cache = make_cache(pair.cache.table, drafting)
         self.attached = AttachedDrafter(drafter=Drafter(shared.model), context=pair.context, cache=cache)
@@ -160,7 +160,7 @@ class Student:
     def engine(self) -> Engine:
         """An engine over the target itself, with a KV cache of its own."""
         self.adaptation.load_weights()
-        return self._engine(own_cache(self._model.target.lm), self.attached.cache)
+        return self._engine(self._model.target.lm.with_own_cache(), self.attached.cache)
 
     def _engine(self, target: LanguageModel, cache: NgramCache) -> Engine:
         return engine_for(self._model, self.drafting, target=target, attached=replace(self.attached, cache=cache))

@@ -37,9 +37,9 @@ class Generation:
 class Session:
     """One request on the models, from prefill to the last token, a round at a time.
 
-    `begin` is `Engine.begin` with what is asked for.  It takes the slot of the models when it is made, and drafts with the latest learned weights from round to round.
-    `close` is to be called in the end: a complete answer is learned from then, and the models drop its state, unless
-    their engine keeps it and no round has failed.
+    `begin` is `Engine.begin` with what is asked for.  A session takes the slot of the models when it is made, and
+    drafts with the latest learned weights from round to round.  `close` is to be called in the end: a complete answer
+    is learned from then, and the models drop its state, unless their engine keeps it and no round has failed.
     """
 
     def __init__(

@@ -68,6 +68,48 @@ def test_a_change_before_the_window_begins_it_anew() -> None:
         assert torch.allclose(found, torch.softmax(fresh.forward(window, 1)[-1], -1), atol=1e-5)
 
 
+def test_a_text_that_goes_on_from_the_last_one_is_read_from_there() -> None:
+    lm = random_model("llama", 64, seed=1)
+    drafter, fresh = Drafter(lm), TransformersModel(lm.model)
+    drafter.start(range(1, 11))
+    first_q(drafter)
+    for text, keep, kept in (
+        ([*range(1, 11), 20, 21], True, 10),
+        ([*range(1, 7), 30, 31, 32], True, 6),
+        ([*range(1, 7), 30, 31, 32, 5], False, 0),
+        ([1, 2, 3], True, 3),
+        ([9, 2, 3], True, 0),
+    ):
+        assert drafter.start(text, keep=keep) == kept
+        assert (drafter.text, drafter.begun) == (text, len(text))
+        found = first_q(drafter)
+        assert drafter.read == len(text) - min(kept, len(text) - 1) + 2  # two of the three drawn were read
+        fresh.crop(0)
+        assert torch.allclose(found, torch.softmax(fresh.forward(text, 1)[-1], -1), atol=1e-5)
+
+
+def test_a_window_is_kept_where_the_text_before_it_is_the_same() -> None:
+    lm = random_model("llama", 64, seed=1)
+    lm.context = 16
+    drafter = Drafter(lm)
+    text = list(range(1, 15))
+    drafter.start(text)
+    expected = first_q(drafter, 4)  # slides the window: its half is read
+    assert drafter.start(text, keep=True) == len(text)
+    assert torch.allclose(first_q(drafter, 4), expected, atol=1e-5)
+    assert drafter.start([60, *text[1:]], keep=True) == 0, "the window is not that of this text"
+
+
+def test_a_pass_that_was_interrupted_is_not_gone_on_from() -> None:
+    lm = random_model("llama", 64, seed=1)
+    drafter, fresh = Drafter(lm), TransformersModel(lm.model)
+    drafter.start([1, 2, 3, 4])
+    first_q(drafter)
+    lm.crop(0)  # as after NumericsError
+    assert drafter.start([1, 2, 3, 4, 5], keep=True) == 0
+    assert torch.allclose(first_q(drafter), torch.softmax(fresh.forward([1, 2, 3, 4, 5], 1)[-1], -1), atol=1e-5)
+
+
 class Seldom(Fixed):
     """Wants a draft in every fifth round."""
 

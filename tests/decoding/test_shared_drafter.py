@@ -9,6 +9,8 @@ import torch
 
 from omnidraft.decoding.shared_drafter import SharedDrafter, Slot
 from omnidraft.errors import OmniDraftError
+from omnidraft.models.cpu_llama import LeanLlama
+from omnidraft.models.language_model import TransformersModel
 from support.models import random_model
 
 IDS = [1, 5, 9, 40, 41]
@@ -86,3 +88,35 @@ def test_background_work_stands_still_while_a_request_is_decoded() -> None:
     assert not trainer.running
     slot.take("request")
     assert trainer.running
+
+
+@pytest.mark.parametrize("lean_step", [True, False])
+def test_what_is_lent_stays_as_it_is(lean_step: bool) -> None:
+    source = random_model("llama", 60, seed=1)
+    shared = SharedDrafter(source, lean_step=lean_step)
+    named = dict(source.model.named_parameters())
+    one, other = ({name: torch.full_like(w, by) for name, w in named.items() if "norm" in name} for by in (0.5, 0.2))
+
+    def logits(lent: LeanLlama | TransformersModel) -> torch.Tensor:
+        return lent.with_own_cache().forward(IDS, 5).clone()
+
+    base, first, second = (
+        shared.lend(weights, by, None) for weights, by in (({}, None), (one, "one"), (other, "other"))
+    )
+    before = [logits(lent) for lent in (base, first, second)]
+    shared.load_weights(other, "other")
+    assert all(torch.equal(logits(lent), row) for lent, row in zip((base, first, second), before, strict=True))
+    assert torch.allclose(before[0], source.forward(IDS, 5), atol=2e-5)
+    assert not torch.allclose(before[1], before[2], atol=1e-2)
+    for lent, row in zip((shared.lend(other, "other", first), shared.lend({}, None, first)), before[::-2], strict=True):
+        assert torch.equal(logits(lent), row), "nor does it matter what is loaded or was lent before"
+
+
+def test_requests_beside_one_another_take_nothing_away() -> None:
+    slot = Slot()
+    beside = slot.beside()
+    slot.take("first")
+    beside.take("second")
+    with slot.round("first"), beside.round("second"):
+        assert slot.held_by("first")
+        assert not slot.held_by("second")

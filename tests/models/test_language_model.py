@@ -39,6 +39,21 @@ def test_crop_equals_recompute(kind: str) -> None:
     assert close(torch.cat([lm.forward([token], 1) for token in IDS[20:]]), whole[20:], within)
 
 
+def test_a_model_with_its_own_cache_shares_the_weights_alone() -> None:
+    lm = TransformersModel(build())
+    whole = lm.forward(IDS, 1).clone()
+    other = lm.with_own_cache()
+    assert (other.model, other.length, other.cache_bytes) == (lm.model, 0, 0)
+    other.forward(IDS[::-1], 1)
+    lm.crop(20)
+    assert close(lm.forward(IDS[20:], 1), whole)
+    assert other.length == len(IDS)
+    kept = 2 * 2 * 2 * 8 * len(IDS) * 4  # keys and values of layers and key heads, of 8 numbers in 4 bytes a token
+    assert kept <= other.cache_bytes
+    other.crop(0)
+    assert (other.cache_bytes, lm.length) == (0, len(IDS))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_crop_check_notices_one_wrong_token(kind: str) -> None:
     model = build(kind)

@@ -21,7 +21,7 @@ from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.drafter import AttachedDrafter, Drafter
 from omnidraft.decoding.engine import Engine
 from omnidraft.models.cpu_llama import LeanLlama
-from omnidraft.models.language_model import LanguageModel, TransformersModel
+from omnidraft.models.language_model import LanguageModel
 from omnidraft.verification.sampling import GeneratorSampler
 
 if TYPE_CHECKING:
@@ -168,13 +168,13 @@ def engine_for(
 
 def isolated(model: OmniDraft, drafting: Drafting, head: Head | None = None) -> Engine:
     """An engine with separate KV caches and n-grams, which may take turns with others within an answer."""
-    target = own_cache(model.target.lm)
+    target = model.target.lm.with_own_cache()
     if drafting.longest == 0 or model.drafter is None:
         return engine_for(model, target=target)
     attached = drafter_of(model)
     step = attached.drafter.model
     # with the same weights as the others, which would else crowd the processor's caches
-    drafter = Drafter(step.with_own_cache() if isinstance(step, LeanLlama) else own_cache(model.drafter.lm))
+    drafter = Drafter((step if isinstance(step, LeanLlama) else model.drafter.lm).with_own_cache())
     cache = make_cache(attached.cache.table, drafting)
     attached = replace(attached, drafter=drafter, cache=cache, head=head or attached.head)
     return engine_for(model, drafting, target=target, attached=attached)
@@ -185,11 +185,6 @@ def drafter_of(model: OmniDraft) -> AttachedDrafter:
     if model.engine.attached is None:
         raise ValueError("a comparison of drafts needs a drafter")
     return model.engine.attached
-
-
-def own_cache(model: TransformersModel) -> TransformersModel:
-    """The same weights with a KV cache of their own."""
-    return TransformersModel(model.model)
 
 
 def emitted(rounds: Iterable[Round]) -> list[int]:

@@ -99,8 +99,7 @@ def generate(  # noqa: PLR0913  transformers hands over those of its arguments t
     sampling, processors, drafting = sampling_for(text, logits_processor, drafting, sampled=sampled)
     adaptation = ready.side.adaptation
     engine = Engine(target, text.eos, adaptation.attached, drafting, ready.policy)
-    seed = int(torch.randint(2**63 - 1, ())) if sampled else 0
-    draw = GeneratorSampler(torch.Generator().manual_seed(seed))
+    draw = GeneratorSampler(torch.Generator().manual_seed(int(torch.randint(2**63 - 1, ())) if sampled else 0))
     prompt = input_ids[0].tolist()
     engine.check(prompt)
     if streamer is not None:
