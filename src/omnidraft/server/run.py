@@ -87,11 +87,7 @@ def _ignore(number: int, handler: Any = lambda *_: None) -> None:
 def _listen(settings: Serving) -> socket.socket:
     """A socket at the address of the settings; raises ConfigError where that is taken or not of this machine."""
     try:
-        family, kind, number, _, place = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, kind, number)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(place)
-        listening.listen(128)
+        family, *_, place = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server((str(place[0]), int(place[1])), family=family, backlog=128)
     except OSError as error:
         raise ConfigError(f"cannot listen on {settings.host}:{settings.port} ({error}): use another --port") from error
-    return listening
