@@ -39,7 +39,7 @@ def test_only_this_machine_is_loopback() -> None:
     "given", [None, "Bearer", "Bearer no", f"Basic {KEY}", f"Bearer {KEY}x", f"Bearer {KEY[:-1]}", "Bearer é"]
 )
 def test_without_the_key_nothing_is_answered(guarded: At, given: str | None) -> None:
-    headers = {} if given is None else {"Authorization": given.encode()}
+    headers = [] if given is None else [(b"Authorization", given.encode())]
     for path in ("/v1/models", "/stats", "/metrics", "/report", "/openapi.json", "/tokenize", "/nothing"):
         refused = httpx.get(guarded.url + path, headers=headers)
         assert refused.status_code == 401, path

@@ -11,6 +11,7 @@ import pytest
 from omnidraft.api import OmniDraft
 from support.serving import QUESTION, At, until, user
 
+ASKED: Any = user(QUESTION)
 GREEDY: dict[str, Any] = {"model": "chat", "temperature": 0, "max_tokens": 40}
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -23,7 +24,7 @@ TOOL = {"name": "count", "description": "count things", "parameters": SCHEMA}
 
 def test_a_greedy_chat_is_what_generate_answers(server: At, model: OmniDraft) -> None:
     alone = model.generate(user(QUESTION), max_new_tokens=40, temperature=0)
-    answer = server.client.chat.completions.create(messages=user(QUESTION), **GREEDY)
+    answer = server.client.chat.completions.create(messages=ASKED, **GREEDY)
     assert answer.choices[0].message.content == alone.text
     assert answer.choices[0].finish_reason == {"length": "length", "eos": "stop"}[alone.finish_reason]
     assert answer.usage is not None
@@ -101,7 +102,7 @@ def test_an_answer_follows_a_schema(server: At) -> None:
     found = set()
     for seed in range(3):
         asked: dict[str, Any] = {"temperature": 1.2, "seed": seed, "max_tokens": 64, "response_format": given}
-        answer = server.client.chat.completions.create(model="chat", messages=user(QUESTION), **asked)
+        answer = server.client.chat.completions.create(model="chat", messages=ASKED, **asked)
         value = json.loads(answer.choices[0].message.content or "")
         assert list(value) == ["pens", "sure"]
         assert type(value["pens"]) is int
@@ -195,9 +196,8 @@ def test_errors_are_those_of_the_client(server: At) -> None:
 
 def test_closing_a_stream_ends_the_answer(server: At) -> None:
     before = server.counter("omnidraft_answers_total")
-    stream = server.client.chat.completions.create(
-        model="chat", messages=user(QUESTION), max_tokens=256, temperature=1.5, stream=True
-    )
+    asked: dict[str, Any] = {**GREEDY, "messages": ASKED, "max_tokens": 256, "temperature": 1.5}
+    stream: Any = server.client.chat.completions.create(**asked, stream=True)
     next(iter(stream))
     stream.close()
     until(lambda: server.counter("omnidraft_answers_total") > before)

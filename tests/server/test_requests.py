@@ -8,7 +8,7 @@ import string
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -20,9 +20,9 @@ from schemathesis.specs.openapi.checks import negative_data_rejection
 
 from support.serving import QUESTION, At, serving, user
 
-CHAT = {"messages": user(QUESTION)}
-TEXT = {"prompt": "x", "model": "zoo:target-a"}
-RESPONSE = {"input": "x"}
+CHAT: dict[str, Any] = {"messages": user(QUESTION)}
+TEXT: dict[str, Any] = {"prompt": "x", "model": "zoo:target-a"}
+RESPONSE: dict[str, Any] = {"input": "x"}
 CHATS, TEXTS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 TOOLS = [{"type": "function", "function": {"name": "add"}}]
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
@@ -96,7 +96,7 @@ def brief(chat: Path) -> Iterator[At]:
 
 @pytest.mark.parametrize(("path", "change", "name"), REFUSED, ids=lambda value: str(value)[:40])
 def test_what_is_not_supported_is_named(server: At, path: str, change: dict[str, Any], name: str) -> None:
-    good = {CHATS: CHAT, TEXTS: TEXT, RESPONSES: RESPONSE}[path]
+    good: dict[str, Any] = {CHATS: CHAT, TEXTS: TEXT, RESPONSES: RESPONSE}[path]
     content = json.dumps(good | change).encode()
     refused = httpx.post(server.url + path, content=content, headers={"Content-Type": "application/json"})
     assert refused.status_code == 400, refused.text
@@ -181,7 +181,7 @@ def test_the_servers_own_schema_finds_no_error(brief: At, mode: GenerationMode, 
         seen.add((case.operation.path, case.call_and_validate(checks=checks, timeout=60).status_code))
 
     limits = settings(max_examples=15, deadline=None, derandomize=True, database=None, phases=[Phase.generate])
-    for operation in (result.ok() for result in schema.get_all_operations()):
+    for operation in (cast(Any, result).ok() for result in schema.get_all_operations()):
         if mode is GenerationMode.POSITIVE or operation.body:
             strategy = operation.as_strategy(generation_mode=mode)
             with warnings.catch_warnings():
