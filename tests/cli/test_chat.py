@@ -112,7 +112,7 @@ def test_a_later_message_is_read_alone(chat: Chat, monkeypatch: pytest.MonkeyPat
         return forward(model, ids, keep)
 
     monkeypatch.setattr(TransformersModel, "forward", counting)
-    assert chat("hello " * 300 + "\nworld\n", "--drafter", "none") == 0
+    assert chat("hello " * 300 + "\nworld\n", "--draft-length", "0") == 0
     passes = [count for count in read if count > 1]
     assert len(passes) == 2
     assert passes[1] < passes[0] / 4

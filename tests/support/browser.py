@@ -130,8 +130,9 @@ class Page:
         return str(self.driver.execute_script("return document.activeElement.id"))
 
     def overflow(self) -> int:
-        """Pixels by which the page is wider than the window."""
-        return int(self.driver.execute_script("return document.documentElement.scrollWidth - innerWidth"))
+        """Pixels by which the page, or what scrolls in it, is wider than its place."""
+        script = "return [...document.querySelectorAll('html, #log, #panel')].map((e) => e.scrollWidth - e.clientWidth)"
+        return max(map(int, self.driver.execute_script(script)))
 
     def colour(self, selector: str, name: str = "color") -> tuple[int, ...]:
         """Red, green and blue of an element's property."""
