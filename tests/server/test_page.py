@@ -121,6 +121,17 @@ def test_an_answer_streams_with_its_sources_and_figures(page: Page, fake: FakeSe
     ]
 
 
+def test_an_answer_without_drafts_has_no_estimate(page: Page, fake: FakeServer) -> None:
+    fake.acceptance = None
+    fake.answered = 6
+    page.send("Why?")
+    page.wait_for_answers(1)
+    assert page.texts("article.answer .figures span")[3:] == ["no drafts", "2.33 tokens a pass"]
+    page.wait(lambda: "7 requests" in page.text("#requests"))
+    assert page.texts("figcaption strong")[0] == "–"
+    assert len(page.attributes("svg .line", "points")[0].split()) == 6
+
+
 def test_a_conversation_and_a_new_one_with_another_model(page: Page, fake: FakeServer) -> None:
     for i, text in enumerate(("one", "two"), start=1):
         page.send(text)

@@ -30,6 +30,7 @@ class FakeServer:
     """Answers with `rounds`; each round from `held` on waits for `go`."""
 
     rounds: Sequence[Sequence[Token]] = PLAIN
+    acceptance: float | None = 0.75
     key: str | None = None
     held: int | None = None
     refusals: list[tuple[int, str, dict[str, str]]] = field(default_factory=list)  # answers to the next chats
@@ -66,7 +67,7 @@ class FakeServer:
             found.append({"choices": [{"index": 0, "delta": {"content": piece}}], "omnidraft": extra})
         count = sum(map(len, self.rounds))
         figures = {
-            "seconds": 0.5, "tokens": count, "tokens_per_s": 2.0 * count, "acceptance_rate": 0.75,
+            "seconds": 0.5, "tokens": count, "tokens_per_s": 2.0 * count, "acceptance_rate": self.acceptance,
             "tokens_per_pass": count / len(self.rounds), "estimated_speedup": 1.5, "learned": {},
         }  # fmt: skip
         return [*found, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "omnidraft": figures}]

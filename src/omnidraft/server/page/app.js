@@ -72,9 +72,10 @@ function parts(figures, tokens, note) {
   if (figures) {
     const { seconds, tokens_per_s, acceptance_rate, tokens_per_pass, estimated_speedup } = figures;
     said.push(count(figures.tokens), `${seconds.toFixed(2)} s`, `${tokens_per_s.toFixed(1)} tokens/s`);
-    if (acceptance_rate != null) said.push(`${Math.round(100 * acceptance_rate)} % of draft tokens accepted`);
+    const drafted = acceptance_rate != null; // else an estimate would be noise
+    said.push(drafted ? `${Math.round(100 * acceptance_rate)} % of draft tokens accepted` : "no drafts");
     if (tokens_per_pass != null) said.push(`${tokens_per_pass.toFixed(2)} tokens a pass`);
-    if (estimated_speedup != null) said.push(`${estimated_speedup.toFixed(2)}× against no drafting (estimate)`);
+    if (drafted && estimated_speedup != null) said.push(`${estimated_speedup.toFixed(2)}× against no drafting (estimate)`);
   } else if (tokens) {
     said.push(count(tokens));
   }

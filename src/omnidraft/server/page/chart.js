@@ -21,7 +21,8 @@ export class Chart {
   draw(values) {
     const shown = values.map((value, i) => ({ value, i })).filter(({ value }) => value !== null);
     const last = shown.at(-1);
-    this.now.textContent = last ? this.format(last.value) : "–";
+    const now = values.at(-1) ?? null;
+    this.now.textContent = now === null ? "–" : this.format(now);
     const about = values.length ? `${values.length} answers, the last ${this.now.textContent}` : "no answers yet";
     this.svg.setAttribute("aria-label", `${this.title}: ${about}`);
     const top = this.top ?? round(Math.max(this.least, ...shown.map(({ value }) => value)));
