@@ -66,7 +66,7 @@ class FakeServer:
             extra = {"tokens": trace, "draft": accepted + 1, "accepted": accepted}
             found.append({"choices": [{"index": 0, "delta": {"content": piece}}], "omnidraft": extra})
         count = sum(map(len, self.rounds))
-        figures = {
+        figures: dict[str, Any] = {
             "seconds": 0.5, "tokens": count, "tokens_per_s": 2.0 * count, "acceptance_rate": self.acceptance,
             "tokens_per_pass": count / len(self.rounds), "estimated_speedup": 1.5, "learned": {},
         }  # fmt: skip
