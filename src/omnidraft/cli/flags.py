@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 LARGEST = 2**31  # above any integer argument
 DEFAULT = f"{defaults.DRAFTER}; {defaults.SMALL} for an embedded target"  # the default drafter
-TARGET = zoo.PREFIX + zoo.names("target")[0]
+TARGET, CHATTY = zoo.PREFIX + zoo.names("target")[0], zoo.PREFIX + zoo.names("target")[-1]
 PAIR = f"--target {TARGET} --drafter {defaults.SMALL}"  # of examples
 
 
@@ -262,5 +262,26 @@ def interruptible() -> Iterator[Callable[[], None]]:
     before = signal.signal(signal.SIGINT, note)
     try:
         yield check
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def stoppable() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C was pressed, for who asks between two steps; pressed again, it raises KeyboardInterrupt."""
+    came = False
+
+    def note(*_: object) -> None:
+        nonlocal came
+        if came:
+            raise KeyboardInterrupt
+        came = True
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: came
     finally:
         signal.signal(signal.SIGINT, before)

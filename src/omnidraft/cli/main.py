@@ -21,6 +21,8 @@ from omnidraft.errors import ConfigError, InputError, NumericsError, OmniDraftEr
 NO_READER = 141  # 128 + SIGPIPE
 COMMANDS = {  # each a module with a `main`
     "generate": "answer a prompt",
+    "chat": "talk with a model in the terminal",
+    "serve": "serve targets with OpenAI's endpoints, and a page to chat",
     "inspect": "check that a drafter and a target are compatible, and what drafting can gain",
     "adapt": "train a drafter on the target's answers to a file of prompts",
     "make-drafter": "make a drafter from a language model, for one or more targets",

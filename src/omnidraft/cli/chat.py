@@ -1,0 +1,195 @@
+"""`omnidraft chat`: a conversation in the terminal; answers go to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omnidraft.cli import answering, flags
+from omnidraft.config import suggestion
+from omnidraft.errors import ConfigError, InputError, PromptError
+from omnidraft.storage import replace_file
+
+if TYPE_CHECKING:
+    from omnidraft.api import OmniDraft
+    from omnidraft.conversation import Conversation
+
+EXAMPLES = (
+    "omnidraft chat --target Qwen/Qwen2-7B-Instruct",
+    "omnidraft chat --target ./my-model --adapt background --temperature 0.7",
+    f"omnidraft chat --target {flags.CHATTY} --json < messages.txt",
+)
+PROMPT = "> "
+COMMAND = re.compile(r"/(\w+)(?:\s+(.*))?")
+COMMANDS = {
+    "help": "/help          show this",
+    "stats": "/stats         what the answers came to, and what was learned",
+    "reset": "/reset         begin a new conversation",
+    "save": "/save FILE     write the conversation as JSON",
+    "quit": "/quit, Ctrl-D  leave; Ctrl-C stops an answer",
+}
+# of what a model writes, characters that a terminal would obey
+OBEYED = dict.fromkeys({*range(32), *range(127, 160)} - {ord("\n"), ord("\t")}, "\N{REPLACEMENT CHARACTER}")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `omnidraft chat`; raises InputError and its kinds, for options before any model is loaded."""
+    options = _parser().read(arguments)
+    asked, loading = answering.settings(options)
+    with answering.load(options, loading) as model:
+        from omnidraft.conversation import Conversation
+
+        talk = Conversation(model, options.system, **asked)
+        return _Chat(talk, model, options).run()
+
+
+class _Chat:
+    """Lines in, answers and the effects of commands out."""
+
+    def __init__(self, talk: Conversation, model: OmniDraft, options: argparse.Namespace) -> None:
+        from rich.console import Console
+
+        self.talk, self.model, self.json = talk, model, options.json
+        self.person = sys.stdin.isatty()
+        self.aside = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
+        self.saved: set[Path] = set()
+        self.commands: dict[str, Callable[[str], object]] = {
+            "help": lambda _: self.say("\n".join(COMMANDS.values())),
+            "stats": lambda _: self.say(self._stats()),
+            "reset": lambda _: self._reset(),
+            "save": self._save,
+        }
+
+    def say(self, text: str) -> None:
+        """To a person quietly; to a script as every command does."""
+        if self.person:
+            self.aside.print(text, style="dim")
+        else:
+            for line in text.splitlines():
+                flags.say(line)
+
+    def run(self) -> int:
+        """Every line until the end or /quit; 130 where Ctrl-C ends what a script sends."""
+        if self.person:
+            self.say("/help lists the commands; Ctrl-D leaves")
+        for line in _typed() if self.person else _piped():
+            command = COMMAND.fullmatch(line.strip())
+            if command and command[1] == "quit":
+                break
+            try:
+                if command:
+                    self._command(command[1], command[2] or "")
+                elif line.strip() and not self._answer(line) and not self.person:
+                    return flags.INTERRUPTED
+            except InputError as error:
+                if not self.person:
+                    raise
+                flags.say(f"error: {error}")
+        return 0
+
+    def _command(self, name: str, argument: str) -> None:
+        if name not in self.commands:
+            raise ConfigError(f"unknown command /{name}: {suggestion(name, COMMANDS)}")
+        self.commands[name](argument)
+
+    def _answer(self, message: str) -> bool:
+        """Stream the answer to a message; False where Ctrl-C stopped it."""
+        before = len(self.talk.answers)
+        with flags.stoppable() as stopped, closing(_steps(self.talk, message)) as pieces:
+            for piece in pieces:
+                if not self.json:
+                    print(piece.translate(OBEYED) if sys.stdout.isatty() else piece, end="", flush=True)
+                if stopped():
+                    break
+            interrupted = stopped()
+        answer = self.talk.answers[-1] if len(self.talk.answers) > before else None
+        if self.json:
+            print(json.dumps(answering.as_dict(answer) if answer else {}), flush=True)
+        else:
+            print(flush=True)
+        self.say(answering.summary(answer) if answer else "stopped before the first token")
+        return not interrupted
+
+    def _stats(self) -> str:
+        stats, learned = self.talk.stats, self.model.learned
+        counters = ", ".join(f"{name} {value:g}" for name, value in learned.items())
+        time = f"{stats.seconds:.2f} s ({stats.tokens_per_s:.1f} tokens/s)"
+        return (
+            f"answers: {len(self.talk.answers)}; {stats.tokens} tokens in {time}\n"
+            f"block efficiency {stats.block_efficiency:.2f}, acceptance rate {stats.acceptance_rate:.2f}\n"
+            f"KV cache: {self.talk.cache_bytes / 1e6:.1f} MB\n"
+            f"learned: {counters or 'nothing'}"
+        )
+
+    def _reset(self) -> None:
+        self.talk.reset()
+        self.say("a new conversation")
+
+    def _save(self, name: str) -> None:
+        """Write the conversation; a file that this chat did not write is left alone."""
+        if not name:
+            raise ConfigError("/save wants the name of a file: give one, such as /save chat.json")
+        path = Path(os.path.expanduser(name))  # noqa: PTH111  that of Path raises where there is no such user
+        if path.exists() and path not in self.saved:
+            raise ConfigError(f"{name} is there already: give another name")
+        try:
+            replace_file(path, self.talk.as_json().encode())
+        except (OSError, ValueError) as error:
+            raise InputError(f"cannot write {name} ({error}): give another name") from error
+        self.saved.add(path)
+        self.say(f"saved {len(self.talk.messages)} messages in {name}")
+
+
+def _steps(talk: Conversation, message: str) -> Generator[str, None, None]:
+    """The pieces of an answer; a conversation that has grown too long is told how to go on."""
+    try:
+        yield from talk.ask(message)
+    except PromptError as error:
+        raise PromptError(f"{error}; /reset begins a new conversation") from error
+
+
+def _typed() -> Iterator[str]:
+    """Lines from the keyboard, with history and editing where there is readline; Ctrl-C gives up the line."""
+    with suppress(ImportError):
+        import readline  # noqa: F401  (`input` uses it)
+    while True:
+        try:
+            if not sys.stdout.isatty():  # the answers go elsewhere, and the sign must not
+                print(PROMPT, end="", file=sys.stderr, flush=True)
+            line = input(PROMPT if sys.stdout.isatty() else "")
+        except KeyboardInterrupt:
+            print(file=sys.stderr)
+            continue
+        except EOFError:
+            print(file=sys.stderr)
+            return
+        yield line
+
+
+def _piped() -> Iterator[str]:
+    """Lines of stdin; raises PromptError for bytes that are no text."""
+    for line in sys.stdin.buffer:
+        try:
+            yield line.decode().removesuffix("\n").removesuffix("\r")
+        except UnicodeDecodeError as error:
+            raise PromptError(f"a message on stdin is no UTF-8 ({error}): convert it") from error
+
+
+def _parser() -> flags.CommandParser:
+    parser = flags.CommandParser(
+        prog="omnidraft chat",
+        usage="%(prog)s --target MODEL [--drafter MODEL] [OPTION ...]",
+        description="Talk with a target in its chat template. Where stdin is no terminal, each line is a message.",
+        examples=EXAMPLES,
+    )
+    text = answering.add_flags(parser)
+    text.add_argument("--system", metavar="TEXT", help="system message that the conversation begins with")
+    flags.add(text, "--json", help="print a line of JSON for each answer, with text, token ids and stats")
+    return parser

@@ -1,0 +1,86 @@
+"""`omnidraft serve`: an HTTP server with OpenAI's endpoints, and a page to chat and to look on."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+
+from omnidraft.cli import flags
+from omnidraft.config import Drafting, Learning
+from omnidraft.errors import ConfigError
+from omnidraft.server.settings import Serving
+
+ADAPT = ("background", "off")  # learning in turns with answers would hold them up
+KEY = "OMNIDRAFT_API_KEY"
+SHOWN = ("host", "port", "lanes", "max_queue", "max_tokens", "timeout_s")
+EXAMPLES = (
+    f"omnidraft serve --target {flags.TARGET}",
+    "omnidraft serve --target Qwen/Qwen2-7B-Instruct --target ./my-model --adapt background --port 9000",
+    "omnidraft serve --target model.gguf --host 0.0.0.0 --api-key secret --set max_cache_mb=8192",
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `omnidraft serve` until a signal comes; raises InputError and its kinds."""
+    options = _parser().read(arguments)
+    if options.cors_origin:
+        options.cors_origin = tuple(options.cors_origin)
+    else:
+        del options.cors_origin
+    if (key := os.environ.get(KEY)) and "api_key" not in options:
+        options.api_key = key
+    serving, drafting, learning = flags.collect(options, Serving, Drafting, Learning)
+    if options.adapt not in ADAPT:
+        raise ConfigError(
+            f"adapt is {options.adapt!r}; a server learns in the background or not: use {' or '.join(ADAPT)}"
+        )
+    try:
+        from omnidraft.server.run import Running
+    except ModuleNotFoundError as error:
+        fix = "pip install 'omnidraft[serve]'"
+        raise ConfigError(f"the server needs the package {error.name}, which is not installed: {fix}") from error
+    flags.quiet_libraries()
+    if options.threads is not None:
+        import torch
+
+        torch.set_num_threads(options.threads)
+    models = {"dtype": options.dtype, "device": options.device, "adapt": options.adapt, **drafting, **learning}
+    settings = Serving(**serving)
+    Running(settings, options.target, options.drafter, models, say=flags.say, log_prompts=options.log_prompts).run()
+    return 0
+
+
+def _parser() -> flags.CommandParser:
+    parser = flags.CommandParser(
+        prog="omnidraft serve",
+        usage="%(prog)s --target MODEL [--target MODEL ...] [--drafter MODEL] [OPTION ...]",
+        description="Serve targets behind one drafter, with OpenAI's endpoints and a page at /.",
+        examples=EXAMPLES,
+    )
+    models = parser.add_argument_group("models")
+    flags.add(models, "--target", action="append", help="a folder, a GGUF file, a hub id or zoo:NAME; repeatable")
+    flags.add(models, "--drafter", help=f"likewise, of all targets, or none (default: {flags.DEFAULT})")
+    server = parser.add_argument_group("server")
+    flags.add_settings(server, Serving, *SHOWN)
+    server.add_argument(
+        "--api-key",
+        default=argparse.SUPPRESS,
+        metavar="KEY",
+        help=f"key that every request must bring; others see it less in {KEY} of the environment (default: none)",
+    )
+    server.add_argument(
+        "--cors-origin",
+        action="append",
+        metavar="URL",
+        help="origin of web pages that may use the server; repeatable (default: none but its own)",
+    )
+    server.add_argument("--log-prompts", action="store_true", help="write prompts to the log")
+    more = parser.add_argument_group("drafting, learning and devices")
+    flags.add_settings(more, Drafting, "draft_length", "sources")
+    more.add_argument(
+        "--adapt", default="off", metavar="NAME", help=f"learn from the answers: {', '.join(ADAPT)} (default: off)"
+    )
+    flags.add(more, "--dtype", "--device", "--threads")
+    flags.add_set(parser, more, Serving, Drafting, Learning)
+    return parser

@@ -1,0 +1,67 @@
+"""A conversation with a target in its chat template, on KV caches that stay from turn to turn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+from typing import Any
+
+from omnidraft.api import Generation, OmniDraft
+from omnidraft.decoding.stats import Stats
+from omnidraft.errors import PromptError
+from omnidraft.prompting import has_template, usable
+
+
+class Conversation:
+    """Messages in turns, the target's answers among them; `options` are those of `OmniDraft.stream`.
+
+    Raises PromptError for a target without a chat template.
+    """
+
+    def __init__(self, model: OmniDraft, system: str | None = None, **options: Any) -> None:
+        if not has_template(model.target.tokenizer):
+            fix = "use omnidraft generate, which continues text"
+            raise PromptError(f"the target {model.target.name} has no chat template, so it cannot chat: {fix}")
+        self._model = model
+        self._options = options
+        (self._lane,) = model.lanes(1)
+        self._opening = [] if system is None else [{"role": "system", "content": usable(system)}]
+        self.messages: list[dict[str, str]] = [*self._opening]
+        self.answers: list[Generation] = []
+
+    def ask(self, message: str) -> Generator[str, None, None]:
+        """Stream the answer to a user's message; closed before its end, it keeps what there is.
+
+        A message without any answer is not kept, so that roles alternate.  Raises PromptError for a message that is
+        unusable, and where the conversation does not fit into the target's context.
+        """
+        asked = [*self.messages, {"role": "user", "content": usable(message)}]
+        with self._lane.stream(asked, **self._options) as stream:
+            try:
+                yield from stream
+            finally:
+                stream.close()
+                answer = stream.result
+                if answer.text:
+                    self.messages = [*asked, {"role": "assistant", "content": answer.text}]
+                if answer.token_ids:
+                    self.answers.append(answer)
+
+    def reset(self) -> None:
+        """Begin again, with the system message alone."""
+        self.messages = [*self._opening]
+        self._lane.clear()
+
+    @property
+    def stats(self) -> Stats:
+        """Counts and times of all answers, those before a reset included."""
+        return Stats.sum(answer.stats for answer in self.answers)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory of the KV caches now."""
+        return self._lane.nbytes
+
+    def as_json(self) -> str:
+        """The target's name and the messages, as requests hold them."""
+        return json.dumps({"target": self._model.target.name, "messages": self.messages}, indent=2, ensure_ascii=False)

@@ -1,0 +1,194 @@
+"""An answer in the making, on the side of the client: content, tool calls, and what is said beside them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from omnidraft.server.errors import ApiError
+from omnidraft.server.scheduler import Done, Event, Job, Scheduler, Step
+from omnidraft.server.tasks import Task
+from omnidraft.server.tools import Call, Reader
+from omnidraft.verification.round import Round
+
+ENDS = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
+LEAST = -9999.0  # log-probability of what is impossible: JSON has no infinity
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenInfo:
+    """A token with its text, bytes and log-probability, and the most probable ones in its place."""
+
+    text: str
+    data: list[int] | None
+    logprob: float
+    top: Sequence[TokenInfo] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """In OpenAI's form."""
+        return {"token": self.text, "logprob": self.logprob, "bytes": self.data}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delta:
+    """What a round adds to an answer; the last one has the calls."""
+
+    content: str = ""
+    calls: Sequence[Call] = ()
+    logprobs: Sequence[TokenInfo] = ()
+    trace: dict[str, Any] | None = None  # the extension, where it is asked for
+
+
+class Answer:
+    """Reads the events of one task: `deltas` while it is made, then the rest of the attributes."""
+
+    def __init__(self, task: Task, scheduler: Scheduler) -> None:
+        self.task = task
+        self.content = ""
+        self.calls: Sequence[Call] = ()
+        self.logprobs: list[TokenInfo] = []
+        self.done: Done | None = None
+        self._scheduler = scheduler
+        self._reader = Reader(task.functions)
+        self._sources = Sources(task) if task.trace else None
+        self._events: asyncio.Queue[Event] = asyncio.Queue()  # no longer than an answer
+        loop = asyncio.get_running_loop()
+
+        def send(event: Event) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._events.put_nowait, event)
+
+        self._job = Job(served=task.served, ids=task.ids, options=task.options, send=send, user=task.user)
+        scheduler.submit(self._job)
+
+    async def deltas(self) -> AsyncIterator[Delta]:
+        """One delta a round, and one at the end; raises ApiError."""
+        while self.done is None:
+            event = await self._events.get()
+            if isinstance(event, ApiError):
+                raise event
+            delta = self._step(event) if isinstance(event, Step) else self._end(event)
+            self.content += delta.content
+            self.logprobs += delta.logprobs
+            yield delta
+
+    def close(self) -> None:
+        """Have the answer end, if it is not complete; to be called in any case."""
+        if self.done is None:
+            self._scheduler.cancel(self._job)
+
+    @property
+    def finish(self) -> str:
+        """OpenAI's reason for the end."""
+        return "tool_calls" if self.calls else ENDS.get(self._finished.result.finish_reason, "stop")
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """Tokens of the target: of the prompt, of them cached, and of the answer."""
+        done = self._finished
+        return {"prompt": len(self.task.ids), "cached": done.cached, "completion": len(done.result.token_ids)}
+
+    @property
+    def timings(self) -> dict[str, float]:
+        """Counts and milliseconds in llama-server's form; the first round, which reads the prompt, is its own."""
+        done, stats = self._finished, self._finished.result.stats
+        read, made = len(self.task.ids) - done.cached, len(done.result.token_ids)
+        prompt_ms, predicted_ms = 1e3 * done.prompt_s, 1e3 * done.predicted_s
+        return {
+            "cache_n": done.cached,
+            "prompt_n": read,
+            "prompt_ms": prompt_ms,
+            "prompt_per_token_ms": prompt_ms / max(read, 1),
+            "prompt_per_second": read / done.prompt_s if done.prompt_s else 0.0,
+            "predicted_n": made,
+            "predicted_ms": predicted_ms,
+            "predicted_per_token_ms": predicted_ms / max(made, 1),
+            "predicted_per_second": made / done.predicted_s if done.predicted_s else 0.0,
+            "draft_n": stats.proposed,
+            "draft_n_accepted": stats.accepted,
+        }
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """The extension of the last chunk, where it is asked for."""
+        done, stats = self._finished, self._finished.result.stats
+        if self._sources is None:
+            return None
+        seconds = done.prompt_s + done.predicted_s
+        return {
+            "seconds": seconds,
+            "tokens": stats.tokens,
+            "tokens_per_s": stats.tokens / seconds if seconds else 0.0,
+            "acceptance_rate": stats.acceptance_rate if stats.proposed else None,
+            "tokens_per_pass": stats.block_efficiency,
+            "estimated_speedup": done.speedup,
+            "learned": dict(done.learned),
+        }
+
+    @property
+    def _finished(self) -> Done:
+        if self.done is None:
+            raise RuntimeError("the answer is not complete: read its deltas first")
+        return self.done
+
+    def _step(self, step: Step) -> Delta:
+        content, record = self._reader.feed(step.text), step.record
+        trace = None if self._sources is None else self._sources.of(record, content)
+        return Delta(content=content, logprobs=self._infos(record), trace=trace)
+
+    def _end(self, done: Done) -> Delta:
+        self.done = done
+        content, calls = self._reader.end()
+        self.calls = calls[:1] if self.task.one_call else calls
+        trace = self._sources.of(None, content) if self._sources is not None and content else None
+        return Delta(content=content, calls=self.calls, trace=trace)
+
+    def _infos(self, record: Round) -> list[TokenInfo]:
+        """The log-probabilities of a round's tokens, but for one that ends the answer and has no text."""
+        ends = self.task.served.model.engine.eos
+        infos = []
+        for token, info in zip(record.emitted, record.logprobs, strict=False):
+            if token not in ends:
+                top = [self._info(each, logprob) for each, logprob in info.top]
+                infos.append(self._info(token, info.logprob, top))
+        return infos
+
+    def _info(self, token: int, logprob: float, top: Sequence[TokenInfo] = ()) -> TokenInfo:
+        text, data = self.task.served.text_of(token)
+        return TokenInfo(text=text, data=data, logprob=max(logprob, LEAST), top=top)
+
+
+class Sources:
+    """Says of each piece of an answer's content which tokens it is of, and where these come from."""
+
+    def __init__(self, task: Task) -> None:
+        self._text = task.served.model.text_after(task.ids)
+        self._waiting: deque[tuple[str, str]] = deque()  # text and source of tokens whose content is not out
+
+    def of(self, record: Round | None, content: str) -> dict[str, Any]:
+        """The extension of a chunk with this content; None is the end of the answer."""
+        if record is not None:
+            for place, token in enumerate(record.emitted):
+                self._waiting.append((self._text.feed([token]), _source(record, place)))
+        tokens, last = [], "target"
+        while self._waiting and len(self._waiting[0][0]) <= len(content):
+            text, last = self._waiting.popleft()
+            tokens.append({"text": text, "source": last})
+            content = content[len(text) :]
+        if content and self._waiting:  # the rest of the token's text is held back
+            text, last = self._waiting.popleft()
+            self._waiting.appendleft((text[len(content) :], last))
+        if content:
+            tokens.append({"text": content, "source": last})
+        proposed = 0 if record is None else len(record.proposals)
+        return {"tokens": tokens, "draft": proposed, "accepted": 0 if record is None else record.counts.accepted}
+
+
+def _source(record: Round, place: int) -> str:
+    """Where the token at a place of a round comes from: the target, the drafter, or earlier text."""
+    if place >= record.counts.accepted:
+        return "target"
+    return "retrieved" if place >= len(record.proposals) - getattr(record, "retrieved", 0) else "drafted"

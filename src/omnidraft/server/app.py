@@ -1,0 +1,254 @@
+"""The web application: its routes, and how answers go out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from fastapi import FastAPI, Query, Request
+from fastapi.responses import FileResponse, Response, StreamingResponse
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware.cors import CORSMiddleware
+from starlette.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
+
+from omnidraft.errors import InputError
+from omnidraft.server import errors, tasks
+from omnidraft.server import protocol as p
+from omnidraft.server.answers import Answer
+from omnidraft.server.chat import Chat, Completion
+from omnidraft.server.errors import LOADING, ApiError, Json, of_input
+from omnidraft.server.guard import Guard
+from omnidraft.server.metrics import CONTENT_TYPE, Metrics
+from omnidraft.server.responses import Response as ResponseForm
+from omnidraft.server.scheduler import Scheduler
+from omnidraft.server.served import Say, Served
+from omnidraft.server.settings import Serving
+from omnidraft.server.tasks import Task
+
+PAGE = Path(__file__).parent / "page"
+GONE = 499  # nobody reads it
+BodyT = TypeVar("BodyT", p.ChatRequest, p.CompletionRequest, p.ResponseRequest)
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    400: {"description": "a parameter that cannot be, by its name"},
+    401: {"description": "no or a wrong API key"},
+    403: {"description": "a Host or an Origin that may not be"},
+    404: {"description": "no such model"},
+    413: {"description": "the request is too large"},
+    429: {"description": "the queue is full: see Retry-After"},
+    503: {"description": "loading, or shutting down"},
+}
+
+
+class Server:
+    """The routes of one server, over its scheduler; `log` receives a line for each answer."""
+
+    def __init__(self, settings: Serving, scheduler: Scheduler, metrics: Metrics, log: Say, *, prompts: bool) -> None:
+        self.settings, self.scheduler, self.metrics = settings, scheduler, metrics
+        self._log, self._prompts = log, prompts
+        self._born = time.time()
+
+    def model(self, name: str | None) -> Served:
+        """The target of this name, or the first; raises ApiError."""
+        if not self.scheduler.ready.is_set():
+            raise LOADING
+        found = [one for one in self.scheduler.served if name in (None, one.name)]
+        if not found:
+            known = ", ".join(one.name for one in self.scheduler.served)
+            raise ApiError(404, f"no such model: use one of {known}", param="model", code="model_not_found")
+        return found[0]
+
+    async def begin(self, body: BodyT, make: Callable[[BodyT, Served, Serving], Task]) -> Answer:
+        """Queue a request; raises ApiError."""
+        served = self.model(body.model)
+        task = await run_in_threadpool(make, body, served, self.settings)
+        if self._prompts:
+            self._log(f"prompt: {served.model.target.tokenizer.decode(list(task.ids))}")
+        return Answer(task, self.scheduler)
+
+    async def chat(self, request: Request, body: p.ChatRequest) -> Response:
+        """Answer a conversation."""
+        answer = await self.begin(body, tasks.chat_task)
+        form = Chat(answer, answer.task.served.name, usage=_usage(body))
+        return await self._out(request, answer, form, stream=bool(body.stream))
+
+    async def complete(self, request: Request, body: p.CompletionRequest) -> Response:
+        """Go on with a text."""
+        answer = await self.begin(body, tasks.completion_task)
+        form = Completion(answer, answer.task.served.name, usage=_usage(body))
+        return await self._out(request, answer, form, stream=bool(body.stream))
+
+    async def respond(self, request: Request, body: p.ResponseRequest) -> Response:
+        """Answer a conversation, all of which is in the request."""
+        answer = await self.begin(body, tasks.response_task)
+        form = ResponseForm(answer, answer.task.served.name, body)
+        return await self._out(request, answer, form, stream=bool(body.stream))
+
+    async def models(self) -> Json:
+        """The targets."""
+        self.model(None)
+        return Json({"object": "list", "data": [self._model(one) for one in self.scheduler.served]})
+
+    async def one_model(self, model: str) -> Json:
+        """A target."""
+        return Json(self._model(self.model(model)))
+
+    async def tokenize(self, body: p.TokenizeRequest) -> Json:
+        """Token ids of a text."""
+        served = self.model(body.model)
+        tokenizer = served.model.target.tokenizer
+
+        def ids() -> list[int]:
+            with served.lock:
+                return list(tokenizer(body.content, add_special_tokens=body.add_special)["input_ids"])
+
+        found = await run_in_threadpool(ids)
+        pieces = [{"id": token, "piece": served.text_of(token)[0]} for token in found] if body.with_pieces else found
+        return Json({"tokens": pieces})
+
+    async def detokenize(self, body: p.DetokenizeRequest) -> Json:
+        """The text of token ids."""
+        served = self.model(body.model)
+        if any(token >= len(served.model.vocab.tokens) for token in body.tokens):
+            raise ApiError(400, "tokens holds an id that the target has not: use those of /tokenize", param="tokens")
+
+        def text() -> str:
+            with served.lock:
+                return str(served.model.target.tokenizer.decode(body.tokens))
+
+        return Json({"content": await run_in_threadpool(text)})
+
+    async def health(self) -> Json:
+        """Whether requests are answered: 503 while models are loaded."""
+        self.model(None)
+        return Json({"status": "ok"})
+
+    async def prometheus(self) -> Response:
+        """Metrics for Prometheus."""
+        return Response(self.metrics.text(), headers={"content-type": CONTENT_TYPE})
+
+    async def stats(self) -> Json:
+        """Figures of the targets and of their last answers."""
+        models = []
+        for one in self.scheduler.served:
+            active, queued = self.scheduler.count(one)
+            models.append(one.figures() | {"active": active, "queued": queued})
+        return Json({"models": models, "uptime_s": time.time() - self._born})
+
+    async def report(self, model: Annotated[str | None, Query()] = None) -> Json:
+        """What `omnidraft inspect` says of a target and its drafter."""
+        try:
+            return Json(await run_in_threadpool(self.model(model).report))
+        except InputError as error:
+            raise of_input(error, "model") from error
+
+    async def _out(
+        self, request: Request, answer: Answer, form: Chat | Completion | ResponseForm, *, stream: bool
+    ) -> Response:
+        if stream:
+            return Events(form.events(), answer, self._note)
+        try:
+            if not await _read(request, answer):
+                return Response(status_code=GONE)
+            return Json(form.whole())
+        finally:
+            answer.close()
+            self._note(answer)
+
+    def _note(self, answer: Answer) -> None:
+        task, done = answer.task, answer.done
+        made = (
+            "no answer"
+            if done is None
+            else f"{len(done.result.token_ids)} tokens, ended by {done.result.finish_reason}"
+        )
+        self._log(f"{task.served.name}: a prompt of {len(task.ids)} tokens, {made}")
+
+    def _model(self, one: Served) -> dict[str, Any]:
+        return {"id": one.name, "object": "model", "created": int(self._born), "owned_by": "omnidraft"}
+
+
+class Events(StreamingResponse):
+    """An answer as server-sent events; a client that goes away ends it."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[bytes], answer: Answer, note: Callable[[Answer], None]) -> None:
+        super().__init__(events)
+        self._answer, self._note = answer, note
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._answer.close()
+            self._note(self._answer)
+
+
+async def _read(request: Request, answer: Answer) -> bool:
+    """Read an answer to its end; False where the client goes away before.  Raises ApiError."""
+
+    async def read() -> None:
+        async for _ in answer.deltas():
+            pass
+
+    async def leave() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    reading, leaving = asyncio.ensure_future(read()), asyncio.ensure_future(leave())
+    try:
+        await asyncio.wait({reading, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if reading.done():
+            reading.result()
+        return reading.done()
+    finally:
+        reading.cancel()
+        leaving.cancel()
+
+
+def _usage(body: p.MoreSampling) -> bool:
+    return bool(body.stream_options and body.stream_options.include_usage)
+
+
+def make_app(server: Server, start: Callable[[], None]) -> FastAPI:
+    """The application; `start` begins to load the models when it is up, and the scheduler stops when it goes down."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        start()
+        yield
+        await run_in_threadpool(server.scheduler.stop)
+
+    # its own pages of documentation load scripts of other hosts
+    app = FastAPI(title="OmniDraft", docs_url=None, redoc_url=None, lifespan=lifespan)
+    errors.install(app)
+    post: dict[str, Any] = {"methods": ["POST"], "responses": REFUSALS}
+    get: dict[str, Any] = {"methods": ["GET"], "responses": {code: REFUSALS[code] for code in (401, 403, 404, 503)}}
+    app.add_api_route("/v1/chat/completions", server.chat, **post)
+    app.add_api_route("/v1/completions", server.complete, **post)
+    app.add_api_route("/v1/responses", server.respond, **post)
+    app.add_api_route("/tokenize", server.tokenize, **post)
+    app.add_api_route("/detokenize", server.detokenize, **post)
+    app.add_api_route("/v1/models", server.models, **get)
+    app.add_api_route("/v1/models/{model:path}", server.one_model, **get)
+    app.add_api_route("/health", server.health, **get)
+    app.add_api_route("/metrics", server.prometheus, **get)
+    app.add_api_route("/stats", server.stats, **get)
+    app.add_api_route("/report", server.report, **get)
+    if PAGE.is_dir():
+        app.add_api_route("/", lambda: FileResponse(PAGE / "index.html"), methods=["GET"], include_in_schema=False)
+        app.mount("/page", StaticFiles(directory=PAGE))
+    app.add_middleware(Guard, settings=server.settings)
+    if server.settings.cors_origin:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=server.settings.cors_origin,
+            allow_methods=["GET", "POST"],
+            allow_headers=["authorization", "content-type"],
+        )
+    return app

@@ -1,0 +1,102 @@
+"""Errors of requests, as OpenAI's JSON error objects."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from omnidraft.errors import InputError, PromptError
+
+RETRY_S = 2  # what a client that is sent away is asked to wait
+
+
+class ApiError(Exception):
+    """An answer with an error status; `param` names the parameter that is to blame, `code` is for programs."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code = status, param, code
+
+    @property
+    def body(self) -> dict[str, Any]:
+        kind = "server_error" if self.status >= 500 else KINDS.get(self.status, "invalid_request_error")
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Retry-After": str(RETRY_S)} if self.status in (429, 503) else {}
+
+
+KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+INTERNAL = ApiError(500, "internal error: the server's log has it")
+LOADING = ApiError(503, "the models are being loaded: try again soon", code="loading")
+
+
+class Json(Response):
+    """JSON of anything that a request may have brought, lone surrogates included."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return to_json(content)
+
+
+def to_json(content: Any) -> bytes:
+    """One line of JSON in UTF-8; characters that no encoding has are replaced."""
+    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def response(error: ApiError) -> Json:
+    """The response for an error."""
+    return Json(error.body, status_code=error.status, headers=error.headers)
+
+
+def of_input(error: InputError, param: str | None = None) -> ApiError:
+    """The 400 for what the models refuse."""
+    too_long = isinstance(error, PromptError) and "context holds" in str(error)
+    return ApiError(400, str(error), param=param, code="context_length_exceeded" if too_long else None)
+
+
+def of_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
+    """The 400 for a body that is not as it should be; names the parameter, and never repeats its value."""
+    first = errors[0]
+    path = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
+    name = path[0] if path else None
+    if first["type"] == "json_invalid":
+        return ApiError(400, "the body is no JSON: send a JSON object", code="invalid_json")
+    if name is None:
+        return ApiError(400, f"the body is not usable ({first['msg']}): send a JSON object, with its content type")
+    where = ".".join(path)
+    if first["type"] == "extra_forbidden":
+        return ApiError(400, f"{where} is not supported: leave it out", param=where, code="unsupported_parameter")
+    return ApiError(400, f"{where}: {first['msg']}", param=name, code="invalid_value")
+
+
+def install(app: FastAPI) -> None:
+    """Have every error of the app's routes answered in OpenAI's form."""
+
+    async def own(_: Request, error: Exception) -> Response:
+        return response(error if isinstance(error, ApiError) else INTERNAL)
+
+    async def invalid(_: Request, error: Exception) -> Response:
+        return response(of_validation(error.errors() if isinstance(error, RequestValidationError) else ()))
+
+    async def http(_: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        detail = str(error.detail) if isinstance(error, HTTPException) else "internal error"
+        headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
+        return Json(ApiError(status, detail).body, status_code=status, headers=headers)
+
+    async def unforeseen(_: Request, __: Exception) -> Response:
+        return response(INTERNAL)
+
+    app.add_exception_handler(ApiError, own)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(Exception, unforeseen)

@@ -1,0 +1,97 @@
+"""Who may use the server: the check of host, origin and key, and the limit on the size of requests."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from omnidraft.server.errors import ApiError, response
+from omnidraft.server.settings import MEGABYTE, Serving, is_loopback
+
+OPEN = ("/health", "/")  # without a key; and the page's files, which ask for it
+PAGE = "/page/"
+HEADERS = (
+    (b"content-security-policy", b"default-src 'self'"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"cache-control", b"no-store"),
+)
+
+
+class Guard:
+    """ASGI middleware that lets only those requests in that the settings allow."""
+
+    def __init__(self, app: ASGIApp, settings: Serving) -> None:
+        self._app, self._settings = app, settings
+        self._limit = int(settings.max_body_mb * MEGABYTE)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def safely(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *HEADERS]
+            await send(message)
+
+        headers = Headers(scope=scope)
+        error = self._refusal(scope["path"], headers) or self._size(headers)
+        if error is not None:
+            await response(error)(scope, receive, safely)
+            return
+        taken = 0
+
+        async def bounded() -> Message:
+            nonlocal taken
+            message = await receive()
+            taken += len(message.get("body", b""))
+            if taken > self._limit:
+                raise HTTPException(413, self._too_large)
+            return message
+
+        await self._app(scope, bounded, safely)
+
+    @property
+    def _too_large(self) -> str:
+        return f"the request is larger than {self._settings.max_body_mb:g} MB: send less"
+
+    def _size(self, headers: Mapping[str, str]) -> ApiError | None:
+        length = headers.get("content-length", "0")
+        return ApiError(413, self._too_large) if length.isdigit() and int(length) > self._limit else None
+
+    def _refusal(self, path: str, headers: Mapping[str, str]) -> ApiError | None:
+        """Why a request is refused, if it is."""
+        host = headers.get("host", "")
+        if self._settings.loopback and not is_loopback(_name(f"//{host}")):  # a name that is made to point here
+            return ApiError(403, "the Host header names another machine: use localhost or 127.0.0.1")
+        origin = headers.get("origin")
+        if origin is not None and origin not in self._settings.cors_origin and _place(origin) != host:
+            return ApiError(403, "pages of this origin may not use the server: see --cors-origin")
+        key = self._settings.api_key
+        if key is None or path in OPEN or path.startswith(PAGE):
+            return None
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), key.encode()):
+            return None
+        return ApiError(401, "no or a wrong API key: send Authorization: Bearer KEY", code="invalid_api_key")
+
+
+def _name(url: str) -> str:
+    """The host name of a URL; empty for none."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+
+
+def _place(url: str) -> str:
+    """Host and port of a URL; empty for none."""
+    try:
+        return urlsplit(url).netloc
+    except ValueError:
+        return ""

@@ -1,0 +1,93 @@
+"""Run the server: load the models, answer requests, and at a signal end what is open and save what was learned."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import uvicorn
+
+from omnidraft.errors import ConfigError
+from omnidraft.server.app import Server, make_app
+from omnidraft.server.metrics import Metrics
+from omnidraft.server.scheduler import Scheduler
+from omnidraft.server.served import Served, load_all
+from omnidraft.server.settings import Serving
+
+
+class Running:
+    """A server at its address, for any number of targets behind one drafter.
+
+    `options` are those of `omnidraft.load`, `say` receives what is worth knowing, a line each.
+    """
+
+    def __init__(
+        self,
+        settings: Serving,
+        targets: Sequence[str],
+        drafter: str | None,
+        options: Mapping[str, Any],
+        *,
+        say: Callable[[str], None],
+        log_prompts: bool = False,
+    ) -> None:
+        self.settings = settings
+        metrics = Metrics()
+        self._scheduler, self._say = Scheduler(settings, metrics), say
+
+        def warn(message: str) -> None:
+            metrics.warnings.inc()
+            say(message)
+
+        def load() -> list[Served]:
+            loaded = load_all(targets, drafter, settings.lanes, warn=warn, options=options)
+            say(f"serving {', '.join(one.name for one in loaded)} at {self.address}")
+            return loaded
+
+        server = Server(settings, self._scheduler, metrics, say, prompts=log_prompts)
+        app = make_app(server, lambda: self._scheduler.start(load, self.end))
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=max(1, round(settings.drain_s)),
+        )
+        self._uvicorn = uvicorn.Server(config)
+        self._socket = _listen(settings)
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        self.address = f"http://{host}:{self._socket.getsockname()[1]}"
+
+    def end(self) -> None:
+        """Have `run` end, as a signal does; from any thread."""
+        self._uvicorn.should_exit = True
+
+    def run(self) -> None:
+        """Serve until a signal comes or `end` is called; raises what loading the models raises."""
+        before = signal.getsignal(signal.SIGTERM)
+        try:
+            _ignore(signal.SIGTERM)  # uvicorn raises the signal again once it has drained
+            self._uvicorn.run(sockets=[self._socket])
+        finally:
+            self._socket.close()
+            _ignore(signal.SIGTERM, before)
+        if self._scheduler.failure is not None:
+            raise self._scheduler.failure
+
+
+def _ignore(number: int, handler: Any = lambda *_: None) -> None:
+    try:
+        signal.signal(number, handler)
+    except ValueError:  # not in the main thread, which alone receives signals
+        return
+
+
+def _listen(settings: Serving) -> socket.socket:
+    """A socket at the address of the settings; raises ConfigError where that is taken or not of this machine."""
+    try:
+        family, *_, place = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server((str(place[0]), int(place[1])), family=family, backlog=128)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {settings.host}:{settings.port} ({error}): use another --port") from error

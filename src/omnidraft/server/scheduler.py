@@ -1,0 +1,308 @@
+"""The model thread: it drives the lanes of all targets round by round, in turns.
+
+Requests wait in a bounded queue until a lane of their target is free.  Everything that touches the models happens in
+this thread; it tells each request of its rounds, and never waits for a client.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from omnidraft.errors import InputError, OmniDraftError
+from omnidraft.server.errors import INTERNAL, LOADING, ApiError, of_input
+from omnidraft.server.metrics import Metrics
+from omnidraft.server.served import Seat, Served
+from omnidraft.server.settings import MEGABYTE, Serving
+
+if TYPE_CHECKING:
+    from omnidraft.api import Generation, Stream
+    from omnidraft.verification.round import Round
+
+_log = logging.getLogger("omnidraft")
+SHARE = 0.5  # of a prompt that a lane must hold to be taken for it, else the one that was used longest ago
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A round, and the text that it completes."""
+
+    text: str
+    record: Round
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """The end of an answer; `cached` tokens of the prompt were not read again, times are seconds."""
+
+    result: Generation
+    cached: int
+    prompt_s: float  # with the first round
+    predicted_s: float
+    speedup: float | None  # an estimate
+    learned: Mapping[str, int | float]
+
+
+Event = Step | Done | ApiError
+
+
+@dataclass(eq=False, kw_only=True)
+class Job:
+    """A request: token ids of its prompt, options of `Lane.stream`, and where its events go."""
+
+    served: Served
+    ids: Sequence[int]
+    options: Mapping[str, Any]
+    send: Callable[[Event], None]
+    user: str | None = None
+    cancelled: bool = False
+    born: float = field(default_factory=time.monotonic)
+
+
+@dataclass(eq=False, kw_only=True)
+class _Running:
+    job: Job
+    seat: Seat
+    stream: Stream
+    cached: int
+    began: float = field(default_factory=time.monotonic)
+    first: float | None = None  # when its first round was over
+
+
+class Scheduler:
+    """Runs requests on the lanes of some targets, from `start` to `stop`."""
+
+    def __init__(self, settings: Serving, metrics: Metrics) -> None:
+        self.served: list[Served] = []
+        self.failure: BaseException | None = None  # of loading
+        self.ready = threading.Event()
+        self._settings, self._metrics = settings, metrics
+        self._change = threading.Condition()
+        self._queue: list[Job] = []
+        self._running: list[_Running] = []
+        self._stopping = False
+        self._uses = 0
+        self._thread: threading.Thread | None = None
+
+    def start(self, load: Callable[[], list[Served]], failed: Callable[[], None]) -> None:
+        """Load the models and serve them, in a thread; `failed` is called where they cannot be loaded."""
+        self._thread = threading.Thread(target=self._run, args=(load, failed), name="models")
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after the round at hand, with the requests that are left; then close the models, which saves profiles."""
+        with self._change:
+            self._stopping = True
+            self._change.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def submit(self, job: Job) -> None:
+        """Queue a request; raises ApiError where no more may wait, or nothing is served now."""
+        with self._change:
+            if self._stopping or not self.ready.is_set():
+                raise LOADING if not self._stopping else ApiError(503, "the server is shutting down: try later")
+            taken = Counter(each.served.name for each in [*self._queue, *(run.job for run in self._running), job])
+            if sum(max(0, taken[one.name] - len(one.seats)) for one in self.served) > self._settings.max_queue:
+                self._metrics.refused()
+                raise ApiError(429, "the queue is full: try again later", code="queue_full")
+            self._queue.append(job)
+            self._change.notify()
+
+    def cancel(self, job: Job) -> None:
+        """Have a request end with the round at hand; nothing is sent to it any more."""
+        job.cancelled = True
+        with self._change:
+            self._change.notify()
+
+    def count(self, served: Served) -> tuple[int, int]:
+        """Numbers of active and of queued requests of a target."""
+        with self._change:
+            queued = sum(job.served is served for job in self._queue)
+            return sum(run.job.served is served for run in self._running), queued
+
+    # ------------------------------------------------------------ the thread
+
+    def _run(self, load: Callable[[], list[Served]], failed: Callable[[], None]) -> None:
+        try:
+            self.served = load()
+        except BaseException as error:  # noqa: BLE001  raised again by who started the server
+            self.failure = error
+            failed()
+            return
+        self.ready.set()
+        try:
+            saved = time.monotonic()
+            while self._admit():
+                for run in list(self._running):
+                    self._round(run)
+                if time.monotonic() - saved >= self._settings.save_s:
+                    saved = time.monotonic()
+                    self._save()
+        finally:
+            self._close()
+
+    def _admit(self) -> bool:
+        """Give free lanes to the requests that wait, or wait for one; False at the end."""
+        with self._change:
+            if not self._running and not self._queue and not self._stopping:
+                self._change.wait(self._settings.save_s)
+            if self._stopping:
+                return False
+            waiting, self._queue = self._queue, []
+            begun = []
+            for job in waiting:
+                if job.cancelled or self._late(job):
+                    self._send(job, ApiError(504, "no lane was free in time: try again later", code="timeout"))
+                    self._metrics.ended(job.served.name, "cancelled" if job.cancelled else "timeout", _age(job), None)
+                elif self._room() and (seat := self._seat(job)) is not None:
+                    begun.append((job, seat))
+                    self._begin(job, seat)
+                else:
+                    self._queue.append(job)
+            self._metrics.queued.set(len(self._queue))
+            self._metrics.active.set(len(self._running))
+        return True
+
+    def _room(self) -> bool:
+        """Whether KV caches leave memory for one more request, once idle lanes were cleared; always for the first."""
+        limit = self._settings.max_cache_mb * MEGABYTE
+        busy = {id(run.seat) for run in self._running}
+        idle = sorted(
+            (seat for one in self.served for seat in one.seats if id(seat) not in busy), key=lambda seat: seat.used
+        )
+        total = sum(one.nbytes for one in self.served)
+        for seat in idle:
+            if total <= limit:
+                break
+            total -= seat.lane.nbytes
+            seat.lane.clear()
+        self._metrics.cache.set(sum(one.nbytes for one in self.served))
+        return total <= limit or not self._running
+
+    def _seat(self, job: Job) -> Seat | None:
+        """The free lane that holds most of the prompt, else the one that was used longest ago; None where all are busy.
+
+        Among equals it is one that the same user had.
+        """
+        busy = {id(run.seat) for run in self._running}
+        free = [seat for seat in job.served.seats if id(seat) not in busy]
+        if not free:
+            return None
+        held = {id(seat): seat.lane.common(job.ids) for seat in free}
+        best = max(free, key=lambda seat: (held[id(seat)], seat.user is not None and seat.user == job.user, -seat.used))
+        return best if held[id(best)] >= SHARE * len(job.ids) else min(free, key=lambda seat: seat.used)
+
+    def _begin(self, job: Job, seat: Seat) -> None:
+        self._uses += 1
+        seat.used, seat.user = self._uses, job.user
+        try:
+            cached = min(seat.lane.common(job.ids), len(job.ids) - 1)
+            stream = seat.lane.stream(job.ids, **job.options)
+        except Exception as error:  # noqa: BLE001  one request's failure is no other's
+            self._failed(job, seat, error)
+            return
+        self._metrics.began(job.served.name, len(job.ids), cached)
+        self._running.append(_Running(job=job, seat=seat, stream=stream, cached=cached))
+
+    def _round(self, run: _Running) -> None:
+        """One round of a request, or its end."""
+        job, stream = run.job, run.stream
+        if job.cancelled or self._late(job):
+            end = "cancelled" if job.cancelled else "timeout"
+            self._send(job, ApiError(504, "the answer took too long: ask for fewer tokens", code="timeout"))
+            self._leave(run, end)
+            return
+        try:
+            text = stream.step()
+        except Exception as error:  # noqa: BLE001  one request's failure is no other's
+            self._running.remove(run)
+            self._failed(job, run.seat, error)
+            return
+        now, rounds = time.monotonic(), stream.rounds
+        if text is not None:
+            if run.first is None:
+                run.first = now
+                self._metrics.first(job.served.name, now - job.born)
+            else:
+                job.served.measure(rounds[-1])
+            self._send(job, Step(text=text, record=rounds[-1]))
+        if text is None or rounds[-1].finish is not None:
+            self._done(run, now)
+
+    def _done(self, run: _Running, now: float) -> None:
+        job, result = run.job, run.stream.result
+        first = run.first or now
+        done = Done(
+            result=result,
+            cached=run.cached,
+            prompt_s=first - run.began,
+            predicted_s=now - first,
+            speedup=job.served.speedup(run.stream.rounds[1:]),
+            learned=job.served.learned,
+        )
+        self._send(job, done)
+        self._leave(run, result.finish_reason)
+        job.served.note(time.time(), result.stats)
+
+    def _leave(self, run: _Running, end: str) -> None:
+        """Free the lane of a request; a complete answer is learned from."""
+        self._running.remove(run)
+        self._metrics.ended(run.job.served.name, end, _age(run.job), run.stream.result.stats)
+        try:
+            run.stream.close()
+        except Exception:  # noqa: BLE001  of an answer that is out already
+            _log.exception("an answer could not be closed")
+        self._room()
+
+    def _failed(self, job: Job, seat: Seat, error: Exception) -> None:
+        """Tell a request of its failure; what its lane holds is dropped."""
+        if isinstance(error, InputError):
+            self._send(job, of_input(error))
+        else:
+            _log.error("a request failed: %s", error, exc_info=not isinstance(error, OmniDraftError))
+            self._send(job, ApiError(500, str(error)) if isinstance(error, OmniDraftError) else INTERNAL)
+        self._metrics.ended(job.served.name, "error", _age(job), None)
+        with suppress(Exception):
+            seat.lane.clear()
+
+    def _late(self, job: Job) -> bool:
+        return _age(job) > self._settings.timeout_s
+
+    def _send(self, job: Job, event: Event) -> None:
+        if not job.cancelled:
+            job.send(event)
+
+    def _save(self) -> None:
+        """Save what was learned since the last time, each profile in a thread; a failure is a warning."""
+        for one in self.served:
+            side = one.model.side
+            if side is not None and side.autosave.writes:
+                try:
+                    side.adaptation.poll()
+                except OmniDraftError as error:  # the next round sees to it
+                    _log.warning("what was learned cannot be read: %s", error)
+                side.autosave.keep(every=1)
+                one.learned = dict(one.model.learned)
+
+    def _close(self) -> None:
+        with self._change:
+            self._stopping = True
+            left, self._queue = [*self._queue, *(run.job for run in self._running)], []
+        for job in left:
+            self._send(job, ApiError(503, "the server is shutting down: try later"))
+        for run in list(self._running):
+            self._leave(run, "shutdown")
+        for one in self.served:
+            one.model.close()
+
+
+def _age(job: Job) -> float:
+    """Seconds since a request came."""
+    return time.monotonic() - job.born

@@ -1,0 +1,167 @@
+"""A target that is served: its name, its lanes, and what its last answers were like."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omnidraft import zoo
+from omnidraft.api import OmniDraft, load
+from omnidraft.defaults import AUTO, drafter_for
+from omnidraft.errors import ConfigError
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+    from omnidraft.api import Lane
+    from omnidraft.decoding.stats import Stats
+    from omnidraft.verification.round import Round
+
+SERIES = 300  # answers whose figures are kept
+PLAIN = 256  # rounds without a draft whose times are kept
+Say = Callable[[str], None]
+
+
+@dataclass
+class Seat:
+    """A lane, when it was last used, and by whom."""
+
+    lane: Lane
+    used: int = 0  # 0: never
+    user: str | None = None
+
+
+class Served:
+    """A target with its lanes; the figures are of this process.
+
+    All that touches the lanes is for the model thread; `lock` is held by whoever uses the tokenizer.
+    """
+
+    def __init__(self, name: str, model: OmniDraft, lanes: int, sources: tuple[str, str | None]) -> None:
+        self.name, self.model = name, model
+        self._sources = sources  # target and drafter, as they can be loaded
+        self.seats = [Seat(lane) for lane in model.lanes(lanes)]
+        self.lock = threading.Lock()
+        self.answers = 0
+        self.series: dict[str, deque[float | None]] = {
+            key: deque(maxlen=SERIES) for key in ("t", "acceptance", "tokens_per_pass", "draft_length", "updates")
+        }
+        self.learned: dict[str, int | float] = dict(model.learned)
+        self._plain: deque[float] = deque(maxlen=PLAIN)
+        self._report: dict[str, Any] | None = None
+
+    @property
+    def drafter(self) -> str | None:
+        return None if self.model.drafter is None else self.model.drafter.name
+
+    @property
+    def profile(self) -> Path | None:
+        """File of what was learned, where there is one."""
+        file = None if self.model.side is None else self.model.side.autosave.profile.file
+        return None if file is None else file.path
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all KV caches."""
+        return sum(seat.lane.nbytes for seat in self.seats)
+
+    @cached_property
+    def tokens(self) -> LLTokenizer:
+        """The target's tokens for grammars; raises ConfigError where the package is missing or cannot read them."""
+        try:
+            from omnidraft.server.grammar import tokens_of
+        except ModuleNotFoundError as error:
+            fix = "pip install 'omnidraft[serve]'"
+            raise ConfigError(f"answers of a schema need the package {error.name}: {fix}") from error
+        return tokens_of(self.model)
+
+    def text_of(self, token: int) -> tuple[str, list[int] | None]:
+        """A token's text, and its bytes where it has any."""
+        data = self.model.vocab.tokens[token]
+        if data is not None:
+            return data.decode("utf-8", "replace"), list(data)
+        return str(self.model.target.tokenizer.convert_ids_to_tokens(token)), None
+
+    def note(self, at: float, stats: Stats) -> None:
+        """Keep the figures of a complete answer; `at` is the time of day in seconds."""
+        self.answers += 1
+        self.learned = dict(self.model.learned)
+        row = {
+            "t": at,
+            "acceptance": stats.acceptance_rate if stats.proposed else None,
+            "tokens_per_pass": stats.block_efficiency,
+            "draft_length": stats.drafted / max(stats.rounds, 1),
+            "updates": self.learned.get("updates", 0),
+        }
+        for key, value in row.items():
+            self.series[key].append(value)
+
+    def measure(self, record: Round) -> None:
+        """Take the time of a round that is not the first of an answer."""
+        if not record.proposals:
+            self._plain.append(record.times.verify_s + record.times.overhead_s)
+
+    def speedup(self, rounds: Sequence[Round]) -> float | None:
+        """Estimate of what drafting made of these rounds against none; None where too little is known.
+
+        The time of a token without a draft is the median of the rounds that had none.
+        """
+        seconds = sum(record.times.total for record in rounds)
+        if not self._plain or not seconds:
+            return None
+        return statistics.median(self._plain) * sum(len(record.emitted) for record in rounds) / seconds
+
+    def figures(self) -> dict[str, Any]:
+        """What `/stats` says of the target."""
+        return {
+            "id": self.name,
+            "drafter": self.drafter,
+            "requests": self.answers,
+            "profile": None if self.profile is None else str(self.profile),
+            "learned": self.learned,
+            "precision": str(self.model.target.lm.dtype).removeprefix("torch."),
+            "series": {key: list(values) for key, values in self.series.items()},
+        }
+
+    def report(self) -> dict[str, Any]:
+        """What `omnidraft inspect` says of the pair; made once.  Raises ConfigError where there is no drafter."""
+        target, drafter = self._sources
+        if self.drafter is None or drafter is None:
+            raise ConfigError(f"model {self.name!r} has no drafter to report on: serve it with one")
+        from omnidraft.inspection.report import inspect_pair
+        from omnidraft.inspection.texts import samples
+
+        with self.lock:
+            if self._report is None:
+                quiet: Say = lambda _: None  # noqa: E731  the server is not told of progress
+                found = inspect_pair(target, drafter, samples(), say=quiet, warn=quiet)
+                self._report = asdict(found)
+        return self._report
+
+
+def name_of(target: str) -> str:
+    """The name by which requests ask for a target: a folder's or a file's own, or the whole of `zoo:` and hub names."""
+    path = Path(target).expanduser()
+    return path.resolve().name if path.exists() and not target.startswith(zoo.PREFIX) else target
+
+
+def load_all(
+    targets: Sequence[str], drafter: str | None, lanes: int, *, warn: Say, options: Mapping[str, Any]
+) -> list[Served]:
+    """Load targets that share one drafter.  Raises InputError and its kinds."""
+    names = [name_of(target) for target in targets]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ConfigError(f"two targets are called {twice.pop()!r}: give each folder a name of its own")
+    source = drafter_for(targets[0], lambda _: None) if drafter == AUTO else drafter
+    loaded: list[Served] = []
+    for name, target in zip(names, targets, strict=True):
+        shared = loaded[0].model if loaded and loaded[0].model.side is not None else drafter
+        model = load(target, shared, warn=warn, **options)
+        loaded.append(Served(name, model, lanes, (target, source)))
+    return loaded

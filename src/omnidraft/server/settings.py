@@ -1,0 +1,91 @@
+"""Settings of the server: its address, who may use it, and its limits."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from omnidraft.config import Settings, integer, number, shown
+from omnidraft.errors import ConfigError
+
+LOCAL = "localhost"
+MEGABYTE = 2**20
+
+
+def _host(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[\w.:-]+", value):
+        raise ConfigError(f"{name} is {shown(value)}; it must be a name or an address: use 127.0.0.1")
+    return value
+
+
+def _key(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value.isascii() or not value.strip():
+        raise ConfigError(f"{name} must be ASCII characters, and at least one: choose another")
+    return value
+
+
+def _origins(name: str, value: Any) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise ConfigError(f"{name} is {shown(value)}; it must be a list: give one origin or more")
+    for each in value:
+        if not isinstance(each, str) or not re.fullmatch(r"https?://[\w.:\[\]-]+", each):
+            raise ConfigError(
+                f"{name} holds {shown(each)}; an origin is a scheme and a host: use http://localhost:3000"
+            )
+    return tuple(value)
+
+
+def _own(default: Any, about: str, check: Any, none: str | None = None) -> Any:
+    return field(default=default, metadata={"help": about, "check": check, "none": none})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving(Settings):
+    """The server's address, key and limits; raises ConfigError for an open address without a key."""
+
+    host: str = _own("127.0.0.1", "address to listen on; one that others reach needs an API key", _host)
+    port: int = integer(8080, "port to listen on; 0 is any free one", low=0, high=65535, fix="use 8080")
+    api_key: str | None = _own(None, "key that every request must bring", _key, "none")
+    cors_origin: tuple[str, ...] = _own((), "origin of web pages that may use the server", _origins)
+    lanes: int = integer(4, "answers of one target that are made at once", low=1, high=256, fix="use 4")
+    max_queue: int = integer(64, "requests that may wait; more are answered with 429", low=0, fix="use 64")
+    max_tokens: int = integer(4096, "maximum tokens of an answer", low=1, fix="use 4096")
+    max_prompt_tokens: int | None = integer(
+        None, "maximum tokens of a prompt", low=1, none="what the target holds", fix="leave it out"
+    )
+    max_body_mb: float = number(2.0, "maximum size of a request in MB", low=0.001, high=1024, fix="use 2")
+    max_cache_mb: float = number(
+        4096,
+        "KV caches together in MB; beyond it conversations are forgotten, and requests wait",
+        low=0,
+        fix="use 4096",
+    )
+    timeout_s: float = number(
+        600, "seconds for an answer, with its time in the queue", low=0.1, high=86400, fix="use 600"
+    )
+    drain_s: float = number(30, "seconds that open answers get at shutdown", low=0, high=3600, fix="use 30")
+    save_s: float = number(60, "seconds between looks at whether profiles are to be saved", low=0.1, fix="use 60")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.loopback and self.api_key is None:
+            raise ConfigError(
+                f"host is {self.host!r}, which others may reach, and there is no API key: "
+                "give --api-key (or OMNIDRAFT_API_KEY), or use 127.0.0.1"
+            )
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine reaches the server."""
+        return is_loopback(self.host)
+
+
+def is_loopback(host: str) -> bool:
+    """True for the names and addresses of this machine alone; a name that could be another's is none of them."""
+    try:
+        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return host.lower() == LOCAL

@@ -1,0 +1,104 @@
+"""The options of `omnidraft serve`, and what it says where it cannot begin."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from typing import Any
+
+import pytest
+
+from omnidraft.cli.main import main
+from omnidraft.server import run
+from omnidraft.server.settings import Serving
+
+TARGET = ("serve", "--target", "zoo:target-a")
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What a server would be begun with."""
+    given: dict[str, Any] = {}
+
+    class Noted:
+        def __init__(self, settings: Serving, targets: object, drafter: object, options: object, **rest: Any) -> None:
+            given.update(settings=settings, targets=targets, drafter=drafter, options=options, **rest)
+
+        def run(self) -> None:
+            given["ran"] = True
+
+    monkeypatch.setattr(run, "Running", Noted)
+    return given
+
+
+def test_flags_reach_the_server(begun: dict[str, Any]) -> None:
+    more = (
+        "--target",
+        "b",
+        "--drafter",
+        "none",
+        "--port",
+        "0",
+        "--lanes",
+        "2",
+        "--api-key",
+        "123",
+        "--adapt",
+        "background",
+    )
+    origins = ("--cors-origin", "http://a", "--cors-origin", "https://b:1", "--log-prompts", "--dtype", "float32")
+    assert main([*TARGET, *more, *origins, "--set", "save_s=5", "--set", "interval=2", "--draft-length", "4"]) == 0
+    assert begun.pop("settings") == Serving(
+        port=0, lanes=2, api_key="123", cors_origin=("http://a", "https://b:1"), save_s=5
+    )
+    begun.pop("say")
+    assert begun == {
+        "ran": True, "targets": ["zoo:target-a", "b"], "drafter": None, "log_prompts": True,
+        "options": {"adapt": "background", "dtype": "float32", "device": "auto", "draft_length": 4, "interval": 2},
+    }  # fmt: skip
+
+
+def test_the_key_may_come_from_the_environment(begun: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMNIDRAFT_API_KEY", "secret")
+    assert main([*TARGET, "--host", "0.0.0.0"]) == 0  # noqa: S104
+    assert begun["settings"].api_key == "secret"
+    assert main([*TARGET, "--api-key", "other"]) == 0
+    assert begun["settings"].api_key == "other"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--host", "0.0.0.0"), "host is '0.0.0.0', which others may reach, and there is no API key"),  # noqa: S104
+        (("--adapt", "inline"), "adapt is 'inline'; a server learns in the background or not"),
+        (("--port", "70000"), "port is 70000; it must be an integer at least 0, at most 65535"),
+        (("--api-key", "ключ"), "api_key must be ASCII"),
+        (("--cors-origin", "*"), "cors_origin holds '*'; an origin is a scheme and a host"),
+        (("--lane", "2"), "unknown argument '--lane': did you mean '--lanes'?"),
+        (("--set", "timeout_s=0"), "timeout_s is 0; it must be a finite number at least 0.1"),
+    ],
+)
+def test_mistakes_are_one_line(arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*TARGET, *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"omnidraft: error: {message}")
+    assert error.count("\n") == 1
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in [name for name in sys.modules if name.startswith("omnidraft.server.") and "settings" not in name]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    assert main(list(TARGET)) == 2
+    message = "the server needs the package fastapi, which is not installed: pip install 'omnidraft[serve]'"
+    assert capsys.readouterr().err == f"omnidraft: error: {message}\n"
+
+
+def test_a_taken_port_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert main([*TARGET, "--port", str(taken.getsockname()[1])]) == 2
+    error = capsys.readouterr().err
+    assert "cannot listen on 127.0.0.1" in error
+    assert "use another --port" in error

@@ -1,0 +1,54 @@
+"""A server under load: rows of all ways, and answers that are those of each prompt alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments import serve
+from support.serving import with_tools
+
+
+@pytest.mark.slow
+def test_a_quick_run(drafter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chat = with_tools(tmp_path / "chat")
+    out = tmp_path / "serve"
+    words = ["--target", str(chat), "--drafter", str(drafter), "--dtype", "float32", "--threads", "1", "--quick"]
+    assert serve.main([*words, "--out", str(out)]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "serve.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = [line for line in lines if line["kind"] == "rows"]
+    assert [row["method"] for row in rows] == ["drafts", "no drafts", "generate"]
+    for row in rows:
+        assert row["answers"] == row["identical"] >= row["clients"] == 2
+        assert row["lost"] == 0
+        assert 0 < row["first_p50_s"] <= row["first_p95_s"]
+        assert row["tokens_per_s"] > 0
+        assert row["rss_end_mb"] > 50
+    assert "| chat | drafts |" in (tmp_path / "serve.md").read_text(encoding="utf-8")
+    capsys.readouterr()
+    assert serve.main([*words, "--out", str(out)]) == 0  # all is there
+    assert "| chat | generate |" in capsys.readouterr().out
+
+
+def test_an_answer_that_differs_is_counted() -> None:
+    class Fickle:
+        asked = 0
+
+        def ask(self, place: int, prompt: str) -> serve.Reply:
+            self.asked += 1
+            text = None if self.asked == 5 else "other" if self.asked == 4 else prompt
+            return serve.Reply(prompt=place, text=text, tokens=2, first_s=float(self.asked))
+
+        def rss(self) -> float:
+            return 1.0
+
+        def close(self) -> None:
+            """Nothing to do."""
+
+    sizes = serve.Sizes(clients=1, seconds=1, prompts=2, new_tokens=2)
+    row = serve.load_run(Fickle(), ["a", "b"], sizes)  # type: ignore[arg-type]
+    assert row["lost"] == 1
+    assert row["identical"] == row["answers"] - 2
+    assert row["first_p50_s"] < row["first_p95_s"]

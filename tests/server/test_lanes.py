@@ -1,0 +1,183 @@
+"""Many requests at once: their answers, the queue, clients that go away or do not read, and time limits."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from omnidraft.api import OmniDraft
+from omnidraft.decoding.engine import Engine
+from support.serving import QUESTION, At, serving, until, user
+
+LONG: dict[str, Any] = {
+    "messages": user(QUESTION),
+    "temperature": 2.0,
+    "max_tokens": 1500,
+}  # does not end by itself soon
+
+
+@pytest.fixture(scope="module")
+def narrow(chat: Path) -> Iterator[At]:
+    """One lane, and room for one request to wait."""
+    with serving([chat], lanes=1, max_queue=1, max_tokens=1500) as at:
+        yield at
+
+
+@contextmanager
+def streamed(at: At, **body: Any) -> Iterator[Iterator[str]]:
+    """The lines of an answer of which the first has come."""
+    with httpx.stream(
+        "POST", at.url + "/v1/chat/completions", json={**LONG, "stream": True, **body}, timeout=60
+    ) as answer:
+        assert answer.status_code == 200
+        lines = answer.iter_lines()
+        next(lines)
+        yield lines
+
+
+def test_answers_of_many_at_once_are_those_of_each_alone(server: At, model: OmniDraft) -> None:
+    prompts = [f"Question: Ann has {n} bags of {n + 2} nuts. How many nuts has she?\nAnswer:" for n in range(8)]
+    alone = [model.generate(user(prompt), max_new_tokens=24, temperature=0).text for prompt in prompts]
+
+    def ask(place: int) -> str:
+        body = {"messages": user(prompts[place]), "max_tokens": 24, "temperature": 0}
+        if place % 2:
+            return str(server.chat(**body).json()["choices"][0]["message"]["content"])
+        with streamed(server, **body) as lines:
+            found = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        return "".join(each["choices"][0]["delta"].get("content", "") for each in found)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(ask, range(8))) == alone
+    assert len(set(alone)) > 4
+
+
+def test_a_conversation_is_not_read_again(server: At) -> None:
+    first = user("Question: Eva buys 3 red pens and 12 blue ones. How many pens has she?\nAnswer:")
+    said = server.chat(messages=first, max_tokens=8, temperature=0).json()
+    more = [*first, {"role": "assistant", "content": said["choices"][0]["message"]["content"]}, *user("Why?")]
+    again = server.chat(messages=more, max_tokens=8, temperature=0).json()
+    cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert said["usage"]["prompt_tokens"] <= cached < again["usage"]["prompt_tokens"]
+    assert again["timings"]["prompt_n"] == again["usage"]["prompt_tokens"] - cached
+    assert again["timings"]["predicted_n"] == again["usage"]["completion_tokens"]
+
+
+def test_a_full_queue_sends_away(narrow: At) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        with streamed(narrow):
+            waits = pool.submit(narrow.chat, temperature=0)
+            until(lambda: narrow.figures()["queued"] == 1)
+            refused = narrow.chat()
+            assert refused.status_code == 429
+            assert int(refused.headers["Retry-After"]) >= 1
+            assert refused.json()["error"]["type"] == "rate_limit_error"
+            assert narrow.counter("omnidraft_refused_requests_total") == 1
+            assert narrow.get("/v1/models").status_code == 200
+            assert not waits.done()
+        assert waits.result().status_code == 200
+
+
+def test_a_client_that_goes_away_frees_its_lane(narrow: At) -> None:
+    for stream in (True, False):
+        before = narrow.counter("omnidraft_generated_tokens_total")
+        ended = narrow.counter('omnidraft_answers_total{end="cancelled"')
+        if stream:
+            with streamed(narrow):
+                pass
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                httpx.post(narrow.url + "/v1/chat/completions", json=LONG, timeout=1)
+        until(lambda: narrow.figures()["active"] == 0, 5)
+        assert narrow.counter('omnidraft_answers_total{end="cancelled"') == ended + 1
+        assert narrow.counter("omnidraft_generated_tokens_total") - before < 300  # of 1500
+        assert narrow.chat(temperature=0).status_code == 200
+
+
+def test_a_client_that_does_not_read_stalls_nobody(chat: Path) -> None:
+    with serving([chat], lanes=2, max_tokens=150) as at:
+        slow = socket.socket()
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        slow.connect(("127.0.0.1", int(at.url.rsplit(":", 1)[1])))
+        body = json.dumps({**LONG, "max_tokens": 150, "stream": True, "logprobs": True, "top_logprobs": 20})
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+        slow.sendall(f"{head}Content-Type: application/json\r\n\r\n{body}".encode())
+        until(lambda: at.figures()["active"] == 1)
+        began = time.monotonic()
+        assert at.chat(temperature=0, max_tokens=8).status_code == 200
+        assert time.monotonic() - began < 20
+        until(lambda: at.counter("omnidraft_answers_total") == 2)  # what nobody reads is made all the same
+        slow.close()
+
+
+def test_late_answers_are_ended(chat: Path) -> None:
+    with serving([chat], lanes=1, timeout_s=1.0, max_tokens=1500) as at:
+        assert at.chat(**LONG).status_code == 504
+        with streamed(at) as lines:
+            last = [line for line in lines if line.startswith("data: {")][-1]
+        assert json.loads(last[6:])["error"]["code"] == "timeout"
+        assert at.chat(temperature=0).status_code == 200
+
+
+def test_a_failure_is_one_requests_own(server: At, monkeypatch: pytest.MonkeyPatch) -> None:
+    verify = Engine.verify
+
+    def failing(engine: Engine, request: Any) -> Any:
+        if request.sampling.top_k == 7:
+            raise RuntimeError("planted")
+        return verify(engine, request)
+
+    expected = server.chat(temperature=0, max_tokens=24).json()["choices"]
+    monkeypatch.setattr(Engine, "verify", failing)
+    with ThreadPoolExecutor(2) as pool:
+        good = pool.submit(server.chat, temperature=0, max_tokens=24)
+        failed = server.chat(top_k=7)
+        assert failed.status_code == 500
+        assert "planted" not in failed.text
+        assert good.result().json()["choices"] == expected
+    assert server.chat(temperature=0, max_tokens=24).json()["choices"] == expected
+
+
+def test_caches_are_held_to_their_limit(chat: Path) -> None:
+    with serving([chat], lanes=3, max_cache_mb=0, max_tokens=64) as at:
+        with ThreadPoolExecutor(3) as pool:
+            answers = list(pool.map(lambda _: at.chat(temperature=0, max_tokens=16).json()["choices"], range(3)))
+        assert answers[0] == answers[1] == answers[2]
+        assert at.chat(temperature=0, max_tokens=16).json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+def test_a_seed_decides_every_draw(chat: Path) -> None:
+    with serving([chat], None, {"draft_length": 0}, lanes=2) as at:
+        asked: dict[str, Any] = {"temperature": 1.0, "max_tokens": 24}
+        texts = [at.chat(**asked, seed=seed).json()["choices"][0] for seed in (1, 1, -1, -1)]
+        assert texts[0] == texts[1] != texts[2] == texts[3]
+        unseeded = {str(at.chat(**asked).json()["choices"][0]) for _ in range(4)}
+        assert len(unseeded) > 1
+
+
+def test_a_trace_says_where_tokens_come_from(server: At) -> None:
+    with streamed(server, temperature=0, max_tokens=48, omnidraft={"trace": True}) as lines:
+        chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    *rounds, last = chunks
+    for each in rounds:
+        tokens = each["omnidraft"]["tokens"]
+        assert "".join(token["text"] for token in tokens) == each["choices"][0]["delta"]["content"]
+        assert {token["source"] for token in tokens} <= {"target", "drafted", "retrieved"}
+        assert each["omnidraft"]["accepted"] <= each["omnidraft"]["draft"]
+    accepted = sum(each["omnidraft"]["accepted"] for each in rounds)
+    sources = [token["source"] for each in rounds for token in each["omnidraft"]["tokens"]]
+    assert accepted == last["timings"]["draft_n_accepted"] == len(sources) - sources.count("target")
+    assert accepted > 0
+    assert last["omnidraft"]["tokens"] == len(sources)
+    assert last["omnidraft"]["tokens_per_pass"] == pytest.approx(len(sources) / len(rounds))
+    assert "trace" not in server.chat().text
+    assert "omnidraft" not in server.chat().json()

@@ -1,0 +1,436 @@
+"""The page of the server in a headless Chromium, before a server with canned answers.
+
+Screenshots go to `artefacts/`, to be looked at.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+from selenium.webdriver import Keys
+
+from support.browser import Page, chromium
+from support.fake_server import PAGE, FakeServer
+
+INJECTION = """<script>window.pwned = 1</script> <img src=x onerror="window.pwned = 2">
+[a](javascript:window.pwned=3) [b](https://ok.example/"onclick=window.pwned=4) <b>bold?</b> &lt;i&gt;
+
+```html"><img src=x onerror=window.pwned=5>
+<script>window.pwned = 6</script>
+```
+"""
+MARKDOWN = """# Phases
+
+The **moon** has *phases*, `code` and snake_case_names; 2 * 3 * 4.
+See [NASA](https://science.nasa.gov/moon) or http://example.com/x.
+
+3. first
+   - inner
+4. second
+
+```python
+if 1 < 2:
+    print("**no bold**")
+```
+"""
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with chromium(tmp_path_factory.mktemp("browser")) as driver:
+        yield driver
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeServer]:
+    with FakeServer() as fake:
+        yield fake
+
+
+@pytest.fixture
+def page(driver: Any, fake: FakeServer) -> Iterator[Page]:
+    """The page, loaded; in the end nothing may have been complained about."""
+    page = Page(driver, fake.url)
+    page.open()
+    yield page
+    assert page.complaints() == []
+
+
+def text_of(fake: FakeServer) -> str:
+    return "".join(text for tokens in fake.rounds for text, _ in tokens)
+
+
+def traced(text: str) -> list[list[tuple[str, str]]]:
+    """A text in rounds of a word or two, of all sources."""
+    words = re.findall(r"\s*\S+", text)
+    rounds = [words[i : i + 3] for i in range(0, len(words), 3)]
+    return [
+        [*((word, ("drafted", "retrieved")[len(some[0]) % 3 == 0]) for word in some[:-1]), (some[-1], "target")]
+        for some in rounds
+    ]
+
+
+# ------------------------------------------------------------ the files
+
+
+def test_the_files_need_no_other_host_and_no_inline_code() -> None:
+    html = (PAGE / "index.html").read_text(encoding="utf-8")
+    assert re.findall(r"<script(?![^>]* src=)|<style|\sstyle=|\son\w+=", html) == []
+    texts = {path.name: path.read_text(encoding="utf-8") for path in PAGE.iterdir()}
+    hosts = {host for text in texts.values() for host in re.findall(r"https?://([\w.]+)", text)}
+    assert hosts <= {"www.w3.org"}  # the name of SVG
+    code = "".join(text for name, text in texts.items() if name.endswith(".js"))
+    assert re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", code) == []
+    assert sum(map(len, texts.values())) < 60_000
+
+
+# ------------------------------------------------------------ answers
+
+
+def test_an_answer_streams_with_its_sources_and_figures(page: Page, fake: FakeServer) -> None:
+    fake.held = 1
+    page.send("Why?")
+    page.wait(lambda: page.text("article.answer > div") == "The moon shows")
+    assert page.one("article.answer").get_attribute("aria-busy") == "true"
+    assert not page.one("#send").is_displayed()
+    assert page.one("#stop").is_displayed()
+    assert "3 tokens so far" in page.text("article.answer .figures")
+    fake.go.set()
+    page.wait_for_answers(1)
+    assert page.text("article.answer > div") == text_of(fake)
+    assert page.texts("article.answer .drafted") == ["The moon"]
+    assert page.texts("article.answer .retrieved") == ["the same"]
+    assert page.texts("article.answer .target") == ["shows", "face."]
+    assert page.texts("article.answer .figures span") == [
+        "7 tokens", "0.50 s", "14.0 tokens/s", "75 % of draft tokens accepted", "2.33 tokens a pass",
+        "1.50× against no drafting (estimate)",
+    ]  # fmt: skip
+    assert page.text("#status") == "Answer complete, 7 tokens"
+    assert page.one("#send").is_displayed()
+    assert fake.chats == [
+        {
+            "model": "target-a",
+            "messages": [{"role": "user", "content": "Why?"}],
+            "stream": True,
+            "omnidraft": {"trace": True},
+        }
+    ]
+
+
+def test_an_answer_without_drafts_has_no_estimate(page: Page, fake: FakeServer) -> None:
+    fake.acceptance = None
+    fake.answered = 6
+    page.send("Why?")
+    page.wait_for_answers(1)
+    assert page.texts("article.answer .figures span")[3:] == ["no drafts", "2.33 tokens a pass"]
+    page.wait(lambda: "7 requests" in page.text("#requests"))
+    assert page.texts("figcaption strong")[0] == "–"
+    assert len(page.attributes("svg .line", "points")[0].split()) == 6
+
+
+def test_a_conversation_and_a_new_one_with_another_model(page: Page, fake: FakeServer) -> None:
+    for i, text in enumerate(("one", "two"), start=1):
+        page.send(text)
+        page.wait_for_answers(i)
+    assert [message["content"] for message in fake.chats[1]["messages"]] == ["one", text_of(fake), "two"]
+    assert [message["role"] for message in fake.chats[1]["messages"]] == ["user", "assistant", "user"]
+    page.one("#new").click()
+    assert page.all("article") == []
+    assert page.one("#empty").is_displayed()
+    page.driver.execute_script("let m = document.getElementById('model'); m.value = 'target-b'")
+    page.send("three")
+    page.wait_for_answers(1)
+    assert fake.chats[2]["model"] == "target-b"
+    assert fake.chats[2]["messages"] == [{"role": "user", "content": "three"}]
+
+
+def test_the_stop_button_keeps_what_there_is(page: Page, fake: FakeServer) -> None:
+    fake.held = 1
+    page.send("Why?")
+    page.wait(lambda: page.text("article.answer > div") == "The moon shows")
+    page.one("#stop").click()
+    page.wait_for_answers(1)
+    assert fake.left.wait(10)
+    assert page.texts("article.answer .figures span") == ["3 tokens", "stopped"]
+    fake.go.set()
+    page.send("Go on")
+    page.wait_for_answers(2)
+    assert [message["content"] for message in fake.chats[1]["messages"]] == ["Why?", "The moon shows", "Go on"]
+
+
+def test_a_new_chat_ends_the_answer_of_the_old_one(page: Page, fake: FakeServer) -> None:
+    fake.held = 1
+    page.send("Why?")
+    page.wait(lambda: page.text("article.answer > div") == "The moon shows")
+    page.one("#new").click()
+    assert fake.left.wait(10)
+    fake.go.set()
+    page.send("Again")
+    page.wait_for_answers(1)
+    assert fake.chats[1]["messages"] == [{"role": "user", "content": "Again"}]
+
+
+def test_an_answer_is_shown_as_text_whatever_it_holds(page: Page, fake: FakeServer) -> None:
+    fake.rounds = [[(piece, "drafted")] for piece in re.findall(r".{1,7}", INJECTION, re.DOTALL)]
+    page.send("<img src=x onerror='window.pwned = 0'>")
+    page.wait_for_answers(1)
+    shown = page.text("article.answer > div")
+    for line in (
+        "<script>window.pwned = 1</script>",
+        '<img src=x onerror="window.pwned = 2">',
+        "<b>bold?</b> &lt;i&gt;",
+    ):
+        assert line in shown
+    assert page.text("article.own") == "<img src=x onerror='window.pwned = 0'>"
+    assert page.all("#log script, #log img, #log b, #log [onclick], #log [onerror]") == []
+    assert [a.get_attribute("href") for a in page.all("#log a")] == ["https://ok.example/%22onclick=window.pwned=4"]
+    assert page.driver.execute_script("return window.pwned") is None
+
+
+def test_markdown(page: Page, fake: FakeServer) -> None:
+    fake.rounds = traced(MARKDOWN)
+    page.send("Why?")
+    page.wait_for_answers(1)
+    assert page.text("h3") == "Phases"
+    assert page.texts("article.answer strong") == ["moon"]
+    assert page.texts("article.answer em") == ["phases"]
+    assert page.texts("article.answer :not(pre) > code") == ["code"]
+    assert "snake_case_names; 2 * 3 * 4.\nSee NASA" in page.text("article.answer > div")
+    assert page.one("article.answer ol").get_attribute("start") == "3"
+    assert page.texts("article.answer ol > li > ul > li") == ["inner"]
+    assert page.one("pre > code").get_attribute("textContent") == 'if 1 < 2:\n    print("**no bold**")'
+    links = {a.get_attribute("href"): a.get_attribute("rel") for a in page.all("article.answer a")}
+    assert links.keys() == {"https://science.nasa.gov/moon", "http://example.com/x"}
+    assert all("noopener" in (rel or "") for rel in links.values())
+    page.grant_clipboard()
+    page.one(".code button").click()
+    page.wait(lambda: page.text(".code button") == "Copied")
+    assert page.clipboard() == 'if 1 < 2:\n    print("**no bold**")'
+
+
+SHOW = """
+const [text, done] = arguments;
+import(new URL("page/markdown.js", location)).then(({ show }) => {
+  const element = document.createElement("div");
+  const began = performance.now();
+  show(element, text, "d".repeat(text.length));
+  const tags = new Set([...element.querySelectorAll("*")].map((e) => e.localName));
+  done([element.textContent, [...tags], performance.now() - began]);
+}).catch((error) => done(String(error)));
+"""
+LONG = [
+    *("- " * 9000 + "x", "**a " * 5000, "*a _b" * 4000, "`" * 20000, "a`" * 9000, "[" * 20000, "[a](" * 5000),
+    *("https://" * 2500, "1. x\n" * 4000, "   - x\n" * 3000, "```\n" * 4000, "__" * 9000, "<b>" * 5000, "#\n" * 5000),
+]
+TAGS = {"p", "h3", "ul", "ol", "li", "div", "pre", "code", "button", "span", "strong", "em", "a"}
+
+
+@pytest.mark.parametrize("text", LONG)
+def test_no_answer_takes_long_to_show(page: Page, text: str) -> None:
+    shown, tags, milliseconds = page.driver.execute_async_script(SHOW, text)
+    assert milliseconds < 4000
+    assert set(tags) <= TAGS
+    words = re.findall(r"[a-z]", text)
+    assert len(re.findall(r"[a-z]", shown)) >= len(words)
+
+
+# ------------------------------------------------------------ figures
+
+
+def test_the_charts_move(page: Page, fake: FakeServer) -> None:
+    def points() -> list[int]:
+        return [len(line.split()) for line in page.attributes("svg .line", "points")]
+
+    def moved(count: int) -> bool:
+        return points() == [count] * 4
+
+    page.wait(lambda: "0 requests" in page.text("#requests"))
+    assert points() == []
+    for i in (1, 2, 3):
+        page.send("Why?")
+        page.wait_for_answers(i)
+        page.wait(partial(moved, i))
+    assert page.texts("figcaption strong") == ["60 %", "1.8", "4", "1"]
+    label = page.attributes("#charts svg", "aria-label")[0]
+    assert label == "Draft tokens accepted: 3 answers, the last 60 %"
+    assert "3 requests" in page.text("#requests")
+    fake.answered = 30  # of other clients: the page asks by itself
+    page.wait(lambda: points() == [26, 30, 30, 30])  # four of them had no draft
+
+
+def test_one_answer_is_now(page: Page, fake: FakeServer) -> None:
+    fake.answered = 1
+    page.wait(lambda: len(page.all("svg .last")) == 4)
+    assert set(page.attributes("svg .last", "cx")) == {"294"}
+    assert page.texts("figcaption strong") == ["40 %", "1.5", "2", "0"]
+    assert page.texts("figure:last-child text") == ["0", "1", "2", "", "now"]
+
+
+def test_the_profile_and_the_report(page: Page, fake: FakeServer) -> None:
+    fake.answered = 4
+    page.wait(lambda: "384" in page.texts("#profile dd"))
+    learned = dict(zip(page.texts("#profile dt"), page.texts("#profile dd"), strict=True))
+    assert learned["tokens seen"] == "384"
+    assert learned["profile"] == "profiles/drafter/target-0123456789ab.safetensors"
+    page.one("#report summary").click()
+    page.wait(lambda: len(page.all("#tables table")) == 3)
+    assert "The pair works together." in page.text("#tables")
+    assert "target-a" in page.text("#tables")
+    assert "0.819" in page.text("#tables")
+    page.driver.execute_script("document.getElementById('panel').scrollTop = 1e6")
+    page.shot("report")
+
+
+# ------------------------------------------------------------ people and their machines
+
+
+def test_keys_alone(page: Page, fake: FakeServer) -> None:
+    fake.held = 1
+    assert page.focused() == "message"
+    page.keys("one", (Keys.SHIFT, Keys.ENTER), "two", Keys.ENTER)
+    page.wait(lambda: page.text("article.answer > div") == "The moon shows")
+    assert fake.chats[0]["messages"][0]["content"] == "one\ntwo"
+    page.keys("draft", Keys.ENTER)  # one answer at a time: what is typed stays
+    assert page.one("#message").get_attribute("value") == "draft"
+    page.keys(Keys.ESCAPE)
+    page.wait_for_answers(1)
+    assert "stopped" in page.text("article.answer .figures")
+    reached = []
+    for _ in range(12):
+        page.keys(Keys.TAB)
+        reached.append(page.focused())
+        style = "let s = getComputedStyle(document.activeElement); return s.outlineStyle + s.outlineWidth"
+        if reached[-1]:
+            assert page.driver.execute_script(style) == "solid2px", reached
+    assert {"send", "sources", "panel", "model", "new", "log"} <= set(reached)
+    while page.focused() != "new":
+        page.keys(Keys.TAB)
+    page.keys(Keys.ENTER)
+    assert page.all("article") == []
+    assert page.focused() == "message"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_both_schemes_are_readable(page: Page, fake: FakeServer, scheme: str) -> None:
+    fake.rounds = [*fake.rounds, [("\n\n", "target")], *traced(MARKDOWN)]
+    fake.answered = 20
+    page.scheme(scheme)
+    page.send("Why does the moon have phases?")
+    page.wait_for_answers(1)
+    ground = page.colour("body", "background-color")
+    assert (sum(ground) < 150) == (scheme == "dark")
+    for selector in (".drafted", ".retrieved", ".target", ".figures", "#keys", "#requests", ".answer a", "dt"):
+        assert page.contrast(selector) >= 4.5, selector
+    assert page.contrast("svg text", "fill") >= 4.5
+    assert page.contrast("svg .line", "stroke") >= 3
+    page.shot(scheme)
+    page.scheme("light")
+
+
+def test_sources_are_told_by_more_than_colour_and_can_be_hidden(page: Page) -> None:
+    page.send("Why?")
+    page.wait_for_answers(1)
+
+    def looks() -> list[tuple[str, str]]:
+        found = [page.one(f"article.answer .{source}") for source in ("drafted", "retrieved", "target")]
+        return [
+            (e.value_of_css_property("text-decoration-line"), e.value_of_css_property("text-decoration-style"))
+            for e in found
+        ]
+
+    assert looks() == [("underline", "solid"), ("underline", "dotted"), ("none", "solid")]
+    assert page.texts("#legend li") == ["drafted and accepted", "retrieved", "target’s own"]
+    before = page.colour("article.answer .drafted")
+    page.one("#sources").click()
+    assert {line for line, _ in looks()} == {"none"}
+    assert page.colour("article.answer .drafted") == page.colour("article.answer .target") != before
+
+
+def test_a_phone(page: Page, fake: FakeServer) -> None:
+    fake.rounds = [*fake.rounds, [("\n\n", "target")], *traced(MARKDOWN + "x" * 200)]
+    page.resize(390, 844, phone=True)
+    page.open()
+    page.send("Why does the moon have phases, and how long does each of them last?")
+    page.wait_for_answers(1)
+    assert not page.one("#panel").is_displayed()
+    assert page.overflow() <= 0
+    page.shot("phone")
+    page.one("#view").click()
+    assert page.one("#panel").is_displayed()
+    assert not page.one("#log").is_displayed()
+    assert page.overflow() <= 0
+    page.shot("phone-figures")
+
+
+# ------------------------------------------------------------ what goes wrong
+
+
+def test_the_key_is_asked_for(driver: Any, fake: FakeServer) -> None:
+    fake.key = "right"
+    page = Page(driver, fake.url)
+    page.open(ready=False)
+    page.wait(lambda: page.one("#ask").is_displayed())
+    page.keys("wrong", Keys.ENTER)
+    page.wait(lambda: page.one("#ask").is_displayed() and "refuses" in page.text("#ask-text"))
+    page.shot("key")
+    page.keys("right", Keys.ENTER)
+    page.wait(lambda: page.one("#model").is_enabled())
+    page.send("Why?")
+    page.wait_for_answers(1)
+    page.open()  # the tab remembers
+    assert not page.one("#ask").is_displayed()
+    assert all("401" in line for line in page.complaints())
+
+
+def test_it_waits_for_a_server_that_is_loading(driver: Any, fake: FakeServer) -> None:
+    fake.loads = 2
+    page = Page(driver, fake.url)
+    page.open(ready=False)
+    page.wait(lambda: "being loaded" in page.text("#empty"))
+    page.wait(lambda: page.one("#model").is_enabled())
+    assert page.text("#empty").startswith("Ask the model")
+    assert all("503" in line for line in page.complaints())
+
+
+def test_without_a_key_the_page_says_so(driver: Any, fake: FakeServer) -> None:
+    fake.key = "right"
+    page = Page(driver, fake.url)
+    page.open(ready=False)
+    page.wait(lambda: page.one("#ask").is_displayed())
+    page.keys(Keys.ESCAPE)
+    page.wait(lambda: "asks for an API key" in page.text("#empty"))
+    page.complaints()
+
+
+def test_a_refusal_is_shown_and_can_be_tried_again(driver: Any, fake: FakeServer) -> None:
+    page = Page(driver, fake.url)
+    page.open()
+    fake.refusals = [(429, "the queue is full", {"Retry_After": "3"})]
+    page.send("Why?")
+    page.wait(lambda: page.all(".error") != [])
+    page.shot("error")
+    assert page.text(".error").startswith("the queue is full (try again in 3 s)")
+    page.one(".error button").click()
+    page.wait_for_answers(1)
+    assert page.text("article.answer > div") == text_of(fake)
+    assert len(page.all("article")) == 2
+    assert fake.chats[-1]["messages"] == [{"role": "user", "content": "Why?"}]
+    assert all("429" in line for line in page.complaints())
+
+
+@pytest.mark.parametrize(("error", "words"), [("", "connection was lost"), ("NaN in the logits", "NaN in the logits")])
+def test_an_answer_that_breaks_off_says_so_and_is_kept(page: Page, fake: FakeServer, error: str, words: str) -> None:
+    fake.breaks_off = error
+    page.send("Why?")
+    page.wait(lambda: page.all(".error") != [])
+    assert words in page.text(".error")
+    assert page.text("article.answer > div") == text_of(fake)
+    assert page.texts("article.answer .figures span")[-1] == "broken off"
+    fake.breaks_off = None
+    page.send("Again")
+    page.wait_for_answers(2)
+    assert len(fake.chats[-1]["messages"]) == 3

@@ -1,0 +1,261 @@
+"""What requests may hold: everything else is refused by name, and nothing breaks the server."""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.generation import GenerationMode
+from schemathesis.specs.openapi.checks import negative_data_rejection
+
+from support.serving import QUESTION, At, serving, user
+
+CHAT: dict[str, Any] = {"messages": user(QUESTION)}
+TEXT: dict[str, Any] = {"prompt": "x", "model": "zoo:target-a"}
+RESPONSE: dict[str, Any] = {"input": "x"}
+CHATS, TEXTS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+TOOLS = [{"type": "function", "function": {"name": "add"}}]
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    (CHATS, {"n": 2}, "n"),
+    (CHATS, {"n": "1"}, "n"),
+    (CHATS, {"frequency_penalty": 0.5}, "frequency_penalty"),
+    (CHATS, {"presence_penalty": -0.5}, "presence_penalty"),
+    (CHATS, {"logit_bias": {"50256": -100}}, "logit_bias"),
+    (CHATS, {"temperature": 2.5}, "temperature"),
+    (CHATS, {"temperature": True}, "temperature"),
+    (CHATS, {"temperature": 1e-9}, "temperature"),
+    (CHATS, {"top_p": 0}, "top_p"),
+    (CHATS, {"top_logprobs": 2}, "top_logprobs"),
+    (CHATS, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    (CHATS, {"max_tokens": 0}, "max_tokens"),
+    (CHATS, {"max_tokens": 10_000}, "max_tokens"),
+    (CHATS, {"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens"),
+    (CHATS, {"stop": [""]}, "stop"),
+    (CHATS, {"stop": 5}, "stop"),
+    (CHATS, {"stream_options": {"include_usage": True}}, "stream_options"),
+    (CHATS, {"messages": []}, "messages"),
+    (CHATS, {"messages": [{"role": "wizard", "content": "x"}]}, "messages"),
+    (
+        CHATS,
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "messages",
+    ),
+    (CHATS, {"messages": [{"role": "user", "content": "x", "name": "Al"}]}, "messages.0.user.name"),
+    (CHATS, {"response_format": {"type": "xml"}}, "response_format"),
+    (
+        CHATS,
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "no"}}}},
+        "response_format",
+    ),
+    (CHATS, {"tool_choice": "required"}, "tool_choice"),
+    (CHATS, {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "sub"}}}, "tool_choice"),
+    (CHATS, {"tools": [{"type": "function", "function": {"name": "add", "strict": True}}]}, "tools"),
+    (CHATS, {"tools": [{"type": "web_search"}]}, "tools"),
+    (CHATS, {"tools": TOOLS, "response_format": {"type": "json_object"}}, "tools"),
+    (CHATS, {"functions": []}, "functions"),
+    (CHATS, {"audio": {}}, "audio"),
+    (CHATS, {"store": True}, "store"),
+    (CHATS, {"metadata": {}}, "metadata"),
+    (CHATS, {"reasoning_effort": "low"}, "reasoning_effort"),
+    (CHATS, {"prediction": {}}, "prediction"),
+    (CHATS, {"omnidraft": {"trice": True}}, "omnidraft.trice"),
+    (TEXTS, {"echo": True}, "echo"),
+    (TEXTS, {"best_of": 2}, "best_of"),
+    (TEXTS, {"suffix": "x"}, "suffix"),
+    (TEXTS, {"prompt": ["x", "y"]}, "prompt"),
+    (TEXTS, {"prompt": ""}, "prompt"),
+    (TEXTS, {"prompt": "\ud800"}, "prompt"),
+    (TEXTS, {"prompt": [-1]}, "prompt"),
+    (RESPONSES, {"store": True}, "store"),
+    (RESPONSES, {"background": True}, "background"),
+    (RESPONSES, {"previous_response_id": "resp_1"}, "previous_response_id"),
+    (RESPONSES, {"reasoning": {"effort": "low"}}, "reasoning"),
+    (RESPONSES, {"truncation": "auto"}, "truncation"),
+    (RESPONSES, {"include": ["file_search_call.results"]}, "include"),
+    (RESPONSES, {"conversation": "x"}, "conversation"),
+    (RESPONSES, {"max_output_tokens": 10_000}, "max_output_tokens"),
+]
+
+
+@pytest.fixture(scope="module")
+def brief(chat: Path) -> Iterator[At]:
+    """Answers of a few tokens."""
+    with serving([chat, "zoo:target-a"], None, {"draft_length": 0}, lanes=2, max_tokens=3, max_prompt_tokens=400) as at:
+        yield at
+
+
+@pytest.mark.parametrize(("path", "change", "name"), REFUSED, ids=lambda value: str(value)[:40])
+def test_what_is_not_supported_is_named(server: At, path: str, change: dict[str, Any], name: str) -> None:
+    good: dict[str, Any] = {CHATS: CHAT, TEXTS: TEXT, RESPONSES: RESPONSE}[path]
+    content = json.dumps(good | change).encode()
+    refused = httpx.post(server.url + path, content=content, headers={"Content-Type": "application/json"})
+    assert refused.status_code == 400, refused.text
+    error = refused.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == name
+    assert name.rsplit(".", 1)[-1] in error["message"]
+
+
+@pytest.mark.parametrize("path", [CHATS, TEXTS, RESPONSES, "/tokenize", "/detokenize"])
+def test_an_unknown_parameter_is_refused_everywhere(server: At, path: str) -> None:
+    good = {
+        CHATS: CHAT,
+        TEXTS: TEXT,
+        RESPONSES: RESPONSE,
+        "/tokenize": {"content": "x"},
+        "/detokenize": {"tokens": [5]},
+    }
+    assert server.post(path, good[path]).status_code == 200
+    refused = server.post(path, good[path] | {"colour": "red"})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "colour"
+
+
+def test_neutral_values_are_taken(server: At) -> None:
+    neutral = {"n": 1, "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "store": False, "user": "me"}
+    more = {
+        "parallel_tool_calls": True,
+        "tools": [],
+        "response_format": {"type": "text"},
+        "stop": None,
+        "logprobs": False,
+    }
+    assert server.chat(**neutral, **more).status_code == 200
+
+
+def test_prompts_are_held_to_their_limit(brief: At) -> None:
+    refused = brief.post(TEXTS, {"prompt": [5] * 401})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "context_length_exceeded"
+    assert brief.post(TEXTS, {"prompt": [5] * 400}).status_code == 200
+
+
+def test_tokens_of_a_text_and_back(server: At) -> None:
+    found = server.post("/tokenize", {"content": "Grüße, 12 pens"}).json()["tokens"]
+    assert server.post("/detokenize", {"tokens": found}).json() == {"content": "Grüße, 12 pens"}
+    pieces = server.post("/tokenize", {"content": "two pens", "with_pieces": True}).json()["tokens"]
+    assert "".join(each["piece"] for each in pieces) == "two pens"
+    assert server.post("/detokenize", {"tokens": [10**6]}).status_code == 400
+
+
+def test_the_report_is_that_of_inspect(server: At) -> None:
+    found = server.get("/report", params={"model": "zoo:target-a"}).json()
+    assert found["works"] is True
+    assert found["target"]["name"]
+    assert server.get("/report", params={"model": "none"}).status_code == 404
+
+
+def test_prompts_are_logged_where_that_is_asked_for_alone(server: At, chat: Path) -> None:
+    assert server.chat(messages=user("Marmalade?")).status_code == 200
+    assert server.lines
+    assert not any("Marmalade" in line for line in server.lines)
+    with serving([chat], None, {"draft_length": 0}, log_prompts=True) as at:
+        assert at.chat(messages=user("Marmalade?")).status_code == 200
+        assert any("Marmalade" in line for line in at.lines)
+
+
+# ---------------------------------------------------------------- whatever comes
+
+
+ALLOWED = (GenerationMode.POSITIVE, (not_a_server_error,))
+OTHERS = (GenerationMode.NEGATIVE, (not_a_server_error, negative_data_rejection))
+
+
+@pytest.mark.parametrize(("mode", "checks"), [ALLOWED, OTHERS], ids=["allowed", "others"])
+def test_the_servers_own_schema_finds_no_error(brief: At, mode: GenerationMode, checks: Sequence[Any]) -> None:
+    """What the schema allows is no error of the server's, and what it does not allow is refused."""
+    schema = schemathesis.openapi.from_url(f"{brief.url}/openapi.json")
+    seen = set()
+
+    def check(case: Any) -> None:
+        seen.add((case.operation.path, case.call_and_validate(checks=checks, timeout=60).status_code))
+
+    limits = settings(max_examples=15, deadline=None, derandomize=True, database=None, phases=[Phase.generate])
+    for operation in (cast(Any, result).ok() for result in schema.get_all_operations()):
+        if mode is GenerationMode.POSITIVE or operation.body:
+            strategy = operation.as_strategy(generation_mode=mode)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                settings(limits, suppress_health_check=list(HealthCheck))(given(case=strategy)(check))()
+    if mode is GenerationMode.POSITIVE:
+        assert {(path, 200) for path in ("/tokenize", "/health", TEXTS)} <= seen
+    else:
+        assert {(path, 400) for path in (CHATS, TEXTS, RESPONSES, "/tokenize", "/detokenize")} <= seen
+
+
+def mangled(rng: random.Random, count: int) -> Iterator[tuple[str, bytes]]:
+    """Requests with something wrong: bytes that are no JSON, values of other types, texts of any characters."""
+    values: list[Any] = [
+        None,
+        True,
+        -1,
+        2**70,
+        1e308,
+        float("nan"),
+        "",
+        "\ud800",
+        "\x00",
+        [],
+        {},
+        [[]],
+        {"a": {}},
+        "x" * 999,
+    ]
+    bodies = {
+        CHATS: CHAT | {"max_tokens": 2, "tools": TOOLS, "response_format": {"type": "json_object"}, "stop": ["a"]},
+        TEXTS: TEXT | {"max_tokens": 2, "temperature": 1, "seed": 5, "logprobs": 1},
+        RESPONSES: RESPONSE | {"max_output_tokens": 2, "text": {"format": {"type": "text"}}, "metadata": {"a": "b"}},
+        "/tokenize": {"content": "x", "add_special": True},
+        "/detokenize": {"tokens": [1, 2]},
+    }
+    for _ in range(count):
+        path = rng.choice(list(bodies))
+        body: Any = json.loads(json.dumps(bodies[path]))
+        kind = rng.randrange(5)
+        if kind == 0:
+            yield path, rng.randbytes(rng.randrange(40))
+            continue
+        if kind == 1:
+            whole = json.dumps(body)
+            yield path, whole[: rng.randrange(len(whole))].encode()
+            continue
+        if kind == 2:
+            yield path, rng.choice([b"[" * 5000, b'{"content":' * 2000, b"1" * 5000, b"null", b'"x"', b"NaN"])
+            continue
+        holder = body
+        while True:
+            key = rng.choice(list(holder))
+            inner = holder[key]
+            if isinstance(inner, dict) and inner and rng.random() < 0.6:
+                holder = inner
+            elif isinstance(inner, list) and inner and isinstance(inner[0], dict) and rng.random() < 0.6:
+                holder = inner[0]
+            else:
+                break
+        if kind == 3:
+            holder[key] = rng.choice(values)
+        else:
+            holder["".join(rng.choices(string.printable + "é\ud800", k=rng.randrange(8)))] = rng.choice(values)
+        yield path, json.dumps(body).encode()
+
+
+def test_malformed_requests_are_no_error_of_the_server(brief: At) -> None:
+    statuses = set()
+    with httpx.Client(timeout=60) as client:
+        for path, content in mangled(random.Random(7), 200):
+            answer = client.post(brief.url + path, content=content, headers={"Content-Type": "application/json"})
+            assert answer.status_code < 500, (path, content, answer.text)
+            answer.json()
+            statuses.add(answer.status_code)
+    assert {200, 400} <= statuses
+    assert brief.chat(max_tokens=2).status_code == 200

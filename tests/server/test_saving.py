@@ -1,0 +1,165 @@
+"""Learning beside requests, the profile that is kept of it, and how a server ends."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from omnidraft.defaults import SMALL
+from omnidraft.errors import ModelError
+from support import faulty_disk
+from support.serving import QUESTION, At, healthy, serving, until, user
+
+LEARNS: dict[str, Any] = {"adapt": "inline", "interval": 1, "trains": "drafter", "draft_length": 4}
+
+
+def complete(at: At, **body: Any) -> httpx.Response:
+    return at.post("/v1/completions", {"prompt": QUESTION, "max_tokens": 12, "temperature": 0} | body)
+
+
+def test_what_is_learned_is_saved_while_requests_come(target: Path, drafter: Path, tmp_path: Path) -> None:
+    profile = tmp_path / "profile"
+    with serving([target], drafter, LEARNS | {"profile": profile}, save_s=0.1) as at:
+        expected = complete(at).json()["choices"]
+        until(lambda: at.figures()["learned"].get("updates"))
+        until(profile.exists)
+        assert complete(at).json()["choices"] == expected
+        assert at.figures()["profile"] == str(profile)
+        assert at.figures()["series"]["updates"][0] >= 1
+        assert at.counter("omnidraft_warnings_total") == 0
+    with serving([target], drafter, {"profile": profile}) as at:
+        assert at.figures()["learned"]["updates"] >= 1
+        assert complete(at).json()["choices"] == expected
+
+
+def test_what_is_learned_is_saved_at_the_end(target: Path, drafter: Path, tmp_path: Path) -> None:
+    profile = tmp_path / "profile"
+    with serving([target], drafter, LEARNS | {"profile": profile}) as at:
+        assert complete(at).status_code == 200
+        assert not profile.exists()
+    assert profile.exists()
+
+
+def test_a_full_disk_ends_no_answer(
+    target: Path, drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = tmp_path / "profile"
+    with serving([target], drafter, LEARNS | {"profile": profile}, save_s=0.1) as at:
+        faulty_disk.install(faulty_disk.RefusingDisk(0, errno.ENOSPC), monkeypatch)
+        expected = complete(at).json()["choices"]
+        until(lambda: at.counter("omnidraft_warnings_total"))
+        assert any("not saved" in line and "No space left" in line for line in at.lines)
+        assert complete(at).json()["choices"] == expected
+        assert not profile.exists()
+        faulty_disk.install(None, monkeypatch)
+        complete(at)
+        until(profile.exists)
+
+
+def test_targets_share_one_drafter_and_have_a_profile_each(target: Path, chat: Path, drafter: Path, home: Path) -> None:
+    with serving([target, chat], drafter, LEARNS | {"profile": "auto"}, save_s=0.1) as at:
+        for name in ("target", "chat", "target"):
+            assert complete(at, model=name).status_code == 200
+        until(lambda: len({at.figures(place)["profile"] for place in (0, 1)} - {None}) == 2)
+        until(lambda: all(Path(at.figures(place)["profile"]).exists() for place in (0, 1)))
+        assert home in Path(at.figures()["profile"]).parents
+        assert at.figures(0)["drafter"] == at.figures(1)["drafter"] == "drafter"
+
+
+def test_models_that_cannot_be_loaded_end_the_server(tmp_path: Path) -> None:
+    from omnidraft.server.run import Running
+    from omnidraft.server.settings import Serving
+
+    running = Running(Serving(port=0), [str(tmp_path)], SMALL, {}, say=lambda _: None)
+    with pytest.raises(ModelError):
+        running.run()
+    assert not healthy(running.address)
+
+
+# ---------------------------------------------------------------- as a process
+
+
+class Process:
+    """`omnidraft serve` with a drafter that learns."""
+
+    def __init__(self, target: Path, drafter: Path, home: Path) -> None:
+        command = [sys.executable, "-m", "omnidraft", "serve", "--target", str(target), "--drafter", str(drafter)]
+        command += ["--port", "0", "--adapt", "background", "--draft-length", "4", "--threads", "1"]
+        command += ["--set", "interval=1", "--set", "save_s=0.2", "--set", "trains=drafter"]
+        environment = os.environ | {"OMNIDRAFT_HOME": str(home)}
+        self.process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+        assert self.process.stderr is not None
+        self.lines: list[str] = []
+        self._stderr = self.process.stderr
+        self._reader = threading.Thread(target=lambda: self.lines.extend(self._stderr))
+        self._reader.start()
+        until(lambda: self.address or self.process.poll() is not None)
+        self.at = At(self.address, self.process.terminate)
+
+    @property
+    def address(self) -> str:
+        return next((line.split()[-1] for line in list(self.lines) if "serving" in line), "")
+
+    def end(self, number: int) -> int:
+        self.process.send_signal(number)
+        code = self.process.wait(60)
+        self._reader.join()
+        self._stderr.close()
+        return code
+
+
+@contextmanager
+def served(target: Path, drafter: Path, home: Path) -> Iterator[Process]:
+    process = Process(target, drafter, home)
+    try:
+        yield process
+    finally:
+        if process.process.poll() is None:
+            process.end(signal.SIGKILL)
+
+
+@contextmanager
+def streamed(at: At, tokens: int) -> Iterator[Iterator[str]]:
+    body = {"messages": user(QUESTION), "max_tokens": tokens, "temperature": 2.0, "stream": True}
+    with httpx.stream("POST", at.url + "/v1/chat/completions", json=body, timeout=60) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        yield lines
+
+
+@pytest.mark.slow
+def test_a_signal_drains_and_a_kill_tears_nothing(chat: Path, drafter: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with served(chat, drafter, home) as process:
+        expected = complete(process.at).json()["choices"]
+        until(lambda: Path(str(process.at.figures()["profile"])).exists())
+        with streamed(process.at, 2000) as lines:
+            process.end(signal.SIGKILL)
+            with pytest.raises(httpx.TransportError):
+                list(lines)
+    with served(chat, drafter, home) as process:
+        assert not any("damaged" in line for line in process.lines)
+        assert process.at.figures()["learned"]["updates"] >= 1
+        assert complete(process.at).json()["choices"] == expected
+        with streamed(process.at, 60) as lines:
+            process.process.send_signal(signal.SIGTERM)
+            rest = list(lines)
+        assert [line for line in rest if line][-1] == "data: [DONE]"
+        found = [json.loads(line[6:]) for line in rest if line.startswith("data: {")]
+        assert len(found) > 4
+        last = found[-1]
+        assert last["choices"][0]["finish_reason"] in ("length", "stop")
+        assert process.end(signal.SIGTERM) == 0
+        assert not any("Traceback" in line for line in process.lines)

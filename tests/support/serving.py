@@ -1,0 +1,117 @@
+"""Servers on a free port of this machine, each in a thread of the test's process."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+from openai import OpenAI
+
+from omnidraft import zoo
+from omnidraft.defaults import SMALL
+from omnidraft.server.run import Running
+from omnidraft.server.settings import Serving
+
+WAIT_S = 60.0
+QUESTION = "Question: Tim has 4 boxes of 6 pens. How many pens has he?\nAnswer:"
+# that of the zoo's target-b, and its tools as Qwen writes them
+TOOL_TEMPLATE = """\
+{% if tools %}<|im_start|>system
+Tools: {% for t in tools %}{{ t | tojson }}{% endfor %}<|im_end|>
+{% endif %}{% for m in messages %}<|im_start|>{{ m['role'] }}
+{{ m['content'] | trim }}{% for c in m['tool_calls'] or [] %}<tool_call>{{ c['function'] | tojson }}</tool_call>\
+{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+@dataclass
+class At:
+    """A server under test: its address, and the lines that it wrote."""
+
+    url: str
+    end: Callable[[], None]
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def client(self) -> OpenAI:
+        return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=WAIT_S)
+
+    def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=WAIT_S, **options)
+
+    def chat(self, **body: Any) -> httpx.Response:
+        return self.post("/v1/chat/completions", {"messages": user(QUESTION), "max_tokens": 4} | body)
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=WAIT_S, **options)
+
+    def counter(self, name: str) -> float:
+        """The sum of a metric over its labels."""
+        lines = [line for line in self.get("/metrics").text.splitlines() if line.startswith(name)]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line[len(name)] in " {,}")
+
+    def figures(self, place: int = 0) -> Mapping[str, Any]:
+        """What /stats says of a target."""
+        found: Mapping[str, Any] = self.get("/stats").json()["models"][place]
+        return found
+
+
+@contextmanager
+def serving(
+    targets: Sequence[str | Path],
+    drafter: str | Path | None = SMALL,
+    options: Any = None,
+    *,
+    log_prompts: bool = False,
+    **settings: Any,
+) -> Iterator[At]:
+    """A server that is ready, on these targets and settings; `options` are those of `omnidraft.load`."""
+    lines: list[str] = []
+    given = {"profile": None, "dtype": "float32", **(options or {})}
+    names = [str(target) for target in targets]
+    helper = None if drafter is None else str(drafter)
+    running = Running(Serving(port=0, **settings), names, helper, given, say=lines.append, log_prompts=log_prompts)
+    thread = threading.Thread(target=running.run)
+    thread.start()
+    at = At(running.address, running.end, lines)
+    try:
+        until(lambda: healthy(at.url) or not thread.is_alive())
+        yield at
+    finally:
+        running.end()
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+
+
+def healthy(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=WAIT_S).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def until(holds: Callable[[], object], seconds: float = WAIT_S) -> None:
+    """Wait for something that must come true."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it did not come true in time"
+        time.sleep(0.02)
+
+
+def user(*texts: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text} for text in texts]
+
+
+def with_tools(folder: Path) -> Path:
+    """The zoo's target-b with a chat template that has a place for tools."""
+    shutil.copytree(zoo.path("target-b"), folder)
+    (folder / "chat_template.jinja").write_text(TOOL_TEMPLATE, encoding="utf-8")
+    return folder
