@@ -43,7 +43,8 @@ def again(model: OmniDraft, times: int = 2) -> Generation:
 def test_greedy_answers_are_those_of_transformers(target: str) -> None:
     copied, drafted = 0, 0
     for options in ({"sources": "retrieval"}, {"sources": "auto"}, {"drafter": None, "draft_length": 6}):
-        model = omnidraft.load(target, **{"profile": None, "dtype": "float32", "warn": lambda _: None, **options})
+        given: dict[str, Any] = {"profile": None, "dtype": "float32", "warn": lambda _: None}
+        model = omnidraft.load(target, **given | options)
         ids = model.encode(CODE)
         expected = generate(model.target.lm, ids, COUNT, model.vocab.eos)
         for _ in range(3):
@@ -64,7 +65,7 @@ def test_copied_drafts_alone_leave_a_sampled_answer_that_of_plain_decoding(targe
     model = omnidraft.load(target, None, draft_length=length, remember="memory", dtype="float32")
     copied = 0
     for seed in (1, 2, 1):
-        options = {"temperature": 0.8, "top_k": 20, "seed": seed}
+        options: dict[str, Any] = {"temperature": 0.8, "top_k": 20, "seed": seed}
         answer = ask(model, **options)
         assert answer.token_ids == ask(plain, **options).token_ids
         copied += answer.stats.retrieved_accepted
