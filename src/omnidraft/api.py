@@ -40,7 +40,7 @@ from omnidraft.models.loading import LoadedModel, load_model
 from omnidraft.profiles.autosave import Autosave
 from omnidraft.prompting import Prompt, encode, has_template, usable
 from omnidraft.retrieval.source import new_store
-from omnidraft.retrieval.token_index import BOUNDARY
+from omnidraft.retrieval.token_index import BOUNDARY, TokenIndex
 from omnidraft.verification.sampling import GeneratorSampler, Processor
 
 __all__ = ["Generation", "Lane", "OmniDraft", "Stream", "load"]
@@ -261,9 +261,7 @@ def load(
     if isinstance(engine.policy, Goodput):
         _keep_measurements(engine.policy, side.autosave)
     if settings.remember == "answers" and store is not None:
-        answers = side.autosave.answers()
-        store.extend([token for token in answers if BOUNDARY <= token < vocab.size])
-        side.autosave.answers = store.tokens
+        _keep_answers(store, side.autosave, vocab.size)
     return OmniDraft(loaded, vocab, engine, side, sampling)
 
 
@@ -284,6 +282,12 @@ def _keep_measurements(policy: Goodput, autosave: Autosave) -> None:
     if "goodput" in latest:
         policy.resume(latest["goodput"])
     autosave.measured = lambda: {"goodput": policy.state()}
+
+
+def _keep_answers(store: TokenIndex, autosave: Autosave, size: int) -> None:
+    """Go on from the answers that the profile holds, and save those in the store with it."""
+    store.extend([token for token in autosave.answers() if BOUNDARY <= token < size])
+    autosave.answers = store.tokens
 
 
 def _check_models(target: object, drafter: object) -> None:

@@ -38,13 +38,12 @@ BUDGET_S = 200.0  # no group of the stream begins after it
 LEARN_S = 15.0  # that an update is waited for
 FRAME_S = 0.1  # between two drawings of an answer
 BAR = 32  # characters
-EDIT = """Rename the function average to mean in this code, and change nothing else:
+EDIT = """Rename this function to welcome, and repeat the code:
 
-def average(numbers):
-    total = 0
-    for number in numbers:
-        total += number
-    return total / len(numbers)"""  # most of the answer is copied from it
+def greet(name):
+    print("Hello, " + name + "!")
+    print("Welcome to the garden.")
+    print("The tulips are in bloom.")"""  # most of the answer is copied from it
 CHAT = (
     "How do I keep bread fresh for longer?",
     "Write a Python function that returns the largest of three numbers.",

@@ -153,6 +153,7 @@ def test_the_model_of_the_installed_package_is_found_without_importing_it(
     assert shown.target == folder / "model.Q4_1.gguf"
     assert demo.PACKAGE not in sys.modules
     assert len(shown.chat) >= 3
+    assert any("def " in prompt and "\n" in prompt for prompt in shown.chat), "one whose answer can be copied from it"
     assert len(shown.stream) == len(set(shown.stream)) == demo.STREAM
 
 
