@@ -61,6 +61,10 @@ def test_copies_are_weighed_against_nothing_where_the_drafter_does_not_pay() -> 
     policy = measured(step=2.0, rate=0.0)
     assert not policy.begin(None)
     assert policy.copies([0.3], alone=False) == 1
+    fast = measured(step=0.02, row=0.02)
+    assert fast.copies([0.5], alone=False) == 0
+    fast.open(range(4000), 3)  # it would have more to read than it could save
+    assert fast.copies([0.5], alone=False) == 1
 
 
 def test_no_more_is_copied_than_pays() -> None:
