@@ -7,6 +7,7 @@ import torch
 
 from draft_length.test_policy import made
 from omnidraft.draft_length.goodput import MEASURED, NO_MATCH, PLAIN_EVERY, TOO_DEAR, Goodput
+from omnidraft.retrieval.acceptance import CopyAcceptance
 from omnidraft.verification.round import Round, RoundCounts, RoundTimes
 
 LONGEST = 8
@@ -122,3 +123,14 @@ def test_a_draft_is_extended_as_far_as_it_is_likely_to_be_accepted() -> None:
     chances = [policy.goodput * 0.25 + 0.05]
     assert policy.copies(chances, alone=True) == 1
     assert policy.extends(chances) == 0, "a copy is judged only where the draft before it is accepted"
+
+
+def test_a_copy_is_tried_where_verification_is_dear() -> None:
+    """With the first token verified at .55 and each further one at .3 of a plain step, an even chance would not pay."""
+    policy = Goodput(LONGEST)
+    policy.open(range(10), 100)
+    for _ in range(2):
+        policy.learn(made(verify_s=1.0))
+    policy.costs.tokens.weights = [0.55, 0.3]
+    assert policy.copies(CopyAcceptance(2).chances(0, 8, LONGEST), alone=True) > 0
+    assert policy.copies([0.5] * LONGEST, alone=True) == 0

@@ -18,6 +18,9 @@ EOS = 99
 ROOM = 4
 REPEATED = (1, 2, 3, 4, 5, 1, 2)  # after it comes 3, 4, 5, 1
 
+# chances of a token of a bin in which none was judged, one was accepted, and one was rejected
+NEW, HIT, MISSED = (pytest.approx((accepted + 1) / (seen + 1.5)) for accepted, seen in ((0, 0), (1, 1), (0, 1)))
+
 
 class Noting(Fixed):
     """Copies all that is found, also after a draft, and notes the acceptance probabilities that it is shown."""
@@ -142,10 +145,10 @@ def test_acceptance_is_learned_up_to_the_first_rejected_token() -> None:
     copier = Copier((0, 1, 2, 3, 4, 5, 6, 0, 1, 2))  # the bins of 3, 4 and 5 equal tokens have counts of their own
     draft = copier.draft()
     assert draft is not None
-    assert copier.chances[:3] == [0.5, 0.5, 0.5]
+    assert copier.chances[:3] == [NEW, NEW, NEW]
     assert copier.commit([3, 9], draft, accepted=1) == 1
     copier.start((0, 1, 2, 3, 4, 5, 6, 0, 1, 2))
-    assert copier.chances[:3] == [pytest.approx(2 / 3), pytest.approx(1 / 3), 0.5]
+    assert copier.chances[:3] == [HIT, MISSED, NEW]
 
 
 def test_tokens_after_a_stop_string_are_not_judged() -> None:
@@ -157,7 +160,7 @@ def test_tokens_after_a_stop_string_are_not_judged() -> None:
     kept, outcome = draft.cut(Outcome((3, 4, 5, 9), 3, 0, None), 2)
     assert copier.retrieval.commit([3, 4], kept, outcome, end=True) == 2
     copier.start(prompt)
-    assert copier.chances[:3] == [pytest.approx(2 / 3), pytest.approx(2 / 3), 0.5]
+    assert copier.chances[:3] == [HIT, HIT, NEW]
 
 
 def test_a_copy_after_a_rejected_draft_is_not_judged() -> None:
@@ -166,16 +169,16 @@ def test_a_copy_after_a_rejected_draft_is_not_judged() -> None:
     assert draft.retrieved == 2
     assert copier.commit([1, 7], draft, accepted=1) == 0
     copier.start((0, 1, 2, 3, 4, 5, 6, 0, 1, 2))
-    assert copier.chances[:2] == [0.5, 0.5]
+    assert copier.chances[:2] == [NEW, NEW]
 
 
 def test_stored_answers_have_an_acceptance_of_their_own() -> None:
     copier = Copier((9, 1, 2), (1, 2, 3, 4, 5, 6))
     copier.commit([7], copier.draft(), accepted=0)
     copier.start((8, 1, 2))
-    assert copier.chances[0] == pytest.approx(1 / 3)
+    assert copier.chances[0] == MISSED
     copier.start((1, 2, 7, 1, 2))
-    assert copier.chances[0] == 0.5
+    assert copier.chances[0] == NEW
 
 
 # ---------------------------------------------------------------- where it is used

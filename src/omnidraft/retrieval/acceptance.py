@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 EDGES = (3, 4, 5, 7, 11, 21)  # tokens that match, between the bins
+PRIOR = 1.0, 1.5  # tokens accepted, and seen: two of three, so that copies are tried where verification is dear, too
 HALVED = 1024  # rounds after which earlier observations count half: what has failed is tried again in the end
 
 
@@ -25,7 +26,7 @@ class CopyAcceptance:
         """For each of `count` tokens after a match of `length`: acceptance probability given those before."""
         bins = [bisect_right(EDGES, length + place) for place in range(count)]
         seen, accepted = self._seen[source], self._accepted[source]
-        return [(accepted[at] + 1) / (seen[at] + 2) for at in bins]
+        return [(accepted[at] + PRIOR[0]) / (seen[at] + PRIOR[1]) for at in bins]
 
     def learn(self, source: int, length: int, outcomes: Sequence[bool]) -> None:
         """Take in whether each copied token after a match was accepted, up to the first that was not."""
