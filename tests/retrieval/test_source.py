@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,8 @@ ROOM = 4
 REPEATED = (1, 2, 3, 4, 5, 1, 2)  # after it comes 3, 4, 5, 1
 
 # chances of a token of a bin in which none was judged, one was accepted, and one was rejected
-NEW, HIT, MISSED = (pytest.approx((accepted + 1) / (seen + 1.5)) for accepted, seen in ((0, 0), (1, 1), (0, 1)))
+CHANCES: list[Any] = [pytest.approx((accepted + 1) / (seen + 1.5)) for accepted, seen in ((0, 0), (1, 1), (0, 1))]
+NEW, HIT, MISSED = CHANCES
 
 
 class Noting(Fixed):
