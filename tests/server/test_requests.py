@@ -121,6 +121,14 @@ def test_an_unknown_parameter_is_refused_everywhere(server: At, path: str) -> No
     assert refused.json()["error"]["param"] == "colour"
 
 
+def test_what_no_encoding_has_is_named_all_the_same(server: At) -> None:
+    for body in (TEXT | {"\ud800": 1}, TEXT | {"user": "\ud800"}, TEXT | {"model": "\ud800"}):
+        headers = {"Content-Type": "application/json"}
+        refused = httpx.post(server.url + TEXTS, content=json.dumps(body).encode(), headers=headers)
+        assert refused.status_code == 400, refused.text
+        assert refused.json()["error"]["param"]
+
+
 def test_neutral_values_are_taken(server: At) -> None:
     neutral = {"n": 1, "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "store": False, "user": "me"}
     more = {
