@@ -61,15 +61,19 @@ def test_answers_of_many_at_once_are_those_of_each_alone(server: At, model: Omni
     assert len(set(alone)) > 4
 
 
-def test_a_conversation_is_not_read_again(server: At) -> None:
-    first = user("Question: Eva buys 3 red pens and 12 blue ones. How many pens has she?\nAnswer:")
-    said = server.chat(messages=first, max_tokens=8, temperature=0).json()
-    more = [*first, {"role": "assistant", "content": said["choices"][0]["message"]["content"]}, *user("Why?")]
-    again = server.chat(messages=more, max_tokens=8, temperature=0).json()
-    cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
-    assert said["usage"]["prompt_tokens"] <= cached < again["usage"]["prompt_tokens"]
-    assert again["timings"]["prompt_n"] == again["usage"]["prompt_tokens"] - cached
-    assert again["timings"]["predicted_n"] == again["usage"]["completion_tokens"]
+def test_conversations_are_not_read_again(server: At) -> None:
+    begun = [
+        user("Question: Eva buys 3 red pens and 12 blue ones. How many pens has she?\nAnswer:"),
+        user("Name birds. " * 9),
+    ]
+    said = [server.chat(messages=first, max_tokens=8, temperature=0).json() for first in begun]
+    for first, answer in zip(begun, said, strict=True):  # each has a lane of its own
+        more = [*first, {"role": "assistant", "content": answer["choices"][0]["message"]["content"]}, *user("Why?")]
+        again = server.chat(messages=more, max_tokens=8, temperature=0).json()
+        cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert answer["usage"]["prompt_tokens"] <= cached < again["usage"]["prompt_tokens"]
+        assert again["timings"]["prompt_n"] == again["usage"]["prompt_tokens"] - cached
+        assert again["timings"]["predicted_n"] == again["usage"]["completion_tokens"]
 
 
 def test_a_full_queue_sends_away(narrow: At) -> None:

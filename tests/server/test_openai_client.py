@@ -195,10 +195,11 @@ def test_errors_are_those_of_the_client(server: At) -> None:
 
 
 def test_closing_a_stream_ends_the_answer(server: At) -> None:
-    before = server.counter("omnidraft_answers_total")
+    cancelled = 'omnidraft_answers_total{end="cancelled"'
+    before = server.counter(cancelled)
     asked: dict[str, Any] = {**GREEDY, "messages": ASKED, "max_tokens": 256, "temperature": 1.5}
     stream: Any = server.client.chat.completions.create(**asked, stream=True)
     next(iter(stream))
     stream.close()
-    until(lambda: server.counter("omnidraft_answers_total") > before)
+    until(lambda: server.counter(cancelled) > before, 20)
     assert server.figures()["active"] == 0

@@ -121,6 +121,22 @@ def test_an_unknown_parameter_is_refused_everywhere(server: At, path: str) -> No
     assert refused.json()["error"]["param"] == "colour"
 
 
+def test_what_no_encoding_has_breaks_nothing(server: At) -> None:
+    bad = "\ud800"
+    cases = [
+        (TEXT | {bad: 1}, 400),
+        (TEXT | {"model": bad}, 404),
+        (TEXT | {"prompt": bad}, 400),
+        (TEXT | {"user": bad}, 200),
+    ]
+    answers = [(TEXTS, *case) for case in cases] + [(RESPONSES, RESPONSE | {"metadata": {"a": bad}}, 200)]
+    for path, body, status in answers:
+        headers = {"Content-Type": "application/json"}
+        answer = httpx.post(server.url + path, content=json.dumps(body).encode(), headers=headers, timeout=60)
+        assert answer.status_code == status, answer.text
+        assert answer.json()
+
+
 def test_neutral_values_are_taken(server: At) -> None:
     neutral = {"n": 1, "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "store": False, "user": "me"}
     more = {
