@@ -97,6 +97,8 @@ class Session:
             finally:
                 if self._failed or not self._engine.keeps:
                     self._engine.release()
+                else:
+                    self._engine.end()
 
 
 class Stream:

@@ -222,3 +222,21 @@ def test_settings_that_contradict_are_refused_before_anything_is_loaded(
         omnidraft.load(**{"target": "unread", "drafter": "unread", **options})
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_length_beyond_the_context_takes_no_memory(target: Path) -> None:
+    """An index is as large as what can be emitted, not as what was asked for."""
+    model = omnidraft.load(target, None, dtype="float32")
+    model.target.lm.context = 40
+    assert model.generate("hello world", max_new_tokens=10**30).finish_reason in ("context", "eos")
+
+
+def test_a_lane_keeps_no_index_after_an_answer(target: Path) -> None:
+    lane = omnidraft.load(target, None, dtype="float32", draft_length=4).lanes(1)[0]
+    for _ in range(2):
+        stream = lane.stream(PROMPT, max_new_tokens=COUNT)
+        assert "".join(stream)
+        stream.close()
+        retrieval = stream._session._engine.retrieval  # noqa: SLF001  nothing else shows what is kept
+        assert retrieval is not None
+        assert retrieval.draft([1, 2] * 9, 4, alone=True) is None

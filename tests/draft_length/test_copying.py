@@ -134,3 +134,21 @@ def test_a_copy_is_tried_where_verification_is_dear() -> None:
     policy.costs.tokens.weights = [0.55, 0.3]
     assert policy.copies(CopyAcceptance(2).chances(0, 8, LONGEST), alone=True) > 0
     assert policy.copies([0.5] * LONGEST, alone=True) == 0
+
+
+def test_what_the_drafter_reads_after_copies_is_charged() -> None:
+    """Rounds without the drafter leave it behind: what it reads then counts in goodput, and is weighed beforehand."""
+    policy = measured(step=0.1)
+    policy.costs.prefill.weights = [0.5]
+    for _ in range(5):
+        policy.learn(copy(4, 3, 1.2))
+    before = policy.goodput
+    assert policy.begin(None), "there are many tokens to come"
+    counts = {"draft_accepted": 1, "draft_passes": 1, "draft_read": 21}
+    policy.learn(made(1, 2, counts, None, draft_s=10.0, verify_s=1.0))
+    assert policy.goodput < before - 0.05
+    policy.open(range(10), 24)
+    policy.learn(made(verify_s=1.0))
+    for _ in range(5):
+        policy.learn(copy(4, 3, 1.2))
+    assert not policy.begin(None), "three tokens are left, and twenty would have to be read"

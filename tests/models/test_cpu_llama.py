@@ -257,3 +257,17 @@ def test_a_drafter_that_returns_nan_is_noticed() -> None:
     steps.load_weights({"model.norm.weight": torch.full_like(norm, torch.nan)})
     with pytest.raises(NumericsError, match="the drafter's logits"):
         model.generate("def mean(values):", max_new_tokens=12, temperature=1.0)
+
+
+def test_an_emptied_cache_gives_its_memory_back_and_answers_as_before() -> None:
+    _, fast = both(tiny(max_position_embeddings=2 * cpu_llama.RELEASED))
+    beside, ids = fast.with_own_cache(), [place % 60 for place in range(cpu_llama.RELEASED + 1)]
+    expected = fast.forward(ids[:9], 9).clone()
+    shared = beside.forward(ids[:9], 9)
+    fast.forward(ids[9:], 1)
+    keys = fast._layers[0].keys.data_ptr()  # noqa: SLF001  nothing else shows it
+    fast.crop(0)
+    assert fast._layers[0].keys.data_ptr() != keys  # noqa: SLF001
+    assert torch.equal(fast.forward(ids[:9], 9), expected)
+    assert torch.equal(shared, expected)
+    assert beside.length == 9

@@ -10,7 +10,7 @@ import pytest
 from omnidraft.config import Drafting
 from omnidraft.draft_length.policy import Fixed
 from omnidraft.errors import ConfigError
-from omnidraft.retrieval.source import Retrieval, new_store, retrieves
+from omnidraft.retrieval.source import OWN_TOKENS, Retrieval, new_store, retrieves
 from omnidraft.retrieval.token_index import BOUNDARY, TokenIndex
 from omnidraft.verification.rejection_sampling import Outcome
 from omnidraft.verification.round import Draft
@@ -209,3 +209,30 @@ def test_a_store_is_made_where_answers_are_copied() -> None:
     assert new_store(Drafting(remember="memory"), drafter=True) is not None
     with pytest.raises(ConfigError, match=r"remember is 'memory'.*use draft_length='goodput'"):
         new_store(Drafting(remember="memory", draft_length=4), drafter=True)
+
+
+def test_a_symbol_refused_before_a_copy_stays_refused_where_the_answer_ends_in_the_copy() -> None:
+    """The correction of a symbol read beyond the proposals can be what was copied, and the symbol is refused."""
+
+    class Read(Draft):
+        def symbols_in(self, proposals: int) -> int:
+            return 2 + proposals
+
+    draft = Read(proposals=(1, 2, 3), retrieved=2)
+    _, kept = draft.cut(Outcome((1, 2, 3, 4), 3, 2, None), 2)
+    assert kept.symbols_accepted == 2
+    assert draft.cut(Outcome((1, 2, 3, 4), 3, 9, None), 2)[1].symbols_accepted == 4
+
+
+def test_the_index_of_a_request_is_bounded_by_what_can_be_emitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    true = TokenIndex.__init__
+
+    def noted(index: TokenIndex, size: int) -> None:
+        asked.append(size)
+        true(index, size)
+
+    monkeypatch.setattr(TokenIndex, "__init__", noted)
+    retrieval = Retrieval(Fixed(), ())
+    retrieval.start((1, 2, 3), 10**30)
+    assert asked[-1] == OWN_TOKENS

@@ -133,7 +133,8 @@ class Engine:
         self.target.crop(min(self.common(prompt), len(prompt) - 1) if self.keeps else 0)
         began = time.perf_counter()
         if self.retrieval is not None:
-            self.retrieval.start(prompt, max_new_tokens)
+            # a text may be one token longer than the context
+            self.retrieval.start(prompt, min(max_new_tokens, self.target.context + 1 - len(prompt)))
         unread = prompt if self.attached is None else self.attached.start(prompt, keep=self.keeps)
         self.policy.open(unread, max_new_tokens)
         self._ids = ids = list(prompt)
@@ -168,6 +169,10 @@ class Engine:
         self.target.crop(0)
         if self.attached is not None:
             self.attached.release()
+        self.end()
+
+    def end(self) -> None:
+        """Drop what only the last request needed, and leave what the next one may go on with."""
         if self.retrieval is not None:
             self.retrieval.release()
 
@@ -250,7 +255,7 @@ class Engine:
         room = min(self.drafting.longest, request.end - used - 1, self.target.context - used)
         if room <= 0:
             return Draft()
-        copied = self.retrieval.draft(request.ids, room, alone=self.attached is None) if self.retrieval else None
+        copied = self.retrieval.draft(request.ids, room, alone=self._proposer is None) if self.retrieval else None
         if copied is not None:
             return copied
         if self.attached is None or self._proposer is None:

@@ -49,9 +49,9 @@ class Goodput:
         self._budget = 2 * EXPLORATION  # plain steps that the present exploration may still lose
         self._rounds, self._interval = 0, INTERVALS[0]  # since the last exploration, and between two
         self._since_plain = 0  # rounds
-        # the present request: tokens of the prompt, asked for, and emitted; whether its first round or the drafter's
-        # prefill is still to come
-        self._prompt = self._asked = self._emitted = 0
+        # the present request: tokens that the drafter has not read, asked for, and emitted; whether its first round or
+        # the drafter's prefill is still to come
+        self._behind = self._asked = self._emitted = 0
         self._first = self._unread = True
         # the present draft: its walk, the bins of its tokens, their survival, and how long an exploration wants it
         self._walk: Walk | None = None
@@ -65,7 +65,7 @@ class Goodput:
         """Start a request."""
         if self._emitted:
             self._length += (self._emitted - self._length) / LEVEL_MEMORY
-        self._prompt, self._asked, self._emitted = len(prompt), new_tokens, 0
+        self._behind, self._asked, self._emitted = len(prompt), new_tokens, 0
         self._first = self._unread = True
         self.acceptance.start_request()
         self._first_gain = self._step_gain(1.0, 0)
@@ -147,8 +147,8 @@ class Goodput:
 
     @property
     def _prefill(self) -> float:
-        """Cost of the drafter's prefill, where it has not read this request."""
-        return self.costs.prefill(self._prompt + self._emitted) if self._unread else 0.0
+        """Cost of what the drafter has to read first: at the start of a request, or after rounds without it."""
+        return self.costs.prefill(self._behind) if self._behind >= PREFILL else 0.0
 
     @property
     def _unfinished(self) -> bool:
@@ -193,10 +193,12 @@ class Goodput:
         self._emitted += len(record.emitted)
         self._since_plain = self._since_plain + 1 if record.draft or record.retrieved or self._first else 0
         passes, accepted = record.counts.draft_passes, record.counts.draft_accepted
-        if passes:
+        start = passes > 0 and self._unread  # the drafter's first read of a request, which pays for all that follows
+        if start:
             self._budget -= self._prefill if self._budget > 0 else 0.0
             self._unread = False
-        if not self._first and self.costs.seconds and record.counts.draft_read - passes < PREFILL:
+        self._behind = len(record.emitted) + (0 if passes else self._behind)
+        if not self._first and self.costs.seconds and not start:
             self._learn_goodput(record)
         self._first = False
         if accepted and record.finish is None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from transformers import LlamaConfig, LlamaForCausalLM
 
 
+RELEASED = 512  # tokens of a cache from which on its memory is given back when it is emptied
 LARGEST_CACHE = 2**28  # bytes; the cache is allocated for the whole context at the start
 
 
@@ -90,11 +91,16 @@ class LeanLlama:
 
     def with_own_cache(self) -> LeanLlama:
         """Return a model that shares these weights and has a cache of its own, empty."""
-        other, caches = copy.copy(self), torch.empty_like(self._caches)  # memory is taken as it is written
-        pairs = zip(self._layers, caches, strict=True)
-        layers = [replace(layer, keys=cache[0], values=cache[1]) for layer, cache in pairs]
-        vars(other).update(_caches=caches, _layers=layers, length=0, hidden=None)
+        other = copy.copy(self)
+        other._new_cache()  # noqa: SLF001  a copy of this one
         return other
+
+    def _new_cache(self) -> None:
+        """An empty cache, whose memory is taken as it is written."""
+        self._caches = torch.empty_like(self._caches)
+        pairs = zip(self._layers, self._caches, strict=True)
+        self._layers = [replace(layer, keys=cache[0], values=cache[1]) for layer, cache in pairs]
+        self.length, self.hidden = 0, None
 
     @property
     def weights(self) -> str:
@@ -174,6 +180,8 @@ class LeanLlama:
         """Keep the first `length` tokens of the cache; raises InputError unless 0 <= length <= self.length."""
         if not 0 <= length <= self.length:
             raise InputError(f"cannot crop a cache of {self.length} tokens to {length}: use 0..{self.length}")
+        if length == 0 and self.length > RELEASED:
+            self._new_cache()
         self.length = length
 
 

@@ -14,6 +14,7 @@ from omnidraft.verification.rejection_sampling import Outcome
 from omnidraft.verification.round import Draft
 
 OWN, STORED = 0, 1  # sources
+OWN_TOKENS = 2**20  # of a request, the latest are indexed
 STORE_TOKENS = 2**18  # of earlier answers, the latest are kept: in 5 MiB
 
 
@@ -43,7 +44,7 @@ class Retrieval:
 
     def start(self, prompt: Sequence[int], new_tokens: int) -> None:
         """Begin a request for up to `new_tokens` tokens."""
-        self._own = TokenIndex(len(prompt) + new_tokens)
+        self._own = TokenIndex(min(len(prompt) + new_tokens, OWN_TOKENS))
         self._own.extend(prompt)
         self._answer: list[int] = []
         self._proposed: Copy | None = None  # in the present round

@@ -25,7 +25,7 @@ class Match:
 
 
 class TokenIndex:
-    """The latest `capacity` token ids of some texts, in `nbytes` of memory: 16 to 24 bytes a token."""
+    """The latest `capacity` token ids of some texts, in `nbytes` of memory: 20 to 28 bytes a token."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = max(1, capacity)

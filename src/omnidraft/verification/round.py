@@ -147,7 +147,8 @@ class Draft:
         if count == len(outcome.emitted):
             return self, outcome
         # the token after the accepted ones goes first: all that is kept was accepted
-        kept = Outcome(outcome.emitted[:count], count, self.symbols_in(count), None)
+        symbols = min(outcome.symbols_accepted, self.symbols_in(count))
+        kept = Outcome(outcome.emitted[:count], count, symbols, None)
         tokens = self.tokens[: self.tokens_in(kept.symbols_accepted)]
         retrieved = max(0, count - self.drafted)
         return replace(self, tokens=tokens, proposals=self.proposals[:count], retrieved=retrieved), kept
