@@ -20,7 +20,7 @@ from omnidraft import zoo
 from omnidraft.bench import environment as setting
 from omnidraft.bench.output import markdown_table, writing
 from omnidraft.config import Sampling
-from omnidraft.models.cpu_llama import LeanLlama
+from omnidraft.models.lean import LeanModel
 from omnidraft.models.language_model import LanguageModel
 from omnidraft.models.loading import load_tokenizer
 
@@ -145,7 +145,7 @@ class Overhead:
         peak = memory_at_peak()
         if models.unused is None or peak is None:
             return
-        weights = models.step.nbytes if isinstance(models.step, LeanLlama) else 0
+        weights = models.step.nbytes if isinstance(models.step, LeanModel) else 0
         tokens = self.short + models.tokens
         mb = (peak - models.unused - models.cache_bytes(tokens) - weights) / 2**20
         copied = f", the drafter's copy but for its {weights / 2**20:.0f} MB of weights" if weights else ""

@@ -154,7 +154,7 @@ def turns(actions: Mapping[str, Callable[[], object]], laps: int = 40) -> str:
 def step() -> None:
     from omnidraft import zoo
     from omnidraft.models import int8
-    from omnidraft.models.cpu_llama import lean
+    from omnidraft.models.lean import lean
     from omnidraft.models.loading import load_model
 
     shape = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 2, "num_attention_heads": 12}

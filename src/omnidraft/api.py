@@ -35,8 +35,8 @@ from omnidraft.detokenizer import Detokenizer, StopStrings
 from omnidraft.draft_length.goodput import Goodput
 from omnidraft.errors import ConfigError
 from omnidraft.generation import Generation, Lane, Session, Stream
-from omnidraft.models.cpu_llama import LeanLlama, obstacle
-from omnidraft.models.loading import LoadedModel, load_model
+from omnidraft.models.lean import LeanModel, obstacle
+from omnidraft.models.loading import INT8, LoadedModel, load_model
 from omnidraft.profiles.autosave import Autosave
 from omnidraft.prompting import Prompt, encode, has_template, usable
 from omnidraft.retrieval.source import new_store
@@ -112,9 +112,9 @@ class OmniDraft:
         if self.drafter is None or self.engine.attached is None:
             return None
         step = self.engine.attached.drafter.model
-        if isinstance(step, LeanLlama):
-            return f"lean, weights of {step.weights}"
-        return f"transformers, as {obstacle(self.drafter.lm) or 'asked for'}"
+        if isinstance(step, LeanModel):
+            return "lean, weights of 8 bits"
+        return f"transformers, as {obstacle(self.drafter.lm.model) or 'asked for'}"
 
     def generate(self, prompt: Prompt, **options: Any) -> Generation:
         """Answer a prompt: text to continue, messages for the target's chat template, or the target's token ids.
@@ -221,7 +221,7 @@ def load(
     another OmniDraft, its drafter is shared, and is in memory once.  With `adapt` "background" the drafter learns from
     every answer, in a process of its own, with "inline" between answers.  What it learned is kept in a profile: "auto"
     is that of the two models, a path a file of one's own, None is none.  `options` takes the fields of
-    `config.Drafting` and `config.Learning`; `dtype` and `device` are for both models.  What is worth knowing but no
+    `config.Drafting` and `config.Learning`; `dtype`, but for int8, and `device` are for both models.  What is worth knowing but no
     error (a damaged table cache, a full disk) goes to `warn`, one line each.  Raises ConfigError for an option,
     ModelError for a model, ProfileError for a profile.
     """
@@ -241,7 +241,7 @@ def load(
         fix = "use adapt='background', or remember='memory'"
         raise ConfigError(f"remember is 'answers', which is saved in the profile of a drafter that learns: {fix}")
     store = new_store(settings, drafter=drafter is not None)
-    loaded = load_model(zoo.resolve(target), dtype, device, warn)
+    loaded = load_model(zoo.resolve(target), dtype, device, warn, verifies=True)
     vocab = read_vocab(loaded.tokenizer, loaded.lm.vocab_size, loaded.lm.eos)
     sampling = sampling_of(loaded.lm.model.generation_config, warn)
     if drafter is None:
@@ -251,7 +251,7 @@ def load(
         helper, shared = _shared(drafter, options)
     else:
         name = drafter_for(target, warn) if drafter == AUTO else drafter
-        helper = load_model(zoo.resolve(name), dtype, device, warn)
+        helper = load_model(zoo.resolve(name), "auto" if dtype == INT8 else dtype, device, warn)
         shared = SharedDrafter(helper.lm, lean_step=settings.drafter_step == "auto")
     use = LearningOptions(adapt=adapt, learning=learning, profile=profile, warn=warn)
     side = attach(loaded, vocab, helper, shared, settings, use)

@@ -71,8 +71,8 @@ def attach_drafter(
 
 def check_precision(target: LoadedModel, warn: Warn) -> None:
     """Warn where the target's logits depend on how many tokens are verified at once: in anything but float32."""
-    dtype = target.lm.model.dtype
-    if dtype not in (torch.float32, torch.float64):
+    dtype = target.lm.dtype
+    if dtype not in (torch.float32, torch.float64, torch.int8):  # in 8 bits, rows do not depend on each other
         name = str(dtype).removeprefix("torch.")
         warn(
             f"target {target.name} computes in {name}, where drafting may change a greedy token if others are nearly "

@@ -13,8 +13,8 @@ from omnidraft.decoding.shared_drafter import Slot
 from omnidraft.decoding.stats import Stats
 from omnidraft.detokenizer import StopStrings
 from omnidraft.errors import OmniDraftError
-from omnidraft.models.cpu_llama import LeanLlama
 from omnidraft.models.language_model import TransformersModel
+from omnidraft.models.lean import LeanModel
 from omnidraft.prompting import Prompt
 from omnidraft.verification.round import Round
 
@@ -214,7 +214,7 @@ class Lane:
         """Memory of the KV caches of target and drafter now, in bytes."""
         attached = self._engine.attached
         models = [self._engine.target, *([attached.drafter.model] if attached else [])]
-        return sum(model.cache_bytes for model in models if isinstance(model, LeanLlama | TransformersModel))
+        return sum(model.cache_bytes for model in models if isinstance(model, LeanModel | TransformersModel))
 
     def clear(self) -> None:
         """Empty the KV caches; a stream that is still open cannot go on."""

@@ -9,7 +9,7 @@ import torch
 
 from omnidraft.decoding.shared_drafter import SharedDrafter, Slot
 from omnidraft.errors import OmniDraftError
-from omnidraft.models.cpu_llama import LeanLlama
+from omnidraft.models.lean import LeanModel
 from omnidraft.models.language_model import TransformersModel
 from support.models import random_model
 
@@ -97,7 +97,7 @@ def test_what_is_lent_stays_as_it_is(lean_step: bool) -> None:
     named = dict(source.model.named_parameters())
     one, other = ({name: torch.full_like(w, by) for name, w in named.items() if "norm" in name} for by in (0.5, 0.2))
 
-    def logits(lent: LeanLlama | TransformersModel) -> torch.Tensor:
+    def logits(lent: LeanModel | TransformersModel) -> torch.Tensor:
         return lent.with_own_cache().forward(IDS, 5).clone()
 
     base, first, second = (

@@ -16,7 +16,7 @@ from omnidraft.decoding.drafter import Drafter
 from omnidraft.draft_length.acceptance_head import Head, HeadNetwork, bound, hidden_size, spread, tap
 from omnidraft.draft_length.policy import Entropy, Fixed, HeadThreshold
 from omnidraft.errors import ModelError
-from omnidraft.models.cpu_llama import LeanLlama
+from omnidraft.models.lean import LeanModel
 from omnidraft.models.language_model import LanguageModel, TransformersModel
 from support.learning import FAST, PROMPTS, SIZE, alone, answers, saved, side_of
 from support.models import random_model
@@ -111,7 +111,7 @@ class Listening(Fixed):
 @pytest.mark.parametrize(("kind", "lean"), [("llama", True), ("llama", False), ("qwen2", False)])
 def test_it_reads_what_the_next_distribution_is_made_of(kind: str, *, lean: bool) -> None:
     source = random_model(kind, SIZE, 0)
-    model: LanguageModel = LeanLlama(source) if lean else source
+    model: LanguageModel = LeanModel(source) if lean else source
     listening, one = Listening(), Drafter(model)
     one.start([3, 1, 4, 1, 5])
     one.draft(4, 0.0, lambda _: 0, lambda _: True, None, listening)

@@ -12,7 +12,7 @@ from omnidraft.alignment.vocab import Vocab
 from omnidraft.config import Sampling
 from omnidraft.decoding.engine import Engine
 from omnidraft.models import int8
-from omnidraft.models.cpu_llama import lean
+from omnidraft.models.lean import lean
 from omnidraft.models.language_model import LanguageModel, TransformersModel
 from omnidraft.models.loading import load_model
 from omnidraft.verification.round import Round

@@ -18,7 +18,7 @@ from omnidraft.alignment.spelling_table import Probs
 from omnidraft.config import Sampling
 from omnidraft.decoding.engine import Engine
 from omnidraft.models import int8
-from omnidraft.models.cpu_llama import lean
+from omnidraft.models.lean import lean
 from omnidraft.models.language_model import LanguageModel
 from omnidraft.models.loading import load_model
 from omnidraft.verification import rejection_sampling as verify

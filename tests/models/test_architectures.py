@@ -14,7 +14,7 @@ from omnidraft.alignment.spelling_table import Probs
 from omnidraft.config import Sampling
 from omnidraft.decoding.drafter import Drafter
 from omnidraft.decoding.shared_drafter import SharedDrafter
-from omnidraft.models.cpu_llama import obstacle
+from omnidraft.models.lean import obstacle
 from omnidraft.models.language_model import LanguageModel, TransformersModel
 from omnidraft.verification.round import Round
 from support.engines import SMALL, engine, generate, sampler, tokens, written

@@ -13,8 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import omnidraft
 from omnidraft import zoo
 from omnidraft.errors import InputError, NumericsError
-from omnidraft.models import cpu_llama, int8
-from omnidraft.models.cpu_llama import LeanLlama, lean
+from omnidraft.models import lean, int8
+from omnidraft.models.lean import LeanModel, lean
 from omnidraft.models.int8 import Int8Linear
 from omnidraft.models.language_model import TransformersModel
 from omnidraft.models.loading import load_model
@@ -44,7 +44,7 @@ def tiny(key_heads: int = 4, tie: bool = True, **changes: Any) -> TransformersMo
     return TransformersModel(LlamaForCausalLM(config))
 
 
-def both(source: TransformersModel) -> tuple[TransformersModel, LeanLlama]:
+def both(source: TransformersModel) -> tuple[TransformersModel, LeanModel]:
     fast = lean(source)
     assert fast is not None
     return source, fast
@@ -124,14 +124,14 @@ def test_it_does_not_follow_the_default_device() -> None:
 
 def test_a_long_prompt_is_read_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     slow, fast = both(tiny())
-    monkeypatch.setattr(cpu_llama, "CHUNK", 7)
+    monkeypatch.setattr(lean, "CHUNK", 7)
     read: list[int] = []
 
     def attention(query: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
         read.append(query.shape[2])
         return scaled_dot_product_attention(query, *rest, **options)
 
-    monkeypatch.setattr(cpu_llama, "scaled_dot_product_attention", attention)
+    monkeypatch.setattr(lean, "scaled_dot_product_attention", attention)
     ids = torch.randint(0, 60, (30,), generator=torch.Generator().manual_seed(0)).tolist()
     for keep in (1, 16, 30, 0):
         slow.crop(0)
@@ -252,7 +252,7 @@ def test_a_drafter_that_returns_nan_is_noticed() -> None:
     model = omnidraft.load(target=target, drafter=drafter, dtype="float32")
     assert model.engine.attached is not None
     steps = model.engine.attached.drafter.model
-    assert isinstance(steps, LeanLlama)
+    assert isinstance(steps, LeanModel)
     norm = load_model(drafter).lm.model.get_parameter("model.norm.weight")
     steps.load_weights({"model.norm.weight": torch.full_like(norm, torch.nan)})
     with pytest.raises(NumericsError, match="the drafter's logits"):
@@ -260,8 +260,8 @@ def test_a_drafter_that_returns_nan_is_noticed() -> None:
 
 
 def test_an_emptied_cache_gives_its_memory_back_and_answers_as_before() -> None:
-    _, fast = both(tiny(max_position_embeddings=2 * cpu_llama.RELEASED))
-    beside, ids = fast.with_own_cache(), [place % 60 for place in range(cpu_llama.RELEASED + 1)]
+    _, fast = both(tiny(max_position_embeddings=2 * lean.RELEASED))
+    beside, ids = fast.with_own_cache(), [place % 60 for place in range(lean.RELEASED + 1)]
     expected = fast.forward(ids[:9], 9).clone()
     shared = beside.forward(ids[:9], 9)
     fast.forward(ids[9:], 1)

@@ -20,8 +20,8 @@ from omnidraft.attach import make_cache
 from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.drafter import AttachedDrafter, Drafter
 from omnidraft.decoding.engine import Engine
-from omnidraft.models.cpu_llama import LeanLlama
 from omnidraft.models.language_model import LanguageModel
+from omnidraft.models.lean import LeanModel
 from omnidraft.verification.sampling import GeneratorSampler
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def isolated(model: OmniDraft, drafting: Drafting, head: Head | None = None) -> 
     attached = drafter_of(model)
     step = attached.drafter.model
     # with the same weights as the others, which would else crowd the processor's caches
-    drafter = Drafter((step if isinstance(step, LeanLlama) else model.drafter.lm).with_own_cache())
+    drafter = Drafter((step if isinstance(step, LeanModel) else model.drafter.lm).with_own_cache())
     cache = make_cache(attached.cache.table, drafting)
     attached = replace(attached, drafter=drafter, cache=cache, head=head or attached.head)
     return engine_for(model, drafting, target=target, attached=attached)

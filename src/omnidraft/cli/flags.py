@@ -80,7 +80,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {  # those of several commands, as `add_a
     "--dtype": {
         "default": "auto",
         "metavar": "NAME",
-        "help": "of both models: auto, float32, bfloat16 or float16 (default: %(default)s)",
+        "help": "auto, float32, bfloat16 or float16 of both models, or int8 of the target (default: %(default)s)",
     },
     "--device": {
         "default": "auto",

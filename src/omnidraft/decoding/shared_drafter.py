@@ -11,8 +11,8 @@ from typing import Protocol
 import torch
 
 from omnidraft.errors import OmniDraftError
-from omnidraft.models.cpu_llama import LeanLlama, lean
 from omnidraft.models.language_model import LanguageModel, TransformersModel
+from omnidraft.models.lean import LeanModel, lean
 
 LOOK_S = 0.02  # seconds between looks at whether a waiting request still has the slot
 
@@ -136,8 +136,8 @@ class SharedDrafter:
         return self.model
 
     def lend(
-        self, weights: Mapping[str, torch.Tensor], version: object, before: LeanLlama | TransformersModel | None
-    ) -> LeanLlama | TransformersModel:
+        self, weights: Mapping[str, torch.Tensor], version: object, before: LeanModel | TransformersModel | None
+    ) -> LeanModel | TransformersModel:
         """Another model with these weights, whatever is loaded into `model` later.
 
         It is for `with_own_cache`, and shares the weights that are in memory where these are the source's, or loaded.

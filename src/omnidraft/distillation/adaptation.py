@@ -22,8 +22,8 @@ from omnidraft.verification.round import Round
 
 if TYPE_CHECKING:
     from omnidraft.distillation.trainer import Counters
-    from omnidraft.models.cpu_llama import LeanLlama
     from omnidraft.models.language_model import TransformersModel
+    from omnidraft.models.lean import LeanModel
 
 _log = logging.getLogger("omnidraft")
 LONGEST = 2048  # drafter tokens of a training example: attention over more would take seconds
@@ -70,7 +70,7 @@ class Adaptation:
         self._base = dict(shared.source.model.named_parameters())
         self._weights: Weights = {}
         self._version: object = None  # another one for other weights; None: those of the base
-        self._lent: LeanLlama | TransformersModel | None = None  # to lanes, with the weights of this version
+        self._lent: LeanModel | TransformersModel | None = None  # to lanes, with the weights of this version
         self._lent_version: object = None
         self._learned(state or {})
 

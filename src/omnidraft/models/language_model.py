@@ -6,7 +6,7 @@ import copy
 import inspect
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
 
@@ -62,6 +62,10 @@ class TransformersModel:
         other = copy.copy(self)
         vars(other).update(_cache=self._new_cache(), _length=0)
         return other
+
+    def tensors(self) -> dict[str, Any]:
+        """The weights by name."""
+        return dict(self.model.state_dict())
 
     @property
     def cache_bytes(self) -> int:

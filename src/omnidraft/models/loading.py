@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from omnidraft.errors import ConfigError, ModelError
-from omnidraft.models import gguf
+from omnidraft.models import gguf, lean
+from omnidraft.models.eight_bits import EightBitModel
 from omnidraft.models.language_model import SUPPORTED, TransformersModel, check_supported
+from omnidraft.models.tensors import Tensors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 BF16_PARAMETERS = 100_000_000  # below this, a token took as long in bfloat16 as in float32 on a CPU with AMX
 _log = logging.getLogger("omnidraft")
+INT8 = "int8"
+GGUF_REASON = "the file is quantized, and this processor reads 8 bits a weight fastest"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -39,16 +43,22 @@ class LoadedModel:
 
 
 def load_model(
-    name: str | Path, dtype: str = "auto", device: str = "auto", say: Callable[[str], None] = _log.info
+    name: str | Path,
+    dtype: str = "auto",
+    device: str = "auto",
+    say: Callable[[str], None] = _log.info,
+    *,
+    verifies: bool = False,
 ) -> LoadedModel:
     """Load a causal language model and its tokenizer from a folder, a GGUF file or by its hub id.
 
-    A folder or file is read without network access, and code that comes with a model is never run.  `dtype` is auto or
-    a key of DTYPES; `device` is auto, cpu, cuda, cuda:N or mps.  `say` is told where a GGUF file is converted first.
-    Raises ConfigError for an unknown dtype or device, ModelError for whatever is wrong with the model.
+    A folder or file is read without network access, and code that comes with a model is never run.  `dtype` is auto, a
+    key of DTYPES, or int8 for weights of 8 bits; a model that only `verifies` drafts, a target, has these with auto
+    where it is a GGUF file and this CPU can.  `device` is auto, cpu, cuda, cuda:N or mps.  `say` is told where a GGUF file is converted first.  Raises ConfigError for an
+    unknown dtype or device, ModelError for whatever is wrong with the model.
     """
-    if dtype not in ("auto", *DTYPES):
-        raise ConfigError(f"dtype {dtype!r} is not known: use auto, {', '.join(DTYPES)}")
+    if dtype not in ("auto", INT8, *DTYPES):
+        raise ConfigError(f"dtype {dtype!r} is not known: use auto, {INT8}, {', '.join(DTYPES)}")
     place = choose_device(device)
     source, local = locate(name)
     skeleton: Any = load_skeleton(name)  # checked before gigabytes of weights are read
@@ -56,12 +66,21 @@ def load_model(
 
     auto: Any = AutoModelForCausalLM
     chosen, reason = DTYPES.get(dtype), "asked for"
+    rounds = dtype == INT8 or (
+        verifies and dtype == "auto" and gguf.is_gguf(source) and _obstacle(skeleton, place) is None
+    )
+    if rounds and (obstacle := _obstacle(skeleton, place)):
+        raise ModelError(f"model {source!r} cannot be used in {INT8}, as {obstacle}: use dtype='auto'")
     if chosen is None:
         chosen, reason = choose_dtype(place, skeleton.config.dtype, skeleton.num_parameters())
     shown = Path(source).resolve().name if local else source
     if gguf.is_gguf(source):
-        source = str(gguf.converted(Path(source), chosen, say))
+        source = str(gguf.converted(Path(source), torch.bfloat16 if rounds else chosen, say))
     tokenizer = _tokenizer(source, local)
+    if rounds:
+        with _reading("weights", source, local), Tensors(source, local) as weights:
+            target = EightBitModel(skeleton, weights)
+        return LoadedModel(target, tokenizer, shown, "asked for" if dtype == INT8 else GGUF_REASON)
     with _reading("weights", source, local):
         options: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False, "dtype": chosen}
         model, report = auto.from_pretrained(source, **options, ignore_mismatched_sizes=True, output_loading_info=True)
@@ -74,6 +93,11 @@ def load_model(
             f"another shape, first {lacking[0]!r}: get the complete files"
         )
     return LoadedModel(TransformersModel(model), tokenizer, shown, reason)
+
+
+def _obstacle(skeleton: PreTrainedModel, place: torch.device) -> str | None:
+    """The reason why a model cannot be used in 8 bits, a phrase, or None."""
+    return f"it is on {place.type}" if place.type != "cpu" else lean.obstacle(skeleton)
 
 
 def load_skeleton(name: str | Path) -> PreTrainedModel:

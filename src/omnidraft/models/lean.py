@@ -1,0 +1,237 @@
+"""A forward pass for small batches on a CPU: weights in 8 bits, read once a pass, by the C code of step.c.
+
+It takes the families whose layers are those of Llama, apart from biases, normalized queries and keys and a sliding
+window.  As a drafter's step its rounding does not affect exactness: q is the vector that the draft was drawn from.  As
+a target's it is the target.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from omnidraft.errors import InputError, ModelError
+from omnidraft.models import native
+from omnidraft.models.language_model import CHUNK, TransformersModel
+from omnidraft.models.native import Rounded, pointer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+ROOM = 256  # tokens; a cache grows by a half of itself, at least so many
+RELEASED = 512  # tokens of a cache from which on its memory is given back when it is emptied
+FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+ROPE = ("default", "linear", "llama3", "yarn")  # whose angles do not depend on how long a text gets
+Weights = Mapping[str, torch.Tensor]
+
+
+class LeanModel:
+    """A `LanguageModel` with 8-bit weights, of a model that has no `obstacle`.
+
+    `skeleton` gives the shape, and may be on the meta device.  `weights` are by its names.  Raises ModelError for
+    weights that are NaN or infinite, or missing.
+    """
+
+    def __init__(self, skeleton: PreTrainedModel, weights: Weights, vocab_size: int, context: int) -> None:
+        config: Any = skeleton.config
+        self.vocab_size = vocab_size
+        self.context = context
+        self.length = 0
+        self.hidden: torch.Tensor | None = None  # (H,) input of the LM head at the last position
+        self._heads, self._key_heads, self._size = _heads(config)
+        self._tied = bool(config.tie_word_embeddings)
+        self._windows = _windows(config)
+        self._shape = native.Shape(
+            config.num_hidden_layers, self._heads, self._key_heads, self._size, config.rms_norm_eps
+        )
+        rotary = _rotary(skeleton)
+        self._frequencies, self._scaling = rotary.inv_freq.float(), float(rotary.attention_scaling)
+        self._base = weights
+        self.load_weights({})
+        self._new_cache()
+
+    def load_weights(self, weights: Weights) -> None:
+        """Use these weights, by their names in the source, and the source's for all others; the cache is kept."""
+        parts = _Parts(self._base, weights)
+        stored = "model.embed_tokens.weight" in self._base or not self._tied  # tied ones are stored by either name
+        self._embedding = parts.matrix("model.embed_tokens" if stored else "lm_head")
+        self._head = self._embedding if self._tied else parts.matrix("lm_head")
+        self._norm = parts.vector("model.norm.weight")
+        layers = [self._layer(parts, f"model.layers.{i}.", window) for i, window in enumerate(self._windows)]
+        self._layers = (native.Layer * len(layers))(*layers)
+        self._parts = parts  # whose memory the layers point to
+
+    def _layer(self, parts: _Parts, name: str, window: int) -> native.Layer:
+        attention, mlp = f"{name}self_attn.", f"{name}mlp."
+        return native.Layer(
+            qkv=parts.matrix(*(f"{attention}{part}_proj" for part in "qkv")).struct,
+            output=parts.matrix(f"{attention}o_proj").struct,
+            gate_up=parts.matrix(f"{mlp}gate_proj", f"{mlp}up_proj").struct,
+            down=parts.matrix(f"{mlp}down_proj").struct,
+            before_attention=pointer(parts.vector(f"{name}input_layernorm.weight")),
+            before_mlp=pointer(parts.vector(f"{name}post_attention_layernorm.weight")),
+            query_norm=pointer(parts.optional(f"{attention}q_norm.weight")),
+            key_norm=pointer(parts.optional(f"{attention}k_norm.weight")),
+            window=window,
+        )
+
+    def with_own_cache(self) -> LeanModel:
+        """Return a model that shares these weights and has a cache of its own, empty."""
+        other = copy.copy(self)
+        other._new_cache()  # noqa: SLF001  a copy of this one
+        return other
+
+    def _new_cache(self) -> None:
+        self._entries = torch.empty(self._shape.layers, 2, self._key_heads, 0, self._size, device="cpu")
+        self.length, self.hidden = 0, None
+
+    def _reserve(self, length: int) -> None:
+        """Room for so many tokens in the cache."""
+        old = self._entries.shape[3]
+        if length > old:
+            capacity = min(self.context, length + max(ROOM, length // 2))
+            shape = (*self._entries.shape[:3], capacity, self._size)
+            entries = torch.empty(shape, dtype=torch.float32, device="cpu")
+            entries[..., : self.length, :] = self._entries[..., : self.length, :]
+            positions = torch.arange(capacity, dtype=torch.float32, device="cpu")
+            angles = torch.outer(positions, self._frequencies)
+            self._entries = entries
+            self._angles = torch.cat([angles.cos(), angles.sin()], -1) * self._scaling
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the weights, which the source does not share, in bytes."""
+        return self._parts.nbytes
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory of the keys and values, room to grow included."""
+        return self._entries.nbytes
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The rounded matrices by name."""
+        return {name: matrix.weights for name, matrix in self._parts.matrices.items()}
+
+    @torch.inference_mode()
+    def forward(self, ids: Sequence[int], keep: int) -> torch.Tensor:
+        """Append `ids` to the cache and return the logits of the last `keep` of them, (keep, vocab_size) float32."""
+        if not 0 <= keep <= len(ids) or self.length + len(ids) > self.context:
+            raise InputError(f"{self.length} + {len(ids)} tokens, {keep} kept: the cache holds {self.context}")
+        self._reserve(self.length + len(ids))
+        kept = []
+        for start in range(0, len(ids), CHUNK):
+            x = self._read(ids[start : start + CHUNK])
+            skipped = max(0, len(ids) - keep - start)
+            if skipped < len(x):
+                kept.append(x[skipped:])
+        if not kept:
+            return torch.empty(0, self.vocab_size, dtype=torch.float32, device="cpu")
+        x = kept[0] if len(kept) == 1 else torch.cat(kept)
+        self.hidden = torch.nn.functional.rms_norm(x[-1], x.shape[-1:], self._norm, self._shape.epsilon)
+        return self._head(x, self._norm, self._shape.epsilon)
+
+    def _read(self, ids: Sequence[int]) -> torch.Tensor:
+        """Append `ids` to the cache and return the output of the last layer, (T, hidden)."""
+        x = self._embedding.rows(torch.tensor(ids, device="cpu"))
+        cache = native.Cache(
+            pointer(self._entries), pointer(self._angles), self._entries.shape[3], self.length, native.threads()
+        )
+        shape, place = ctypes.byref(self._shape), ctypes.byref(cache)
+        native.library().read_tokens(self._layers, shape, place, x.data_ptr(), len(ids))
+        self.length += len(ids)
+        return x
+
+    def crop(self, length: int) -> None:
+        """Keep the first `length` tokens of the cache; raises InputError unless 0 <= length <= self.length."""
+        if not 0 <= length <= self.length:
+            raise InputError(f"cannot crop a cache of {self.length} tokens to {length}: use 0..{self.length}")
+        if length == 0 and self.length > RELEASED:
+            self._new_cache()
+        self.length = length
+
+
+class _Parts:
+    """Weights in the form that step.c takes, from `own` where it has the name, else from `base`."""
+
+    def __init__(self, base: Weights, own: Weights) -> None:
+        self.matrices: dict[str, Rounded] = {}
+        self._vectors: dict[str, torch.Tensor] = {}
+        self._base, self._own = base, own
+
+    @property
+    def nbytes(self) -> int:
+        return sum(matrix.nbytes for matrix in self.matrices.values())
+
+    def _get(self, name: str) -> torch.Tensor:
+        found = self._own.get(name)
+        if found is None:
+            found = self._base.get(name)
+        if found is None:
+            raise ModelError(f"weights {name} are missing: get the complete files of the model")
+        return found.detach()
+
+    def vector(self, name: str) -> torch.Tensor:
+        self._vectors[name] = self._get(name).float().contiguous()
+        return self._vectors[name]
+
+    def optional(self, name: str) -> torch.Tensor | None:
+        return self.vector(name) if name in self._base else None
+
+    def matrix(self, *names: str) -> Rounded:
+        """The matrices of these layers, one below the other."""
+        weights = [self._get(f"{name}.weight") for name in names]
+        biases = [self._get(f"{name}.bias") for name in names if f"{name}.bias" in self._base]
+        bias = torch.cat(biases) if biases else None
+        rounded = Rounded(names[0], torch.cat(weights) if len(names) > 1 else weights[0], bias)
+        self.matrices[names[0]] = rounded
+        return rounded
+
+
+def lean(source: TransformersModel) -> LeanModel | None:
+    """Return a lean model over the weights of `source`, or None where there is an `obstacle`."""
+    if obstacle(source.model) or source.device.type != "cpu":
+        return None
+    return LeanModel(source.model, source.model.state_dict(), source.vocab_size, source.context)
+
+
+def obstacle(model: PreTrainedModel) -> str | None:
+    """Return the reason why a model has no lean step, a phrase, or None where it has one."""
+    config: Any = model.config
+    if type(model).__name__ not in FAMILIES:
+        return f"{type(model).__name__} is none of {', '.join(FAMILIES)}"
+    if model.device.type not in {"cpu", "meta"}:
+        return f"it is on {model.device.type}"
+    if not all(type(weight) is torch.Tensor and weight.is_floating_point() for weight in model.state_dict().values()):
+        return "its weights are quantized"  # they are integers or of a tensor subclass
+    if config.hidden_act != "silu":
+        return f"its activation is {config.hidden_act}"
+    if config.rope_parameters["rope_type"] not in ROPE:
+        return f"its rotary positions are of type {config.rope_parameters['rope_type']}"
+    if 2 * len(_rotary(model).inv_freq) != _heads(config)[2]:
+        return "it rotates a part of each head"
+    return native.obstacle()
+
+
+def _heads(config: Any) -> tuple[int, int, int]:
+    """Number of query heads and of key heads, and their size."""
+    heads = config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return heads, config.num_key_value_heads or heads, size
+
+
+def _windows(config: Any) -> list[int]:
+    """Positions that a token of each layer attends to, 0 for all."""
+    window = getattr(config, "sliding_window", None) or 0
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    return [window if kind == "sliding_attention" else 0 for kind in kinds]
+
+
+def _rotary(model: PreTrainedModel) -> Any:
+    """The model's rotary positions; a skeleton's have no values."""
+    kind: Any = type(model.model.rotary_emb)
+    with torch.device("cpu"):
+        return kind(config=model.config)

@@ -1,0 +1,173 @@
+"""`step.c` on this machine: compiled once for its processor, kept in the cache folder, called through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from omnidraft.config import cache_folder
+from omnidraft.errors import ConfigError, ModelError
+
+WIDTH = 32  # columns are padded to a multiple of it, as in step.c
+LARGEST = 127  # of a rounded weight
+BLOCK = 4096  # rows
+SECONDS = 120  # for the compiler
+# tried in this order: some compilers have no OpenMP (one thread then), others name the processor differently
+FLAGS = (("-march=native", "-fopenmp"), ("-mcpu=native", "-fopenmp"), ("-march=native",), ("-mcpu=native",))
+
+
+class Matrix(ctypes.Structure):
+    """A matrix of step.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("weights", "scales", "bias")),
+        *((name, ctypes.c_int64) for name in ("out", "columns", "stride")),
+    )
+
+
+class Layer(ctypes.Structure):
+    """A layer of step.c."""
+
+    _fields_ = (
+        *((name, Matrix) for name in ("qkv", "output", "gate_up", "down")),
+        *((name, ctypes.c_void_p) for name in ("before_attention", "before_mlp", "query_norm", "key_norm")),
+        ("window", ctypes.c_int64),
+    )
+
+
+class Shape(ctypes.Structure):
+    """What the layers of step.c have in common."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("layers", "heads", "key_heads", "size")),
+        ("epsilon", ctypes.c_float),
+    )
+
+
+class Cache(ctypes.Structure):
+    """Keys and values of step.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("entries", "angles")),
+        *((name, ctypes.c_int64) for name in ("capacity", "length", "threads")),
+    )
+
+
+class Rounded:
+    """A matrix (out, in) with 8-bit weights, one scale a row; raises ModelError for NaN or infinite weights."""
+
+    def __init__(self, name: str, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        out, columns = weight.shape
+        stride = -(-columns // WIDTH) * WIDTH
+        self.weights = torch.zeros(out, stride, dtype=torch.int8, device="cpu")
+        self.scales = torch.empty(out, dtype=torch.float32, device="cpu")
+        for start in range(0, out, BLOCK):  # a large matrix is never whole in 32 bits
+            block = weight[start : start + BLOCK].float()
+            scales = block.abs().amax(1).div_(LARGEST)
+            self.scales[start : start + BLOCK] = scales
+            self.weights[start : start + BLOCK, :columns] = (block / scales.clamp_min(1e-30)[:, None]).round_()
+        if not self.scales.isfinite().all():
+            raise ModelError(f"weights {name} are NaN or infinite: get the complete files of the model")
+        self.bias = None if bias is None else bias.float().contiguous()
+        self.columns = columns
+        self.struct = Matrix(self.weights.data_ptr(), self.scales.data_ptr(), pointer(self.bias), out, columns, stride)
+
+    @property
+    def nbytes(self) -> int:
+        return self.weights.nbytes + self.scales.nbytes
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """Rows of the matrix, (T, in) float32."""
+        return self.weights[ids, : self.columns] * self.scales[ids, None]
+
+    def __call__(self, x: torch.Tensor, norm: torch.Tensor | None = None, epsilon: float = 0.0) -> torch.Tensor:
+        """x (T, in) float32, normalized where there are weights of a norm -> (T, out) float32."""
+        x = x.contiguous()
+        y = torch.empty(len(x), len(self.weights), dtype=torch.float32, device="cpu")
+        library().apply_matrix(
+            ctypes.byref(self.struct), pointer(norm), epsilon, x.data_ptr(), len(x), y.data_ptr(), threads()
+        )
+        return y
+
+
+def pointer(tensor: torch.Tensor | None) -> int | None:
+    """Address of a tensor's first entry, None for none."""
+    return None if tensor is None else tensor.data_ptr()
+
+
+def threads() -> int:
+    """Threads that torch uses, and the C code beside it."""
+    return torch.get_num_threads()
+
+
+def obstacle() -> str | None:
+    """Return the reason why this machine cannot run step.c, a phrase, or None where it can."""
+    return _loaded()[1]
+
+
+def library() -> ctypes.CDLL:
+    """The compiled step.c; raises ModelError where there is an `obstacle`."""
+    found, reason = _loaded()
+    if found is None:
+        raise ModelError(f"8-bit weights cannot be used here: {reason}")
+    return found
+
+
+@cache
+def _loaded() -> tuple[ctypes.CDLL | None, str | None]:
+    try:
+        found = ctypes.CDLL(str(_compiled()))
+    except (OSError, subprocess.SubprocessError, ConfigError) as error:
+        return None, f"step.c cannot be compiled ({_last_line(error)}): install a C compiler"
+    address, number = ctypes.c_void_p, ctypes.c_int64
+    found.read_tokens.argtypes = [address, address, address, address, number]
+    found.read_tokens.restype = None
+    found.apply_matrix.argtypes = [address, address, ctypes.c_float, address, number, address, ctypes.c_int]
+    found.apply_matrix.restype = None
+    return found, None
+
+
+def _compiled() -> Path:
+    """The library in the cache folder, compiled where it is not there."""
+    source = Path(__file__).with_name("step.c")
+    key = hashlib.sha256(f"{FLAGS} {_processor()}".encode() + source.read_bytes()).hexdigest()[:16]
+    kept = cache_folder() / "native" / f"step-{key}.so"
+    if kept.is_file():
+        return kept
+    compiler = os.environ.get("CC") or next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    if compiler is None:
+        raise OSError("there is no C compiler")
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    complaint = ""
+    with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
+        made = Path(folder) / "step.so"
+        for flags in FLAGS:
+            command = [compiler, "-O3", *flags, "-shared", "-fPIC", str(source), "-o", str(made), "-lm"]
+            result = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)  # noqa: S603
+            if result.returncode == 0:
+                made.replace(kept)
+                return kept
+            complaint = complaint or result.stderr
+    raise OSError(complaint)
+
+
+def _processor() -> str:
+    """What code compiled for this processor depends on: a home folder may be shared by several machines."""
+    with suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8") as file:
+        return next((line for line in file if line.startswith(("flags", "Features"))), platform.processor())
+    return f"{platform.platform()} {platform.processor()}"
+
+
+def _last_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[-1] if lines else type(error).__name__

@@ -1,0 +1,287 @@
+/* Forward pass of a decoder-only transformer with 8-bit weights and fp32 keys and values.
+
+   A pass over a few tokens takes as long as reading the weights once.  Every row of a pass is computed by the same
+   operations in the same order whatever rows are beside it: tokens verified together get the logits, bit by bit, that
+   they get one by one.  Inputs of matrices are rounded to integers of up to 16 bits with one scale a row, as many bits
+   as 32-bit sums hold, so that products are exact and large entries of an input cost the others little. */
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LANES 16  /* partial sums, in an order that does not depend on the compiler's vectors */
+#define WIDTH 32  /* columns of a matrix are padded with zeros to a multiple of it */
+#define ROWS 64   /* rounded inputs that stay in the processor's cache while a matrix is read */
+#define INLINE static inline __attribute__((always_inline))
+
+typedef struct {
+    const int8_t *weights; /* (out, stride) */
+    const float *scales;   /* (out) */
+    const float *bias;     /* (out), or NULL */
+    int64_t out, in, stride;
+} Matrix;
+
+typedef struct {
+    Matrix qkv, output, gate_up, down;
+    const float *before_attention, *before_mlp; /* weights of norms */
+    const float *query_norm, *key_norm;         /* (size), or NULL */
+    int64_t window;                             /* positions that a token attends to, 0 for all */
+} Layer;
+
+typedef struct {
+    int64_t layers, heads, key_heads, size;
+    float epsilon;
+} Shape;
+
+typedef struct {
+    float *entries;      /* (layers, 2, key heads, capacity, size): keys and values */
+    const float *angles; /* (capacity, size): cosines, then sines */
+    int64_t capacity, length, threads;
+} Cache;
+
+enum { AS_IS, NORMALIZED, GATED };
+
+/* ---- sums of integer products */
+
+#if defined(__AVX512BW__) && !defined(PLAIN)
+#include <immintrin.h>
+typedef __m512i Sums;
+#define STEP 32
+#define ZERO _mm512_setzero_si512()
+#define WIDEN(w) _mm512_cvtepi8_epi16(_mm256_loadu_si256((const void *)(w)))
+#ifdef __AVX512VNNI__
+#define ADD(sums, w, x) _mm512_dpwssd_epi32(sums, w, _mm512_loadu_si512(x))
+#else
+#define ADD(sums, w, x) _mm512_add_epi32(sums, _mm512_madd_epi16(w, _mm512_loadu_si512(x)))
+#endif
+#define TOTAL(sums) _mm512_reduce_add_epi32(sums)
+#elif defined(__AVX2__) && !defined(PLAIN)
+#include <immintrin.h>
+typedef __m256i Sums;
+#define STEP 16
+#define ZERO _mm256_setzero_si256()
+#define WIDEN(w) _mm256_cvtepi8_epi16(_mm_loadu_si128((const void *)(w)))
+#define ADD(sums, w, x) _mm256_add_epi32(sums, _mm256_madd_epi16(w, _mm256_loadu_si256((const void *)(x))))
+INLINE int32_t TOTAL(__m256i sums) {
+    __m128i half = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+    half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(half, _mm_shuffle_epi32(half, 0xb1)));
+}
+#else
+typedef struct { int16_t at[WIDTH]; } Widened;
+typedef int32_t Sums;
+#define STEP WIDTH
+#define ZERO 0
+INLINE Widened WIDEN(const int8_t *w) {
+    Widened wide;
+    for (int i = 0; i < WIDTH; i++) wide.at[i] = w[i];
+    return wide;
+}
+INLINE int32_t ADD(int32_t sum, Widened w, const int16_t *x) {
+    for (int i = 0; i < WIDTH; i++) sum += (int32_t)w.at[i] * x[i];
+    return sum;
+}
+#define TOTAL(sum) (sum)
+#endif
+
+/* products of one row of weights and `rows` rounded inputs; `rows` is a constant where this is inlined */
+INLINE void products(const int8_t *w, const int16_t *x, int64_t stride, int rows, int32_t *result) {
+    Sums sums[8];
+    for (int m = 0; m < rows; m++) sums[m] = ZERO;
+    for (int64_t k = 0; k < stride; k += STEP) {
+        __auto_type wide = WIDEN(w + k);
+        for (int m = 0; m < rows; m++) sums[m] = ADD(sums[m], wide, x + m * stride + k);
+    }
+    for (int m = 0; m < rows; m++) result[m] = TOTAL(sums[m]);
+}
+
+/* ---- elementwise parts */
+
+INLINE float sum_of_products(const float *a, const float *b, int64_t count) {
+    float parts[LANES] = {0}, sum = 0;
+    int64_t k = 0;
+    for (; k + LANES <= count; k += LANES)
+        for (int i = 0; i < LANES; i++) parts[i] += a[k + i] * b[k + i];
+    for (; k < count; k++) sum += a[k] * b[k];
+    for (int i = 0; i < LANES; i++) sum += parts[i];
+    return sum;
+}
+
+INLINE float normalizer(const float *x, int64_t count, float epsilon) {
+    return 1 / sqrtf(sum_of_products(x, x, count) / count + epsilon);
+}
+
+/* e to the power of x, to 2 units in the last place, without a call, so that loops over it are vectorized */
+INLINE float exponential(float x) {
+    float bounded = x < -87 ? -87 : x > 88 ? 88 : x;
+    float whole = (bounded * 1.44269504f + 12582912) - 12582912; /* nearest integer */
+    float rest = bounded - whole * 0.693359375f + whole * 2.12194440e-4f;
+    float value = 1.9875691500e-4f;
+    value = value * rest + 1.3981999507e-3f;
+    value = value * rest + 8.3334519073e-3f;
+    value = value * rest + 4.1665795894e-2f;
+    value = value * rest + 1.6666665459e-1f;
+    value = value * rest + 5.0000001201e-1f;
+    value = value * rest * rest + rest + 1;
+    union { int32_t bits; float value; } power = {((int32_t)whole + 127) << 23};
+    return x == x ? value * power.value : x;
+}
+
+/* the input of a matrix as integers; returns their scale, which is NaN where an entry is NaN or infinite */
+static float rounded(const float *x, int64_t count, int64_t stride, int kind, const float *norm, float epsilon,
+                     float *values, int16_t *result) {
+    float factor = kind == NORMALIZED ? normalizer(x, count, epsilon) : 1;
+    float largest[LANES] = {0}, unfit[LANES] = {0}, most = 0, wrong = 0;
+    for (int64_t k = 0; k < count; k++)
+        values[k] = kind == NORMALIZED ? x[k] * factor * norm[k]
+                    : kind == GATED    ? x[k] / (1 + exponential(-x[k])) * x[count + k]
+                                       : x[k];
+    memset(values + count, 0, (stride - count) * sizeof *values);
+    for (int64_t k = 0; k < stride; k += LANES)
+        for (int i = 0; i < LANES; i++) {
+            float size = fabsf(values[k + i]);
+            largest[i] = size > largest[i] ? size : largest[i];
+            unfit[i] += 0 * size; /* NaN, for good */
+        }
+    for (int i = 0; i < LANES; i++) {
+        most = largest[i] > most ? largest[i] : most;
+        wrong += unfit[i];
+    }
+    int64_t limit = INT32_MAX / (127 * stride);
+    if (limit > INT16_MAX) limit = INT16_MAX;
+    float inverse = most > 0 && most < INFINITY ? limit / most : 0;
+    for (int64_t k = 0; k < stride; k++) {
+        float scaled = values[k] * inverse;
+        result[k] = (int16_t)(int32_t)((scaled + 12582912) - 12582912); /* rounded to nearest */
+    }
+    return most / limit + wrong;
+}
+
+/* y (rows, out) = input (rows, in) times the matrix, added to y where `adds`; GATED inputs are (rows, 2 in) */
+static void project(const Matrix *matrix, const float *x, int64_t rows, int kind, const float *norm, float epsilon,
+                    int adds, float *y, int threads) {
+    int64_t in = matrix->in, out = matrix->out, stride = matrix->stride;
+    int64_t held = rows < ROWS ? rows : ROWS;
+    int16_t *integers = aligned_alloc(64, held * stride * sizeof *integers);
+    float *values = aligned_alloc(64, held * stride * sizeof *values), scales[ROWS];
+    for (int64_t first = 0; first < rows; first += ROWS) {
+        int64_t count = rows - first < ROWS ? rows - first : ROWS;
+#pragma omp parallel num_threads(threads)
+        {
+#pragma omp for schedule(static)
+            for (int64_t m = 0; m < count; m++)
+                scales[m] = rounded(x + (first + m) * (kind == GATED ? 2 * in : in), in, stride, kind, norm, epsilon,
+                                    values + m * stride, integers + m * stride);
+#pragma omp for schedule(static)
+            for (int64_t o = 0; o < out; o++) {
+                const int8_t *w = matrix->weights + o * stride;
+                int32_t sums[ROWS];
+                int64_t m = 0;
+                for (; m + 8 <= count; m += 8) products(w, integers + m * stride, stride, 8, sums + m);
+                for (; m + 4 <= count; m += 4) products(w, integers + m * stride, stride, 4, sums + m);
+                for (; m + 2 <= count; m += 2) products(w, integers + m * stride, stride, 2, sums + m);
+                for (; m < count; m++) products(w, integers + m * stride, stride, 1, sums + m);
+                for (m = 0; m < count; m++) {
+                    float *at = y + (first + m) * out + o;
+                    float value = (float)sums[m] * (matrix->scales[o] * scales[m]);
+                    if (matrix->bias) value += matrix->bias[o];
+                    *at = adds ? *at + value : value;
+                }
+            }
+        }
+    }
+    free(integers);
+    free(values);
+}
+
+/* ---- attention */
+
+static void rotate(float *head, int64_t size, const float *norm, float epsilon, const float *angles) {
+    float factor = norm ? normalizer(head, size, epsilon) : 1;
+    int64_t half = size / 2;
+    if (norm)
+        for (int64_t i = 0; i < size; i++) head[i] *= factor * norm[i];
+    for (int64_t i = 0; i < half; i++) {
+        float a = head[i], b = head[half + i], cosine = angles[i], sine = angles[half + i];
+        head[i] = a * cosine - b * sine;
+        head[half + i] = b * cosine + a * sine;
+    }
+}
+
+/* one query over the keys and values of positions first..last */
+static void attend(const float *query, const float *keys, const float *values, int64_t first, int64_t last,
+                   int64_t size, float *scores, float *result) {
+    float most = -INFINITY, total = 0, scale = 1 / sqrtf((float)size);
+    for (int64_t t = first; t <= last; t++) {
+        scores[t] = sum_of_products(query, keys + t * size, size) * scale;
+        most = scores[t] > most ? scores[t] : most;
+    }
+    for (int64_t t = first; t <= last; t++) scores[t] = exponential(scores[t] - most);
+    memset(result, 0, size * sizeof *result);
+    for (int64_t t = first; t <= last; t++) {
+        total += scores[t];
+        for (int64_t i = 0; i < size; i++) result[i] += scores[t] * values[t * size + i];
+    }
+    for (int64_t i = 0; i < size; i++) result[i] /= total;
+}
+
+/* qkv (rows, (heads + 2 key heads) * size) -> result (rows, heads * size); appends to keys and values */
+static void attention(const Layer *layer, const Shape *shape, const Cache *cache, float *keys, float *qkv,
+                      int64_t rows, float *result) {
+    int64_t size = shape->size, heads = shape->heads, key_heads = shape->key_heads, capacity = cache->capacity;
+    int64_t width = (heads + 2 * key_heads) * size, start = cache->length;
+    float *values = keys + key_heads * capacity * size;
+#pragma omp parallel num_threads(cache->threads)
+    {
+        float *scores = malloc((start + rows) * sizeof *scores);
+#pragma omp for schedule(static)
+        for (int64_t m = 0; m < rows; m++) {
+            float *row = qkv + m * width;
+            for (int64_t h = 0; h < heads + key_heads; h++)
+                rotate(row + h * size, size, h < heads ? layer->query_norm : layer->key_norm, shape->epsilon,
+                       cache->angles + (start + m) * size);
+            for (int64_t h = 0; h < key_heads; h++) {
+                int64_t at = (h * capacity + start + m) * size;
+                memcpy(keys + at, row + (heads + h) * size, size * sizeof *row);
+                memcpy(values + at, row + (heads + key_heads + h) * size, size * sizeof *row);
+            }
+        }
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < rows * heads; i++) {
+            int64_t m = i / heads, h = i % heads, last = start + m, of = h / (heads / key_heads) * capacity * size;
+            int64_t first = layer->window && last >= layer->window ? last - layer->window + 1 : 0;
+            attend(qkv + m * width + h * size, keys + of, values + of, first, last, size,
+                   scores, result + i * size);
+        }
+        free(scores);
+    }
+}
+
+/* ---- entry points */
+
+/* x (rows, hidden), embeddings of the tokens after those in the cache, becomes the output of the last layer */
+void read_tokens(const Layer *layers, const Shape *shape, const Cache *cache, float *x, int64_t rows) {
+    float *qkv = malloc(rows * layers->qkv.out * sizeof *qkv);
+    float *seen = malloc(rows * layers->output.in * sizeof *seen);
+    float *inner = malloc(rows * layers->gate_up.out * sizeof *inner), *keys = cache->entries;
+    float epsilon = shape->epsilon;
+    int threads = cache->threads;
+    for (const Layer *layer = layers; layer < layers + shape->layers; layer++) {
+        project(&layer->qkv, x, rows, NORMALIZED, layer->before_attention, epsilon, 0, qkv, threads);
+        attention(layer, shape, cache, keys, qkv, rows, seen);
+        project(&layer->output, seen, rows, AS_IS, NULL, 0, 1, x, threads);
+        project(&layer->gate_up, x, rows, NORMALIZED, layer->before_mlp, epsilon, 0, inner, threads);
+        project(&layer->down, inner, rows, GATED, NULL, 0, 1, x, threads);
+        keys += 2 * shape->key_heads * cache->capacity * shape->size;
+    }
+    free(qkv);
+    free(seen);
+    free(inner);
+}
+
+/* y (rows, out) = x (rows, in), normalized where there are weights of a norm, times the matrix */
+void apply_matrix(const Matrix *matrix, const float *norm, float epsilon, const float *x, int64_t rows, float *y,
+                  int threads) {
+    project(matrix, x, rows, norm ? NORMALIZED : AS_IS, norm, epsilon, 0, y, threads);
+}
