@@ -36,7 +36,7 @@ from omnidraft.draft_length.goodput import Goodput
 from omnidraft.errors import ConfigError
 from omnidraft.generation import Generation, Lane, Session, Stream
 from omnidraft.models.lean import LeanModel, obstacle
-from omnidraft.models.loading import INT8, LoadedModel, load_model
+from omnidraft.models.loading import LoadedModel, load_model
 from omnidraft.profiles.autosave import Autosave
 from omnidraft.prompting import Prompt, encode, has_template, usable
 from omnidraft.retrieval.source import new_store
@@ -221,9 +221,9 @@ def load(
     another OmniDraft, its drafter is shared, and is in memory once.  With `adapt` "background" the drafter learns from
     every answer, in a process of its own, with "inline" between answers.  What it learned is kept in a profile: "auto"
     is that of the two models, a path a file of one's own, None is none.  `options` takes the fields of
-    `config.Drafting` and `config.Learning`; `dtype`, but for int8, and `device` are for both models.  What is worth knowing but no
-    error (a damaged table cache, a full disk) goes to `warn`, one line each.  Raises ConfigError for an option,
-    ModelError for a model, ProfileError for a profile.
+    `config.Drafting` and `config.Learning`; `dtype`, but for int8, and `device` are for both models.  What is worth
+    knowing but no error (a damaged table cache, a full disk) goes to `warn`, one line each.  Raises ConfigError for an
+    option, ModelError for a model, ProfileError for a profile.
     """
     own = ("target", "drafter", "dtype", "device", "adapt", "profile", "warn", *names(Learning))
     learning = {name: options.pop(name) for name in names(Learning) if name in options}
@@ -251,7 +251,7 @@ def load(
         helper, shared = _shared(drafter, options)
     else:
         name = drafter_for(target, warn) if drafter == AUTO else drafter
-        helper = load_model(zoo.resolve(name), "auto" if dtype == INT8 else dtype, device, warn)
+        helper = load_model(zoo.resolve(name), "auto" if dtype == "int8" else dtype, device, warn)
         shared = SharedDrafter(helper.lm, lean_step=settings.drafter_step == "auto")
     use = LearningOptions(adapt=adapt, learning=learning, profile=profile, warn=warn)
     side = attach(loaded, vocab, helper, shared, settings, use)

@@ -9,8 +9,8 @@ import torch
 
 from omnidraft.decoding.shared_drafter import SharedDrafter, Slot
 from omnidraft.errors import OmniDraftError
-from omnidraft.models.lean import LeanModel
 from omnidraft.models.language_model import TransformersModel
+from omnidraft.models.lean import LeanModel
 from support.models import random_model
 
 IDS = [1, 5, 9, 40, 41]

@@ -17,9 +17,8 @@ from scipy import stats
 from omnidraft.alignment.spelling_table import Probs
 from omnidraft.config import Sampling
 from omnidraft.decoding.engine import Engine
-from omnidraft.models import int8
-from omnidraft.models.lean import lean
 from omnidraft.models.language_model import LanguageModel
+from omnidraft.models.lean import lean
 from omnidraft.models.loading import load_model
 from omnidraft.verification import rejection_sampling as verify
 from omnidraft.verification import residual
@@ -117,15 +116,11 @@ class World:
 
 
 def small_pair(target_name: str, drafter_name: str) -> World:
-    """The drafter takes the fastest steps there are; the target's are in fp32, where no row depends on the others."""
+    """Both take steps of 8 bits, where no row depends on the others."""
     folders = {"stories": shared("models") / "stories260K", "python": zoo_path(zoo_names("drafter")[0])}
     models = {name: load_model(folders[name], dtype="float32").lm for name in (target_name, drafter_name)}
     languages = {name: language(folders[name], lm.vocab_size) for name, lm in models.items()}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(int8, "SMALLEST", 2**62)
-        target = lean(models[target_name])
-        patch.setattr(int8, "SMALLEST", 0)
-        drafter = lean(models[drafter_name])
+    target, drafter = lean(models[target_name]), lean(models[drafter_name])
     assert target is not None
     assert drafter is not None
     return World(target, languages[target_name], drafter, languages[drafter_name])

@@ -14,8 +14,8 @@ from omnidraft.alignment.spelling_table import Probs
 from omnidraft.config import Sampling
 from omnidraft.decoding.drafter import Drafter
 from omnidraft.decoding.shared_drafter import SharedDrafter
-from omnidraft.models.lean import obstacle
 from omnidraft.models.language_model import LanguageModel, TransformersModel
+from omnidraft.models.lean import obstacle
 from omnidraft.verification.round import Round
 from support.engines import SMALL, engine, generate, sampler, tokens, written
 from support.models import KINDS, MORE, Knowing, Scripted, afresh, build, close
@@ -141,5 +141,5 @@ def test_drafters_whose_weights_are_rounded(kind: str) -> None:
     target = TransformersModel(sharpened(build("llama", vocab_size=TARGET.vocab.size, eos_token_id=None)))
     serving = SharedDrafter(TransformersModel(rounded(sharpened(build(kind, vocab_size=OWN.vocab.size)))))
     assert isinstance(serving.model, TransformersModel)
-    assert kind != "llama" or obstacle(serving.source) == "its weights are quantized"
+    assert kind != "llama" or obstacle(serving.source.model) == "its weights are quantized"
     assert tokens(run(target, serving.model)) == said(target)

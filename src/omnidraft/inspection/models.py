@@ -14,7 +14,7 @@ from omnidraft.errors import ModelError
 from omnidraft.models.gguf import is_gguf
 from omnidraft.models.kv_cache import new_cache
 from omnidraft.models.language_model import NO_LIMIT, TransformersModel
-from omnidraft.models.loading import choose_device, choose_dtype, load_skeleton, load_tokenizer, locate
+from omnidraft.models.loading import choose_device, choose_precision, load_skeleton, load_tokenizer, locate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -37,6 +37,7 @@ class UnloadedModel:
     model: TransformersModel | None  # on the meta device; None where there is only a tokenizer, or a problem
     language: Language | None  # None: a problem
     problem: str | None  # the message with which `load` would refuse it
+    rounds: bool  # `load` may take 8 bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,15 +74,16 @@ def read_model(name: str | Path, *, drafts: bool = False) -> UnloadedModel:
             raise  # a mistyped name, or no network: no verdict on the model
         problem = str(error)
     shown = Path(source).resolve().name if local else source
-    return UnloadedModel(name=shown, model=model, language=language, problem=problem)
+    rounds = is_gguf(source) and not drafts
+    return UnloadedModel(name=shown, model=model, language=language, problem=problem, rounds=rounds)
 
 
-def memory(model: TransformersModel) -> Memory:
-    """Memory of a model on the meta device."""
+def memory(model: TransformersModel, *, rounds: bool = False) -> Memory:
+    """Memory of a model on the meta device; `rounds` as in `UnloadedModel`."""
     parameters = model.model.num_parameters()
     stored: torch.dtype | None = getattr(model.model.config, "dtype", None)
     device = choose_device("auto")
-    dtype, reason = choose_dtype(device, stored, parameters)
+    dtype, reason = choose_precision(device, model.model, rounds=rounds)
     entries = _cache_entries(model)
     return Memory(
         parameters=parameters,
@@ -91,7 +93,7 @@ def memory(model: TransformersModel) -> Memory:
         dtype_reason=reason,
         device=device.type,
         weight_bytes=parameters * dtype.itemsize,
-        kv_bytes=None if entries is None else entries * dtype.itemsize,
+        kv_bytes=None if entries is None else entries * (4 if dtype == torch.int8 else dtype.itemsize),
         context=None if model.context >= NO_LIMIT else model.context,
     )
 

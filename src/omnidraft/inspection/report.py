@@ -88,7 +88,7 @@ def _model(one: UnloadedModel) -> Model:
     return Model(
         name=one.name,
         vocabulary=None if one.language is None else vocabulary(one.language),
-        memory=None if one.model is None else memory(one.model),
+        memory=None if one.model is None else memory(one.model, rounds=one.rounds),
     )
 
 

@@ -33,7 +33,7 @@ class LeanModel:
     """A `LanguageModel` with 8-bit weights, of a model that has no `obstacle`.
 
     `skeleton` gives the shape, and may be on the meta device.  `weights` are by its names.  Raises ModelError for
-    weights that are NaN or infinite, or missing.
+    weights that are NaN or infinite, of another shape, or missing.
     """
 
     def __init__(self, skeleton: PreTrainedModel, weights: Weights, vocab_size: int, context: int) -> None:
@@ -51,12 +51,13 @@ class LeanModel:
         rotary = _rotary(skeleton)
         self._frequencies, self._scaling = rotary.inv_freq.float(), float(rotary.attention_scaling)
         self._base = weights
+        self._shapes = {name: tensor.shape for name, tensor in skeleton.state_dict().items()}
         self.load_weights({})
         self._new_cache()
 
     def load_weights(self, weights: Weights) -> None:
         """Use these weights, by their names in the source, and the source's for all others; the cache is kept."""
-        parts = _Parts(self._base, weights)
+        parts = _Parts(self._base, weights, self._shapes)
         stored = "model.embed_tokens.weight" in self._base or not self._tied  # tied ones are stored by either name
         self._embedding = parts.matrix("model.embed_tokens" if stored else "lm_head")
         self._head = self._embedding if self._tied else parts.matrix("lm_head")
@@ -157,10 +158,10 @@ class LeanModel:
 class _Parts:
     """Weights in the form that step.c takes, from `own` where it has the name, else from `base`."""
 
-    def __init__(self, base: Weights, own: Weights) -> None:
+    def __init__(self, base: Weights, own: Weights, shapes: Mapping[str, torch.Size]) -> None:
         self.matrices: dict[str, Rounded] = {}
         self._vectors: dict[str, torch.Tensor] = {}
-        self._base, self._own = base, own
+        self._base, self._own, self._shapes = base, own, shapes
 
     @property
     def nbytes(self) -> int:
@@ -170,8 +171,9 @@ class _Parts:
         found = self._own.get(name)
         if found is None:
             found = self._base.get(name)
-        if found is None:
-            raise ModelError(f"weights {name} are missing: get the complete files of the model")
+        if found is None or found.shape != self._shapes[name]:
+            fault = "missing" if found is None else f"of another shape, {tuple(found.shape)}"
+            raise ModelError(f"weights {name} are {fault}: get the complete files of the model")
         return found.detach()
 
     def vector(self, name: str) -> torch.Tensor:
@@ -193,7 +195,7 @@ class _Parts:
 
 def lean(source: TransformersModel) -> LeanModel | None:
     """Return a lean model over the weights of `source`, or None where there is an `obstacle`."""
-    if obstacle(source.model) or source.device.type != "cpu":
+    if obstacle(source.model):
         return None
     return LeanModel(source.model, source.model.state_dict(), source.vocab_size, source.context)
 
@@ -201,19 +203,22 @@ def lean(source: TransformersModel) -> LeanModel | None:
 def obstacle(model: PreTrainedModel) -> str | None:
     """Return the reason why a model has no lean step, a phrase, or None where it has one."""
     config: Any = model.config
-    if type(model).__name__ not in FAMILIES:
-        return f"{type(model).__name__} is none of {', '.join(FAMILIES)}"
-    if model.device.type not in {"cpu", "meta"}:
-        return f"it is on {model.device.type}"
-    if not all(type(weight) is torch.Tensor and weight.is_floating_point() for weight in model.state_dict().values()):
-        return "its weights are quantized"  # they are integers or of a tensor subclass
-    if config.hidden_act != "silu":
-        return f"its activation is {config.hidden_act}"
-    if config.rope_parameters["rope_type"] not in ROPE:
-        return f"its rotary positions are of type {config.rope_parameters['rope_type']}"
-    if 2 * len(_rotary(model).inv_freq) != _heads(config)[2]:
-        return "it rotates a part of each head"
-    return native.obstacle()
+    name, place = type(model).__name__, model.device.type
+    if name not in FAMILIES:
+        return f"{name} is none of {', '.join(FAMILIES)}"
+    rope = config.rope_parameters["rope_type"]
+    weights = model.state_dict().values()
+    reasons = {
+        f"it is on {place}": place not in {"cpu", "meta"},
+        # those are integers, or of a subclass of tensors
+        "its weights are quantized": not all(type(one) is torch.Tensor and one.is_floating_point() for one in weights),
+        f"its activation is {config.hidden_act}": config.hidden_act != "silu",
+        f"its rotary positions are of type {rope}": rope not in ROPE,
+    }
+    found = next((reason for reason, holds in reasons.items() if holds), None)
+    if found is None and 2 * len(_rotary(model).inv_freq) != _heads(config)[2]:
+        found = "it rotates a part of each head"
+    return found or native.obstacle()
 
 
 def _heads(config: Any) -> tuple[int, int, int]:

@@ -27,9 +27,12 @@ if TYPE_CHECKING:
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 BF16_PARAMETERS = 100_000_000  # below this, a token took as long in bfloat16 as in float32 on a CPU with AMX
 _log = logging.getLogger("omnidraft")
-INT8 = "int8"
-GGUF_REASON = "the file is quantized, and this processor reads 8 bits a weight fastest"
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.int8,  # of a target on a CPU
+}
 
 
 @dataclass(frozen=True)
@@ -52,13 +55,14 @@ def load_model(
 ) -> LoadedModel:
     """Load a causal language model and its tokenizer from a folder, a GGUF file or by its hub id.
 
-    A folder or file is read without network access, and code that comes with a model is never run.  `dtype` is auto, a
-    key of DTYPES, or int8 for weights of 8 bits; a model that only `verifies` drafts, a target, has these with auto
-    where it is a GGUF file and this CPU can.  `device` is auto, cpu, cuda, cuda:N or mps.  `say` is told where a GGUF file is converted first.  Raises ConfigError for an
-    unknown dtype or device, ModelError for whatever is wrong with the model.
+    A folder or file is read without network access, and code that comes with a model is never run.  `dtype` is auto or
+    a key of DTYPES; `device` is auto, cpu, cuda, cuda:N or mps.  A model that only `verifies` drafts, a target, need
+    not be one that can be trained: of a GGUF file, auto then takes 8 bits where it can.  `say` is told where a GGUF
+    file is converted first.  Raises ConfigError for an unknown dtype or device, ModelError for whatever is wrong with
+    the model.
     """
-    if dtype not in ("auto", INT8, *DTYPES):
-        raise ConfigError(f"dtype {dtype!r} is not known: use auto, {INT8}, {', '.join(DTYPES)}")
+    if dtype not in ("auto", *DTYPES):
+        raise ConfigError(f"dtype {dtype!r} is not known: use auto, {', '.join(DTYPES)}")
     place = choose_device(device)
     source, local = locate(name)
     skeleton: Any = load_skeleton(name)  # checked before gigabytes of weights are read
@@ -66,21 +70,17 @@ def load_model(
 
     auto: Any = AutoModelForCausalLM
     chosen, reason = DTYPES.get(dtype), "asked for"
-    rounds = dtype == INT8 or (
-        verifies and dtype == "auto" and gguf.is_gguf(source) and _obstacle(skeleton, place) is None
-    )
-    if rounds and (obstacle := _obstacle(skeleton, place)):
-        raise ModelError(f"model {source!r} cannot be used in {INT8}, as {obstacle}: use dtype='auto'")
     if chosen is None:
-        chosen, reason = choose_dtype(place, skeleton.config.dtype, skeleton.num_parameters())
+        chosen, reason = choose_precision(place, skeleton, rounds=verifies and gguf.is_gguf(source))
+    if chosen == torch.int8 and (obstacle := _obstacle(skeleton, place)):
+        raise ModelError(f"model {source!r} cannot be used in int8, as {obstacle}: use dtype='auto'")
     shown = Path(source).resolve().name if local else source
     if gguf.is_gguf(source):
-        source = str(gguf.converted(Path(source), torch.bfloat16 if rounds else chosen, say))
+        source = str(gguf.converted(Path(source), torch.bfloat16 if chosen == torch.int8 else chosen, say))
     tokenizer = _tokenizer(source, local)
-    if rounds:
+    if chosen == torch.int8:
         with _reading("weights", source, local), Tensors(source, local) as weights:
-            target = EightBitModel(skeleton, weights)
-        return LoadedModel(target, tokenizer, shown, "asked for" if dtype == INT8 else GGUF_REASON)
+            return LoadedModel(EightBitModel(skeleton, weights), tokenizer, shown, reason)
     with _reading("weights", source, local):
         options: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False, "dtype": chosen}
         model, report = auto.from_pretrained(source, **options, ignore_mismatched_sizes=True, output_loading_info=True)
@@ -157,6 +157,8 @@ def _reading(part: str, source: str, local: bool) -> Iterator[None]:
     logging.set_verbosity_error()
     try:
         yield
+    except ModelError:
+        raise
     except Exception as error:  # damaged files raise anything, KeyError and ZeroDivisionError included
         reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
         others = ("*.model", "vocab.*", "*.tiktoken") if part == "tokenizer.json" else ()  # other forms of a tokenizer
@@ -214,8 +216,15 @@ def choose_device(asked: str) -> torch.device:
     return torch.device(asked)
 
 
+def choose_precision(device: torch.device, model: PreTrainedModel, *, rounds: bool) -> tuple[torch.dtype, str]:
+    """Return the dtype for `auto` and the reason, a phrase; where `rounds`, 8 bits are a choice."""
+    if rounds and _obstacle(model, device) is None:
+        return torch.int8, "the file is quantized, and this cpu reads 8 bits a weight fastest"
+    return choose_dtype(device, getattr(model.config, "dtype", None), model.num_parameters())
+
+
 def choose_dtype(device: torch.device, stored: torch.dtype | None, parameters: int) -> tuple[torch.dtype, str]:
-    """Return the dtype for `auto` and the reason, a phrase; `stored` is the checkpoint's dtype."""
+    """Return the dtype to compute in and the reason, a phrase; `stored` is the checkpoint's dtype."""
     small = parameters < BF16_PARAMETERS
     gpu = device.type == "cuda"
     if gpu and (stored == torch.float16 or (small and stored in {torch.float32, None})):

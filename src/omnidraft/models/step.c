@@ -96,6 +96,15 @@ INLINE void products(const int8_t *w, const int16_t *x, int64_t stride, int rows
     for (int m = 0; m < rows; m++) result[m] = TOTAL(sums[m]);
 }
 
+/* those of the next 8 inputs, or as many as there are */
+static void products_of(const int8_t *w, const int16_t *x, int64_t stride, int64_t rows, int32_t *result) {
+    switch (rows) {
+#define CASE(n) case n: products(w, x, stride, n, result); break;
+        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7)
+        default: products(w, x, stride, 8, result);
+    }
+}
+
 /* ---- elementwise parts */
 
 INLINE float sum_of_products(const float *a, const float *b, int64_t count) {
@@ -177,12 +186,8 @@ static void project(const Matrix *matrix, const float *x, int64_t rows, int kind
             for (int64_t o = 0; o < out; o++) {
                 const int8_t *w = matrix->weights + o * stride;
                 int32_t sums[ROWS];
-                int64_t m = 0;
-                for (; m + 8 <= count; m += 8) products(w, integers + m * stride, stride, 8, sums + m);
-                for (; m + 4 <= count; m += 4) products(w, integers + m * stride, stride, 4, sums + m);
-                for (; m + 2 <= count; m += 2) products(w, integers + m * stride, stride, 2, sums + m);
-                for (; m < count; m++) products(w, integers + m * stride, stride, 1, sums + m);
-                for (m = 0; m < count; m++) {
+                for (int64_t m = 0; m < count; m += 8) products_of(w, integers + m * stride, stride, count - m, sums + m);
+                for (int64_t m = 0; m < count; m++) {
                     float *at = y + (first + m) * out + o;
                     float value = (float)sums[m] * (matrix->scales[o] * scales[m]);
                     if (matrix->bias) value += matrix->bias[o];

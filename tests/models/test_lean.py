@@ -1,0 +1,330 @@
+"""The 8-bit step gives the logits of `transformers`, row by row the same bits, and is offered only where it would."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import omnidraft
+from omnidraft import zoo
+from omnidraft.errors import InputError, ModelError, NumericsError
+from omnidraft.models import lean as lean_module
+from omnidraft.models import native
+from omnidraft.models.eight_bits import EightBitModel
+from omnidraft.models.language_model import TransformersModel
+from omnidraft.models.lean import LeanModel, lean, obstacle
+from omnidraft.models.loading import load_model
+from omnidraft.models.native import Rounded
+from omnidraft.models.tensors import Tensors
+from support.models import IDS, build, one_line, random_model
+
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "tied": ("llama", {"tie_word_embeddings": True}),
+    "one key head": ("llama", {"num_key_value_heads": 1}),
+    "biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "odd sizes": ("llama", {"hidden_size": 36, "intermediate_size": 50, "vocab_size": 97}),
+    "mistral, windows": ("mistral", {}),
+    "qwen2, windows in a layer": ("qwen2", {}),
+    "qwen3, norms": ("qwen3", {}),
+    "linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
+    "llama3": (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 1e4,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 16,
+            }
+        },
+    ),
+}
+EVERY = pytest.mark.parametrize("kind", KINDS)
+
+
+def source_of(kind: str = "llama", **changes: Any) -> TransformersModel:
+    """A model whose matrices lose nothing in 8 bits, with norms and biases that show."""
+    name, own = KINDS[kind]
+    torch.manual_seed(0)
+    model = build(name, **{"max_position_embeddings": 2048} | own | changes)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.2)
+                parameter.copy_(Rounded("it", parameter).rows(torch.arange(len(parameter))))
+            else:
+                parameter.uniform_(0.5, 1.5)
+    return TransformersModel(model)
+
+
+def both(kind: str = "llama", **changes: Any) -> tuple[TransformersModel, LeanModel]:
+    source = source_of(kind, **changes)
+    fast = lean(source)
+    assert fast is not None
+    return source, fast
+
+
+def test_this_machine_can() -> None:
+    assert native.obstacle() is None, "the tests of the 8-bit step need a C compiler"
+
+
+@EVERY
+def test_logits_through_chunks_and_crops(kind: str) -> None:
+    slow, fast = both(kind)
+    for part in (IDS[:17], IDS[17:18], IDS[18:23], IDS[23:40]):
+        torch.testing.assert_close(fast.forward(part, len(part)), slow.forward(part, len(part)), atol=4e-3, rtol=4e-3)
+    for model in (slow, fast):
+        model.crop(9)
+    for part in (IDS[30:31], IDS[31:40]):  # what was cropped must leave no trace
+        torch.testing.assert_close(fast.forward(part, 1), slow.forward(part, 1), atol=4e-3, rtol=4e-3)
+    assert slow.length == fast.length == 19
+    wrong = [*IDS[:8], 1]
+    for model in (slow, fast):
+        model.crop(0)
+    assert not torch.allclose(fast.forward(wrong, 1), slow.forward(IDS[:9], 1), atol=4e-2)
+
+
+@EVERY
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_row_does_not_depend_on_those_beside_it(kind: str, threads: int) -> None:
+    _, fast = both(kind)
+    torch.set_num_threads(threads)
+    try:
+        ids = (IDS * 3)[:85]
+        together = fast.forward(ids, len(ids))
+        for sizes in ([1] * 85, [2, 3, 4, 5, 6, 7, 8, 9, 41], [64, 21]):
+            fast.crop(0)
+            parts = [ids[sum(sizes[:i]) : sum(sizes[: i + 1])] for i in range(len(sizes))]
+            assert torch.equal(torch.cat([fast.forward(part, len(part)) for part in parts]), together), sizes
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_other_processors_compute_the_same_products(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    """The part of step.c without vector instructions, on matrices: its sums are whole numbers, in any order."""
+    monkeypatch.setattr(native, "FLAGS", (("-DPLAIN", "-march=native"),))
+    torch.manual_seed(0)
+    matrix, x = Rounded("it", torch.randn(37, 1030), torch.randn(37)), torch.randn(13, 1030)
+    given = matrix(x)
+    native._loaded.cache_clear()  # noqa: SLF001  compiled with these flags from now on
+    try:
+        assert torch.equal(matrix(x), given)
+        assert list(home.rglob("*.so"))
+    finally:
+        native._loaded.cache_clear()  # noqa: SLF001
+
+
+@pytest.mark.parametrize("columns", [1, 33, 576, 4864, 14336])
+def test_products_are_exact_for_the_largest_entries(columns: int) -> None:
+    """All products of one sign: sums of 32 bits would overflow with inputs of a bit more."""
+    weight = torch.ones(3, columns)
+    weight[1] = -1
+    x = torch.stack([torch.ones(columns), -torch.ones(columns), torch.linspace(-1, 1, columns)])
+    torch.testing.assert_close(Rounded("it", weight)(x), x @ weight.T, rtol=1e-3, atol=1e-3 * columns**0.5)
+
+
+def test_inputs_keep_their_small_entries_beside_a_large_one() -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(64, 576), torch.randn(1, 576)
+    x[0, 7] = 1000
+    weight[:, 7] = 0  # the large entry counts for nothing, and 8 bits of input would have left nothing of the others
+    matrix = Rounded("it", weight)
+    exact = x @ matrix.rows(torch.arange(64)).T
+    assert ((matrix(x) - exact).norm() / exact.norm()).item() < 0.03
+
+
+def test_zeros_and_what_is_no_number() -> None:
+    weight = torch.randn(6, 32)
+    weight[2] = 0
+    matrix = Rounded("it", weight)
+    assert bool((matrix(torch.zeros(2, 32)) == 0).all())
+    assert bool((matrix(torch.randn(1, 32))[:, 2] == 0).all())
+    for value in (torch.nan, torch.inf, -torch.inf):
+        x = torch.ones(3, 32)
+        x[1, 5] = value
+        assert matrix(x).isfinite().all(-1).tolist() == [True, False, True]  # not hidden by rounding
+        broken = weight.clone()
+        broken[3, 4] = value
+        with pytest.raises(ModelError, match="NaN or infinite") as error:
+            Rounded("model.layers.3.mlp.down_proj", broken)
+        one_line(error, "down_proj")
+
+
+def test_a_model_with_its_own_cache_shares_nothing_else_that_changes() -> None:
+    _, fast = both()
+    other, ids = fast.with_own_cache(), [5, 9, 17, 33, 2, 8]
+    expected = fast.forward(ids, 6).clone()
+    assert other.length == 0
+    for token in (7, *ids[::-1]):  # another text in between
+        other.forward([token], 1)
+    fast.crop(0)
+    assert torch.equal(fast.forward(ids, 6), expected)
+    other.crop(0)
+    assert torch.equal(other.forward(ids, 6), expected)
+    other.load_weights({"model.norm.weight": torch.full((32,), 0.5)})
+    for model in (fast, other):
+        model.crop(0)
+    assert torch.equal(fast.forward(ids, 6), expected), "what one is given is not given to the other"
+    assert not torch.allclose(other.forward(ids, 6), expected)
+    other.load_weights({})
+    other.crop(0)
+    assert torch.equal(other.forward(ids, 6), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_it_does_not_follow_the_default_dtype_or_device(dtype: torch.dtype) -> None:
+    slow = source_of()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device("meta"):
+            fast = lean(slow)
+            assert fast is not None
+            given = [fast.forward(part, len(part)) for part in ([5, 9, 17], [33], [])]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert {(part.dtype, part.device.type) for part in given} == {(torch.float32, "cpu")}
+    torch.testing.assert_close(torch.cat(given), slow.forward([5, 9, 17, 33], 4), atol=4e-3, rtol=4e-3)
+
+
+def test_long_texts_in_chunks_and_a_cache_that_grows_and_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, fast = both()
+    ids = (IDS * 30)[:1100]
+    whole = fast.forward(ids, 30)
+    taken = fast.cache_bytes
+    assert taken >= 1100 * 2 * 2 * 2 * 8 * 4  # layers, keys and values, heads, size, bytes
+    fast.crop(0)
+    assert fast.cache_bytes == 0
+    monkeypatch.setattr(lean_module, "CHUNK", 70)
+    parts = [fast.forward(ids[start : start + 10], 10) for start in range(0, 1100, 10)]
+    assert torch.equal(torch.cat(parts)[-30:], whole)
+    fast.crop(0)
+    for keep in (0, 1, 71):
+        fast.crop(0)
+        assert fast.forward(ids[:300], keep).shape == (keep, 96)
+    with pytest.raises(InputError, match="holds 2048"):
+        fast.forward([1] * 2000, 1)
+    with pytest.raises(InputError, match=r"0\.\.300"):
+        fast.crop(301)
+
+
+def test_the_shipped_drafter() -> None:
+    source = load_model(zoo.path(zoo.names("drafter")[0]), dtype="float32").lm
+    fast = lean(source)
+    assert fast is not None
+    ids = list(range(300, 340))
+    wanted, given = (model.forward(ids, 40).softmax(-1) for model in (source, fast))
+    assert float((wanted - given).abs().sum(-1).mean()) / 2 < 0.03  # total variation
+
+
+def test_what_it_cannot_do_is_left_to_transformers() -> None:
+    assert "activation is gelu" in str(obstacle(build("llama", hidden_act="gelu")))
+    dynamic = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    assert "type dynamic" in str(obstacle(build("llama", rope_parameters=dynamic)))
+    assert "Gemma2ForCausalLM is none of" in str(obstacle(build("gemma2")))
+    assert lean(random_model("qwen2", 60, seed=0)) is not None
+
+
+@pytest.fixture
+def without_compiler(monkeypatch: pytest.MonkeyPatch, home: Path) -> Iterator[None]:  # noqa: ARG001
+    monkeypatch.setenv("CC", "false")
+    native._loaded.cache_clear()  # noqa: SLF001
+    yield
+    monkeypatch.undo()
+    native._loaded.cache_clear()  # noqa: SLF001
+
+
+@pytest.mark.usefixtures("without_compiler")
+def test_without_a_compiler_transformers_does_it() -> None:
+    target, drafter = (zoo.path(zoo.names(role)[0]) for role in ("target", "drafter"))
+    assert lean(source_of()) is None
+    model = omnidraft.load(target, drafter, dtype="float32", profile=None)
+    assert "C compiler" in str(model.drafter_step)
+    assert model.generate("def mean(values):", max_new_tokens=4).token_ids
+    with pytest.raises(ModelError) as error:
+        omnidraft.load(target, drafter, dtype="int8")
+    one_line(error, "int8", "C compiler", "dtype='auto'")
+
+
+def test_a_drafter_that_returns_nan_is_noticed() -> None:
+    target, drafter = (zoo.path(zoo.names(role)[0]) for role in ("target", "drafter"))
+    model = omnidraft.load(target=target, drafter=drafter, dtype="float32", sources="model")
+    assert model.engine.attached is not None
+    steps = model.engine.attached.drafter.model
+    assert isinstance(steps, LeanModel)
+    norm = load_model(drafter).lm.model.get_parameter("model.norm.weight")
+    steps.load_weights({"model.norm.weight": torch.full_like(norm, torch.nan)})
+    with pytest.raises(NumericsError, match="the drafter's logits"):
+        model.generate("def mean(values):", max_new_tokens=12, temperature=1.0)
+
+
+# ---------------------------------------------------------------- as a target
+
+
+@pytest.mark.parametrize("kind", ["llama", "tied"])
+@pytest.mark.parametrize("shards", [False, True])
+def test_weights_are_read_from_safetensors(kind: str, shards: bool, tmp_path: Path) -> None:
+    source = source_of(kind)
+    source.model.save_pretrained(tmp_path, max_shard_size="10KB" if shards else "1GB")
+    assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == shards
+    with torch.device("meta"):
+        skeleton = type(source.model)(source.model.config)
+    with Tensors(str(tmp_path), local=True) as weights:
+        model = EightBitModel(skeleton, weights)
+    fast = lean(source)
+    assert fast is not None
+    assert torch.equal(model.forward(IDS, 40), fast.forward(IDS, 40))
+    assert (model.device.type, model.dtype, model.length) == ("cpu", torch.int8, 40)
+    other = model.with_own_cache()
+    assert other.length == 0
+    other.forward(IDS[:5], 1)
+    assert model.length == 40
+    assert model.cache_bytes > 0
+    assert {tensor.dtype for tensor in model.tensors().values()} == {torch.int8}
+
+
+def test_files_that_are_not_whole_are_refused(target: Path, tmp_path: Path) -> None:
+    for path in target.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    for name, value, said in (
+        ("model.layers.0.mlp.up_proj.weight", None, "missing"),
+        ("model.norm.weight", torch.full((3,), 1.0), "another shape"),
+        ("model.layers.0.mlp.up_proj.weight", torch.full((3, 5), 1.0), "another shape"),
+    ):
+        with Tensors(str(target), local=True) as weights:
+            tensors = {key: weights[key] for key in weights if key != name}
+        save_file(tensors | ({} if value is None else {name: value}), tmp_path / "model.safetensors")
+        with pytest.raises(ModelError) as error:
+            load_model(tmp_path, "int8")
+        one_line(error, name, said)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ModelError) as error:
+        load_model(tmp_path, "int8")
+    one_line(error, "safetensors")
+
+
+def test_nan_logits_of_a_target_are_named_and_leave_an_empty_cache() -> None:
+    source = source_of()
+    weights = {name: value.clone() for name, value in source.model.state_dict().items()}
+    weights["model.norm.weight"][3] = torch.nan
+    model = EightBitModel(source.model, weights)
+    with pytest.raises(NumericsError):
+        model.forward(IDS, 1)
+    assert model.length == 0
+
+
+def test_the_struct_layouts_are_those_of_c() -> None:
+    assert [ctypes.sizeof(each) for each in (native.Matrix, native.Layer, native.Shape, native.Cache)] == [
+        48,
+        4 * 48 + 5 * 8,
+        40,
+        40,
+    ]
