@@ -14,12 +14,13 @@ from omnidraft.server.settings import Serving, is_loopback
 from support.serving import At, serving
 
 KEY = "a-key"
+POLICY = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
 ORIGIN = "http://friend.example:3000"
 
 
 @pytest.fixture(scope="module")
 def guarded(target: Path, drafter: Path) -> Iterator[At]:
-    with serving([target], drafter, api_key=KEY, cors_origin=(ORIGIN,), max_body_mb=0.01) as at:
+    with serving([target], drafter, api_key=KEY, cors_origin=(ORIGIN,), max_body_mb=0.01, body_s=1.0) as at:
         yield at
 
 
@@ -28,6 +29,12 @@ def test_another_address_needs_a_key(host: str) -> None:
     with pytest.raises(ConfigError, match="no API key: give --api-key"):
         Serving(host=host)
     assert Serving(host=host, api_key=KEY).host == host
+
+
+@pytest.mark.parametrize("key", ["", "a key", "key\n", " key", "kéy", "key\x7f"])
+def test_a_key_that_no_header_holds_is_refused_at_start(key: str) -> None:
+    with pytest.raises(ConfigError, match=r"^api_key must be ASCII letters.*: choose another$"):
+        Serving(api_key=key)
 
 
 def test_only_this_machine_is_loopback() -> None:
@@ -74,12 +81,28 @@ def test_pages_of_other_origins_are_refused_unless_named(server: At, guarded: At
     allowed = guarded.get("/v1/models", headers={"Origin": ORIGIN, "Authorization": f"Bearer {KEY}"})
     assert allowed.status_code == 200
     assert allowed.headers["access-control-allow-origin"] == ORIGIN
+    assert allowed.headers["access-control-expose-headers"] == "retry-after"
     asks = {
         "Origin": ORIGIN,
         "Access-Control-Request-Method": "POST",
-        "Access-Control-Request-Headers": "authorization",
+        "Access-Control-Request-Headers": "authorization,x-stainless-os",
     }
     assert httpx.options(guarded.url + "/v1/chat/completions", headers=asks).status_code == 200
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site", "same-origin", "none"])
+def test_what_other_pages_load_is_refused_but_for_links_to_the_page(server: At, guarded: At, site: str) -> None:
+    def status(path: str, mode: str, dest: str) -> int:
+        headers = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode, "Sec-Fetch-Dest": dest}
+        return server.get(path, headers=headers).status_code
+
+    expected = 403 if site.endswith("-site") else 200
+    asked = [("/stats", "no-cors", "image"), ("/", "navigate", "iframe"), ("/", "no-cors", "document")]
+    asked += [("/stats", "navigate", "document"), ("/page/api.js", "cors", "script")]
+    assert {status(*each) for each in asked} == {expected}
+    assert status("/", "navigate", "document") == 200
+    named = {"Origin": ORIGIN, "Sec-Fetch-Site": site, "Authorization": f"Bearer {KEY}"}
+    assert guarded.get("/v1/models", headers=named).status_code == 200
 
 
 def test_large_requests_are_refused_by_length_and_by_what_comes(guarded: At) -> None:
@@ -93,9 +116,29 @@ def test_large_requests_are_refused_by_length_and_by_what_comes(guarded: At) -> 
     assert httpx.post(guarded.url + "/tokenize", content=b'{"content": "x"}', headers=headers).status_code == 200
 
 
+@pytest.mark.parametrize("length", ["Content-Length: 9", "Transfer-Encoding: chunked"])
+def test_requests_that_come_too_slowly_are_ended(guarded: At, length: str) -> None:
+    head = f"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n{length}\r\n"
+    with socket.create_connection(("127.0.0.1", int(guarded.url.rsplit(":", 1)[1])), timeout=20) as slow:
+        slow.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode())
+        answer = b"".join(iter(lambda: slow.recv(4096), b""))  # until the server ends it
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"did not come within 1 s" in answer
+
+
+def test_connections_are_limited(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omnidraft.server.run.SPARE", 3)
+    with serving([target], None, {"draft_length": 0}, lanes=1, max_queue=0) as at:
+        place = ("127.0.0.1", int(at.url.rsplit(":", 1)[1]))
+        with socket.create_connection(place), socket.create_connection(place):
+            assert at.get("/health").status_code == 200
+            with socket.create_connection(place):
+                assert at.get("/health").status_code == 503
+
+
 def test_every_answer_forbids_foreign_content(server: At) -> None:
     for answer in (server.get("/health"), server.get("/nothing"), server.get("/health", headers={"Host": "evil"})):
-        assert answer.headers["content-security-policy"] == "default-src 'self'"
+        assert answer.headers["content-security-policy"] == POLICY
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert answer.headers["cache-control"] == "no-store"
 

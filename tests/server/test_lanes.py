@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from omnidraft.api import OmniDraft
+from omnidraft.api import Lane, OmniDraft
 from omnidraft.decoding.engine import Engine
 from support.serving import QUESTION, At, serving, until, user
 
@@ -149,6 +149,20 @@ def test_a_failure_is_one_requests_own(server: At, monkeypatch: pytest.MonkeyPat
         assert "planted" not in failed.text
         assert good.result().json()["choices"] == expected
     assert server.chat(temperature=0, max_tokens=24).json()["choices"] == expected
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the server ends with it
+def test_a_failure_of_the_models_ends_all_requests(chat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any) -> int:
+        raise RuntimeError("planted")
+
+    with serving([chat], lanes=2, max_tokens=1500) as at, streamed(at) as lines:
+        monkeypatch.setattr(Lane, "common", failing)
+        for refused in (at.chat(), at.chat(), at.get("/health")):
+            assert refused.status_code == 503
+            assert "the models failed (RuntimeError)" in refused.json()["error"]["message"]
+        last = [line for line in lines if line.startswith("data: {")][-1]
+        assert json.loads(last[6:])["error"]["code"] == "failed"
 
 
 def test_caches_are_held_to_their_limit(chat: Path) -> None:

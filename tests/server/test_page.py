@@ -223,6 +223,7 @@ import(new URL("page/markdown.js", location)).then(({ show }) => {
 }).catch((error) => done(String(error)));
 """
 LONG = [
+    "x" + " " * 80_000 + "x",
     *("- " * 9000 + "x", "**a " * 5000, "*a _b" * 4000, "`" * 20000, "a`" * 9000, "[" * 20000, "[a](" * 5000),
     *("https://" * 2500, "1. x\n" * 4000, "   - x\n" * 3000, "```\n" * 4000, "__" * 9000, "<b>" * 5000, "#\n" * 5000),
 ]
@@ -383,6 +384,11 @@ def test_the_key_is_asked_for(driver: Any, fake: FakeServer) -> None:
     page.wait_for_answers(1)
     page.open()  # the tab remembers
     assert not page.one("#ask").is_displayed()
+    page.driver.execute_script("sessionStorage.setItem('omnidraft-key', 'ключ')")  # which no header can hold
+    page.open(ready=False)
+    page.wait(lambda: page.one("#ask").is_displayed())
+    page.keys("right", Keys.ENTER)
+    page.wait(lambda: page.one("#model").is_enabled())
     assert all("401" in line for line in page.complaints())
 
 

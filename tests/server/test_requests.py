@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import random
 import string
+import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +20,7 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import negative_data_rejection
 
+from omnidraft.errors import ConfigError
 from support.serving import QUESTION, At, serving, user
 
 CHAT: dict[str, Any] = {"messages": user(QUESTION)}
@@ -25,6 +28,22 @@ TEXT: dict[str, Any] = {"prompt": "x", "model": "zoo:target-a"}
 RESPONSE: dict[str, Any] = {"input": "x"}
 CHATS, TEXTS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 TOOLS = [{"type": "function", "function": {"name": "add"}}]
+FORM: dict[str, Any] = {"type": "json_schema", "name": "x"}
+
+
+def deep(levels: int) -> Any:
+    return {"items": deep(levels - 1)} if levels > 1 else {}
+
+
+def tools(schema: Any) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": {"name": "add", "parameters": schema}}]
+
+
+def form(schema: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+
+BAD: list[Any] = [deep(65), deep(300), {"\ud800": 1}, {"enum": [["\udfff"]]}]
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHATS, {"n": 2}, "n"),
     (CHATS, {"n": "1"}, "n"),
@@ -62,6 +81,10 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHATS, {"tools": [{"type": "function", "function": {"name": "add", "strict": True}}]}, "tools"),
     (CHATS, {"tools": [{"type": "web_search"}]}, "tools"),
     (CHATS, {"tools": TOOLS, "response_format": {"type": "json_object"}}, "tools"),
+    *((CHATS, {"tools": tools(schema)}, "tools") for schema in BAD),
+    *((RESPONSES, {"tools": [{"type": "function", "name": "add", "parameters": schema}]}, "tools") for schema in BAD),
+    *((CHATS, {"response_format": form(schema)}, "response_format") for schema in (*BAD, {"$ref": "#"})),
+    *((RESPONSES, {"text": {"format": {**FORM, "schema": schema}}}, "text") for schema in (*BAD, {"$ref": "#"})),
     (CHATS, {"functions": []}, "functions"),
     (CHATS, {"audio": {}}, "audio"),
     (CHATS, {"store": True}, "store"),
@@ -121,7 +144,7 @@ def test_an_unknown_parameter_is_refused_everywhere(server: At, path: str) -> No
     assert refused.json()["error"]["param"] == "colour"
 
 
-def test_what_no_encoding_has_breaks_nothing(server: At) -> None:
+def test_what_no_encoding_has_and_what_is_deep_breaks_nothing(server: At) -> None:
     bad = "\ud800"
     cases = [
         (TEXT | {bad: 1}, 400),
@@ -129,7 +152,9 @@ def test_what_no_encoding_has_breaks_nothing(server: At) -> None:
         (TEXT | {"prompt": bad}, 400),
         (TEXT | {"user": bad}, 200),
     ]
-    answers = [(TEXTS, *case) for case in cases] + [(RESPONSES, RESPONSE | {"metadata": {"a": bad}}, 200)]
+    said = {"type": "output_text", "text": "x", "logprobs": [deep(300)]}
+    again = {"metadata": {"a": bad, bad: "a"}, "input": [{"role": "assistant", "content": [said]}, *user("x")]}
+    answers = [(TEXTS, *case) for case in cases] + [(RESPONSES, RESPONSE | again, 200)]
     for path, body, status in answers:
         headers = {"Content-Type": "application/json"}
         answer = httpx.post(server.url + path, content=json.dumps(body).encode(), headers=headers, timeout=60)
@@ -141,7 +166,7 @@ def test_neutral_values_are_taken(server: At) -> None:
     neutral = {"n": 1, "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "store": False, "user": "me"}
     more = {
         "parallel_tool_calls": True,
-        "tools": [],
+        "tools": tools(deep(64)),
         "response_format": {"type": "text"},
         "stop": None,
         "logprobs": False,
@@ -164,11 +189,47 @@ def test_tokens_of_a_text_and_back(server: At) -> None:
     assert server.post("/detokenize", {"tokens": [10**6]}).status_code == 400
 
 
+@pytest.mark.parametrize(
+    ("name", "ask"),
+    [
+        ("served.Served.text_of", lambda at: at.post("/tokenize", {"content": "x", "with_pieces": True})),
+        ("grammar.grammar_of", lambda at: at.chat(response_format={"type": "json_object"}, max_tokens=2)),
+        ("inspection.report.inspect_pair", lambda at: at.get("/report")),
+    ],
+)
+def test_what_takes_long_holds_up_nobody(
+    chat: Path, monkeypatch: pytest.MonkeyPatch, name: str, ask: Callable[[At], httpx.Response]
+) -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def slow(*_: Any, **__: Any) -> Any:
+        begun.set()
+        assert go.wait(60)
+        raise ConfigError("planted")
+
+    with serving([chat], options={"draft_length": 0}) as at, ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(f"omnidraft.{name}" if "inspection" in name else f"omnidraft.server.{name}", slow)
+        waits = pool.submit(ask, at)
+        try:
+            assert begun.wait(60)
+            assert httpx.post(at.url + "/tokenize", json={"content": "x"}, timeout=10).status_code == 200
+            assert not waits.done()
+        finally:
+            go.set()
+        assert waits.result().status_code >= 400
+
+
 def test_the_report_is_that_of_inspect(server: At) -> None:
     found = server.get("/report", params={"model": "zoo:target-a"}).json()
     assert found["works"] is True
     assert found["target"]["name"]
     assert server.get("/report", params={"model": "none"}).status_code == 404
+
+
+def test_without_drafts_no_speedup_is_estimated(brief: At) -> None:
+    for _ in range(2):
+        found = brief.chat(max_tokens=3, omnidraft={"trace": True}).json()["omnidraft"]
+        assert found["estimated_speedup"] is None
 
 
 def test_prompts_are_logged_where_that_is_asked_for_alone(server: At, chat: Path) -> None:

@@ -17,8 +17,11 @@ from typing import Any
 import httpx
 import pytest
 
+from omnidraft.cli.flags import INTERRUPTED
 from omnidraft.defaults import SMALL
 from omnidraft.errors import ModelError
+from omnidraft.server.run import Running
+from omnidraft.server.settings import Serving
 from support import faulty_disk
 from support.serving import QUESTION, At, healthy, serving, until, user
 
@@ -79,13 +82,32 @@ def test_targets_share_one_drafter_and_have_a_profile_each(target: Path, chat: P
 
 
 def test_models_that_cannot_be_loaded_end_the_server(tmp_path: Path) -> None:
-    from omnidraft.server.run import Running
-    from omnidraft.server.settings import Serving
-
     running = Running(Serving(port=0), [str(tmp_path)], SMALL, {}, say=lambda _: None)
     with pytest.raises(ModelError):
         running.run()
     assert not healthy(running.address)
+
+
+def test_a_server_that_loads_can_be_ended(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def load(*_: Any, **__: Any) -> list[Any]:
+        begun.set()
+        go.wait(60)
+        return []
+
+    monkeypatch.setattr("omnidraft.server.run.load_all", load)
+    running = Running(Serving(port=0), [str(target)], None, {}, say=lambda _: None)
+    thread = threading.Thread(target=running.run)
+    thread.start()
+    try:
+        assert begun.wait(20)
+        until(lambda: httpx.get(f"{running.address}/health").json()["error"]["code"] == "loading")
+        running.end()
+        thread.join(10)
+        assert not thread.is_alive()
+    finally:
+        go.set()
 
 
 # ---------------------------------------------------------------- as a process
@@ -94,10 +116,10 @@ def test_models_that_cannot_be_loaded_end_the_server(tmp_path: Path) -> None:
 class Process:
     """`omnidraft serve` with a drafter that learns."""
 
-    def __init__(self, target: Path, drafter: Path, home: Path) -> None:
+    def __init__(self, target: Path, drafter: Path, home: Path, save_s: float) -> None:
         command = [sys.executable, "-m", "omnidraft", "serve", "--target", str(target), "--drafter", str(drafter)]
         command += ["--port", "0", "--adapt", "background", "--draft-length", "4", "--threads", "1"]
-        command += ["--set", "interval=1", "--set", "save_s=0.2", "--set", "trains=drafter"]
+        command += ["--set", "interval=1", "--set", f"save_s={save_s}", "--set", "trains=drafter"]
         environment = os.environ | {"OMNIDRAFT_HOME": str(home)}
         self.process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr is not None
@@ -121,8 +143,8 @@ class Process:
 
 
 @contextmanager
-def served(target: Path, drafter: Path, home: Path) -> Iterator[Process]:
-    process = Process(target, drafter, home)
+def served(target: Path, drafter: Path, home: Path, save_s: float = 0.2) -> Iterator[Process]:
+    process = Process(target, drafter, home, save_s)
     try:
         yield process
     finally:
@@ -163,3 +185,17 @@ def test_a_signal_drains_and_a_kill_tears_nothing(chat: Path, drafter: Path, tmp
         assert last["choices"][0]["finish_reason"] in ("length", "stop")
         assert process.end(signal.SIGTERM) == 0
         assert not any("Traceback" in line for line in process.lines)
+
+
+@pytest.mark.slow
+def test_a_second_interrupt_ends_answers_and_saves_profiles(chat: Path, drafter: Path, tmp_path: Path) -> None:
+    with served(chat, drafter, tmp_path / "home", save_s=600) as process:
+        until(lambda: complete(process.at).is_success and process.at.figures()["learned"].get("updates"))
+        profile = Path(str(process.at.figures()["profile"]))
+        with streamed(process.at, 2000):
+            process.process.send_signal(signal.SIGINT)
+            until(lambda: not healthy(process.at.url))  # it drains
+            assert process.process.poll() is None
+            assert not profile.exists()
+            assert process.end(signal.SIGINT) == INTERRUPTED
+        assert profile.exists()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import omnidraft
+from omnidraft.server.guard import POLICY
 
 PAGE = Path(omnidraft.__file__).parent / "server" / "page"
 Token = tuple[str, str]  # text and source
@@ -175,7 +176,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(content)))
-        self.send_header("Content-Security-Policy", "default-src 'self'")
+        self.send_header("Content-Security-Policy", POLICY.decode())
         self.send_header("X-Content-Type-Options", "nosniff")
         self.send_header("Cache-Control", "no-store")
         for name, value in headers.items():

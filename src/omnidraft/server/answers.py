@@ -124,7 +124,7 @@ class Answer:
             "tokens_per_s": stats.tokens / seconds if seconds else 0.0,
             "acceptance_rate": stats.acceptance_rate if stats.proposed else None,
             "tokens_per_pass": stats.block_efficiency,
-            "estimated_speedup": done.speedup,
+            "estimated_speedup": done.speedup if stats.proposed else None,
             "learned": dict(done.learned),
         }
 

@@ -21,7 +21,7 @@ from omnidraft.server import errors, tasks
 from omnidraft.server import protocol as p
 from omnidraft.server.answers import Answer
 from omnidraft.server.chat import Chat, Completion
-from omnidraft.server.errors import LOADING, ApiError, Json, of_input
+from omnidraft.server.errors import ApiError, Json, of_input
 from omnidraft.server.guard import Guard
 from omnidraft.server.metrics import CONTENT_TYPE, Metrics
 from omnidraft.server.responses import Response as ResponseForm
@@ -36,11 +36,12 @@ BodyT = TypeVar("BodyT", p.ChatRequest, p.CompletionRequest, p.ResponseRequest)
 REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"description": "a parameter that cannot be, by its name"},
     401: {"description": "no or a wrong API key"},
-    403: {"description": "a Host or an Origin that may not be"},
+    403: {"description": "a Host or a web page that may not be"},
     404: {"description": "no such model"},
+    408: {"description": "the request came too slowly"},
     413: {"description": "the request is too large"},
     429: {"description": "the queue is full: see Retry-After"},
-    503: {"description": "loading, or shutting down"},
+    503: {"description": "loading, failed, or shutting down"},
 }
 
 
@@ -54,8 +55,8 @@ class Server:
 
     def model(self, name: str | None) -> Served:
         """The target of this name, or the first; raises ApiError."""
-        if not self.scheduler.ready.is_set():
-            raise LOADING
+        if (error := self.scheduler.refusal) is not None:
+            raise error
         found = [one for one in self.scheduler.served if name in (None, one.name)]
         if not found:
             known = ", ".join(one.name for one in self.scheduler.served)
@@ -102,13 +103,14 @@ class Server:
         served = self.model(body.model)
         tokenizer = served.model.target.tokenizer
 
-        def ids() -> list[int]:
+        def tokens() -> list[Any]:
             with served.lock:
-                return list(tokenizer(body.content, add_special_tokens=body.add_special)["input_ids"])
+                found = list(tokenizer(body.content, add_special_tokens=body.add_special)["input_ids"])
+            if not body.with_pieces:
+                return found
+            return [{"id": token, "piece": served.text_of(token)[0]} for token in found]
 
-        found = await run_in_threadpool(ids)
-        pieces = [{"id": token, "piece": served.text_of(token)[0]} for token in found] if body.with_pieces else found
-        return Json({"tokens": pieces})
+        return Json({"tokens": await run_in_threadpool(tokens)})
 
     async def detokenize(self, body: p.DetokenizeRequest) -> Json:
         """The text of token ids."""
@@ -123,7 +125,7 @@ class Server:
         return Json({"content": await run_in_threadpool(text)})
 
     async def health(self) -> Json:
-        """Whether requests are answered: 503 while models are loaded."""
+        """Whether requests are answered: 503 while models are loaded, and when they cannot be used any more."""
         self.model(None)
         return Json({"status": "ok"})
 
@@ -216,13 +218,12 @@ def _usage(body: p.MoreSampling) -> bool:
 
 
 def make_app(server: Server, start: Callable[[], None]) -> FastAPI:
-    """The application; `start` begins to load the models when it is up, and the scheduler stops when it goes down."""
+    """The application; `start` begins to load the models when it is up."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         start()
         yield
-        await run_in_threadpool(server.scheduler.stop)
 
     # its own pages of documentation load scripts of other hosts
     app = FastAPI(title="OmniDraft", docs_url=None, redoc_url=None, lifespan=lifespan)
@@ -249,6 +250,7 @@ def make_app(server: Server, start: Callable[[], None]) -> FastAPI:
             CORSMiddleware,
             allow_origins=server.settings.cors_origin,
             allow_methods=["GET", "POST"],
-            allow_headers=["authorization", "content-type"],
+            allow_headers=["*"],
+            expose_headers=["retry-after"],
         )
     return app

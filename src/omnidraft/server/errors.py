@@ -35,6 +35,7 @@ class ApiError(Exception):
 
 KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 INTERNAL = ApiError(500, "internal error: the server's log has it")
+ENDING = ApiError(503, "the server is shutting down: try later")
 LOADING = ApiError(503, "the models are being loaded: try again soon", code="loading")
 
 

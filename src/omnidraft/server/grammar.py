@@ -23,11 +23,17 @@ COMPACT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separ
 
 
 class Grammar:
-    """The logits processor of one answer: it allows what the grammar does, in step with the tokens that stay."""
+    """The logits processor of one answer: it allows what the grammar does, in step with the tokens that stay.
+
+    Raises ConfigError for a grammar that has no answer.
+    """
 
     def __init__(self, tokens: LLTokenizer, grammar: str, prompt: int) -> None:
         self._matcher = LLMatcher(tokens, grammar)
         self._length = prompt
+        self._matcher.compute_logit_bias()
+        if self._matcher.is_stopped():  # before its first token
+            raise ConfigError("the schema cannot be followed (nothing begins as it says): change it")
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         if not self._matcher.consume_tokens(input_ids[0, self._length :].tolist()):

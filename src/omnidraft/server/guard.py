@@ -1,7 +1,8 @@
-"""Who may use the server: the check of host, origin and key, and the limit on the size of requests."""
+"""Who may use the server: the check of host, origin and key, and the limits on how large and how slow requests are."""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from collections.abc import Mapping
 from urllib.parse import urlsplit
@@ -15,8 +16,10 @@ from omnidraft.server.settings import MEGABYTE, Serving, is_loopback
 
 OPEN = ("/health", "/")  # without a key; and the page's files, which ask for it
 PAGE = "/page/"
+LINK = ("/", "navigate", "document")  # path, Sec-Fetch-Mode and -Dest of a link to the page
+POLICY = b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
 HEADERS = (
-    (b"content-security-policy", b"default-src 'self'"),
+    (b"content-security-policy", POLICY),
     (b"x-content-type-options", b"nosniff"),
     (b"cache-control", b"no-store"),
 )
@@ -44,11 +47,18 @@ class Guard:
         if error is not None:
             await response(error)(scope, receive, safely)
             return
-        taken = 0
+        taken, coming = 0, True
+        end = asyncio.get_running_loop().time() + self._settings.body_s
 
         async def bounded() -> Message:
-            nonlocal taken
-            message = await receive()
+            nonlocal taken, coming
+            try:
+                async with asyncio.timeout_at(end if coming else None):
+                    message = await receive()
+            except TimeoutError as error:
+                late = f"the request did not come within {self._settings.body_s:g} s: send it faster"
+                raise HTTPException(408, late, {"Connection": "close"}) from error
+            coming = message.get("more_body", False)
             taken += len(message.get("body", b""))
             if taken > self._limit:
                 raise HTTPException(413, self._too_large)
@@ -70,7 +80,12 @@ class Guard:
         if self._settings.loopback and not is_loopback(_name(f"//{host}")):  # a name that is made to point here
             return ApiError(403, "the Host header names another machine: use localhost or 127.0.0.1")
         origin = headers.get("origin")
-        if origin is not None and origin not in self._settings.cors_origin and _place(origin) != host:
+        if origin is not None:
+            foreign = origin not in self._settings.cors_origin and _place(origin) != host
+        else:  # browsers leave it out of images, scripts, frames and links
+            foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")
+            foreign &= (path, headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) != LINK
+        if foreign:
             return ApiError(403, "pages of this origin may not use the server: see --cors-origin")
         key = self._settings.api_key
         if key is None or path in OPEN or path.startswith(PAGE):

@@ -5,16 +5,36 @@ A parameter whose neutral value changes nothing is taken with that value alone.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 Zero = Annotated[float, Field(ge=0, le=0)]
 One = Annotated[int, Field(ge=1, le=1)]
 Count = Annotated[int, Field(ge=1, le=2**31)]
 Token = Annotated[int, Field(ge=0, le=2**31)]
 Stop = str | Annotated[list[str], Field(max_length=16)]
-Schema = dict[str, Any]
+SURROGATE = re.compile(r"[\ud800-\udfff]")
+DEEPEST = 64  # objects and lists of a schema in each other: who reads them goes down by recursion
+
+
+def _plain(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema that is not too deep, all of whose text can be encoded; raises ValueError."""
+    parts: list[Any] = [schema]
+    depth = 0
+    while parts:
+        if any(isinstance(part, str) and SURROGATE.search(part) for part in parts):
+            raise ValueError("it holds a lone surrogate, which no encoding has: leave it out")
+        holders = [part for part in parts if isinstance(part, dict | list)]
+        parts = [each for one in holders for each in ([*one, *one.values()] if isinstance(one, dict) else one)]
+        depth += bool(holders)
+        if depth > DEEPEST:
+            raise ValueError(f"it is deeper than {DEEPEST} levels: make it flatter")
+    return schema
+
+
+Schema = Annotated[dict[str, Any], AfterValidator(_plain)]
 
 
 class Body(BaseModel):

@@ -116,7 +116,7 @@ class Response:
     def _body_of(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
         """The response object: what was asked for, and what has come of it."""
         body, done = self._body, self.answer.done
-        asked = body.model_dump(mode="json", by_alias=True)
+        asked = body.model_dump(mode="json", by_alias=True, include={"text", "tool_choice", "tools"})
         options = self.answer.task.options
         made = {
             "id": self._id,

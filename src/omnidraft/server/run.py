@@ -16,6 +16,8 @@ from omnidraft.server.scheduler import Scheduler
 from omnidraft.server.served import Served, load_all
 from omnidraft.server.settings import Serving
 
+SPARE = 128  # connections beside those of answers: of pages, of metrics, kept open, or sent away with a 429
+
 
 class Running:
     """A server at its address, for any number of targets behind one drafter.
@@ -51,6 +53,7 @@ class Running:
         config = uvicorn.Config(
             app,
             log_level="warning",
+            limit_concurrency=len(targets) * settings.lanes + settings.max_queue + SPARE,
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=max(1, round(settings.drain_s)),
@@ -66,13 +69,16 @@ class Running:
 
     def run(self) -> None:
         """Serve until a signal comes or `end` is called; raises what loading the models raises."""
-        before = signal.getsignal(signal.SIGTERM)
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             _ignore(signal.SIGTERM)  # uvicorn raises the signal again once it has drained
             self._uvicorn.run(sockets=[self._socket])
         finally:
+            _ignore(signal.SIGINT)  # pressed again while profiles are saved
             self._socket.close()
-            _ignore(signal.SIGTERM, before)
+            self._scheduler.stop()
+            for number, handler in before.items():
+                _ignore(number, handler)
         if self._scheduler.failure is not None:
             raise self._scheduler.failure
 

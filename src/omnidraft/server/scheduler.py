@@ -11,12 +11,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from omnidraft.errors import InputError, OmniDraftError
-from omnidraft.server.errors import INTERNAL, LOADING, ApiError, of_input
+from omnidraft.server.errors import ENDING, INTERNAL, LOADING, ApiError, of_input
 from omnidraft.server.metrics import Metrics
 from omnidraft.server.served import Seat, Served
 from omnidraft.server.settings import MEGABYTE, Serving
@@ -80,7 +80,7 @@ class Scheduler:
 
     def __init__(self, settings: Serving, metrics: Metrics) -> None:
         self.served: list[Served] = []
-        self.failure: BaseException | None = None  # of loading
+        self.failure: BaseException | None = None  # of the thread
         self.ready = threading.Event()
         self._settings, self._metrics = settings, metrics
         self._change = threading.Condition()
@@ -92,22 +92,36 @@ class Scheduler:
 
     def start(self, load: Callable[[], list[Served]], failed: Callable[[], None]) -> None:
         """Load the models and serve them, in a thread; `failed` is called where they cannot be loaded."""
-        self._thread = threading.Thread(target=self._run, args=(load, failed), name="models")
+        # the process may end while it loads; `stop` waits for whatever comes later
+        self._thread = threading.Thread(target=self._run, args=(load, failed), name="models", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End after the round at hand, with the requests that are left; then close the models, which saves profiles."""
+        """End after the round at hand, with the requests that are left; then close the models, which saves profiles.
+
+        Models that are being loaded are not waited for.
+        """
         with self._change:
             self._stopping = True
             self._change.notify()
-        if self._thread is not None:
+        if self._thread is not None and self.ready.is_set():
             self._thread.join()
+
+    @property
+    def refusal(self) -> ApiError | None:
+        """Why no request can be answered now; None where they are."""
+        if self.failure is not None:
+            kind = type(self.failure).__name__
+            return ApiError(503, f"the models failed ({kind}), see the server's log: restart it", code="failed")
+        if self._stopping:
+            return ENDING
+        return None if self.ready.is_set() else LOADING
 
     def submit(self, job: Job) -> None:
         """Queue a request; raises ApiError where no more may wait, or nothing is served now."""
         with self._change:
-            if self._stopping or not self.ready.is_set():
-                raise LOADING if not self._stopping else ApiError(503, "the server is shutting down: try later")
+            if (error := self.refusal) is not None:
+                raise error
             taken = Counter(each.served.name for each in [*self._queue, *(run.job for run in self._running), job])
             if sum(max(0, taken[one.name] - len(one.seats)) for one in self.served) > self._settings.max_queue:
                 self._metrics.refused()
@@ -145,6 +159,9 @@ class Scheduler:
                 if time.monotonic() - saved >= self._settings.save_s:
                     saved = time.monotonic()
                     self._save()
+        except BaseException as error:  # noqa: BLE001  likewise
+            _log.critical("the models failed", exc_info=True)
+            self.failure = error
         finally:
             self._close()
 
@@ -155,17 +172,15 @@ class Scheduler:
                 self._change.wait(self._settings.save_s)
             if self._stopping:
                 return False
-            waiting, self._queue = self._queue, []
-            begun = []
-            for job in waiting:
+            for job in list(self._queue):
                 if job.cancelled or self._late(job):
                     self._send(job, ApiError(504, "no lane was free in time: try again later", code="timeout"))
                     self._metrics.ended(job.served.name, "cancelled" if job.cancelled else "timeout", _age(job), None)
                 elif self._room() and (seat := self._seat(job)) is not None:
-                    begun.append((job, seat))
                     self._begin(job, seat)
                 else:
-                    self._queue.append(job)
+                    continue
+                self._queue.remove(job)
             self._metrics.queued.set(len(self._queue))
             self._metrics.active.set(len(self._running))
         return True
@@ -296,11 +311,12 @@ class Scheduler:
             self._stopping = True
             left, self._queue = [*self._queue, *(run.job for run in self._running)], []
         for job in left:
-            self._send(job, ApiError(503, "the server is shutting down: try later"))
-        for run in list(self._running):
-            self._leave(run, "shutdown")
-        for one in self.served:
-            one.model.close()
+            self._send(job, self.refusal or ENDING)
+        with ExitStack() as stack:  # from the last to the first, and each whatever fails
+            for one in self.served:
+                stack.callback(one.model.close)
+            for run in self._running:
+                stack.callback(self._leave, run, "shutdown")
 
 
 def _age(job: Job) -> float:

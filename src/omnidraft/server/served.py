@@ -54,6 +54,7 @@ class Served:
         }
         self.learned: dict[str, int | float] = dict(model.learned)
         self._plain: deque[float] = deque(maxlen=PLAIN)
+        self._reporting = threading.Lock()
         self._report: dict[str, Any] | None = None
 
     @property
@@ -137,7 +138,7 @@ class Served:
         from omnidraft.inspection.report import inspect_pair
         from omnidraft.inspection.texts import samples
 
-        with self.lock:
+        with self._reporting:
             if self._report is None:
                 quiet: Say = lambda _: None  # noqa: E731  the server is not told of progress
                 found = inspect_pair(target, drafter, samples(), say=quiet, warn=quiet)

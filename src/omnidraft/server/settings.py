@@ -22,8 +22,8 @@ def _host(name: str, value: Any) -> str:
 
 
 def _key(name: str, value: Any) -> str:
-    if not isinstance(value, str) or not value.isascii() or not value.strip():
-        raise ConfigError(f"{name} must be ASCII characters, and at least one: choose another")
+    if not isinstance(value, str) or not re.fullmatch("[!-~]+", value):
+        raise ConfigError(f"{name} must be ASCII letters, digits and signs, without white space: choose another")
     return value
 
 
@@ -57,6 +57,7 @@ class Serving(Settings):
         None, "maximum tokens of a prompt", low=1, none="what the target holds", fix="leave it out"
     )
     max_body_mb: float = number(2.0, "maximum size of a request in MB", low=0.001, high=1024, fix="use 2")
+    body_s: float = number(30, "seconds for a request to come whole", low=0.1, high=3600, fix="use 30")
     max_cache_mb: float = number(
         4096,
         "KV caches together in MB; beyond it conversations are forgotten, and requests wait",

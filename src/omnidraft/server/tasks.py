@@ -132,8 +132,8 @@ def _conversation(
             raise ApiError(
                 400, "tools: the target's chat template has no place for them: leave them out", param="tools"
             )
-        if forced or schema is not None:
-            asked["logits_processor"] = [_grammar(served, functions, schema, len(ids), form)]
+    if forced or schema is not None:
+        asked["logits_processor"] = [_grammar(served, functions, schema, len(ids), form)]
     names = frozenset(each["name"] for each in functions)
     task = _task(served, settings, ids, asked, trace=_trace(body), user=user)
     return Task(**{**vars(task), "functions": names, "one_call": tools.one_call or forced})
@@ -145,7 +145,8 @@ def _grammar(
     """The logits processor that makes a call of one of the functions, or what follows the schema; raises ApiError."""
     param = "tools" if schema is None else form
     try:
-        tokens = served.tokens
+        with served.lock:
+            tokens = served.tokens
         from omnidraft.server.grammar import Grammar, call_schema, grammar_of
 
         return Grammar(tokens, grammar_of(tokens, call_schema(functions) if schema is None else schema), at)

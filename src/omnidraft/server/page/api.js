@@ -12,13 +12,15 @@ export function onKeyNeeded(ask) {
 /** The response to a request; throws an Error whose message can be shown, with the status. Without `asks` nobody is asked for a key. */
 export async function request(path, options = {}, asks = true) {
   for (;;) {
-    const key = sessionStorage.getItem(KEY);
+    const stored = sessionStorage.getItem(KEY);
+    const key = /^[!-~]+$/.test(stored ?? "") ? stored : null; // no header holds another
+    if (key === null) sessionStorage.removeItem(KEY);
     const headers = key === null ? {} : { Authorization: `Bearer ${key}` };
     const response = await fetch(path, { ...options, headers: { ...options.headers, ...headers } });
     if (response.ok) return response;
     if (response.status !== 401) throw Object.assign(new Error(await reason(response)), { status: response.status });
     if (sessionStorage.getItem(KEY) !== key) continue; // another request has a key meanwhile
-    if (asks) asking ??= askForKey(key !== null).finally(() => (asking = null));
+    if (asks) asking ??= askForKey(stored !== null).finally(() => (asking = null));
     const given = asks ? await asking : null;
     if (given === null) throw new Error("The server asks for an API key.");
     sessionStorage.setItem(KEY, given);

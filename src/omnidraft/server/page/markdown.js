@@ -174,11 +174,13 @@ function leaves(parent, { text, kinds }) {
   for (let start = 0, end; start < text.length; start = end) {
     for (end = start + 1; end < text.length && kinds[end] === kinds[start]; ) end++;
     const name = CLASSES[kinds[start]];
-    const [, before, run, after] = /^(\s*)(.*?)(\s*)$/s.exec(text.slice(start, end));
-    parent.append(before);
+    const piece = text.slice(start, end);
+    const run = piece.trim();
+    const at = piece.length - piece.trimStart().length;
+    parent.append(piece.slice(0, at));
     if (name && run) Object.assign(child(parent, "span"), { className: name, textContent: run });
     else parent.append(run);
-    parent.append(after);
+    parent.append(piece.slice(at + run.length));
   }
   parent.normalize();
 }
