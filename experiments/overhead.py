@@ -20,8 +20,8 @@ from omnidraft import zoo
 from omnidraft.bench import environment as setting
 from omnidraft.bench.output import markdown_table, writing
 from omnidraft.config import Sampling
-from omnidraft.models.lean import LeanModel
 from omnidraft.models.language_model import LanguageModel
+from omnidraft.models.lean import LeanModel
 from omnidraft.models.loading import load_tokenizer
 
 SHAPES = (

@@ -274,7 +274,7 @@ def markdown(results: Results, rows: Sequence[Row], said: str) -> str:
 
 
 def measure(options: argparse.Namespace, console: Console, measurement: type[Measurement] = Measurement) -> int:
-    """Measure what the file lacks; 1 where a greedy answer in float32 was not the target's own."""
+    """Measure what the file lacks; 1 where a greedy answer in float32 or int8 was not the target's own."""
     given = {name: value for name in asdict(FULL) if (value := getattr(options, name)) is not None}
     sizes = replace(QUICK if options.quick else FULL, **given)
     asked = chosen("task", options.task or measurement.tasks, measurement.tasks)
@@ -297,7 +297,7 @@ def measure(options: argparse.Namespace, console: Console, measurement: type[Mea
         with writing(options.out):
             options.out.with_name(options.out.name + ".md").write_text(page, encoding="utf-8")
     print(page, end="")
-    greedy = (row for row in rows if row["dtype"] == "float32" and row["identical"] is not None)
+    greedy = (row for row in rows if row["dtype"] in ("float32", "int8") and row["identical"] is not None)
     return 1 if any(row["identical"] < row["prompts"] for row in greedy) else 0
 
 

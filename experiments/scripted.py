@@ -29,9 +29,9 @@ from omnidraft.attach import make_cache
 from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.drafter import AttachedDrafter, Drafter
 from omnidraft.decoding.engine import Engine
-from omnidraft.models.lean import lean
 from omnidraft.models.kv_cache import ROOM
 from omnidraft.models.language_model import LanguageModel, TransformersModel
+from omnidraft.models.lean import lean
 from omnidraft.models.loading import choose_dtype
 from omnidraft.verification.sampling import GeneratorSampler
 

@@ -114,13 +114,19 @@ def make(
     """The methods of these names, and for those that are left out the reason.
 
     To be called before the models are used: the drafter that `transformers` gets is a copy, which drafting by
-    `transformers` may change for good.
+    `transformers` may change for good.  Of a target in 8 bits, which `transformers` cannot run, the baseline is our
+    loop without drafts.
     """
     made: list[Way] = []
     left_out = {}
+    eight_bits = model.target.lm.dtype == torch.int8
     for name in names:
         if name in GREEDY_ONLY and not sampling.greedy:
             left_out[name] = "greedy only: transformers' sampling of drafts does not follow the target's distribution"
+        elif name == BASELINE and eight_bits:  # the same weights without drafts
+            made.append(EngineWay(name, engine_for(model, PLAIN), sampling))
+        elif name in (BASELINE, "lookup", "uad") and eight_bits:
+            left_out[name] = "transformers has no 8-bit weights on a CPU"
         elif name in (BASELINE, "lookup"):
             made.append(Transformers(name, model, sampling))
         elif name == "uad":

