@@ -172,10 +172,7 @@ def test_prompts_without_room_for_an_answer_are_left_out(
         (["--repeats", "0"], "argument --repeats: '0' is no integer from 1"),
         (["--draft-length", "65"], "draft_length is 65"),
         (["--temperature", "-1"], "temperature is -1"),
-        (
-            ["--count", "x"],
-            "argument --count: 'x' is no integer from 1 to 2147483647: see omnidraft",
-        ),
+        (["--count", "x"], "argument --count: 'x' is no integer from 1 to 2147483647: see omnidraft"),
         (["--repeat", "3"], "unknown argument '--repeat': did you mean '--repeats'?"),
         (["--task", "nothing"], "task 'nothing' is no file and none of gsm8k"),
         (["--task", "elsewhere/own.jsonl"], "the tasks are called own, own: give each once"),

@@ -229,10 +229,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
         replace_config("adapter_config.json", "{"),
         ("is a LoRA adapter of 'a base model'", "merge_and_unload"),
     ),
-    "GGUF files": (
-        replace_config("model-q8_0.gguf", ""),
-        ("holds GGUF files", "give a file", "model-q8_0.gguf"),
-    ),
+    "GGUF files": (replace_config("model-q8_0.gguf", ""), ("holds GGUF files", "give a file", "model-q8_0.gguf")),
 }
 
 

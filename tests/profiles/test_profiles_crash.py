@@ -53,11 +53,7 @@ def names(folder: Path) -> list[str]:
 
 
 def outcomes(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    make: Make,
-    before: int,
-    cls: type[ProfileFile] = ProfileFile,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Make, before: int, cls: type[ProfileFile] = ProfileFile
 ) -> list[str]:
     """How a save after `before` others ends for every point at which it is cut off, in their order.
 
