@@ -178,7 +178,7 @@ def test_a_full_disk_is_one_warning(target: Path, drafter: Path, home: Path, mon
     before, said = tree(home), list[str]()
     model = omnidraft.load(target, drafter, adapt="inline", **(FAST | {"interval": 1}), warn=said.append)
     install(RefusingDisk(1, errno.ENOSPC), monkeypatch)
-    for answer, prompt in zip(answers(model, 25), PROMPTS * 5, strict=True):
+    for answer, prompt in zip(answers(model, 10), PROMPTS * 2, strict=True):
         assert answer.token_ids == alone(model, prompt)
         side_of(model).autosave.wait()
     with pytest.raises(ProfileError, match="make room"):
