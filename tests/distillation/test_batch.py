@@ -10,7 +10,7 @@ import torch
 from distillation.test_teacher import nested, trace
 from omnidraft.distillation.batch import Batch, LossPositions, passes
 from omnidraft.distillation.losses import divergence, hybrid
-from omnidraft.distillation.teacher import TrainingExample, exact_example
+from omnidraft.distillation.teacher import TrainingExample, exact_example, hybrid_example
 from support.learning import ONES, SIZE, example_of, small_drafter
 
 CPU = torch.device("cpu")
@@ -49,6 +49,16 @@ def test_distributions_of_several_entries_stay_together() -> None:
     assert joined.positions.tolist() == list(range(len(joined.rest)))
     last = joined.rows[-entries:] - (len(joined.rest) - count)
     assert last.tolist() == joined.rows[:entries].tolist() == one.teacher.rows.tolist()
+
+
+def test_indices_are_widened_in_a_batch_alone() -> None:
+    _, cache, laws = nested()
+    example = hybrid_example(cache, trace([1, 4], [[0, 1], [1]], laws), 0.2)
+    assert example.ids.dtype == example.teacher.symbols.dtype == torch.int32
+    batch = Batch.of([example], CPU)
+    parts = (batch.ids, batch.places, *vars(batch.teacher).values(), *vars(batch.labels).values())
+    kinds = [tensor.dtype for tensor in parts]
+    assert kinds == [*[torch.int64] * 5, *[torch.float32] * 2, torch.bool, *[torch.int64] * 3, torch.float32]
 
 
 def test_passes_hold_as_many_texts_as_fit() -> None:

@@ -12,7 +12,7 @@ import torch
 
 from experiments import overhead, scripted
 from experiments.overhead import Overhead, Ratio
-from experiments.scripted import ACCEPTANCE, Answer, Models, Shape
+from experiments.scripted import ACCEPTANCE, Answer, Models, Shape, Spread, Watch, watching
 from omnidraft import zoo
 from omnidraft.config import Sampling
 from omnidraft.models.loading import load_tokenizer
@@ -38,6 +38,41 @@ def test_the_drafter_is_right_as_often_as_it_is_told(models: Models, sampling: S
     assert told.tokens == 60
     assert told.wall_s > told.passes_s > 0
     assert models.answer(20, sampling, knowing=False).accepted < 0.3
+
+
+@pytest.mark.parametrize("temperature", [0.8, 1.0])
+def test_a_spread_row_has_the_distribution_it_says(temperature: float) -> None:
+    spread = Spread([None, *[b"x"] * 999], 0.6, temperature, torch.float32)
+    rows = torch.zeros(2, 1000)
+    for position, row in enumerate(rows):
+        spread.write(position, row, 5)
+    probs = (rows / temperature).softmax(-1)
+    assert probs[:, 5].tolist() == pytest.approx([0.6, 0.6], abs=0.05)
+    assert probs[:, 0].max() < 1e-4
+    largest = probs.topk(9)
+    assert not set(largest.indices[0, 1:].tolist()) & set(largest.indices[1, 1:].tolist())
+    assert 2 < largest.values[0, 1] / largest.values[0, 3] < 8
+
+
+def test_a_script_changes_one_logit_of_each_row(models: Models) -> None:
+    lm = models.target
+    lm.crop(0)
+    plain = lm.forward([1, 2, 3], 2).clone()
+    lm.crop(0)
+    watch = Watch()
+
+    def say(position: int, row: torch.Tensor) -> None:
+        if position == 3:
+            scripted.certain(row, position)
+
+    with watching(watch, lm.model, say, target=True):
+        changed = lm.forward([1, 2, 3], 2)
+    assert torch.equal(changed[0], plain[0])
+    assert int((changed[1] != plain[1]).sum()) == 1
+    assert float(changed[1].softmax(-1)[3]) == pytest.approx(1, abs=1e-4)
+    assert watch.target_passes == 1
+    lm.crop(0)
+    assert torch.equal(lm.forward([1, 2, 3], 2), plain), "nothing stays behind"
 
 
 def test_growth_is_held_against_the_target_alone(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
