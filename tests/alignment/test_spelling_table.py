@@ -134,31 +134,6 @@ def test_a_drafter_token_longer_than_any_target_token_has_target_tokens_that_own
     assert build_table(drafter, target, Greedy(drafter), Duplicate(target)).long_flat.tolist() == []
 
 
-@pytest.mark.parametrize(
-    ("drafter", "target", "paired"),
-    [
-        (vocabulary(b"a", None, eos=(1,)), vocabulary(b"a", None, None, eos=(2, 1)), True),
-        (vocabulary(b"a", None), vocabulary(b"a", None, None, eos=(2, 1)), False),
-        (vocabulary(b"a", None, eos=(1,)), vocabulary(b"a", None, None), False),
-        (vocabulary(b"a", None, eos=(0, 1)), vocabulary(b"a", None, None, eos=(2,)), False),
-        (vocabulary(b"a", None, eos=(1,)), vocabulary(b"a", None, b"aa", eos=(2,)), False),
-    ],
-)
-def test_end_of_text_is_spelled_by_end_of_text_where_neither_writes_bytes(
-    drafter: Vocab, target: Vocab, *, paired: bool
-) -> None:
-    table = table_of(drafter, target)
-    assert (table.spelling(2).tolist() == [1]) == paired
-    assert table.spelling(1).tolist() == []
-    assert (table.root[1] >= 0) == paired
-    assert not paired or table.ends[table.root[1]] == 2
-
-
-def test_a_target_without_any_spelling_has_a_bare_root() -> None:
-    table = table_of(vocabulary(b"a"), vocabulary(None, b"b"))
-    assert (table.lo.tolist(), table.hi.tolist(), table.first.tolist()) == ([0], [0], [1, 1])
-
-
 # ---------------------------------------------------------------- tokenizers
 
 

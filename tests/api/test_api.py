@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import shutil
 import warnings
@@ -16,22 +15,14 @@ import pytest
 import torch
 
 import omnidraft
-from omnidraft import ConfigError, ModelError, NumericsError, OmniDraft, PromptError
+from omnidraft import ConfigError, OmniDraft, PromptError
 from omnidraft.alignment import spelling_table as spelling
 from omnidraft.config import Drafting, Sampling
+from support.learning import alone
 from support.models import CONTEXT
 
 PROMPT = "hello world"
 COUNT = 24
-
-
-def alone(model: OmniDraft, prompt: str, count: int = COUNT) -> list[int]:
-    """What `transformers` answers without us."""
-    ids = torch.tensor([model.target.tokenizer(prompt)["input_ids"]])
-    output = model.target.lm.model.generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=count, pad_token_id=0
-    )
-    return [int(token) for token in output[0, ids.shape[1] :]]
 
 
 # ------------------------------------------------------------ answers
@@ -39,9 +30,9 @@ def alone(model: OmniDraft, prompt: str, count: int = COUNT) -> list[int]:
 
 def test_greedy_answers_are_those_of_transformers(model: OmniDraft) -> None:
     result = model.generate(PROMPT, max_new_tokens=COUNT)
-    expected = alone(model, PROMPT)
+    expected = alone(model, PROMPT, COUNT)
     assert len(set(expected)) > COUNT // 2, "the answer must be worth comparing"
-    assert result.token_ids == tuple(expected)
+    assert result.token_ids == expected
     assert result.finish_reason == "length"
     assert result.stats.tokens == COUNT
     assert result.stats.proposed > 0
@@ -79,10 +70,10 @@ def test_seeds_decide_every_draw(model: OmniDraft) -> None:
 
 @pytest.mark.parametrize("plain", [{"drafter": None, "draft_length": 0}, {"draft_length": 0}])
 def test_plain_decoding_is_the_same_loop(model: OmniDraft, target: Path, plain: dict[str, Any]) -> None:
-    alone = omnidraft.load(target, **plain, warn=pytest.fail)
-    result = alone.generate(PROMPT, max_new_tokens=COUNT)
-    assert result.token_ids == model.generate(PROMPT, max_new_tokens=COUNT).token_ids
-    assert (alone.drafter, result.stats.proposed, result.stats.block_efficiency) == (None, 0, 1.0)
+    own, prompt = omnidraft.load(target, **plain, warn=pytest.fail), "hello hello hello hello"  # to be copied from
+    result = own.generate(prompt, max_new_tokens=COUNT)
+    assert result.token_ids == model.generate(prompt, max_new_tokens=COUNT).token_ids
+    assert (own.drafter, result.stats.proposed, result.stats.block_efficiency) == (None, 0, 1.0)
 
 
 def test_text_ends_where_the_generation_config_says(model: OmniDraft, target: Path, tmp_path: Path) -> None:
@@ -94,7 +85,7 @@ def test_text_ends_where_the_generation_config_says(model: OmniDraft, target: Pa
     ending = omnidraft.load(folder, None)
     result = ending.generate(PROMPT, max_new_tokens=COUNT)
     assert (result.finish_reason, result.token_ids[-1]) == ("eos", eos)
-    assert list(result.token_ids) == alone(ending, PROMPT)
+    assert result.token_ids == alone(ending, PROMPT, COUNT)
 
 
 def test_text_ends_where_the_context_is_full(model: OmniDraft) -> None:
@@ -132,48 +123,25 @@ def test_an_interrupted_stream_keeps_its_text(model: OmniDraft, monkeypatch: pyt
 # ------------------------------------------------------------ the disk cache
 
 
-def test_the_spelling_table_is_kept_and_a_damaged_one_is_built_anew(
-    target: Path, drafter: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = omnidraft.load(target, drafter, warn=pytest.fail).generate(PROMPT, max_new_tokens=8)
-    (path,) = (home / "tables").iterdir()
-    with monkeypatch.context() as patch:
-        patch.setattr(spelling, "build_table", pytest.fail)
-        omnidraft.load(target, drafter, warn=pytest.fail)
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-    said: list[str] = []
-    result = omnidraft.load(target, drafter, warn=said.append).generate(PROMPT, max_new_tokens=8)
-    assert len(said) == 1
-    assert "building it anew" in said[0]
-    assert result.token_ids == expected.token_ids
+def test_the_spelling_table_is_kept(target: Path, drafter: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     omnidraft.load(target, drafter, warn=pytest.fail)
-
-
-def full(*_: object) -> None:
-    raise OSError(errno.ENOSPC, "No space left on device")
+    assert len(list((home / "tables").iterdir())) == 1
+    monkeypatch.setattr(spelling, "build_table", pytest.fail)
+    omnidraft.load(target, drafter, warn=pytest.fail)
 
 
 def nowhere() -> Path:
     raise ConfigError("no home folder is known: set OMNIDRAFT_HOME")
 
 
-@pytest.mark.parametrize(
-    ("place", "fault", "words"),
-    [
-        ("omnidraft.storage.os.fsync", full, "No space left"),
-        ("omnidraft.attach.default_cache_dir", nowhere, "no home folder"),
-    ],
-)
-def test_a_table_that_cannot_be_stored_is_said_and_done_without(
-    target: Path, drafter: Path, home: Path, monkeypatch: pytest.MonkeyPatch, place: str, fault: object, words: str
+def test_a_table_that_has_no_place_is_said_and_done_without(
+    target: Path, drafter: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(place, fault)
+    monkeypatch.setattr("omnidraft.attach.default_cache_dir", nowhere)
     model = omnidraft.load(target, drafter, warn=said.append)
     assert len(said) == 1
-    assert words in said[0]
+    assert "no home folder" in said[0]
     assert "\n" not in said[0]
     assert model.generate(PROMPT, max_new_tokens=4).stats.tokens == 4
     assert list(home.rglob("*.*")) == []
@@ -246,34 +214,3 @@ def test_numbers_of_numpy_and_none_for_no_list(model: OmniDraft) -> None:
         warnings.simplefilter("error")
         assert Sampling(temperature=np.float16(0.5)).temperature == 0.5  # type: ignore[arg-type]
     assert Drafting(max_draft_length=np.int32(3), threshold=np.float64(0.5), draft_length="entropy").longest == 3  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "words"),
-    [
-        ({"target": "zoo:other"}, ModelError, "use one of drafter, general, target-a"),
-        ({"target": 3}, ConfigError, "target is of type int: give a folder"),
-        ({"drafter": 3}, ConfigError, "drafter is of type int"),
-        ({"drafter": np.array([1, 2])}, ConfigError, "drafter is of type ndarray"),
-        ({"draft_length": np.array(["goodput", "head"])}, ConfigError, "draft_length is array"),
-        ({"adapt": np.array(["off", "inline"])}, ConfigError, "adapt is array"),
-        ({"device": 0}, ConfigError, "device 0 is not available"),
-        ({"dtype": []}, ConfigError, "dtype .. is not known"),
-        ({"draftlength": 3}, ConfigError, "did you mean 'draft_length'"),
-        ({"draft_length": -1}, ConfigError, "draft_length is -1"),
-        ({"drafter": None, "sources": "model"}, ConfigError, "without a drafter"),
-        ({"temperature": 1}, ConfigError, "give it to generate"),
-    ],
-)
-def test_bad_input_to_load(target: Path, options: dict[str, Any], error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words) as caught:
-        omnidraft.load(**{"target": target, **options})
-    assert "\n" not in str(caught.value)
-
-
-def test_a_model_of_nan(target: Path) -> None:
-    broken = omnidraft.load(target, None)
-    with torch.no_grad():
-        next(iter(broken.target.lm.model.parameters())).fill_(torch.nan)
-    with pytest.raises(NumericsError, match="NaN"):
-        broken.generate(PROMPT)

@@ -119,16 +119,3 @@ def test_a_character_that_the_prompt_began_belongs_to_the_answer(kind: str) -> N
     assert mended.feed([second]) + mended.end() == "é"
     assert stream(kind, [first]).feed([letter(kind)] * 2) == "aa"  # the broken byte shows in the prompt's text
     assert stream(kind, [first]).end() == ""
-
-
-@pytest.mark.parametrize("kind", ["sentencepiece", "metaspace"])
-def test_the_space_that_opens_a_text(kind: str) -> None:
-    tokenizer, vocab = language(kind)
-    token = vocab.tokens.index(b" hello")
-    assert stream(kind, [tokenizer.bos_token_id]).feed([token, token]) == "hello hello"
-    assert stream(kind, tokenizer.encode("a")).feed([token]) == " hello"
-
-
-def test_special_tokens_write_nothing() -> None:
-    tokenizer, _ = language("byte level")
-    assert stream("byte level").feed([tokenizer.bos_token_id, letter("byte level"), tokenizer.eos_token_id]) == "a"

@@ -19,17 +19,6 @@ from support.small_tokenizers import byte_level, sentencepiece
 from support.table_models import make_world
 
 
-def test_models_of_one_name_have_a_profile_each(target: Path, drafter: Path, tmp_path: Path, home: Path) -> None:
-    other_target = save_model(tmp_path / target.name, byte_level(), seed=7)
-    other_drafter = save_model(tmp_path / drafter.name, sentencepiece(), seed=99)
-    for pair in ((target, drafter), (other_target, drafter), (target, other_drafter)):
-        with omnidraft.load(*pair, adapt="inline", warn=pytest.fail) as model:
-            assert not model.learned.get("answers")
-            answers(model, 1)
-    assert len(saved(home)) == 3
-    assert omnidraft.load(target, drafter, warn=pytest.fail).learned["answers"] == 1
-
-
 def few_bits(folder: Path) -> Path:
     """A model whose weights lose bits, or all of them, in fp16 and in bf16."""
     from safetensors.torch import load_file, save_file

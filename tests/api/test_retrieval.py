@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import omnidraft
-from omnidraft import ConfigError, Generation, OmniDraft
+from omnidraft import Generation, OmniDraft
 from omnidraft.cli import main as cli
 from omnidraft.profiles.profile import ANSWER_TOKENS
 from support.engines import generate
@@ -73,17 +73,6 @@ def test_copied_drafts_alone_leave_a_sampled_answer_that_of_plain_decoding(targe
 
 
 # ---------------------------------------------------------------- where copies are made
-
-
-def test_without_a_drafter_what_was_read_is_copied(target: Path) -> None:
-    stats = ask(omnidraft.load(target, None, draft_length=4), "hello world the hello world the hello").stats
-    assert stats.retrieved == stats.proposed > 0
-    assert stats.drafted == 0
-
-
-@pytest.mark.parametrize("options", [{"draft_length": 0}, {"drafter": None, "draft_length": 0}])
-def test_plain_decoding_copies_nothing(target: Path, options: dict[str, Any]) -> None:
-    assert ask(omnidraft.load(target, **options), "hello hello hello hello").stats.proposed == 0
 
 
 @pytest.mark.parametrize("options", [{"sources": "model"}, {"draft_length": 4}])
@@ -197,31 +186,6 @@ def test_no_answer_is_in_a_profile_unasked(target: Path, drafter: Path, capsys: 
 
 
 # ---------------------------------------------------------------- what is refused
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"sources": "both"}, "sources is 'both'; use one of auto, model, retrieval"),
-        ({"remember": "all"}, "remember is 'all'; use one of answers, memory, nothing"),
-        ({"sources": "retrieval"}, "needs no drafter: leave it out, or use sources='auto'"),
-        ({"drafter": None, "sources": "model"}, "give one, or use draft_length=0 for plain decoding"),
-        ({"sources": "model", "remember": "memory"}, "copies nothing: leave one of them out"),
-        ({"remember": "answers"}, "use adapt='background', or remember='memory'"),
-        ({"remember": "answers", "adapt": "inline", "profile": None}, "or remember='memory'"),
-        ({"remember": "memory", "draft_length": 4}, "use draft_length='goodput', or leave remember out"),
-        ({"remember": "memory", "draft_length": 0}, "copy nothing: use draft_length='goodput'"),
-        ({"drafter": None, "adapt": "inline"}, "adapt is 'inline' without a drafter"),
-    ],
-)
-def test_settings_that_contradict_are_refused_before_anything_is_loaded(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], words: str
-) -> None:
-    monkeypatch.setattr("omnidraft.api.load_model", lambda *_: pytest.fail("loaded"))
-    with pytest.raises(ConfigError) as caught:
-        omnidraft.load(**{"target": "unread", "drafter": "unread", **options})
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_length_beyond_the_context_takes_no_memory(target: Path) -> None:

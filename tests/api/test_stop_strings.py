@@ -77,7 +77,9 @@ def test_a_stop_string_of_byte_tokens_is_seen_at_once() -> None:
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 3}])
-def test_the_end_by_a_stop_string_is_the_same_at_every_place_of_a_round(target: Path, sampling: dict[str, Any]) -> None:
+def test_the_end_by_a_stop_string_is_the_same_at_every_place_of_a_round(
+    target: Path, sampling: dict[str, Any], observed: list[int], lengths: list[int]
+) -> None:
     # a drafter that is always right, so that texts end inside drafts
     model = omnidraft.load(target, target, dtype="float32", profile=None, draft_length=4)
     whole = model.generate(PROMPT, max_new_tokens=40, **sampling)
@@ -88,12 +90,15 @@ def test_the_end_by_a_stop_string_is_the_same_at_every_place_of_a_round(target: 
         if "\ufffd" in stop:
             continue
         expected = whole.text[: whole.text.find(stop)]
+        observed.clear()
         stream = model.stream(PROMPT, max_new_tokens=40, stop=stop, **sampling)
         pieces = list(stream)
         result = stream.result
         assert "".join(pieces) == result.text == expected
         assert result.finish_reason == "stop"
         assert whole.token_ids[: len(result.token_ids)] == result.token_ids
+        assert tuple(observed) == result.token_ids, "what follows it is neither kept nor counted"
+        assert lengths[-1] <= len(model.encode(PROMPT)) + len(result.token_ids)
         text = model.text_after(model.encode(PROMPT))
         before = text.feed(result.token_ids[:-1]) + text.ending()
         assert stop not in before, "it ends with the first token that completes the string"
@@ -134,17 +139,6 @@ def lengths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(Engine, "release", noting)
     return found
-
-
-def test_what_follows_a_stop_string_is_neither_kept_nor_counted(
-    model: OmniDraft, observed: list[int], lengths: list[int]
-) -> None:
-    whole = model.generate(PROMPT, max_new_tokens=40)
-    observed.clear()
-    result = model.generate(PROMPT, max_new_tokens=40, stop=whole.text[9:12])
-    assert result.finish_reason == "stop"
-    assert tuple(observed) == result.token_ids
-    assert lengths[-1] <= len(model.encode(PROMPT)) + len(result.token_ids)
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 3}])

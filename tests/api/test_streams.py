@@ -6,13 +6,11 @@ import gc
 import threading
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import omnidraft
 from omnidraft.api import OmniDraft
 from omnidraft.errors import OmniDraftError
 
@@ -231,18 +229,6 @@ def test_a_stream_that_its_own_processor_reads_or_closes(model: OmniDraft) -> No
     stream = model.stream(PROMPT, max_new_tokens=40, logits_processor=[closing])
     list(stream)
     assert (stream.result.stats.rounds, model.target.lm.length) == (1, 0)
-
-
-def test_models_that_share_a_drafter_take_turns(target: Path, model: OmniDraft) -> None:
-    other = omnidraft.load(target, model, dtype="float32", profile=None)
-    expected = [m.generate(PROMPT, max_new_tokens=30).token_ids for m in (model, other)]
-    found: dict[int, Any] = {}
-
-    def answer(number: int, one: OmniDraft) -> None:
-        found[number] = one.generate(PROMPT, max_new_tokens=30).token_ids
-
-    run(*(partial(answer, number, one) for number, one in enumerate((model, other))))
-    assert [found[0], found[1]] == expected
 
 
 class Trainer:

@@ -13,7 +13,6 @@ from transformers import AutoTokenizer
 import omnidraft
 from omnidraft import zoo
 from omnidraft.errors import ModelError
-from omnidraft.models.loading import load_model
 from support.project_files import shared
 
 SOURCE = Path(zoo.__file__).parents[1]
@@ -80,29 +79,13 @@ def test_the_card_states_the_record(name: str) -> None:
         assert f"{record['loss_gsm8k_test_answers']:.3f}" in row
 
 
-def test_the_targets_differ_in_what_an_engine_must_cope_with() -> None:
-    first, second = (load_model(zoo.path(name), dtype="float32") for name in zoo.names("target"))
-    assert (first.lm.model.config.model_type, second.lm.model.config.model_type) == ("llama", "qwen2")
-    config = second.lm.model.config
-    assert config.num_key_value_heads < config.num_attention_heads
-    assert (len(first.lm.eos), len(second.lm.eos)) == (1, 2)
-    assert len(first.tokenizer) == first.lm.vocab_size
-    assert len(second.tokenizer) < second.lm.vocab_size
-    assert first.tokenizer.bos_token_id is not None
-    assert second.tokenizer.bos_token_id is None
-    assert first.tokenizer.chat_template is None
-    chat = [{"role": "user", "content": " Hello "}]
-    text = second.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-    assert text == "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", zoo.names("target"))
 def test_targets_have_learned_the_task(name: str) -> None:
     """Held-out loss below 1.9 a token on GSM8K test answers; most greedy answers end by themselves."""
     loaded = omnidraft.load(zoo.path(name), None, dtype="float32")
     model, total, count = loaded.target.lm.model, 0.0, 0
-    for row in rows(20):
+    for row in rows(10):
         question = loaded.encode_message(f"Question: {row['question']}\nAnswer:")
         answer = row["answer"] if loaded.target.tokenizer.chat_template else f" {row['answer']}"
         text = [*question, *loaded.target.tokenizer(answer, add_special_tokens=False)["input_ids"], loaded.vocab.eos[0]]
@@ -113,6 +96,6 @@ def test_targets_have_learned_the_task(name: str) -> None:
             total += float(model(input_ids=ids, labels=labels).loss) * (len(text) - len(question))
         count += len(text) - len(question)
     assert total / count < 1.9
-    prompts = [f"Question: {row['question']}\nAnswer:" for row in rows(6)]
+    prompts = [f"Question: {row['question']}\nAnswer:" for row in rows(3)]
     ends = [loaded.generate(loaded.encode_message(prompt), max_new_tokens=256).finish_reason for prompt in prompts]
-    assert ends.count("eos") >= 4, ends
+    assert ends.count("eos") >= 2, ends

@@ -16,21 +16,14 @@ from omnidraft.bench.records import FORMAT, Counts, Results, Run, read
 from omnidraft.bench.report import speedups
 from omnidraft.cli import main as cli
 from omnidraft.errors import InputError
+from support.command_line import one_error
 from support.project_files import ROOT
 
 Captured = pytest.CaptureFixture[str]
 COUNTS = Counts(
-    rounds=5,
-    drafted=20,
-    proposed=15,
-    accepted=5,
-    symbols=16,
-    symbols_accepted=8,
-    draft_s=0.25,
-    verify_s=0.5,
+    rounds=5, drafted=20, proposed=15, accepted=5, symbols=16, symbols_accepted=8, draft_s=0.25, verify_s=0.5,
     overhead_s=0.05,
-)
-
+)  # fmt: skip
 LOOKED_UP = Counts(rounds=5, drafted=20, proposed=20, accepted=10, symbols=20, symbols_accepted=10)
 
 
@@ -201,10 +194,7 @@ def test_the_results_in_the_repository_are_read() -> None:
 def test_another_file_is_refused_by_name(tmp_path: Path, capsys: Captured, kept: slice, added: str, why: str) -> None:
     path = write(tmp_path / "torn.jsonl", results())
     path.write_text("".join(path.read_text().splitlines(keepends=True)[kept]) + added)
-    assert cli.main(["bench", "report", str(path)]) == 2
-    out, err = capsys.readouterr()
-    assert why in err
-    assert (out, err.count("\n")) == ("", 1)
+    assert why in one_error(capsys, "bench", "report", path)
 
 
 @pytest.mark.parametrize(
@@ -260,8 +250,7 @@ def test_files_are_merged(tmp_path: Path, capsys: Captured) -> None:
 
 def test_files_that_cannot_be_compared(tmp_path: Path, capsys: Captured) -> None:
     files = [str(write(tmp_path / name, results())) for name in ("a.jsonl", "b.jsonl")]
-    assert cli.main(["bench", "report", *files]) == 2
-    assert "task 'math' of target 'big' is in two result files" in capsys.readouterr().err
+    assert "task 'math' of target 'big' is in two result files" in one_error(capsys, "bench", "report", *files)
     first, second = results(), results(target="other")
     assert report.differences({"a": first, "b": second}) == []
     second.setting["tasks"]["math"]["hash"] = "another"
@@ -284,7 +273,6 @@ def test_a_place_that_cannot_be_written_to(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     path = write(tmp_path / "a.jsonl", results())
-    assert cli.main(["bench", "report", str(path), "--out", stem]) == 2
-    err = capsys.readouterr().err
-    assert why in err
-    assert "give --out another place" in err
+    error = one_error(capsys, "bench", "report", path, "--out", stem)
+    assert why in error
+    assert "give --out another place" in error

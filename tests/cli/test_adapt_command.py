@@ -17,6 +17,7 @@ from omnidraft.cli import main as cli
 from omnidraft.cli.flags import INTERRUPTED
 from omnidraft.distillation.trainer import Trainer
 from omnidraft.profiles.profile_file import ProfileFile
+from support.command_line import one_error
 from support.learning import PROMPTS, found, saved, tree
 from support.models import CONTEXT
 from support.project_files import lines
@@ -95,7 +96,7 @@ def test_a_file_that_cannot_be_used(tmp_path: Path, capsys: Captured, content: b
     path = tmp_path / "data"
     if content is not None:
         path.write_bytes(content)
-    refused(command(Path("unread"), Path("unread"), path), words, capsys)
+    assert words in one_error(capsys, *command(Path("unread"), Path("unread"), path))
 
 
 @pytest.mark.parametrize(
@@ -115,16 +116,7 @@ def test_a_file_that_cannot_be_used(tmp_path: Path, capsys: Captured, content: b
     ],
 )
 def test_bad_flags(tmp_path: Path, capsys: Captured, more: tuple[object, ...], words: str) -> None:
-    refused(command(Path("unread"), Path("unread"), jsonl(tmp_path, ["hello"]), *more), words, capsys)
-
-
-def refused(arguments: list[str], words: str, captured: Captured) -> None:
-    assert cli.main(arguments) == 2
-    out, err = captured.readouterr()
-    assert out == ""
-    (line,) = lines(err)
-    assert line.startswith("omnidraft: error: ")
-    assert words in line
+    assert words in one_error(capsys, *command(Path("unread"), Path("unread"), jsonl(tmp_path, ["hello"]), *more))
 
 
 def test_prompts_that_do_not_fit_are_left_out(

@@ -19,18 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import LlamaForCausalLM
 
 import omnidraft
 from omnidraft.api import OmniDraft, Stream, load
 from omnidraft.cli import main as cli
 from omnidraft.cli.flags import ARGUMENTS, INTERRUPTED, interruptible
 from omnidraft.config import Drafting, GenerationLimits, Learning, Sampling
-from omnidraft.errors import OmniDraftError
-from support.models import save_model
-from support.project_files import environment, lines
-from support.small_tokenizers import byte_level
+from omnidraft.errors import NumericsError, OmniDraftError
+from support.command_line import one_error
+from support.project_files import environment
 
 pytestmark = pytest.mark.usefixtures("home")
 Captured = pytest.CaptureFixture[str]
@@ -83,10 +80,6 @@ def test_sources_of_drafts_are_chosen_by_flags(target: Path, capsys: Captured) -
         assert answer["stats"]["retrieved"] == answer["stats"]["proposed"] > 0
     assert generate(repeated, target, "--sources", "both") == 2
     assert "use one of auto, model, retrieval" in capsys.readouterr().err
-    assert cli.main(["generate", "--help-all"]) == 0
-    out = capsys.readouterr().out
-    assert "  --sources " in out
-    assert "  remember " in out
 
 
 def test_the_prompt_comes_from_stdin(target: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,13 +111,6 @@ def test_every_setting_and_its_default_is_listed(capsys: Captured) -> None:
             )
 
 
-def test_few_flags(capsys: Captured) -> None:
-    assert cli.main(["generate", "--help"]) == 0
-    flags = re.findall(r"^  (?:-h, )?(--[a-z-]+)", capsys.readouterr().out, re.MULTILINE)
-    assert {"--target", "--temperature", "--set"} <= set(flags)
-    assert len(flags) == len(set(flags)) <= 20
-
-
 def test_the_defaults_of_the_flags_are_those_of_python() -> None:
     parameters = inspect.signature(load).parameters
     for name in ("drafter", "dtype", "device", "profile"):
@@ -136,10 +122,11 @@ def test_the_defaults_of_the_flags_are_those_of_python() -> None:
 def test_flags_reach_the_settings(
     target: Path, drafter: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: dict[str, object] = {}
+    given: dict[str, Any] = {}
 
     def record(*models: str, **options: object) -> OmniDraft:
         given.update(options, models=models)
+        given.pop("warn")("a\nwarning")
         raise OmniDraftError("two\nlines")
 
     monkeypatch.setattr("omnidraft.api.load", record)
@@ -148,21 +135,20 @@ def test_flags_reach_the_settings(
     arguments = (*flags, *(text for pair in more for text in ("--set", pair)))
     assert generate("hello", target, "--drafter", drafter, *arguments) == 1
     assert given.pop("models") == (str(target), str(drafter))
-    given.pop("warn")
     assert given == {
         "draft_length": 3, "dtype": "float32", "device": "auto", "profile": None, "adapt": "inline",
         "mode": "paper", "drafter_temperature": None, "ngram_bound": 9, "interval": 2,
     }  # fmt: skip
-    assert capsys.readouterr().err == "omnidraft: error: two lines\n"
+    assert capsys.readouterr().err == "omnidraft: a warning\nomnidraft: error: two lines\n"
 
 
 WITHOUT_TORCH = """
 import sys
 from omnidraft.cli.main import COMMANDS, main
-codes = [main([*command.split(), "--help"]) for command in ("", *COMMANDS, "bench compare")]
+codes = [main([*command.split(), "--help"]) for command in ("", *COMMANDS, "bench compare", "bench report")]
 codes += [main(["--version"]), main(["profiles", "list"]), main(["generate", "x", "--target", "y", "--top-k", "many"])]
 assert codes == [0] * (len(codes) - 1) + [2], codes
-assert "torch" not in sys.modules
+assert not {"torch", "transformers", "matplotlib", "datasets"} & set(sys.modules)
 """
 
 
@@ -170,27 +156,10 @@ def test_help_and_mistakes_need_no_model_library(home: Path) -> None:
     command = [sys.executable, "-c", WITHOUT_TORCH]
     done = subprocess.run(command, env=environment(home), capture_output=True, text=True, check=True)
     assert omnidraft.__version__ in done.stdout
-    assert done.stdout.count("examples:") == len(cli.COMMANDS) + 2
+    assert done.stdout.count("examples:") == len(cli.COMMANDS) + 3
 
 
 # ------------------------------------------------------------ bad input
-
-
-def no_folder(folder: Path) -> list[str]:
-    return ["hello", "--target", str(folder / "nothing")]
-
-
-def nan_weights(folder: Path) -> list[str]:
-    target = save_model(folder / "target", byte_level(), seed=1)
-    model = LlamaForCausalLM.from_pretrained(target)
-    with torch.no_grad():
-        model.model.norm.weight.fill_(torch.nan)
-    model.save_pretrained(target)
-    return ["hello", "--target", str(target)]
-
-
-def long_prompt(folder: Path) -> list[str]:
-    return ["hello" * 5000, "--target", str(save_model(folder / "target", byte_level(), seed=1))]
 
 
 def with_options(*options: str) -> Callable[[Path], list[str]]:
@@ -198,9 +167,7 @@ def with_options(*options: str) -> Callable[[Path], list[str]]:
 
 
 BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
-    "no folder": (no_folder, "nothing' is no folder"),
-    "NaN": (nan_weights, "NaN"),
-    "long prompt": (long_prompt, "shorten it"),
+    "no folder": (lambda folder: ["hello", "--target", str(folder / "nothing")], "nothing' is no folder"),
     "empty prompt": (lambda _: ["", "--target", "unread"], "the prompt is empty"),
     "top_p": (with_options("--top-p", "0"), "top_p is 0; it must be"),
     "no number": (with_options("--top-k", "many"), "top_k is 'many'; it must be"),
@@ -222,15 +189,7 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_one_line_and_code_two(name: str, tmp_path: Path, capsys: Captured) -> None:
     make, words = BAD[name]
-    arguments = make(tmp_path)
-    capsys.readouterr()
-    assert cli.main(["generate", *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert out.strip() == ""
-    errors = [line for line in lines(err) if line.startswith("omnidraft: error: ")]
-    assert len(errors) == 1
-    assert words in errors[0]
-    assert all(line.startswith("omnidraft: ") for line in lines(err))
+    assert words in one_error(capsys, "generate", *make(tmp_path))
 
 
 def test_libraries_are_quiet(capsys: Captured) -> None:
@@ -251,29 +210,7 @@ def test_bad_bytes_on_stdin(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -
     [(["generat", "x"], "did you mean 'generate'"), (["x"], "use one of adapt"), ([], "COMMAND")],
 )
 def test_an_unknown_command(arguments: list[str], words: str, capsys: Captured) -> None:
-    assert cli.main(arguments) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert words in line
-
-
-def test_a_damaged_table_and_a_full_disk_are_said(
-    target: Path, drafter: Path, home: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = ("--drafter", drafter, "--max-new-tokens", 4)
-    assert generate("hello", target, *options) == 0
-    expected = capsys.readouterr().out
-    (table,) = (home / "tables").iterdir()
-    table.write_bytes(table.read_bytes()[:-1])
-    monkeypatch.setenv("OMNIDRAFT_HOME", str(home))
-    assert generate("hello", target, *options) == 0
-    out, err = capsys.readouterr()
-    assert out == expected
-    assert sum("building it anew" in line for line in err.splitlines()) == 1
-    monkeypatch.setenv("OMNIDRAFT_HOME", str(table))  # a file, so that no folder can be made below it
-    assert generate("hello", target, *options) == 0
-    out, err = capsys.readouterr()
-    assert out == expected
-    assert sum("going on without" in line for line in err.splitlines()) == 1
+    assert words in one_error(capsys, *arguments)
 
 
 # ------------------------------------------------------------ interruptions
@@ -336,13 +273,19 @@ def test_a_lost_ctrl_c_is_noticed_at_the_next_piece() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_ctrl_c_while_loading(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
+@pytest.mark.parametrize(
+    ("end", "code", "said"),
+    [(KeyboardInterrupt(), INTERRUPTED, "interrupted"), (NumericsError("logits are NaN"), 2, "error: logits are NaN")],
+)
+def test_ctrl_c_or_nan_while_loading(
+    end: BaseException, code: int, said: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(*_: object, **__: object) -> None:
+        raise end
 
-    monkeypatch.setattr("omnidraft.api.load", interrupted)
-    assert generate("hello", "unread") == INTERRUPTED
-    assert capsys.readouterr().err == "omnidraft: interrupted\n"
+    monkeypatch.setattr("omnidraft.api.load", ended)
+    assert generate("hello", "unread") == code
+    assert capsys.readouterr().err == f"omnidraft: {said}\n"
 
 
 def test_a_reader_that_is_gone(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:

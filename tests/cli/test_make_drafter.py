@@ -30,7 +30,6 @@ def test_one_command_writes_text_and_makes_a_drafter(tmp_path: Path, capsys: pyt
         (["--layers", "16", "--only", "training"], "no text of target-b"),
         (["--text-tokens", "0"], "text_tokens is 0"),
         (["--prompts", "missing.jsonl"], "missing.jsonl"),
-        (["--teacher", "zoo:target-a"], "target-a has no chat template"),
     ],
 )
 def test_mistakes_are_one_line(

@@ -16,6 +16,7 @@ from omnidraft.cli import main as cli
 from omnidraft.profiles.profile import Key
 from omnidraft.profiles.profile_file import ProfileFile
 from omnidraft.profiles.store import ProfileStore
+from support.command_line import one_error
 from support.small_profiles import KEY, number_of, numbered
 
 Captured = pytest.CaptureFixture[str]
@@ -41,16 +42,6 @@ def put(store: ProfileStore, number: int, key: Key = KEY) -> ProfileFile:
 
 def profiles(*arguments: object) -> int:
     return cli.main(["profiles", *map(str, arguments)])
-
-
-def refused(capsys: Captured, *arguments: object) -> str:
-    """The one line that says why."""
-    assert profiles(*arguments) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("omnidraft: error: ")
-    assert len(err.splitlines()) == 1
-    return err
 
 
 # ------------------------------------------------------------ looking
@@ -85,7 +76,7 @@ def test_nothing_to_list(home: Path, capsys: Captured) -> None:
     assert str(home / "profiles") in err
     assert profiles("list", "--json") == 0
     assert json.loads(capsys.readouterr().out) == {"profiles": []}
-    assert "there are none yet" in refused(capsys, "show", "x")
+    assert "there are none yet" in one_error(capsys, "profiles", "show", "x")
 
 
 def test_show(store: ProfileStore, capsys: Captured) -> None:
@@ -144,7 +135,7 @@ def test_remove(store: ProfileStore, capsys: Captured) -> None:
 def test_remove_of_one_that_is_damaged_or_in_use(store: ProfileStore, capsys: Captured) -> None:
     file = store.file(KEY)
     assert file.claim()
-    assert "in use by another process" in refused(capsys, "remove", NAME)
+    assert "in use by another process" in one_error(capsys, "profiles", "remove", NAME)
     file.release()
     file.path.write_bytes(b"torn")
     assert profiles("remove", NAME) == 0
@@ -158,23 +149,23 @@ def test_a_disk_that_removes_nothing(store: ProfileStore, capsys: Captured, monk
 
     with monkeypatch.context() as patch:
         patch.setattr(storage, "remove", refuse)
-        assert "cannot be removed" in refused(capsys, "remove", NAME)
+        assert "cannot be removed" in one_error(capsys, "profiles", "remove", NAME)
     assert number_of(store.file(KEY).load(KEY)) == 2
 
 
 def test_names_are_looked_up(store: ProfileStore, capsys: Captured, tmp_path: Path) -> None:
-    assert f"did you mean '{NAME}'?" in refused(capsys, "show", NAME[:-1])
+    assert f"did you mean '{NAME}'?" in one_error(capsys, "profiles", "show", NAME[:-1])
     precious = tmp_path / "precious.safetensors"
     precious.touch()
     for name in ("../../precious", str(precious), ".", "..", f"./{NAME}", f"{NAME}.safetensors", ""):
         for command in ("show", "remove"):
-            assert "does not exist" in refused(capsys, command, name)
+            assert "does not exist" in one_error(capsys, "profiles", command, name)
     assert precious.exists()
     assert number_of(store.file(KEY).load(KEY)) == 2
 
 
 def test_bad_arguments(capsys: Captured) -> None:
     for arguments in ([], ["lost"], ["list", "--forse"], ["show"], ["remove"], ["export", NAME]):
-        refused(capsys, *arguments)
+        one_error(capsys, "profiles", *arguments)
     assert profiles("--help") == 0
     assert "remove" in capsys.readouterr().out

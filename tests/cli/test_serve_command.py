@@ -11,8 +11,10 @@ import pytest
 from omnidraft.cli.main import main
 from omnidraft.server import run
 from omnidraft.server.settings import Serving
+from support.command_line import one_error
 
 TARGET = ("serve", "--target", "zoo:target-a")
+ORIGINS = ("--cors-origin", "http://a", "--cors-origin", "https://b:1")
 
 
 @pytest.fixture
@@ -32,22 +34,10 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_flags_reach_the_server(begun: dict[str, Any]) -> None:
-    more = (
-        "--target",
-        "b",
-        "--drafter",
-        "none",
-        "--port",
-        "0",
-        "--lanes",
-        "2",
-        "--api-key",
-        "123",
-        "--adapt",
-        "background",
-    )
-    origins = ("--cors-origin", "http://a", "--cors-origin", "https://b:1", "--log-prompts", "--dtype", "float32")
-    assert main([*TARGET, *more, *origins, "--set", "save_s=5", "--set", "interval=2", "--draft-length", "4"]) == 0
+    server = ("--port", "0", "--lanes", "2", "--api-key", "123", *ORIGINS)
+    models = ("--target", "b", "--drafter", "none", "--dtype", "float32", "--draft-length", "4")
+    more = ("--adapt", "background", "--log-prompts", "--set", "save_s=5", "--set", "interval=2")
+    assert main([*TARGET, *server, *models, *more]) == 0
     assert begun.pop("settings") == Serving(
         port=0, lanes=2, api_key="123", cors_origin=("http://a", "https://b:1"), save_s=5
     )
@@ -79,26 +69,21 @@ def test_the_key_may_come_from_the_environment(begun: dict[str, Any], monkeypatc
     ],
 )
 def test_mistakes_are_one_line(arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*TARGET, *arguments]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"omnidraft: error: {message}")
-    assert error.count("\n") == 1
+    assert one_error(capsys, *TARGET, *arguments).startswith(f"omnidraft: error: {message}")
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for name in [name for name in sys.modules if name.startswith("omnidraft.server.") and "settings" not in name]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "fastapi", None)
-    assert main(list(TARGET)) == 2
     message = "the server needs the package fastapi, which is not installed: pip install 'omnidraft[serve]'"
-    assert capsys.readouterr().err == f"omnidraft: error: {message}\n"
+    assert one_error(capsys, *TARGET) == f"omnidraft: error: {message}"
 
 
 def test_a_taken_port_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        assert main([*TARGET, "--port", str(taken.getsockname()[1])]) == 2
-    error = capsys.readouterr().err
+        error = one_error(capsys, *TARGET, "--port", taken.getsockname()[1])
     assert "cannot listen on 127.0.0.1" in error
     assert "use another --port" in error

@@ -72,24 +72,6 @@ def test_a_request_that_lost_the_slot_does_not_wait_for_the_lock() -> None:
     thread.join()
 
 
-def test_background_work_stands_still_while_a_request_is_decoded() -> None:
-    class Trainer:
-        running = True
-
-        def pause(self) -> None:
-            self.running = False
-
-        def resume(self) -> None:
-            self.running = True
-
-    slot, trainer = Slot(), Trainer()
-    slot.background.append(trainer)
-    slot.pause()
-    assert not trainer.running
-    slot.take("request")
-    assert trainer.running
-
-
 @pytest.mark.parametrize("lean_step", [True, False])
 def test_what_is_lent_stays_as_it_is(lean_step: bool) -> None:
     source = random_model("llama", 60, seed=1)

@@ -29,30 +29,12 @@ ROUNDS = [
 def test_counts_times_and_ratios() -> None:
     stats = Stats.of(iter(ROUNDS))
     assert stats.as_dict() == {
-        "rounds": 2,
-        "tokens": 4,
-        "drafted": 5,
-        "proposed": 4,
-        "accepted": 2,
-        "retrieved": 0,
-        "retrieved_accepted": 0,
-        "symbols": 5,
-        "symbols_accepted": 3,
-        "ngrams_proposed": 2,
-        "ngrams_accepted": 1,
-        "false_merges": 1,
-        "rounds_without_draft": 0,
-        "no_draft_reason": None,
-        "draft_s": 0.75,
-        "verify_s": 2.5,
-        "overhead_s": 0.5,
-        "policy_s": 0.25,
-        "seconds": 4.0,
-        "tokens_per_s": 1.0,
-        "acceptance_rate": 0.5,
-        "symbol_acceptance_rate": pytest.approx(0.6),
-        "block_efficiency": 2.0,
-    }
+        "rounds": 2, "tokens": 4, "drafted": 5, "proposed": 4, "accepted": 2, "retrieved": 0, "retrieved_accepted": 0,
+        "symbols": 5, "symbols_accepted": 3, "ngrams_proposed": 2, "ngrams_accepted": 1, "false_merges": 1,
+        "rounds_without_draft": 0, "no_draft_reason": None,
+        "draft_s": 0.75, "verify_s": 2.5, "overhead_s": 0.5, "policy_s": 0.25, "seconds": 4.0, "tokens_per_s": 1.0,
+        "acceptance_rate": 0.5, "symbol_acceptance_rate": pytest.approx(0.6), "block_efficiency": 2.0,
+    }  # fmt: skip
 
 
 def test_no_rounds_are_no_error() -> None:

@@ -192,8 +192,3 @@ def test_make_installs_the_version_that_is_named() -> None:
 
 def test_figures_are_never_rounded_up() -> None:
     assert [demo.down(value, 2) for value in (1.999, 0.999, 1.0, 12.345)] == ["1.99", "0.99", "1.00", "12.34"]
-
-
-def test_an_unknown_flag_is_one_line(capsys: Captured) -> None:
-    assert main(["demo", "--jsn"]) == 2
-    assert "unknown argument '--jsn'" in capsys.readouterr().err

@@ -78,8 +78,10 @@ def test_a_flush_waits_says_so_and_is_given_up(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.slow
-def test_it_stands_still_between_pause_and_resume() -> None:
+def test_it_stands_still_between_pause_and_resume_and_its_death_is_an_error_that_leaves_what_it_learned() -> None:
+    before = set(psutil.Process().children())
     learner, cache = learner_of([])
+    (process,) = set(psutil.Process().children()) - before
     learner.flush()  # until it is up
     learner.pause()
     teach(learner, cache, 4)
@@ -91,16 +93,6 @@ def test_it_stands_still_between_pause_and_resume() -> None:
     while not learner.counters.updates and learner.alive and time.monotonic() < deadline:
         time.sleep(0.1)
     assert (learner.counters.answers, learner.counters.updates) == (4, 1)
-    learner.close()
-
-
-@pytest.mark.slow
-def test_a_trainer_that_dies_is_an_error_and_leaves_what_it_learned() -> None:
-    before = set(psutil.Process().children())
-    learner, cache = learner_of([])
-    (process,) = set(psutil.Process().children()) - before
-    teach(learner, cache, 4)
-    learner.flush()
     process.kill()
     process.wait()
     assert not learner.alive

@@ -185,10 +185,7 @@ def trace(tokens: list[int], written: list[list[int]], distributions: list[Spars
 def nested() -> tuple[World, NgramCache, list[SparseProbs]]:
     """Tokens a, ab, aba, abab, b; an end of text."""
     world = make_world("nested", 0)
-    laws = [
-        whole(np.array([0.1, 0.3, 0.2, 0.2, 0.2, 0.0])),
-        whole(np.array([0.4, 0.1, 0.1, 0.1, 0.2, 0.1])),
-    ]
+    laws = [whole(np.array([0.1, 0.3, 0.2, 0.2, 0.2, 0.0])), whole(np.array([0.4, 0.1, 0.1, 0.1, 0.2, 0.1]))]
     return world, NgramCache(world.table, seed="vocabulary"), laws
 
 

@@ -104,12 +104,11 @@ def with_policy(world: World, policy: DraftLengthPolicy, cache: str, seed: int, 
     return engine
 
 
-@pytest.mark.parametrize("verification", ["block", "token"])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", [name for name in POLICIES if name != "fixed"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_distribution_holds_wherever_a_draft_ends(shape: str, policy: str, verification: str) -> None:
+def test_the_distribution_holds_wherever_a_draft_ends(shape: str, policy: str) -> None:
     count = 1 if shape.startswith("long") else 2
-    for active, seed in (("all", 0), ("random", 1)):
+    for active, seed, verification in (("all", 0, "block"), ("random", 1, "token")):
         world = make_world(shape, seed, 0.2 * seed)
         engine = with_policy(world, POLICIES[policy], active, seed, verification=verification)
         assert deviation(world, engine, count) < EXACT
@@ -293,11 +292,6 @@ def test_greedy_text_is_that_of_transformers(target: Path, drafter: Path, policy
             assert model.generate(prompt, max_new_tokens=24).token_ids == alone(model, prompt, 24)
 
 
-def test_without_a_drafter_there_is_nothing_to_end(target: Path) -> None:
-    model = omnidraft.load(target, None, dtype="float32", draft_length="entropy")
-    assert model.generate(PROMPTS[0], max_new_tokens=8).token_ids == alone(model, PROMPTS[0], 8)
-
-
 @pytest.mark.parametrize("mode", ["exact", "intersection", "paper"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_accepted_draft_tokens_are_those_whose_bytes_were_accepted(shape: str, mode: str) -> None:
@@ -318,11 +312,3 @@ def test_accepted_draft_tokens_are_those_whose_bytes_were_accepted(shape: str, m
         )
         if mode == "paper":
             assert record.counts.draft_accepted == whole, record
-
-
-@pytest.mark.parametrize("policy", [4, "confidence", "entropy"])
-def test_a_seed_gives_the_same_text_again(target: Path, drafter: Path, policy: str | int) -> None:
-    model = omnidraft.load(target, drafter, dtype="float32", profile=None, draft_length=policy, ngram_bound=10**6)
-    model.engine.attached.cache.frozen = True  # type: ignore[union-attr]  # what is active decides draws, too
-    said = [model.generate(PROMPTS[0], max_new_tokens=24, temperature=1.0, seed=3).token_ids for _ in range(2)]
-    assert said[0] == said[1]

@@ -12,8 +12,8 @@ from experiments import recipe
 from experiments import tasks as parted
 from experiments.evaluation import Evaluation
 from experiments.recordings import Recordings
+from support.texts import QUESTIONS
 
-TEXTS = ("one two three", "four and five", "six or seven", "a list of things", "no more of it", "what is left")
 SMALL = """
 drafter = "DRAFTER"
 targets = ["TARGET"]
@@ -38,10 +38,10 @@ replays = 1
 def tasks(data: Path) -> Path:
     """A folder of all tasks, of a few lines each."""
     rows: dict[str, list[dict[str, str]]] = {
-        "humaneval/HumanEval.jsonl": [{"prompt": f"def {text[:3]}():"} for text in TEXTS],
-        "alpaca/train.jsonl": [{"instruction": text, "input": text[: i % 2]} for i, text in enumerate(TEXTS)],
-        "xsum/train.jsonl": [{"document": text} for text in TEXTS],
-        "xsum/test.jsonl": [{"document": text[::-1]} for text in TEXTS],
+        "humaneval/HumanEval.jsonl": [{"prompt": f"def {text[:3]}():"} for text in QUESTIONS],
+        "alpaca/train.jsonl": [{"instruction": text, "input": text[: i % 2]} for i, text in enumerate(QUESTIONS)],
+        "xsum/train.jsonl": [{"document": text} for text in QUESTIONS],
+        "xsum/test.jsonl": [{"document": text[::-1]} for text in QUESTIONS],
     }
     for name, its in rows.items():
         (data / name).parent.mkdir(exist_ok=True)

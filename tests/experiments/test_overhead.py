@@ -12,7 +12,7 @@ import torch
 
 from experiments import overhead, scripted
 from experiments.overhead import Overhead, Ratio
-from experiments.scripted import ACCEPTANCE, Answer, Models, Script, Shape, Spread, Watch, watching
+from experiments.scripted import ACCEPTANCE, Answer, Models, Shape, Spread, Watch, watching
 from omnidraft import zoo
 from omnidraft.config import Sampling
 from omnidraft.models.loading import load_tokenizer
@@ -38,18 +38,6 @@ def test_the_drafter_is_right_as_often_as_it_is_told(models: Models, sampling: S
     assert told.tokens == 60
     assert told.wall_s > told.passes_s > 0
     assert models.answer(20, sampling, knowing=False).accepted < 0.3
-
-
-def test_the_drafter_follows_a_text_that_leaves_the_script(models: Models) -> None:
-    context, ids = models.context, models.ids
-    script = Script(context, ids, length=20, written=30)
-    script.advance((), 4)
-    assert script.at(29) is None
-    emitted = [ids[20], ids[7], ids[8]]
-    script.advance(emitted, 4)
-    begin = 30 + len(context.tokens(emitted))
-    wanted = context.tokens(ids[23:27])
-    assert [script.at(begin + i) for i in range(len(wanted) + 1)] == [*wanted, None]
 
 
 @pytest.mark.parametrize("temperature", [0.8, 1.0])

@@ -11,33 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from experiments import adaptation, cache_study, changes, paper, recipe, stopping, study
 from experiments.evaluation import Evaluation, Row
 from experiments.recordings import Recordings
 from experiments.results import Results
-from experiments.student import GREEDY, Replay, record
+from experiments.student import GREEDY, record
 from experiments.tables import METHODS, Cell, Table, every, measured
 from omnidraft.config import Drafting, Learning, Sampling
 from omnidraft.decoding.stats import Stats
 from omnidraft.errors import PromptError
-from support.project_files import ROOT, shared
+from support.models import save_model
+from support.project_files import ROOT
+from support.small_tokenizers import byte_level
 
 # ---------------------------------------------------------------- a drafter that learns from recorded answers
-
-
-def test_a_replayed_target_greedily_says_what_it_said(evaluation: Evaluation) -> None:
-    recorded = evaluation.answers("gsm8k")[0]
-    replay = Replay(evaluation.model.vocab.size)
-    replay.text = (*recorded.prompt, *recorded.tokens)
-    logits = replay.forward(recorded.prompt, 1)
-    assert int(logits[-1].argmax()) == recorded.tokens[0]
-    logits = replay.forward(recorded.tokens[:5], 5)
-    assert logits.argmax(-1).tolist() == list(recorded.tokens[1:6])
-    replay.crop(len(recorded.prompt))
-    assert replay.length == len(recorded.prompt)
 
 
 def test_an_examination_counts_what_live_decoding_counts_and_teaches_nothing(evaluation: Evaluation) -> None:
@@ -252,42 +240,21 @@ def test_every_job_is_of_a_target_that_is_gone_through(small: Path) -> None:
             assert set(jobs) <= set(found.every_target)
 
 
-# ---------------------------------------------------------------- the paper's own models, in small
-
-
-def tiny(folder: Path, tokenizer: str, config: LlamaConfig | Qwen2Config) -> Path:
-    """A random model of this architecture with a real tokenizer."""
-    torch.manual_seed(len(tokenizer))
-    kind: type[PreTrainedModel] = Qwen2ForCausalLM if isinstance(config, Qwen2Config) else LlamaForCausalLM
-    kind(config).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(shared("tokenizers", tokenizer)).save_pretrained(folder)
-    return folder
-
-
-SIZES: dict[str, Any] = {
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": True,
-}
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("home")
-def test_every_kind_of_cell_of_the_papers_recipe_runs(tasks: Path, tmp_path: Path) -> None:
+def test_every_kind_of_cell_of_the_papers_recipe_runs(
+    tasks: Path, drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recipe, "QUICK_TOKENS", 5)
     text = (ROOT / "recipes" / "paper.toml").read_text()
     # half precision takes longer on a CPU, and what is told here is only whether cells run
     text = re.sub(r"^(code|xsum) = .*\n", "", text.replace("float16", "float32"), flags=re.MULTILINE)
     copied = tmp_path / "paper.toml"
     copied.write_text(re.sub(r'^larger = \["(\S+)",.*', r'larger = ["\1"]', text, flags=re.MULTILINE))
     whole = recipe.read(copied)
-    llama2 = tiny(tmp_path / "llama2", "llama2", LlamaConfig(vocab_size=32_000, **SIZES))
-    llama3 = tiny(tmp_path / "llama3", "llama3", LlamaConfig(vocab_size=128_256, num_key_value_heads=1, **SIZES))
-    qwen = tiny(tmp_path / "qwen2", "qwen2", Qwen2Config(vocab_size=152_064, num_key_value_heads=1, **SIZES))
-    named = {*whole.every_target, *whole.switch, whole.drafter}
-    folders = {name: qwen if "Qwen" in name else llama3 if "Llama-3" in name else llama2 for name in named}
+    named = sorted({*whole.every_target, *whole.switch} - {*whole.same})
+    folders = {name: save_model(tmp_path / str(n), byte_level(), seed=n) for n, name in enumerate(named)}
+    folders |= dict.fromkeys([*whole.same, whole.drafter], drafter)  # which have one tokenizer
     use = [argument for name, folder in folders.items() for argument in ("--use", f"{name}={folder}")]
     out = tmp_path / "out"
     assert run(copied, "--quick", "--data", tasks, "--out", out, *use) == 0

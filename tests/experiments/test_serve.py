@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from experiments import serve
-from support.serving import with_tools
 
 
 @pytest.mark.slow
-def test_a_quick_run(drafter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    chat = with_tools(tmp_path / "chat")
+def test_a_quick_run(target: Path, drafter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chat = shutil.copytree(target, tmp_path / "chat")
+    (chat / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }} {% endfor %}", encoding="utf-8")
     out = tmp_path / "serve"
     words = ["--target", str(chat), "--drafter", str(drafter), "--dtype", "float32", "--threads", "1", "--quick"]
+    words += ["--seconds", "1"]
     assert serve.main([*words, "--out", str(out)]) == 0
     lines = [json.loads(line) for line in (tmp_path / "serve.jsonl").read_text(encoding="utf-8").splitlines()]
     rows = [line for line in lines if line["kind"] == "rows"]

@@ -357,17 +357,6 @@ def test_texts_of_several_threads_queue(model: PreTrainedModel, twin: PreTrained
     assert found == [expected] * 3
 
 
-def test_text_is_streamed_to_another_thread(model: PreTrainedModel, twin: PreTrainedModel) -> None:
-    tokenizer = tokenizer_of(model)
-    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=30)
-    thread = threading.Thread(target=helped, args=(model, twin), kwargs={"omnidraft_streamer": streamer})
-    thread.start()
-    pieces = list(streamer)
-    thread.join()
-    assert len(pieces) > 3
-    assert "".join(pieces) == tokenizer.decode(new_tokens(model, alone(model)))
-
-
 def test_a_streamer_that_would_wait_for_ever_is_refused(model: PreTrainedModel, twin: PreTrainedModel) -> None:
     streamer = TextIteratorStreamer(tokenizer_of(model), timeout=30)
     with pytest.raises(ConfigError, match="give it as omnidraft_streamer"):

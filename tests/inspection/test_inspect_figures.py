@@ -18,7 +18,7 @@ from omnidraft.config import Drafting
 from omnidraft.draft_length.cost_model import CONTEXT, LAPS, SIZES, CostModel, PassTimes, time_passes
 from omnidraft.inspection.break_even import LENGTHS, acceptance_at, break_evens
 from omnidraft.inspection.models import Language
-from omnidraft.inspection.texts import measure, samples
+from omnidraft.inspection.texts import measure
 from omnidraft.inspection.vocabularies import Spellings, specials, spellings, vocabulary
 from support.small_tokenizers import PARTIAL, SPECIAL, WHOLE, WORDS, sentencepiece, with_added_tokens, wrap
 from support.table_models import Greedy
@@ -219,14 +219,6 @@ def test_tokens_without_a_spelling_are_counted() -> None:
     drafter, target = greedy(b"ab", b"c", b"d"), greedy(b"abc", b"a", b"b", b"d")
     found = measure("text", "abd", make_cache(table_of(drafter, target), Drafting()), drafter, target)
     assert (found.unspelled, found.ratio) == (2, 1.5)
-
-
-def test_the_sample_is_in_every_script() -> None:
-    letters = {"English": "e", "Russian": "ж", "Chinese": "的", "Hindi": "ग", "Arabic": "ال", "emoji": "🐟"}
-    found = samples()
-    assert found.keys() == {*letters, "Python"}
-    assert all(letter in found[name] for name, letter in letters.items())
-    compile(found["Python"], "sample", "exec")
 
 
 # ------------------------------------------------------------ break-even

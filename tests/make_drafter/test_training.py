@@ -136,11 +136,11 @@ def test_a_drafter_is_made_stopped_and_finished(teacher: LoadedModel, tmp_path: 
     make.train(teacher, [teacher], SHAPE, Training(tokens=500, batch=300), tmp_path, said.append)
     vocabulary = load_tokenizer(tmp_path).get_vocab()
     write(teacher, tmp_path, 40, 20)  # text may grow; number 50 is held out
-    make.train(teacher, [teacher], SHAPE, SHORT, tmp_path, said.append)
+    make.train(teacher, [teacher], SHAPE, Training(tokens=1200, batch=300), tmp_path, said.append)
     assert load_tokenizer(tmp_path).get_vocab() == vocabulary
     assert any(line.startswith("going on after") for line in said)
     record = json.loads((tmp_path / "training.json").read_text())
-    assert record["tokens"] >= SHORT.tokens
+    assert record["tokens"] >= 1200
     assert 0 < record["acceptance_of_held_out_text"]["target-b"]["greedy"] <= 1
     with omnidraft.load(zoo.PREFIX + "target-b", drafter=tmp_path) as model:
         drafted = model.generate("What is 3 + 4?", max_new_tokens=12)

@@ -229,10 +229,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
         replace_config("adapter_config.json", "{"),
         ("is a LoRA adapter of 'a base model'", "merge_and_unload"),
     ),
-    "GGUF files": (
-        replace_config("model-q8_0.gguf", ""),
-        ("holds GGUF files", "give a file", "model-q8_0.gguf"),
-    ),
+    "GGUF files": (replace_config("model-q8_0.gguf", ""), ("holds GGUF files", "give a file", "model-q8_0.gguf")),
 }
 
 
@@ -252,16 +249,8 @@ def test_names_that_are_neither_folder_nor_hub_id(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("model.bin").touch()
-    for name in (
-        tmp_path / "none",
-        Path("a/b"),
-        str(tmp_path / "none"),
-        "./none",
-        "a/b/c",
-        "",
-        "~nobody-here/x",
-        "model.bin",
-    ):
+    none = tmp_path / "none"
+    for name in (none, Path("a/b"), str(none), "./none", "a/b/c", "", "~nobody-here/x", "model.bin"):
         with pytest.raises(ModelError) as error:
             load_model(name)
         one_line(error, repr(str(name)), "a folder with a config.json, a GGUF file or a hub id")

@@ -173,11 +173,7 @@ def test_the_devices_refuse_what_devices_refuse() -> None:
         lambda: one + torch.ones(3),
         lambda: torch.stack([one, other]),
     ]
-    wide: list[Callable[[], object]] = [
-        lambda: one.to(torch.float64),
-        lambda: one.sum(dtype=torch.float64),
-        one.double,
-    ]
+    wide: list[Callable[[], object]] = [lambda: one.to(torch.float64), lambda: one.sum(dtype=torch.float64), one.double]
     for wrong in mixed:
         with pytest.raises(RuntimeError, match="same device"):
             wrong()

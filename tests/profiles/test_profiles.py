@@ -187,10 +187,7 @@ NO_PROFILE = {
         sealed({"omnidraft_profile": json.dumps({"format": FORMAT + 1, "new": []})}),
         f"format is {FORMAT + 1}, and this version reads {FORMAT}: upgrade",
     ),
-    "tensors of no part": (
-        sealed({}, numbered(1).encode(KEY), {"more.x": np.zeros(1)}),
-        "its tensors cannot be read",
-    ),
+    "tensors of no part": (sealed({}, numbered(1).encode(KEY), {"more.x": np.zeros(1)}), "its tensors cannot be read"),
 }
 
 

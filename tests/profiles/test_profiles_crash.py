@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import os
-import random
 import shutil
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -19,10 +16,8 @@ from omnidraft.errors import ProfileError
 from omnidraft.profiles.profile import Key, Profile
 from omnidraft.profiles.profile_file import ProfileFile
 from support.faulty_disk import Killed, KilledDisk, PowerCut, RefusingDisk, install
-from support.small_profiles import KEY, number_of, numbered, saving_process
+from support.small_profiles import KEY, number_of, numbered
 
-KILLS = 12
-MOST_KILLS = 200  # where a disk is so quick that the first ones miss every save
 Make = Callable[[int], KilledDisk]
 MODES: dict[str, Make] = {
     "killed": KilledDisk,
@@ -53,11 +48,7 @@ def names(folder: Path) -> list[str]:
 
 
 def outcomes(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    make: Make,
-    before: int,
-    cls: type[ProfileFile] = ProfileFile,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Make, before: int, cls: type[ProfileFile] = ProfileFile
 ) -> list[str]:
     """How a save after `before` others ends for every point at which it is cut off, in their order.
 
@@ -192,29 +183,3 @@ def test_only_its_own_files_are_changed(tmp_path: Path) -> None:
     file.remove()
     assert all(other.read_bytes() == b"mine" for other in others)
     assert names(tmp_path) == sorted([*(other.name for other in others), "p.aside-2"])
-
-
-def test_kill_9_at_random_moments(tmp_path: Path) -> None:
-    """Real processes that save without pause are killed, and the next one goes on from what is there."""
-    file = ProfileFile(tmp_path / "p")
-    draw = random.Random(7)
-    last, unfinished = 0, 0
-    for kill in itertools.count():
-        if kill >= KILLS and (unfinished or kill >= MOST_KILLS):
-            break
-        with saving_process(file.path, number=last, pause=0) as process:
-            assert process.stdout is not None
-            process.stdout.readline()  # warmed up, and it has the claim
-            time.sleep(draw.uniform(0, 0.05))
-            process.kill()
-            said = [int(line) for line in process.stdout.read().split()]
-        number = number_of(file.load(KEY))
-        assert number is not None
-        reported = max([last + 1, *said])
-        assert reported <= number <= reported + 1
-        unfinished += len(names(tmp_path)) > len([".p.lock", "p"])
-        last = number
-    assert unfinished, "no kill came in the middle of a save: nothing was shown"
-    assert file.claim(), "the claim of a killed process is free"
-    assert names(tmp_path) == [".p.lock", "p"]
-    file.release()

@@ -278,12 +278,7 @@ def xlnet() -> PreTrainedTokenizerFast:
     """Normalizers that change a text for good, and words split at spaces, which are dropped and marked again."""
     tokenizer = unigram(fallback=False, special=("<unk>", "<s>", "</s>", "<sep>", "<cls>", "<eop>"))
     tokenizer.normalizer = normalizers.Sequence(
-        [
-            normalizers.Replace("``", '"'),
-            normalizers.Replace("''", '"'),
-            normalizers.NFKD(),
-            normalizers.StripAccents(),
-        ]
+        [normalizers.Replace("``", '"'), normalizers.Replace("''", '"'), normalizers.NFKD(), normalizers.StripAccents()]
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace("▁", "always")]

@@ -1,0 +1,75 @@
+"""Options of `load` that are wrong, or contradict each other: one line, before anything is loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import omnidraft
+from omnidraft import ConfigError, ModelError
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"target": 3}, "target is of type int: give a folder"),
+        ({"drafter": 3}, "drafter is of type int"),
+        ({"drafter": np.array([1, 2])}, "drafter is of type ndarray"),
+        ({"draft_length": np.array(["goodput", "head"])}, "draft_length is array"),
+        ({"adapt": np.array(["off", "inline"])}, "adapt is array"),
+        ({"draftlength": 3}, "did you mean 'draft_length'"),
+        ({"draft_length": -1}, "draft_length is -1"),
+        ({"temperature": 1}, "give it to generate"),
+        ({"adapt": "sometimes"}, "adapt is 'sometimes'; use one of background, inline, off"),
+        ({"adapt": True}, "adapt is True"),
+        ({"adapt": "inline", "drafter": None}, "adapt is 'inline' without a drafter"),
+        ({"adapt": "background", "drafter": None}, "adapt is 'background' without a drafter"),
+        ({"rank": 0}, "rank is 0; it must be an integer at least 1"),
+        ({"rank": 10**6}, "rank is 1000000"),
+        ({"interval": 0}, "interval is 0; it must be an integer at least 1"),
+        ({"interval": 1.5}, "interval is 1.5"),
+        ({"learning_rate": 0}, "learning_rate is 0"),
+        ({"learning_rate": float("nan")}, "learning_rate is nan"),
+        ({"hold_out_every": 5}, "unknown option 'hold_out_every'"),
+        ({"adapter": "qlora"}, "adapter is 'qlora'; use one of full, lora"),
+        ({"loss": ""}, "loss is ''"),
+        ({"adapts": "inline"}, "did you mean 'adapt'"),
+        ({"learning_rat": 1}, "did you mean 'learning_rate'"),
+        ({"profiles": None}, "did you mean 'profile'"),
+        ({"profile": 7}, "profile is 7"),
+        ({"profile": ""}, "profile is ''"),
+        ({"sources": "both"}, "sources is 'both'; use one of auto, model, retrieval"),
+        ({"remember": "all"}, "remember is 'all'; use one of answers, memory, nothing"),
+        ({"sources": "retrieval"}, "needs no drafter: leave it out, or use sources='auto'"),
+        ({"drafter": None, "sources": "model"}, "give one, or use draft_length=0 for plain decoding"),
+        ({"sources": "model", "remember": "memory"}, "copies nothing: leave one of them out"),
+        ({"remember": "answers"}, "use adapt='background', or remember='memory'"),
+        ({"remember": "answers", "adapt": "inline", "profile": None}, "or remember='memory'"),
+        ({"remember": "memory", "draft_length": 4}, "use draft_length='goodput', or leave remember out"),
+        ({"remember": "memory", "draft_length": 0}, "copy nothing: use draft_length='goodput'"),
+    ],
+)
+def test_one_line_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], words: str
+) -> None:
+    monkeypatch.setattr("omnidraft.api.load_model", lambda *_: pytest.fail("loaded"))
+    with pytest.raises(ConfigError) as caught:
+        omnidraft.load(**{"target": "unread", "drafter": "unread", **options})
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"target": "zoo:other"}, ModelError, "use one of drafter, general, target-a"),
+        ({"device": 0}, ConfigError, "device 0 is not available"),
+        ({"dtype": []}, ConfigError, "dtype .. is not known"),
+    ],
+)
+def test_what_cannot_be_loaded(options: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words) as caught:
+        omnidraft.load(**{"target": "zoo:target-a", **options})
+    assert "\n" not in str(caught.value)
