@@ -22,6 +22,9 @@ def test_weights_are_lent_and_given_back(lean_step: bool) -> None:
     shared = SharedDrafter(source, lean_step=lean_step)
     learned = {name: torch.full_like(weight, 0.5) for name, weight in source.model.named_parameters() if "norm" in name}
     plain = source.forward(IDS, 5).clone()
+    source.crop(0)
+    own = shared.model.forward(IDS, 5).clone()
+    assert torch.allclose(own, plain, atol=0.2), "near it in 8 bits"
     assert shared.loaded is None
 
     def logits(version: str, weights: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -31,10 +34,10 @@ def test_weights_are_lent_and_given_back(lean_step: bool) -> None:
         model.crop(0)
         return model.forward(IDS, 5).clone()
 
-    assert torch.allclose(logits("one", {}), plain, atol=2e-5)
+    assert torch.equal(logits("one", {}), own)
     changed = logits("other", learned)
-    assert not torch.allclose(changed, plain, atol=1e-2)
-    assert torch.allclose(logits("one", {}), plain, atol=2e-5)
+    assert not torch.allclose(changed, plain, atol=0.5)
+    assert torch.equal(logits("one", {}), own)
     assert torch.equal(logits("other", learned), changed)
     source.crop(0)
     assert torch.equal(source.forward(IDS, 5), plain)
@@ -88,7 +91,7 @@ def test_what_is_lent_stays_as_it_is(lean_step: bool) -> None:
     before = [logits(lent) for lent in (base, first, second)]
     shared.load_weights(other, "other")
     assert all(torch.equal(logits(lent), row) for lent, row in zip((base, first, second), before, strict=True))
-    assert torch.allclose(before[0], source.forward(IDS, 5), atol=2e-5)
+    assert torch.equal(before[0], SharedDrafter(source, lean_step=lean_step).model.forward(IDS, 5))
     assert not torch.allclose(before[1], before[2], atol=1e-2)
     for lent, row in zip((shared.lend(other, "other", first), shared.lend({}, None, first)), before[::-2], strict=True):
         assert torch.equal(logits(lent), row), "nor does it matter what is loaded or was lent before"

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ROOM = 256  # tokens; a cache grows by a half of itself, at least so many
-RELEASED = 512  # tokens of a cache from which on its memory is given back when it is emptied
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 ROPE = ("default", "linear", "llama3", "yarn")  # whose angles do not depend on how long a text gets
 Weights = Mapping[str, torch.Tensor]
@@ -50,6 +49,7 @@ class LeanModel:
         )
         rotary = _rotary(skeleton)
         self._frequencies, self._scaling = rotary.inv_freq.float(), float(rotary.attention_scaling)
+        self._angles = torch.empty(0, self._size, device="cpu")  # for every position that a cache has had room for
         self._base = weights
         self._shapes = {name: tensor.shape for name, tensor in skeleton.state_dict().items()}
         self.load_weights({})
@@ -98,9 +98,10 @@ class LeanModel:
             shape = (*self._entries.shape[:3], capacity, self._size)
             entries = torch.empty(shape, dtype=torch.float32, device="cpu")
             entries[..., : self.length, :] = self._entries[..., : self.length, :]
-            positions = torch.arange(capacity, dtype=torch.float32, device="cpu")
-            angles = torch.outer(positions, self._frequencies)
             self._entries = entries
+        if length > len(self._angles):
+            positions = torch.arange(self._entries.shape[3], dtype=torch.float32, device="cpu")
+            angles = torch.outer(positions, self._frequencies)
             self._angles = torch.cat([angles.cos(), angles.sin()], -1) * self._scaling
 
     @property
@@ -150,7 +151,7 @@ class LeanModel:
         """Keep the first `length` tokens of the cache; raises InputError unless 0 <= length <= self.length."""
         if not 0 <= length <= self.length:
             raise InputError(f"cannot crop a cache of {self.length} tokens to {length}: use 0..{self.length}")
-        if length == 0 and self.length > RELEASED:
+        if length == 0:
             self._new_cache()
         self.length = length
 
