@@ -1,0 +1,94 @@
+"""What a language model's form costs and loses: time of a pass, perplexity, and whether it says the same."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from experiments.real import texts_of
+from experiments.results import Row
+from omnidraft.api import OmniDraft
+from omnidraft.bench import prompts
+from omnidraft.models.language_model import LanguageModel
+
+CONTEXT, SEVERAL = 100, 5  # tokens before a timed pass, and in the longer one
+
+
+@dataclass(frozen=True)
+class Text:
+    """Token ids, the last `count` of which are judged."""
+
+    ids: list[int]
+    count: int
+
+
+def judged_texts(model: OmniDraft, data: Path | None, count: int) -> list[Text]:
+    """Answers of GSM8K's tests, each after its question; without `data` the second halves of the project's texts."""
+    if data is None:
+        found = [model.encode_message(text) for text in texts_of("summaries", None, count)]
+        return [Text(ids, len(ids) // 2) for ids in found]
+    texts = []
+    for _, row in itertools.islice(prompts.rows_of(prompts.TASKS["gsm8k"], "gsm8k", data, "test"), count):
+        answer = model.target.tokenizer(row["answer"], add_special_tokens=False)["input_ids"]
+        texts.append(Text([*model.encode_message(prompts.gsm8k_prompt(row)), *answer], len(answer)))
+    return texts
+
+
+def passes(models: Mapping[str, LanguageModel], ids: Sequence[int], repeats: int) -> dict[str, Row]:
+    """Milliseconds of a pass of one token, and how many times as long one of several takes: medians, in turns."""
+    text = list(itertools.islice(itertools.cycle(ids), CONTEXT + SEVERAL))
+    seconds: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for lm in models.values():
+        lm.crop(0)
+        lm.forward(text[:CONTEXT], 1)
+    for _, (name, lm), count in itertools.product(range(repeats), models.items(), (1, SEVERAL)):
+        _pass(lm, text, count)  # another model's weights are in the processor's caches
+        seconds[name, count].append(_pass(lm, text, count))
+    rows = {}
+    for name, lm in models.items():
+        one, several = (statistics.median(seconds[name, count]) for count in (1, SEVERAL))
+        rows[name] = {"step_ms": 1000 * one, "verify5": several / one}
+        lm.crop(0)
+    return rows
+
+
+def _pass(lm: LanguageModel, text: Sequence[int], count: int) -> float:
+    """Seconds of a pass of `count` tokens."""
+    began = time.perf_counter()
+    lm.forward(text[CONTEXT : CONTEXT + count], count)
+    took = time.perf_counter() - began
+    lm.crop(CONTEXT)
+    return took
+
+
+def quality(models: Mapping[str, LanguageModel], texts: Sequence[Text]) -> dict[str, Row]:
+    """Perplexity of each model on the texts, and how often its best next token is that of the first model."""
+    found = {name: _judged(lm, texts) for name, lm in models.items()}
+    _, expected = next(iter(found.values()))
+    rows = {}
+    for name, (loss, best) in found.items():
+        same = sum(one == other for one, other in zip(best, expected, strict=True))
+        rows[name] = {"perplexity": math.exp(loss), "agreement": same / len(best)}
+    return rows
+
+
+def _judged(lm: LanguageModel, texts: Sequence[Text]) -> tuple[float, list[int]]:
+    """The mean loss of the tokens that are judged, in nats, and the best token at each of their places."""
+    loss = 0.0
+    best: list[int] = []
+    for text in texts:
+        lm.crop(0)
+        logits = lm.forward(text.ids[:-1], text.count)
+        said = torch.tensor(text.ids[-text.count :])
+        loss += float(torch.nn.functional.cross_entropy(logits, said, reduction="sum"))
+        best += logits.argmax(-1).tolist()
+    lm.crop(0)
+    return loss / len(best), best

@@ -1,0 +1,99 @@
+"""What a person would run on a CPU: the ways, rows, what is left out, and llama.cpp behind our interface."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments import device, llama
+from experiments.judging import Text, quality
+from experiments.results import Results, Row
+from omnidraft.models.loading import load_model
+from support.gguf_files import small_model, write
+from support.table_models import TableModel
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path))
+    monkeypatch.setattr(device, "QUICK", device.Sizes(prompts=1, new_tokens=8, repeats=2, passes=1, texts=2))
+    return write(tmp_path / "small.gguf", small_model())
+
+
+def test_a_quick_run_without_the_extra(
+    file: Path, drafter: Path, tasks: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llama, "library", lambda: None)
+    out = file.with_name("device.jsonl")
+    words = ["--target", str(file), "--drafter", str(drafter), "--data", str(tasks), "--quick"]
+    words += ["--out", str(out.with_suffix(""))]
+    assert device.main(words) == 0
+    said = capsys.readouterr()
+    assert "llama.cpp is left out, as it is not installed: pip install 'omnidraft[llama-cpp]'\n" in said.err
+    assert said.out == out.with_suffix(".md").read_text(encoding="utf-8")
+    assert re.search(r"\nsmall.gguf: 8 bits, drafted [\d.]+ tokens/s, [\d.]+x generate\n$", said.out)
+    rows = device.rows_of(Results(out, "device"))
+    assert [row["method"] for row in rows] == ["generate", "8 bits", "8 bits, drafted", "8 bits, model"]
+    assert said.out.count("\n| small.gguf | ") == len(rows)
+    assert [row["identical"] for row in rows] == [None, None, 4, 4], "two prompts, twice"
+    assert (rows[0]["agreement"], rows[2]["agreement"], rows[1]["step_ms"] > 0) == (1, None, True)
+    lines = out.read_text(encoding="utf-8").splitlines(keepends=True)
+    out.write_text("".join(lines[:4]), encoding="utf-8")  # cut off after three answers
+    assert device.main(words) == 0
+    kept = [row["seconds"] for row in Results(out, "device").of("turns").values()]
+    assert kept[:3] == [json.loads(line)["seconds"] for line in lines[1:4]]
+    for wrong, error in (([*words, "--prompts", "2"], "other settings"), (["--target", str(drafter)], "no GGUF file")):
+        assert device.main(wrong) == 2
+        assert error in capsys.readouterr().err
+
+
+def test_perplexity_is_that_of_the_tokens_judged() -> None:
+    model = TableModel(6, "device")
+    chances = model.probs((0, 1))[2] * model.probs((0, 1, 2))[3]
+    found = quality({"table": model}, [Text([0, 1, 2, 3], 2)])["table"]
+    assert found["perplexity"] == pytest.approx(chances**-0.5)
+
+
+def test_rows_are_medians_of_repeats_and_the_summary_compares() -> None:
+    results = Results(None, "device")
+    speeds = {"generate": 3.0, "8 bits, drafted": 1.0, "llama.cpp": 0.5}
+    for repeat, task in ((repeat, task) for repeat in range(3) for task in device.KINDS):
+        seconds = {name: speed * 2**repeat for name, speed in speeds.items()}
+        row: Row = {"repeat": repeat, "task": task, "same": {"8 bits, drafted": repeat > 0}, "seconds": seconds}
+        results.add("turns", f"m|{repeat}|{task}", row | {"tokens": dict.fromkeys(speeds, 8)})
+    for name in speeds:
+        results.add("models", f"m|{name}", {"precision": name, "step_ms": 1.25, "threads": 2})
+    rows = device.rows_of(results)
+    assert [rows[1][name] for name in ("tokens_per_s", "chat", "identical", "answers")] == [4, 4, 4, 6]
+    page = device.markdown(results, rows).partition("left out")[0]
+    assert "| m | llama.cpp | llama.cpp | 2 | 8.00 |" in page
+    assert page.endswith("m: 8 bits, drafted 4.0 tokens/s, 3.00x generate, 0.50x llama.cpp\n")
+
+
+@pytest.mark.parametrize(("wrong", "end"), [(0, 30), (1, 30), (0, 20), (1, 20)])
+def test_copied_drafts_change_no_answer(wrong: int, end: int) -> None:
+    model, plain = TableModel(99, "device", sharp=0.1), [0, 1]
+    for _ in range(30):
+        model.crop(0)
+        plain.append(int(model.forward(plain, 1)[0].argmax()))
+    full = np.array([*plain, 0, 0], np.intc)
+    way = llama.LlamaWay("lookup", model, [plain[end + 1]], lambda text: full[len(text) :][:2] + np.array([0, wrong]))
+    way.begin([0, 1], 30, 0)
+    assert way.advance(30) == (end == 30)
+    assert way.end().tokens == plain[2 : end + 2]
+    assert len(way.end().passes) == -(-end // (3 - wrong)), "drafts are accepted up to the wrong token"
+
+
+def test_llama_cpp_computes_what_transformers_compute(file: Path) -> None:
+    pytest.importorskip("llama_cpp", reason=llama.EXTRA)
+    expected = load_model(file, "float32", "cpu").lm.forward([5, 6, 7, 8], 3)
+    model, smaller = (llama.LlamaModel(each, 64, 1) for each in (file, llama.requantized(file, 1)))
+    assert (model.precision, smaller.precision) == ("all F32", "Q8_0")
+    assert (model.forward([5, 6, 7, 8], 3) - expected).abs().max() < 0.01  # its keys and values have 16 bits
+    model.crop(1)
+    assert (model.forward([6, 7, 8], 1) - expected[-1:]).abs().max() < 0.01
+    assert 0.001 < (smaller.forward([5, 6, 7, 8], 3) - expected).abs().max() < 0.2
