@@ -38,7 +38,7 @@ from omnidraft.config import Drafting, Sampling
 from omnidraft.errors import ConfigError, InputError
 from omnidraft.models import gguf
 from omnidraft.models.language_model import LanguageModel
-from omnidraft.models.loading import INT8, choose_dtype, load_skeleton
+from omnidraft.models.loading import choose_dtype, load_skeleton
 
 OURS, DRAFTED, BY_MODEL = "8 bits", "8 bits, drafted", "8 bits, model"
 LLAMA, LLAMA_8, LOOKUP = "llama.cpp", "llama.cpp Q8_0", "llama.cpp, lookup"
@@ -108,8 +108,8 @@ class Contest:
             return load(self.path, drafter, dtype=dtype, device="cpu", profile=None, warn=console.print)
 
         plain = self._grown(BASELINE, name, lambda: ours(None, name))
-        alone = self._grown(OURS, INT8, lambda: ours(None, INT8))  # kept until all are loaded, not to be reused
-        drafted = self._grown(DRAFTED, INT8, lambda: ours(options.drafter, INT8))
+        alone = self._grown(OURS, "int8", lambda: ours(None, "int8"))  # kept until all are loaded, not to be reused
+        drafted = self._grown(DRAFTED, "int8", lambda: ours(options.drafter, "int8"))
         self.models[BY_MODEL] = self.models[DRAFTED]
         self.models[OURS] = replace(self.models[OURS], lm=drafted.target.lm)
         self.questions = questions(plain, self.data, sizes, console)
