@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 import omnidraft
 from omnidraft import zoo
-from omnidraft.errors import InputError, ModelError, NumericsError
+from omnidraft.errors import ConfigError, InputError, ModelError, NumericsError
 from omnidraft.models import lean as lean_module
 from omnidraft.models import native
 from omnidraft.models.eight_bits import EightBitModel
@@ -303,12 +303,27 @@ def test_files_that_are_not_whole_are_refused(target: Path, tmp_path: Path) -> N
             tensors = {key: weights[key] for key in weights if key != name}
         save_file(tensors | ({} if value is None else {name: value}), tmp_path / "model.safetensors")
         with pytest.raises(ModelError) as error:
-            load_model(tmp_path, "int8")
+            load_model(tmp_path, "int8", verifies=True)
         one_line(error, name, said)
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ModelError) as error:
-        load_model(tmp_path, "int8")
+        load_model(tmp_path, "int8", verifies=True)
     one_line(error, "safetensors")
+
+
+def test_8_bits_are_for_targets_alone(target: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_model(target, "int8")
+    one_line(error, "int8", "targets")
+    model = omnidraft.load(target, target, dtype="int8", profile=None)
+    assert model.drafter is not None
+    assert (model.target.lm.dtype, model.drafter.lm.dtype) == (torch.int8, torch.float32)
+    plain = omnidraft.load(target, None, dtype="int8", draft_length=0)
+    for sampling in ({}, {"temperature": 1.0}):
+        drafted = model.generate("Ann has 3 bags of 12 nuts.", max_new_tokens=40, **sampling)
+        expected = plain.generate("Ann has 3 bags of 12 nuts.", max_new_tokens=40, **sampling)
+        assert len(drafted.token_ids) == 40
+        assert sampling or drafted.token_ids == expected.token_ids
 
 
 def test_nan_logits_of_a_target_are_named_and_leave_an_empty_cache() -> None:

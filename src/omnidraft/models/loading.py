@@ -63,6 +63,8 @@ def load_model(
     """
     if dtype not in ("auto", *DTYPES):
         raise ConfigError(f"dtype {dtype!r} is not known: use auto, {', '.join(DTYPES)}")
+    if dtype == "int8" and not verifies:
+        raise ConfigError("dtype is 'int8', which is for targets alone: use auto, float32, bfloat16 or float16")
     place = choose_device(device)
     source, local = locate(name)
     skeleton: Any = load_skeleton(name)  # checked before gigabytes of weights are read
