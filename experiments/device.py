@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import itertools
 import statistics
 import sys
@@ -17,13 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import psutil
 import torch
 from rich.console import Console
 
 from experiments import llama
 from experiments.command import parser, run
-from experiments.judging import CONTEXT, SEVERAL, judged_texts, passes, quality
+from experiments.judging import CONTEXT, SEVERAL, judged_texts, passes, quality, resident_mb
 from experiments.real import PROMPTS, shown, texts_of
 from experiments.results import Results, Row
 from omnidraft.api import OmniDraft, load
@@ -134,14 +132,12 @@ class Contest:
 
     def _grown(self, name: str, precision: str, made: Callable[[], T]) -> T:
         """Load a model; the weights of a mapped file are in memory after the first pass."""
-        gc.collect()
-        process = psutil.Process()
-        before = process.memory_info().rss
+        before = resident_mb()
         model = made()
         lm: Any = model.target.lm if isinstance(model, OmniDraft) else model
         lm.forward([0, 1], 1)
         lm.crop(0)
-        self.models[name] = Loaded(lm, precision, (process.memory_info().rss - before) / 1e6)
+        self.models[name] = Loaded(lm, precision, resident_mb() - before)
         return model
 
     def turns(self, done: Mapping[str, Row], step: Callable[[], None]) -> Iterator[tuple[str, Row]]:

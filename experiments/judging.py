@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import itertools
 import math
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import torch
 
 from experiments.real import texts_of
@@ -28,6 +32,15 @@ class Text:
 
     ids: list[int]
     count: int
+
+
+def resident_mb() -> float:
+    """Memory of this process in MB, without what was freed and is kept for later, where the C library can tell."""
+    gc.collect()
+    with suppress(OSError, TypeError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+    rss: int = psutil.Process().memory_info().rss
+    return rss / 1e6
 
 
 def judged_texts(model: OmniDraft, data: Path | None, count: int) -> list[Text]:
