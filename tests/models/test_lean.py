@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def test_logits_through_chunks_and_crops(kind: str) -> None:
 
 
 @EVERY
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, 3])
 def test_a_row_does_not_depend_on_those_beside_it(kind: str, threads: int) -> None:
     _, fast = both(kind)
     torch.set_num_threads(threads)
@@ -121,6 +122,26 @@ def test_other_processors_compute_the_same_products(monkeypatch: pytest.MonkeyPa
         assert list(home.rglob("*.so"))
     finally:
         native._loaded.cache_clear()  # noqa: SLF001
+
+
+def test_threads_that_use_it_at_once_get_the_same_products() -> None:
+    """One takes the pool of threads, the others compute alone; more of them than cores, and the number changes."""
+    torch.manual_seed(0)
+    matrices = [Rounded("it", torch.randn(rows, 515)) for rows in (3, 700, 2000)]
+    inputs = [torch.randn(rows, 515) for rows in (1, 2, 7, 70)]
+    expected = [matrix(x) for matrix in matrices for x in inputs]
+
+    def work(count: int) -> int:
+        torch.set_num_threads(count)  # of this thread
+        return sum(
+            all(map(torch.equal, (matrix(x) for matrix in matrices for x in inputs), expected)) for _ in range(60)
+        )
+
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(work, (4, 2, 3, 1))) == [60] * 4
+    finally:
+        torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("columns", [1, 33, 576, 4864, 14336])

@@ -22,8 +22,7 @@ WIDTH = 32  # columns are padded to a multiple of it, as in step.c
 LARGEST = 127  # of a rounded weight
 BLOCK = 4096  # rows
 SECONDS = 120  # for the compiler
-# tried in this order: some compilers have no OpenMP (one thread then), others name the processor differently
-FLAGS = (("-march=native", "-fopenmp"), ("-mcpu=native", "-fopenmp"), ("-march=native",), ("-mcpu=native",))
+FLAGS = (("-march=native",), ("-mcpu=native",))  # tried in this order: compilers name the processor differently
 
 
 class Matrix(ctypes.Structure):
@@ -139,8 +138,9 @@ def _loaded() -> tuple[ctypes.CDLL | None, str | None]:
 
 def _compiled() -> Path:
     """The library in the cache folder, compiled where it is not there."""
-    source = Path(__file__).with_name("step.c")
-    key = hashlib.sha256(f"{FLAGS} {_processor()}".encode() + source.read_bytes()).hexdigest()[:16]
+    source, used = (Path(__file__).with_name(name) for name in ("step.c", "threads.h"))
+    text = f"{FLAGS} {_processor()}".encode() + source.read_bytes() + used.read_bytes()
+    key = hashlib.sha256(text).hexdigest()[:16]
     kept = cache_folder() / "native" / f"step-{key}.so"
     if kept.is_file():
         return kept
@@ -152,7 +152,7 @@ def _compiled() -> Path:
     with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
         made = Path(folder) / "step.so"
         for flags in FLAGS:
-            command = [compiler, "-O3", *flags, "-shared", "-fPIC", str(source), "-o", str(made), "-lm"]
+            command = [compiler, "-O3", *flags, "-shared", "-fPIC", "-pthread", str(source), "-o", str(made), "-lm"]
             result = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)  # noqa: S603
             if result.returncode == 0:
                 made.replace(kept)

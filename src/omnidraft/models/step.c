@@ -10,9 +10,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "threads.h"
+
 #define LANES 16  /* partial sums, in an order that does not depend on the compiler's vectors */
 #define WIDTH 32  /* columns of a matrix are padded with zeros to a multiple of it */
 #define ROWS 64   /* rounded inputs that stay in the processor's cache while a matrix is read */
+#define PART 32768 /* bytes of weights in a part of a job */
 #define INLINE static inline __attribute__((always_inline))
 
 typedef struct {
@@ -167,37 +170,60 @@ static float rounded(const float *x, int64_t count, int64_t stride, int kind, co
     return most / limit + wrong;
 }
 
+typedef struct {
+    const Matrix *matrix;
+    const float *x, *norm;
+    float *values, *scales, *y;
+    int16_t *integers;
+    int64_t rows, part; /* inputs, and rows of the matrix in a part */
+    float epsilon;
+    int kind, adds;
+} Projection;
+
+static void round_row(const void *job, int64_t m) {
+    const Projection *one = job;
+    int64_t in = one->matrix->in, stride = one->matrix->stride;
+    one->scales[m] = rounded(one->x + m * (one->kind == GATED ? 2 * in : in), in, stride, one->kind, one->norm,
+                             one->epsilon, one->values + m * stride, one->integers + m * stride);
+}
+
+static void multiply_rows(const void *job, int64_t part) {
+    const Projection *one = job;
+    const Matrix *matrix = one->matrix;
+    int64_t out = matrix->out, stride = matrix->stride, last = (part + 1) * one->part;
+    for (int64_t o = part * one->part; o < (last < out ? last : out); o++) {
+        const int8_t *w = matrix->weights + o * stride;
+        int32_t sums[ROWS];
+        for (int64_t m = 0; m < one->rows; m += 8)
+            products_of(w, one->integers + m * stride, stride, one->rows - m, sums + m);
+        for (int64_t m = 0; m < one->rows; m++) {
+            float value = (float)sums[m] * (matrix->scales[o] * one->scales[m]);
+            if (matrix->bias) value += matrix->bias[o];
+            one->y[m * out + o] = one->adds ? one->y[m * out + o] + value : value;
+        }
+    }
+}
+
 /* y (rows, out) = input (rows, in) times the matrix, added to y where `adds`; GATED inputs are (rows, 2 in) */
 static void project(const Matrix *matrix, const float *x, int64_t rows, int kind, const float *norm, float epsilon,
                     int adds, float *y, int threads) {
-    int64_t in = matrix->in, out = matrix->out, stride = matrix->stride;
-    int64_t held = rows < ROWS ? rows : ROWS;
-    int16_t *integers = aligned_alloc(64, held * stride * sizeof *integers);
-    float *values = aligned_alloc(64, held * stride * sizeof *values), scales[ROWS];
+    int64_t stride = matrix->stride, held = rows < ROWS ? rows : ROWS;
+    float scales[ROWS];
+    Projection one = {
+        .matrix = matrix, .norm = norm, .scales = scales, .epsilon = epsilon, .kind = kind, .adds = adds,
+        .values = aligned_alloc(64, held * stride * sizeof(float)),
+        .integers = aligned_alloc(64, held * stride * sizeof(int16_t)),
+        .part = stride < PART ? PART / stride : 1,
+    };
     for (int64_t first = 0; first < rows; first += ROWS) {
-        int64_t count = rows - first < ROWS ? rows - first : ROWS;
-#pragma omp parallel num_threads(threads)
-        {
-#pragma omp for schedule(static)
-            for (int64_t m = 0; m < count; m++)
-                scales[m] = rounded(x + (first + m) * (kind == GATED ? 2 * in : in), in, stride, kind, norm, epsilon,
-                                    values + m * stride, integers + m * stride);
-#pragma omp for schedule(static)
-            for (int64_t o = 0; o < out; o++) {
-                const int8_t *w = matrix->weights + o * stride;
-                int32_t sums[ROWS];
-                for (int64_t m = 0; m < count; m += 8) products_of(w, integers + m * stride, stride, count - m, sums + m);
-                for (int64_t m = 0; m < count; m++) {
-                    float *at = y + (first + m) * out + o;
-                    float value = (float)sums[m] * (matrix->scales[o] * scales[m]);
-                    if (matrix->bias) value += matrix->bias[o];
-                    *at = adds ? *at + value : value;
-                }
-            }
-        }
+        one.rows = rows - first < ROWS ? rows - first : ROWS;
+        one.x = x + first * matrix->in * (kind == GATED ? 2 : 1);
+        one.y = y + first * matrix->out;
+        run(round_row, &one, one.rows, one.rows > 4 ? threads : 1);
+        run(multiply_rows, &one, (matrix->out + one.part - 1) / one.part, threads);
     }
-    free(integers);
-    free(values);
+    free(one.integers);
+    free(one.values);
 }
 
 /* ---- attention */
@@ -231,36 +257,42 @@ static void attend(const float *query, const float *keys, const float *values, i
     for (int64_t i = 0; i < size; i++) result[i] /= total;
 }
 
+typedef struct {
+    const Layer *layer;
+    const Shape *shape;
+    const Cache *cache;
+    float *keys, *values, *qkv, *result;
+} Attention;
+
+static void attend_head(const void *job, int64_t part) {
+    const Attention *one = job;
+    const Shape *shape = one->shape;
+    int64_t size = shape->size, m = part / shape->heads, h = part % shape->heads, last = one->cache->length + m;
+    int64_t of = h / (shape->heads / shape->key_heads) * one->cache->capacity * size, window = one->layer->window;
+    float *scores = malloc((last + 1) * sizeof *scores);
+    attend(one->qkv + (m * (shape->heads + 2 * shape->key_heads) + h) * size, one->keys + of, one->values + of,
+           window && last >= window ? last - window + 1 : 0, last, size, scores, one->result + part * size);
+    free(scores);
+}
+
 /* qkv (rows, (heads + 2 key heads) * size) -> result (rows, heads * size); appends to keys and values */
 static void attention(const Layer *layer, const Shape *shape, const Cache *cache, float *keys, float *qkv,
                       int64_t rows, float *result) {
     int64_t size = shape->size, heads = shape->heads, key_heads = shape->key_heads, capacity = cache->capacity;
-    int64_t width = (heads + 2 * key_heads) * size, start = cache->length;
     float *values = keys + key_heads * capacity * size;
-#pragma omp parallel num_threads(cache->threads)
-    {
-        float *scores = malloc((start + rows) * sizeof *scores);
-#pragma omp for schedule(static)
-        for (int64_t m = 0; m < rows; m++) {
-            float *row = qkv + m * width;
-            for (int64_t h = 0; h < heads + key_heads; h++)
-                rotate(row + h * size, size, h < heads ? layer->query_norm : layer->key_norm, shape->epsilon,
-                       cache->angles + (start + m) * size);
-            for (int64_t h = 0; h < key_heads; h++) {
-                int64_t at = (h * capacity + start + m) * size;
-                memcpy(keys + at, row + (heads + h) * size, size * sizeof *row);
-                memcpy(values + at, row + (heads + key_heads + h) * size, size * sizeof *row);
-            }
+    for (int64_t m = 0; m < rows; m++) {
+        float *row = qkv + m * (heads + 2 * key_heads) * size;
+        for (int64_t h = 0; h < heads + key_heads; h++)
+            rotate(row + h * size, size, h < heads ? layer->query_norm : layer->key_norm, shape->epsilon,
+                   cache->angles + (cache->length + m) * size);
+        for (int64_t h = 0; h < key_heads; h++) {
+            int64_t at = (h * capacity + cache->length + m) * size;
+            memcpy(keys + at, row + (heads + h) * size, size * sizeof *row);
+            memcpy(values + at, row + (heads + key_heads + h) * size, size * sizeof *row);
         }
-#pragma omp for schedule(static)
-        for (int64_t i = 0; i < rows * heads; i++) {
-            int64_t m = i / heads, h = i % heads, last = start + m, of = h / (heads / key_heads) * capacity * size;
-            int64_t first = layer->window && last >= layer->window ? last - layer->window + 1 : 0;
-            attend(qkv + m * width + h * size, keys + of, values + of, first, last, size,
-                   scores, result + i * size);
-        }
-        free(scores);
     }
+    Attention one = {layer, shape, cache, keys, values, qkv, result};
+    run(attend_head, &one, rows * heads, cache->threads);
 }
 
 /* ---- entry points */

@@ -1,0 +1,90 @@
+/* A job is done in parts, and whoever is free takes the next one: a thread that the system has put aside holds up the
+others for the part that it is at, and no longer.  With OpenMP every loop waits for every thread, which on a machine
+with something else to do made a pass fifty times as long. */
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdint.h>
+
+#define SPINS 1000 /* looks for a job, some tens of microseconds, before a thread sleeps */
+#if defined(__x86_64__) || defined(__i386__)
+#define PAUSE __builtin_ia32_pause()
+#else
+#define PAUSE
+#endif
+
+typedef void Work(const void *job, int64_t part);
+
+static struct {
+    pthread_mutex_t busy, lock; /* one job at a time; and of those who sleep */
+    pthread_cond_t wake;
+    atomic_int sleeping, allowed; /* threads beside the caller's */
+    int started;
+    Work *work;
+    const void *job;
+    atomic_ullong parts; /* number of parts << 32 | next part: read together, since the next job may have others */
+    atomic_uint done;
+} pool = {.busy = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
+
+static int is_open(void) {
+    uint64_t parts = atomic_load(&pool.parts);
+    return (uint32_t)parts < parts >> 32;
+}
+
+/* take parts until none is left; a job stays what it is until all parts that were taken are done */
+static void take_parts(void) {
+    while (is_open()) {
+        uint64_t parts = atomic_fetch_add(&pool.parts, 1);
+        if ((uint32_t)parts >= parts >> 32) return;
+        pool.work(pool.job, (uint32_t)parts);
+        atomic_fetch_add(&pool.done, 1);
+    }
+}
+
+static void *serve(void *number) {
+    for (;;) {
+        int spins = 0;
+        while (!is_open() && ++spins < SPINS) PAUSE;
+        if (spins == SPINS || (intptr_t)number >= atomic_load(&pool.allowed)) {
+            pthread_mutex_lock(&pool.lock);
+            atomic_fetch_add(&pool.sleeping, 1);
+            while (!is_open() || (intptr_t)number >= atomic_load(&pool.allowed))
+                pthread_cond_wait(&pool.wake, &pool.lock);
+            atomic_fetch_sub(&pool.sleeping, 1);
+            pthread_mutex_unlock(&pool.lock);
+        }
+        take_parts();
+    }
+    return NULL;
+}
+
+static void start_threads(int count) {
+    pthread_t thread;
+    for (; pool.started < count; pool.started++) {
+        if (pthread_create(&thread, NULL, serve, (void *)(intptr_t)pool.started)) return;
+        pthread_detach(thread);
+    }
+}
+
+static void run(Work *work, const void *job, int64_t parts, int threads) {
+    if (parts < 2 || threads < 2 || pthread_mutex_trylock(&pool.busy)) {
+        for (int64_t part = 0; part < parts; part++) work(job, part);
+        return;
+    }
+    start_threads(threads - 1);
+    pool.work = work;
+    pool.job = job;
+    atomic_store(&pool.allowed, threads - 1);
+    atomic_store(&pool.done, 0);
+    atomic_store(&pool.parts, (uint64_t)parts << 32);
+    if (atomic_load(&pool.sleeping)) {
+        pthread_mutex_lock(&pool.lock);
+        pthread_cond_broadcast(&pool.wake);
+        pthread_mutex_unlock(&pool.lock);
+    }
+    take_parts();
+    for (int spins = 0; atomic_load(&pool.done) < parts; PAUSE)
+        if (++spins > SPINS) sched_yield();
+    pthread_mutex_unlock(&pool.busy);
+}
