@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -17,6 +18,16 @@ from omnidraft.server.served import Served, load_all
 from omnidraft.server.settings import Serving
 
 SPARE = 128  # connections beside those of answers: of pages, of metrics, kept open, or sent away with a 429
+
+
+class _Uvicorn(uvicorn.Server):
+    """It notes an interrupt: what uvicorn raises of one depends on where it comes."""
+
+    interrupted = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.interrupted |= sig == signal.SIGINT
+        super().handle_exit(sig, frame)
 
 
 class Running:
@@ -58,7 +69,7 @@ class Running:
             server_header=False,
             timeout_graceful_shutdown=max(1, round(settings.drain_s)),
         )
-        self._uvicorn = uvicorn.Server(config)
+        self._uvicorn = _Uvicorn(config)
         self._socket = _listen(settings)
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         self.address = f"http://{host}:{self._socket.getsockname()[1]}"
@@ -68,24 +79,25 @@ class Running:
         self._uvicorn.should_exit = True
 
     def run(self) -> None:
-        """Serve until a signal comes or `end` is called; raises what loading the models raises."""
+        """Serve until a signal comes or `end` is called; raises what loading the models raises, and KeyboardInterrupt."""
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            _ignore(signal.SIGTERM)  # uvicorn raises the signal again once it has drained
+            _handle(dict.fromkeys(before, self._uvicorn.handle_exit))  # while profiles are saved, too
             self._uvicorn.run(sockets=[self._socket])
         finally:
-            _ignore(signal.SIGINT)  # pressed again while profiles are saved
             self._socket.close()
             self._scheduler.stop()
-            for number, handler in before.items():
-                _ignore(number, handler)
+            _handle(before)
         if self._scheduler.failure is not None:
             raise self._scheduler.failure
+        if self._uvicorn.interrupted:
+            raise KeyboardInterrupt
 
 
-def _ignore(number: int, handler: Any = lambda *_: None) -> None:
+def _handle(handlers: Mapping[int, Any]) -> None:
     try:
-        signal.signal(number, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     except ValueError:  # not in the main thread, which alone receives signals
         return
 
