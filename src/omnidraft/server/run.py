@@ -79,7 +79,7 @@ class Running:
         self._uvicorn.should_exit = True
 
     def run(self) -> None:
-        """Serve until a signal comes or `end` is called; raises what loading the models raises, and KeyboardInterrupt."""
+        """Serve until a signal or `end`; raises what loading the models raises, and KeyboardInterrupt after Ctrl-C."""
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             _handle(dict.fromkeys(before, self._uvicorn.handle_exit))  # while profiles are saved, too
