@@ -80,7 +80,7 @@ class Running:
 
     def run(self) -> None:
         """Serve until a signal or `end`; raises what loading the models raises, and KeyboardInterrupt after Ctrl-C."""
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        before: dict[signal.Signals, Any] = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
         try:
             _handle(dict.fromkeys(before, self._uvicorn.handle_exit))  # while profiles are saved, too
             self._uvicorn.run(sockets=[self._socket])
@@ -94,7 +94,7 @@ class Running:
             raise KeyboardInterrupt
 
 
-def _handle(handlers: Mapping[int, Any]) -> None:
+def _handle(handlers: Mapping[signal.Signals, Any]) -> None:
     try:
         for number, handler in handlers.items():
             signal.signal(number, handler)
