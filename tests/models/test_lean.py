@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,10 +33,23 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "one key head": ("llama", {"num_key_value_heads": 1}),
     "biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "odd sizes": ("llama", {"hidden_size": 36, "intermediate_size": 50, "vocab_size": 97}),
+    "heads of another size": ("llama", {"head_dim": 16}),
+    "a window that means nothing": ("llama", {"sliding_window": 8, "layer_types": ["sliding_attention"] * 2}),
     "mistral, windows": ("mistral", {}),
     "qwen2, windows in a layer": ("qwen2", {}),
     "qwen3, norms": ("qwen3", {}),
     "linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
+    "yarn": (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+            }
+        },
+    ),
     "llama3": (
         "llama",
         {
@@ -251,7 +266,34 @@ def test_what_it_cannot_do_is_left_to_transformers() -> None:
     dynamic = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     assert "type dynamic" in str(obstacle(build("llama", rope_parameters=dynamic)))
     assert "Gemma2ForCausalLM is none of" in str(obstacle(build("gemma2")))
+    quantized = build("llama")
+    quantized.config.quantization_config = {"quant_method": "fp8"}
+    assert obstacle(quantized) == "its weights are quantized"
+    assert "cannot share" in str(obstacle(build("llama", num_attention_heads=4, num_key_value_heads=3)))
     assert lean(random_model("qwen2", 60, seed=0)) is not None
+
+
+def test_a_head_that_is_not_the_embedding_is_used_whatever_the_config_says() -> None:
+    source = source_of("llama")
+    weights = dict(source.model.state_dict())
+    source.model.config.tie_word_embeddings = True
+    fast = LeanModel(source.model, weights, source.vocab_size, source.context)
+    torch.testing.assert_close(fast.forward(IDS, 40), source.forward(IDS, 40), atol=4e-3, rtol=4e-3)
+
+
+@pytest.mark.parametrize("name", ["model.layers.1.self_attn.k_proj.bias", "model.layers.0.self_attn.q_norm.weight"])
+def test_what_the_model_has_must_be_there(name: str) -> None:
+    source = source_of("qwen3, norms" if "norm" in name else "qwen2, windows in a layer")
+    weights = dict(source.model.state_dict())
+    for wrong, said in ((None, "missing"), (weights[name].to(torch.int8), "type")):
+        given = {key: value for key, value in weights.items() if key != name}
+        with pytest.raises(ModelError) as error:
+            EightBitModel(source.model, given if wrong is None else given | {name: wrong})
+        one_line(error, name, said)
+    more = weights | {"model.layers.0.self_attn.o_proj.bias": torch.ones(32)}  # which transformers leaves out as well
+    assert torch.equal(
+        EightBitModel(source.model, more).forward(IDS, 9), EightBitModel(source.model, weights).forward(IDS, 9)
+    )
 
 
 @pytest.fixture
@@ -261,6 +303,37 @@ def without_compiler(monkeypatch: pytest.MonkeyPatch, home: Path) -> Iterator[No
     yield
     monkeypatch.undo()
     native._loaded.cache_clear()  # noqa: SLF001
+
+
+@pytest.mark.parametrize("cache", ["damaged", "not writable"])
+def test_a_library_that_cannot_be_kept_is_made_again(cache: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    native._loaded.cache_clear()  # noqa: SLF001
+    monkeypatch.setenv("CC", "cc -pipe")
+    assert native.obstacle() is None
+    (kept,) = home.rglob("*.so")
+    if cache == "damaged":
+        kept.write_bytes(b"no library")
+    else:
+        shutil.rmtree(kept.parent)
+        kept.parent.write_text("no folder")
+    native._loaded.cache_clear()  # noqa: SLF001
+    assert native.obstacle() is None
+    assert (kept.is_file() and kept.stat().st_size > 1000) == (cache == "damaged")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes are forked here")
+def test_a_forked_process_computes_on() -> None:
+    torch.set_num_threads(3)
+    try:
+        matrix, x = Rounded("it", torch.randn(3000, 515)), torch.randn(3, 515)
+        expected = matrix(x)
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if all(torch.equal(matrix(x), expected) for _ in range(20)) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert torch.equal(matrix(x), expected)
+    finally:
+        torch.set_num_threads(1)
 
 
 @pytest.mark.usefixtures("without_compiler")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import ctypes
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 ROOM = 256  # tokens; a cache grows by a half of itself, at least so many
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 ROPE = ("default", "linear", "llama3", "yarn")  # whose angles do not depend on how long a text gets
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # of weights that are what they say
 Weights = Mapping[str, torch.Tensor]
 
 
@@ -42,8 +45,8 @@ class LeanModel:
         self.length = 0
         self.hidden: torch.Tensor | None = None  # (H,) input of the LM head at the last position
         self._heads, self._key_heads, self._size = _heads(config)
-        self._tied = bool(config.tie_word_embeddings)
-        self._windows = _windows(config)
+        self._tied = bool(config.tie_word_embeddings) and not _apart(weights)
+        self._windows = _windows(skeleton)
         self._shape = native.Shape(
             config.num_hidden_layers, self._heads, self._key_heads, self._size, config.rms_norm_eps
         )
@@ -58,13 +61,12 @@ class LeanModel:
     def load_weights(self, weights: Weights) -> None:
         """Use these weights, by their names in the source, and the source's for all others; the cache is kept."""
         parts = _Parts(self._base, weights, self._shapes)
-        stored = "model.embed_tokens.weight" in self._base or not self._tied  # tied ones are stored by either name
-        self._embedding = parts.matrix("model.embed_tokens" if stored else "lm_head")
-        self._head = self._embedding if self._tied else parts.matrix("lm_head")
-        self._norm = parts.vector("model.norm.weight")
+        stored = EMBEDDING in self._base or not self._tied  # tied ones are stored by either name
+        embedding = parts.matrix("model.embed_tokens" if stored else "lm_head")
+        head = embedding if self._tied else parts.matrix("lm_head")
         layers = [self._layer(parts, f"model.layers.{i}.", window) for i, window in enumerate(self._windows)]
-        self._layers = (native.Layer * len(layers))(*layers)
-        self._parts = parts  # whose memory the layers point to
+        array = (native.Layer * len(layers))(*layers)
+        self._loaded = _Loaded(parts, array, embedding, head, parts.vector("model.norm.weight"))
 
     def _layer(self, parts: _Parts, name: str, window: int) -> native.Layer:
         attention, mlp = f"{name}self_attn.", f"{name}mlp."
@@ -101,13 +103,14 @@ class LeanModel:
             self._entries = entries
         if length > len(self._angles):
             positions = torch.arange(self._entries.shape[3], dtype=torch.float32, device="cpu")
-            angles = torch.outer(positions, self._frequencies)
-            self._angles = torch.cat([angles.cos(), angles.sin()], -1) * self._scaling
+            # in 64 bits, so that the last bit does not depend on how many there are
+            angles = torch.outer(positions, self._frequencies).double()
+            self._angles = (torch.cat([angles.cos(), angles.sin()], -1) * self._scaling).float()
 
     @property
     def nbytes(self) -> int:
         """Memory of the weights, which the source does not share, in bytes."""
-        return self._parts.nbytes
+        return self._loaded.parts.nbytes
 
     @property
     def cache_bytes(self) -> int:
@@ -116,7 +119,7 @@ class LeanModel:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The rounded matrices by name."""
-        return {name: matrix.weights for name, matrix in self._parts.matrices.items()}
+        return {name: matrix.weights for name, matrix in self._loaded.parts.matrices.items()}
 
     @torch.inference_mode()
     def forward(self, ids: Sequence[int], keep: int) -> torch.Tensor:
@@ -133,17 +136,19 @@ class LeanModel:
         if not kept:
             return torch.empty(0, self.vocab_size, dtype=torch.float32, device="cpu")
         x = kept[0] if len(kept) == 1 else torch.cat(kept)
-        self.hidden = torch.nn.functional.rms_norm(x[-1], x.shape[-1:], self._norm, self._shape.epsilon)
-        return self._head(x, self._norm, self._shape.epsilon)
+        norm, epsilon = self._loaded.norm, self._shape.epsilon
+        self.hidden = torch.nn.functional.rms_norm(x[-1], x.shape[-1:], norm, epsilon)
+        return self._loaded.head(x, norm, epsilon)
 
     def _read(self, ids: Sequence[int]) -> torch.Tensor:
         """Append `ids` to the cache and return the output of the last layer, (T, hidden)."""
-        x = self._embedding.rows(torch.tensor(ids, device="cpu"))
+        loaded = self._loaded
+        x = loaded.embedding.rows(torch.tensor(ids, device="cpu")).contiguous()
         cache = native.Cache(
             pointer(self._entries), pointer(self._angles), self._entries.shape[3], self.length, native.threads()
         )
         shape, place = ctypes.byref(self._shape), ctypes.byref(cache)
-        native.library().read_tokens(self._layers, shape, place, x.data_ptr(), len(ids))
+        native.library().read_tokens(loaded.layers, shape, place, x.data_ptr(), len(ids))
         self.length += len(ids)
         return x
 
@@ -154,6 +159,17 @@ class LeanModel:
         if length == 0:
             self._new_cache()
         self.length = length
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """Weights of one version, which change together."""
+
+    parts: _Parts  # whose memory the layers point to
+    layers: ctypes.Array[native.Layer]
+    embedding: Rounded
+    head: Rounded
+    norm: torch.Tensor
 
 
 class _Parts:
@@ -172,8 +188,8 @@ class _Parts:
         found = self._own.get(name)
         if found is None:
             found = self._base.get(name)
-        if found is None or found.shape != self._shapes[name]:
-            fault = "missing" if found is None else f"of another shape, {tuple(found.shape)}"
+        if found is None or found.shape != self._shapes[name] or found.dtype not in DTYPES:
+            fault = "missing" if found is None else f"of another shape or type, {tuple(found.shape)} of {found.dtype}"
             raise ModelError(f"weights {name} are {fault}: get the complete files of the model")
         return found.detach()
 
@@ -182,12 +198,12 @@ class _Parts:
         return self._vectors[name]
 
     def optional(self, name: str) -> torch.Tensor | None:
-        return self.vector(name) if name in self._base else None
+        return self.vector(name) if name in self._shapes else None
 
     def matrix(self, *names: str) -> Rounded:
         """The matrices of these layers, one below the other."""
         weights = [self._get(f"{name}.weight") for name in names]
-        biases = [self._get(f"{name}.bias") for name in names if f"{name}.bias" in self._base]
+        biases = [self._get(f"{name}.bias") for name in names if f"{name}.bias" in self._shapes]
         bias = torch.cat(biases) if biases else None
         rounded = Rounded(names[0], torch.cat(weights) if len(names) > 1 else weights[0], bias)
         self.matrices[names[0]] = rounded
@@ -208,11 +224,15 @@ def obstacle(model: PreTrainedModel) -> str | None:
     if name not in FAMILIES:
         return f"{name} is none of {', '.join(FAMILIES)}"
     rope = config.rope_parameters["rope_type"]
+    heads, key_heads, _ = _heads(config)
     weights = model.state_dict().values()
+    quantized = getattr(config, "quantization_config", None) is not None
     reasons = {
         f"it is on {place}": place not in {"cpu", "meta"},
         # those are integers, or of a subclass of tensors
-        "its weights are quantized": not all(type(one) is torch.Tensor and one.is_floating_point() for one in weights),
+        "its weights are quantized": quantized
+        or not all(type(one) is torch.Tensor and one.is_floating_point() for one in weights),
+        f"{heads} heads cannot share the keys of {key_heads}": heads % key_heads != 0,
         f"its activation is {config.hidden_act}": config.hidden_act != "silu",
         f"its rotary positions are of type {rope}": rope not in ROPE,
     }
@@ -229,11 +249,20 @@ def _heads(config: Any) -> tuple[int, int, int]:
     return heads, config.num_key_value_heads or heads, size
 
 
-def _windows(config: Any) -> list[int]:
+def _windows(model: PreTrainedModel) -> list[int]:
     """Positions that a token of each layer attends to, 0 for all."""
-    window = getattr(config, "sliding_window", None) or 0
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    config: Any = model.config
+    name, count = type(model).__name__, config.num_hidden_layers
+    if name == "LlamaForCausalLM":  # it has none, whatever its config says
+        return [0] * count
+    window = config.sliding_window or 0
+    kinds = ["sliding_attention"] * count if name == "MistralForCausalLM" else config.layer_types
     return [window if kind == "sliding_attention" else 0 for kind in kinds]
+
+
+def _apart(weights: Weights) -> bool:
+    """Whether embedding and head are stored and differ: `transformers` does not tie these, whatever the config says."""
+    return EMBEDDING in weights and HEAD in weights and not torch.equal(weights[EMBEDDING], weights[HEAD])
 
 
 def _rotary(model: PreTrainedModel) -> Any:

@@ -221,7 +221,7 @@ def choose_device(asked: str) -> torch.device:
 def choose_precision(device: torch.device, model: PreTrainedModel, *, rounds: bool) -> tuple[torch.dtype, str]:
     """Return the dtype for `auto` and the reason, a phrase; where `rounds`, 8 bits are a choice."""
     if rounds and _obstacle(model, device) is None:
-        return torch.int8, "the file is quantized, and this cpu reads 8 bits a weight fastest"
+        return torch.int8, "of a GGUF file, as this cpu reads 8 bits a weight fastest"
     return choose_dtype(device, getattr(model.config, "dtype", None), model.num_parameters())
 
 

@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -21,6 +22,8 @@ from omnidraft.errors import ConfigError, ModelError
 WIDTH = 32  # columns are padded to a multiple of it, as in step.c
 LARGEST = 127  # of a rounded weight
 BLOCK = 4096  # rows
+# products and sums are rounded one by one, so that no compiler's choice of loops shows in a row
+OPTIONS = ("-O3", "-ffp-contract=off", "-shared", "-fPIC", "-pthread")
 SECONDS = 120  # for the compiler
 FLAGS = (("-march=native",), ("-mcpu=native",))  # tried in this order: compilers name the processor differently
 
@@ -125,9 +128,9 @@ def library() -> ctypes.CDLL:
 @cache
 def _loaded() -> tuple[ctypes.CDLL | None, str | None]:
     try:
-        found = ctypes.CDLL(str(_compiled()))
-    except (OSError, subprocess.SubprocessError, ConfigError) as error:
-        return None, f"step.c cannot be compiled ({_last_line(error)}): install a C compiler"
+        found = _kept_or_made()
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        return None, f"step.c cannot be compiled for this machine ({_last_line(error)}): install a C compiler, cc"
     address, number = ctypes.c_void_p, ctypes.c_int64
     found.read_tokens.argtypes = [address, address, address, address, number]
     found.read_tokens.restype = None
@@ -136,28 +139,43 @@ def _loaded() -> tuple[ctypes.CDLL | None, str | None]:
     return found, None
 
 
-def _compiled() -> Path:
-    """The library in the cache folder, compiled where it is not there."""
+def _kept_or_made() -> ctypes.CDLL:
+    """The library of the cache folder, made where it is not there or does not load: homes are shared, and moved."""
     source, used = (Path(__file__).with_name(name) for name in ("step.c", "threads.h"))
-    text = f"{FLAGS} {_processor()}".encode() + source.read_bytes() + used.read_bytes()
-    key = hashlib.sha256(text).hexdigest()[:16]
-    kept = cache_folder() / "native" / f"step-{key}.so"
-    if kept.is_file():
-        return kept
-    compiler = os.environ.get("CC") or next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
-    if compiler is None:
+    text = f"{OPTIONS} {FLAGS} {_processor()}".encode() + source.read_bytes() + used.read_bytes()
+    name = f"step-{hashlib.sha256(text).hexdigest()[:16]}.so"
+    folder = None  # it is made anew by every process
+    with suppress(OSError, ConfigError):
+        (cache_folder() / "native").mkdir(parents=True, exist_ok=True)
+        folder = cache_folder() / "native"
+    with suppress(OSError):
+        if folder is not None and (folder / name).is_file():
+            return ctypes.CDLL(str(folder / name))
+    with tempfile.TemporaryDirectory() as place:
+        made = Path(place) / name
+        _compile(source, made)
+        found = ctypes.CDLL(str(made))
+        with suppress(OSError):
+            if folder is not None:
+                part = folder / f"{name}.{os.getpid()}"
+                shutil.copyfile(made, part)
+                part.replace(folder / name)
+        return found
+
+
+def _compile(source: Path, made: Path) -> None:
+    """Compile for this processor; raises OSError with what the compiler said."""
+    named = shlex.split(os.environ.get("CC", ""))
+    compiler = named or [found for found in map(shutil.which, ("cc", "gcc", "clang")) if found][:1]
+    if not compiler:
         raise OSError("there is no C compiler")
-    kept.parent.mkdir(parents=True, exist_ok=True)
     complaint = ""
-    with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
-        made = Path(folder) / "step.so"
-        for flags in FLAGS:
-            command = [compiler, "-O3", *flags, "-shared", "-fPIC", "-pthread", str(source), "-o", str(made), "-lm"]
-            result = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)  # noqa: S603
-            if result.returncode == 0:
-                made.replace(kept)
-                return kept
-            complaint = complaint or result.stderr
+    for flags in FLAGS:
+        command = [*compiler, *OPTIONS, *flags, str(source), "-o", str(made), "-lm"]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)  # noqa: S603
+        if result.returncode == 0:
+            return
+        complaint = complaint or result.stderr
     raise OSError(complaint)
 
 

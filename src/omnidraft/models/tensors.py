@@ -60,6 +60,9 @@ class Tensors(Mapping[str, torch.Tensor]):
         tensor: torch.Tensor = self._files[name].get_tensor(name)
         return tensor
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._files  # without reading it
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)
 

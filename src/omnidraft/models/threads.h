@@ -59,8 +59,20 @@ static void *serve(void *number) {
     return NULL;
 }
 
+/* a process that was forked has none of the threads */
+static void forget_threads(void) {
+    pthread_mutex_init(&pool.busy, NULL);
+    pthread_mutex_init(&pool.lock, NULL);
+    pthread_cond_init(&pool.wake, NULL);
+    atomic_store(&pool.sleeping, 0);
+    atomic_store(&pool.parts, 0);
+    pool.started = 0;
+}
+
 static void start_threads(int count) {
+    static int forks_noted;
     pthread_t thread;
+    if (!forks_noted++) pthread_atfork(NULL, NULL, forget_threads);
     for (; pool.started < count; pool.started++) {
         if (pthread_create(&thread, NULL, serve, (void *)(intptr_t)pool.started)) return;
         pthread_detach(thread);
