@@ -112,6 +112,7 @@ class Measurement:
 
     study = "real"
     tasks: tuple[str, ...] = TASKS
+    streams: tuple[str, ...] = STREAMS
 
     def __init__(self, options: argparse.Namespace, target: str, sizes: Sizes, console: Console) -> None:
         self.options, self.target, self.sizes, self.console = options, target, sizes, console
@@ -178,12 +179,13 @@ class Measurement:
             (base,), _ = methods.make((BASELINE,), self.model, 0, Sampling())
             ways: list[Way] = [base, LearningWay(LEARNING, model, Sampling())]  # the last run is of that
             warm = [base, EngineWay(FROZEN, self._engine(task), Sampling())]
-            take_turns(warm, questions[0].ids, self.sizes.new_tokens)
+            whole = self.sizes.new_tokens  # at once, as the ways use one KV cache
+            take_turns(warm, questions[0].ids, whole, chunk=whole)
             runs = []
             step = progress(self.console, f"{shown(self.target)}, stream of {task}", len(questions))
             for number, question in enumerate(questions):
                 asked = ways[number % BASE_EVERY != 0 :]
-                timed = take_turns(asked, question.ids, self.sizes.new_tokens, number, number)
+                timed = take_turns(asked, question.ids, whole, number, number, whole)
                 runs += [run_of(way, question, each) for way, each in zip(asked, timed, strict=True)]
                 step()
             began = time.perf_counter()
@@ -275,8 +277,8 @@ def markdown(results: Results, rows: Sequence[Row], said: str) -> str:
 
 def measure(options: argparse.Namespace, console: Console, measurement: type[Measurement] = Measurement) -> int:
     """Measure what the file lacks; 1 where a greedy answer in float32 or int8 was not the target's own."""
-    given = {name: value for name in asdict(FULL) if (value := getattr(options, name)) is not None}
-    sizes = replace(QUICK if options.quick else FULL, **given)
+    given = {name: value for name in asdict(FULL) if (value := getattr(options, name, None)) is not None}
+    sizes = replace(QUICK if options.quick else FULL, **given, **({} if measurement.streams else {"stream": 0}))
     asked = chosen("task", options.task or measurement.tasks, measurement.tasks)
     results = Results(options.out and options.out.with_name(options.out.name + ".jsonl"), measurement.study)
     setting = asdict(sizes) | {"drafter": shown(str(options.drafter)), "dtype": options.dtype}
@@ -311,7 +313,7 @@ def _complete(results: Results, one: Measurement, asked: Sequence[str], kept: Pa
 
     for task in asked:
         place, learned = f"{shown(one.target)}|{task}", None
-        if one.sizes.stream and task in STREAMS:
+        if one.sizes.stream and task in one.streams:
             profile = kept / f"{shown(one.target).replace('/', '--')}-{task}"
             if f"{place}|stream" not in results.of("done") or not profile.exists():
                 kept.mkdir(parents=True, exist_ok=True)
@@ -340,7 +342,7 @@ def options_of(measurement: type[Measurement], about: str) -> flags.CommandParse
         ("prompts", 1, "prompts of a task"),
         ("new_tokens", 1, "maximum tokens of an answer"),
         ("stream", 0, "prompts to learn from, 0 for none"),
-    ):
+    )[: 3 if measurement.streams else 2]:
         default = f"{what} (default: {getattr(FULL, name)}, {getattr(QUICK, name)} with --quick)"
         options.add_argument(flags.flag(name), type=flags.at_least(least), metavar="N", help=default)
     options.add_argument("--out", type=Path, metavar="STEM", help="write STEM.jsonl, and go on with it, and STEM.md")

@@ -70,6 +70,7 @@ class Copying(Measurement):
 
     study = "retrieval"
     tasks = tuple(itertools.chain.from_iterable(GROUPS.values()))
+    streams = ()
 
     @staticmethod
     def texts(task: str, data: Path | None, count: int) -> Sequence[str | Sequence[str]]:

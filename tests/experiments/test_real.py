@@ -52,11 +52,12 @@ def test_a_quick_run(given: list[str], tmp_path: Path, capsys: Captured) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_a_stream_is_learned_from_and_a_run_goes_on(
-    given: list[str], tmp_path: Path, home: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    dtype: str, given: list[str], tmp_path: Path, home: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "real"
-    words = [*given, "--task", "gsm8k", "--stream", "5", "--out", str(out)]
+    words = [*given[:-1], dtype, "--task", "gsm8k", "--stream", "5", "--out", str(out)]
     assert real.main(words) == 0
     rows = rows_in(out)
     streams = [row for row in rows if row["method"] == "learning"]
