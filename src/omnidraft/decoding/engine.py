@@ -283,7 +283,7 @@ class Engine:
         """The target's own distributions at the first `count` rows, whatever the request is sampled with."""
         if self.teacher_temperature is None:
             return ()
-        return tuple(map(sparse, softmax(logits[:count] / self.teacher_temperature)))
+        return tuple(map(sparse, softmax(logits[:count], self.teacher_temperature)))
 
     def _ngrams(self, tokens: Sequence[int]) -> int:
         return 0 if self.attached is None else self.attached.ngrams(tokens)

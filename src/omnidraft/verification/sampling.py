@@ -52,9 +52,22 @@ def _pick(weights: Probs, u: float) -> tuple[int, float]:
     return index, max(0.0, float((u - cumulative[index] + weights[index]) / weights[index]))
 
 
-def softmax(scores: torch.Tensor) -> Probs:
-    """Probabilities of logits or scores, (..., V) in float32 or float64; raises NumericsError where they are NaN."""
-    probs: Probs = torch.softmax(_wide(scores), dim=-1).cpu().numpy()
+def softmax(scores: torch.Tensor, temperature: float = 1.0) -> Probs:
+    """Probabilities of logits or scores over `temperature`, (..., V) in float32 or float64.
+
+    Raises NumericsError where they are NaN.
+    """
+    scores = _wide(scores)
+    if scores.device.type != "cpu":
+        probs: Probs = torch.softmax(scores / temperature, dim=-1).cpu().numpy()
+    else:
+        # threads of torch, among which it divides a long row, would then spin on the cores of the target's next pass
+        rows = scores.detach().numpy()
+        with np.errstate(invalid="ignore"):  # of infinite ones the difference is NaN
+            probs = rows - rows.max(-1, keepdims=True)
+        probs /= temperature
+        np.exp(probs, out=probs)
+        probs /= probs.sum(-1, keepdims=True)
     if np.isnan(probs[..., 0]).any():  # if one entry of a row is NaN, all are
         raise NumericsError(UNUSABLE)
     return probs
@@ -85,7 +98,7 @@ def tempered(logits: torch.Tensor, temperature: float) -> Probs:
         one_hot = np.zeros(logits.shape[-1])
         one_hot[largest(logits[None])[0]] = 1.0
         return one_hot
-    return softmax(_wide(logits) / temperature)
+    return softmax(logits, temperature)
 
 
 def target_processors(sampling: Sampling) -> LogitsProcessorList:
@@ -178,7 +191,7 @@ class TargetDistribution:
         penalties, warping = self._processing.penalties, self._processing.warping
         if warping is not None and not (warping.cuts or penalties):
             if self._rows is None:  # independent of the ids: all rows at once
-                self._rows = softmax(_wide(self._logits) / warping.temperature)
+                self._rows = softmax(self._logits, warping.temperature)
             row: Probs = self._rows[index]
             return row
         if warping is not None and warping.cuts and self._logits.device.type == "cpu":
