@@ -76,7 +76,7 @@ def source_of(kind: str = "llama", **changes: Any) -> TransformersModel:
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(std=0.2)
-                parameter.copy_(Rounded("it", parameter).rows(torch.arange(len(parameter))))
+                parameter.copy_(Rounded("it", parameter).rows(range(len(parameter))))
             else:
                 parameter.uniform_(0.5, 1.5)
     return TransformersModel(model)
@@ -174,7 +174,7 @@ def test_inputs_keep_their_small_entries_beside_a_large_one() -> None:
     x[0, 7] = 1000
     weight[:, 7] = 0  # the large entry counts for nothing, and 8 bits of input would have left nothing of the others
     matrix = Rounded("it", weight)
-    exact = x @ matrix.rows(torch.arange(64)).T
+    exact = x @ matrix.rows(range(64)).T
     assert ((matrix(x) - exact).norm() / exact.norm()).item() < 0.03
 
 

@@ -143,7 +143,7 @@ class LeanModel:
     def _read(self, ids: Sequence[int]) -> torch.Tensor:
         """Append `ids` to the cache and return the output of the last layer, (T, hidden)."""
         loaded = self._loaded
-        x = loaded.embedding.rows(torch.tensor(ids, device="cpu")).contiguous()
+        x = loaded.embedding.rows(ids)
         cache = native.Cache(
             pointer(self._entries), pointer(self._angles), self._entries.shape[3], self.length, native.threads()
         )

@@ -10,10 +10,12 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from omnidraft.config import cache_folder
@@ -88,9 +90,12 @@ class Rounded:
     def nbytes(self) -> int:
         return self.weights.nbytes + self.scales.nbytes
 
-    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+    def rows(self, ids: Sequence[int]) -> torch.Tensor:
         """Rows of the matrix, (T, in) float32."""
-        return self.weights[ids, : self.columns] * self.scales[ids, None]
+        # of some thousand entries on, torch would use threads, which then spin on the cores that step.c needs
+        places = np.asarray(ids, dtype=np.int64)
+        weights, scales = self.weights.numpy()[places], self.scales.numpy()[places]
+        return torch.from_numpy(weights[:, : self.columns] * scales[:, None])
 
     def __call__(self, x: torch.Tensor, norm: torch.Tensor | None = None, epsilon: float = 0.0) -> torch.Tensor:
         """x (T, in) float32, normalized where there are weights of a norm -> (T, out) float32."""

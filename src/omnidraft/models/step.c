@@ -15,6 +15,7 @@
 #define LANES 16  /* partial sums, in an order that does not depend on the compiler's vectors */
 #define WIDTH 32  /* columns of a matrix are padded with zeros to a multiple of it */
 #define ROWS 64   /* rounded inputs that stay in the processor's cache while a matrix is read */
+#define AHEAD 2048 /* bytes: the processor itself fetches no further than to the end of a page */
 #define PART 32768 /* bytes of weights in a part of a job */
 #define INLINE static inline __attribute__((always_inline))
 
@@ -92,9 +93,12 @@ INLINE int32_t ADD(int32_t sum, Widened w, const int16_t *x) {
 INLINE void products(const int8_t *w, const int16_t *x, int64_t stride, int rows, int32_t *result) {
     Sums sums[8];
     for (int m = 0; m < rows; m++) sums[m] = ZERO;
-    for (int64_t k = 0; k < stride; k += STEP) {
-        __auto_type wide = WIDEN(w + k);
-        for (int m = 0; m < rows; m++) sums[m] = ADD(sums[m], wide, x + m * stride + k);
+    for (int64_t k = 0; k < stride; k += WIDTH) {
+        if (rows < 8) __builtin_prefetch(w + k + AHEAD); /* with 8 the products take longer than the reading */
+        for (int64_t i = k; i < k + WIDTH; i += STEP) {
+            __auto_type wide = WIDEN(w + i);
+            for (int m = 0; m < rows; m++) sums[m] = ADD(sums[m], wide, x + m * stride + i);
+        }
     }
     for (int m = 0; m < rows; m++) result[m] = TOTAL(sums[m]);
 }
@@ -116,8 +120,9 @@ INLINE float sum_of_products(const float *a, const float *b, int64_t count) {
     for (; k + LANES <= count; k += LANES)
         for (int i = 0; i < LANES; i++) parts[i] += a[k + i] * b[k + i];
     for (; k < count; k++) sum += a[k] * b[k];
-    for (int i = 0; i < LANES; i++) sum += parts[i];
-    return sum;
+    for (int half = LANES / 2; half; half /= 2) /* in pairs: one by one, each would wait for the one before */
+        for (int i = 0; i < half; i++) parts[i] += parts[i + half];
+    return sum + parts[0];
 }
 
 INLINE float normalizer(const float *x, int64_t count, float epsilon) {
