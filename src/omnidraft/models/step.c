@@ -103,15 +103,6 @@ INLINE void products(const int8_t *w, const int16_t *x, int64_t stride, int rows
     for (int m = 0; m < rows; m++) result[m] = TOTAL(sums[m]);
 }
 
-/* those of the next 8 inputs, or as many as there are */
-static void products_of(const int8_t *w, const int16_t *x, int64_t stride, int64_t rows, int32_t *result) {
-    switch (rows) {
-#define CASE(n) case n: products(w, x, stride, n, result); break;
-        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7)
-        default: products(w, x, stride, 8, result);
-    }
-}
-
 /* ---- elementwise parts */
 
 INLINE float sum_of_products(const float *a, const float *b, int64_t count) {
@@ -192,21 +183,30 @@ static void round_row(const void *job, int64_t m) {
                              one->epsilon, one->values + m * stride, one->integers + m * stride);
 }
 
-static void multiply_rows(const void *job, int64_t part) {
-    const Projection *one = job;
+/* a part of the matrix times inputs first..first + rows */
+INLINE void multiply_inputs(const Projection *one, int64_t part, int64_t first, int rows) {
     const Matrix *matrix = one->matrix;
     int64_t out = matrix->out, stride = matrix->stride, last = (part + 1) * one->part;
     for (int64_t o = part * one->part; o < (last < out ? last : out); o++) {
-        const int8_t *w = matrix->weights + o * stride;
-        int32_t sums[ROWS];
-        for (int64_t m = 0; m < one->rows; m += 8)
-            products_of(w, one->integers + m * stride, stride, one->rows - m, sums + m);
-        for (int64_t m = 0; m < one->rows; m++) {
-            float value = (float)sums[m] * (matrix->scales[o] * one->scales[m]);
+        int32_t sums[8];
+        products(matrix->weights + o * stride, one->integers + first * stride, stride, rows, sums);
+        for (int m = 0; m < rows; m++) {
+            float value = (float)sums[m] * (matrix->scales[o] * one->scales[first + m]);
+            float *y = one->y + (first + m) * out + o;
             if (matrix->bias) value += matrix->bias[o];
-            one->y[m * out + o] = one->adds ? one->y[m * out + o] + value : value;
+            *y = one->adds ? *y + value : value;
         }
     }
+}
+
+static void multiply_part(const void *job, int64_t part) {
+    const Projection *one = job;
+    for (int64_t first = 0; first < one->rows; first += 8) /* 8 inputs and the part stay in the inner caches */
+        switch (one->rows - first) {
+#define CASE(n) case n: multiply_inputs(one, part, first, n); break;
+            CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7)
+            default: multiply_inputs(one, part, first, 8);
+        }
 }
 
 /* y (rows, out) = input (rows, in) times the matrix, added to y where `adds`; GATED inputs are (rows, 2 in) */
@@ -225,7 +225,7 @@ static void project(const Matrix *matrix, const float *x, int64_t rows, int kind
         one.x = x + first * matrix->in * (kind == GATED ? 2 : 1);
         one.y = y + first * matrix->out;
         run(round_row, &one, one.rows, one.rows > 4 ? threads : 1);
-        run(multiply_rows, &one, (matrix->out + one.part - 1) / one.part, threads);
+        run(multiply_part, &one, (matrix->out + one.part - 1) / one.part, threads);
     }
     free(one.integers);
     free(one.values);
