@@ -18,7 +18,7 @@ import torch
 from omnidraft.errors import InputError, ModelError
 from omnidraft.models import native
 from omnidraft.models.language_model import CHUNK, TransformersModel
-from omnidraft.models.native import Rounded, pointer
+from omnidraft.models.native import LANES, Rounded, pointer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -96,10 +96,11 @@ class LeanModel:
         """Room for so many tokens in the cache."""
         old = self._entries.shape[3]
         if length > old:
-            capacity = min(self.context, length + max(ROOM, length // 2))
+            capacity = _whole_blocks(min(self.context, length + max(ROOM, length // 2)))
             shape = (*self._entries.shape[:3], capacity, self._size)
             entries = torch.empty(shape, dtype=torch.float32, device="cpu")
-            entries[..., : self.length, :] = self._entries[..., : self.length, :]
+            used = _whole_blocks(self.length)
+            entries[..., :used, :] = self._entries[..., :used, :]
             self._entries = entries
         if length > len(self._angles):
             positions = torch.arange(self._entries.shape[3], dtype=torch.float32, device="cpu")
@@ -159,6 +160,11 @@ class LeanModel:
         if length == 0:
             self._new_cache()
         self.length = length
+
+
+def _whole_blocks(length: int) -> int:
+    """A number of tokens, rounded up to what step.c keeps together."""
+    return -(-length // LANES) * LANES
 
 
 @dataclass(frozen=True)

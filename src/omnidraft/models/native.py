@@ -22,6 +22,7 @@ from omnidraft.config import cache_folder
 from omnidraft.errors import ConfigError, ModelError
 
 WIDTH = 32  # columns are padded to a multiple of it, as in step.c
+LANES = 16  # tokens whose keys lie together in a cache, as in step.c
 LARGEST = 127  # of a rounded weight
 BLOCK = 4096  # rows
 # products and sums are rounded one by one, so that no compiler's choice of loops shows in a row

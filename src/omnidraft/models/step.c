@@ -16,7 +16,7 @@
 #define WIDTH 32  /* columns of a matrix are padded with zeros to a multiple of it */
 #define ROWS 64   /* rounded inputs that stay in the processor's cache while a matrix is read */
 #define AHEAD 2048 /* bytes: the processor itself fetches no further than to the end of a page */
-#define PART 32768 /* bytes of weights in a part of a job */
+#define PART 65536 /* bytes of weights in a part of a job, about */
 #define INLINE static inline __attribute__((always_inline))
 
 typedef struct {
@@ -39,9 +39,9 @@ typedef struct {
 } Shape;
 
 typedef struct {
-    float *entries;      /* (layers, 2, key heads, capacity, size): keys and values */
+    float *entries;      /* (layers, 2, key heads, capacity, size): keys in blocks of (size, LANES), and values */
     const float *angles; /* (capacity, size): cosines, then sines */
-    int64_t capacity, length, threads;
+    int64_t capacity, length, threads; /* the capacity is a multiple of LANES */
 } Cache;
 
 enum { AS_IS, NORMALIZED, GATED };
@@ -94,7 +94,7 @@ INLINE void products(const int8_t *w, const int16_t *x, int64_t stride, int rows
     Sums sums[8];
     for (int m = 0; m < rows; m++) sums[m] = ZERO;
     for (int64_t k = 0; k < stride; k += WIDTH) {
-        if (rows < 8) __builtin_prefetch(w + k + AHEAD); /* with 8 the products take longer than the reading */
+        __builtin_prefetch(w + k + AHEAD);
         for (int64_t i = k; i < k + WIDTH; i += STEP) {
             __auto_type wide = WIDEN(w + i);
             for (int m = 0; m < rows; m++) sums[m] = ADD(sums[m], wide, x + m * stride + i);
@@ -105,65 +105,88 @@ INLINE void products(const int8_t *w, const int16_t *x, int64_t stride, int rows
 
 /* ---- elementwise parts */
 
-INLINE float sum_of_products(const float *a, const float *b, int64_t count) {
-    float parts[LANES] = {0}, sum = 0;
-    int64_t k = 0;
-    for (; k + LANES <= count; k += LANES)
-        for (int i = 0; i < LANES; i++) parts[i] += a[k + i] * b[k + i];
-    for (; k < count; k++) sum += a[k] * b[k];
+typedef float Lanes __attribute__((vector_size(4 * LANES)));
+typedef int32_t Whole __attribute__((vector_size(4 * LANES)));
+typedef int16_t Short __attribute__((vector_size(2 * LANES)));
+
+INLINE Lanes lanes_at(const float *x) {
+    Lanes lanes;
+    memcpy(&lanes, x, sizeof lanes);
+    return lanes;
+}
+
+/* entries k..k + LANES of `count`, zeros beyond */
+INLINE Lanes lanes_within(const float *x, int64_t k, int64_t count) {
+    if (k + LANES <= count) return lanes_at(x + k);
+    Lanes lanes = {0};
+    if (k < count) memcpy(&lanes, x + k, (count - k) * sizeof *x);
+    return lanes;
+}
+
+INLINE Lanes choose(Whole which, Lanes yes, Lanes no) {
+    return (Lanes)(((Whole)yes & which) | ((Whole)no & ~which));
+}
+
+INLINE float total_of(Lanes parts) {
     for (int half = LANES / 2; half; half /= 2) /* in pairs: one by one, each would wait for the one before */
         for (int i = 0; i < half; i++) parts[i] += parts[i + half];
-    return sum + parts[0];
+    return parts[0];
+}
+
+INLINE float sum_of_products(const float *a, const float *b, int64_t count) {
+    Lanes parts = {0};
+    float sum = 0;
+    int64_t k = 0;
+    for (; k + LANES <= count; k += LANES) parts += lanes_at(a + k) * lanes_at(b + k);
+    for (; k < count; k++) sum += a[k] * b[k];
+    return sum + total_of(parts);
 }
 
 INLINE float normalizer(const float *x, int64_t count, float epsilon) {
     return 1 / sqrtf(sum_of_products(x, x, count) / count + epsilon);
 }
 
-/* e to the power of x, to 2 units in the last place, without a call, so that loops over it are vectorized */
-INLINE float exponential(float x) {
-    float bounded = x < -87 ? -87 : x > 88 ? 88 : x;
-    float whole = (bounded * 1.44269504f + 12582912) - 12582912; /* nearest integer */
-    float rest = bounded - whole * 0.693359375f + whole * 2.12194440e-4f;
-    float value = 1.9875691500e-4f;
-    value = value * rest + 1.3981999507e-3f;
+/* e to the power of x, to 2 units in the last place */
+INLINE Lanes exponential(Lanes x) {
+    Lanes bounded = choose(x < -87, (Lanes){0} - 87, choose(x > 88, (Lanes){0} + 88, x));
+    Lanes whole = (bounded * 1.44269504f + 12582912) - 12582912; /* nearest integer */
+    Lanes rest = bounded - whole * 0.693359375f + whole * 2.12194440e-4f;
+    Lanes value = 1.9875691500e-4f * rest + 1.3981999507e-3f;
     value = value * rest + 8.3334519073e-3f;
     value = value * rest + 4.1665795894e-2f;
     value = value * rest + 1.6666665459e-1f;
     value = value * rest + 5.0000001201e-1f;
     value = value * rest * rest + rest + 1;
-    union { int32_t bits; float value; } power = {((int32_t)whole + 127) << 23};
-    return x == x ? value * power.value : x;
+    Lanes power = (Lanes)((__builtin_convertvector(whole, Whole) + 127) << 23);
+    return choose(x == x, value * power, x);
 }
 
-/* the input of a matrix as integers; returns their scale, which is NaN where an entry is NaN or infinite */
-static float rounded(const float *x, int64_t count, int64_t stride, int kind, const float *norm, float epsilon,
+/* the input of a matrix as integers; returns their scale, which is NaN where an entry is NaN or infinite; `kind` is a
+   constant where this is inlined */
+INLINE float rounded(const float *x, int64_t count, int64_t stride, int kind, const float *norm, float epsilon,
                      float *values, int16_t *result) {
     float factor = kind == NORMALIZED ? normalizer(x, count, epsilon) : 1;
-    float largest[LANES] = {0}, unfit[LANES] = {0}, most = 0, wrong = 0;
-    for (int64_t k = 0; k < count; k++)
-        values[k] = kind == NORMALIZED ? x[k] * factor * norm[k]
-                    : kind == GATED    ? x[k] / (1 + exponential(-x[k])) * x[count + k]
-                                       : x[k];
-    memset(values + count, 0, (stride - count) * sizeof *values);
-    for (int64_t k = 0; k < stride; k += LANES)
-        for (int i = 0; i < LANES; i++) {
-            float size = fabsf(values[k + i]);
-            largest[i] = size > largest[i] ? size : largest[i];
-            unfit[i] += 0 * size; /* NaN, for good */
-        }
-    for (int i = 0; i < LANES; i++) {
-        most = largest[i] > most ? largest[i] : most;
-        wrong += unfit[i];
+    Whole largest = {0};
+    for (int64_t k = 0; k < stride; k += LANES) { /* sizes of floats are in the order of their bits */
+        Lanes value = lanes_within(x, k, count);
+        if (kind == NORMALIZED) value = value * factor * lanes_within(norm, k, count);
+        if (kind == GATED) value = value / (1 + exponential(-value)) * lanes_within(x + count, k, count);
+        memcpy(values + k, &value, sizeof value);
+        Whole size = (Whole)value & INT32_MAX, more = size > largest;
+        largest = (size & more) | (largest & ~more);
     }
+    union { int32_t bits; float value; } most = {0}, infinite = {.value = INFINITY};
+    for (int i = 0; i < LANES; i++) most.bits = largest[i] > most.bits ? largest[i] : most.bits;
     int64_t limit = INT32_MAX / (127 * stride);
     if (limit > INT16_MAX) limit = INT16_MAX;
-    float inverse = most > 0 && most < INFINITY ? limit / most : 0;
-    for (int64_t k = 0; k < stride; k++) {
-        float scaled = values[k] * inverse;
-        result[k] = (int16_t)(int32_t)((scaled + 12582912) - 12582912); /* rounded to nearest */
+    float inverse = most.bits > 0 && most.bits < infinite.bits ? limit / most.value : 0;
+    for (int64_t k = 0; k < stride; k += LANES) {
+        Lanes nearest = (lanes_at(values + k) * inverse + 12582912) - 12582912;
+        Whole whole = __builtin_convertvector(nearest, Whole);
+        Short narrow = __builtin_convertvector(whole, Short);
+        memcpy(result + k, &narrow, sizeof narrow);
     }
-    return most / limit + wrong;
+    return most.bits < infinite.bits ? most.value / limit : NAN;
 }
 
 typedef struct {
@@ -179,8 +202,13 @@ typedef struct {
 static void round_row(const void *job, int64_t m) {
     const Projection *one = job;
     int64_t in = one->matrix->in, stride = one->matrix->stride;
-    one->scales[m] = rounded(one->x + m * (one->kind == GATED ? 2 * in : in), in, stride, one->kind, one->norm,
-                             one->epsilon, one->values + m * stride, one->integers + m * stride);
+    const float *x = one->x + m * (one->kind == GATED ? 2 * in : in);
+    float *values = one->values + m * stride;
+    int16_t *integers = one->integers + m * stride;
+    switch (one->kind) {
+#define KIND(kind) case kind: one->scales[m] = rounded(x, in, stride, kind, one->norm, one->epsilon, values, integers); break;
+        KIND(AS_IS) KIND(NORMALIZED) KIND(GATED)
+    }
 }
 
 /* a part of the matrix times inputs first..first + rows */
@@ -218,8 +246,9 @@ static void project(const Matrix *matrix, const float *x, int64_t rows, int kind
         .matrix = matrix, .norm = norm, .scales = scales, .epsilon = epsilon, .kind = kind, .adds = adds,
         .values = aligned_alloc(64, held * stride * sizeof(float)),
         .integers = aligned_alloc(64, held * stride * sizeof(int16_t)),
-        .part = stride < PART ? PART / stride : 1,
     };
+    int64_t parts = threads * (matrix->out * stride / (threads * PART) + 1); /* as many for each thread */
+    one.part = (matrix->out + parts - 1) / parts;
     for (int64_t first = 0; first < rows; first += ROWS) {
         one.rows = rows - first < ROWS ? rows - first : ROWS;
         one.x = x + first * matrix->in * (kind == GATED ? 2 : 1);
@@ -245,21 +274,53 @@ static void rotate(float *head, int64_t size, const float *norm, float epsilon, 
     }
 }
 
-/* one query over the keys and values of positions first..last */
+/* entries i..i + LANES * count of the sum of values, each times its score; `count` is a constant */
+INLINE void weigh(const float *values, const float *scores, int64_t first, int64_t last, int64_t size, int64_t i,
+                  int count, float total, float *result) {
+    Lanes sums[4] = {{0}};
+    for (int64_t t = first; t <= last; t++)
+        for (int n = 0; n < count; n++) sums[n] += lanes_at(values + t * size + i + n * LANES) * scores[t];
+    for (int n = 0; n < count; n++) {
+        sums[n] /= total;
+        memcpy(result + i + n * LANES, sums + n, sizeof *sums);
+    }
+}
+
+/* one query over the keys and values of positions first..last; room for scores is a multiple of LANES */
 static void attend(const float *query, const float *keys, const float *values, int64_t first, int64_t last,
                    int64_t size, float *scores, float *result) {
-    float most = -INFINITY, total = 0, scale = 1 / sqrtf((float)size);
-    for (int64_t t = first; t <= last; t++) {
-        scores[t] = sum_of_products(query, keys + t * size, size) * scale;
-        most = scores[t] > most ? scores[t] : most;
+    int64_t begin = first / LANES * LANES, end = last + 1, i = 0;
+    float scale = 1 / sqrtf((float)size), total;
+    Lanes most = (Lanes){0} - INFINITY, sums = {0};
+    Whole places;
+    for (int n = 0; n < LANES; n++) places[n] = n;
+    for (int64_t t = begin; t < end; t += LANES) {
+        Lanes even = {0}, odd = {0}; /* two, as each sum waits for the one before */
+        for (int64_t d = 0; d < size; d += 2) {
+            even += lanes_at(keys + t * size + d * LANES) * query[d];
+            odd += lanes_at(keys + t * size + (d + 1) * LANES) * query[d + 1];
+        }
+        Whole seen = (places >= (int32_t)(first - t)) & (places <= (int32_t)(last - t));
+        Lanes some = choose(seen, (even + odd) * scale, (Lanes){0} - INFINITY);
+        most = choose(some > most, some, most);
+        memcpy(scores + t, &some, sizeof some);
     }
-    for (int64_t t = first; t <= last; t++) scores[t] = exponential(scores[t] - most);
-    memset(result, 0, size * sizeof *result);
-    for (int64_t t = first; t <= last; t++) {
-        total += scores[t];
-        for (int64_t i = 0; i < size; i++) result[i] += scores[t] * values[t * size + i];
+    for (int half = LANES / 2; half; half /= 2)
+        for (int n = 0; n < half; n++) most[n] = most[n + half] > most[n] ? most[n + half] : most[n];
+    for (int64_t t = begin; t < end; t += LANES) {
+        Lanes some = lanes_at(scores + t), powers = exponential(some - most[0]);
+        powers = choose(some == (Lanes){0} - INFINITY, (Lanes){0}, powers);
+        sums += powers;
+        memcpy(scores + t, &powers, sizeof powers);
     }
-    for (int64_t i = 0; i < size; i++) result[i] /= total;
+    total = total_of(sums);
+    for (; i + 4 * LANES <= size; i += 4 * LANES) weigh(values, scores, first, last, size, i, 4, total, result);
+    for (; i + LANES <= size; i += LANES) weigh(values, scores, first, last, size, i, 1, total, result);
+    for (; i < size; i++) {
+        float sum = 0;
+        for (int64_t t = first; t <= last; t++) sum += scores[t] * values[t * size + i];
+        result[i] = sum / total;
+    }
 }
 
 typedef struct {
@@ -274,7 +335,7 @@ static void attend_head(const void *job, int64_t part) {
     const Shape *shape = one->shape;
     int64_t size = shape->size, m = part / shape->heads, h = part % shape->heads, last = one->cache->length + m;
     int64_t of = h / (shape->heads / shape->key_heads) * one->cache->capacity * size, window = one->layer->window;
-    float *scores = malloc((last + 1) * sizeof *scores);
+    float *scores = malloc((last / LANES + 1) * LANES * sizeof *scores);
     attend(one->qkv + (m * (shape->heads + 2 * shape->key_heads) + h) * size, one->keys + of, one->values + of,
            window && last >= window ? last - window + 1 : 0, last, size, scores, one->result + part * size);
     free(scores);
@@ -291,9 +352,10 @@ static void attention(const Layer *layer, const Shape *shape, const Cache *cache
             rotate(row + h * size, size, h < heads ? layer->query_norm : layer->key_norm, shape->epsilon,
                    cache->angles + (cache->length + m) * size);
         for (int64_t h = 0; h < key_heads; h++) {
-            int64_t at = (h * capacity + cache->length + m) * size;
-            memcpy(keys + at, row + (heads + h) * size, size * sizeof *row);
-            memcpy(values + at, row + (heads + key_heads + h) * size, size * sizeof *row);
+            int64_t t = cache->length + m, from = h * capacity * size;
+            float *key = keys + from + t / LANES * LANES * size + t % LANES;
+            for (int64_t d = 0; d < size; d++) key[d * LANES] = row[(heads + h) * size + d];
+            memcpy(values + from + t * size, row + (heads + key_heads + h) * size, size * sizeof *row);
         }
     }
     Attention one = {layer, shape, cache, keys, values, qkv, result};
