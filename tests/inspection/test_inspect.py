@@ -22,12 +22,14 @@ from omnidraft.cli import main as cli
 from omnidraft.draft_length import cost_model
 from omnidraft.draft_length.cost_model import CostModel, PassTimes
 from omnidraft.errors import ModelError
+from omnidraft.inspection import report
 from omnidraft.inspection.break_even import break_evens
 from omnidraft.inspection.models import Language, memory, read_model
 from omnidraft.inspection.report import Inspection, inspect_pair
 from omnidraft.inspection.texts import samples
-from omnidraft.models.language_model import NO_LIMIT
+from omnidraft.models.language_model import NO_LIMIT, LanguageModel, TransformersModel
 from omnidraft.models.loading import load_model
+from support import gguf_files
 from support.command_line import one_error
 from support.models import save_model
 from support.project_files import real_tokenizer, shared
@@ -176,6 +178,25 @@ def test_steps_are_timed(target: Path, drafter: Path, capsys: Captured, monkeypa
     out, _ = capsys.readouterr()
     assert "break-even" in out
     assert "drafter, 1 token" in out
+
+
+def test_a_gguf_target_is_timed_in_the_precision_that_load_takes(
+    tmp_path: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cost_model, "SECONDS", 0.0)
+    timed: list[torch.dtype] = []
+
+    def times(target: TransformersModel, drafter: LanguageModel) -> PassTimes:
+        timed.append(target.dtype)
+        return cost_model.time_passes(target, drafter)
+
+    monkeypatch.setattr(report, "time_passes", times)
+    path = gguf_files.write(tmp_path / "model.gguf", gguf_files.small_model())
+    found = look(path, drafter, time=True)
+    assert found.works, found.reason
+    assert found.target.memory is not None
+    assert [str(one) for one in timed] == [f"torch.{found.target.memory.dtype}"]
+    assert timed == [omnidraft.load(path, None, sources="retrieval").target.lm.dtype]
 
 
 # ------------------------------------------------------------ verdicts

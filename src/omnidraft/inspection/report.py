@@ -75,7 +75,7 @@ def inspect_pair(
     if time:
         say("loading and timing both models")
         try:
-            loaded = load_model(zoo.resolve(target)).lm
+            loaded = load_model(zoo.resolve(target), verifies=True).lm
             steps = time_passes(loaded, SharedDrafter(load_model(zoo.resolve(drafter)).lm).model)
         except ModelError as error:
             return Inspection(works=False, reason=str(error), **figures)
