@@ -21,7 +21,8 @@ import torch
 from omnidraft.config import cache_folder
 from omnidraft.errors import ConfigError, ModelError
 
-WIDTH = 32  # columns are padded to a multiple of it, as in step.c
+WIDTH = 32  # columns of a chunk are padded to a multiple of it, as in step.c
+CHUNK = 1280  # columns, at most: of 8 inputs they fit in the innermost cache, 20 KB
 LANES = 16  # tokens whose keys lie together in a cache, as in step.c
 LARGEST = 127  # of a rounded weight
 BLOCK = 4096  # rows
@@ -36,7 +37,7 @@ class Matrix(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("weights", "scales", "bias")),
-        *((name, ctypes.c_int64) for name in ("out", "columns", "stride")),
+        *((name, ctypes.c_int64) for name in ("out", "columns", "chunks", "width")),
     )
 
 
@@ -73,19 +74,23 @@ class Rounded:
 
     def __init__(self, name: str, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         out, columns = weight.shape
-        stride = -(-columns // WIDTH) * WIDTH
-        self.weights = torch.zeros(out, stride, dtype=torch.int8, device="cpu")
+        chunks = -(-columns // CHUNK)
+        width = -(-columns // (chunks * WIDTH)) * WIDTH
+        self.weights = torch.empty(chunks, out, width, dtype=torch.int8, device="cpu")
         self.scales = torch.empty(out, dtype=torch.float32, device="cpu")
         for start in range(0, out, BLOCK):  # a large matrix is never whole in 32 bits
             block = weight[start : start + BLOCK].float()
             scales = block.abs().amax(1).div_(LARGEST)
             self.scales[start : start + BLOCK] = scales
-            self.weights[start : start + BLOCK, :columns] = (block / scales.clamp_min(1e-30)[:, None]).round_()
+            block = (block / scales.clamp_min(1e-30)[:, None]).round_()
+            block = torch.nn.functional.pad(block, (0, chunks * width - columns)).view(-1, chunks, width)
+            self.weights[:, start : start + BLOCK] = block.transpose(0, 1)
         if not self.scales.isfinite().all():
             raise ModelError(f"weights {name} are NaN or infinite: get the complete files of the model")
         self.bias = None if bias is None else bias.float().contiguous()
         self.columns = columns
-        self.struct = Matrix(self.weights.data_ptr(), self.scales.data_ptr(), pointer(self.bias), out, columns, stride)
+        addresses = (self.weights.data_ptr(), self.scales.data_ptr(), pointer(self.bias))
+        self.struct = Matrix(*addresses, out, columns, chunks, width)
 
     @property
     def nbytes(self) -> int:
@@ -95,13 +100,14 @@ class Rounded:
         """Rows of the matrix, (T, in) float32."""
         # of some thousand entries on, torch would use threads, which then spin on the cores that step.c needs
         places = np.asarray(ids, dtype=np.int64)
-        weights, scales = self.weights.numpy()[places], self.scales.numpy()[places]
-        return torch.from_numpy(weights[:, : self.columns] * scales[:, None])
+        weights, scales = self.weights.numpy()[:, places], self.scales.numpy()[places]
+        whole = weights.transpose(1, 0, 2).reshape(len(places), -1)
+        return torch.from_numpy(whole[:, : self.columns] * scales[:, None])
 
     def __call__(self, x: torch.Tensor, norm: torch.Tensor | None = None, epsilon: float = 0.0) -> torch.Tensor:
         """x (T, in) float32, normalized where there are weights of a norm -> (T, out) float32."""
         x = x.contiguous()
-        y = torch.empty(len(x), len(self.weights), dtype=torch.float32, device="cpu")
+        y = torch.empty(len(x), len(self.scales), dtype=torch.float32, device="cpu")
         library().apply_matrix(
             ctypes.byref(self.struct), pointer(norm), epsilon, x.data_ptr(), len(x), y.data_ptr(), threads()
         )

@@ -13,17 +13,18 @@
 #include "threads.h"
 
 #define LANES 16  /* partial sums, in an order that does not depend on the compiler's vectors */
-#define WIDTH 32  /* columns of a matrix are padded with zeros to a multiple of it */
+#define WIDTH 32  /* a chunk has a multiple of it columns, the last ones zeros where the matrix has fewer */
 #define ROWS 64   /* rounded inputs that stay in the processor's cache while a matrix is read */
 #define AHEAD 2048 /* bytes: the processor itself fetches no further than to the end of a page */
+#define MOST 64 /* rows of weights whose sums are kept while chunks are read */
 #define PART 65536 /* bytes of weights in a part of a job, about */
 #define INLINE static inline __attribute__((always_inline))
 
 typedef struct {
-    const int8_t *weights; /* (out, stride) */
+    const int8_t *weights; /* (chunks, out, width): columns that are read together */
     const float *scales;   /* (out) */
     const float *bias;     /* (out), or NULL */
-    int64_t out, in, stride;
+    int64_t out, in, chunks, width;
 } Matrix;
 
 typedef struct {
@@ -89,18 +90,19 @@ INLINE int32_t ADD(int32_t sum, Widened w, const int16_t *x) {
 #define TOTAL(sum) (sum)
 #endif
 
-/* products of one row of weights and `rows` rounded inputs; `rows` is a constant where this is inlined */
-INLINE void products(const int8_t *w, const int16_t *x, int64_t stride, int rows, int32_t *result) {
+/* adds the products of a chunk of a row of weights and of `rows` rounded inputs; `rows` is a constant where this is
+   inlined */
+INLINE void products(const int8_t *w, const int16_t *x, int64_t width, int rows, int32_t *result) {
     Sums sums[8];
     for (int m = 0; m < rows; m++) sums[m] = ZERO;
-    for (int64_t k = 0; k < stride; k += WIDTH) {
+    for (int64_t k = 0; k < width; k += WIDTH) {
         __builtin_prefetch(w + k + AHEAD);
         for (int64_t i = k; i < k + WIDTH; i += STEP) {
             __auto_type wide = WIDEN(w + i);
-            for (int m = 0; m < rows; m++) sums[m] = ADD(sums[m], wide, x + m * stride + i);
+            for (int m = 0; m < rows; m++) sums[m] = ADD(sums[m], wide, x + m * width + i);
         }
     }
-    for (int m = 0; m < rows; m++) result[m] = TOTAL(sums[m]);
+    for (int m = 0; m < rows; m++) result[m] += TOTAL(sums[m]);
 }
 
 /* ---- elementwise parts */
@@ -161,10 +163,11 @@ INLINE Lanes exponential(Lanes x) {
     return choose(x == x, value * power, x);
 }
 
-/* the input of a matrix as integers; returns their scale, which is NaN where an entry is NaN or infinite; `kind` is a
-   constant where this is inlined */
-INLINE float rounded(const float *x, int64_t count, int64_t stride, int kind, const float *norm, float epsilon,
-                     float *values, int16_t *result) {
+/* the input of a matrix as integers, whose chunks lie `apart`; returns their scale, which is NaN where an entry is NaN
+   or infinite; `kind` is a constant where this is inlined */
+INLINE float rounded(const float *x, const Matrix *matrix, int kind, const float *norm, float epsilon, float *values,
+                     int16_t *result, int64_t apart) {
+    int64_t count = matrix->in, width = matrix->width, stride = matrix->chunks * width;
     float factor = kind == NORMALIZED ? normalizer(x, count, epsilon) : 1;
     Whole largest = {0};
     for (int64_t k = 0; k < stride; k += LANES) { /* sizes of floats are in the order of their bits */
@@ -184,7 +187,7 @@ INLINE float rounded(const float *x, int64_t count, int64_t stride, int kind, co
         Lanes nearest = (lanes_at(values + k) * inverse + 12582912) - 12582912;
         Whole whole = __builtin_convertvector(nearest, Whole);
         Short narrow = __builtin_convertvector(whole, Short);
-        memcpy(result + k, &narrow, sizeof narrow);
+        memcpy(result + k / width * apart + k % width, &narrow, sizeof narrow);
     }
     return most.bits < infinite.bits ? most.value / limit : NAN;
 }
@@ -201,29 +204,37 @@ typedef struct {
 
 static void round_row(const void *job, int64_t m) {
     const Projection *one = job;
-    int64_t in = one->matrix->in, stride = one->matrix->stride;
+    int64_t in = one->matrix->in, width = one->matrix->width, apart = one->rows * width;
     const float *x = one->x + m * (one->kind == GATED ? 2 * in : in);
-    float *values = one->values + m * stride;
-    int16_t *integers = one->integers + m * stride;
+    float *values = one->values + m * one->matrix->chunks * width;
+    int16_t *integers = one->integers + m * width;
     switch (one->kind) {
-#define KIND(kind) case kind: one->scales[m] = rounded(x, in, stride, kind, one->norm, one->epsilon, values, integers); break;
+#define KIND(kind) \
+    case kind: one->scales[m] = rounded(x, one->matrix, kind, one->norm, one->epsilon, values, integers, apart); break;
         KIND(AS_IS) KIND(NORMALIZED) KIND(GATED)
     }
 }
 
-/* a part of the matrix times inputs first..first + rows */
+/* a part of the matrix times inputs first..first + rows; a chunk of these stays in the innermost cache meanwhile */
 INLINE void multiply_inputs(const Projection *one, int64_t part, int64_t first, int rows) {
     const Matrix *matrix = one->matrix;
-    int64_t out = matrix->out, stride = matrix->stride, last = (part + 1) * one->part;
-    for (int64_t o = part * one->part; o < (last < out ? last : out); o++) {
-        int32_t sums[8];
-        products(matrix->weights + o * stride, one->integers + first * stride, stride, rows, sums);
-        for (int m = 0; m < rows; m++) {
-            float value = (float)sums[m] * (matrix->scales[o] * one->scales[first + m]);
-            float *y = one->y + (first + m) * out + o;
-            if (matrix->bias) value += matrix->bias[o];
-            *y = one->adds ? *y + value : value;
-        }
+    int64_t out = matrix->out, width = matrix->width, begin = part * one->part, end = begin + one->part;
+    if (end > out) end = out;
+    int32_t sums[MOST][8];
+    for (int64_t from = begin; from < end; from += MOST) {
+        int64_t count = end - from < MOST ? end - from : MOST;
+        memset(sums, 0, count * sizeof *sums);
+        for (int64_t chunk = 0; chunk < matrix->chunks; chunk++)
+            for (int64_t o = 0; o < count; o++)
+                products(matrix->weights + (chunk * out + from + o) * width,
+                         one->integers + (chunk * one->rows + first) * width, width, rows, sums[o]);
+        for (int64_t o = from; o < from + count; o++)
+            for (int m = 0; m < rows; m++) {
+                float value = (float)sums[o - from][m] * (matrix->scales[o] * one->scales[first + m]);
+                float *y = one->y + (first + m) * out + o;
+                if (matrix->bias) value += matrix->bias[o];
+                *y = one->adds ? *y + value : value;
+            }
     }
 }
 
@@ -240,7 +251,7 @@ static void multiply_part(const void *job, int64_t part) {
 /* y (rows, out) = input (rows, in) times the matrix, added to y where `adds`; GATED inputs are (rows, 2 in) */
 static void project(const Matrix *matrix, const float *x, int64_t rows, int kind, const float *norm, float epsilon,
                     int adds, float *y, int threads) {
-    int64_t stride = matrix->stride, held = rows < ROWS ? rows : ROWS;
+    int64_t stride = matrix->chunks * matrix->width, held = rows < ROWS ? rows : ROWS;
     float scales[ROWS];
     Projection one = {
         .matrix = matrix, .norm = norm, .scales = scales, .epsilon = epsilon, .kind = kind, .adds = adds,
