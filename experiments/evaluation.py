@@ -20,8 +20,8 @@ from omnidraft.bench.interleaved import EngineWay, Timed, engine_for, take_turns
 from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.decoding.stats import Stats
+from omnidraft.distillation.lora import parted
 from omnidraft.distillation.losses import HybridLoss
-from omnidraft.distillation.weights import parted
 from omnidraft.draft_length.acceptance_head import Head
 from omnidraft.errors import PromptError
 

@@ -203,7 +203,7 @@ def cache() -> None:
 def swap() -> None:
     from omnidraft import zoo
     from omnidraft.decoding.shared_drafter import SharedDrafter
-    from omnidraft.distillation.weights import merged
+    from omnidraft.distillation.lora import merged
     from omnidraft.models.loading import load_model
 
     serving = SharedDrafter(load_model(zoo.path(zoo.names("drafter")[0]), dtype="float32").lm)

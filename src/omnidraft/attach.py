@@ -19,7 +19,7 @@ from omnidraft.config import Drafting, Learning
 from omnidraft.decoding.drafter import AttachedDrafter, Drafter
 from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.distillation.adaptation import Adaptation, Learner
-from omnidraft.distillation.weights import Weights, check_fit, parted
+from omnidraft.distillation.lora import Weights, check_fit, parted
 from omnidraft.draft_length.acceptance_head import Head, hidden_size
 from omnidraft.errors import ConfigError
 from omnidraft.models.loading import LoadedModel

@@ -18,10 +18,10 @@ from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.distillation.adaptation import Adaptation, Learner
 from omnidraft.distillation.background import BackgroundTrainer
 from omnidraft.distillation.inline import InlineTrainer
+from omnidraft.distillation.lora import Weights, merged
 from omnidraft.distillation.losses import HybridLoss
 from omnidraft.distillation.teacher import Trace, shared_tokens
 from omnidraft.distillation.trainer import Counters, Trainer
-from omnidraft.distillation.weights import Weights, merged
 from omnidraft.models.language_model import TransformersModel
 from omnidraft.models.lean import lean
 from omnidraft.verification.sampling import Sampler, tempered

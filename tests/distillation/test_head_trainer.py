@@ -14,11 +14,11 @@ from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.config import Learning, Sampling
 from omnidraft.distillation import head_trainer as head_trainer_module
 from omnidraft.distillation.head_trainer import HeadTrainer
+from omnidraft.distillation.lora import Weights, parted
 from omnidraft.distillation.losses import acceptance
 from omnidraft.distillation.replay_buffer import ReplayBuffer
 from omnidraft.distillation.teacher import Trace, exact_example
 from omnidraft.distillation.trainer import Trainer
-from omnidraft.distillation.weights import Weights, parted
 from omnidraft.draft_length.acceptance_head import Head
 from omnidraft.errors import ConfigError
 from omnidraft.verification.trie_walk import Walk

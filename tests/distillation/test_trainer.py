@@ -12,11 +12,11 @@ import torch
 
 from omnidraft.config import ADAPTERS
 from omnidraft.distillation import replay_buffer, trainer
+from omnidraft.distillation.lora import LORA_A, LORA_B, check_fit, merged
 from omnidraft.distillation.losses import HybridLoss
 from omnidraft.distillation.replay_buffer import HELD_OUT, ReplayBuffer
 from omnidraft.distillation.teacher import TrainingExample
 from omnidraft.distillation.trainer import SPARE_BYTES, Trainer
-from omnidraft.distillation.weights import LORA_A, LORA_B, check_fit, merged
 from omnidraft.errors import ConfigError, ModelError
 from omnidraft.models.loading import has_bfloat16
 from support.learning import (

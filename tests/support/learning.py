@@ -20,10 +20,10 @@ from omnidraft.attach import LearningSide
 from omnidraft.config import Learning, Sampling
 from omnidraft.decoding.engine import Engine
 from omnidraft.distillation.adaptation import Adaptation
+from omnidraft.distillation.lora import Weights, merged, parted
 from omnidraft.distillation.losses import TeacherDistributions, TokenLabels, divergence, hybrid
 from omnidraft.distillation.teacher import TrainingExample
 from omnidraft.distillation.trainer import Trainer
-from omnidraft.distillation.weights import Weights, merged, parted
 from omnidraft.generation import Session
 from omnidraft.profiles.autosave import Autosave
 from omnidraft.profiles.pair_profile import PairProfile

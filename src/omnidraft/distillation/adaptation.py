@@ -16,8 +16,8 @@ import torch
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.decoding.drafter import AttachedDrafter, Drafter
 from omnidraft.decoding.shared_drafter import Pausable, SharedDrafter
+from omnidraft.distillation.lora import Weights, merged, parted
 from omnidraft.distillation.teacher import Trace
-from omnidraft.distillation.weights import Weights, merged, parted
 from omnidraft.verification.round import Round
 
 if TYPE_CHECKING:

@@ -28,10 +28,10 @@ import torch
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.spelling_table import SpellingTable
 from omnidraft.config import Learning
+from omnidraft.distillation.lora import Weights
 from omnidraft.distillation.replay_buffer import REPLAY_BYTES
 from omnidraft.distillation.teacher import Trace, shared_tokens
 from omnidraft.distillation.trainer import Counters, Trainer, check_memory
-from omnidraft.distillation.weights import Weights
 from omnidraft.errors import OmniDraftError
 
 if TYPE_CHECKING:

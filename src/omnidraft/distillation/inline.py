@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Callable
 
 from omnidraft.alignment.ngram_cache import NgramCache
+from omnidraft.distillation.lora import Weights
 from omnidraft.distillation.teacher import Trace
 from omnidraft.distillation.trainer import Counters, Trainer
-from omnidraft.distillation.weights import Weights
 
 _log = logging.getLogger("omnidraft")
 MAX_COST = 1.0  # seconds of updates per second of decoding

@@ -16,10 +16,10 @@ from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.config import Learning
 from omnidraft.distillation.batch import Batch, LossPositions, passes
 from omnidraft.distillation.head_trainer import HeadTrainer
+from omnidraft.distillation.lora import Weights, parted, trainable
 from omnidraft.distillation.losses import HybridLoss, divergence, hybrid
 from omnidraft.distillation.replay_buffer import ReplayBuffer
 from omnidraft.distillation.teacher import Trace, TrainingExample, training_example
-from omnidraft.distillation.weights import Weights, parted, trainable
 from omnidraft.draft_length.acceptance_head import PREFIX, hidden_size
 from omnidraft.errors import ModelError
 from omnidraft.models.loading import has_bfloat16
