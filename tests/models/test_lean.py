@@ -125,6 +125,19 @@ def test_a_row_does_not_depend_on_those_beside_it(kind: str, threads: int) -> No
         torch.set_num_threads(1)
 
 
+@EVERY
+def test_how_columns_lie_in_memory_changes_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither logits nor what a profile is found by."""
+    _, whole = both(kind)
+    monkeypatch.setattr(native, "CHUNK", native.WIDTH)
+    _, parted = both(kind)
+    for part in (IDS[:9], IDS[9:10], IDS[10:15]):
+        assert torch.equal(whole.forward(part, len(part)), parted.forward(part, len(part)))
+    names = whole.tensors()
+    assert names.keys() == parted.tensors().keys()
+    assert all(torch.equal(names[name], found) for name, found in parted.tensors().items())
+
+
 def test_other_processors_compute_the_same_products(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     """The part of step.c without vector instructions, on matrices: its sums are whole numbers, in any order."""
     monkeypatch.setattr(native, "FLAGS", (("-DPLAIN", "-march=native"),))

@@ -35,7 +35,7 @@ class EightBitModel(TransformersModel):
         return self._lean.cache_bytes
 
     def tensors(self) -> dict[str, Any]:
-        """The rounded matrices by name."""
+        """The first columns of the rounded matrices by name."""
         return self._lean.tensors()
 
     def crop(self, length: int) -> None:

@@ -18,7 +18,7 @@ import torch
 from omnidraft.errors import InputError, ModelError
 from omnidraft.models import native
 from omnidraft.models.language_model import CHUNK, TransformersModel
-from omnidraft.models.native import LANES, Rounded, pointer
+from omnidraft.models.native import LANES, WIDTH, Rounded, pointer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -119,8 +119,8 @@ class LeanModel:
         return self._entries.nbytes
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The rounded matrices by name."""
-        return {name: matrix.weights for name, matrix in self._loaded.parts.matrices.items()}
+        """The first columns of the rounded matrices by name, (out, WIDTH): however they lie in memory."""
+        return {name: matrix.weights[0, :, :WIDTH] for name, matrix in self._loaded.parts.matrices.items()}
 
     @torch.inference_mode()
     def forward(self, ids: Sequence[int], keep: int) -> torch.Tensor:

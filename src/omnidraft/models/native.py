@@ -27,7 +27,7 @@ LANES = 16  # tokens whose keys lie together in a cache, as in step.c
 LARGEST = 127  # of a rounded weight
 BLOCK = 4096  # rows
 # products and sums are rounded one by one, so that no compiler's choice of loops shows in a row
-OPTIONS = ("-O3", "-ffp-contract=off", "-shared", "-fPIC", "-pthread")
+OPTIONS = ("-O3", "-ffp-contract=off", "-shared", "-fPIC", "-pthread", "-Wno-psabi")
 SECONDS = 120  # for the compiler
 FLAGS = (("-march=native",), ("-mcpu=native",))  # tried in this order: compilers name the processor differently
 
@@ -101,7 +101,7 @@ class Rounded:
         # of some thousand entries on, torch would use threads, which then spin on the cores that step.c needs
         places = np.asarray(ids, dtype=np.int64)
         weights, scales = self.weights.numpy()[:, places], self.scales.numpy()[places]
-        whole = weights.transpose(1, 0, 2).reshape(len(places), -1)
+        whole = weights.transpose(1, 0, 2).reshape(len(places), self.weights.shape[0] * self.weights.shape[2])
         return torch.from_numpy(whole[:, : self.columns] * scales[:, None])
 
     def __call__(self, x: torch.Tensor, norm: torch.Tensor | None = None, epsilon: float = 0.0) -> torch.Tensor:

@@ -150,7 +150,8 @@ INLINE float normalizer(const float *x, int64_t count, float epsilon) {
 
 /* e to the power of x, to 2 units in the last place */
 INLINE Lanes exponential(Lanes x) {
-    Lanes bounded = choose(x < -87, (Lanes){0} - 87, choose(x > 88, (Lanes){0} + 88, x));
+    /* what is no number becomes one here: converting it to an integer is undefined */
+    Lanes bounded = choose(x > -87, choose(x < 88, x, (Lanes){0} + 88), (Lanes){0} - 87);
     Lanes whole = (bounded * 1.44269504f + 12582912) - 12582912; /* nearest integer */
     Lanes rest = bounded - whole * 0.693359375f + whole * 2.12194440e-4f;
     Lanes value = 1.9875691500e-4f * rest + 1.3981999507e-3f;
