@@ -39,10 +39,12 @@ class At:
     url: str
     end: Callable[[], None]
     lines: list[str] = field(default_factory=list)
+    clients: list[OpenAI] = field(default_factory=list)  # closed with the server: an open socket fails a later test
 
     @property
     def client(self) -> OpenAI:
-        return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=WAIT_S)
+        self.clients.append(OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=WAIT_S))
+        return self.clients[-1]
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         return httpx.post(self.url + path, json=body, timeout=WAIT_S, **options)
@@ -86,6 +88,8 @@ def serving(
         until(lambda: healthy(at.url) or not thread.is_alive())
         yield at
     finally:
+        for client in at.clients:
+            client.close()
         running.end()
         thread.join(WAIT_S)
         assert not thread.is_alive()
