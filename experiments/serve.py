@@ -36,7 +36,8 @@ from omnidraft.bench.environment import command
 from omnidraft.bench.output import down, markdown_table, writing
 from omnidraft.cli import flags
 from omnidraft.errors import OmniDraftError
-from omnidraft.models.loading import choose_device, choose_dtype, load_skeleton
+from omnidraft.models.loading import choose_device, choose_dtype, load_skeleton, load_tokenizer
+from omnidraft.prompting import has_template
 from omnidraft.server.served import name_of
 
 LONGEST_S = 600.0  # for a server to be ready, and for an answer
@@ -96,21 +97,25 @@ class ServerWay:
         self._listener = threading.Thread(target=self._listen)
         self._listener.start()
         self._url, self._model, self._tokens = self._ready(), name_of(target), sizes.new_tokens
+        self._chats = has_template(load_tokenizer(zoo.resolve(target)))  # a target without a template takes text alone
 
     def ask(self, place: int, prompt: str) -> Reply:
         """The answer to a prompt, streamed."""
-        messages = [{"role": "user", "content": prompt}]
         body = {"model": self._model, "temperature": 0, "max_tokens": self._tokens, "stream": True, "user": str(place)}
-        body |= {"messages": messages, "stream_options": {"include_usage": True}}
+        body |= {"messages": [{"role": "user", "content": prompt}]} if self._chats else {"prompt": prompt}
+        body |= {"stream_options": {"include_usage": True}}
         began, first, text, tokens = time.perf_counter(), 0.0, "", 0
         try:
-            with httpx.stream("POST", f"{self._url}/v1/chat/completions", json=body, timeout=LONGEST_S) as answer:
+            where = f"{self._url}/v1/{'chat/' if self._chats else ''}completions"
+            with httpx.stream("POST", where, json=body, timeout=LONGEST_S) as answer:
+                if answer.status_code != httpx.codes.OK:
+                    raise OmniDraftError(f"the server refuses a prompt: {answer.read().decode()}")
                 for line in answer.iter_lines():
                     if line == "data: [DONE]":
                         return Reply(prompt=place, text=text, tokens=tokens, first_s=first)
                     chunk = json.loads(line.removeprefix("data: ") or "{}")
                     for choice in chunk.get("choices", ()):
-                        text += choice["delta"].get("content", "")
+                        text += choice["delta"].get("content", "") if self._chats else choice["text"]
                         first = first or (time.perf_counter() - began if text else 0.0)
                     tokens = (chunk.get("usage") or {}).get("completion_tokens", tokens)
         except httpx.TransportError:

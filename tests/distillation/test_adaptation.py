@@ -236,7 +236,7 @@ def test_a_sampled_text_teaches_the_distributions_of_the_target_alone() -> None:
 
 
 def test_a_long_text_teaches_its_end_and_what_follows_as_far_as_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omnidraft.distillation.adaptation.LONGEST", 48)
+    monkeypatch.setattr("omnidraft.distillation.teacher.LONGEST", 48)
     setting = Setting()
     learner, prompt = Perturbing(setting.source), setting.prompts[0] * 3
     records = answered(setting.adaptation(learner), setting.engine, prompt, 40)

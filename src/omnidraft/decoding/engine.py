@@ -181,7 +181,7 @@ class Engine:
     def verify(self, request: Request) -> Verified:
         """Draft, and settle the draft with one forward pass of the target; `commit` is to follow."""
         began = time.perf_counter()
-        draft = self._propose(request)
+        draft = self.propose(request)
         drafted = time.perf_counter()
 
         # the ids that the target has not seen yet, and the proposals (nothing follows an end of text)
@@ -246,7 +246,7 @@ class Engine:
         request.policy_s = time.perf_counter() - began
         return record
 
-    def _propose(self, request: Request) -> Draft:
+    def propose(self, request: Request) -> Draft:
         """A draft no longer than could be emitted, and none where the context may run out whatever is drawn.
 
         Whether to copy is decided before the drafter draws; copied tokens may follow its own, which are all verified.

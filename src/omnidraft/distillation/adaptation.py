@@ -17,7 +17,7 @@ from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.decoding.drafter import AttachedDrafter, Drafter
 from omnidraft.decoding.shared_drafter import Pausable, SharedDrafter
 from omnidraft.distillation.lora import Weights, merged, parted
-from omnidraft.distillation.teacher import Trace
+from omnidraft.distillation.teacher import Trace, trace_of
 from omnidraft.verification.round import Round
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from omnidraft.models.lean import LeanModel
 
 _log = logging.getLogger("omnidraft")
-LONGEST = 2048  # drafter tokens of a training example: attention over more would take seconds
 
 
 class Learner(Pausable, Protocol):
@@ -111,15 +110,9 @@ class Adaptation:
         """Prompt, answer and target distributions of these rounds, cut to what the drafter's context holds."""
         tokens = [token for record in records for token in record.emitted]
         teacher = [one for record in records for one in record.teacher]
-        written = [tuple(self.attached.context.tokens([token])) for token in tokens]
         drafter = (lane or self.attached).drafter
-        room = min(LONGEST, drafter.model.context)
-        prompt = drafter.text[: drafter.begun][-(room // 2) :]  # its text may write the answer otherwise
-        length, kept = len(prompt), 0
-        while kept < len(tokens) and length + len(written[kept]) <= room:
-            length += len(written[kept])
-            kept += 1
-        return Trace(tuple(prompt), tuple(tokens[:kept]), tuple(written[:kept]), tuple(teacher[:kept]))
+        prompt = drafter.text[: drafter.begun]  # its text may write the answer otherwise
+        return trace_of(self.attached.context, prompt, tokens, teacher, drafter.model.context)
 
     def flush(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Learn from everything so far, to draft with it from the next request on; see `Learner.flush`."""

@@ -14,10 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from omnidraft.alignment.drafter_context import DrafterContext
 from omnidraft.alignment.ngram_cache import Ints, NgramCache
 from omnidraft.alignment.spelling_table import ROOT, Probs, SpellingTable
 from omnidraft.distillation.losses import HybridLoss, TeacherDistributions, TokenLabels
 from omnidraft.verification.sparse_probs import NONE, SparseProbs, best_symbol, masses_after, masses_below, root_masses
+
+LONGEST = 2048  # drafter tokens of a training example: attention over more would take seconds
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +31,27 @@ class Trace:
     tokens: tuple[int, ...]  # target tokens of the answer
     written: tuple[tuple[int, ...], ...]  # each of them in drafter tokens
     distributions: tuple[SparseProbs, ...]  # of the target, at each of them
+
+
+def trace_of(
+    context: DrafterContext,
+    prompt: Sequence[int],
+    tokens: Sequence[int],
+    distributions: Sequence[SparseProbs],
+    longest: int,
+) -> Trace:
+    """The trace of an answer to a prompt of drafter tokens, cut to `longest` drafter tokens, half of them the prompt's.
+
+    `distributions` are the target's at each of the target tokens of the answer.
+    """
+    room = min(LONGEST, longest)
+    prompt = prompt[-(room // 2) :]
+    written = [tuple(context.tokens([token])) for token in tokens]
+    length, kept = len(prompt), 0
+    while kept < len(tokens) and length + len(written[kept]) <= room:
+        length += len(written[kept])
+        kept += 1
+    return Trace(tuple(prompt), tuple(tokens[:kept]), tuple(written[:kept]), tuple(distributions[:kept]))
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -211,6 +211,13 @@ class Trainer:
         self._losses.clear()
         self._count(steps=1)
 
+    @_outside_inference
+    def loss(self, examples: Sequence[TrainingExample]) -> float:
+        """Mean loss over the positions of some examples under the present weights; nan without any."""
+        with torch.no_grad():
+            sums = [float(self._loss(batch, self._read(batch)[0]).sum()) for batch in self._batches(examples)]
+        return sum(sums) / sum(each.positions for each in examples) if examples else math.nan
+
     @torch.no_grad()
     def _loss_of(self, examples: Sequence[TrainingExample]) -> float:
         """Mean loss over the positions of these examples under the present weights."""
@@ -223,6 +230,10 @@ class Trainer:
                 loss = float(self._loss(batch, self._read(batch)[0]).sum())
             self._losses[example] = loss
         return sum(self._losses.values()) / sum(example.positions for example in examples)
+
+    def _batches(self, examples: Sequence[TrainingExample]) -> Iterator[Batch]:
+        """Batches of as many examples as one pass holds."""
+        return (self._batch(part) for part in passes(examples))
 
     def _batch(self, examples: Sequence[TrainingExample]) -> Batch:
         return Batch.of(examples, self._model.device)

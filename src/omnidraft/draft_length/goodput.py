@@ -188,7 +188,7 @@ class Goodput:
 
     def learn(self, record: Round) -> None:
         """Take in what a round cost, and which of its draft tokens were accepted."""
-        self.costs.learn(record, first=self._first)
+        self._learn_costs(record)
         self._rounds += 1
         self._emitted += len(record.emitted)
         self._since_plain = self._since_plain + 1 if record.draft or record.retrieved or self._first else 0
@@ -207,6 +207,9 @@ class Goodput:
         if passes:
             self.acceptance.learn(self._bins[: min(accepted + 1, len(record.draft))], accepted)
             self._first_gain = self._step_gain(1.0, 0)
+
+    def _learn_costs(self, record: Round) -> None:
+        self.costs.learn(record, first=self._first)
 
     def _learn_goodput(self, record: Round) -> None:
         """Track goodput, and what the present exploration has lost against plain decoding."""

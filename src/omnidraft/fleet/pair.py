@@ -1,0 +1,60 @@
+"""A drafter attached to the tokenizer of a target whose weights are elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from omnidraft import zoo
+from omnidraft.alignment.vocab import Vocab, read_vocab
+from omnidraft.attach import attach_drafter
+from omnidraft.config import Drafting
+from omnidraft.decoding.drafter import AttachedDrafter
+from omnidraft.decoding.shared_drafter import SharedDrafter
+from omnidraft.defaults import AUTO, drafter_for
+from omnidraft.models.language_model import TransformersModel
+from omnidraft.models.loading import LoadedModel, load_model, load_skeleton, load_tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemotePair:
+    """A drafter with what its drafts need of a target: tokenizer, vocabulary and config, no weights."""
+
+    attached: AttachedDrafter
+    shared: SharedDrafter
+    drafter: LoadedModel
+    vocab: Vocab  # of the target
+
+    @property
+    def key(self) -> str:
+        """What learned weights are for: the two tokenizers."""
+        return self.attached.cache.table.fingerprint
+
+    @property
+    def base(self) -> Mapping[str, torch.Tensor]:
+        """The drafter's own weights by name."""
+        return dict(self.drafter.lm.model.named_parameters())
+
+
+@torch.inference_mode(mode=False)  # weights made inside it could never be trained
+def load_pair(
+    target: str | Path, drafter: str | Path, drafting: Drafting, device: str, warn: Callable[[str], None]
+) -> RemotePair:
+    """Load a drafter, and of the target what it takes to draft for it; raises ModelError for either."""
+    place = zoo.resolve(target)
+    lm = TransformersModel(load_skeleton(place))
+    known = LoadedModel(lm=lm, tokenizer=load_tokenizer(place), name=str(target), dtype_reason="without its weights")
+    vocab = read_vocab(known.tokenizer, lm.vocab_size, lm.eos)
+    name = drafter_for(target, warn) if drafter == AUTO else drafter
+    loaded = load_model(zoo.resolve(name), "auto", device, warn)
+    shared = SharedDrafter(loaded.lm, lean_step=drafting.drafter_step == "auto")
+    attached = attach_drafter(known, vocab, loaded, drafting, warn, shared)
+    return RemotePair(attached=attached, shared=shared, drafter=loaded, vocab=vocab)
+
+
+def fits(tokens: Sequence[object], vocab: Vocab) -> bool:
+    """Whether these are token ids of the target, as they came from another machine."""
+    return all(isinstance(token, int) and 0 <= token < vocab.size for token in tokens)

@@ -1,0 +1,258 @@
+"""Drafts for the rows of a batch that another engine verifies; a row is known by its tokens, as it has no name.
+
+The engine verifies by its own tokens alone: a proposal stands for a distribution of one point, so drafts are the
+drafter's likeliest tokens, whatever the request is sampled with, and what is emitted stays exact.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from omnidraft.config import Drafting, Sampling
+from omnidraft.decoding.drafter import common
+from omnidraft.decoding.engine import Engine, Request, Verified
+from omnidraft.distillation.adaptation import Adaptation
+from omnidraft.draft_length.policy import DraftLengthPolicy, make_policy
+from omnidraft.fleet.batch_goodput import BatchCosts, RowGoodput
+from omnidraft.fleet.pair import RemotePair
+from omnidraft.fleet.releases import Follower
+from omnidraft.fleet.spool import Answer, Spool
+from omnidraft.verification.rejection_sampling import Outcome
+from omnidraft.verification.round import Draft, Round, RoundTimes
+
+UNSEEN = 32  # steps without a row after which its answer counts as complete
+UNKNOWN = -1  # in place of a target token that the engine did not give
+Ids = npt.NDArray[np.integer[Any]]
+_log = logging.getLogger("omnidraft")
+
+
+class RemoteTarget:
+    """In place of the target's weights: a `LanguageModel` that only says how many ids it takes."""
+
+    length = 0  # of a cache, which the engine elsewhere keeps
+
+    def __init__(self, vocab_size: int, context: int) -> None:
+        self.vocab_size, self.context = vocab_size, context
+
+    def forward(self, ids: Sequence[int], keep: int) -> torch.Tensor:
+        """Never called: the engine elsewhere verifies."""
+        raise NotImplementedError
+
+    def crop(self, length: int) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """Tokens that the engine has emitted for a row, in place of the target's distributions."""
+
+    tokens: Sequence[int]
+
+    def best(self, place: int) -> int:
+        """The token at a place, where a proposal stood."""
+        return self.tokens[place] if place < len(self.tokens) else UNKNOWN
+
+
+@dataclass(kw_only=True, eq=False)
+class Row:
+    """A request as it comes along: its tokens, and the draft that is being verified."""
+
+    engine: Engine
+    request: Request
+    prompt: int  # tokens
+    seen: int  # the step in which it came last
+    version: int  # of the weights when it began
+    draft: Draft = field(default_factory=Draft)
+    drafted: int = 0  # proposals
+    accepted: int = 0
+    ended: bool = False  # by the tokens that came last, unless the engine goes on all the same
+
+    def is_at(self, before: Ids) -> bool:
+        """Whether the row's tokens are these, those of a row before its new ones."""
+        ids = self.request.ids
+        return len(ids) == len(before) and ids[-1] == before[-1] and bool(np.array_equal(ids, before))
+
+    def settle(self, emitted: tuple[int, ...]) -> Round:
+        """Take in what the engine made of the draft, of which it may have verified a part, or nothing."""
+        target, count = cast("Any", Emitted(emitted)), len(emitted)  # greedy verification asks for `best` alone
+        draft, outcome = self.draft, self.draft.settle(target, _never, self.engine.eos, greedy=True, lazy=False)
+        if outcome.emitted[:count] == emitted:
+            draft, outcome = draft.cut(outcome, count)
+        else:
+            draft, outcome = Draft(), Outcome(emitted, 0, 0, None)
+        self.ended = not self.engine.eos.isdisjoint(emitted)
+        self.drafted += min(len(draft.proposals), self.engine.drafting.longest)
+        self.accepted += outcome.accepted
+        nothing = torch.empty(count + 1, 0)
+        verified = Verified(
+            emitted=emitted, finish=None, draft=draft, outcome=outcome, logits=nothing, times=RoundTimes()
+        )
+        return self.engine.commit(self.request, verified)
+
+    @property
+    def answer(self) -> Answer:
+        ids = self.request.ids
+        return Answer(
+            prompt=ids[: self.prompt],
+            tokens=ids[self.prompt :],
+            drafted=self.drafted,
+            accepted=self.accepted,
+            version=self.version,
+        )
+
+
+class Rows:
+    """Drafts for up to `most` rows at a time; `propose` is what an engine calls after each of its steps.
+
+    A `follower` brings the weights of the fleet's versions; complete answers go to the `spool`.
+    """
+
+    def __init__(
+        self,
+        pair: RemotePair,
+        drafting: Drafting,
+        *,
+        context: int,
+        most: int,
+        follower: Follower | None = None,
+        spool: Spool | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        warn: Callable[[str], None] = _log.warning,
+    ) -> None:
+        self.rounds: list[Round] = []  # of the last step
+        self.batch = BatchCosts()
+        self._pair, self._drafting, self._most, self._clock = pair, drafting, max(1, most), clock
+        self._follower, self._spool = follower, spool
+        self._adaptation = Adaptation(pair.attached, pair.shared, follower, {}, warn)
+        self._target = RemoteTarget(pair.vocab.size, context)
+        self._rows: list[Row] = []
+        self._places: dict[int, Row] = {}  # of the last step
+        self._idle: list[Engine] = []
+        self._step = 0
+        self._left: float | None = None  # when the last drafts were handed over
+        self._drafted_s = 0.0  # that they took
+
+    def propose(self, sampled: Sequence[Sequence[int]], lengths: Sequence[int] | Ids, table: Ids) -> list[list[int]]:
+        """The drafts of all rows, none for a row without new tokens.
+
+        `sampled` are the new tokens of each row, which are the last of the first `lengths[i]` ids of row i of `table`
+        (rows, tokens) by now.
+        """
+        began = self._clock()
+        self._step += 1
+        self._places, before = self._rows_of(sampled, lengths, table), self._places
+        plain = len(self._places) == len(sampled) and all(before.get(at) is row for at, row in self._places.items())
+        drafts = [row.draft for row in self._places.values()]
+        self.rounds = [row.settle(tuple(sampled[place])) for place, row in self._places.items()]
+        if plain and self._left is not None:  # else prompts were read in this step
+            self.batch.learn(
+                rows=len(sampled),
+                emitted=sum(map(len, sampled)),
+                proposed=sum(len(draft.proposals) for draft in drafts),
+                passes=sum(draft.passes for draft in drafts),
+                read=sum(draft.read for draft in drafts),
+                draft_s=self._drafted_s,
+                verify_s=began - self._left,
+            )
+        drafting = self._clock()
+        proposals: list[list[int]] = [[] for _ in sampled]
+        for place, row in self._places.items():
+            proposals[place] = self._draft(row)
+        self._left = self._clock()
+        self._drafted_s = self._left - drafting
+        self._retire()
+        return proposals
+
+    def close(self) -> None:
+        """Hand over all answers."""
+        for row in list(self._rows):
+            self._end(row)
+        if self._spool is not None:
+            self._spool.write(now=True)
+
+    def _draft(self, row: Row) -> list[int]:
+        row.draft = Draft()
+        if row.request.open and not row.ended:
+            if row.engine.attached is not None:
+                self._adaptation.load_weights(row.engine.attached)
+            row.draft = row.engine.propose(row.request)
+        return list(row.draft.proposals[: self._drafting.longest])  # a draft token may stand for several
+
+    # ------------------------------------------------------------ which row is which
+
+    def _rows_of(self, sampled: Sequence[Sequence[int]], lengths: Sequence[int] | Ids, table: Ids) -> dict[int, Row]:
+        """The row at each place that has new tokens, and room for more; new ones are begun."""
+        places = [at for at, new in enumerate(sampled) if new and int(lengths[at]) < self._target.context]
+        texts = {at: table[at, : int(lengths[at]) - len(sampled[at])] for at in places}
+        found = {at: row for at in places if (row := self._places.get(at)) is not None and row.is_at(texts[at])}
+        free = [row for row in self._rows if row not in found.values()]
+        for at in places:
+            if at not in found and (row := next((row for row in free if row.is_at(texts[at])), None)) is not None:
+                found[at] = row
+                free.remove(row)
+        for row in found.values():
+            row.seen = self._step
+        for at in places:
+            if at not in found and len(texts[at]):
+                found[at] = self._begin(texts[at].tolist())
+        return dict(sorted(found.items()))
+
+    def _begin(self, prompt: list[int]) -> Row:
+        if len(self._rows) >= self._most and not self._idle:
+            self._end(min(self._rows, key=lambda row: row.seen))
+        engine = self._engine(prompt)
+        request = engine.begin(prompt, self._target.context + 1 - len(prompt), Sampling(), _never)
+        version = 0 if self._follower is None else self._follower.version
+        row = Row(engine=engine, request=request, prompt=len(prompt), seen=self._step, version=version)
+        self._rows.append(row)
+        return row
+
+    def _engine(self, prompt: Sequence[int]) -> Engine:
+        """An engine without a row: of several, the one whose drafter has read most of a prompt."""
+        if self._idle:
+            drafted = self._pair.attached.context.prompt(prompt) if len(self._idle) > 1 else ()
+            best = max(self._idle, key=lambda engine: 0 if engine.attached is None else _read(engine, drafted))
+            self._idle.remove(best)
+            return best
+        attached = self._adaptation.lane()
+        goodput = self._drafting.draft_length == "goodput"
+        policy: DraftLengthPolicy = (
+            RowGoodput(self._drafting.longest, attached.head, self.batch)
+            if goodput
+            else make_policy(self._drafting, attached.head)
+        )
+        return Engine(self._target, self._pair.vocab.eos, attached, self._drafting, policy, keeps=True)
+
+    def _retire(self) -> None:
+        """End rows that come no more: at once after an end of text, else after a while, as they may be preempted."""
+        for row in list(self._rows):
+            if self._step - row.seen >= (1 if row.ended else UNSEEN):
+                self._end(row)
+        if self._spool is not None:
+            self._spool.write()
+
+    def _end(self, row: Row) -> None:
+        self._rows.remove(row)
+        self._places = {at: other for at, other in self._places.items() if other is not row}
+        row.engine.end()
+        self._idle.append(row.engine)
+        if self._spool is not None and row.answer.tokens:
+            self._spool.add(row.answer)
+
+
+def _read(engine: Engine, tokens: Sequence[int]) -> int:
+    """How many leading tokens of a text an engine's drafter has read."""
+    return 0 if engine.attached is None else common(engine.attached.drafter.text, tokens)
+
+
+def _never(_: object) -> int:
+    """In place of a sampler: nothing is drawn."""
+    raise NotImplementedError

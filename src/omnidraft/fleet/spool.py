@@ -1,0 +1,117 @@
+"""Answers on their way to the trainer: a folder of segments, each written once and whole, read and removed by one.
+
+A segment holds token ids and counts, no text.  A name is never written twice, so a folder that is a mounted object
+store serves as well.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from omnidraft.errors import ConfigError
+from omnidraft.storage import make_folder, replace_file
+
+SEGMENT_ANSWERS = 64  # after which a segment is written
+SEGMENT_S = 10.0  # from its first answer on, likewise
+MOST_BYTES = 2**26  # of a replica's segments that nobody has read: the oldest go
+SUFFIX = ".jsonl"
+_log = logging.getLogger("omnidraft")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """An answer as a replica gave it, in target tokens; `drafted` proposals were verified, `accepted` of them kept."""
+
+    prompt: Sequence[int]
+    tokens: Sequence[int]
+    drafted: int
+    accepted: int
+    version: int  # of the weights that drafted
+
+    @classmethod
+    def read(cls, line: bytes) -> Answer | None:
+        """The answer in a line of a segment; None where there is none."""
+        try:
+            answer = cls(**json.loads(line))
+        except (TypeError, ValueError):
+            return None
+        lists: tuple[object, ...] = (answer.prompt, answer.tokens)
+        counts: tuple[object, ...] = (answer.drafted, answer.accepted, answer.version)
+        sound = all(isinstance(each, list) for each in lists)
+        return answer if sound and all(isinstance(each, int) and each >= 0 for each in counts) else None
+
+
+class Spool:
+    """Writes the answers of one replica; what cannot be written is dropped with a warning, as serving goes on."""
+
+    def __init__(
+        self,
+        folder: Path,
+        replica: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        most_bytes: int = MOST_BYTES,
+        warn: Callable[[str], None] = _log.warning,
+    ) -> None:
+        if not re.fullmatch(r"[\w.-]{1,64}", replica):
+            raise ConfigError(f"replica is {replica!r}: use up to 64 letters, digits, dots, hyphens and underscores")
+        make_folder(folder)
+        self._folder, self._replica, self._clock, self._warn = folder, replica, clock, warn
+        self._most_bytes = most_bytes
+        self._answers: list[bytes] = []
+        self._since = 0.0  # when the first of them came
+        self._failed = False
+
+    def add(self, answer: Answer) -> None:
+        """Keep an answer for the segment to come."""
+        self._since = self._since if self._answers else self._clock()
+        self._answers.append(json.dumps(asdict(answer), separators=(",", ":")).encode() + b"\n")
+
+    def write(self, *, now: bool = False) -> None:
+        """Write the segment where it is full or old enough, or in any case `now`."""
+        due = len(self._answers) >= SEGMENT_ANSWERS or self._clock() - self._since >= SEGMENT_S
+        if not self._answers or not (due or now):
+            return
+        name = f"{self._replica}-{time.time_ns():020d}-{secrets.token_hex(4)}{SUFFIX}"
+        try:
+            replace_file(self._folder / name, b"".join(self._answers))
+            self._trim()
+            self._failed = False
+        except OSError as error:
+            if not self._failed:
+                self._warn(f"answers are not spooled to {self._folder}: {error.strerror}; they are dropped")
+            self._failed = True
+        self._answers.clear()
+
+    def _trim(self) -> None:
+        """Remove this replica's oldest segments beyond the bound: nobody reads them."""
+        own = [path for path in segments(self._folder) if path.name.rsplit("-", 2)[0] == self._replica]
+        sizes = [path.stat().st_size for path in own]
+        while sum(sizes) > self._most_bytes and len(own) > 1:
+            own.pop(0).unlink(missing_ok=True)
+            sizes.pop(0)
+
+
+def segments(folder: Path) -> list[Path]:
+    """The segments of a folder, the oldest first."""
+    found = (path for path in folder.glob(f"*{SUFFIX}") if not path.name.startswith("."))
+    return sorted(found, key=lambda path: path.name.rsplit("-", 2)[-2:])
+
+
+def answers(segment: Path) -> Iterator[Answer]:
+    """The answers of a segment; a damaged line is skipped, and a segment that is gone has none."""
+    try:
+        lines = segment.read_bytes().splitlines()
+    except FileNotFoundError:  # its replica has removed it
+        return
+    for line in lines:
+        answer = Answer.read(line)
+        if answer is not None:
+            yield answer

@@ -1,0 +1,232 @@
+"""Drafts for rows that are verified elsewhere: the same as in our own loop, whatever becomes of the rows."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import omnidraft
+from omnidraft import OmniDraft
+from omnidraft.config import Drafting
+from omnidraft.fleet import rows as rows_module
+from omnidraft.fleet.pair import RemotePair, load_pair
+from omnidraft.fleet.rows import Rows
+from omnidraft.fleet.spool import Spool, answers, segments
+from support.batches import WIDTH, Asked, Batch
+from support.engines import generate
+
+LENGTH = 4
+COUNT = 40  # tokens of an answer
+TEXTS = ("def count(items):\n    return", "Question: 2 + 3 = 5.", "The first of them", "import os\n\n\ndef name(")
+
+
+@cache
+def local() -> OmniDraft:
+    """The target whose answers are known, in the local loop with the same fixed draft length."""
+    options = {"draft_length": LENGTH, "profile": None, "drafter_temperature": 0.0, "sources": "model"}
+    return omnidraft.load("zoo:target-a", "zoo:drafter", dtype="float32", **options)  # type: ignore[arg-type]
+
+
+@cache
+def remote() -> RemotePair:
+    return load_pair("zoo:target-a", "zoo:drafter", Drafting(), "cpu", pytest.fail)
+
+
+def asked(texts: tuple[str, ...] = TEXTS, count: int = COUNT) -> list[Asked]:
+    model = local()
+    found = []
+    for text in texts:
+        prompt = model.encode(text)
+        found.append(Asked(prompt, generate(model.target.lm, prompt, count, tuple(model.vocab.eos))))
+    return found
+
+
+def make(drafting: Drafting | None = None, **options: Any) -> Batch:
+    drafting = drafting or Drafting(draft_length=LENGTH, sources="model")
+    settings = {"context": WIDTH, "most": 8, "warn": pytest.fail} | options
+    return Batch(Rows(remote(), drafting, **settings), drafting.longest)
+
+
+def test_what_a_row_gets_does_not_depend_on_the_others() -> None:
+    requests = asked()
+    make().run(requests)
+    assert all(max(map(len, each.proposed)) == LENGTH for each in requests)
+    assert sum(each.accepted for each in requests) > 0.1 * COUNT * len(requests)
+    (alone,) = asked(TEXTS[:1])
+    make().run([alone])
+    assert alone.proposed == requests[0].proposed
+
+
+def test_a_draft_is_what_the_local_loop_proposes_after_the_same_tokens() -> None:
+    (each,) = asked(TEXTS[:1])
+    batch = make()
+    batch.step([each])
+    with local().stream([*each.prompt, *each.answer[:1]], max_new_tokens=COUNT) as stream:
+        next(stream)
+        assert tuple(each.draft) == stream.rounds[0].proposals
+
+
+def test_rows_that_move_wait_or_are_preempted_are_known_by_their_tokens() -> None:
+    plain, moved = asked(), asked()
+    make().run(plain)
+    batch, turn = make(), itertools.count()
+    while left := [each for each in moved if not each.done]:
+        step = next(turn)
+        places = left[step % len(left) :] + left[: step % len(left)]
+        waiting = places[-1:] if step % 3 == 0 and len(places) > 1 else []
+        if step % 5 == 4 and len(places) > 1:  # out of the batch for a step, its draft with it
+            places[0].draft = []
+            places = places[1:]
+            waiting = []
+        for each in waiting:
+            each.draft = []
+        batch.step(places, waiting)
+    assert [each.out for each in moved] == [each.out for each in plain]
+    assert sum(each.accepted for each in moved) >= 0.6 * sum(each.accepted for each in plain)
+    assert len(batch.rows._rows) <= 8  # noqa: SLF001
+
+
+@pytest.mark.parametrize("verified", [0, 1])
+def test_drafts_that_were_not_verified_change_nothing(verified: int) -> None:
+    (each,) = asked(TEXTS[:1])
+    batch = make()
+    while not each.done:
+        batch.step([each], verified=lambda _: verified)
+    (again,) = asked(TEXTS[:1])
+    fresh = make()
+    fresh.step([again])
+    again.out = each.out - 1  # a row that comes in the middle of its answer
+    again.draft = []
+    other = make()
+    other.step([again])
+    assert again.draft == each.proposed[-1]
+
+
+def test_equal_prompts_are_two_rows() -> None:
+    one, other = asked((TEXTS[0], TEXTS[0]))
+    batch = make()
+    batch.run([one, other])
+    assert one.proposed == other.proposed
+    assert len(batch.rows._rows) == 2  # noqa: SLF001
+
+
+def test_a_full_row_and_one_that_has_ended_get_no_draft() -> None:
+    (full,) = asked(TEXTS[:1])
+    context = len(full.prompt) + COUNT
+    batch = make(context=context)
+    while not full.done:
+        batch.step([full])
+        assert len(full.prompt) + full.out + len(full.draft) <= context
+    assert any(full.proposed)
+    assert not full.proposed[-1]
+    (ended,) = asked(TEXTS[:1])
+    ended.answer = [*ended.answer[:3], *local().vocab.eos[:1]]
+    batch = make()
+    batch.run([ended])
+    assert ended.done
+    assert not ended.proposed[-1]
+
+
+def test_more_rows_than_are_kept_take_the_places_of_those_that_came_last() -> None:
+    requests = asked()
+    batch = make(most=2)
+    for pair in (requests[:2], requests[2:], requests[:2]):
+        for _ in range(3):
+            batch.step(pair)
+    assert len(batch.rows._rows) == 2  # noqa: SLF001
+    assert all(draft for each in requests for draft in each.proposed)
+
+
+def test_a_batch_with_dear_drafts_gets_none() -> None:
+    """Costs are of the clock: a draft that takes as long as a step of the target pays for no row of eight."""
+    now = [0.0]
+
+    class Slow(Rows):
+        def _draft(self, row: Any) -> list[int]:
+            found = super()._draft(row)
+            now[0] += 1.0 * row.draft.passes
+            return found
+
+    drafting = Drafting(max_draft_length=LENGTH, sources="model")
+    batch = Batch(Slow(remote(), drafting, context=WIDTH, most=8, clock=lambda: now[0]), LENGTH)
+    requests = asked(TEXTS * 2)
+    while left := [each for each in requests if not each.done]:
+        batch.step(left)
+        now[0] += 1.0
+    drafts = [draft for each in requests for draft in each.proposed[15:]]
+    assert sum(map(bool, drafts)) < 0.15 * len(drafts)
+
+
+def test_a_row_with_cheap_drafts_gets_them() -> None:
+    now = [0.0]
+    drafting = Drafting(max_draft_length=LENGTH, sources="model")
+    batch = Batch(Rows(remote(), drafting, context=WIDTH, most=8, clock=lambda: now[0]), LENGTH)
+    (each,) = asked(TEXTS[:1], 120)
+    while not each.done:
+        batch.step([each])
+        now[0] += 1.0
+    assert sum(map(bool, each.proposed[15:])) > 0.5 * len(each.proposed[15:])
+
+
+def test_a_drafter_draft_and_copies_are_proposed_together() -> None:
+    drafting = Drafting(max_draft_length=LENGTH)
+    now = [0.0]
+    batch = Batch(Rows(remote(), drafting, context=WIDTH, most=8, clock=lambda: now[0]), LENGTH)
+    (each,) = asked(TEXTS[:1])
+    each.prompt = each.prompt + each.answer * 2  # so that everything can be copied
+    each.answer = each.answer * 2
+    copied = 0
+    while not each.done:
+        batch.step([each])
+        now[0] += 1.0
+        copied += sum(record.retrieved for record in batch.rows.rounds)
+    assert copied > 10
+    assert each.accepted > 10
+
+
+def test_answers_are_spooled_when_their_rows_are_gone(tmp_path: Path) -> None:
+    requests = asked(TEXTS[:2])
+    batch = make(spool=Spool(tmp_path, "one"))
+    batch.run(requests)
+    batch.rows.close()
+    found = [answer for segment in segments(tmp_path) for answer in answers(segment)]
+    assert sorted((list(a.prompt), list(a.tokens)) for a in found) == sorted((r.prompt, r.answer) for r in requests)
+    assert {answer.version for answer in found} == {0}
+    by_prompt = {tuple(answer.prompt): answer for answer in found}
+    for each in requests:
+        answer = by_prompt[tuple(each.prompt)]
+        assert answer.accepted == each.accepted
+        assert answer.drafted == sum(map(len, each.proposed[:-1]))
+
+
+def test_a_row_that_stays_away_is_spooled_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_module, "UNSEEN", 3)
+    gone, stays = asked(TEXTS[:2])
+    batch = make(spool=Spool(tmp_path, "one", clock=itertools.count(0, 100).__next__))
+    batch.step([gone, stays])
+    for _ in range(5):
+        batch.step([stays])
+    (answer,) = [answer for segment in segments(tmp_path) for answer in answers(segment)]
+    assert list(answer.prompt) == gone.prompt
+    assert list(answer.tokens) == gone.answer[:1]
+
+
+def test_the_target_itself_is_never_asked() -> None:
+    batch = make()
+    with pytest.raises(NotImplementedError):
+        batch.rows._target.forward([1], 1)  # noqa: SLF001
+    with pytest.raises(NotImplementedError):
+        rows_module._never(np.ones(1))  # noqa: SLF001
+
+
+def test_the_pair_knows_the_tokenizers_alone() -> None:
+    pair = remote()
+    assert pair.vocab.size == local().vocab.size
+    assert pair.key == local().engine.attached.cache.table.fingerprint  # type: ignore[union-attr]
+    assert replace(Drafting(), draft_length=LENGTH).longest == LENGTH
