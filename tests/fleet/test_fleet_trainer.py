@@ -25,7 +25,14 @@ from support.batches import WIDTH, Asked, Batch
 
 LENGTH = 4
 DRAFTING = Drafting(draft_length=LENGTH, sources="model", drafter_step="transformers")
-QUICK = {"answers": 16, "hold_out": 0.3, "learning_rate": 3e-3, "adapter": "full", "share": 1.0, "trial": 50}
+QUICK: dict[str, Any] = {
+    "answers": 16,
+    "hold_out": 0.3,
+    "learning_rate": 3e-3,
+    "adapter": "full",
+    "share": 1.0,
+    "trial": 50,
+}
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +44,8 @@ def asked() -> list[Asked]:
     """Prompts with answers that are easy to learn."""
     pattern = [80, 81, 90, 84, 70, 75, 95]
     return [
-        Asked([1 + number % 50, 60 + number % 7, 5], [*pattern[number % 7 :], *pattern, 80][:12]) for number in range(48)
+        Asked([1 + number % 50, 60 + number % 7, 5], [*pattern[number % 7 :], *pattern, 80][:12])
+        for number in range(48)
     ]
 
 
@@ -50,6 +58,7 @@ class Fleet:
         self.releases = Releases(folder / "releases", pair.key)
         self.settings = FleetLearning(**QUICK | settings)
         self.trainer = self.new_trainer()
+        self.followers: list[Follower] = []
         self.batches = [self._replica(f"replica-{number}") for number in range(replicas)]
 
     def new_trainer(self) -> FleetTrainer:
@@ -60,6 +69,7 @@ class Fleet:
 
     def _replica(self, name: str) -> Batch:
         follower = Follower(self.releases, name, self.pair.base, clock=lambda: self.now, warn=pytest.fail)
+        self.followers.append(follower)
         spool = Spool(self.folder / "spool", name)
         rows = Rows(self.pair, DRAFTING, context=WIDTH, most=8, follower=follower, spool=spool, warn=pytest.fail)
         return Batch(rows, LENGTH)
@@ -80,7 +90,9 @@ class Fleet:
 
 def answers(count: int, version: int = 0, accepted: int = 2, first: int = 1) -> list[Answer]:
     return [
-        Answer(prompt=[first + at % 50, 5], tokens=[9, 8, 7, 9, 8, at % 3], drafted=4, accepted=accepted, version=version)
+        Answer(
+            prompt=[first + at % 50, 5], tokens=[9, 8, 7, 9, 8, at % 3], drafted=4, accepted=accepted, version=version
+        )
         for at in range(count)
     ]
 
@@ -94,13 +106,13 @@ def spooled(fleet: Fleet, some: list[Answer], name: str = "someone") -> None:
 
 def test_two_replicas_draft_better_with_what_both_have_answered(pair: RemotePair, tmp_path: Path) -> None:
     fleet = Fleet(pair, tmp_path)
-    before = fleet.serve(asked())
+    before = after = fleet.serve(asked())
     for _ in range(4):
         fleet.trainer.step()
         after = fleet.serve(asked())
     assert fleet.releases.current().stable >= 2
     assert min(after) > max(before) + 0.3
-    assert {batch.rows._follower.version for batch in fleet.batches} == {fleet.releases.current().stable}  # noqa: SLF001
+    assert [each.version for each in fleet.followers] == [fleet.releases.current().stable] * 2
 
 
 def test_answers_are_kept_until_they_are_learned_from(pair: RemotePair, tmp_path: Path) -> None:
@@ -119,11 +131,11 @@ def test_answers_are_kept_until_they_are_learned_from(pair: RemotePair, tmp_path
 def test_a_version_that_is_worse_on_held_out_answers_is_not_published(pair: RemotePair, tmp_path: Path) -> None:
     fleet = Fleet(pair, tmp_path, 0, learning_rate=1.0)
     spooled(fleet, answers(80))
-    before = fleet.trainer._trainer.state()  # noqa: SLF001
+    before = fleet.trainer.state()
     fleet.trainer.step()
     assert fleet.releases.current().newest == 0
     assert fleet.said[-1].endswith("not published")
-    after = fleet.trainer._trainer.state()  # noqa: SLF001
+    after = fleet.trainer.state()
     assert all(torch.equal(after[name], weight) for name, weight in before.items())
 
 
@@ -141,7 +153,7 @@ def test_a_canary_is_judged_by_what_replicas_accept(
     spooled(fleet, answers(30, version=0))
     fleet.trainer.step()
     assert (fleet.releases.current().stable, fleet.releases.current().canary) == (stable, None)
-    weights = fleet.trainer._trainer.state()  # noqa: SLF001
+    weights = fleet.trainer.state()
     own = fleet.releases.weights(1, pair.base)
     assert all(torch.equal(weights[name], weight) for name, weight in own.items()) == (stable == 1)
 
@@ -161,18 +173,27 @@ def test_a_trial_without_replicas_ends_in_time(pair: RemotePair, tmp_path: Path)
 
 def test_foreign_and_empty_answers_are_left_out(pair: RemotePair, tmp_path: Path) -> None:
     fleet = Fleet(pair, tmp_path, 0)
-    ids: list[tuple[list[Any], list[Any]]] = [([1], [10**6]), ([-1], [2]), ([], [1]), ([1], []), ([1], ["a"]), ([1.5], [1])]
+    ids: list[tuple[list[Any], list[Any]]] = [
+        ([1], [10**6]),
+        ([-1], [2]),
+        ([], [1]),
+        ([1], []),
+        ([1], ["a"]),
+        ([1.5], [1]),
+    ]
     spooled(fleet, [Answer(prompt=p, tokens=t, drafted=1, accepted=1, version=0) for p, t in ids] * 40)
     fleet.trainer.step()
-    assert fleet.trainer._new == 0  # noqa: SLF001
-    assert not fleet.trainer._drafted  # noqa: SLF001
+    assert fleet.trainer.waiting == 0
+    spooled(fleet, answers(5), "another")
+    fleet.trainer.step()
+    assert 0 < fleet.trainer.waiting <= 5
 
 
 def test_a_restart_goes_on_from_the_stable_version(pair: RemotePair, tmp_path: Path) -> None:
     fleet = Fleet(pair, tmp_path, 0)
     spooled(fleet, answers(80))
     fleet.trainer.step()
-    weights = fleet.new_trainer()._trainer.state()  # noqa: SLF001
+    weights = fleet.new_trainer().state()
     own = fleet.releases.weights(1, pair.base)
     assert all(torch.equal(weights[name], weight) for name, weight in own.items())
     (tmp_path / "releases" / "version-00000001.safetensors").unlink()
@@ -188,6 +209,7 @@ def test_settings_of_a_replica_are_checked() -> None:
         ([], "give an object"),
         ({"spol": "x"}, "did you mean 'spool'"),
         ({"spool": 3}, "spool is 3"),
+        ({"spool_share": 0}, "spool_share is 0"),
         ({"draft_length": "long"}, "draft_length is 'long'"),
         ({"max_draft_length": 8}, "the engine verifies 4"),
     ]
@@ -200,7 +222,7 @@ def started(target: Path, drafter: Path, folder: Path) -> subprocess.Popen[str]:
     options = ["--target", str(target), "--drafter", str(drafter), "--spool", str(folder / "spool")]
     options += ["--releases", str(folder / "releases"), "--answers", "16", "--hold-out", "0.3", "--share", "1"]
     command = [sys.executable, "-m", "omnidraft", "train-fleet", *options, "--adapter", "full", "--threads", "1"]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)  # noqa: S603  our own command
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
 
 def said(process: subprocess.Popen[str], words: str) -> str:

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save
 
 from omnidraft.errors import ModelError
-from omnidraft.fleet.releases import KEPT, POLL_S, POINTER, Current, Follower, Releases
+from omnidraft.fleet.releases import KEPT, POINTER, POLL_S, Current, Follower, Releases
 
 BASE = {"layer.weight": torch.zeros(3, 2), "norm.weight": torch.ones(2)}
 PAIR = "two tokenizers"
@@ -134,11 +134,11 @@ print("ready", flush=True)
 while True:
     releases.publish(big, 1.0)
 """
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=os.environ)  # noqa: S603
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=os.environ)
     assert process.stdout is not None
     process.stdout.readline()
     base = BASE | {"more": torch.zeros(2_000_000)}
-    releases, seen = Releases(tmp_path, PAIR), set()
+    releases, seen = Releases(tmp_path, PAIR), set[int]()
     while len(seen) < 5:
         seen.add(releases.current().stable)
     process.kill()

@@ -8,7 +8,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import omnidraft
@@ -49,7 +48,7 @@ def asked(texts: tuple[str, ...] = TEXTS, count: int = COUNT) -> list[Asked]:
 
 def make(drafting: Drafting | None = None, **options: Any) -> Batch:
     drafting = drafting or Drafting(draft_length=LENGTH, sources="model")
-    settings = {"context": WIDTH, "most": 8, "warn": pytest.fail} | options
+    settings: dict[str, Any] = {"context": WIDTH, "most": 8, "warn": pytest.fail} | options
     return Batch(Rows(remote(), drafting, **settings), drafting.longest)
 
 
@@ -89,7 +88,7 @@ def test_rows_that_move_wait_or_are_preempted_are_known_by_their_tokens() -> Non
         batch.step(places, waiting)
     assert [each.out for each in moved] == [each.out for each in plain]
     assert sum(each.accepted for each in moved) >= 0.6 * sum(each.accepted for each in plain)
-    assert len(batch.rows._rows) <= 8  # noqa: SLF001
+    assert len(batch.rows) <= 8
 
 
 @pytest.mark.parametrize("verified", [0, 1])
@@ -113,7 +112,7 @@ def test_equal_prompts_are_two_rows() -> None:
     batch = make()
     batch.run([one, other])
     assert one.proposed == other.proposed
-    assert len(batch.rows._rows) == 2  # noqa: SLF001
+    assert len(batch.rows) == 2
 
 
 def test_a_full_row_and_one_that_has_ended_get_no_draft() -> None:
@@ -139,26 +138,36 @@ def test_more_rows_than_are_kept_take_the_places_of_those_that_came_last() -> No
     for pair in (requests[:2], requests[2:], requests[:2]):
         for _ in range(3):
             batch.step(pair)
-    assert len(batch.rows._rows) == 2  # noqa: SLF001
+    assert len(batch.rows) == 2
     assert all(draft for each in requests for draft in each.proposed)
 
 
+def test_of_more_rows_than_allowed_the_first_get_drafts() -> None:
+    requests = asked()
+    batch = make(most=2)
+    for _ in range(3):
+        batch.step(requests)
+    assert [[bool(draft) for draft in each.proposed] for each in requests] == [[True] * 3] * 2 + [[False] * 3] * 2
+
+
+def test_ids_that_are_no_text_get_no_draft() -> None:
+    foreign, plain = asked(TEXTS[:2])
+    foreign.prompt = [*foreign.prompt, remote().vocab.size + 5]
+    batch = make()
+    batch.run([foreign, plain])
+    assert not any(foreign.proposed)
+    assert any(plain.proposed)
+
+
 def test_a_batch_with_dear_drafts_gets_none() -> None:
-    """Costs are of the clock: a draft that takes as long as a step of the target pays for no row of eight."""
+    """Costs are of the clock: a draft token that delays eight rows by half a step of the target pays for none."""
     now = [0.0]
-
-    class Slow(Rows):
-        def _draft(self, row: Any) -> list[int]:
-            found = super()._draft(row)
-            now[0] += 1.0 * row.draft.passes
-            return found
-
     drafting = Drafting(max_draft_length=LENGTH, sources="model")
-    batch = Batch(Slow(remote(), drafting, context=WIDTH, most=8, clock=lambda: now[0]), LENGTH)
+    batch = Batch(Rows(remote(), drafting, context=WIDTH, most=8, clock=lambda: now[0]), LENGTH)
     requests = asked(TEXTS * 2)
     while left := [each for each in requests if not each.done]:
         batch.step(left)
-        now[0] += 1.0
+        now[0] += 1.0 + 0.5 * sum(len(each.draft) for each in left)
     drafts = [draft for each in requests for draft in each.proposed[15:]]
     assert sum(map(bool, drafts)) < 0.15 * len(drafts)
 
@@ -215,14 +224,6 @@ def test_a_row_that_stays_away_is_spooled_after_a_while(tmp_path: Path, monkeypa
     (answer,) = [answer for segment in segments(tmp_path) for answer in answers(segment)]
     assert list(answer.prompt) == gone.prompt
     assert list(answer.tokens) == gone.answer[:1]
-
-
-def test_the_target_itself_is_never_asked() -> None:
-    batch = make()
-    with pytest.raises(NotImplementedError):
-        batch.rows._target.forward([1], 1)  # noqa: SLF001
-    with pytest.raises(NotImplementedError):
-        rows_module._never(np.ones(1))  # noqa: SLF001
 
 
 def test_the_pair_knows_the_tokenizers_alone() -> None:

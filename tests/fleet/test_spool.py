@@ -87,6 +87,15 @@ def test_a_damaged_line_is_skipped(tmp_path: Path, line: bytes) -> None:
     assert list(answers(path)) == [Answer(prompt=[1], tokens=[2], drafted=1, accepted=0, version=0)]
 
 
+@pytest.mark.parametrize(("share", "kept"), [(1.0, 40), (0.25, 10), (0.1, 4)])
+def test_a_share_of_the_answers_is_kept(tmp_path: Path, share: float, kept: int) -> None:
+    spool = Spool(tmp_path, "one", share=share)
+    for number in range(40):
+        spool.add(answer(number))
+    spool.write(now=True)
+    assert len(read(tmp_path)) == kept
+
+
 def test_a_segment_that_is_gone_has_no_answers(tmp_path: Path) -> None:
     assert list(answers(tmp_path / "gone-1-2.jsonl")) == []
 

@@ -44,6 +44,19 @@ def test_rows_get_drafts_and_others_none() -> None:
     assert proposer.propose([], np.zeros(4, np.int32), table([])) == []
 
 
+def test_an_error_ends_the_drafts_and_not_the_engine(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    proposer = Proposer(config())
+    lengths, rows = np.array([5], np.int32), table([10, 20, 30, 40, 50])
+    assert proposer.propose([[50]], lengths, rows)[0]
+    monkeypatch.setattr("omnidraft.decoding.engine.Engine.propose", lambda *_: 1 / 0)
+    for _ in range(3):
+        assert proposer.propose([[50], [1]], lengths, rows) == [[], []]
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said == "no more drafts are made (ZeroDivisionError: division by zero): restart the replica"
+
+
 class Group:
     """The ranks of tensor parallelism, of which the first says what the others hear."""
 
@@ -64,7 +77,6 @@ def test_the_first_rank_drafts_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     for rank in range(2):
         monkeypatch.setattr(omnidraft.vllm, "_group", lambda rank=rank: Group(rank))
         proposer = Proposer(config(ranks=2))
-        assert (proposer._rows is None) == (rank > 0)  # noqa: SLF001
         found.append(proposer.propose([[50]], np.array([5], np.int32), table([10, 20, 30, 40, 50])))
     assert found[0] == found[1]
     assert len(found[0][0]) == 3

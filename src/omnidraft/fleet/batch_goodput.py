@@ -18,13 +18,13 @@ class BatchCosts:
 
     def __init__(self) -> None:
         self.costs = CostModel()
-        self.rows = 1.0  # of the latest steps
+        self.rows = 1  # of the present step
         self._tokens = self._time = 1.0  # of the latest steps
 
     @property
     def goodput(self) -> float:
         """Target tokens of all rows per plain step of the batch; plain decoding has one for each row."""
-        return max(self.rows, self._tokens / self._time)
+        return max(float(self.rows), self._tokens / self._time)
 
     def learn(
         self, *, rows: int, emitted: int, proposed: int, passes: int, read: int, draft_s: float, verify_s: float
@@ -33,7 +33,6 @@ class BatchCosts:
         counts = RoundCounts(draft_passes=passes, draft_read=read)
         times = RoundTimes(draft_s=draft_s, verify_s=verify_s)
         self.costs.learn(Round(emitted=(), draft=(0,) * proposed, counts=counts, times=times), first=False)
-        self.rows += (rows - self.rows) * (1 - DISCOUNT**4)
         if plain := self.costs.seconds:
             self._tokens = DISCOUNT * self._tokens + emitted
             self._time = DISCOUNT * self._time + min((draft_s + verify_s) / plain, STALL * emitted / rows)

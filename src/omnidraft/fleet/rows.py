@@ -22,7 +22,7 @@ from omnidraft.decoding.engine import Engine, Request, Verified
 from omnidraft.distillation.adaptation import Adaptation
 from omnidraft.draft_length.policy import DraftLengthPolicy, make_policy
 from omnidraft.fleet.batch_goodput import BatchCosts, RowGoodput
-from omnidraft.fleet.pair import RemotePair
+from omnidraft.fleet.pair import RemotePair, fits
 from omnidraft.fleet.releases import Follower
 from omnidraft.fleet.spool import Answer, Spool
 from omnidraft.verification.rejection_sampling import Outcome
@@ -162,6 +162,7 @@ class Rows:
                 draft_s=self._drafted_s,
                 verify_s=began - self._left,
             )
+        self.batch.rows = max(1, len(sampled))
         drafting = self._clock()
         proposals: list[list[int]] = [[] for _ in sampled]
         for place, row in self._places.items():
@@ -170,6 +171,10 @@ class Rows:
         self._drafted_s = self._left - drafting
         self._retire()
         return proposals
+
+    def __len__(self) -> int:
+        """Number of rows that are remembered."""
+        return len(self._rows)
 
     def close(self) -> None:
         """Hand over all answers."""
@@ -201,13 +206,19 @@ class Rows:
         for row in found.values():
             row.seen = self._step
         for at in places:
-            if at not in found and len(texts[at]):
-                found[at] = self._begin(texts[at].tolist())
+            if at not in found and (row := self._begin(texts[at].tolist())) is not None:
+                found[at] = row
         return dict(sorted(found.items()))
 
-    def _begin(self, prompt: list[int]) -> Row:
+    def _begin(self, prompt: list[int]) -> Row | None:
+        """A new row; None without a prompt, for ids that are no text (images, say), and where there are too many."""
+        if not prompt or not fits(prompt, self._pair.vocab):
+            return None
         if len(self._rows) >= self._most and not self._idle:
-            self._end(min(self._rows, key=lambda row: row.seen))
+            oldest = min(self._rows, key=lambda row: row.seen)
+            if oldest.seen == self._step:
+                return None
+            self._end(oldest)
         engine = self._engine(prompt)
         request = engine.begin(prompt, self._target.context + 1 - len(prompt), Sampling(), _never)
         version = 0 if self._follower is None else self._follower.version

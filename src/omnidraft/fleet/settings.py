@@ -27,6 +27,7 @@ class ReplicaSettings:
     releases: str | None = None  # a folder of the learned weights
     replica: str | None = None  # a name that no other replica has; None: that of the machine
     device: str = "cpu"
+    spool_share: float = 1.0  # of the answers that are spooled: in a large fleet the trainer reads but a few of them
     drafting: Drafting
 
     @classmethod
@@ -34,7 +35,7 @@ class ReplicaSettings:
         """Settings from a mapping of names to values; raises ConfigError for an unknown name or a wrong value."""
         if not isinstance(given, Mapping):
             raise ConfigError(f"the settings of omnidraft are {shown(given)}: give an object of names and values")
-        known = [*TEXTS, *names(Drafting)]
+        known = [*TEXTS, "spool_share", *names(Drafting)]
         for name in given:
             if name not in known:
                 raise ConfigError(f"unknown setting {name!r} of omnidraft: {suggestion(str(name), known)}")
@@ -48,7 +49,10 @@ class ReplicaSettings:
             raise ConfigError(
                 f"the draft length is up to {drafting.longest}, where the engine verifies {longest}: use less"
             )
-        return cls(drafting=drafting, **texts)
+        share = given.get("spool_share", 1.0)
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+            raise ConfigError(f"spool_share is {shown(share)}; it must be above 0, at most 1: leave spool out for none")
+        return cls(drafting=drafting, spool_share=share, **texts)
 
     @property
     def name(self) -> str:

@@ -56,6 +56,7 @@ class Spool:
         folder: Path,
         replica: str,
         *,
+        share: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
         most_bytes: int = MOST_BYTES,
         warn: Callable[[str], None] = _log.warning,
@@ -64,13 +65,16 @@ class Spool:
             raise ConfigError(f"replica is {replica!r}: use up to 64 letters, digits, dots, hyphens and underscores")
         make_folder(folder)
         self._folder, self._replica, self._clock, self._warn = folder, replica, clock, warn
-        self._most_bytes = most_bytes
+        self._most_bytes, self._share, self._offered = most_bytes, share, 0
         self._answers: list[bytes] = []
         self._since = 0.0  # when the first of them came
         self._failed = False
 
     def add(self, answer: Answer) -> None:
-        """Keep an answer for the segment to come."""
+        """Keep an answer for the segment to come, or leave it out where only a share of them is wanted."""
+        self._offered += 1
+        if int(self._offered * self._share) == int((self._offered - 1) * self._share):
+            return
         self._since = self._since if self._answers else self._clock()
         self._answers.append(json.dumps(asdict(answer), separators=(",", ":")).encode() + b"\n")
 

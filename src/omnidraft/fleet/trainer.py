@@ -67,6 +67,15 @@ class FleetTrainer:
         self._drafted, self._accepted = Counter[int](), Counter[int]()  # proposals, by version
         self._trial_began = clock()
 
+    @property
+    def waiting(self) -> int:
+        """Answers that were read and are not learned from yet."""
+        return self._new
+
+    def state(self) -> Weights:
+        """A copy of the weights as they are now."""
+        return self._trainer.state()
+
     def run(self, stopped: Callable[[], bool]) -> None:
         """Take steps until `stopped`, waiting where there is nothing to do."""
         while not stopped():
