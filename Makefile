@@ -52,7 +52,7 @@ fleet: .fleet/.installed
 	touch $@
 
 fleet-test: fleet
-	$(FLEET) -m pytest -q -p no:cacheprovider tests/fleet
+	$(FLEET) -m pytest -q -p no:cacheprovider -W default tests/fleet
 
 clean:
 	rm -rf .venv .fleet .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis build dist src/*.egg-info

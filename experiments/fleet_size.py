@@ -58,7 +58,7 @@ def simulate(replicas: int, rates: Rates, seed: int = 0) -> Row:
     """An hour of a fleet in which a share of the answers is kept that the trainer can read."""
     random = np.random.default_rng(seed)
     offered = replicas * rates.answers_per_s
-    room = 0.5 / (rates.read_ms / 1000)  # half of the trainer's time is for reading
+    room = 0.4 / (rates.read_ms / 1000)  # of the trainer's time, the rest is for learning
     kept = min(1.0, room / offered)
     per_replica = rates.answers_per_s * kept
     fill_s = min(SEGMENT_ANSWERS / per_replica, SEGMENT_S + 1 / per_replica)
@@ -103,7 +103,7 @@ def measure(options: argparse.Namespace, console: Console) -> int:  # noqa: ARG0
     for replicas in REPLICAS:
         results.add("rows", str(replicas), simulate(replicas, rates))
     rows = list(results.of("rows").values())
-    lines = [[down(row[c], 2) if isinstance(row[c], float) else row[c] for c in COLUMNS] for row in rows]
+    lines = [[down(row[c], 3) if isinstance(row[c], float) else row[c] for c in COLUMNS] for row in rows]
     page = f"# A fleet on paper\n\n    {command(options.words)}\n\n{markdown_table(COLUMNS, lines, 0)}"
     if options.out is not None:
         with writing(options.out):

@@ -23,7 +23,7 @@ from omnidraft.fleet.spool import answers, segments  # noqa: E402
 from support.models import build  # noqa: E402
 from support.small_tokenizers import byte_level, wrap  # noqa: E402
 
-LONGEST = 3
+LONGEST, CONTEXT = 3, 128
 PROMPTS = [[1 + number % 40, 50 + number % 9, 7, 5 + number % 13][: 2 + number % 3] for number in range(20)]
 
 
@@ -32,7 +32,13 @@ def small_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama with heads of a size that vLLM's attention has a kernel for."""
     folder = tmp_path_factory.mktemp("models") / "target"
     tokenizer = wrap(byte_level())
-    sizes: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32}
+    sizes: dict[str, Any] = {
+        "hidden_size": 64,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 128,
+    }
     build("llama", vocab_size=len(tokenizer), **sizes).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -49,7 +55,7 @@ def started(target: Path, omnidraft: dict[str, Any] | None) -> Any:
     return vllm.LLM(
         str(target),
         dtype="float32",
-        max_model_len=128,
+        max_model_len=CONTEXT,
         max_num_seqs=8,
         disable_log_stats=False,
         enable_prefix_caching=False,
@@ -70,8 +76,8 @@ def expected(small_target: Path) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def drafting(small_target: Path, drafter: Path, folder: Path) -> Any:
-    """vLLM with our drafts, and the folders of a fleet."""
+def drafting(small_target: Path, drafter: Path, folder: Path, expected: object) -> Any:  # noqa: ARG001
+    """vLLM with our drafts, and the folders of a fleet; made after vLLM alone, which takes over its counters else."""
     settings = {"drafter": str(drafter), "draft_length": LONGEST, "replica": "one"}
     return started(small_target, settings | {name: str(folder / name) for name in ("spool", "releases")})
 

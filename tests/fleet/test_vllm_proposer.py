@@ -48,7 +48,7 @@ def test_an_error_ends_the_drafts_and_not_the_engine(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     proposer = Proposer(config())
-    lengths, rows = np.array([5], np.int32), table([10, 20, 30, 40, 50])
+    lengths, rows = np.array([5, 2], np.int32), table([10, 20, 30, 40, 50])
     assert proposer.propose([[50]], lengths, rows)[0]
     monkeypatch.setattr("omnidraft.decoding.engine.Engine.propose", lambda *_: 1 / 0)
     for _ in range(3):

@@ -134,7 +134,7 @@ class FleetTrainer:
 
     def _learn(self) -> None:
         held_out = list(self._held_out)
-        before, learned = self._trainer.loss(held_out), self._new
+        before, learned = self._trainer.loss(held_out), min(self._new, self._settings.answers)
         changed = self._trainer.update()
         after = self._trainer.loss(held_out) if changed else before
         self._forget()
