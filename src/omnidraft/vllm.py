@@ -9,6 +9,7 @@ Settings go to `--additional-config '{"omnidraft": {"drafter": ..., "spool": ...
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import logging
 from collections.abc import Sequence
@@ -35,6 +36,8 @@ class Proposer:
         check_version(installed())
         self._ranks = int(vllm_config.parallel_config.tensor_parallel_size)
         self._rows = rows_for(vllm_config) if self._ranks == 1 or _group().rank_in_group == 0 else None
+        if self._rows is not None:
+            atexit.register(self._rows.close)
 
     def propose(
         self,

@@ -158,6 +158,32 @@ def test_a_canary_is_judged_by_what_replicas_accept(
     assert all(torch.equal(weights[name], weight) for name, weight in own.items()) == (stable == 1)
 
 
+def test_a_restart_in_a_trial_goes_on_from_the_canary(pair: RemotePair, tmp_path: Path) -> None:
+    fleet = Fleet(pair, tmp_path, 0, share=0.5)
+    spooled(fleet, answers(80))
+    fleet.trainer.step()
+    again, own = fleet.new_trainer().state(), fleet.releases.weights(1, pair.base)
+    assert all(torch.equal(again[name], weight) for name, weight in own.items())
+
+
+def test_answers_wait_for_memory_and_for_a_disk(
+    pair: RemotePair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = Fleet(pair, tmp_path, 0)
+    spooled(fleet, answers(80))
+    with monkeypatch.context() as patch:
+        patch.setattr("omnidraft.distillation.trainer.free_bytes", lambda _: 0)
+        fleet.trainer.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(Releases, "publish", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        with pytest.raises(OSError, match="No space"):
+            fleet.trainer.step()
+    assert segments(tmp_path / "spool")
+    fleet.new_trainer().step()
+    assert fleet.releases.current().newest == 1
+    assert not segments(tmp_path / "spool")
+
+
 def test_a_trial_without_replicas_ends_in_time(pair: RemotePair, tmp_path: Path) -> None:
     fleet = Fleet(pair, tmp_path, 0, share=0.01)
     spooled(fleet, answers(80))

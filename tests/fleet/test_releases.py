@@ -59,6 +59,7 @@ def test_a_share_of_the_replicas_uses_a_canary_first() -> None:
     ]
     assert [len(each) / len(names) for each in used] == pytest.approx([0.0, 0.1, 0.3, 1.0], abs=0.03)
     assert used[1] < used[2] < used[3]
+    assert used[1] != {name for name in names if Current(stable=3, canary=5, share=0.1).version_for(name) == 5}
 
 
 def test_a_canary_becomes_stable_or_is_withdrawn(tmp_path: Path) -> None:
@@ -112,6 +113,26 @@ def test_a_damaged_pointer_is_said_once(tmp_path: Path) -> None:
     (tmp_path / POINTER).write_text('{"latest": 1}')
     with pytest.raises(ModelError, match="is damaged"):
         Releases(tmp_path, PAIR).current()
+
+
+def test_a_file_that_comes_late_is_adopted_when_it_is_there(tmp_path: Path) -> None:
+    warnings: list[str] = []
+    releases, replica = Releases(tmp_path, PAIR), follower(tmp_path, warnings.append)
+    releases.publish(state(2.0), 1.0)
+    file, hidden = tmp_path / "version-00000001.safetensors", tmp_path / "hidden"
+    file.rename(hidden)
+    assert [replica.poll() for _ in range(3)] == [None] * 3
+    assert len(warnings) == 1
+    hidden.rename(file)
+    assert replica.poll() is not None
+
+
+def test_versions_without_the_file_that_names_them_are_not_begun_anew(tmp_path: Path) -> None:
+    releases = Releases(tmp_path, PAIR)
+    releases.publish(state(2.0), 1.0)
+    (tmp_path / POINTER).unlink()
+    with pytest.raises(ModelError, match="is missing: restore it"):
+        releases.current()
 
 
 def test_old_versions_go(tmp_path: Path) -> None:

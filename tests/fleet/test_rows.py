@@ -172,15 +172,46 @@ def test_a_batch_with_dear_drafts_gets_none() -> None:
     assert sum(map(bool, drafts)) < 0.15 * len(drafts)
 
 
-def test_a_row_with_cheap_drafts_gets_them() -> None:
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("before", [0, 200])
+def test_rows_with_cheap_drafts_get_them(rows: int, before: int) -> None:
+    """Whatever is drafted, a step takes as long; `before` tokens stand in front of each prompt."""
     now = [0.0]
     drafting = Drafting(max_draft_length=LENGTH, sources="model")
     batch = Batch(Rows(remote(), drafting, context=WIDTH, most=8, clock=lambda: now[0]), LENGTH)
-    (each,) = asked(TEXTS[:1], 120)
-    while not each.done:
-        batch.step([each])
+    requests = asked(TEXTS[:1] * rows, 100)
+    for each in requests:
+        each.prompt = (each.prompt * before)[:before] + each.prompt
+    while left := [each for each in requests if not each.done]:
+        batch.step(left)
         now[0] += 1.0
-    assert sum(map(bool, each.proposed[15:])) > 0.5 * len(each.proposed[15:])
+    drafts = [draft for each in requests for draft in each.proposed[15:]]
+    assert sum(map(bool, drafts)) > 0.5 * len(drafts)
+
+
+def test_a_row_without_a_draft_stops_no_other() -> None:
+    now = [0.0]
+    drafting = Drafting(max_draft_length=LENGTH, sources="model")
+    batch = Batch(Rows(remote(), drafting, context=WIDTH, most=8, clock=lambda: now[0]), LENGTH)
+    foreign, plain = asked((TEXTS[0], TEXTS[0]), 60)
+    foreign.prompt = [*foreign.prompt, remote().vocab.size + 5]
+    while not plain.done:
+        batch.step([each for each in (foreign, plain) if not each.done])
+        now[0] += 1.0
+    assert sum(map(bool, plain.proposed[15:])) > 0.5 * len(plain.proposed[15:])
+
+
+def test_steps_that_are_not_told_of_are_made_up_for() -> None:
+    (plain,), (each,) = asked(TEXTS[:1]), asked(TEXTS[:1])
+    batch = make()
+    make().run([plain])
+    while not each.done:
+        each.draft = []
+        if each.out % 5 == 3:
+            each.step()  # and nobody is asked for a draft
+        batch.step([each])
+    assert len(batch.rows) == 1
+    assert all(each.proposed[:-1])
 
 
 def test_a_drafter_draft_and_copies_are_proposed_together() -> None:

@@ -96,7 +96,12 @@ def test_a_share_of_the_answers_is_kept(tmp_path: Path, share: float, kept: int)
     assert len(read(tmp_path)) == kept
 
 
-def test_a_segment_that_is_gone_has_no_answers(tmp_path: Path) -> None:
+def test_what_is_no_segment_has_no_answers(tmp_path: Path) -> None:
+    (tmp_path / "folder-1-2.jsonl").mkdir()
+    (tmp_path / "link-1-2.jsonl").symlink_to("/dev/zero")
+    (tmp_path / "deep-1-2.jsonl").write_bytes(b"[" * 200_000)
+    assert len(segments(tmp_path)) == 3
+    assert read(tmp_path) == []
     assert list(answers(tmp_path / "gone-1-2.jsonl")) == []
 
 
@@ -119,7 +124,7 @@ def test_a_full_disk_is_said_once_and_serving_goes_on(tmp_path: Path, monkeypatc
     assert read(tmp_path) == [answer(5)]
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "a b", "x" * 65])
+@pytest.mark.parametrize("name", ["", "a/b", "a b", ".a", "x" * 65])
 def test_a_name_that_is_no_file_name_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="replica is"):
         Spool(tmp_path, name)

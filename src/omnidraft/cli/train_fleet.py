@@ -11,7 +11,7 @@ from pathlib import Path
 from omnidraft.cli import flags
 from omnidraft.config import Drafting, names
 from omnidraft.defaults import AUTO
-from omnidraft.errors import ConfigError
+from omnidraft.errors import ConfigError, OmniDraftError
 from omnidraft.fleet.settings import FleetLearning
 
 EXAMPLES = (
@@ -56,6 +56,8 @@ def main(arguments: Sequence[str]) -> int:
             trainer.run(ended.is_set)
     except Timeout as error:
         raise ConfigError(f"another trainer publishes to {releases}: end it, or give another folder") from error
+    except OSError as error:
+        raise OmniDraftError(f"learning ends ({error}): mend that, and the same command goes on") from error
     return 0
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from omnidraft.draft_length.acceptance import DISCOUNT
 from omnidraft.draft_length.acceptance_head import Head
-from omnidraft.draft_length.cost_model import STALL, CostModel
+from omnidraft.draft_length.cost_model import PREFILL, PRIOR, STALL, CostModel
 from omnidraft.draft_length.goodput import EXPLORATION, Goodput
 from omnidraft.verification.round import Round, RoundCounts, RoundTimes
+
+SPREAD = 8  # rows that the costs before any measurement are for
 
 
 class BatchCosts:
@@ -18,6 +20,9 @@ class BatchCosts:
 
     def __init__(self) -> None:
         self.costs = CostModel()
+        # of a batch, which a token or a step of one row delays by less than it would delay the row alone
+        self.costs.steps.weights = self.costs.tokens.weights = [PRIOR / SPREAD] * 2
+        self.costs.prefill.weights = [PRIOR / PREFILL / SPREAD]
         self.rows = 1  # of the present step
         self._tokens = self._time = 1.0  # of the latest steps
 
@@ -33,6 +38,9 @@ class BatchCosts:
         counts = RoundCounts(draft_passes=passes, draft_read=read)
         times = RoundTimes(draft_s=draft_s, verify_s=verify_s)
         self.costs.learn(Round(emitted=(), draft=(0,) * proposed, counts=counts, times=times), first=False)
+        for each, count in ((self.costs.steps, passes), (self.costs.tokens, proposed)):
+            if count:  # several rows have a first one: no first differs from the others
+                each.weights = [each.of(count) / count] * 2
         if plain := self.costs.seconds:
             self._tokens = DISCOUNT * self._tokens + emitted
             self._time = DISCOUNT * self._time + min((draft_s + verify_s) / plain, STALL * emitted / rows)

@@ -39,8 +39,8 @@ class Current:
     newest: int = 0  # number given last
 
     def version_for(self, replica: str) -> int:
-        """The version that a replica is to use; of a growing share of replicas the same ones stay in it."""
-        place = int.from_bytes(hashlib.sha256(replica.encode()).digest()[:8], "big") / 2**64
+        """The version that a replica is to use; each canary has other replicas."""
+        place = int.from_bytes(hashlib.sha256(f"{self.canary}:{replica}".encode()).digest()[:8], "big") / 2**64
         return self.stable if self.canary is None or place >= self.share else self.canary
 
 
@@ -54,14 +54,19 @@ class Releases:
         """The versions in use; raises ModelError where the file that says so is damaged."""
         try:
             return Current(**json.loads((self._folder / POINTER).read_bytes()))
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            if any(self._folder.glob("version-*.safetensors")):
+                raise ModelError(f"{self._folder / POINTER} is missing: restore it, or empty the folder") from error
             return Current()
         except (TypeError, ValueError) as error:
             fix = "restore it, or remove it to begin anew"
             raise ModelError(f"{self._folder / POINTER} is damaged: {fix}") from error
 
     def weights(self, version: int, base: Mapping[str, torch.Tensor]) -> Weights:
-        """The state of a version; raises ModelError for one that is damaged, or not of this drafter and target."""
+        """The state of a version; raises ModelError for one that is damaged, or not of this drafter and target.
+
+        An OSError may pass: a file system of several machines shows a new file late.
+        """
         if version == 0:
             return {}
         path = self._folder / _name(version)
@@ -70,7 +75,7 @@ class Releases:
             state = load(data)
             size = int.from_bytes(data[:8], "little")
             pair = json.loads(data[8 : 8 + size]).get("__metadata__", {}).get("pair")
-        except (OSError, SafetensorError, ValueError) as error:
+        except (SafetensorError, ValueError) as error:
             raise ModelError(f"{path} cannot be read: the trainer has to publish another version") from error
         if pair != self._pair:
             raise ModelError(f"{path} was learned with other tokenizers: give the folder of this drafter and target")
@@ -82,6 +87,8 @@ class Releases:
         current = self.current()
         version = current.newest + 1
         make_folder(self._folder)
+        if version == 1:  # versions without it would be those of a folder that is not whole
+            self._point(current)
         replace_file(self._folder / _name(version), save(state, {"pair": self._pair, "version": str(version)}))
         if share >= 1:
             return self._point(replace(current, stable=version, canary=None, newest=version))
@@ -125,7 +132,8 @@ class Follower:
         self._releases, self._replica, self._base = releases, replica, base
         self._clock, self._warn = clock, warn
         self._looked = -POLL_S
-        self._refused: int | str | None = None
+        self._refused: int | None = None
+        self._said = ""
 
     def poll(self) -> Weights | None:
         """The weights of another version than the last, once; looks at the folder every POLL_S seconds."""
@@ -139,11 +147,13 @@ class Follower:
                 return None
             state = self._releases.weights(wanted, self._base)
         except (ModelError, OSError) as error:
-            if self._refused != (wanted or str(error)):
+            if isinstance(error, ModelError):
+                self._refused = wanted
+            if str(error) != self._said:
                 self._warn(f"version {self.version} of the drafter stays: {error}")
-            self._refused = wanted or str(error)
+            self._said = str(error)
             return None
-        self.version, self._refused = wanted, None
+        self.version, self._refused, self._said = wanted, None, ""
         return state
 
     def teach(self, *_: object) -> None:

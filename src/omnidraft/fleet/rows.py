@@ -29,6 +29,8 @@ from omnidraft.verification.rejection_sampling import Outcome
 from omnidraft.verification.round import Draft, Round, RoundTimes
 
 UNSEEN = 32  # steps without a row after which its answer counts as complete
+IDLE = 8  # KV caches of the drafter that are kept for texts to come
+TAIL = 64  # tokens by which a row is known where it was a step ago
 UNKNOWN = -1  # in place of a target token that the engine did not give
 Ids = npt.NDArray[np.integer[Any]]
 _log = logging.getLogger("omnidraft")
@@ -74,11 +76,13 @@ class Row:
     drafted: int = 0  # proposals
     accepted: int = 0
     ended: bool = False  # by the tokens that came last, unless the engine goes on all the same
+    mixed: bool = False  # drafted for by several versions
 
-    def is_at(self, before: Ids) -> bool:
-        """Whether the row's tokens are these, those of a row before its new ones."""
+    def begins(self, text: Ids, *, tail: int | None = None) -> bool:
+        """Whether a text begins with the row's tokens, of which the last `tail` are compared, or all."""
         ids = self.request.ids
-        return len(ids) == len(before) and ids[-1] == before[-1] and bool(np.array_equal(ids, before))
+        part = ids if tail is None else ids[-tail:]
+        return len(ids) <= len(text) and bool(np.array_equal(part, text[len(ids) - len(part) : len(ids)]))
 
     def settle(self, emitted: tuple[int, ...]) -> Round:
         """Take in what the engine made of the draft, of which it may have verified a part, or nothing."""
@@ -103,8 +107,8 @@ class Row:
         return Answer(
             prompt=ids[: self.prompt],
             tokens=ids[self.prompt :],
-            drafted=self.drafted,
-            accepted=self.accepted,
+            drafted=0 if self.mixed else self.drafted,
+            accepted=0 if self.mixed else self.accepted,
             version=self.version,
         )
 
@@ -135,6 +139,7 @@ class Rows:
         self._target = RemoteTarget(pair.vocab.size, context)
         self._rows: list[Row] = []
         self._places: dict[int, Row] = {}  # of the last step
+        self._bare: set[int] = set()  # places of the last step with tokens and no row
         self._idle: list[Engine] = []
         self._step = 0
         self._left: float | None = None  # when the last drafts were handed over
@@ -148,8 +153,11 @@ class Rows:
         """
         began = self._clock()
         self._step += 1
-        self._places, before = self._rows_of(sampled, lengths, table), self._places
-        plain = len(self._places) == len(sampled) and all(before.get(at) is row for at, row in self._places.items())
+        before, bare = self._places, self._bare
+        self._places = self._rows_of(sampled, lengths, table)
+        self._bare = {at for at, new in enumerate(sampled) if new} - set(self._places)
+        known = {at for at, row in self._places.items() if before.get(at) is row} | (bare & self._bare)
+        plain = len(known) == len(sampled)
         drafts = [row.draft for row in self._places.values()]
         self.rounds = [row.settle(tuple(sampled[place])) for place, row in self._places.items()]
         if plain and self._left is not None:  # else prompts were read in this step
@@ -163,12 +171,11 @@ class Rows:
                 verify_s=began - self._left,
             )
         self.batch.rows = max(1, len(sampled))
-        drafting = self._clock()
         proposals: list[list[int]] = [[] for _ in sampled]
         for place, row in self._places.items():
             proposals[place] = self._draft(row)
         self._left = self._clock()
-        self._drafted_s = self._left - drafting
+        self._drafted_s = self._left - began
         self._retire()
         return proposals
 
@@ -188,6 +195,7 @@ class Rows:
         if row.request.open and not row.ended:
             if row.engine.attached is not None:
                 self._adaptation.load_weights(row.engine.attached)
+            row.mixed |= self._follower is not None and self._follower.version != row.version
             row.draft = row.engine.propose(row.request)
         return list(row.draft.proposals[: self._drafting.longest])  # a draft token may stand for several
 
@@ -197,18 +205,31 @@ class Rows:
         """The row at each place that has new tokens, and room for more; new ones are begun."""
         places = [at for at, new in enumerate(sampled) if new and int(lengths[at]) < self._target.context]
         texts = {at: table[at, : int(lengths[at]) - len(sampled[at])] for at in places}
-        found = {at: row for at in places if (row := self._places.get(at)) is not None and row.is_at(texts[at])}
+        found: dict[int, Row] = {}
+        for at in places:
+            row = self._places.get(at)
+            if row is not None and len(row.request.ids) == len(texts[at]) and row.begins(texts[at], tail=TAIL):
+                found[at] = row
         free = [row for row in self._rows if row not in found.values()]
         for at in places:
-            if at not in found and (row := next((row for row in free if row.is_at(texts[at])), None)) is not None:
+            if at not in found and (row := self._longest(free, texts[at])) is not None:
                 found[at] = row
                 free.remove(row)
+                if missed := texts[at][len(row.request.ids) :].tolist():  # in steps that nobody was told of
+                    row.draft = Draft()
+                    row.settle(tuple(missed))
         for row in found.values():
             row.seen = self._step
         for at in places:
             if at not in found and (row := self._begin(texts[at].tolist())) is not None:
                 found[at] = row
         return dict(sorted(found.items()))
+
+    def _longest(self, rows: Sequence[Row], text: Ids) -> Row | None:
+        """The row that is furthest in a text, and not so far behind that the text is another request's."""
+        most = self._drafting.longest + 1
+        known = [row for row in rows if len(text) - len(row.request.ids) <= most and row.begins(text)]
+        return max(known, key=lambda row: len(row.request.ids), default=None)
 
     def _begin(self, prompt: list[int]) -> Row | None:
         """A new row; None without a prompt, for ids that are no text (images, say), and where there are too many."""
@@ -254,7 +275,7 @@ class Rows:
         self._rows.remove(row)
         self._places = {at: other for at, other in self._places.items() if other is not row}
         row.engine.end()
-        self._idle.append(row.engine)
+        self._idle = [*self._idle, row.engine][-IDLE:]
         if self._spool is not None and row.answer.tokens:
             self._spool.add(row.answer)
 

@@ -1,15 +1,16 @@
 """Answers on their way to the trainer: a folder of segments, each written once and whole, read and removed by one.
 
-A segment holds token ids and counts, no text.  A name is never written twice, so a folder that is a mounted object
-store serves as well.
+A segment holds token ids and counts, no text.  It is written under another name and renamed; no name comes twice.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
 import secrets
+import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -40,7 +41,7 @@ class Answer:
         """The answer in a line of a segment; None where there is none."""
         try:
             answer = cls(**json.loads(line))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RecursionError):
             return None
         lists: tuple[object, ...] = (answer.prompt, answer.tokens)
         counts: tuple[object, ...] = (answer.drafted, answer.accepted, answer.version)
@@ -61,8 +62,10 @@ class Spool:
         most_bytes: int = MOST_BYTES,
         warn: Callable[[str], None] = _log.warning,
     ) -> None:
-        if not re.fullmatch(r"[\w.-]{1,64}", replica):
-            raise ConfigError(f"replica is {replica!r}: use up to 64 letters, digits, dots, hyphens and underscores")
+        if not re.fullmatch(r"\w[\w.-]{0,63}", replica):
+            raise ConfigError(
+                f"replica is {replica!r}: use letters, digits, dots and hyphens, the first a letter or a digit"
+            )
         make_folder(folder)
         self._folder, self._replica, self._clock, self._warn = folder, replica, clock, warn
         self._most_bytes, self._share, self._offered = most_bytes, share, 0
@@ -97,10 +100,12 @@ class Spool:
     def _trim(self) -> None:
         """Remove this replica's oldest segments beyond the bound: nobody reads them."""
         own = [path for path in segments(self._folder) if path.name.rsplit("-", 2)[0] == self._replica]
-        sizes = [path.stat().st_size for path in own]
-        while sum(sizes) > self._most_bytes and len(own) > 1:
-            own.pop(0).unlink(missing_ok=True)
-            sizes.pop(0)
+        total = 0
+        for path in reversed(own):
+            with contextlib.suppress(FileNotFoundError):  # the trainer has read it
+                total += path.stat().st_size
+                if total > self._most_bytes and path != own[-1]:
+                    path.unlink()
 
 
 def segments(folder: Path) -> list[Path]:
@@ -112,8 +117,11 @@ def segments(folder: Path) -> list[Path]:
 def answers(segment: Path) -> Iterator[Answer]:
     """The answers of a segment; a damaged line is skipped, and a segment that is gone has none."""
     try:
+        found = segment.lstat()
+        if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_BYTES:  # of somebody else
+            return
         lines = segment.read_bytes().splitlines()
-    except FileNotFoundError:  # its replica has removed it
+    except OSError:  # its replica has removed it, or it cannot be read
         return
     for line in lines:
         answer = Answer.read(line)

@@ -60,9 +60,10 @@ class FleetTrainer:
         )
         self._trainer = Trainer(pair.drafter.lm.model, learning, shared_tokens(pair.attached.cache.table))
         self._first = self._trainer.state()  # that changes nothing
-        self._load(releases.current().stable)
+        current = releases.current()
+        self._load(current.stable if current.canary is None else current.canary)
         self._held_out: deque[TrainingExample] = deque(maxlen=HELD_OUT)
-        self._read: list[Path] = []  # segments whose answers are not learned from yet
+        self._read: set[Path] = set()  # segments whose answers are not learned from yet
         self._new = 0  # answers in them to learn from
         self._drafted, self._accepted = Counter[int](), Counter[int]()  # proposals, by version
         self._trial_began = clock()
@@ -96,7 +97,7 @@ class FleetTrainer:
     def _take_answers(self) -> None:
         for path in segments(self._spool):
             if path not in self._read:
-                self._read.append(path)
+                self._read.add(path)
                 for answer in answers(path):
                     self._take(answer)
 
@@ -128,24 +129,28 @@ class FleetTrainer:
         """Remove the segments whose answers were learned from."""
         for path in self._read:
             path.unlink(missing_ok=True)
-        self._read, self._new = [], 0
+        self._read, self._new = set(), 0
 
     # ------------------------------------------------------------ versions
 
     def _learn(self) -> None:
         held_out = list(self._held_out)
         before, learned = self._trainer.loss(held_out), min(self._new, self._settings.answers)
+        paused = self._trainer.counters.paused
         changed = self._trainer.update()
+        if self._trainer.counters.paused > paused:
+            return  # for want of memory: the answers wait
         after = self._trainer.loss(held_out) if changed else before
-        self._forget()
         said = f"{learned} answers: held-out loss {before:.4f} -> {after:.4f}"
         if not (changed and math.isfinite(after) and after < before):
             self._load(self._releases.current().stable)
+            self._forget()
             self._say(f"{said}, not published")
             return
         state = self._trainer.state()
         check(state, self._pair.base)
         current = self._releases.publish(state, self._settings.share)
+        self._forget()
         self._drafted.clear()
         self._accepted.clear()
         self._trial_began = self._clock()
@@ -162,13 +167,20 @@ class FleetTrainer:
         ours, theirs = (self._rate(version) for version in (canary, current.stable))
         said = f"version {canary}: acceptance rate {_percent(ours)} of {counts[0]} proposals, "
         said += f"{_percent(theirs)} of {counts[1]} with version {current.stable}"
-        if ours is not None and theirs is not None and ours < theirs * (1 - self._settings.margin):
+        lost = 0.0 if ours is None or theirs is None else theirs - ours
+        if lost > self._settings.margin * (theirs or 0.0) + self._noise(canary, current.stable):
             self._releases.withdraw()
             self._load(current.stable)
             self._say(f"{said}: withdrawn")
         else:
             self._releases.promote()
             self._say(f"{said}: for all")
+
+    def _noise(self, canary: int, stable: int) -> float:
+        """Two standard errors of the difference of the acceptance rates of two versions."""
+        counts = [max(1, self._drafted[version]) for version in (canary, stable)]
+        rate = sum(self._accepted[version] for version in (canary, stable)) / sum(counts)
+        return 2 * math.sqrt(rate * (1 - rate) * sum(1 / count for count in counts))
 
     def _rate(self, version: int) -> float | None:
         drafted = self._drafted[version]
@@ -179,7 +191,7 @@ class FleetTrainer:
         state: Weights = {}
         try:
             state = self._releases.weights(version, self._pair.base)
-        except ModelError as error:
+        except (ModelError, OSError) as error:
             self._say(f"{error}; learning begins anew")
         self._trainer.load_state(state or self._first)
 
