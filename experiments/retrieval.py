@@ -112,7 +112,7 @@ class Copying(Measurement):
 
     @staticmethod
     def summary(rows: Sequence[Row]) -> str:
-        """Both sources together over the better one alone, and over prompt lookup: geometric means of each group."""
+        """Both sources over the better one alone, and over prompt lookup (without it, no drafts): means of groups."""
         cells: dict[tuple[Any, ...], dict[str, float]] = defaultdict(dict)
         for row in rows:
             if row["speedup"]:
@@ -123,9 +123,10 @@ class Copying(Measurement):
                 found = [cells[target, temperature, task] for task in tasks if (target, temperature, task) in cells]
                 if found:
                     alone = _mean(cell["auto"] / max(cell["model"], cell["retrieval"]) for cell in found)
-                    lookup = _mean(cell["auto"] / cell.get("lookup", 1.0) for cell in found)
-                    said.append(f"{target}, temperature {temperature:g}, {group} {alone} and {lookup}")
-        return f"both sources over the better one alone, and over prompt lookup: {'; '.join(said)}"
+                    other = "lookup" if all("lookup" in cell for cell in found) else BASELINE
+                    ratio = _mean(cell["auto"] / cell[other] for cell in found)
+                    said.append(f"{target}, temperature {temperature:g}, {group} {alone}, over {other} {ratio}")
+        return f"both sources over the better one alone: {'; '.join(said)}"
 
 
 def _mean(ratios: Iterable[float]) -> str:

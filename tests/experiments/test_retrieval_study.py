@@ -87,4 +87,4 @@ def test_the_summary_compares_both_with_the_better_one() -> None:
         row("edits", "lookup", 1.0),
         row("quotes", "lookup", 0.5),
     ]
-    assert retrieval.Copying.summary(rows).endswith(": t, temperature 0, copying 1.36 and 2.68")
+    assert retrieval.Copying.summary(rows).endswith(": t, temperature 0, copying 1.36, over lookup 2.68")

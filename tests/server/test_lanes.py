@@ -108,6 +108,24 @@ def test_a_client_that_goes_away_frees_its_lane(narrow: At) -> None:
         assert narrow.chat(temperature=0).status_code == 200
 
 
+def test_a_lane_is_free_with_the_round_at_hand(narrow: At, monkeypatch: pytest.MonkeyPatch) -> None:
+    verify, begun = Engine.verify, 0
+
+    def slow(engine: Engine, request: Any) -> Any:
+        nonlocal begun
+        begun += 1
+        time.sleep(0.3)
+        return verify(engine, request)
+
+    monkeypatch.setattr(Engine, "verify", slow)
+    with streamed(narrow) as lines:
+        for _ in range(6):
+            next(lines)
+        before = begun
+    until(lambda: narrow.figures()["active"] == 0, 5)
+    assert begun <= before + 1  # the next round may have begun before the client was gone
+
+
 def test_a_client_that_does_not_read_stalls_nobody(chat: Path) -> None:
     with serving([chat], lanes=2, max_tokens=150) as at:
         slow = socket.socket()
@@ -200,3 +218,85 @@ def test_a_trace_says_where_tokens_come_from(server: At) -> None:
     assert last["omnidraft"]["tokens_per_pass"] == pytest.approx(len(sources) / len(rounds))
     assert "trace" not in server.chat().text
     assert "omnidraft" not in server.chat().json()
+
+
+def test_no_piece_waits_for_the_one_before(server: At) -> None:
+    with httpx.Client(base_url=server.url, timeout=60) as client:  # on one connection
+        times = sorted(client.post("/tokenize", json={"content": "x"}).elapsed.total_seconds() for _ in range(60))
+    assert times[20] < 0.035, times
+
+
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_timings_are_of_all_tokens_and_of_all_the_time(server: At, tokens: int) -> None:
+    began = time.monotonic()
+    body = server.chat(temperature=0, max_tokens=tokens, stop=["zzz"], omnidraft={"trace": True}).json()
+    passed = 1e3 * (time.monotonic() - began)
+    found, usage = body["timings"], body["usage"]
+    assert found["predicted_n"] == usage["completion_tokens"]
+    assert found["cache_n"] + found["prompt_n"] == usage["prompt_tokens"]
+    for name in ("prompt", "predicted"):
+        count, took = found[f"{name}_n"], found[f"{name}_ms"]
+        assert took > 0
+        assert found[f"{name}_per_token_ms"] == pytest.approx(took / count)
+        assert found[f"{name}_per_second"] == pytest.approx(1e3 * count / took)
+    whole = found["prompt_ms"] + found["predicted_ms"]
+    assert whole == pytest.approx(1e3 * body["omnidraft"]["seconds"])
+    assert whole < passed
+    if tokens == 1:  # read and made in one round: as long for each
+        assert found["predicted_per_token_ms"] == pytest.approx(found["prompt_per_token_ms"])
+        assert found["draft_n_accepted"] == 0
+    else:
+        assert 0 < found["draft_n_accepted"] < found["draft_n"]
+        assert found["predicted_ms"] > found["prompt_ms"]
+
+
+def answered(at: At, *said: str, system: str = "") -> tuple[list[dict[str, str]], int]:
+    """A conversation that has gone on for so many questions, and how much of its last prompt was held."""
+    talk = [{"role": "system", "content": system}] if system else []
+    cached = 0
+    for text in said:
+        found = at.chat(messages=[*talk, *user(text)], temperature=0, max_tokens=8).json()
+        talk += [*user(text), {"role": "assistant", "content": found["choices"][0]["message"]["content"]}]
+        cached = found["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return talk, cached
+
+
+def again(at: At, talk: list[dict[str, str]]) -> tuple[int, int]:
+    """How much of a conversation is held when it goes on, and how much of it is new."""
+    found = at.chat(messages=[*talk, *user("Why?")], temperature=0, max_tokens=8).json()["timings"]
+    return found["cache_n"], found["prompt_n"]
+
+
+def test_the_conversation_used_longest_ago_is_forgotten(chat: Path) -> None:
+    with serving([chat], options={"draft_length": 0}, lanes=2) as at:
+        first, second = (answered(at, f"{name} has 3 pens.")[0] for name in ("Ann", "Bob"))
+        held, new = again(at, first)
+        assert held > new
+        answered(at, "Name birds, please, as many as you can.")  # in the lane of the second
+        assert again(at, first)[0] > new
+        held, new = again(at, second)
+        assert held < new
+
+
+def test_a_common_beginning_costs_no_conversation(chat: Path) -> None:
+    system = "You count things, and say how many there are. " * 8
+    with serving([chat], options={"draft_length": 0}, lanes=3) as at:
+        talks = [answered(at, f"{name} has 3 pens.", system=system)[0] for name in ("Ann", "Bob", "Eva")]
+        for talk in talks:
+            assert again(at, talk)[1] < 30  # what is new: all three are held
+        answered(at, "And Tim?", system=system)  # in the lane of the first, the oldest
+        assert [again(at, talk)[1] < 30 for talk in reversed(talks)] == [True, True, False]
+
+
+def test_requests_wait_for_the_memory_that_they_may_need(chat: Path) -> None:
+    long: dict[str, Any] = {**LONG, "max_tokens": 900}  # may come to more than half of what there is
+    with serving([chat], None, {"draft_length": 0}, lanes=3, max_cache_mb=30, max_tokens=900) as at:
+        with ThreadPoolExecutor(1) as pool:
+            with streamed(at, **long):
+                assert at.chat(temperature=0).status_code == 200  # a short one goes beside it
+                waits = pool.submit(at.chat, **long, stop=["a", "e", "i", "o", " "])
+                until(lambda: at.figures()["queued"] == 1)
+                time.sleep(0.3)
+                assert (at.figures()["active"], waits.done()) == (1, False)
+            assert waits.result().status_code == 200
+        assert 0 < at.counter("omnidraft_kv_cache_bytes") <= 30 * 2**20

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import operator
 import random
 import string
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +22,8 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import negative_data_rejection
 
+import omnidraft.server.grammar
+import omnidraft.server.tasks
 from omnidraft.errors import ConfigError
 from support.serving import QUESTION, At, serving, user
 
@@ -99,10 +103,15 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (TEXTS, {"prompt": ""}, "prompt"),
     (TEXTS, {"prompt": "\ud800"}, "prompt"),
     (TEXTS, {"prompt": [-1]}, "prompt"),
+    ("/tokenize", {"content": "\ud800"}, "content"),
     (RESPONSES, {"store": True}, "store"),
     (RESPONSES, {"background": True}, "background"),
     (RESPONSES, {"previous_response_id": "resp_1"}, "previous_response_id"),
     (RESPONSES, {"reasoning": {"effort": "low"}}, "reasoning"),
+    (RESPONSES, {"reasoning": {"effort": None, "summary": "detailed"}}, "reasoning"),
+    (RESPONSES, {"text": {"verbosity": "low"}}, "text"),
+    (RESPONSES, {"client_metadata": {"a": 1}}, "client_metadata"),
+    *((RESPONSES, {"tools": [{"type": kind}]}, "tools") for kind in ("web_search", "local_shell", "custom")),
     (RESPONSES, {"truncation": "auto"}, "truncation"),
     (RESPONSES, {"include": ["file_search_call.results"]}, "include"),
     (RESPONSES, {"conversation": "x"}, "conversation"),
@@ -119,7 +128,7 @@ def brief(chat: Path) -> Iterator[At]:
 
 @pytest.mark.parametrize(("path", "change", "name"), REFUSED, ids=lambda value: str(value)[:40])
 def test_what_is_not_supported_is_named(server: At, path: str, change: dict[str, Any], name: str) -> None:
-    good: dict[str, Any] = {CHATS: CHAT, TEXTS: TEXT, RESPONSES: RESPONSE}[path]
+    good: dict[str, Any] = {CHATS: CHAT, TEXTS: TEXT, RESPONSES: RESPONSE}.get(path, {})
     content = json.dumps(good | change).encode()
     refused = httpx.post(server.url + path, content=content, headers={"Content-Type": "application/json"})
     assert refused.status_code == 400, refused.text
@@ -172,6 +181,37 @@ def test_neutral_values_are_taken(server: At) -> None:
         "logprobs": False,
     }
     assert server.chat(**neutral, **more).status_code == 200
+
+
+def test_what_a_coding_agent_sends_is_answered(server: At) -> None:
+    said = [{"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]}]
+    said.append({"type": "message", "role": "user", "content": [{"type": "input_text", "text": QUESTION}]})
+    shell: dict[str, Any] = {
+        "type": "object",
+        "properties": {"command": {"type": "array", "items": {"type": "string"}}},
+    }
+    called = {"type": "function_call", "name": "shell", "arguments": '{"command": ["ls"]}', "call_id": "call_1"}
+    body: dict[str, Any] = {
+        "model": "chat",
+        "instructions": "You are an agent.",
+        "input": [*said, called, {"type": "function_call_output", "call_id": "call_1", "output": "pens.txt"}],
+        "tools": [{"type": "function", "name": "shell", "description": "run", "strict": False, "parameters": shell}],
+        "tool_choice": "auto",
+        "parallel_tool_calls": False,
+        "reasoning": {"effort": "none", "summary": "auto"},
+        "store": False,
+        "stream": True,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "a1",
+        "client_metadata": {"installation": "x"},
+        "text": {"verbosity": "medium"},
+    }
+    answer = server.post(RESPONSES, body | {"max_output_tokens": 8})
+    assert answer.status_code == 200, answer.text
+    last = json.loads([line for line in answer.text.splitlines() if line.startswith("data: ")][-1][6:])
+    assert last["type"] in ("response.completed", "response.incomplete")
+    assert last["response"]["usage"]["output_tokens"] > 0
+    assert last["response"]["text"] == {"format": {"type": "text"}, "verbosity": "medium"}
 
 
 def test_prompts_are_held_to_their_limit(brief: At) -> None:
@@ -270,69 +310,81 @@ def test_the_servers_own_schema_finds_no_error(brief: At, mode: GenerationMode, 
         assert {(path, 400) for path in (CHATS, TEXTS, RESPONSES, "/tokenize", "/detokenize")} <= seen
 
 
+VALUES: list[Any] = [
+    *(None, True, -1, 2**70, 1e308, float("nan"), "", "\ud800", "\x00", [], {}, [[]], {"a": {}}, "x" * 999),
+    *({"type": "string", "pattern": "^("}, {"$ref": "#/a"}),
+    *(False, 0, 1, 2, 0.5, 1.5, "a", "x\n", ["a"], {"type": "string"}),  # which may fit
+]
+SAID = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+TALK = [
+    {"role": "system", "content": "Count."},
+    *user("x"),
+    {"role": "assistant", "content": None, "tool_calls": [SAID]},
+    {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "2"}]},
+]
+SMALL_SCHEMA = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 9}}, "required": ["a"]}
+BODIES: list[tuple[str, dict[str, Any]]] = [  # each of which is answered as it is: from the template to the grammar
+    (CHATS, {"messages": TALK, "max_tokens": 2, "tools": tools(SMALL_SCHEMA), "stop": ["a"]}),
+    (CHATS, CHAT | {"max_tokens": 2, "tools": tools(SMALL_SCHEMA), "tool_choice": "required"}),
+    (CHATS, CHAT | {"max_tokens": 2, "response_format": form(SMALL_SCHEMA), "logprobs": True, "top_logprobs": 1}),
+    (CHATS, CHAT | {"max_tokens": 2, "response_format": {"type": "json_object"}, "temperature": 1, "min_p": 0.1}),
+    (TEXTS, TEXT | {"max_tokens": 2, "temperature": 1, "seed": 5, "logprobs": 1}),
+    (RESPONSES, RESPONSE | {"max_output_tokens": 2, "text": {"format": {"type": "text"}}, "metadata": {"a": "b"}}),
+    (RESPONSES, {"input": user("x"), "max_output_tokens": 2, "text": {"format": {**FORM, "schema": SMALL_SCHEMA}}}),
+    ("/tokenize", {"content": "x", "add_special": True}),
+    ("/detokenize", {"tokens": [1, 2]}),
+]
+NO_BODY = [b"[" * 5000, b'{"content":' * 2000, b"1" * 5000, b"null", b'"x"', b"NaN"]
+
+
 def mangled(rng: random.Random, count: int) -> Iterator[tuple[str, bytes]]:
     """Requests with something wrong: bytes that are no JSON, values of other types, texts of any characters."""
-    values: list[Any] = [
-        None,
-        True,
-        -1,
-        2**70,
-        1e308,
-        float("nan"),
-        "",
-        "\ud800",
-        "\x00",
-        [],
-        {},
-        [[]],
-        {"a": {}},
-        "x" * 999,
-    ]
-    bodies = {
-        CHATS: CHAT | {"max_tokens": 2, "tools": TOOLS, "response_format": {"type": "json_object"}, "stop": ["a"]},
-        TEXTS: TEXT | {"max_tokens": 2, "temperature": 1, "seed": 5, "logprobs": 1},
-        RESPONSES: RESPONSE | {"max_output_tokens": 2, "text": {"format": {"type": "text"}}, "metadata": {"a": "b"}},
-        "/tokenize": {"content": "x", "add_special": True},
-        "/detokenize": {"tokens": [1, 2]},
-    }
     for _ in range(count):
-        path = rng.choice(list(bodies))
-        body: Any = json.loads(json.dumps(bodies[path]))
-        kind = rng.randrange(5)
+        path, good = rng.choice(BODIES)
+        body: Any = json.loads(json.dumps(good))
+        kind = rng.randrange(9)
         if kind == 0:
-            yield path, rng.randbytes(rng.randrange(40))
+            yield path, rng.choice([rng.randbytes(rng.randrange(40)), *NO_BODY])
             continue
         if kind == 1:
             whole = json.dumps(body)
             yield path, whole[: rng.randrange(len(whole))].encode()
             continue
-        if kind == 2:
-            yield path, rng.choice([b"[" * 5000, b'{"content":' * 2000, b"1" * 5000, b"null", b'"x"', b"NaN"])
-            continue
         holder = body
         while True:
-            key = rng.choice(list(holder))
-            inner = holder[key]
-            if isinstance(inner, dict) and inner and rng.random() < 0.6:
-                holder = inner
-            elif isinstance(inner, list) and inner and isinstance(inner[0], dict) and rng.random() < 0.6:
-                holder = inner[0]
-            else:
+            key = rng.choice(list(holder) if isinstance(holder, dict) else range(len(holder)))
+            if not isinstance(holder[key], dict | list) or not holder[key] or rng.random() < 0.2:
                 break
-        if kind == 3:
-            holder[key] = rng.choice(values)
+            holder = holder[key]
+        if kind < 6 or isinstance(holder, list):
+            holder[key] = rng.choice(VALUES)
+        elif kind == 6:
+            del holder[key]
         else:
-            holder["".join(rng.choices(string.printable + "é\ud800", k=rng.randrange(8)))] = rng.choice(values)
+            holder["".join(rng.choices(string.printable + "é\ud800", k=rng.randrange(8)))] = rng.choice(VALUES)
         yield path, json.dumps(body).encode()
 
 
-def test_malformed_requests_are_no_error_of_the_server(brief: At) -> None:
-    statuses = set()
+def test_malformed_requests_are_no_error_of_the_server(brief: At, monkeypatch: pytest.MonkeyPatch) -> None:
+    reached: Counter[str] = Counter()  # what mangled requests came to, refused there or not
+
+    def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **options: Any) -> Any:
+            reached[name] += 1
+            return function(*given, **options)
+
+        return call
+
+    for place in ("tasks._encoded", "grammar.grammar_of", "grammar.call_schema"):
+        function = operator.attrgetter(place)(omnidraft.server)
+        monkeypatch.setattr(f"omnidraft.server.{place}", counted(place, function))
+    statuses: Counter[tuple[str, int]] = Counter()
     with httpx.Client(timeout=60) as client:
-        for path, content in mangled(random.Random(7), 200):
+        for path, content in mangled(random.Random(7), 2000):
             answer = client.post(brief.url + path, content=content, headers={"Content-Type": "application/json"})
             assert answer.status_code < 500, (path, content, answer.text)
             answer.json()
-            statuses.add(answer.status_code)
-    assert {200, 400} <= statuses
+            statuses[path, answer.status_code] += 1
+    assert all(statuses[path, status] > 10 for path, _ in BODIES for status in (200, 400)), statuses
+    assert min(reached.values()) > 10, reached
     assert brief.chat(max_tokens=2).status_code == 200

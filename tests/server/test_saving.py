@@ -10,11 +10,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from omnidraft.cli.flags import INTERRUPTED
@@ -102,7 +104,11 @@ def test_a_server_that_loads_can_be_ended(target: Path, monkeypatch: pytest.Monk
     thread.start()
     try:
         assert begun.wait(20)
-        until(lambda: httpx.get(f"{running.address}/health").json()["error"]["code"] == "loading")
+        refusals = [httpx.get(f"{running.address}/health"), At(running.address, running.end).chat()]
+        for refused in refusals:
+            assert refused.status_code == 503
+            assert refused.json()["error"]["code"] == "loading"
+            assert int(refused.headers["Retry-After"]) >= 1
         running.end()
         thread.join(10)
         assert not thread.is_alive()
@@ -185,6 +191,28 @@ def test_a_signal_drains_and_a_kill_tears_nothing(chat: Path, drafter: Path, tmp
         assert last["choices"][0]["finish_reason"] in ("length", "stop")
         assert process.end(signal.SIGTERM) == 0
         assert not any("Traceback" in line for line in process.lines)
+
+
+@pytest.mark.slow
+def test_a_kill_under_load_is_a_lost_connection_to_all(chat: Path, drafter: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    asked: dict[str, Any] = {"model": "chat", "messages": user(QUESTION), "max_tokens": 2000, "temperature": 2.0}
+    with served(chat, drafter, home) as process, ThreadPoolExecutor(4) as pool:
+        expected = complete(process.at).json()["choices"]
+        profile = Path(str(process.at.figures()["profile"]))
+        until(profile.exists)
+        client = process.at.client
+        waits: list[Future[Any]] = [pool.submit(lambda: client.chat.completions.create(**asked)) for _ in range(2)]
+        waits += [pool.submit(lambda: list(client.chat.completions.create(**asked, stream=True))) for _ in range(2)]
+        until(lambda: process.at.figures()["active"] == 4)
+        process.end(signal.SIGKILL)
+        errors = [each.exception(20) for each in waits]
+        client.close()
+    assert all(isinstance(each, openai.APIConnectionError | httpx.TransportError) for each in errors), errors
+    with served(chat, drafter, home) as process:
+        assert not any("damaged" in line for line in process.lines)
+        assert process.at.figures()["learned"]["updates"] >= 1
+        assert complete(process.at).json()["choices"] == expected
 
 
 @pytest.mark.slow

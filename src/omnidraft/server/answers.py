@@ -93,7 +93,7 @@ class Answer:
 
     @property
     def timings(self) -> dict[str, float]:
-        """Counts and milliseconds in llama-server's form; the first round, which reads the prompt, is its own."""
+        """Counts and milliseconds in llama-server's form: all tokens, and all of the time."""
         done, stats = self._finished, self._finished.result.stats
         read, made = len(self.task.ids) - done.cached, len(done.result.token_ids)
         prompt_ms, predicted_ms = 1e3 * done.prompt_s, 1e3 * done.predicted_s

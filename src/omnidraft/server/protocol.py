@@ -19,13 +19,21 @@ SURROGATE = re.compile(r"[\ud800-\udfff]")
 DEEPEST = 64  # objects and lists of a schema in each other: who reads them goes down by recursion
 
 
+def _encodable(text: str) -> str:
+    """The text itself; raises ValueError where it cannot be encoded."""
+    if SURROGATE.search(text):
+        raise ValueError("it holds a lone surrogate, which no encoding has: leave it out")
+    return text
+
+
 def _plain(schema: dict[str, Any]) -> dict[str, Any]:
     """A schema that is not too deep, all of whose text can be encoded; raises ValueError."""
     parts: list[Any] = [schema]
     depth = 0
     while parts:
-        if any(isinstance(part, str) and SURROGATE.search(part) for part in parts):
-            raise ValueError("it holds a lone surrogate, which no encoding has: leave it out")
+        for part in parts:
+            if isinstance(part, str):
+                _encodable(part)
         holders = [part for part in parts if isinstance(part, dict | list)]
         parts = [each for one in holders for each in ([*one, *one.values()] if isinstance(one, dict) else one)]
         depth += bool(holders)
@@ -310,9 +318,17 @@ class ResponseSchemaFormat(JsonSchema):
 
 
 class ResponseText(Body):
-    """The form of the answer."""
+    """The form of the answer; how long it gets cannot be chosen by a word."""
 
     format: TextFormat | ObjectFormat | ResponseSchemaFormat | None = Field(default=None, discriminator="type")
+    verbosity: Literal["medium"] | None = None
+
+
+class Reasoning(Body):
+    """There is none beside the answer, and so no summary of it."""
+
+    effort: Literal["none"] | None = None
+    summary: Literal["auto"] | None = None
 
 
 class ResponseRequest(Options):
@@ -333,7 +349,8 @@ class ResponseRequest(Options):
     background: Literal[False] | None = None
     truncation: Literal["disabled"] | None = None
     previous_response_id: None = None
-    reasoning: None = None
+    client_metadata: dict[str, str] | None = None  # the client's own, to no effect
+    reasoning: Reasoning | None = None
     service_tier: Literal["auto", "default"] | None = None
     stream_options: None = None
 
@@ -344,7 +361,7 @@ class ResponseRequest(Options):
 class TokenizeRequest(Body):
     """Body of `/tokenize`; `add_special`: with the token that begins a text, `with_pieces`: each with its text."""
 
-    content: str
+    content: Annotated[str, AfterValidator(_encodable)]
     model: str | None = None
     add_special: bool = False
     with_pieces: bool = False

@@ -117,7 +117,6 @@ class Response:
         """The response object: what was asked for, and what has come of it."""
         body, done = self._body, self.answer.done
         asked = body.model_dump(mode="json", by_alias=True, include={"text", "tool_choice", "tools"})
-        options = self.answer.task.options
         made = {
             "id": self._id,
             "object": "response",
@@ -133,9 +132,9 @@ class Response:
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
             "store": False,
-            "temperature": options.get("temperature"),
-            "top_p": options.get("top_p"),
-            "text": asked["text"] or {"format": {"type": "text"}},
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "text": {"format": {"type": "text"}} | {k: v for k, v in (asked["text"] or {}).items() if v is not None},
             "tool_choice": asked["tool_choice"] or "auto",
             "tools": asked["tools"] or [],
             "truncation": "disabled",

@@ -19,14 +19,14 @@ from omnidraft.errors import InputError, OmniDraftError
 from omnidraft.server.errors import ENDING, INTERNAL, LOADING, ApiError, of_input
 from omnidraft.server.metrics import Metrics
 from omnidraft.server.served import Seat, Served
-from omnidraft.server.settings import MEGABYTE, Serving
+from omnidraft.server.settings import Serving
 
 if TYPE_CHECKING:
     from omnidraft.api import Generation, Stream
     from omnidraft.verification.round import Round
 
 _log = logging.getLogger("omnidraft")
-SHARE = 0.5  # of a prompt that a lane must hold to be taken for it, else the one that was used longest ago
+OPENING = 4  # tokens fewer than these at the end of a prompt may be written otherwise in the next: "<think>" and such
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +39,14 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """The end of an answer; `cached` tokens of the prompt were not read again, times are seconds."""
+    """The end of an answer; `cached` tokens of the prompt were not read again, times are seconds.
+
+    The first round both reads the prompt and makes tokens: its time is shared out by how many of each.
+    """
 
     result: Generation
     cached: int
-    prompt_s: float  # with the first round
+    prompt_s: float
     predicted_s: float
     speedup: float | None  # an estimate
     learned: Mapping[str, int | float]
@@ -172,51 +175,61 @@ class Scheduler:
                 self._change.wait(self._settings.save_s)
             if self._stopping:
                 return False
+            full = False
             for job in list(self._queue):
                 if job.cancelled or self._late(job):
                     self._send(job, ApiError(504, "no lane was free in time: try again later", code="timeout"))
                     self._metrics.ended(job.served.name, "cancelled" if job.cancelled else "timeout", _age(job), None)
-                elif self._room() and (seat := self._seat(job)) is not None:
-                    self._begin(job, seat)
-                else:
+                elif full or (seat := self._seat(job)) is None:
                     continue
+                elif not self._room(job, seat):
+                    full = True  # none overtakes a request that waits for memory
+                    continue
+                else:
+                    self._begin(job, seat)
                 self._queue.remove(job)
             self._metrics.queued.set(len(self._queue))
             self._metrics.active.set(len(self._running))
         return True
 
-    def _room(self) -> bool:
-        """Whether KV caches leave memory for one more request, once idle lanes were cleared; always for the first."""
-        limit = self._settings.max_cache_mb * MEGABYTE
-        busy = {id(run.seat) for run in self._running}
-        idle = sorted(
-            (seat for one in self.served for seat in one.seats if id(seat) not in busy), key=lambda seat: seat.used
-        )
-        total = sum(one.nbytes for one in self.served)
-        for seat in idle:
-            if total <= limit:
-                break
-            total -= seat.lane.nbytes
-            seat.lane.clear()
+    def _room(self, job: Job | None = None, seat: Seat | None = None) -> bool:
+        """Whether there is memory for this request, once idle lanes were cleared for it; always where none runs.
+
+        Those that run are counted with all that they may still need.
+        """
+        limit = self._settings.cache_bytes
+        taken = {id(run.seat): max(run.seat.lane.nbytes, _needs(run.job)) for run in self._running}
+        if job is not None and seat is not None:
+            taken[id(seat)] = max(seat.lane.nbytes, _needs(job))
+        total = sum(taken.values())
+        if total > limit and self._running:
+            return False
+        idle = [each for one in self.served for each in one.seats if id(each) not in taken]
+        total += sum(each.lane.nbytes for each in idle)
+        for each in sorted(idle, key=lambda each: each.used):
+            if total > limit:
+                total -= each.lane.nbytes
+                each.clear()
         self._metrics.cache.set(sum(one.nbytes for one in self.served))
-        return total <= limit or not self._running
+        return True
 
     def _seat(self, job: Job) -> Seat | None:
-        """The free lane that holds most of the prompt, else the one that was used longest ago; None where all are busy.
+        """The free lane whose conversation the prompt goes on with, else the one used longest ago; None for none.
 
+        A beginning in common, as of one system prompt, is not enough: of what free lanes hold, only the oldest is lost.
         Among equals it is one that the same user had.
         """
         busy = {id(run.seat) for run in self._running}
         free = [seat for seat in job.served.seats if id(seat) not in busy]
-        if not free:
-            return None
         held = {id(seat): seat.lane.common(job.ids) for seat in free}
-        best = max(free, key=lambda seat: (held[id(seat)], seat.user is not None and seat.user == job.user, -seat.used))
-        return best if held[id(best)] >= SHARE * len(job.ids) else min(free, key=lambda seat: seat.used)
+        going_on = [seat for seat in free if held[id(seat)] > max(0, seat.prompt - OPENING)]
+        if going_on:
+            return max(going_on, key=lambda seat: (held[id(seat)], seat.user is not None and seat.user == job.user))
+        return min(free, key=lambda seat: seat.used, default=None)
 
     def _begin(self, job: Job, seat: Seat) -> None:
         self._uses += 1
-        seat.used, seat.user = self._uses, job.user
+        seat.used, seat.user, seat.prompt = self._uses, job.user, len(job.ids)
         try:
             cached = min(seat.lane.common(job.ids), len(job.ids) - 1)
             stream = seat.lane.stream(job.ids, **job.options)
@@ -252,14 +265,15 @@ class Scheduler:
             self._done(run, now)
 
     def _done(self, run: _Running, now: float) -> None:
-        job, result = run.job, run.stream.result
-        first = run.first or now
+        job, result, rounds = run.job, run.stream.result, run.stream.rounds
+        read, made = len(job.ids) - run.cached, len(rounds[0].emitted)
+        prompt_s = ((run.first or now) - run.began) * read / (read + made)
         done = Done(
             result=result,
             cached=run.cached,
-            prompt_s=first - run.began,
-            predicted_s=now - first,
-            speedup=job.served.speedup(run.stream.rounds[1:]),
+            prompt_s=prompt_s,
+            predicted_s=now - run.began - prompt_s,
+            speedup=job.served.speedup(rounds[1:]),
             learned=job.served.learned,
         )
         self._send(job, done)
@@ -285,7 +299,7 @@ class Scheduler:
             self._send(job, ApiError(500, str(error)) if isinstance(error, OmniDraftError) else INTERNAL)
         self._metrics.ended(job.served.name, "error", _age(job), None)
         with suppress(Exception):
-            seat.lane.clear()
+            seat.clear()
 
     def _late(self, job: Job) -> bool:
         return _age(job) > self._settings.timeout_s
@@ -317,6 +331,11 @@ class Scheduler:
                 stack.callback(one.model.close)
             for run in self._running:
                 stack.callback(self._leave, run, "shutdown")
+
+
+def _needs(job: Job) -> int:
+    """Bytes of KV caches that a request may come to."""
+    return job.served.needs(len(job.ids) + int(job.options["max_new_tokens"]))
 
 
 def _age(job: Job) -> float:

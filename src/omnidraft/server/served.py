@@ -25,16 +25,23 @@ if TYPE_CHECKING:
 
 SERIES = 300  # answers whose figures are kept
 PLAIN = 256  # rounds without a draft whose times are kept
+ROOM = 256  # tokens that a KV cache grows by at least; it grows by no more than a half of itself beyond that
 Say = Callable[[str], None]
 
 
 @dataclass
 class Seat:
-    """A lane, when it was last used, and by whom."""
+    """A lane, when it was last used, by whom, and how many tokens its last prompt had."""
 
     lane: Lane
-    used: int = 0  # 0: never
+    used: int = 0  # 0: it holds nothing
     user: str | None = None
+    prompt: int = 0
+
+    def clear(self) -> None:
+        """Forget its conversation."""
+        self.used, self.user, self.prompt = 0, None, 0
+        self.lane.clear()
 
 
 class Served:
@@ -47,6 +54,10 @@ class Served:
         self.name, self.model = name, model
         self._sources = sources  # target and drafter, as they can be loaded
         self.seats = [Seat(lane) for lane in model.lanes(lanes)]
+        attached = model.engine.attached
+        self._token_bytes = _token_bytes(model.target.lm) + (
+            2 * _token_bytes(attached.drafter.model) if attached else 0
+        )
         self.lock = threading.Lock()
         self.answers = 0
         self.series: dict[str, deque[float | None]] = {
@@ -71,6 +82,11 @@ class Served:
     def nbytes(self) -> int:
         """Bytes of all KV caches."""
         return sum(seat.lane.nbytes for seat in self.seats)
+
+    def needs(self, tokens: int) -> int:
+        """Bytes of KV caches that a lane comes to with so many tokens; a drafter may write a text in twice as many."""
+        tokens = min(tokens, self.model.target.lm.context + 1)
+        return round(self._token_bytes * (tokens + max(ROOM, tokens // 2)))
 
     @cached_property
     def tokens(self) -> LLTokenizer:
@@ -144,6 +160,13 @@ class Served:
                 found = inspect_pair(target, drafter, samples(), say=quiet, warn=quiet)
                 self._report = asdict(found)
         return self._report
+
+
+def _token_bytes(model: Any) -> float:
+    """Bytes of a token in a model's KV cache, as they are with one."""
+    own = model.with_own_cache()
+    own.forward([0], 0)
+    return float(own.cache_bytes) / (1 + ROOM)
 
 
 def name_of(target: str) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import psutil
+
 from omnidraft.config import Settings, integer, number, shown
 from omnidraft.errors import ConfigError
 
@@ -58,10 +60,11 @@ class Serving(Settings):
     )
     max_body_mb: float = number(2.0, "maximum size of a request in MB", low=0.001, high=1024, fix="use 2")
     body_s: float = number(30, "seconds for a request to come whole", low=0.1, high=3600, fix="use 30")
-    max_cache_mb: float = number(
-        4096,
+    max_cache_mb: float | None = number(
+        None,
         "KV caches together in MB; beyond it conversations are forgotten, and requests wait",
         low=0,
+        none="a quarter of the machine's memory",
         fix="use 4096",
     )
     timeout_s: float = number(
@@ -77,6 +80,12 @@ class Serving(Settings):
                 f"host is {self.host!r}, which others may reach, and there is no API key: "
                 "give --api-key (or OMNIDRAFT_API_KEY), or use 127.0.0.1"
             )
+
+    @property
+    def cache_bytes(self) -> float:
+        """What all KV caches may take."""
+        given = self.max_cache_mb
+        return psutil.virtual_memory().total / 4 if given is None else given * MEGABYTE
 
     @property
     def loopback(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from omnidraft.config import GenerationLimits, Sampling, settings_of, stop_strings
@@ -133,7 +133,7 @@ def _conversation(
                 400, "tools: the target's chat template has no place for them: leave them out", param="tools"
             )
     if forced or schema is not None:
-        asked["logits_processor"] = [_grammar(served, functions, schema, len(ids), form)]
+        asked |= _following(_grammar(served, functions, schema, len(ids), form), asked, served)
     names = frozenset(each["name"] for each in functions)
     task = _task(served, settings, ids, asked, trace=_trace(body), user=user)
     return Task(**{**vars(task), "functions": names, "one_call": tools.one_call or forced})
@@ -152,6 +152,15 @@ def _grammar(
         return Grammar(tokens, grammar_of(tokens, call_schema(functions) if schema is None else schema), at)
     except ConfigError as error:
         raise ApiError(400, f"{param}: {error}", param=param) from error
+
+
+def _following(grammar: Any, asked: Mapping[str, Any], served: Served) -> dict[str, Any]:
+    """Options of an answer that follows a grammar: it comes before top-k and the like, which would leave it nothing."""
+    from omnidraft.verification.sampling import target_processors
+
+    whole = settings_of(Sampling, asdict(served.model.sampling) | {n: asked[n] for n in SAMPLING if n in asked})
+    cuts = [] if whole.greedy else target_processors(replace(whole, temperature=1.0, repetition_penalty=1.0))
+    return {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "logits_processor": [grammar, *cuts]}
 
 
 def _task(

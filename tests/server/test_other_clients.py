@@ -1,0 +1,72 @@
+"""`llm` and LangChain's client, unchanged, each in a streamed conversation with a server."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from omnidraft.api import OmniDraft
+from support.serving import QUESTION, At, user
+
+TOKENS = 24
+MORE = "And how many are two of them?"
+
+
+@pytest.fixture(autouse=True)
+def _this_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both could report to somebody; what connects to another machine fails."""
+    connect = socket.socket.connect
+
+    def local(self: socket.socket, address: Any) -> None:
+        assert self.family == socket.AF_UNIX or ipaddress.ip_address(address[0]).is_loopback, address
+        connect(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", local)
+    monkeypatch.setenv("LANGSMITH_TRACING", "false")
+
+
+def answers(model: OmniDraft) -> tuple[str, str]:
+    """What the library answers to the question, and then to the second one."""
+    first = model.generate(user(QUESTION), max_new_tokens=TOKENS, temperature=0).text
+    talk = [*user(QUESTION), {"role": "assistant", "content": first}, *user(MORE)]
+    return first, model.generate(talk, max_new_tokens=TOKENS, temperature=0).text
+
+
+def test_llm_holds_a_conversation(
+    server: At, model: OmniDraft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm: Any = pytest.importorskip("llm")
+    declared = f"- model_id: mine\n  model_name: chat\n  api_base: {server.url}/v1\n"
+    (tmp_path / "extra-openai-models.yaml").write_text(declared, encoding="utf-8")
+    monkeypatch.setenv("LLM_USER_PATH", str(tmp_path))
+    conversation = llm.get_model("mine").conversation()
+    found = []
+    for question in (QUESTION, MORE):
+        pieces = list(conversation.prompt(question, temperature=0, max_tokens=TOKENS))
+        assert len(pieces) > 1  # streamed
+        found.append("".join(pieces))
+    assert tuple(found) == answers(model)
+
+
+def test_langchain_holds_a_conversation(server: At, model: OmniDraft) -> None:
+    langchain: Any = pytest.importorskip("langchain_openai")
+    options = {"model": "chat", "temperature": 0, "max_tokens": TOKENS, "max_retries": 0, "api_key": "none"}
+    talk: list[Any] = []
+    found = []
+    with httpx.Client() as http:  # its own stays open
+        client = langchain.ChatOpenAI(base_url=f"{server.url}/v1", http_client=http, stream_usage=True, **options)
+        for question in (QUESTION, MORE):
+            talk.append(("human", question))
+            chunks = list(client.stream(talk))
+            whole = sum(chunks[1:], chunks[0])
+            assert len(chunks) > 2  # streamed
+            assert 0 < whole.usage_metadata["output_tokens"] <= TOKENS
+            assert whole.response_metadata["finish_reason"] in ("stop", "length")
+            talk.append(whole)
+            found.append(whole.content)
+    assert tuple(found) == answers(model)

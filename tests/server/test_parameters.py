@@ -1,0 +1,108 @@
+"""Parameters act: each gives the library's answer for the same seed, and another answer than without it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import omnidraft
+from omnidraft.api import OmniDraft
+from support.serving import QUESTION, At, serving, user
+
+DRAWN: dict[str, Any] = {"temperature": 1.5, "seed": 3}
+TOKENS = 32
+SCHEMA = {
+    "type": "object",
+    "properties": {"pens": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["pens"],
+    "additionalProperties": False,
+}
+PROMPT = "Question: Tim has 4 boxes"
+
+
+@pytest.fixture(scope="module")
+def plain(chat: Path) -> Iterator[At]:
+    """Without drafts, whose n-grams earlier requests change: a seed decides the answer."""
+    with serving([chat], None, {"draft_length": 0}, lanes=2) as at:
+        yield at
+
+
+@pytest.fixture(scope="module")
+def alone(chat: Path) -> OmniDraft:
+    return omnidraft.load(chat, None, dtype="float32", profile=None, draft_length=0)
+
+
+@pytest.mark.parametrize(
+    "change", [{"top_p": 0.3}, {"min_p": 0.3}, {"top_k": 3}, {"repetition_penalty": 1.8}, {"seed": 4}], ids=str
+)
+def test_sampling_is_that_of_the_library(plain: At, alone: OmniDraft, change: dict[str, Any]) -> None:
+    def answer(**asked: Any) -> str:
+        found = plain.chat(**asked, max_tokens=TOKENS).json()["choices"][0]["message"]["content"]
+        assert found == alone.generate(user(QUESTION), max_new_tokens=TOKENS, **asked).text
+        return str(found)
+
+    assert answer(**DRAWN | change) != answer(**DRAWN)
+
+
+@pytest.mark.parametrize("change", [{"top_p": 0.1}, {"min_p": 0.9}, {"top_k": 1}], ids=str)
+def test_what_cuts_leaves_a_grammar_its_tokens(plain: At, change: dict[str, Any]) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+    found: dict[bool, set[str]] = {}
+    for seed in range(8):
+        for cut in ({}, change):
+            asked = {"temperature": 1.5, "seed": seed, "max_tokens": 64, "response_format": form} | cut
+            answer = plain.chat(**asked)
+            assert answer.status_code == 200, answer.text
+            text = answer.json()["choices"][0]["message"]["content"]
+            assert 0 <= json.loads(text)["pens"] <= 99
+            found.setdefault(bool(cut), set()).add(text)
+    assert len(found[True]) < len(found[False])  # it still cuts
+
+
+def test_the_length_goes_by_its_newer_name(plain: At) -> None:
+    found = plain.post("/v1/chat/completions", {"messages": user(QUESTION), "max_completion_tokens": 5}).json()
+    assert found["usage"]["completion_tokens"] == 5
+    assert found["choices"][0]["finish_reason"] == "length"
+
+
+def expected(model: OmniDraft, ids: list[int], made: list[int]) -> list[float]:
+    """The target's own log-probabilities of these tokens after these ids."""
+    rows = model.target.lm.with_own_cache().forward(ids + made, len(made) + 1)[:-1]
+    return [float(row[token]) for row, token in zip(torch.log_softmax(rows.float(), -1), made, strict=True)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_completions_have_logprobs_and_places(plain: At, alone: OmniDraft, stream: bool) -> None:
+    asked = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0, "logprobs": 2, "stream": stream}
+    text = plain.post("/v1/completions", asked).text
+    bodies = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")] or [json.loads(text)]
+    parts = [body["choices"][0]["logprobs"] for body in bodies if body["choices"]]
+    found = {key: [each for part in parts for each in part[key]] for key in parts[0]}
+    content = "".join(body["choices"][0]["text"] for body in bodies)
+    made = list(alone.generate(PROMPT, max_new_tokens=12, temperature=0).token_ids)
+    assert found["token_logprobs"] == pytest.approx(expected(alone, alone.encode(PROMPT), made), abs=1e-3)
+    names = ("tokens", "text_offset", "token_logprobs", "top_logprobs")
+    for token, place, logprob, top in zip(*(found[name] for name in names), strict=True):
+        assert content[place : place + len(token)] == token
+        assert len(top) == 2
+        assert top[token] == max(top.values()) == logprob  # of a greedy answer
+
+
+def test_responses_have_logprobs(plain: At, alone: OmniDraft) -> None:
+    asked = {"input": QUESTION, "max_output_tokens": 12, "temperature": 0, "top_logprobs": 2}
+    asked["include"] = ["message.output_text.logprobs"]
+    part = plain.post("/v1/responses", asked).json()["output"][0]["content"][0]
+    made = list(alone.generate(user(QUESTION), max_new_tokens=12, temperature=0).token_ids)
+    found = [each["logprob"] for each in part["logprobs"]]
+    assert found == pytest.approx(expected(alone, alone.encode(user(QUESTION)), made), abs=1e-3)
+    assert "".join(each["token"] for each in part["logprobs"]) == part["text"]
+    assert all(max(top["logprob"] for top in each["top_logprobs"]) == each["logprob"] for each in part["logprobs"])
+    lines = plain.post("/v1/responses", asked | {"stream": True}).text.splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    streamed = [each for event in events if event["type"].endswith("text.delta") for each in event["logprobs"]]
+    assert streamed == part["logprobs"]
