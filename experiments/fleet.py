@@ -19,10 +19,10 @@ from rich.console import Console
 
 from experiments.command import parser, run
 from experiments.real import PROMPTS, shown, texts_of
-from experiments.results import Results, Row
+from experiments.results import Results, Row, page_of
 from omnidraft import zoo
 from omnidraft.bench.environment import command
-from omnidraft.bench.output import down, markdown_table, writing
+from omnidraft.bench.output import writing
 from omnidraft.bench.prompts import read
 from omnidraft.cli import flags
 
@@ -145,15 +145,6 @@ def row_of(method: str, batch: int, runs: Sequence[Run], base: Sequence[Run], op
     }
 
 
-def markdown(results: Results) -> str:
-    """The commands, and a table of all rows."""
-    commands = "".join(f"    {each}\n" for each in dict.fromkeys(setting["command"] for setting in results.settings))
-    rows = list(results.of("rows").values())
-    cells = [[down(row[c], 3) if isinstance(row[c], float) else row[c] for c in COLUMNS] for row in rows]
-    lines = [["–" if cell is None else cell for cell in line] for line in cells]
-    return f"# Inside vLLM\n\n{commands}\n{markdown_table(COLUMNS, lines, COLUMNS.index('batch'))}"
-
-
 def measure(options: argparse.Namespace, console: Console) -> int:
     """Measure all methods in turns; 1 where a greedy answer in float32 is not that of vLLM alone."""
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(MEMORY_GB))
@@ -182,10 +173,11 @@ def measure(options: argparse.Namespace, console: Console) -> int:
             row = row_of(method, batch, runs[method], runs[BASELINE], options)
             results.add("rows", f"{row['target']}|{options.dtype}|{method}|{batch}|{options.temperature:g}", row)
         console.print(f"batch {batch} is done")
+    page = page_of("Inside vLLM", results, COLUMNS, "batch", 3)
     if options.out is not None:
         with writing(options.out):
-            options.out.with_name(options.out.name + ".md").write_text(markdown(results), encoding="utf-8")
-    print(markdown(results), end="")
+            options.out.with_name(options.out.name + ".md").write_text(page, encoding="utf-8")
+    print(page, end="")
     rows = results.of("rows").values()
     return int(any(row["dtype"] == "float32" and (row["identical"] or 0) < row["prompts"] for row in rows))
 

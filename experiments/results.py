@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from omnidraft.bench.environment import commit, machine
-from omnidraft.bench.output import writing
+from omnidraft.bench.output import down, markdown_table, writing
 from omnidraft.bench.records import lines_of
 
 Row = dict[str, Any]
@@ -66,3 +67,12 @@ class Results:
         else:
             row = {name: value for name, value in record.items() if name != "kind"}
             self._rows[record["kind"]][row["key"]] = row
+
+
+def page_of(title: str, results: Results, columns: Sequence[str], first: str, places: int) -> str:
+    """A page with the commands and a table of all rows; numbers, which begin at column `first`, are rounded down."""
+    commands = "".join(f"    {each}\n" for each in dict.fromkeys(setting["command"] for setting in results.settings))
+    rows = list(results.of("rows").values())
+    cells = [[down(row[c], places) if isinstance(row[c], float) else row[c] for c in columns] for row in rows]
+    lines = [["–" if cell is None else cell for cell in line] for line in cells]
+    return f"# {title}\n\n{commands}\n{markdown_table(columns, lines, columns.index(first))}"

@@ -28,12 +28,12 @@ from rich.console import Console
 
 from experiments.command import parser, run
 from experiments.real import PROMPTS, shown
-from experiments.results import Results, Row
+from experiments.results import Results, Row, page_of
 from omnidraft import zoo
 from omnidraft.api import OmniDraft, load
 from omnidraft.bench import prompts
 from omnidraft.bench.environment import command
-from omnidraft.bench.output import down, markdown_table, writing
+from omnidraft.bench.output import writing
 from omnidraft.cli import flags
 from omnidraft.errors import OmniDraftError
 from omnidraft.models.loading import choose_device, choose_dtype, load_skeleton, load_tokenizer
@@ -240,15 +240,6 @@ def load_run(way: ServerWay | GenerateWay, texts: Sequence[str], sizes: Sizes) -
     }
 
 
-def markdown(results: Results) -> str:
-    """The commands, and a table of all rows."""
-    commands = "".join(f"    {each}\n" for each in dict.fromkeys(setting["command"] for setting in results.settings))
-    rows = list(results.of("rows").values())
-    cells = [[down(row[c], 2) if isinstance(row[c], float) else row[c] for c in COLUMNS] for row in rows]
-    lines = [["–" if cell is None else cell for cell in line] for line in cells]
-    return f"# A server under load\n\n{commands}\n{markdown_table(COLUMNS, lines, COLUMNS.index('clients'))}"
-
-
 def measure(options: argparse.Namespace, console: Console) -> int:
     """Measure what the file lacks; 1 where an answer was lost, or one in float32 or int8 depends on the load."""
     given = {name: value for name in asdict(FULL) if (value := getattr(options, name)) is not None}
@@ -266,10 +257,11 @@ def measure(options: argparse.Namespace, console: Console) -> int:
                 row = load_run(way, texts, sizes)
             named = {"target": shown(target), "method": method, "clients": sizes.clients, "dtype": options.dtype}
             results.add("rows", key, named | row)
+    page = page_of("A server under load", results, COLUMNS, "clients", 2)
     if options.out is not None:
         with writing(options.out):
-            options.out.with_name(options.out.name + ".md").write_text(markdown(results), encoding="utf-8")
-    print(markdown(results), end="")
+            options.out.with_name(options.out.name + ".md").write_text(page, encoding="utf-8")
+    print(page, end="")
     rows = results.of("rows").values()
     wrong = [
         row for row in rows if row["dtype"] in ("float32", "int8") and row["identical"] < row["answers"] - row["lost"]

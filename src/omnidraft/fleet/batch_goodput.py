@@ -21,7 +21,8 @@ class BatchCosts:
     def __init__(self) -> None:
         self.costs = CostModel()
         # of a batch, which a token or a step of one row delays by less than it would delay the row alone
-        self.costs.steps.weights = self.costs.tokens.weights = [PRIOR / SPREAD] * 2
+        for each in (self.costs.steps, self.costs.tokens):
+            each.weights = [PRIOR / SPREAD] * 2
         self.costs.prefill.weights = [PRIOR / PREFILL / SPREAD]
         self.rows = 1  # of the present step
         self._tokens = self._time = 1.0  # of the latest steps
