@@ -14,6 +14,7 @@ import omnidraft
 from omnidraft import OmniDraft
 from omnidraft.config import Drafting
 from omnidraft.fleet import rows as rows_module
+from omnidraft.fleet.batch_goodput import BatchCosts
 from omnidraft.fleet.pair import RemotePair, load_pair
 from omnidraft.fleet.rows import Rows
 from omnidraft.fleet.spool import Spool, answers, segments
@@ -170,6 +171,14 @@ def test_a_batch_with_dear_drafts_gets_none() -> None:
         now[0] += 1.0 + 0.5 * sum(len(each.draft) for each in left)
     drafts = [draft for each in requests for draft in each.proposed[15:]]
     assert sum(map(bool, drafts)) < 0.15 * len(drafts)
+
+
+def test_the_first_step_of_a_batch_costs_what_every_other_does() -> None:
+    batch = BatchCosts()
+    for number in range(200):
+        passes = 8 + number % 5
+        batch.learn(rows=8, emitted=8, proposed=0, passes=passes, read=passes, draft_s=0.02 * passes, verify_s=1.0)
+    assert batch.costs.steps.weights == pytest.approx([0.02, 0.02], rel=0.05)
 
 
 @pytest.mark.parametrize("rows", [1, 8])
