@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from support.project_files import shared
 
 TEXT = "Question: A baker has 3 trays with 12 rolls each and sells 20 of them. How many rolls are left?\nAnswer:"
 NAMES = ("llama2", "llama3", "qwen2")
+WAYS = (("exact", 1), ("exact", 4), ("exact", 7), ("intersection", 7), ("paper", 1))
 
 
 def run(engine_: Engine, prompt: list[int], count: int, seed: int = 0, **sampling: float) -> list[Round]:
@@ -63,17 +65,13 @@ def test_real_tokenizers(target_name: str, drafter_name: str) -> None:
         "random": random_model("llama", size, seed=2, layers=1),
     }
     accepted = 0
-    for name, drafter in drafters.items():
-        for mode in ("exact", "intersection", "paper"):
-            for k in (1, 4, 7):
-                rounds = run(
-                    engine(target, target_language, drafter, drafter_language, draft_length=k, mode=mode), prompt, 48
-                )
-                assert tokens(rounds) == expected, (name, mode, k)
-                assert rounds[-1].finish == "length"
-                accepted += sum(r.counts.accepted for r in rounds) * (name == "knowing" and mode == "exact")
-                if name == "constant":
-                    assert sum(r.counts.accepted for r in rounds) <= 2
+    for (name, drafter), (mode, k) in product(drafters.items(), WAYS):
+        rounds = run(engine(target, target_language, drafter, drafter_language, draft_length=k, mode=mode), prompt, 48)
+        assert tokens(rounds) == expected, (name, mode, k)
+        assert rounds[-1].finish == "length"
+        accepted += sum(r.counts.accepted for r in rounds) * (name == "knowing" and mode == "exact")
+        if name == "constant":
+            assert sum(r.counts.accepted for r in rounds) <= 2
     # the identity must have been seen on accepted tokens (a random target's tokens merge by chance where they meet, so
     # not every right draft is read as it was meant)
     assert accepted >= 20
