@@ -285,7 +285,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_chat(terminal: Terminal, tmp_path
     terminal.wait_for("> ")
     for _ in range(20):  # Python misses a signal between the prompt and its wait for a key
         os.killpg(terminal.process.pid, signal.SIGINT)  # no answer is made: only the line is given up
-        if terminal.shows("> ", seconds=3):
+        if terminal.shows("> ", seconds=1):
             break
     terminal.type("/nothing\n")
     terminal.wait_for("unknown command /nothing")

@@ -66,8 +66,8 @@ def test_real_tokenizers(target_name: str, drafter_name: str) -> None:
     }
     accepted = 0
     for (name, drafter), (mode, k) in product(drafters.items(), WAYS):
-        rounds = run(engine(target, target_language, drafter, drafter_language, draft_length=k, mode=mode), prompt, 48)
-        assert tokens(rounds) == expected, (name, mode, k)
+        rounds = run(engine(target, target_language, drafter, drafter_language, draft_length=k, mode=mode), prompt, 32)
+        assert tokens(rounds) == expected[:32], (name, mode, k)
         assert rounds[-1].finish == "length"
         accepted += sum(r.counts.accepted for r in rounds) * (name == "knowing" and mode == "exact")
         if name == "constant":
@@ -127,10 +127,10 @@ def test_trained_models(
         drafter = TransformersModel(target.model)
     prompt = target_language.tokenizer(PROMPTS[target_name])["input_ids"]
     eos = target_language.vocab.eos
-    expected = generate(target, prompt, 64, eos)
+    expected = generate(target, prompt, 48, eos)
     accepted = 0
     for mode, k in (("exact", 1), ("exact", 4), ("exact", 8), ("intersection", 4), ("paper", 4)):
-        rounds = run(engine(target, target_language, drafter, drafter_language, draft_length=k, mode=mode), prompt, 64)
+        rounds = run(engine(target, target_language, drafter, drafter_language, draft_length=k, mode=mode), prompt, 48)
         assert tokens(rounds) == expected, (mode, k)
         accepted += sum(r.counts.accepted for r in rounds)
     # children's stories and sums have hardly a token in common; elsewhere a comparison must have met accepted ones
