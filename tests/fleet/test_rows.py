@@ -188,7 +188,7 @@ def test_rows_with_cheap_drafts_get_them(rows: int, before: int) -> None:
     now = [0.0]
     drafting = Drafting(max_draft_length=LENGTH, sources="model")
     batch = Batch(Rows(remote(), drafting, context=WIDTH, most=8, clock=lambda: now[0]), LENGTH)
-    requests = asked(TEXTS[:1] * rows, 100 if rows == 1 else 60)  # one alone is done in fewer steps
+    requests = asked(TEXTS[:1] * rows, 100)
     for each in requests:
         each.prompt = (each.prompt * before)[:before] + each.prompt
     while left := [each for each in requests if not each.done]:
