@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from support.texts import QUESTIONS
 # the models here are too small for a second thread to help, and idle threads of several test processes get in each
 # other's way
 torch.set_num_threads(1)
+# a shell starts what runs in its background, and thereby every process of these tests, with Ctrl-C ignored
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -283,10 +283,14 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_chat(terminal: Terminal, tmp_path
     os.killpg(terminal.process.pid, signal.SIGINT)  # as a terminal does
     terminal.wait_for("ended by interrupted")
     terminal.wait_for("> ")
-    for _ in range(20):  # Python misses a signal between the prompt and its wait for a key
+    terminal.type("half a li")
+    terminal.wait_for("half a li")
+    for _ in range(20):  # Python misses a signal between two waits for a key
         os.killpg(terminal.process.pid, signal.SIGINT)  # no answer is made: only the line is given up
         if terminal.shows("> ", seconds=1):
             break
+    else:
+        pytest.fail("Ctrl-C does not give up the line")
     terminal.type("/nothing\n")
     terminal.wait_for("unknown command /nothing")
     terminal.wait_for("> ")

@@ -74,6 +74,7 @@ def table(drafter: Language, target: Language) -> SpellingTable:
     return build_table(drafter.vocab, target.vocab, drafter.speller, target.speller)
 
 
+@cache
 def context_of(drafter: Language, target: Language) -> DrafterContext:
     return DrafterContext(table(drafter, target), target.vocab, drafter.vocab, drafter.speller)
 
