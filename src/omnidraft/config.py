@@ -240,7 +240,7 @@ class Learning(Settings):
     adapter: str = one_of("full", "trained weights", *ADAPTERS)
     rank: int = integer(32, "rank of LoRA", low=1, high=1024, fix="32 is usual")
     learning_rate: float = number(
-        5e-4, "learning rate of AdamW", low=0, high=1, zero=False, fix="use adapt='off' not to learn"
+        2e-4, "learning rate of AdamW", low=0, high=1, zero=False, fix="use adapt='off' not to learn"
     )
     teacher_temperature: float = number(
         0.5,

