@@ -189,7 +189,7 @@ PARTS: dict[str, Part] = {
         "Before and after a stream, in several orders",
         ("exact, untrained", *(f"answers in order {order}" for order in range(3))),
         every,
-        ("gsm8k",),
+        ("gsm8k", "code"),
         shows=LEARNED,
     ),
     "background": JobPart("background", _background_jobs, _background_table),

@@ -57,7 +57,7 @@ def test_the_command(small: Path, tasks: Path, tmp_path: Path, home: Path, capsy
     assert adaptation.main(given) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert {kind: len(rows) for kind, rows in result.items()} == {
-        "settings": 1, "live": 1, "cells": 4, "switch": 1, "targets": 1,
+        "settings": 1, "live": 1, "cells": 8, "switch": 1, "targets": 1,
     }  # fmt: skip
     text = (out / "adaptation.md").read_text()
     for title in ("Against the clock", "Before and after a stream", "before and after"):

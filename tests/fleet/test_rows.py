@@ -38,13 +38,14 @@ def remote() -> RemotePair:
     return load_pair("zoo:target-a", "zoo:drafter", Drafting(), "cpu", pytest.fail)
 
 
-def asked(texts: tuple[str, ...] = TEXTS, count: int = COUNT) -> list[Asked]:
+@cache
+def answer(text: str, count: int) -> tuple[int, ...]:
     model = local()
-    found = []
-    for text in texts:
-        prompt = model.encode(text)
-        found.append(Asked(prompt, generate(model.target.lm, prompt, count, tuple(model.vocab.eos))))
-    return found
+    return tuple(generate(model.target.lm, model.encode(text), count, tuple(model.vocab.eos)))
+
+
+def asked(texts: tuple[str, ...] = TEXTS, count: int = COUNT) -> list[Asked]:
+    return [Asked(local().encode(text), list(answer(text, count))) for text in texts]
 
 
 def make(drafting: Drafting | None = None, **options: Any) -> Batch:
