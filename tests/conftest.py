@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import math
 import signal
@@ -23,12 +22,6 @@ torch.set_num_threads(1)
 # a shell starts what runs in its background, and thereby every process of these tests, with Ctrl-C ignored
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def pytest_collection_finish() -> None:
-    """What is imported stays: looking through it again for garbage would be a tenth of the tests' time."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

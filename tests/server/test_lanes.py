@@ -176,6 +176,7 @@ def test_a_failure_of_the_models_ends_all_requests(chat: Path, monkeypatch: pyte
         raise RuntimeError("planted")
 
     with serving([chat], lanes=2, max_tokens=1500) as at, streamed(at) as lines:
+        until(lambda: at.figures()["active"] == 1)
         monkeypatch.setattr(Lane, "common", failing)
         for refused in (at.chat(), at.chat(), at.get("/health")):
             assert refused.status_code == 503
