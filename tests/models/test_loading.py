@@ -18,44 +18,11 @@ from transformers.utils import logging as transformers_logging
 from omnidraft.errors import ConfigError, ModelError
 from omnidraft.models import language_model as models
 from omnidraft.models import loading
-from omnidraft.models.loading import BF16_PARAMETERS, load_model
+from omnidraft.models.loading import load_model
 from support.models import afresh, build, close, one_line
 from support.small_tokenizers import sentencepiece, wrap
 
 transformers_logging.disable_progress_bar()
-CPU, GPU = torch.device("cpu"), torch.device("cuda")
-SMALLER, BIG = BF16_PARAMETERS - 1, BF16_PARAMETERS
-
-
-@pytest.mark.parametrize(
-    ("device", "native", "stored", "parameters", "dtype", "reason"),
-    [
-        (CPU, True, torch.float32, BIG, torch.bfloat16, "this cpu computes in it"),
-        (CPU, True, torch.float32, SMALLER, torch.float32, "no faster below 100M"),
-        (CPU, False, torch.bfloat16, BIG, torch.float32, "this cpu does not compute in bfloat16"),
-        (GPU, True, torch.float32, BIG, torch.bfloat16, "this cuda computes in it"),
-        (GPU, True, torch.bfloat16, SMALLER, torch.bfloat16, "this cuda computes in it"),
-        (GPU, True, torch.float16, BIG, torch.float16, "as stored"),
-        (GPU, True, torch.float32, SMALLER, torch.float32, "as stored"),
-        (GPU, True, None, SMALLER, torch.float32, "as stored"),
-        (GPU, False, torch.bfloat16, BIG, torch.float32, "this cuda does not compute in bfloat16"),
-    ],
-)
-def test_the_dtype_that_auto_stands_for(
-    monkeypatch: pytest.MonkeyPatch,
-    device: torch.device,
-    native: bool,
-    stored: torch.dtype | None,
-    parameters: int,
-    dtype: torch.dtype,
-    reason: str,
-) -> None:
-    able = {"avx512_bf16": False, "amx_bf16": native}
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able, raising=False)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_options: native)
-    chosen, why = loading.choose_dtype(device, stored, parameters)
-    assert chosen == dtype
-    assert reason in why
 
 
 @pytest.fixture(scope="module")
