@@ -1,4 +1,7 @@
-"""Two small random models of different tokenizers, in folders as users have them."""
+"""Two small random models of different tokenizers, in folders as users have them.
+
+What imports torch is imported by fixtures: the process that only hands out tests need not wait for it.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from omnidraft.defaults import SMALL
-from support.models import save_model
-from support.small_tokenizers import byte_level, sentencepiece
 from support.texts import QUESTIONS
 
-# the models here are too small for a second thread to help, and idle threads of several test processes get in each
-# other's way
-torch.set_num_threads(1)
 # a shell starts what runs in its background, and thereby every process of these tests, with Ctrl-C ignored
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """The models here are too small for a second one to help, and idle threads of test processes get in the way."""
+    import torch
+
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
@@ -38,11 +43,17 @@ def _updates_wait_for_no_reply(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from support.models import save_model
+    from support.small_tokenizers import byte_level
+
     return save_model(tmp_path_factory.mktemp("models") / "target", byte_level(), seed=1)
 
 
 @pytest.fixture(scope="session")
 def drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from support.models import save_model
+    from support.small_tokenizers import sentencepiece
+
     return save_model(tmp_path_factory.mktemp("models") / "drafter", sentencepiece(), seed=2)
 
 

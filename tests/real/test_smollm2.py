@@ -7,6 +7,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ import torch
 
 import omnidraft
 from omnidraft.api import OmniDraft
+from omnidraft.attach import make_cache
 from omnidraft.bench.exactness import EXPECTED, joint_distribution, judged, sampled
-from omnidraft.bench.interleaved import engine_for
+from omnidraft.bench.interleaved import drafter_of, engine_for
 from omnidraft.config import Drafting, Sampling
+from omnidraft.decoding.drafter import Drafter
 from support.remembering import Remembering
 from support.serving import At, serving, user
 
@@ -81,7 +84,10 @@ def test_greedy_answers_are_those_of_generate(smollm2: Path, home: None) -> None
 
 def test_sampled_tokens_follow_the_distribution_of_the_target(model: OmniDraft) -> None:
     sampling, target = Sampling(temperature=1.0, top_k=8), Remembering(model.target.lm)
-    engine = engine_for(model, Drafting(draft_length=2), target=target)
+    drafting, own = Drafting(draft_length=2), drafter_of(model)
+    drafter = Drafter(Remembering(own.drafter.model))
+    attached = replace(own, drafter=drafter, cache=make_cache(own.cache.table, drafting))
+    engine = engine_for(model, drafting, target=target, attached=attached)
     prompt, eos = model.encode_message(OPEN), sorted(engine.eos)
     distribution = joint_distribution(target, prompt, eos, sampling, EXPECTED / SAMPLES)
     found, did = sampled(engine, prompt, SAMPLES, sampling, 0, lambda: None)

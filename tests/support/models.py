@@ -253,20 +253,24 @@ class Bigram(InputFunction):
         super().__init__(vocab_size, context)
         self._pairs: dict[int, Counter[int]] = defaultdict(Counter)
         self._all: Counter[int] = Counter()
-        self._blur = blur
         for sequence in sequences:
             self._all.update(sequence)
             for before, after in itertools.pairwise(sequence):
                 self._pairs[before][after] += 1
+        self._blur = blur
+        self._common = self._with(torch.full((vocab_size,), 1e-9), self._all, blur)
         self._rows: dict[int, torch.Tensor] = {}
 
     def row(self, ids: tuple[int, ...]) -> torch.Tensor:
         last = ids[-1]
         if last not in self._rows:
-            probs = torch.full((self.vocab_size,), 1e-9)
-            for counts, share in ((self._all, self._blur), (self._pairs[last], 1 - self._blur)):
-                total = counts.total()
-                if total:
-                    probs[list(counts)] += share / total * torch.tensor(list(counts.values()), dtype=torch.float32)
-            self._rows[last] = probs.log()
+            self._rows[last] = self._with(self._common, self._pairs[last], 1 - self._blur).log()
         return self._rows[last]
+
+    @staticmethod
+    def _with(probs: torch.Tensor, counts: Counter[int], share: float) -> torch.Tensor:
+        """These probabilities and a share of those of counts."""
+        if not (total := counts.total()):
+            return probs
+        places = torch.tensor(list(counts))
+        return probs.index_add(0, places, torch.tensor(list(counts.values())) * (share / total))
