@@ -19,13 +19,12 @@ from typing import Any, TypeVar
 import torch
 from rich.console import Console
 
-from experiments import llama
 from experiments.command import parser, run
 from experiments.judging import CONTEXT, SEVERAL, judged_texts, passes, quality, resident_mb
 from experiments.real import PROMPTS, shown, texts_of
 from experiments.results import Results, Row
 from omnidraft.api import OmniDraft, load
-from omnidraft.bench import methods, prompts
+from omnidraft.bench import llama, methods, prompts
 from omnidraft.bench.compare import Question, questions_of
 from omnidraft.bench.environment import command
 from omnidraft.bench.interleaved import PLAIN, EngineWay, Way, engine_for, take_turns

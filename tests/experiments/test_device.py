@@ -1,4 +1,4 @@
-"""What a person would run on a CPU: the ways, rows, what is left out, and llama.cpp behind our interface."""
+"""What a person would run on a CPU: the ways, rows, and what is left out."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import json
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from experiments import device, llama
+from experiments import device
 from experiments.judging import Text, quality
 from experiments.results import Results, Row
-from omnidraft.models.loading import load_model
+from omnidraft.bench import llama
 from support.gguf_files import small_model, write
 from support.table_models import TableModel
 
@@ -72,28 +71,3 @@ def test_rows_are_medians_of_repeats_and_the_summary_compares() -> None:
     page = device.markdown(results, rows).partition("left out")[0]
     assert "| m | llama.cpp | llama.cpp | 2 | 8.00 |" in page
     assert page.endswith("m: 8 bits, drafted 4.0 tokens/s, 3.00x generate, 0.50x llama.cpp\n")
-
-
-@pytest.mark.parametrize(("wrong", "end"), [(0, 30), (1, 30), (0, 20), (1, 20)])
-def test_copied_drafts_change_no_answer(wrong: int, end: int) -> None:
-    model, plain = TableModel(99, "device", sharp=0.1), [0, 1]
-    for _ in range(30):
-        model.crop(0)
-        plain.append(int(model.forward(plain, 1)[0].argmax()))
-    full = np.array([*plain, 0, 0], np.intc)
-    way = llama.LlamaWay("lookup", model, [plain[end + 1]], lambda text: full[len(text) :][:2] + np.array([0, wrong]))
-    way.begin([0, 1], 30, 0)
-    assert way.advance(30) == (end == 30)
-    assert way.end().tokens == plain[2 : end + 2]
-    assert len(way.end().passes) == -(-end // (3 - wrong)), "drafts are accepted up to the wrong token"
-
-
-def test_llama_cpp_computes_what_transformers_compute(file: Path) -> None:
-    pytest.importorskip("llama_cpp", reason=llama.EXTRA)
-    expected = load_model(file, "float32", "cpu").lm.forward([5, 6, 7, 8], 3)
-    model, smaller = (llama.LlamaModel(each, 64, 1) for each in (file, llama.requantized(file, 1)))
-    assert (model.precision, smaller.precision) == ("all F32", "Q8_0")
-    assert (model.forward([5, 6, 7, 8], 3) - expected).abs().max() < 0.01  # its keys and values have 16 bits
-    model.crop(1)
-    assert (model.forward([6, 7, 8], 1) - expected[-1:]).abs().max() < 0.01
-    assert 0.001 < (smaller.forward([5, 6, 7, 8], 3) - expected).abs().max() < 0.2

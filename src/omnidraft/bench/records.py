@@ -13,7 +13,9 @@ from omnidraft.errors import InputError
 FORMAT = "omnidraft compare 1"
 AGAIN = "run the comparison again"
 BASELINE = "generate"
-METHODS = (BASELINE, "plain", "uad", "lookup", "intersection", "paper", "exact", "goodput")  # in every table's order
+METHODS = (BASELINE, "plain", "uad", "lookup", "intersection", "paper", "exact", "goodput")
+OF_LLAMA = (LLAMA, LLAMA_LOOKUP) = ("llama.cpp", "llama.cpp lookup")  # of a GGUF file
+ORDER = (*METHODS, *OF_LLAMA)  # of every table
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from omnidraft.bench.output import COLORS, down, figure, markdown_table, percent
-from omnidraft.bench.records import BASELINE, METHODS, Results, Run
+from omnidraft.bench.records import BASELINE, ORDER, Results, Run
 from omnidraft.errors import InputError
 
 ALL = "all"  # the row over all tasks
@@ -44,7 +44,7 @@ def rows(results: Sequence[Results]) -> list[Row]:
                 raise InputError(f"task {task!r} of target {target!r} is in two result files: leave one of them out")
         for task in [*tasks, ALL]:
             others = (run.method for result in files for run in result.runs)
-            for method in dict.fromkeys([*METHODS, *others]):
+            for method in dict.fromkeys([*ORDER, *others]):
                 row = _row(files, method, {task} if task != ALL else set(tasks))
                 if row is not None:
                     made.append({"target": target, "task": task, "method": method, **row})
@@ -177,7 +177,7 @@ def speedups(rows: Sequence[Row], path: Path) -> bool:
     """Speedups as bars, a panel for each target."""
     shown = [row for row in rows if row["task"] != ALL and not row["unavailable"]]
     targets, tasks = (list(dict.fromkeys(row[key] for row in shown)) for key in ("target", "task"))
-    methods = [name for name in METHODS if any(row["method"] == name for row in shown)][::-1]  # first at the top
+    methods = [name for name in ORDER if any(row["method"] == name for row in shown)][::-1]  # first at the top
     height = 0.8 / max(1, len(tasks))
 
     def draw(target: str, panel: Any) -> None:

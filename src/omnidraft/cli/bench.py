@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from omnidraft.bench import environment, output, prompts, records, report
-from omnidraft.bench.records import BASELINE, METHODS
+from omnidraft.bench.records import BASELINE, METHODS, OF_LLAMA
 from omnidraft.cli import flags
 from omnidraft.config import Drafting, Sampling
 from omnidraft.errors import ConfigError
@@ -85,12 +85,17 @@ def _methods(given: str) -> list[str]:
 
 
 def _measured(options: argparse.Namespace, names: Sequence[str], texts: dict[str, list[str]], console: Console) -> int:
-    from omnidraft.bench import compare, methods
+    from omnidraft.bench import compare, llama, methods
 
     model = flags.load_models(options, profile=None, draft_length=options.draft_length)
     sampling = Sampling(temperature=options.temperature)
     made, left_out = methods.make(names, model, options.draft_length, sampling)
     questions = compare.questions_of(model, texts, options.max_new_tokens, console)
+    if options.gguf is not None and not sampling.greedy:
+        left_out |= dict.fromkeys(OF_LLAMA, "greedy only")
+    elif options.gguf is not None:
+        room = max(len(each.ids) for each in questions) + options.max_new_tokens
+        made += llama.ways(options.gguf, model.target.lm.vocab_size, sorted(model.engine.eos), room)
     setting = _setting(options, model, texts, questions)
     name = re.sub(r"[^\w.-]+", "-", model.target.name)
     stem = options.out and options.out / f"compare-{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
@@ -104,6 +109,7 @@ def _measured(options: argparse.Namespace, names: Sequence[str], texts: dict[str
             repeats=options.repeats,
             seed=options.seed,
             sampled=not sampling.greedy,
+            free=OF_LLAMA,  # it rounds otherwise
         )
         step = output.progress(console, "timing", plan.repeats * len(questions))
         compare.race(made, questions, plan, results, step)
@@ -140,6 +146,7 @@ def _setting(
         "target": model.target.name,
         "drafter": model.drafter and model.drafter.name,
         "drafter_step": model.drafter_step,
+        "gguf": options.gguf and options.gguf.name,
         **{name: getattr(options, name) for name in names},
         "dtype": str(model.target.lm.dtype).removeprefix("torch."),
         **environment.machine(model.target.lm.device),
@@ -227,6 +234,7 @@ def _add_compare(bench: flags.CommandParser) -> None:
         f"{flags.PAIR} --task prompts.jsonl --quick",
         f"{flags.PAIR} --task gsm8k --count 100 --temperature 1 --out results",
         f"{flags.PAIR} --task prompts.jsonl --methods exact,generate --json",
+        "--target MODEL.gguf --drafter zoo:general --dtype auto --gguf MODEL.gguf --task prompts.jsonl",
     )
     flags.add(parser, "--target")
     parser.add_argument("--drafter", required=True, metavar="MODEL", help="likewise")
@@ -236,6 +244,7 @@ def _add_compare(bench: flags.CommandParser) -> None:
     flags.add(parser, "--count", help="the first N prompts of each task (default: all)")
     listed = f"of {', '.join(METHODS)} (default: all); {BASELINE} is always among them"
     parser.add_argument("--methods", default=",".join(METHODS), metavar="A,B", help=listed)
+    parser.add_argument("--gguf", type=Path, metavar="FILE", help=f"the target for {' and '.join(OF_LLAMA)}, as well")
     flags.add(parser, "--max-new-tokens", help=f"maximum tokens of an answer (default: {SIZES['max_new_tokens']})")
     turns = f"turns of every method (default: {SIZES['repeats']})"
     parser.add_argument("--repeats", type=flags.at_least(1), metavar="N", help=turns)

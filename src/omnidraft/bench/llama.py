@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from omnidraft.bench.interleaved import Answer
+from omnidraft.bench.interleaved import Answer, Way
+from omnidraft.bench.records import LLAMA, LLAMA_LOOKUP
 from omnidraft.config import cache_folder
-from omnidraft.errors import InputError, ModelError
+from omnidraft.errors import ConfigError, InputError, ModelError
 from omnidraft.models.language_model import CHUNK, LanguageModel
 
 EXTRA = "pip install 'omnidraft[llama-cpp]'"
@@ -162,6 +163,19 @@ class LlamaWay:
 
     def end(self) -> Answer:
         return Answer(self._tokens, passes=self._passes)
+
+
+def ways(path: Path, vocab_size: int, eos: Sequence[int], room: int) -> list[Way]:
+    """llama.cpp on a file of a target with so many ids and these ends of text, plain and with prompt lookup.
+
+    `room` is the size of the cache, in tokens.  Raises ModelError where llama.cpp is not installed or cannot load the
+    file, ConfigError where the file has other ids.
+    """
+    model = LlamaModel(path, room, torch.get_num_threads())
+    if model.vocab_size != vocab_size:
+        found = f"{path.name} has {model.vocab_size} ids, the target {vocab_size}"
+        raise ConfigError(f"{found}: give --gguf a file of the same model")
+    return [LlamaWay(LLAMA, model, eos), LlamaWay(LLAMA_LOOKUP, model, eos, lookup())]
 
 
 def _needed() -> Any:
