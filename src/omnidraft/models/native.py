@@ -120,7 +120,7 @@ class Rounded:
 @cache
 def product_seconds(dtype: torch.dtype, threads: int) -> float:  # noqa: ARG001  they are torch's own
     """Seconds that the product of one row and a large matrix takes on this CPU in a dtype, in 8 bits by step.c."""
-    weight, row = torch.ones(MEASURED), torch.ones(1, MEASURED[1])
+    weight, row = (torch.ones(shape, dtype=torch.float32, device="cpu") for shape in (MEASURED, (1, MEASURED[1])))
     product: Callable[[torch.Tensor], torch.Tensor]
     if dtype == torch.int8:
         product = Rounded("measured", weight)
