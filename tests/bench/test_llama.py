@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+import omnidraft
 from omnidraft.bench import llama
 from omnidraft.bench.records import OF_LLAMA
 from omnidraft.cli import main as cli
-from omnidraft.models.language_model import LanguageModel
+from omnidraft.errors import ModelError
 from omnidraft.models.loading import load_model
 from support.command_line import one_error
 from support.gguf_files import small_model, write
@@ -21,6 +23,7 @@ from support.table_models import TableModel
 
 pytestmark = pytest.mark.usefixtures("home")
 Captured = pytest.CaptureFixture[str]
+TEXTS = ("hello world", "def the")
 
 
 @pytest.fixture
@@ -31,64 +34,98 @@ def file(tmp_path: Path) -> Path:
 @pytest.fixture
 def command(target: Path, drafter: Path, tmp_path: Path) -> list[str]:
     task = tmp_path / "own.jsonl"
-    task.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("hello world", "def the")))
+    task.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in TEXTS))
     models = ["--target", str(target), "--drafter", str(drafter)]
-    sizes = ["--max-new-tokens", "8", "--repeats", "1", "--methods", "exact", "--json"]
+    sizes = ["--max-new-tokens", "8", "--repeats", "1", "--methods", "exact"]
     return ["bench", "compare", *models, "--task", str(task), *sizes]
 
 
 @pytest.fixture
-def _the_target_itself(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stands for llama.cpp, and for its drafts the last two tokens of a text."""
+def asked(target: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
+    """What llama.cpp was asked for; the target itself stands for it, and for its drafts the last two tokens."""
+    calls: list[tuple[object, ...]] = []
 
-    def loaded(*_: object) -> LanguageModel:
-        return load_model(target, "float32", "cpu").lm
+    def loaded(*arguments: object) -> Any:
+        calls.append(arguments)
+        model: Any = load_model(target, "float32", "cpu").lm
+        config = model.model.config
+        model.shape, model.precision = (model.vocab_size, config.num_hidden_layers, config.hidden_size), "Q9"
+        return model
 
     def last(text: npt.NDArray[np.intc]) -> npt.NDArray[np.intc]:
         return text[-2:]
 
+    monkeypatch.setattr(llama, "library", object)
     monkeypatch.setattr(llama, "LlamaModel", loaded)
     monkeypatch.setattr(llama, "lookup", lambda: last)
+    return calls
 
 
 def rows(out: str) -> dict[str, dict[str, Any]]:
     return {row["method"]: row for row in json.loads(out)["rows"] if row["task"] != "all"}
 
 
-@pytest.mark.usefixtures("_the_target_itself")
-def test_it_is_compared_in_the_same_run(command: list[str], tmp_path: Path, capsys: Captured) -> None:
-    assert cli.main([*command, "--gguf", "some.gguf", "--out", str(tmp_path / "made")]) == 0
-    made = rows(capsys.readouterr().out)
-    assert list(made) == ["generate", "exact", *OF_LLAMA]
-    assert made["exact"]["identical"] is True
+def test_it_is_compared_in_the_same_run(
+    command: list[str], file: Path, target: Path, tmp_path: Path, asked: list[tuple[object, ...]], capsys: Captured
+) -> None:
+    made = [*command, "--gguf", str(file), "--threads", "1"]
+    assert cli.main([*made, "--json", "--out", str(tmp_path / "made")]) == 0
+    found = rows(capsys.readouterr().out)
+    assert list(found) == ["generate", "exact", *OF_LLAMA]
+    assert found["exact"]["identical"] is True
     for name in OF_LLAMA:
-        assert made[name]["identical"] is None, "its products are others"
-        assert made[name]["tokens"] == made["generate"]["tokens"]
-        assert made[name]["speedup"] > 0
-    assert made[OF_LLAMA[0]]["draft_length"] == 0 < made[OF_LLAMA[1]]["draft_length"]
+        assert found[name]["identical"] is None, "its products are others"
+        assert found[name]["tokens"] == found["generate"]["tokens"]
+        assert found[name]["speedup"] > 0
+    assert found[OF_LLAMA[0]]["draft_length"] == 0 < found[OF_LLAMA[1]]["draft_length"]
+    longest = max(len(omnidraft.load(target).encode_message(text)) for text in TEXTS)
+    assert asked == [(file, longest + 8, 1)]
     (written,) = (tmp_path / "made").glob("*.jsonl")
-    assert json.loads(written.read_text().splitlines()[0])["gguf"] == "some.gguf"
+    assert json.loads(written.read_text().splitlines()[0])["gguf"] == "small.gguf, Q9"
+    assert cli.main(["bench", "report", str(written)]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| llama.cpp")]
+    assert {line.split("|")[-2].strip() for line in lines} == {"–"}, "they are neither alike nor sampled"
 
 
-@pytest.mark.usefixtures("_the_target_itself")
-def test_of_sampled_answers_it_is_left_out(command: list[str], capsys: Captured) -> None:
-    assert cli.main([*command, "--gguf", "some.gguf", "--temperature", "1"]) == 0
+@pytest.mark.usefixtures("asked")
+def test_of_sampled_answers_it_is_left_out(command: list[str], file: Path, capsys: Captured) -> None:
+    assert cli.main([*command, "--json", "--gguf", str(file), "--temperature", "1"]) == 0
     out, err = capsys.readouterr()
-    assert {rows(out)[name]["unavailable"] for name in OF_LLAMA} == {"greedy only"}
+    assert {rows(out)[name]["unavailable"] for name in OF_LLAMA} == {"greedy only, and on a CPU"}
     assert "llama.cpp is left out, greedy only" in err
 
 
-def test_without_the_extra_it_is_refused(command: list[str], capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llama, "library", lambda: None)
-    said = one_error(capsys, *command, "--gguf", "some.gguf")
-    assert said.endswith("llama.cpp is not installed: pip install 'omnidraft[llama-cpp]'")
-
-
-def test_files_of_another_model_are_refused(
-    command: list[str], capsys: Captured, monkeypatch: pytest.MonkeyPatch
+def test_a_failure_of_its_own_leaves_the_others(
+    command: list[str], file: Path, asked: list[tuple[object, ...]], capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llama, "LlamaModel", lambda *_: TableModel(99, "other"))
-    assert "some.gguf has 99 ids, the target " in one_error(capsys, *command, "--gguf", "some.gguf")
+    def fail(*_: object) -> None:
+        raise ModelError("llama.cpp cannot read 3 tokens after 0: use a smaller context")
+
+    monkeypatch.setattr(llama.LlamaWay, "_answer", fail)
+    assert cli.main([*command, "--json", "--gguf", str(file)]) == 0
+    found = rows(capsys.readouterr().out)
+    assert found["exact"]["speedup"] > 0
+    assert all(found[name]["unavailable"].startswith("llama.cpp cannot read") for name in OF_LLAMA)
+    assert len(asked) == 1
+
+
+@pytest.mark.usefixtures("asked")
+def test_no_file_and_files_of_another_model_are_refused(
+    command: list[str], file: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "no.gguf' is no file: give --gguf" in one_error(capsys, *command, "--gguf", "no.gguf")
+    monkeypatch.setattr(llama, "LlamaModel", lambda *_: SimpleNamespace(shape=(99, 2, 32), precision="Q9"))
+    assert "the file has (99, 2, 32) ids, layers and columns, the target (" in one_error(
+        capsys, *command, "--gguf", str(file)
+    )
+
+
+def test_without_the_extra_it_is_refused(
+    command: list[str], file: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llama, "library", lambda: None)
+    said = one_error(capsys, *command, "--gguf", str(file))
+    assert said.endswith("llama.cpp is not installed: pip install 'omnidraft[llama-cpp]'")
 
 
 @pytest.mark.parametrize(("wrong", "end"), [(0, 30), (1, 30), (0, 20), (1, 20)])

@@ -65,7 +65,8 @@ def test_real_tokenizers(target_name: str, drafter_name: str) -> None:
         "end of text": Constant(size, drafter_language.vocab.eos[0]),
         "random": random_model("llama", size, seed=2, layers=1),
     }
-    remembered = Remembering(drafters["random"])  # what it drafts is the same, and dear to compute, in every run
+    # what it drafts is the same, and dear to compute, in every run
+    remembered = Remembering(random_model("llama", size, seed=2, layers=1))
     accepted = 0
     for name, drafter in drafters.items():
         for mode in ("exact", "intersection", "paper"):

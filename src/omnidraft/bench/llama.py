@@ -20,10 +20,11 @@ import numpy as np
 import torch
 
 from omnidraft.bench.interleaved import Answer, Way
+from omnidraft.bench.methods import UnavailableError
 from omnidraft.bench.records import LLAMA, LLAMA_LOOKUP
 from omnidraft.config import cache_folder
 from omnidraft.errors import ConfigError, InputError, ModelError
-from omnidraft.models.language_model import CHUNK, LanguageModel
+from omnidraft.models.language_model import CHUNK, LanguageModel, TransformersModel
 
 EXTRA = "pip install 'omnidraft[llama-cpp]'"
 LOOKUP_TOKENS = 2  # num_pred_tokens: what its documentation has for machines without a GPU
@@ -80,6 +81,7 @@ class LlamaModel:
         if not place:
             raise ModelError(f"llama.cpp cannot load {path.name}: use a file that it can")
         self.vocab_size: int = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
+        self.shape = self.vocab_size, int(lib.llama_model_n_layer(model)), int(lib.llama_model_n_embd(model))
         self.context = context
         self.length = 0
         described = ctypes.create_string_buffer(128)
@@ -143,7 +145,13 @@ class LlamaWay:
         self._prompt, self._tokens, self._passes = ids, [], []
 
     def advance(self, length: int) -> bool:
-        """Answer in one go."""
+        """Answer in one go; raises UnavailableError where llama.cpp fails."""
+        try:
+            return self._answer(length)
+        except ModelError as error:
+            raise UnavailableError(self.name, str(error)) from error
+
+    def _answer(self, length: int) -> bool:
         text, said = list(self._prompt), self._tokens
         self._model.crop(0)
         while len(said) < length and self._eos.isdisjoint(said[-1:]):
@@ -165,16 +173,20 @@ class LlamaWay:
         return Answer(self._tokens, passes=self._passes)
 
 
-def ways(path: Path, vocab_size: int, eos: Sequence[int], room: int) -> list[Way]:
-    """llama.cpp on a file of a target with so many ids and these ends of text, plain and with prompt lookup.
+def check(path: Path) -> None:
+    """Raise ModelError where llama.cpp is not installed, InputError where there is no such file."""
+    _needed()
+    if not path.is_file():
+        raise InputError(f"{str(path)!r} is no file: give --gguf a GGUF file of the target")
 
-    `room` is the size of the cache, in tokens.  Raises ModelError where llama.cpp is not installed or cannot load the
-    file, ConfigError where the file has other ids.
-    """
-    model = LlamaModel(path, room, torch.get_num_threads())
-    if model.vocab_size != vocab_size:
-        found = f"{path.name} has {model.vocab_size} ids, the target {vocab_size}"
-        raise ConfigError(f"{found}: give --gguf a file of the same model")
+
+def ways(model: LlamaModel, target: TransformersModel, eos: Sequence[int]) -> list[Way]:
+    """llama.cpp with the model of a target's file, plain and with prompt lookup; ConfigError for another target's."""
+    config: Any = target.model.config
+    shape = target.vocab_size, config.num_hidden_layers, config.hidden_size
+    if model.shape != shape:
+        found = f"the file has {model.shape} ids, layers and columns, the target {shape}"
+        raise ConfigError(f"{found}: give --gguf a file of the target")
     return [LlamaWay(LLAMA, model, eos), LlamaWay(LLAMA_LOOKUP, model, eos, lookup())]
 
 

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from omnidraft.bench.output import COLORS, down, figure, markdown_table, percent
-from omnidraft.bench.records import BASELINE, ORDER, Results, Run
+from omnidraft.bench.records import BASELINE, OF_LLAMA, ORDER, Results, Run
 from omnidraft.errors import InputError
 
 ALL = "all"  # the row over all tasks
 SAME = (  # of a setting: where these differ, figures cannot be compared
     *("dtype", "threads", "device", "cpu", "cores", "platform", "python"),
     *("torch", "transformers", "omnidraft", "commit"),
-    *("drafter", "max_new_tokens", "draft_length", "temperature", "repeats", "seed"),
+    *("drafter", "gguf", "max_new_tokens", "draft_length", "temperature", "repeats", "seed"),
 )
 PARTS = ("draft", "verify", "overhead")  # of the seconds
 COLUMNS = (
@@ -157,6 +157,7 @@ def _shown(setting: Mapping[str, Any]) -> dict[str, str]:
 def _cells(row: Row) -> list[str]:
     if row["unavailable"]:
         return [row["method"], f"unavailable: {row['unavailable']}", *[""] * (len(COLUMNS) - 2)]
+    identical = {None: "sampled", True: "yes", False: f"NO, {row['different']} differ"}
     return [
         row["method"],
         "{} ({}–{})".format(*(down(row[f"tokens_per_s{which}"], 1) for which in ("", "_q1", "_q3"))),
@@ -166,7 +167,7 @@ def _cells(row: Row) -> list[str]:
         down(row["acceptance_rate"], 2),
         down(row["draft_length"], 1),
         " / ".join(percent(row[f"{part}_share"]) for part in PARTS),
-        {None: "sampled", True: "yes", False: f"NO, {row['different']} differ"}[row["identical"]],
+        "–" if row["method"] in OF_LLAMA else identical[row["identical"]],
     ]
 
 

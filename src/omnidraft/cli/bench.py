@@ -71,6 +71,10 @@ def _compare(options: argparse.Namespace, console: Console) -> int:
     if len(texts) < len(options.task) or report.ALL in texts:
         names = ", ".join(prompts.name_of(task) for task in options.task)
         raise ConfigError(f"the tasks are called {names}: give each once, and files by names other than {report.ALL!r}")
+    if options.gguf is not None:
+        from omnidraft.bench import llama
+
+        llama.check(options.gguf)
     _set_threads(options)
     return _measured(options, methods, texts, console)
 
@@ -91,12 +95,14 @@ def _measured(options: argparse.Namespace, names: Sequence[str], texts: dict[str
     sampling = Sampling(temperature=options.temperature)
     made, left_out = methods.make(names, model, options.draft_length, sampling)
     questions = compare.questions_of(model, texts, options.max_new_tokens, console)
-    if options.gguf is not None and not sampling.greedy:
-        left_out |= dict.fromkeys(OF_LLAMA, "greedy only")
+    setting = _setting(options, model, texts, questions)
+    if options.gguf is not None and (not sampling.greedy or model.target.lm.device.type != "cpu"):
+        left_out |= dict.fromkeys(OF_LLAMA, "greedy only, and on a CPU")
     elif options.gguf is not None:
         room = max(len(each.ids) for each in questions) + options.max_new_tokens
-        made += llama.ways(options.gguf, model.target.lm.vocab_size, sorted(model.engine.eos), room)
-    setting = _setting(options, model, texts, questions)
+        read = llama.LlamaModel(options.gguf, room, setting["threads"])
+        made += llama.ways(read, model.target.lm, sorted(model.engine.eos))
+        setting["gguf"] = f"{options.gguf.name}, {read.precision}"
     name = re.sub(r"[^\w.-]+", "-", model.target.name)
     stem = options.out and options.out / f"compare-{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     with _opened(stem) as file:
@@ -146,7 +152,6 @@ def _setting(
         "target": model.target.name,
         "drafter": model.drafter and model.drafter.name,
         "drafter_step": model.drafter_step,
-        "gguf": options.gguf and options.gguf.name,
         **{name: getattr(options, name) for name in names},
         "dtype": str(model.target.lm.dtype).removeprefix("torch."),
         **environment.machine(model.target.lm.device),

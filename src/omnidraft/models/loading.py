@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+SLOWER = 1.25  # times the other's: two that are closer must not be chosen by the moment, or answers would be
 BF16_PARAMETERS = 100_000_000  # below this, a token took as long in bfloat16 as in float32 on a CPU with AMX
 _log = logging.getLogger("omnidraft")
 DTYPES = {
@@ -57,8 +58,8 @@ def load_model(
 
     A folder or file is read without network access, and code that comes with a model is never run.  `dtype` is auto or
     a key of DTYPES; `device` is auto, cpu, cuda, cuda:N or mps.  A model that only `verifies` drafts, a target, need
-    not be one that can be trained: of a GGUF file, auto then takes 8 bits where it can and they are faster.  `say` is
-    told where a GGUF file is converted first.  Raises ConfigError for an unknown dtype or device, ModelError for
+    not be one that can be trained: of a GGUF file, auto then takes 8 bits where it can and they are no slower.  `say`
+    is told where a GGUF file is converted first.  Raises ConfigError for an unknown dtype or device, ModelError for
     whatever is wrong with the model.
     """
     if dtype not in ("auto", *DTYPES):
@@ -219,14 +220,14 @@ def choose_device(asked: str) -> torch.device:
 
 
 def choose_precision(device: torch.device, model: PreTrainedModel, *, rounds: bool) -> tuple[torch.dtype, str]:
-    """Return the dtype for `auto` and the reason, a phrase; where `rounds`, 8 bits are taken if they are faster."""
+    """Return the dtype for `auto` and the reason, a phrase; where `rounds`, 8 bits are taken unless they are slower."""
     dtype, reason = choose_dtype(device, getattr(model.config, "dtype", None), model.num_parameters())
     if not rounds or _obstacle(model, device) is not None:
         return dtype, reason
     ours, other = (1e3 * native.product_seconds(each, native.threads()) for each in (torch.int8, dtype))
     name = str(dtype).removeprefix("torch.")
     measured = f"of a GGUF file, as this cpu takes {ours:.1f} ms for a matrix in 8 bits and {other:.1f} in {name}"
-    return torch.int8 if ours < other else dtype, measured
+    return torch.int8 if ours < SLOWER * other else dtype, measured
 
 
 def choose_dtype(device: torch.device, stored: torch.dtype | None, parameters: int) -> tuple[torch.dtype, str]:
