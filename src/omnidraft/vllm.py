@@ -37,6 +37,7 @@ class Proposer:
         self._ranks = int(vllm_config.parallel_config.tensor_parallel_size)
         self._rows = rows_for(vllm_config) if self._ranks == 1 or _group().rank_in_group == 0 else None
         if self._rows is not None:
+            self._rows.tend_aside()
             atexit.register(self._rows.close)
 
     def propose(

@@ -13,6 +13,7 @@ import torch
 from omnidraft.alignment.spelling_table import Probs
 from omnidraft.config import Sampling
 from omnidraft.decoding.drafter import Drafter
+from omnidraft.decoding.passes import Passes, alone
 from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.distillation.adaptation import Adaptation
 from omnidraft.draft_length.policy import Fixed
@@ -30,7 +31,7 @@ from support.texts import TEXTS
 
 
 def first_q(drafter: Drafter, length: int = 3) -> torch.Tensor:
-    _, vectors = drafter.draft(length, 1.0, sampler(), lambda _: True)
+    _, vectors = alone(drafter.draft(length, 1.0, sampler(), lambda _: True))
     return torch.from_numpy(vectors[0])
 
 
@@ -133,7 +134,7 @@ def test_the_drafter_reads_all_that_was_said_since_its_last_draft(script: str, m
     heard: list[bytes] = []
     draft = Drafter.draft
 
-    def noted(self: Drafter, *arguments: Any) -> tuple[list[int], list[Probs]]:
+    def noted(self: Drafter, *arguments: Any) -> Passes[tuple[list[int], list[Probs]]]:
         heard.append(written(own.vocab, self.text[began:]))
         return draft(self, *arguments)
 
@@ -197,8 +198,8 @@ class Late(Drafter):
         self.was = before if self.text[: len(before)] != before else self.text
         self.changes += self.was is not self.text
 
-    def draft(self, length: int, temperature: float, *rest: Any) -> tuple[list[int], list[Probs]]:
-        drafted, vectors = super().draft(length, temperature, *rest)
+    def draft(self, length: int, temperature: float, *rest: Any) -> Passes[tuple[list[int], list[Probs]]]:
+        drafted, vectors = yield from super().draft(length, temperature, *rest)
         model = cast(TableModel, self.model)
         was = getattr(self, "was", self.text)
         late = [tempered(model.row((*was, *drafted[:i])), temperature) for i in range(len(drafted))]
@@ -208,7 +209,7 @@ class Late(Drafter):
 class Watched(Late):
     """Only counts."""
 
-    def draft(self, length: int, temperature: float, *rest: Any) -> tuple[list[int], list[Probs]]:
+    def draft(self, length: int, temperature: float, *rest: Any) -> Passes[tuple[list[int], list[Probs]]]:
         return Drafter.draft(self, length, temperature, *rest)
 
 

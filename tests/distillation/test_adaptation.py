@@ -14,6 +14,7 @@ from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.spelling_table import Probs
 from omnidraft.config import Learning, Sampling
 from omnidraft.decoding.drafter import Drafter
+from omnidraft.decoding.passes import Passes
 from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.distillation.adaptation import Adaptation, Learner
 from omnidraft.distillation.background import BackgroundTrainer
@@ -51,8 +52,8 @@ class Changing:
 class Stale(Drafter):
     """Draws with one set of weights and records what another set would have said."""
 
-    def draft(self, length: int, temperature: float, *rest: Any) -> tuple[list[int], list[Probs]]:
-        drafted, vectors = super().draft(length, temperature, *rest)
+    def draft(self, length: int, temperature: float, *rest: Any) -> Passes[tuple[list[int], list[Probs]]]:
+        drafted, vectors = yield from super().draft(length, temperature, *rest)
         other = TableModel(self.model.vocab_size, ("stale", 0))
         stale = [
             tempered(other.row((*self.text, *drafted[:i])), temperature).astype(vector.dtype)
@@ -182,9 +183,9 @@ def test_after_a_change_drafts_are_those_of_the_new_weights_on_the_whole_text(
     drafter = setting.attached.drafter
     original, base, seen = Drafter.draft, dict(setting.source.model.named_parameters()), list[bool]()
 
-    def watched(*arguments: Any) -> tuple[list[int], list[Probs]]:
+    def watched(*arguments: Any) -> Passes[tuple[list[int], list[Probs]]]:
         text = list(drafter.text)
-        drafted, vectors = original(*arguments)
+        drafted, vectors = yield from original(*arguments)
         if drafted:
             fresh = TransformersModel(copy.deepcopy(setting.source.model))
             fresh.model.load_state_dict({**fresh.model.state_dict(), **merged(base, adaptation.state)})

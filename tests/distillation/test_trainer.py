@@ -196,6 +196,20 @@ def test_a_learning_rate_that_does_harm_is_halved_until_it_does_not(monkeypatch:
     assert any(changed)
 
 
+def test_a_halved_rate_comes_back_where_updates_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, losses = (
+        make_trainer(learning_rate=1e-3, trains="drafter"),
+        iter([1, 2, 1, 2, 1, 0.9, 0.9, 0.9, 0.9, 0.8, 0.8, 0.7]),
+    )
+    monkeypatch.setattr(Trainer, "_loss_of", lambda *_: next(losses))
+    rates = []
+    for seed in range(6):
+        made.add(example_of(seed))
+        made.update()
+        rates.append(made.learning_rate)
+    assert rates == [0.5e-3, 0.25e-3, 0.5e-3, 0.5e-3, 1e-3, 1e-3]
+
+
 def test_updates_get_rarer_while_they_bring_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     made, losses = make_trainer(), iter([2.0, 1.0, 1.0, 1.0, 1.0, 1.01, 1.0, 1.0, 1.0, 1.0, 1.0, 0.9, 0.9, 0.8])
     monkeypatch.setattr(made, "_loss_of", lambda _: next(losses))

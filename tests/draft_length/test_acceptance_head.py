@@ -12,6 +12,7 @@ import torch
 
 import omnidraft
 from distillation.test_losses import some_logits
+from omnidraft.decoding import passes
 from omnidraft.decoding.drafter import Drafter
 from omnidraft.draft_length.acceptance_head import Head, HeadNetwork, bound, hidden_size, spread, tap
 from omnidraft.draft_length.policy import Entropy, Fixed, HeadThreshold
@@ -114,7 +115,7 @@ def test_it_reads_what_the_next_distribution_is_made_of(kind: str, *, fast: bool
     model: LanguageModel = (lean(source) if fast else None) or source
     listening, one = Listening(), Drafter(model)
     one.start([3, 1, 4, 1, 5])
-    one.draft(4, 0.0, lambda _: 0, lambda _: True, None, listening)
+    passes.alone(one.draft(4, 0.0, lambda _: 0, lambda _: True, None, listening))
     assert len(listening.seen) == 4
     weight = source.model.get_output_embeddings().weight.detach()
     for logits, hidden in listening.seen:
@@ -128,7 +129,7 @@ def test_a_model_without_an_output_layer_has_no_head(monkeypatch: pytest.MonkeyP
     assert hidden_size(source.model) is None
     listening, one = Listening(), Drafter(TransformersModel(source.model))
     one.start([3, 1])
-    one.draft(2, 0.0, lambda _: 0, lambda _: True, None, listening)
+    passes.alone(one.draft(2, 0.0, lambda _: 0, lambda _: True, None, listening))
     assert [hidden for _, hidden in listening.seen] == [None, None]
 
 

@@ -142,7 +142,7 @@ def test_a_policy_that_takes_back_a_drawn_token_changes_the_distribution(monkeyp
     true = Drafter.draft
 
     def dropping(drafter: Drafter, length: int, temperature: float, draw: Sampler, read: Any, *rest: Any) -> Any:
-        tokens, vectors = true(drafter, length, temperature, draw, lambda _: True, *rest)
+        tokens, vectors = yield from true(drafter, length, temperature, draw, lambda _: True, *rest)
         while tokens and vectors[len(tokens) - 1][tokens[-1]] < 0.4:
             tokens.pop()
         for position, token in enumerate(tokens):

@@ -13,6 +13,7 @@ from omnidraft.alignment.ngram_cache import FALSE_MERGES_BEFORE_OFF, NgramCache
 from omnidraft.alignment.spelling_table import Probs
 from omnidraft.config import Sampling
 from omnidraft.decoding.drafter import Drafter
+from omnidraft.decoding.passes import Passes
 from omnidraft.verification.round import Round, RoundTimes
 from omnidraft.verification.sampling import GeneratorSampler, softmax
 from support.enumeration import EXACT, clone, distance, first_tokens, learning_distribution, plain_distribution
@@ -130,9 +131,9 @@ def test_the_recorded_vectors_are_those_of_the_text(shape: str, room: int, monke
     translator, ids = engine.attached.context, [PROMPT]
     draft, checked = Drafter.draft, set()
 
-    def watched(drafter: Drafter, *arguments: Any) -> tuple[list[int], list[Probs]]:
+    def watched(drafter: Drafter, *arguments: Any) -> Passes[tuple[list[int], list[Probs]]]:
         assert drafter._text == translator.prompt(ids)
-        tokens, vectors = draft(drafter, *arguments)
+        tokens, vectors = yield from draft(drafter, *arguments)
         window = drafter._text[drafter._base :]
         assert window
         for position, q in enumerate(vectors):

@@ -109,7 +109,7 @@ def trimmed(_: object, walk: Walk) -> None:
 
 def with_the_end_in_sight(true: Callable[..., Any], proposer: TrieProposer, *arguments: Any) -> Any:
     """Reads the whole draft as the longest target tokens it holds, going back to where one ended."""
-    draft = true(proposer, *arguments)
+    draft = yield from true(proposer, *arguments)
     cache = draft.walk.cache
     cuts, start = set(), 0
     while start < len(draft.tokens):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from omnidraft.fleet.releases import POLL_S, Follower, Releases
 from omnidraft.fleet.rows import Rows
 from omnidraft.fleet.settings import FleetLearning, ReplicaSettings
 from omnidraft.fleet.spool import Answer, Spool, segments
-from omnidraft.fleet.trainer import LEAST_HELD_OUT, FleetTrainer
+from omnidraft.fleet.trainer import LEAST_HELD_OUT, LEFTOVER_S, FleetTrainer
 from support.batches import WIDTH, Asked, Batch
 
 LENGTH = 4
@@ -225,6 +226,20 @@ def test_a_restart_goes_on_from_the_stable_version(pair: RemotePair, tmp_path: P
     (tmp_path / "releases" / "version-00000001.safetensors").unlink()
     fleet.new_trainer()
     assert "learning begins anew" in fleet.said[-1]
+
+
+def test_what_killed_processes_have_begun_to_write_is_removed_in_time(pair: RemotePair, tmp_path: Path) -> None:
+    fleet = Fleet(pair, tmp_path, 0)
+    for folder in ("spool", "releases"):
+        for age, name in ((2 * LEFTOVER_S, "old"), (0.0, "new")):
+            leftover = tmp_path / folder / f".{name}.jsonl.{'0' * 16}.tmp"
+            leftover.write_bytes(b"{")
+            os.utime(leftover, (time.time() - age,) * 2)
+        (tmp_path / folder / ".other.tmp").write_bytes(b"")
+        os.utime(tmp_path / folder / ".other.tmp", (0, 0))
+    fleet.new_trainer()
+    for folder in ("spool", "releases"):
+        assert sorted(path.name.split(".")[1] for path in (tmp_path / folder).glob(".*")) == ["new", "other"]
 
 
 def test_settings_of_a_replica_are_checked() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -14,10 +17,13 @@ import omnidraft
 from omnidraft import OmniDraft
 from omnidraft.config import Drafting
 from omnidraft.fleet import rows as rows_module
+from omnidraft.fleet import spool as spool_module
 from omnidraft.fleet.batch_goodput import BatchCosts
 from omnidraft.fleet.pair import RemotePair, load_pair
+from omnidraft.fleet.releases import Follower, Releases
 from omnidraft.fleet.rows import Rows
-from omnidraft.fleet.spool import Spool, answers, segments
+from omnidraft.fleet.spool import SEGMENT_S, Spool, answers, segments
+from omnidraft.storage import replace_file
 from support.batches import WIDTH, Asked, Batch
 from support.engines import generate
 
@@ -265,6 +271,62 @@ def test_a_row_that_stays_away_is_spooled_after_a_while(tmp_path: Path, monkeypa
     (answer,) = [answer for segment in segments(tmp_path) for answer in answers(segment)]
     assert list(answer.prompt) == gone.prompt
     assert list(answer.tokens) == gone.answer[:1]
+
+
+def test_a_replica_that_nobody_asks_spools_its_last_answers(tmp_path: Path) -> None:
+    now = [0.0]
+    (each,) = asked(TEXTS[:1])
+    batch = make(spool=Spool(tmp_path, "one", clock=lambda: now[0]), clock=lambda: now[0])
+    batch.run([each])
+    now[0] = rows_module.IDLE_S
+    batch.rows.tend()
+    assert len(batch.rows) == 1
+    now[0] += 0.1
+    batch.rows.tend()
+    assert len(batch.rows) == 0
+    now[0] += SEGMENT_S
+    batch.rows.tend()
+    (answer,) = [answer for segment in segments(tmp_path) for answer in answers(segment)]
+    assert (list(answer.prompt), list(answer.tokens)) == (each.prompt, each.answer)
+
+
+def test_a_file_system_that_hangs_delays_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are read and written by a thread; once they can be, what waited is written and adopted."""
+    hangs, reached = threading.Event(), threading.Event()
+
+    def slow(true: Callable[..., Any]) -> Callable[..., Any]:
+        def wait(*arguments: Any) -> Any:
+            reached.set()
+            assert hangs.wait(60)
+            return true(*arguments)
+
+        return wait
+
+    monkeypatch.setattr(rows_module, "TEND_S", 0.01)
+    monkeypatch.setattr(spool_module, "SEGMENT_S", 0.0)
+    monkeypatch.setattr(spool_module, "replace_file", slow(replace_file))
+    monkeypatch.setattr(Releases, "current", slow(Releases.current))
+    releases = Releases(tmp_path / "releases", remote().key)
+    hangs.set()
+    releases.publish({}, 1.0)
+    hangs.clear()
+    reached.clear()
+    follower = Follower(releases, "one", remote().base, warn=pytest.fail)
+    spool = Spool(tmp_path / "spool", "one", warn=pytest.fail)
+    first, second, last = (asked(TEXTS[:1])[0] for _ in range(3))
+    batch = make(spool=spool, follower=follower)
+    batch.rows.tend_aside()
+    assert reached.wait(60)
+    batch.run([first])
+    batch.run([second])
+    assert (follower.version, segments(tmp_path / "spool")) == (0, [])
+    hangs.set()
+    end = time.monotonic() + 60
+    while len(segments(tmp_path / "spool")) < 1 and time.monotonic() < end:
+        time.sleep(0.01)
+    batch.run([last])
+    assert follower.version == 1
+    assert first.proposed == second.proposed
 
 
 def test_the_pair_knows_the_tokenizers_alone() -> None:

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from omnidraft.alignment.spelling_table import Probs
 from omnidraft.config import Sampling
 from omnidraft.decoding.drafter import Drafter
+from omnidraft.decoding.passes import Passes
 from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.models.language_model import LanguageModel, TransformersModel
 from omnidraft.models.lean import obstacle
@@ -89,9 +90,9 @@ def test_drafts_are_drawn_from_what_a_fresh_pass_says(kind: str) -> None:
     checked = 0
 
     class Checked(Drafter):
-        def draft(self, *arguments: Any) -> tuple[list[int], list[Probs]]:
+        def draft(self, *arguments: Any) -> Passes[tuple[list[int], list[Probs]]]:
             nonlocal checked
-            drafted, vectors = super().draft(*arguments)
+            drafted, vectors = yield from super().draft(*arguments)
             whole = torch.softmax(afresh(model, [*self.text, *drafted]), -1)
             for position, vector in enumerate(vectors, start=len(self.text) - 1):
                 assert close(torch.from_numpy(vector).float(), whole[position], 1e-5)

@@ -126,6 +126,42 @@ def test_a_row_does_not_depend_on_those_beside_it(kind: str, threads: int) -> No
 
 
 @EVERY
+@pytest.mark.parametrize("threads", [1, 3])
+def test_texts_that_are_read_together_get_what_each_gets_alone(kind: str, threads: int) -> None:
+    """Of other lengths, with room for more in one cache than in another, and over several passes."""
+    _, fast = both(kind)
+    starts = [(IDS * 9)[at : at + length] for at, length in enumerate((3, 300, 16, 1))]
+    rows, others = ([fast.with_own_cache() for _ in starts] for _ in range(2))
+    torch.set_num_threads(threads)
+    try:
+        for model, ids in zip([*rows, *others], [*starts, *starts], strict=True):
+            model.forward(ids, 1)
+        for turn in range(3):
+            texts = [IDS[turn + at : turn + at + 1 + (at + turn) % 3] for at in range(len(rows))]
+            expected = torch.cat([model.forward(ids, 1) for model, ids in zip(others, texts, strict=True)])
+            assert torch.equal(rows[0].forward_together(rows[1:], texts), expected)
+            for one, other in zip(rows, others, strict=True):
+                assert one.length == other.length
+                assert one.hidden is not None
+                assert other.hidden is not None
+                assert torch.equal(one.hidden, other.hidden)
+                for model in (one, other):
+                    model.crop(model.length - turn % 2)
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_texts_that_have_no_room_are_not_read_together() -> None:
+    _, fast = both(max_position_embeddings=20)
+    other = fast.with_own_cache()
+    other.forward(IDS[:19], 1)
+    for texts in ([[1], [2, 3]], [[1], []]):
+        with pytest.raises(InputError, match="the cache holds 20"):
+            fast.forward_together([other], texts)
+    assert (fast.length, other.length) == (0, 19)
+
+
+@EVERY
 def test_how_columns_lie_in_memory_changes_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither logits nor what a profile is found by."""
     _, whole = both(kind)

@@ -33,6 +33,7 @@ from omnidraft.verification.sampling import softmax, target_processors
 
 if TYPE_CHECKING:
     from omnidraft.decoding.drafter import Drafter
+from omnidraft.decoding.passes import Passes
 
 try:
     from scipy import optimize, stats
@@ -160,8 +161,8 @@ def permute(drafter: Drafter) -> None:
     """Plant a fault: the verifier is told of a q whose tokens have changed places."""
     draft = drafter.draft
 
-    def faulty(*arguments: Any, **options: Any) -> tuple[list[int], list[Probs]]:
-        tokens, vectors = draft(*arguments, **options)
+    def faulty(*arguments: Any, **options: Any) -> Passes[tuple[list[int], list[Probs]]]:
+        tokens, vectors = yield from draft(*arguments, **options)
         return tokens, [np.roll(vector, len(vector) // 2) for vector in vectors]
 
     drafter.draft = faulty  # type: ignore[method-assign]

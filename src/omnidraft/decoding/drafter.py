@@ -13,6 +13,7 @@ import torch
 from omnidraft.alignment.drafter_context import DrafterContext
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.spelling_table import Probs
+from omnidraft.decoding.passes import Pass, Passes
 from omnidraft.draft_length.acceptance_head import Head, tap
 from omnidraft.errors import NumericsError
 from omnidraft.models.language_model import LanguageModel, TransformersModel
@@ -79,7 +80,7 @@ class Drafter:
         read: Callable[[int], bool],
         allowed: npt.NDArray[np.bool_] | None = None,
         policy: DraftLengthPolicy | None = None,
-    ) -> tuple[list[int], list[Probs]]:
+    ) -> Passes[tuple[list[int], list[Probs]]]:
         """Draw up to `length` tokens: the tokens, and for each the (V_q,) vector it was drawn from.
 
         Each token is handed to `read`, which says whether another one could be used; `policy` says before each
@@ -90,7 +91,7 @@ class Drafter:
         self.passes = self.read = 0
         if length == 0 or not self._text:
             return tokens, vectors
-        logits = self._catch_up(room=length)
+        logits = yield from self._catch_up(room=length)
         while True:
             seen = logits if allowed is None else _only(logits, allowed)
             if policy is not None and not policy.draws(seen, temperature, self._hidden):
@@ -101,10 +102,10 @@ class Drafter:
             vectors.append(q)
             if not read(token) or len(tokens) == length or (policy is not None and not policy.steps(token)):
                 return tokens, vectors
-            logits = self._forward([token])
+            logits = yield from self._forward([token])
             self._cached.append(token)
 
-    def _catch_up(self, room: int) -> torch.Tensor:
+    def _catch_up(self, room: int) -> Passes[torch.Tensor]:
         """Bring the cache up to the committed text; logits (V_q,) of what follows it."""
         if len(self._text) - self._base + room > self.model.context:
             # keys cannot be dropped from the front (their positions would no longer be true): the last half
@@ -119,15 +120,15 @@ class Drafter:
         if agreed < self.model.length:
             self.model.crop(agreed)
         del self._cached[agreed:]
-        logits = self._forward(text[self._base + agreed :])
+        logits = yield from self._forward(text[self._base + agreed :])
         self._cached += text[self._base + agreed :]
         self._agreed = len(self._cached)
         return logits
 
-    def _forward(self, tokens: list[int]) -> torch.Tensor:
+    def _forward(self, tokens: list[int]) -> Passes[torch.Tensor]:
         self.passes += 1
         self.read += len(tokens)
-        logits = self.model.forward(tokens, 1)[-1]
+        logits = yield Pass(self.model, tokens)
         if self._tap is None:
             self._hidden = getattr(self.model, "hidden", None)
         else:
@@ -163,12 +164,12 @@ class AttachedDrafter:
         read: Callable[[int], bool],
         allowed: npt.NDArray[np.bool_] | None,
         policy: DraftLengthPolicy,
-    ) -> tuple[list[int], list[Probs]]:
+    ) -> Passes[tuple[list[int], list[Probs]]]:
         """`Drafter.draft` after what was committed since the last draft."""
         if self.untranslated:
             self.drafter.extend(*self.context.after(self.drafter.text, self.drafter.begun, self.untranslated))
             self.untranslated.clear()
-        return self.drafter.draft(length, temperature, draw, read, allowed, policy)
+        return (yield from self.drafter.draft(length, temperature, draw, read, allowed, policy))
 
     def commit(self, emitted: Sequence[int], false_merge: int | None) -> None:
         """Take in the target tokens of a round; they are translated with the next draft, if there is one."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.drafter import AttachedDrafter, common
+from omnidraft.decoding.passes import Passes, alone
 from omnidraft.decoding.proposals import make_proposer
 from omnidraft.draft_length.policy import DraftLengthPolicy, make_policy
 from omnidraft.errors import ConfigError, PromptError
@@ -181,7 +182,7 @@ class Engine:
     def verify(self, request: Request) -> Verified:
         """Draft, and settle the draft with one forward pass of the target; `commit` is to follow."""
         began = time.perf_counter()
-        draft = self.propose(request)
+        draft = alone(self.propose(request))
         drafted = time.perf_counter()
 
         # the ids that the target has not seen yet, and the proposals (nothing follows an end of text)
@@ -246,7 +247,7 @@ class Engine:
         request.policy_s = time.perf_counter() - began
         return record
 
-    def propose(self, request: Request) -> Draft:
+    def propose(self, request: Request) -> Passes[Draft]:
         """A draft no longer than could be emitted, and none where the context may run out whatever is drawn.
 
         Whether to copy is decided before the drafter draws; copied tokens may follow its own, which are all verified.
@@ -265,7 +266,7 @@ class Engine:
             return Draft()
         own = self.drafting.drafter_temperature
         temperature = request.sampling.temperature if own is None else own
-        draft = self._proposer.propose(self.attached, length, temperature, request.draw, self.policy)
+        draft = yield from self._proposer.propose(self.attached, length, temperature, request.draw, self.policy)
         return self.retrieval.extended(draft, request.ids, room) if self.retrieval else draft
 
     def _until_end(self, emitted: Sequence[int], request: Request) -> tuple[tuple[int, ...], str | None]:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from omnidraft.config import Drafting
 from omnidraft.decoding.drafter import AttachedDrafter
+from omnidraft.decoding.passes import Passes
 from omnidraft.draft_length.policy import DraftLengthPolicy
 from omnidraft.verification.paper import DirectMap, Proposal, merge, verify_paper
 from omnidraft.verification.rejection_sampling import Outcome, verify_block, verify_greedy, verify_token
@@ -29,7 +30,7 @@ class Proposer(Protocol):
 
     def propose(
         self, attached: AttachedDrafter, length: int, temperature: float, draw: Sampler, policy: DraftLengthPolicy
-    ) -> Draft:
+    ) -> Passes[Draft]:
         """Draft up to `length` tokens at the drafter's `temperature`, as far as `policy` goes."""
 
 
@@ -60,11 +61,11 @@ class TrieProposer:
 
     def propose(
         self, attached: AttachedDrafter, length: int, temperature: float, draw: Sampler, policy: DraftLengthPolicy
-    ) -> Draft:
+    ) -> Passes[Draft]:
         walk = Walk(attached.cache, self._eos)
         if not policy.begin(walk):
             return Draft(no_draft_reason=policy.no_draft_reason)
-        tokens, vectors = attached.draft(length, temperature, draw, walk.read, self._allowed, policy)
+        tokens, vectors = yield from attached.draft(length, temperature, draw, walk.read, self._allowed, policy)
         walk.finish()
         return TrieDraft(
             tokens=tokens,
@@ -123,11 +124,11 @@ class PaperProposer:
 
     def propose(
         self, attached: AttachedDrafter, length: int, temperature: float, draw: Sampler, policy: DraftLengthPolicy
-    ) -> Draft:
+    ) -> Passes[Draft]:
         if not policy.begin(None):
             return Draft(no_draft_reason=policy.no_draft_reason)
         direct, eos = self._direct, self._eos
-        tokens, vectors = attached.draft(
+        tokens, vectors = yield from attached.draft(
             length, temperature, draw, lambda token: int(direct.target[token]) not in eos, direct.mapped, policy
         )
         merged = merge(tokens, attached.cache, direct)

@@ -122,8 +122,9 @@ class Trainer:
 
         Of more new answers than the interval asks for, only the latest are learned from at once; the others are left
         to replay.  Without enough memory the update waits.  One that raises the loss of the held-out answers (while
-        there are few, of those learned from) is rolled back and the learning rate halved; after one that does not lower
-        it, the wait for the next one doubles.  A batch whose loss or gradient is not finite is left out.
+        there are few, of those learned from) is rolled back and the learning rate halved; one that lowers it doubles
+        the rate, up to the setting, and after any other the wait for the next one doubles.  A batch whose loss or
+        gradient is not finite is left out.
         """
         new = self._examples.new
         if not new:
@@ -151,10 +152,11 @@ class Trainer:
         self._count(updates=1)
         if not after <= before + ROLLBACK_MARGIN * abs(before):
             self._restore(snapshot)
-            for group in self._optimizer.param_groups:
-                group["lr"] /= 2
+            self._scale_rate(0.5)
             self._count(rolled_back=1)
             return False
+        if after < before:
+            self._scale_rate(2.0)
         longest = LONGEST_WAIT * self.learning.interval
         self._wait = self.learning.interval if after < before else min(2 * self._wait, longest)
         if held_out is not None:
@@ -299,6 +301,16 @@ class Trainer:
             for p, old in zip(self._parameters, weights, strict=True):
                 p.copy_(old)
         self._optimizer.load_state_dict(optimizer)
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate at present."""
+        rate: float = self._optimizer.param_groups[0]["lr"]
+        return rate
+
+    def _scale_rate(self, factor: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = min(self.learning.learning_rate, factor * group["lr"])
 
     # ------------------------------------------------------------ memory
 

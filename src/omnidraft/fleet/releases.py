@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -48,19 +49,19 @@ class Releases:
     """A folder of versions, written by one trainer and read by any number of replicas."""
 
     def __init__(self, folder: Path, pair: str) -> None:
-        self._folder, self._pair = folder, pair
+        self.folder, self._pair = folder, pair
 
     def current(self) -> Current:
         """The versions in use; raises ModelError where the file that says so is damaged."""
         try:
-            return Current(**json.loads((self._folder / POINTER).read_bytes()))
+            return Current(**json.loads((self.folder / POINTER).read_bytes()))
         except FileNotFoundError as error:
-            if any(self._folder.glob("version-*.safetensors")):
-                raise ModelError(f"{self._folder / POINTER} is missing: restore it, or empty the folder") from error
+            if any(self.folder.glob("version-*.safetensors")):
+                raise ModelError(f"{self.folder / POINTER} is missing: restore it, or empty the folder") from error
             return Current()
         except (TypeError, ValueError) as error:
             fix = "restore it, or remove it to begin anew"
-            raise ModelError(f"{self._folder / POINTER} is damaged: {fix}") from error
+            raise ModelError(f"{self.folder / POINTER} is damaged: {fix}") from error
 
     def weights(self, version: int, base: Mapping[str, torch.Tensor]) -> Weights:
         """The state of a version; raises ModelError for one that is damaged, or not of this drafter and target.
@@ -69,7 +70,7 @@ class Releases:
         """
         if version == 0:
             return {}
-        path = self._folder / _name(version)
+        path = self.folder / _name(version)
         try:
             data = path.read_bytes()
             state = load(data)
@@ -86,10 +87,10 @@ class Releases:
         """Write a version; it is a canary for a share of the replicas, and stable at once where that is 1."""
         current = self.current()
         version = current.newest + 1
-        make_folder(self._folder)
+        make_folder(self.folder)
         if version == 1:  # versions without it would be those of a folder that is not whole
             self._point(current)
-        replace_file(self._folder / _name(version), save(state, {"pair": self._pair, "version": str(version)}))
+        replace_file(self.folder / _name(version), save(state, {"pair": self._pair, "version": str(version)}))
         if share >= 1:
             return self._point(replace(current, stable=version, canary=None, newest=version))
         return self._point(replace(current, canary=version, share=share, newest=version))
@@ -104,8 +105,8 @@ class Releases:
         return self._point(replace(self.current(), canary=None))
 
     def _point(self, current: Current) -> Current:
-        replace_file(self._folder / POINTER, json.dumps(asdict(current)).encode())
-        for path in self._folder.glob("version-*.safetensors"):
+        replace_file(self.folder / POINTER, json.dumps(asdict(current)).encode())
+        for path in self.folder.glob("version-*.safetensors"):
             version = int(path.stem.removeprefix("version-"))
             if version not in (current.stable, current.canary) and version <= current.newest - KEPT:
                 path.unlink(missing_ok=True)
@@ -115,8 +116,11 @@ class Releases:
 class Follower:
     """The side of a replica: a `distillation.adaptation.Learner` whose weights come from the trainer's releases.
 
-    A version that is damaged, does not fit or has values that are not finite is left alone, with one warning.
+    A version that is damaged, does not fit or has values that are not finite is left alone, with one warning.  Where
+    another thread calls `look`, `aside`, `poll` does no file work.
     """
+
+    aside = False
 
     def __init__(
         self,
@@ -134,27 +138,38 @@ class Follower:
         self._looked = -POLL_S
         self._refused: int | None = None
         self._said = ""
+        self._known = 0  # the version that was read last
+        self._found: deque[tuple[int, Weights]] = deque(maxlen=1)  # and is not drafted with yet
 
     def poll(self) -> Weights | None:
-        """The weights of another version than the last, once; looks at the folder every POLL_S seconds."""
-        if self._clock() - self._looked < POLL_S:
+        """The weights of another version than the last, once."""
+        if not self.aside:
+            self.look()
+        try:
+            self.version, state = self._found.pop()
+        except IndexError:
             return None
+        return state
+
+    def look(self) -> None:
+        """Read the version that this replica is to use, where it is another one; every POLL_S seconds at most."""
+        if self._clock() - self._looked < POLL_S:
+            return
         self._looked = self._clock()
         wanted: int | None = None
         try:
             wanted = self._releases.current().version_for(self._replica)
-            if wanted in (self.version, self._refused):
-                return None
-            state = self._releases.weights(wanted, self._base)
+            if wanted in (self._known, self._refused):
+                return
+            self._found.append((wanted, self._releases.weights(wanted, self._base)))
         except (ModelError, OSError) as error:
             if isinstance(error, ModelError):
                 self._refused = wanted
             if str(error) != self._said:
                 self._warn(f"version {self.version} of the drafter stays: {error}")
             self._said = str(error)
-            return None
-        self.version, self._refused, self._said = wanted, None, ""
-        return state
+            return
+        self._known, self._refused, self._said = wanted, None, ""
 
     def teach(self, *_: object) -> None:
         """Do nothing: answers go to the spool."""

@@ -7,6 +7,7 @@ drafter's likeliest tokens, whatever the request is sampled with, and what is em
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ import torch
 from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.drafter import common
 from omnidraft.decoding.engine import Engine, Request, Verified
+from omnidraft.decoding.passes import together
 from omnidraft.distillation.adaptation import Adaptation
 from omnidraft.draft_length.policy import DraftLengthPolicy, make_policy
 from omnidraft.fleet.batch_goodput import BatchCosts, RowGoodput
@@ -30,6 +32,8 @@ from omnidraft.verification.round import Draft, Round, RoundTimes
 
 UNSEEN = 32  # steps without a row after which its answer counts as complete
 IDLE = 8  # KV caches of the drafter that are kept for texts to come
+IDLE_S = 10.0  # without a step, after which all rows count as complete
+TEND_S = 1.0  # between looks at files
 TAIL = 64  # tokens by which a row is known where it was a step ago
 UNKNOWN = -1  # in place of a target token that the engine did not give
 Ids = npt.NDArray[np.integer[Any]]
@@ -134,7 +138,7 @@ class Rows:
         self.rounds: list[Round] = []  # of the last step
         self.batch = BatchCosts()
         self._pair, self._drafting, self._most, self._clock = pair, drafting, max(1, most), clock
-        self._follower, self._spool = follower, spool
+        self._follower, self._spool, self._warn = follower, spool, warn
         self._adaptation = Adaptation(pair.attached, pair.shared, follower, {}, warn)
         self._target = RemoteTarget(pair.vocab.size, context)
         self._rows: list[Row] = []
@@ -144,6 +148,7 @@ class Rows:
         self._step = 0
         self._left: float | None = None  # when the last drafts were handed over
         self._drafted_s = 0.0  # that they took
+        self._lock, self._aside = threading.Lock(), False
 
     def propose(self, sampled: Sequence[Sequence[int]], lengths: Sequence[int] | Ids, table: Ids) -> list[list[int]]:
         """The drafts of all rows, none for a row without new tokens.
@@ -151,6 +156,13 @@ class Rows:
         `sampled` are the new tokens of each row, which are the last of the first `lengths[i]` ids of row i of `table`
         (rows, tokens) by now.
         """
+        with self._lock:
+            drafts = self._propose(sampled, lengths, table)
+        if not self._aside:
+            self.tend()
+        return drafts
+
+    def _propose(self, sampled: Sequence[Sequence[int]], lengths: Sequence[int] | Ids, table: Ids) -> list[list[int]]:
         began = self._clock()
         self._step += 1
         before, bare = self._places, self._bare
@@ -171,9 +183,12 @@ class Rows:
                 verify_s=began - self._left,
             )
         self.batch.rows = max(1, len(sampled))
+        drafting = [row for row in self._places.values() if self._drafts(row)]
+        for row, draft in zip(drafting, together([row.engine.propose(row.request) for row in drafting]), strict=True):
+            row.draft = draft
         proposals: list[list[int]] = [[] for _ in sampled]
         for place, row in self._places.items():
-            proposals[place] = self._draft(row)
+            proposals[place] = list(row.draft.proposals[: self._drafting.longest])  # one may stand for several
         self._left = self._clock()
         self._drafted_s = self._left - began
         self._retire()
@@ -183,21 +198,51 @@ class Rows:
         """Number of rows that are remembered."""
         return len(self._rows)
 
+    def tend(self) -> None:
+        """Read and write files where that is due, and end the rows of a replica that has nothing to do."""
+        with self._lock:
+            if self._left is not None and self._clock() - self._left > IDLE_S:
+                self._end_all()
+        if self._follower is not None:
+            self._follower.look()
+        if self._spool is not None:
+            self._spool.write()
+
+    def tend_aside(self) -> None:
+        """Let a thread do that from now on, so that a file system that is slow, or hangs, delays no step."""
+        self._aside = True
+        if self._follower is not None:
+            self._follower.aside = True
+        threading.Thread(target=self._tend_on, name="omnidraft-files", daemon=True).start()
+
+    def _tend_on(self) -> None:
+        while True:
+            time.sleep(TEND_S)
+            try:
+                self.tend()
+            except Exception as error:  # noqa: BLE001  whatever it is: the next look may find nothing wrong
+                self._warn(f"files of the fleet cannot be read or written ({type(error).__name__}: {error})")
+
     def close(self) -> None:
         """Hand over all answers."""
-        for row in list(self._rows):
-            self._end(row)
+        with self._lock:
+            self._end_all()
         if self._spool is not None:
             self._spool.write(now=True)
 
-    def _draft(self, row: Row) -> list[int]:
+    def _end_all(self) -> None:
+        for row in list(self._rows):
+            self._end(row)
+
+    def _drafts(self, row: Row) -> bool:
+        """Whether a row is to be drafted for, which then has the latest weights."""
         row.draft = Draft()
-        if row.request.open and not row.ended:
-            if row.engine.attached is not None:
-                self._adaptation.load_weights(row.engine.attached)
-            row.mixed |= self._follower is not None and self._follower.version != row.version
-            row.draft = row.engine.propose(row.request)
-        return list(row.draft.proposals[: self._drafting.longest])  # a draft token may stand for several
+        if not row.request.open or row.ended:
+            return False
+        if row.engine.attached is not None:
+            self._adaptation.load_weights(row.engine.attached)
+        row.mixed |= self._follower is not None and self._follower.version != row.version
+        return True
 
     # ------------------------------------------------------------ which row is which
 
@@ -268,8 +313,6 @@ class Rows:
         for row in list(self._rows):
             if self._step - row.seen >= (1 if row.ended else UNSEEN):
                 self._end(row)
-        if self._spool is not None:
-            self._spool.write()
 
     def _end(self, row: Row) -> None:
         self._rows.remove(row)

@@ -11,6 +11,7 @@ import logging
 import re
 import secrets
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -50,7 +51,10 @@ class Answer:
 
 
 class Spool:
-    """Writes the answers of one replica; what cannot be written is dropped with a warning, as serving goes on."""
+    """Writes the answers of one replica; what cannot be written is dropped with a warning, as serving goes on.
+
+    One thread may add answers while another writes.
+    """
 
     def __init__(
         self,
@@ -72,30 +76,34 @@ class Spool:
         self._answers: list[bytes] = []
         self._since = 0.0  # when the first of them came
         self._failed = False
+        self._lock = threading.Lock()  # of the answers that wait
 
     def add(self, answer: Answer) -> None:
         """Keep an answer for the segment to come, or leave it out where only a share of them is wanted."""
         self._offered += 1
         if int(self._offered * self._share) == int((self._offered - 1) * self._share):
             return
-        self._since = self._since if self._answers else self._clock()
-        self._answers.append(json.dumps(asdict(answer), separators=(",", ":")).encode() + b"\n")
+        line = json.dumps(asdict(answer), separators=(",", ":")).encode() + b"\n"
+        with self._lock:
+            self._since = self._since if self._answers else self._clock()
+            self._answers.append(line)
 
     def write(self, *, now: bool = False) -> None:
         """Write the segment where it is full or old enough, or in any case `now`."""
-        due = len(self._answers) >= SEGMENT_ANSWERS or self._clock() - self._since >= SEGMENT_S
-        if not self._answers or not (due or now):
-            return
+        with self._lock:
+            due = len(self._answers) >= SEGMENT_ANSWERS or self._clock() - self._since >= SEGMENT_S
+            if not self._answers or not (due or now):
+                return
+            lines, self._answers = self._answers, []
         name = f"{self._replica}-{time.time_ns():020d}-{secrets.token_hex(4)}{SUFFIX}"
         try:
-            replace_file(self._folder / name, b"".join(self._answers))
+            replace_file(self._folder / name, b"".join(lines))
             self._trim()
             self._failed = False
         except OSError as error:
             if not self._failed:
                 self._warn(f"answers are not spooled to {self._folder}: {error.strerror}; they are dropped")
             self._failed = True
-        self._answers.clear()
 
     def _trim(self) -> None:
         """Remove this replica's oldest segments beyond the bound: nobody reads them."""

@@ -26,12 +26,13 @@ from omnidraft.fleet.pair import RemotePair, fits
 from omnidraft.fleet.releases import Current, Releases, check
 from omnidraft.fleet.settings import FleetLearning
 from omnidraft.fleet.spool import Answer, answers, segments
-from omnidraft.storage import make_folder
+from omnidraft.storage import make_folder, remove_old_leftovers
 from omnidraft.verification.sparse_probs import SparseProbs
 
 HELD_OUT = 48  # latest held-out answers that a version is judged by
 LEAST_HELD_OUT = 8  # below which nothing is published
 LOOK_S = 1.0  # between looks at the spool
+LEFTOVER_S = 3600.0  # after which what a killed process has begun to write is removed
 _log = logging.getLogger("omnidraft")
 
 
@@ -48,7 +49,9 @@ class FleetTrainer:
         clock: Callable[[], float] = time.monotonic,
         say: Callable[[str], None] = _log.info,
     ) -> None:
-        make_folder(spool)
+        for folder in (spool, releases.folder):
+            make_folder(folder)
+            remove_old_leftovers(folder, LEFTOVER_S)
         self._pair, self._releases, self._spool, self._settings = pair, releases, spool, settings
         self._clock, self._say = clock, say
         learning = Learning(

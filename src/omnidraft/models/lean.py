@@ -66,7 +66,7 @@ class LeanModel:
         head = embedding if self._tied else parts.matrix("lm_head")
         layers = [self._layer(parts, f"model.layers.{i}.", window) for i, window in enumerate(self._windows)]
         array = (native.Layer * len(layers))(*layers)
-        self._loaded = _Loaded(parts, array, embedding, head, parts.vector("model.norm.weight"))
+        self.loaded = _Loaded(parts, array, embedding, head, parts.vector("model.norm.weight"))
 
     def _layer(self, parts: _Parts, name: str, window: int) -> native.Layer:
         attention, mlp = f"{name}self_attn.", f"{name}mlp."
@@ -92,7 +92,7 @@ class LeanModel:
         self._entries = torch.empty(self._shape.layers, 2, self._key_heads, 0, self._size, device="cpu")
         self.length, self.hidden = 0, None
 
-    def _reserve(self, length: int) -> None:
+    def reserve(self, length: int) -> None:
         """Room for so many tokens in the cache."""
         old = self._entries.shape[3]
         if length > old:
@@ -111,7 +111,7 @@ class LeanModel:
     @property
     def nbytes(self) -> int:
         """Memory of the weights, which the source does not share, in bytes."""
-        return self._loaded.parts.nbytes
+        return self.loaded.parts.nbytes
 
     @property
     def cache_bytes(self) -> int:
@@ -120,14 +120,14 @@ class LeanModel:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The first columns of the rounded matrices by name, (out, WIDTH): however they lie in memory."""
-        return {name: matrix.weights[0, :, :WIDTH] for name, matrix in self._loaded.parts.matrices.items()}
+        return {name: matrix.weights[0, :, :WIDTH] for name, matrix in self.loaded.parts.matrices.items()}
 
     @torch.inference_mode()
     def forward(self, ids: Sequence[int], keep: int) -> torch.Tensor:
         """Append `ids` to the cache and return the logits of the last `keep` of them, (keep, vocab_size) float32."""
         if not 0 <= keep <= len(ids) or self.length + len(ids) > self.context:
             raise InputError(f"{self.length} + {len(ids)} tokens, {keep} kept: the cache holds {self.context}")
-        self._reserve(self.length + len(ids))
+        self.reserve(self.length + len(ids))
         kept = []
         for start in range(0, len(ids), CHUNK):
             x = self._read(ids[start : start + CHUNK])
@@ -137,21 +137,49 @@ class LeanModel:
         if not kept:
             return torch.empty(0, self.vocab_size, dtype=torch.float32, device="cpu")
         x = kept[0] if len(kept) == 1 else torch.cat(kept)
-        norm, epsilon = self._loaded.norm, self._shape.epsilon
+        norm, epsilon = self.loaded.norm, self._shape.epsilon
         self.hidden = torch.nn.functional.rms_norm(x[-1], x.shape[-1:], norm, epsilon)
-        return self._loaded.head(x, norm, epsilon)
+        return self.loaded.head(x, norm, epsilon)
 
     def _read(self, ids: Sequence[int]) -> torch.Tensor:
         """Append `ids` to the cache and return the output of the last layer, (T, hidden)."""
-        loaded = self._loaded
+        loaded = self.loaded
         x = loaded.embedding.rows(ids)
-        cache = native.Cache(
-            pointer(self._entries), pointer(self._angles), self._entries.shape[3], self.length, native.threads()
-        )
-        shape, place = ctypes.byref(self._shape), ctypes.byref(cache)
-        native.library().read_tokens(loaded.layers, shape, place, x.data_ptr(), len(ids))
+        shape, place = ctypes.byref(self._shape), ctypes.byref(self.place(self.length))
+        native.library().read_tokens(loaded.layers, shape, place, 0, x.data_ptr(), len(ids))
         self.length += len(ids)
         return x
+
+    def place(self, position: int) -> native.Cache:
+        """The cache, as step.c takes it, before the token at a position."""
+        entries, angles = self._entries, self._angles
+        return native.Cache(pointer(entries), pointer(angles), entries.shape[3], position, native.threads())
+
+    def shares(self, other: LeanModel) -> bool:
+        """Whether the other one has these weights, and so can read in one pass with this one."""
+        return other.loaded is self.loaded
+
+    @torch.inference_mode()
+    def forward_together(self, others: Sequence[LeanModel], texts: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Append the first text to this cache and each further one to that of one of `others`, in one pass.
+
+        The logits of the last id of each, (texts, vocab_size) float32: those, bit by bit, that it would get alone.
+        """
+        models, places = (self, *others), []
+        for model, ids in zip(models, texts, strict=True):
+            if not ids or model.length + len(ids) > model.context:
+                raise InputError(f"{model.length} + {len(ids)} tokens: the cache holds {model.context}")
+            model.reserve(model.length + len(ids))
+            places += [model.place(model.length + at) for at in range(len(ids))]
+        x = self.loaded.embedding.rows([token for ids in texts for token in ids])
+        shape, caches = ctypes.byref(self._shape), (native.Cache * len(places))(*places)
+        native.library().read_tokens(self.loaded.layers, shape, caches, 1, x.data_ptr(), len(places))
+        x = x[torch.tensor([len(ids) for ids in texts]).cumsum(0) - 1]
+        norm, epsilon = self.loaded.norm, self._shape.epsilon
+        for model, ids, own in zip(models, texts, x, strict=True):
+            model.length += len(ids)
+            model.hidden = torch.nn.functional.rms_norm(own, own.shape, norm, epsilon)
+        return self.loaded.head(x, norm, epsilon)
 
     def crop(self, length: int) -> None:
         """Keep the first `length` tokens of the cache; raises InputError unless 0 <= length <= self.length."""

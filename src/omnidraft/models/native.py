@@ -166,7 +166,7 @@ def _loaded() -> tuple[ctypes.CDLL | None, str | None]:
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         return None, f"step.c cannot be compiled for this machine ({_last_line(error)}): install a C compiler, cc"
     address, number = ctypes.c_void_p, ctypes.c_int64
-    found.read_tokens.argtypes = [address, address, address, address, number]
+    found.read_tokens.argtypes = [address, address, address, ctypes.c_int, address, number]
     found.read_tokens.restype = None
     found.apply_matrix.argtypes = [address, address, ctypes.c_float, address, number, address, ctypes.c_int]
     found.apply_matrix.restype = None

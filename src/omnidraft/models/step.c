@@ -337,58 +337,73 @@ static void attend(const float *query, const float *keys, const float *values, i
 typedef struct {
     const Layer *layer;
     const Shape *shape;
-    const Cache *cache;
-    float *keys, *values, *qkv, *result;
+    const Cache *caches;
+    int64_t number; /* of the layer */
+    int apart;      /* each row has a cache of its own, else they follow each other in one */
+    float *qkv, *result;
 } Attention;
+
+typedef struct {
+    float *keys, *values;
+    const float *angles;
+    int64_t head, t; /* floats of a head, and the position of the row */
+} Place;
+
+INLINE Place place_of(const Attention *one, int64_t m) {
+    const Cache *cache = one->caches + (one->apart ? m : 0);
+    int64_t head = cache->capacity * one->shape->size, all = one->shape->key_heads * head;
+    float *keys = cache->entries + one->number * 2 * all;
+    return (Place){keys, keys + all, cache->angles, head, cache->length + (one->apart ? 0 : m)};
+}
 
 static void attend_head(const void *job, int64_t part) {
     const Attention *one = job;
     const Shape *shape = one->shape;
-    int64_t size = shape->size, m = part / shape->heads, h = part % shape->heads, last = one->cache->length + m;
-    int64_t of = h / (shape->heads / shape->key_heads) * one->cache->capacity * size, window = one->layer->window;
+    int64_t size = shape->size, m = part / shape->heads, h = part % shape->heads, window = one->layer->window;
+    Place at = place_of(one, m);
+    int64_t of = h / (shape->heads / shape->key_heads) * at.head, last = at.t;
     float *scores = malloc((last / LANES + 1) * LANES * sizeof *scores);
-    attend(one->qkv + (m * (shape->heads + 2 * shape->key_heads) + h) * size, one->keys + of, one->values + of,
+    attend(one->qkv + (m * (shape->heads + 2 * shape->key_heads) + h) * size, at.keys + of, at.values + of,
            window && last >= window ? last - window + 1 : 0, last, size, scores, one->result + part * size);
     free(scores);
 }
 
 /* qkv (rows, (heads + 2 key heads) * size) -> result (rows, heads * size); appends to keys and values */
-static void attention(const Layer *layer, const Shape *shape, const Cache *cache, float *keys, float *qkv,
-                      int64_t rows, float *result) {
-    int64_t size = shape->size, heads = shape->heads, key_heads = shape->key_heads, capacity = cache->capacity;
-    float *values = keys + key_heads * capacity * size;
+static void attention(const Attention *one, int64_t rows) {
+    const Layer *layer = one->layer;
+    const Shape *shape = one->shape;
+    int64_t size = shape->size, heads = shape->heads, key_heads = shape->key_heads;
     for (int64_t m = 0; m < rows; m++) {
-        float *row = qkv + m * (heads + 2 * key_heads) * size;
+        float *row = one->qkv + m * (heads + 2 * key_heads) * size;
+        Place at = place_of(one, m);
         for (int64_t h = 0; h < heads + key_heads; h++)
             rotate(row + h * size, size, h < heads ? layer->query_norm : layer->key_norm, shape->epsilon,
-                   cache->angles + (cache->length + m) * size);
+                   at.angles + at.t * size);
         for (int64_t h = 0; h < key_heads; h++) {
-            int64_t t = cache->length + m, from = h * capacity * size;
-            float *key = keys + from + t / LANES * LANES * size + t % LANES;
+            float *key = at.keys + h * at.head + at.t / LANES * LANES * size + at.t % LANES;
             for (int64_t d = 0; d < size; d++) key[d * LANES] = row[(heads + h) * size + d];
-            memcpy(values + from + t * size, row + (heads + key_heads + h) * size, size * sizeof *row);
+            memcpy(at.values + h * at.head + at.t * size, row + (heads + key_heads + h) * size, size * sizeof *row);
         }
     }
-    Attention one = {layer, shape, cache, keys, values, qkv, result};
-    run(attend_head, &one, rows * heads, cache->threads);
+    run(attend_head, one, rows * heads, one->caches->threads);
 }
 
 /* ---- entry points */
 
-/* x (rows, hidden), embeddings of the tokens after those in the cache, becomes the output of the last layer */
-void read_tokens(const Layer *layers, const Shape *shape, const Cache *cache, float *x, int64_t rows) {
+/* x (rows, hidden), embeddings of the tokens after those in the cache, becomes the output of the last layer; where
+   they are `apart`, each row has a cache of its own, of which several may be of one text in its order */
+void read_tokens(const Layer *layers, const Shape *shape, const Cache *caches, int apart, float *x, int64_t rows) {
     float *qkv = malloc(rows * layers->qkv.out * sizeof *qkv);
     float *seen = malloc(rows * layers->output.in * sizeof *seen);
-    float *inner = malloc(rows * layers->gate_up.out * sizeof *inner), *keys = cache->entries;
-    float epsilon = shape->epsilon;
-    int threads = cache->threads;
+    float *inner = malloc(rows * layers->gate_up.out * sizeof *inner), epsilon = shape->epsilon;
+    int threads = caches->threads;
     for (const Layer *layer = layers; layer < layers + shape->layers; layer++) {
         project(&layer->qkv, x, rows, NORMALIZED, layer->before_attention, epsilon, 0, qkv, threads);
-        attention(layer, shape, cache, keys, qkv, rows, seen);
+        Attention one = {layer, shape, caches, layer - layers, apart, qkv, seen};
+        attention(&one, rows);
         project(&layer->output, seen, rows, AS_IS, NULL, 0, 1, x, threads);
         project(&layer->gate_up, x, rows, NORMALIZED, layer->before_mlp, epsilon, 0, inner, threads);
         project(&layer->down, inner, rows, GATED, NULL, 0, 1, x, threads);
-        keys += 2 * shape->key_heads * cache->capacity * shape->size;
     }
     free(qkv);
     free(seen);

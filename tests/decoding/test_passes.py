@@ -1,0 +1,82 @@
+"""Drafts of several requests made in the same passes are those that each would get alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from omnidraft.decoding.drafter import Drafter
+from omnidraft.decoding.passes import SHORT, Pass, Passes, alone, together
+from omnidraft.models.language_model import LanguageModel, TransformersModel
+from omnidraft.models.lean import LeanModel, lean
+from omnidraft.verification.sampling import Sampler
+from support.engines import sampler
+from support.models import random_model
+
+PROMPTS = ([3, 1, 4], [1, 5, 9, 2, 6], [5, 3], [8] * (SHORT + 5), [9, 7])
+LENGTHS = (4, 1, 3, 4, 2)
+
+
+def fast(seed: int) -> LeanModel:
+    model = lean(random_model("llama", 64, seed))
+    assert model is not None
+    return model
+
+
+def drafters() -> list[Drafter]:
+    """Of two models in 8 bits and one of transformers, each with a cache of its own."""
+    one, other = fast(0), fast(1)
+    models: list[LanguageModel] = [one, one.with_own_cache(), other, one.with_own_cache()]
+    return [*map(Drafter, models), Drafter(TransformersModel(random_model("llama", 64, 2).model))]
+
+
+def drafting(drafter: Drafter, place: int, draw: Sampler) -> Passes[tuple[list[int], list[object]]]:
+    tokens, vectors = yield from drafter.draft(LENGTHS[place], 1.0, draw, lambda _: True)
+    return tokens, [vector.tolist() for vector in vectors]
+
+
+def test_drafts_made_together_are_those_of_each_alone() -> None:
+    ours, theirs = drafters(), drafters()
+    for drafter, prompt in zip([*ours, *theirs], [*PROMPTS, *PROMPTS], strict=True):
+        drafter.start(prompt)
+    for seed in range(4):
+        draws = [[sampler(10 * seed + place) for place in range(len(PROMPTS))] for _ in range(2)]
+        found = together([drafting(one, at, draws[0][at]) for at, one in enumerate(ours)])
+        assert found == [alone(drafting(one, at, draws[1][at])) for at, one in enumerate(theirs)]
+        assert [len(tokens) for tokens, _ in found] == list(LENGTHS)
+        for one, other, (tokens, _) in zip(ours, theirs, found, strict=True):
+            assert (one.passes, one.read) == (other.passes, other.read)
+            for each in (one, other):
+                each.extend([*tokens[:1], 7])
+
+
+def test_models_of_the_same_weights_read_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, true = [], LeanModel.forward_together
+
+    def counted(self: LeanModel, others: Sequence[LeanModel], texts: Sequence[Sequence[int]]) -> torch.Tensor:
+        sizes.append(len(texts))
+        return true(self, others, texts)
+
+    monkeypatch.setattr(LeanModel, "forward_together", counted)
+    ours = drafters()
+    for drafter, prompt in zip(ours, PROMPTS, strict=True):
+        drafter.start(prompt)
+    together([drafting(one, at, sampler()) for at, one in enumerate(ours)])
+    # the first reads two prompts beside the other weights' one, then rows end one by one, and a long prompt was alone
+    assert sizes == [2, 1, 2, 1, 2, 1, 2]
+
+
+def test_work_that_asks_for_nothing_and_a_failure() -> None:
+    def nothing() -> Passes[int]:
+        yield from ()
+        return 1
+
+    def failing() -> Passes[int]:
+        yield Pass(fast(0), [10**6])
+        raise AssertionError
+
+    assert (alone(nothing()), together([nothing(), nothing()]), together([])) == (1, [1, 1], [])
+    with pytest.raises(IndexError):
+        together([nothing(), failing()])
