@@ -11,12 +11,12 @@ from operator import truediv
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from experiments import changes, figures
+from experiments import changes, figures, losses
 from experiments.evaluation import Evaluation, Method, Row
 from experiments.recipe import Recipe
 from experiments.student import GREEDY, Student
 from experiments.study import JobPart, Measured, Part, Study
-from experiments.tables import DIVERGENCES, FIXED, LEARNED, Table, every, first
+from experiments.tables import FIXED, LEARNED, Table, every
 from omnidraft.bench.interleaved import EngineWay, engine_for, take_turns
 from omnidraft.bench.output import markdown_table
 from omnidraft.decoding.stats import Stats
@@ -173,16 +173,6 @@ def _background_jobs(recipe: Recipe) -> Measured:
     return ((target, "background", background) for target in recipe.targets)
 
 
-LOSSES = (
-    "direct mapping",
-    "exact, untrained",
-    "L_DM",
-    "L_DM + cache, exact",
-    "hybrid, 0.2",
-    "hybrid, 1",
-    "hybrid, p(t)",
-    *(f"marginal, {name}" for name in DIVERGENCES),
-)
 PARTS: dict[str, Part] = {
     "live": JobPart("live", _live_jobs, _live_table, figures.live),
     "streams": Table(
@@ -193,11 +183,12 @@ PARTS: dict[str, Part] = {
         shows=LEARNED,
     ),
     "background": JobPart("background", _background_jobs, _background_table),
-    "losses": Table("Losses", LOSSES, first, ("gsm8k",), (0.0, 1.0), subset=True, shows=LEARNED),
+    "losses": losses.LOSS_PART,
     "switch": changes.TASKS,
     "targets": changes.TARGETS,
+    "drift": changes.DRIFT,
 }
-STUDY = Study("adaptation", "Benefit of online distillation", PARTS, "recipes/adaptation.toml")
+STUDY = Study("adaptation", "Benefit of online distillation", PARTS, "recipes/learning.toml")
 main = STUDY.main
 
 if __name__ == "__main__":

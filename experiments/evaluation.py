@@ -6,8 +6,6 @@ import hashlib
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from itertools import chain
 from typing import Any
 
 from rich.console import Console
@@ -22,7 +20,6 @@ from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.decoding.stats import Stats
 from omnidraft.distillation.lora import parted
 from omnidraft.distillation.losses import HybridLoss
-from omnidraft.draft_length.acceptance_head import Head
 from omnidraft.errors import PromptError
 
 Row = dict[str, Any]
@@ -30,7 +27,6 @@ Options = dict[str, Any]
 Texts = Mapping[str, tuple[Sequence[str], Sequence[str]]]  # of each task: to learn from, and for tests
 UNITS = {"speedup": "tokens_per_s", "speedup_cpu": "tokens_per_cpu_s"}
 LORA_RATE = 3.0  # LoRA's learning rate, in that of all weights
-TEMPERATURES = (0.0, 1.0)  # of the answers that a head learns from
 
 
 @dataclass(frozen=True)
@@ -42,9 +38,7 @@ class Method:
     loss: Options = field(default_factory=dict)  # of `HybridLoss`
     lora: bool = False
     order: int = 0  # of the answers; each other number is another order, and another seed
-
-
-HEAD = Method({"draft_length": "head"}, {"trains": "head"})
+    then: str | None = None  # the loss of the second half of the answers
 
 
 class Evaluation:
@@ -117,16 +111,8 @@ class Evaluation:
             learning = replace(learning, adapter="lora", learning_rate=LORA_RATE * learning.learning_rate)
         return Student(
             self.model, Drafting(**drafting), learning,
-            shared=shared, seed=method.order, variant=HybridLoss(**method.loss),
+            shared=shared, seed=method.order, variant=HybridLoss(**method.loss), then=method.then,
         )  # fmt: skip
-
-    @cached_property
-    def head(self) -> Head:
-        """An acceptance head that learned from answers of all tasks and temperatures, the drafter left as it is."""
-        student = self.student(HEAD)
-        streams = (self.answers(task, warm, subset=True) for task in self.recipe.tasks for warm in TEMPERATURES)
-        student.learn_all(list(chain.from_iterable(zip(*streams, strict=False))))
-        return student.attached.head
 
     def timed(
         self, students: Mapping[str, Student], tests: Sequence[list[int]], temperature: float = 0.0
@@ -162,18 +148,13 @@ def compared(
     prompts: Sequence[Sequence[int]],
     new_tokens: int,
     repeats: Iterable[int] = (0,),
-    *,
-    restart: bool = False,
 ) -> Iterator[Row]:
     """Answer all prompts by all ways in each repeat, some tokens in turns; the first way is plain decoding.
 
-    With `restart`, n-grams begin anew with each repeat.  Greedy answers are `identical` where all ways say the same.
+    Greedy answers are `identical` where all ways say the same.
     """
     for number in repeats:
         timed: list[list[Timed]] = []
-        if restart:
-            for way in ways:
-                way.restart()
         for place, ids in enumerate(prompts):
             timed.append(take_turns(ways, list(ids), new_tokens, 1000 * number + place, turn=place))
         identical = all(each.answer.tokens == answers[0].answer.tokens for answers in timed for each in answers)

@@ -49,8 +49,6 @@ class Recipe:
     repeats: int = 3
     temperature: float = 0.0
     dtype: str = "float32"
-    lengths: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)  # of drafts, beside the policies
-    policies: tuple[str, ...] = ("confidence", "entropy", "head", "goodput")
     instead: Mapping[str, str] = field(default_factory=dict)  # models to take in place of those that are named
     learning: Learning = field(default_factory=Learning)
 
@@ -78,7 +76,7 @@ class Recipe:
         """The same with next to no prompts: everything is gone through, and no figure means anything."""
         few = {name: replace(task, **QUICK) for name, task in self.tasks.items()}
         subset = replace(self.subset, **QUICK)
-        return replace(self, tasks=few, subset=subset, new_tokens=QUICK_TOKENS, repeats=1, lengths=self.lengths[:1])
+        return replace(self, tasks=few, subset=subset, new_tokens=QUICK_TOKENS, repeats=1)
 
 
 def read(path: Path, instead: Mapping[str, str] | None = None) -> Recipe:
@@ -109,7 +107,7 @@ def _recipe(found: dict[str, Any], name: str, instead: Mapping[str, str]) -> Rec
         if model not in named:
             raise ConfigError(f"there is no model {model!r} to replace: {suggestion(model, named)}")
     made: dict[str, Any] = {**found, "name": name, "instead": instead}
-    made |= {key: tuple(found[key]) for key in (*MODELS, "lengths", "policies") if key in found}
+    made |= {key: tuple(found[key]) for key in MODELS if key in found}
     made["tasks"] = {task: settings_of(Task, sizes) for task, sizes in found["tasks"].items()}
     if "subset" in found:
         made["subset"] = settings_of(Task, found["subset"])

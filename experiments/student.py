@@ -19,8 +19,8 @@ from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.decoding.stats import Stats
 from omnidraft.distillation.adaptation import Adaptation
 from omnidraft.distillation.inline import InlineTrainer
-from omnidraft.distillation.losses import HybridLoss
-from omnidraft.distillation.teacher import Trace, shared_tokens
+from omnidraft.distillation.losses import HybridLoss, acceptance
+from omnidraft.distillation.teacher import Trace, exact_example, shared_tokens
 from omnidraft.distillation.trainer import Trainer
 from omnidraft.models.language_model import NO_LIMIT, LanguageModel
 from omnidraft.verification.sparse_probs import SparseProbs
@@ -80,7 +80,8 @@ class Replay:
 class Student:
     """A drafter for one target, which learns by `learning`, or does not where that is None.
 
-    `shared` is the copy of the drafter that drafts, by default one of its own.
+    `shared` is the copy of the drafter that drafts, by default one of its own.  `then` is the loss of the second half
+    of a stream, by default that of `learning`.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Student:
         shared: SharedDrafter | None = None,
         seed: int = 0,
         variant: HybridLoss | None = None,
+        then: str | None = None,
     ) -> None:
         pair = drafter_of(model)
         if shared is None:
@@ -101,10 +103,10 @@ class Student:
         self._model, self.drafting, self.shared = model, drafting, shared
         cache = make_cache(pair.cache.table, drafting)
         self.attached = AttachedDrafter(drafter=Drafter(shared.model), context=pair.context, cache=cache)
-        learner = None
+        self._then, self._trainer, learner = then, None, None
         if learning is not None:
-            trainer = Trainer(shared.source.model, learning, shared_tokens(cache.table), seed, variant)
-            learner = InlineTrainer(trainer)
+            self._trainer = Trainer(shared.source.model, learning, shared_tokens(cache.table), seed, variant)
+            learner = InlineTrainer(self._trainer)
         self.adaptation = Adaptation(self.attached, shared, learner)
         self._replay = Replay(model.vocab.size)
         self.spent_s = 0.0  # on learning
@@ -128,16 +130,15 @@ class Student:
         if self.adaptation.learner is None:
             return
         began = time.perf_counter()
-        context = self.attached.context
-        written = tuple(tuple(context.tokens([token])) for token in recorded.tokens)
-        answer = Trace(tuple(context.prompt(recorded.prompt)), recorded.tokens, written, recorded.teacher)
-        self.adaptation.learner.teach(answer, self.attached.cache)
+        self.adaptation.learner.teach(self._trace(recorded), self.attached.cache)
         self.adaptation.load_weights()
         self.spent_s += time.perf_counter() - began
 
     def learn_all(self, stream: Sequence[Recorded]) -> None:
         """Let the n-gram cache see a stream of answers, and learn from all of them."""
-        for recorded in stream:
+        for place, recorded in enumerate(stream):
+            if self._then is not None and self._trainer is not None and 2 * place >= len(stream):
+                self._trainer.learning = replace(self._trainer.learning, loss=self._then)
             self.attached.cache.observe(recorded.tokens)
             self.learn(recorded)
         self.flush()
@@ -156,6 +157,28 @@ class Student:
         if not cache.frozen:
             cache.resume(self.attached.cache.state())
         return Stats.sum(self._drafted(test, cache) for test in tests)
+
+    def chances(self, tests: Sequence[Recorded], temperature: float, teacher_temperature: float) -> float:
+        """The mean acceptance probability of a draft token at each place of recorded answers, greedy or at 1.
+
+        The recorded distributions are those at `teacher_temperature`.
+        """
+        self.adaptation.load_weights()
+        model = self.adaptation.lane().drafter.model
+        total, count = 0.0, 0
+        for test in tests:
+            example = exact_example(self.attached.cache, self._trace(test))
+            ids = example.ids.tolist()
+            model.crop(0)
+            logits = model.forward(ids, len(ids) - example.first)
+            found = acceptance(logits, example.teacher, teacher_temperature)[:, 1 if temperature else 0]
+            total, count = total + float(found.sum()), count + len(found)
+        return total / count
+
+    def _trace(self, recorded: Recorded) -> Trace:
+        context = self.attached.context
+        written = tuple(tuple(context.tokens([token])) for token in recorded.tokens)
+        return Trace(tuple(context.prompt(recorded.prompt)), recorded.tokens, written, recorded.teacher)
 
     def engine(self) -> Engine:
         """An engine over the target itself, with a KV cache of its own."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from experiments.evaluation import HEAD, Evaluation, Method, Options, Row, learning_counts
+from experiments.evaluation import Evaluation, Method, Options, Row, learning_counts
 from experiments.recipe import Recipe
 from experiments.results import Results
 from experiments.study import Job
@@ -24,7 +24,6 @@ HYBRID: Options = {"loss": "hybrid", "trains": "drafter"}
 ALONE: Options = {"trains": "drafter"}
 RANKS = (8, 16, 32, 64, 128)
 GAMMAS = (0.3, 0.5, 0.7, 0.9)
-DIVERGENCES = ("forward", "reverse", "tv", "forward+tv")
 # an acceptance rate is of proposed target tokens, which are fewer where drafts merge: it says less than tokens a pass
 SHOWN = {"acceptance_rate": ".3f", "block_efficiency": ".3f", "speedup": ".2f"}
 LEARNED = SHOWN | {"training_s": ".1f"}
@@ -45,18 +44,14 @@ METHODS: dict[str, Method] = {
     "ours, fixed": DISTILLED,
     "ours": Method({"draft_length": "goodput"}, {}),
     "plain SpD": UNTRAINED,
-    "adapt only": HEAD,
+    "adapt only": Method(BY_HEAD, {"trains": "head"}),
     "distil only": DISTILLED,
     "joint": Method(BY_HEAD, {"trains": "joint"}),
     "interleaved": Method(BY_HEAD, {"trains": "interleaved"}),
     **{f"interleaved, γ = {g:g}": Method(BY_HEAD | {"threshold": round(1 - g, 3)}, {}) for g in GAMMAS},
     **{f"LoRA {rank}": Method(PAPER, HYBRID | {"rank": rank}, lora=True) for rank in RANKS},
-    # of the adaptation study, all with exact verification
+    # of the adaptation study, with exact verification
     **{f"answers in order {order}": Method(FIXED, {}, order=order) for order in range(3)},
-    "L_DM + cache, exact": Method(FIXED, HYBRID, {"ngram_weight": 0.0}),
-    **{f"hybrid, {weight:g}": Method(FIXED, HYBRID, {"ngram_weight": weight}) for weight in (0.2, 1.0)},
-    "hybrid, p(t)": Method(FIXED, HYBRID, {"ngram_weight": None}),
-    **{f"marginal, {name}": Method(FIXED, ALONE | {"loss": name}) for name in DIVERGENCES},
 }
 
 

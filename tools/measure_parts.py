@@ -4,12 +4,14 @@
     python tools/measure_parts.py step
     python tools/measure_parts.py cache
     python tools/measure_parts.py swap
+    python tools/measure_parts.py together
 
 `bookkeeping`: a round over prepared logits, no forward passes, of texts that the n-gram cache knows and of a new one;
 PYTHONPATH=OTHER/src measures another checkout.
 `step`: one token through the drafter by `transformers`, lean, and lean in 8 bits.
 `cache`: one token and five at several contexts, on the cache of `transformers` and on ours.
 `swap`: the embedded drafter takes other weights, and reads a text of 200 tokens again.
+`together`: a token for each of several rows through the drafter that ships, one after the other and in one pass.
 """
 
 from __future__ import annotations
@@ -228,9 +230,35 @@ def swap() -> None:
     print(turns({"all weights": take(full), "LoRA of rank 32": take(lora), "reading 200 tokens": read}))
 
 
+def together() -> None:
+    from omnidraft import zoo
+    from omnidraft.models.lean import LeanModel
+    from omnidraft.models.loading import load_model
+
+    lm = load_model(zoo.resolve("zoo:general"), dtype="float32").lm
+    model = LeanModel(lm.model, lm.model.state_dict(), lm.vocab_size, lm.context)
+    rows = [model.with_own_cache() for _ in range(8)]
+    for row in rows:
+        row.forward(list(range(3, 131)), 1)
+
+    def crop(some: Sequence[Any]) -> None:
+        for row in some:
+            row.crop(128)
+
+    def apart(some: Sequence[Any]) -> Callable[[], None]:
+        return lambda: crop([(row, row.forward([5], 1))[0] for row in some])
+
+    def joined(some: Sequence[Any]) -> Callable[[], None]:
+        return lambda: crop([some[0].forward_together(some[1:], [[5]] * len(some)), *some][1:])
+
+    for count in (1, 2, 4, 8):
+        actions = {"one after the other": apart(rows[:count]), "together": joined(rows[:count])}
+        print(f"{count} rows: {turns(actions)}")
+
+
 if __name__ == "__main__":
     torch.set_grad_enabled(False)
     if sys.argv[1] == "bookkeeping":
         bookkeeping(sys.argv[2], sys.argv[3], Path(sys.argv[4]), *sys.argv[5:])
     else:
-        {"step": step, "cache": cache, "swap": swap}[sys.argv[1]]()
+        {"step": step, "cache": cache, "swap": swap, "together": together}[sys.argv[1]]()

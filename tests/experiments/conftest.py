@@ -20,7 +20,6 @@ targets = ["TARGET"]
 switch = ["TARGET", "TARGET"]
 new_tokens = 8
 repeats = 1
-lengths = [1, 3]
 [tasks]
 gsm8k = { train = 4, test = 2 }
 code = { train = 3, test = 2 }

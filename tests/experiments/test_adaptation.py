@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from experiments import adaptation, changes, figures
-from experiments.evaluation import Evaluation
+from experiments import adaptation, changes, figures, losses
+from experiments.evaluation import Evaluation, Method
+from experiments.results import Results
+from omnidraft.distillation.trainer import Trainer
 
 
 @pytest.mark.parametrize(
@@ -43,6 +46,57 @@ def test_a_target_comes_back_to_what_was_learned_for_it(evaluation: Evaluation) 
     assert all(len(curves) == 3 for curves in found["curves"].values())
 
 
+def test_losses_are_judged_by_what_they_leave_of_the_drafter(
+    evaluation: Evaluation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[str] = []
+    update = Trainer.update
+
+    def noted(self: Trainer) -> bool:
+        trained.append(self.learning.loss)
+        return update(self)
+
+    monkeypatch.setattr(Trainer, "update", noted)
+    some = ("none", "hybrid, λ = 0.2", "forward", "forward, then tv")
+    monkeypatch.setattr(losses, "LOSSES", {name: losses.LOSSES[name] for name in some})
+    found = losses.losses(evaluation, "gsm8k", 1.0)
+    assert [len(found["losses"][name]) for name in some] == [1, 3, 3, 3]
+    assert all(0 < chance < 1 for its in found["losses"].values() for chance in its)
+    assert len({tuple(its) for its in found["losses"].values()}) == len(some)
+    assert set(trained) == {"hybrid", "forward", "tv"}
+    assert trained[trained.index("tv") - 1] == "forward", "the second half is learned by another loss"
+    results = Results(None, "adaptation")
+    results.add("losses", "x", found)
+    text = losses.LOSS_PART.markdown(results, evaluation.recipe, partial=True)
+    assert text.count(" ± 0.") == len(some) - 1
+
+
+def test_chances_rise_with_what_is_learned(evaluation: Evaluation) -> None:
+    """A drafter that learns an answer by heart has more of it accepted."""
+    tests = evaluation.answers("gsm8k", tests=True)[:1]
+    method = Method({"draft_length": 1})
+    frozen, learns = evaluation.student(method), evaluation.student(replace(method, learning={}))
+    before = [student.chances(tests, warm, 0.5) for student in (frozen, learns) for warm in (0.0, 1.0)]
+    assert before[:2] == before[2:]
+    frozen.learn_all(tests)
+    learns.learn_all(tests * 120)
+    assert [frozen.chances(tests, warm, 0.5) for warm in (0.0, 1.0)] == before[:2]
+    greedy, sampled = (learns.chances(tests, warm, 0.5) for warm in (0.0, 1.0))
+    assert greedy > 0.8 > before[0]
+    assert sampled > before[1] + 0.05
+
+
+def test_a_stream_whose_task_and_target_change(evaluation: Evaluation) -> None:
+    found = changes.drift(evaluation)
+    assert [(each["task"], each["prompts"]) for each in found["stretches"]] == [
+        ("gsm8k", 1), ("code", 1), ("gsm8k", 1), ("gsm8k", 1), ("code", 1), ("code", 1),
+    ]  # fmt: skip
+    first, *later = found["stretches"]
+    assert first["acceptance_rate"][0] == first["acceptance_rate"][1], "nothing is learned before the first answer"
+    assert any(each["block_efficiency"][0] != each["block_efficiency"][1] for each in later)
+    assert sum(each["updates"] for each in found["stretches"]) > 0
+
+
 @pytest.mark.slow
 def test_replies_beside_a_trainer_in_the_background(evaluation: Evaluation) -> None:
     found = adaptation.background(evaluation, pause_s=0.1)
@@ -53,14 +107,23 @@ def test_replies_beside_a_trainer_in_the_background(evaluation: Evaluation) -> N
 
 def test_the_command(small: Path, tasks: Path, tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "results"
-    given = [str(small), "--data", str(tasks), "--quick", "--out", str(out), "--parts", "live,streams,switch,targets"]
+    given = [
+        str(small),
+        "--data",
+        str(tasks),
+        "--quick",
+        "--out",
+        str(out),
+        "--parts",
+        "live,streams,losses,switch,targets,drift",
+    ]
     assert adaptation.main(given) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert {kind: len(rows) for kind, rows in result.items()} == {
-        "settings": 1, "live": 1, "cells": 8, "switch": 1, "targets": 1,
+        "settings": 1, "live": 1, "cells": 8, "losses": 4, "switch": 1, "targets": 1, "drift": 1,
     }  # fmt: skip
     text = (out / "adaptation.md").read_text()
-    for title in ("Against the clock", "Before and after a stream", "before and after"):
+    for title in ("Against the clock", "Before and after a stream", "## Losses", "before and after", "target change"):
         assert title in text
     assert {path.name for path in out.glob("*.png")} == {"live.png", "switch.png", "targets.png"}
     assert not (home / "profiles").exists()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from experiments import adaptation, cache_study, changes, paper, recipe, stopping, study
+from experiments import adaptation, cache_study, changes, paper, recipe, study
 from experiments.evaluation import Evaluation, Row
 from experiments.recordings import Recordings
 from experiments.results import Results
@@ -72,7 +72,7 @@ def test_prompts_that_leave_no_room_are_left_out(evaluation: Evaluation) -> None
 
 def tables() -> list[Table]:
     """The tables of all studies."""
-    parts = (*paper.PARTS.values(), *adaptation.PARTS.values(), *stopping.PARTS.values())
+    parts = (*paper.PARTS.values(), *adaptation.PARTS.values())
     return [part for part in parts if isinstance(part, Table)]
 
 
@@ -235,7 +235,7 @@ def test_every_job_is_of_a_target_that_is_gone_through(small: Path) -> None:
     small.write_text(re.sub("switch = .*", 'switch = ["elsewhere", "there"]', small.read_text()))
     for path in (small, *(ROOT / "recipes").glob("*.toml")):
         found = recipe.read(path)
-        for one in (paper.STUDY, adaptation.STUDY, stopping.STUDY):
+        for one in (paper.STUDY, adaptation.STUDY):
             jobs = [target for part in one.parts.values() for target, _ in part.jobs(found)]
             assert set(jobs) <= set(found.every_target)
 

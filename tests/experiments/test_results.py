@@ -65,7 +65,7 @@ def test_a_line_that_was_cut_off_is_passed_over_and_other_files_are_refused(tmp_
 def test_the_shipped_recipes_can_be_read() -> None:
     found = {path.stem: recipe.read(path) for path in RECIPES.glob("*.toml")}
     assert {name: one.unseen for name, one in found.items() if name != "paper"} == {
-        "zoo": True, "real": True, "adaptation": True, "stopping": True, "learning": True,
+        "zoo": True, "real": True, "learning": True,
     }  # fmt: skip
     assert found["paper"].tasks.keys() == set(parted.NAMES) - {"mbpp"}
     assert (found["paper"].tasks["code"].train, found["paper"].tasks["code"].test) == (910, 228)
@@ -167,7 +167,7 @@ def test_answers_are_recorded_once_and_survive_being_kept(tmp_path: Path) -> Non
 def test_ways_are_compared_repeat_by_repeat(evaluation: Evaluation) -> None:
     model, ids = evaluation.model, evaluation.prompts("gsm8k", tests=True)
     ways = [EngineWay(str(n), isolated(model, Drafting(draft_length=n)), Sampling()) for n in (0, 1, 3)]
-    rows = list(compared(ways, ids, 8, range(3), restart=True))
+    rows = list(compared(ways, ids, 8, range(3)))
     assert [(row["repeat"], row["way"]) for row in rows] == [(n, way) for n in range(3) for way in ("0", "1", "3")]
     assert all(row["identical"] for row in rows)
     plain, one, three = medians(rows).values()

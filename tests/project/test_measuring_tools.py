@@ -36,12 +36,12 @@ def test_bookkeeping(
     assert all(1 < int(line.split(" rounds")[0].split()[-1]) <= 20 for line in said)
 
 
-@pytest.mark.parametrize("part", ["step", "swap"])
+@pytest.mark.parametrize("part", ["step", "swap", "together"])
 def test_parts_of_the_drafter(part: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     parts = tool("measure_parts")
     monkeypatch.setattr(parts.turns, "__defaults__", (1,))
     getattr(parts, part)()
-    assert capsys.readouterr().out.count(" ms") == {"step": 4, "swap": 3}[part]
+    assert capsys.readouterr().out.count(" ms") == {"step": 4, "swap": 3, "together": 8}[part]
 
 
 def test_scripts(folders: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

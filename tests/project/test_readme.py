@@ -63,7 +63,7 @@ def test_long_commands_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
             assert main(words) == 0
         else:
             assert import_module(words[1]).main(words[2:]) == 0
-    studies = [f"experiments.{name}" for name in ("overhead", "adaptation", "stopping", "paper")]
+    studies = [f"experiments.{name}" for name in ("overhead", "adaptation", "paper")]
     assert read == ["serve", "compare", "exactness", *studies]
 
 
