@@ -80,8 +80,8 @@ class Replay:
 class Student:
     """A drafter for one target, which learns by `learning`, or does not where that is None.
 
-    `shared` is the copy of the drafter that drafts, by default one of its own.  `then` is the loss of the second half
-    of a stream, by default that of `learning`.
+    `shared` is the copy of the drafter that drafts, by default one of its own.  `then` is the loss of updates in the
+    second half of a stream, by default that of `learning`.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """`python -m experiments.week`: a week of use, simulated: does learning ever harm, and what grows.
 
-Every day the models are loaded anew with the same profile, answer their share of many short prompts, and learn from
-each.  A drafter that learns nothing drafts for the same answers.
+Every day the target is loaded anew with the same profile, answers its share of many short prompts, and the drafter
+learns from each.  A drafter that learns nothing drafts for the same answers.
 """
 
 from __future__ import annotations

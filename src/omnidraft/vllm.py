@@ -55,6 +55,7 @@ class Proposer:
                 drafts = self._rows.propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
             except Exception as error:  # noqa: BLE001  whatever it is: an error here would end the engine
                 _warn(f"no more drafts are made ({type(error).__name__}: {error}): restart the replica")
+                self._rows.stop()
                 self._rows = None
         if self._ranks > 1:
             drafts = _group().broadcast_object(drafts, src=0)

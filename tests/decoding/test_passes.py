@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 
 from omnidraft.decoding.drafter import Drafter
 from omnidraft.decoding.passes import SHORT, Pass, Passes, alone, together
+from omnidraft.draft_length.policy import Fixed
 from omnidraft.models.language_model import LanguageModel, TransformersModel
 from omnidraft.models.lean import LeanModel, lean
 from omnidraft.verification.sampling import Sampler
@@ -64,8 +67,36 @@ def test_models_of_the_same_weights_read_in_one_pass(monkeypatch: pytest.MonkeyP
     for drafter, prompt in zip(ours, PROMPTS, strict=True):
         drafter.start(prompt)
     together([drafting(one, at, sampler()) for at, one in enumerate(ours)])
-    # the first reads two prompts beside the other weights' one, then rows end one by one, and a long prompt was alone
-    assert sizes == [2, 1, 2, 1, 2, 1, 2]
+    # two short prompts and the second token after the long one, beside the other weights; then rows end one by one
+    assert sizes == [3, 1, 2, 1, 2, 1, 1]
+
+
+def test_each_row_reads_the_hidden_state_of_its_own_pass() -> None:
+    """Of several drafters on one model of transformers, too, whose output layer is heard by one hook."""
+
+    class Listening(Fixed):
+        def __init__(self) -> None:
+            self.seen: list[torch.Tensor] = []
+
+        def draws(self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None) -> bool:
+            assert hidden is not None
+            self.seen.append(hidden.clone())
+            return super().draws(logits, temperature, hidden)
+
+    source, eight_bits = random_model("llama", 64, 2), fast(0)
+    models: list[LanguageModel] = [source, source.with_own_cache(), eight_bits, eight_bits.with_own_cache()]
+    found = []
+    for make in (together, lambda works: [alone(work) for work in works]):
+        policies, works = [Listening() for _ in models], []
+        for model, prompt, policy in zip(models, PROMPTS, policies, strict=False):
+            drafter = Drafter(model)
+            drafter.start(prompt)
+            works.append(drafter.draft(3, 0.0, sampler(), lambda _: True, None, policy))
+        make(works)
+        found.append([torch.stack(policy.seen) for policy in policies])
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.equal(ours, theirs)
+    assert not torch.allclose(found[0][0], found[0][1])
 
 
 def test_work_that_asks_for_nothing_and_a_failure() -> None:
@@ -80,3 +111,34 @@ def test_work_that_asks_for_nothing_and_a_failure() -> None:
     assert (alone(nothing()), together([nothing(), nothing()]), together([])) == (1, [1, 1], [])
     with pytest.raises(IndexError):
         together([nothing(), failing()])
+
+
+def test_an_end_of_a_model_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asking() -> Passes[int]:
+        yield Pass(fast(0), [1])
+        return 1
+
+    monkeypatch.setattr(LeanModel, "forward", lambda *_: next(iter(())))
+    with pytest.raises(StopIteration):
+        alone(asking())
+
+
+def test_after_a_failed_pass_drafts_are_those_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = drafters(), drafters()
+    for drafter, prompt in zip([*ours, *theirs], [*PROMPTS, *PROMPTS], strict=True):
+        drafter.start(prompt)
+    true, count = LeanModel.forward_together, itertools.count()
+
+    def failing(self: LeanModel, *arguments: Any) -> torch.Tensor:
+        if next(count) == 3:
+            raise MemoryError
+        return true(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LeanModel, "forward_together", failing)
+        with pytest.raises(MemoryError):
+            together([drafting(one, at, sampler(at)) for at, one in enumerate(ours)])
+    found = together([drafting(one, at, sampler(at)) for at, one in enumerate(ours)])
+    expected = [alone(drafting(one, at, sampler(at))) for at, one in enumerate(theirs)]
+    assert found[:4] == expected[:4]
+    assert found[4][0] == expected[4][0]  # whose model of transformers rounds otherwise after what it has read by now

@@ -53,7 +53,7 @@ class Process:
 
     @property
     def laps(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in list(self.lines) if line.startswith('{"answers"')]
+        return [json.loads(line) for line in list(self.lines) if line.startswith('{"answers"') and line.endswith("\n")]
 
     def until(self, seen: Callable[[], bool]) -> None:
         end = time.monotonic() + WAIT_S

@@ -237,7 +237,7 @@ def test_what_killed_processes_have_begun_to_write_is_removed_in_time(pair: Remo
             os.utime(leftover, (time.time() - age,) * 2)
         (tmp_path / folder / ".other.tmp").write_bytes(b"")
         os.utime(tmp_path / folder / ".other.tmp", (0, 0))
-    fleet.new_trainer()
+    fleet.trainer.step()
     for folder in ("spool", "releases"):
         assert sorted(path.name.split(".")[1] for path in (tmp_path / folder).glob(".*")) == ["new", "other"]
 

@@ -16,6 +16,7 @@ import pytest
 import omnidraft
 from omnidraft import OmniDraft
 from omnidraft.config import Drafting
+from omnidraft.fleet import releases as releases_module
 from omnidraft.fleet import rows as rows_module
 from omnidraft.fleet import spool as spool_module
 from omnidraft.fleet.batch_goodput import BatchCosts
@@ -284,7 +285,7 @@ def test_a_replica_that_nobody_asks_spools_its_last_answers(tmp_path: Path) -> N
     now[0] += 0.1
     batch.rows.tend()
     assert len(batch.rows) == 0
-    now[0] += SEGMENT_S
+    now[0] += SEGMENT_S + 0.1
     batch.rows.tend()
     (answer,) = [answer for segment in segments(tmp_path) for answer in answers(segment)]
     assert (list(answer.prompt), list(answer.tokens)) == (each.prompt, each.answer)
@@ -293,6 +294,7 @@ def test_a_replica_that_nobody_asks_spools_its_last_answers(tmp_path: Path) -> N
 def test_a_file_system_that_hangs_delays_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are read and written by a thread; once they can be, what waited is written and adopted."""
     hangs, reached = threading.Event(), threading.Event()
+    hangs.set()
 
     def slow(true: Callable[..., Any]) -> Callable[..., Any]:
         def wait(*arguments: Any) -> Any:
@@ -306,27 +308,35 @@ def test_a_file_system_that_hangs_delays_no_step(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(spool_module, "SEGMENT_S", 0.0)
     monkeypatch.setattr(spool_module, "replace_file", slow(replace_file))
     monkeypatch.setattr(Releases, "current", slow(Releases.current))
+    monkeypatch.setattr(rows_module, "UNSEEN", 1)
+    monkeypatch.setattr(releases_module, "POLL_S", 0.01)
     releases = Releases(tmp_path / "releases", remote().key)
-    hangs.set()
     releases.publish({}, 1.0)
-    hangs.clear()
-    reached.clear()
     follower = Follower(releases, "one", remote().base, warn=pytest.fail)
     spool = Spool(tmp_path / "spool", "one", warn=pytest.fail)
-    first, second, last = (asked(TEXTS[:1])[0] for _ in range(3))
+    requests = [asked(TEXTS[:1])[0] for _ in range(4)]
     batch = make(spool=spool, follower=follower)
+    hangs.clear()
+    reached.clear()
     batch.rows.tend_aside()
-    assert reached.wait(60)
-    batch.run([first])
-    batch.run([second])
+    assert reached.wait(60), "it looks for a version"
+    for each in requests[:2]:
+        batch.run([each])
     assert (follower.version, segments(tmp_path / "spool")) == (0, [])
     hangs.set()
     end = time.monotonic() + 60
-    while len(segments(tmp_path / "spool")) < 1 and time.monotonic() < end:
+    while not segments(tmp_path / "spool"):
+        assert time.monotonic() < end
         time.sleep(0.01)
-    batch.run([last])
+    hangs.clear()
+    for each in requests[2:]:
+        batch.run([each])
+    hangs.set()
+    batch.rows.close()
     assert follower.version == 1
-    assert first.proposed == second.proposed
+    spooled = [answer for path in segments(tmp_path / "spool") for answer in answers(path)]
+    assert [list(answer.tokens) for answer in spooled] == [each.answer for each in requests]
+    assert len({str(each.proposed) for each in requests}) == 1
 
 
 def test_the_pair_knows_the_tokenizers_alone() -> None:

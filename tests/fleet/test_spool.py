@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,17 @@ def test_segments_that_nobody_reads_stay_within_a_bound(tmp_path: Path) -> None:
     assert 0 < sum(path.stat().st_size for path in own) <= 1000
     assert [each.tokens[1] for path in own for each in answers(path)][-1] == 49
     assert len(segments(tmp_path)) - len(own) == 50
+
+
+def test_answers_that_cannot_be_written_for_long_stay_within_the_bound_and_come_in_segments(tmp_path: Path) -> None:
+    size = len(json.dumps(asdict(answer(100)), separators=(",", ":"))) + 1
+    spool = Spool(tmp_path, "one", clock=lambda: 0.0, most_bytes=150 * size)
+    for number in range(100, 300):
+        spool.add(answer(number))
+    spool.write(now=True)
+    found = [list(answers(path)) for path in segments(tmp_path)]
+    assert [len(its) for its in found] == [SEGMENT_ANSWERS, SEGMENT_ANSWERS, 150 - 2 * SEGMENT_ANSWERS]
+    assert [each.tokens[1] for its in found for each in its] == list(range(150, 300)), "the oldest have gone"
 
 
 @pytest.mark.parametrize(

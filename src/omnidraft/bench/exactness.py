@@ -25,6 +25,7 @@ from omnidraft.bench.interleaved import sampler
 from omnidraft.bench.output import markdown_table, progress
 from omnidraft.config import Sampling
 from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.passes import Passes
 from omnidraft.decoding.stats import Stats
 from omnidraft.errors import ConfigError, InputError
 from omnidraft.models.language_model import LanguageModel
@@ -33,7 +34,6 @@ from omnidraft.verification.sampling import softmax, target_processors
 
 if TYPE_CHECKING:
     from omnidraft.decoding.drafter import Drafter
-from omnidraft.decoding.passes import Passes
 
 try:
     from scipy import optimize, stats

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
 from omnidraft.models.language_model import LanguageModel
 from omnidraft.models.lean import LeanModel
 
-SHORT = 8  # tokens: a longer text is read alone, as it takes as long as that
+SHORT = 8  # tokens: a longer text is read alone, as the others would wait for it
 T = TypeVar("T")
 
 
@@ -31,46 +31,55 @@ Passes = Generator[Pass, torch.Tensor, T]
 """Work that asks for passes one after another and returns a T."""
 
 
+@dataclass(frozen=True)
+class Done(Generic[T]):
+    """The result of some work."""
+
+    result: T
+
+
 def alone(work: Passes[T]) -> T:
     """The result of some work, its passes made one by one."""
-    try:
-        asked = next(work)
-        while True:
-            asked = work.send(asked.make())
-    except StopIteration as end:
-        result: T = end.value
-        return result
+    asked = _advance(work)
+    while isinstance(asked, Pass):
+        asked = _advance(work, asked.make())
+    return asked.result
 
 
 def together(works: Sequence[Passes[T]]) -> list[T]:
-    """The results of several, whose passes are made together where models share weights; the same as of each alone."""
-    results: dict[int, T] = {}
-    asked: dict[int, Pass] = {}
-    logits: dict[int, torch.Tensor | None] = dict.fromkeys(range(len(works)))
-    while logits:
-        asked = {}
-        for at, answer in logits.items():
-            try:
-                asked[at] = next(works[at]) if answer is None else works[at].send(answer)
-            except StopIteration as end:
-                results[at] = end.value
-        logits = _made(asked)
-    return [results[at] for at in range(len(works))]
+    """The results of several, each as alone; passes of 8-bit models that share weights are made together."""
+    found = [_until_joint(work, _advance(work)) for work in works]
+    while asked := {at: one for at, one in enumerate(found) if isinstance(one, Pass)}:
+        for at, logits in _made(asked).items():
+            found[at] = _until_joint(works[at], _advance(works[at], logits))
+    return [one.result for one in found if isinstance(one, Done)]
 
 
-def _made(asked: dict[int, Pass]) -> dict[int, torch.Tensor | None]:
+def _advance(work: Passes[T], logits: torch.Tensor | None = None) -> Pass | Done[T]:
+    """The next pass that some work asks for, or its result."""
+    try:
+        return next(work) if logits is None else work.send(logits)
+    except StopIteration as end:
+        return Done(end.value)
+
+
+def _until_joint(work: Passes[T], asked: Pass | Done[T]) -> Pass | Done[T]:
+    """Go on to a pass that can be made with others; what another model says beside its logits is read at once."""
+    while isinstance(asked, Pass) and not (isinstance(asked.model, LeanModel) and len(asked.tokens) <= SHORT):
+        asked = _advance(work, asked.make())
+    return asked
+
+
+def _made(asked: dict[int, Pass]) -> dict[int, torch.Tensor]:
     """The logits of each pass."""
-    logits: dict[int, torch.Tensor | None] = {}
     groups: list[dict[int, LeanModel]] = []
     for at, one in asked.items():
-        if not isinstance(one.model, LeanModel) or len(one.tokens) > SHORT:
-            logits[at] = one.make()
-            continue
+        assert isinstance(one.model, LeanModel)  # noqa: S101  for the type checker
         group = next((group for group in groups if next(iter(group.values())).shares(one.model)), None)
         if group is None:
-            groups.append({at: one.model})
-        else:
-            group[at] = one.model
+            groups.append(group := {})
+        group[at] = one.model
+    logits: dict[int, torch.Tensor] = {}
     for group in groups:
         first, *others = group.values()
         rows = first.forward_together(others, [asked[at].tokens for at in group])

@@ -86,12 +86,20 @@ class Adaptation:
 
     def load_weights(self, lane: AttachedDrafter | None = None) -> None:
         """Draft with the latest learned weights, between two rounds; without a lane, only for who has the slot."""
-        self._safely(self.poll)
+        self.take_over()
         if lane is not None and lane is not self.attached:
-            if lane.drafter.version is not self._version:
-                self._lend(lane)
+            self.lend(lane)
         elif self.shared.loaded is not self._version:
             self.attached.drafter.load_model(self.shared.load_weights(self._weights, self._version))
+
+    def take_over(self) -> None:
+        """Take over what was learned since the last time; where that fails, learning ends with a warning."""
+        self._safely(self.poll)
+
+    def lend(self, lane: AttachedDrafter) -> None:
+        """Let a lane draft with the weights that were taken over last."""
+        if lane.drafter.version is not self._version:
+            self._lend(lane)
 
     def poll(self) -> None:
         """Take over what was learned since the last time; `load_weights` makes drafts follow it."""

@@ -123,8 +123,8 @@ class Trainer:
         Of more new answers than the interval asks for, only the latest are learned from at once; the others are left
         to replay.  Without enough memory the update waits.  One that raises the loss of the held-out answers (while
         there are few, of those learned from) is rolled back and the learning rate halved; one that lowers it doubles
-        the rate, up to the setting, and after any other the wait for the next one doubles.  A batch whose loss or
-        gradient is not finite is left out.
+        the rate, up to the setting; after one that does neither, the wait for the next one doubles.  A batch whose loss
+        or gradient is not finite is left out.
         """
         new = self._examples.new
         if not new:

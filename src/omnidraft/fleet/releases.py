@@ -116,8 +116,8 @@ class Releases:
 class Follower:
     """The side of a replica: a `distillation.adaptation.Learner` whose weights come from the trainer's releases.
 
-    A version that is damaged, does not fit or has values that are not finite is left alone, with one warning.  Where
-    another thread calls `look`, `aside`, `poll` does no file work.
+    A version that is damaged, does not fit or has values that are not finite is left alone, with one warning.  With
+    `aside`, another thread calls `look`, and `poll` reads no files.
     """
 
     aside = False

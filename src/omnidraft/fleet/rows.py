@@ -32,7 +32,7 @@ from omnidraft.verification.round import Draft, Round, RoundTimes
 
 UNSEEN = 32  # steps without a row after which its answer counts as complete
 IDLE = 8  # KV caches of the drafter that are kept for texts to come
-IDLE_S = 10.0  # without a step, after which all rows count as complete
+IDLE_S = 60.0  # without a step, after which all rows count as complete: a step may take long
 TEND_S = 1.0  # between looks at files
 TAIL = 64  # tokens by which a row is known where it was a step ago
 UNKNOWN = -1  # in place of a target token that the engine did not give
@@ -148,7 +148,7 @@ class Rows:
         self._step = 0
         self._left: float | None = None  # when the last drafts were handed over
         self._drafted_s = 0.0  # that they took
-        self._lock, self._aside = threading.Lock(), False
+        self._lock, self._stopped, self._aside = threading.Lock(), threading.Event(), False
 
     def propose(self, sampled: Sequence[Sequence[int]], lengths: Sequence[int] | Ids, table: Ids) -> list[list[int]]:
         """The drafts of all rows, none for a row without new tokens.
@@ -183,6 +183,7 @@ class Rows:
                 verify_s=began - self._left,
             )
         self.batch.rows = max(1, len(sampled))
+        self._adaptation.take_over()  # once, as rows that are drafted for together have the same weights
         drafting = [row for row in self._places.values() if self._drafts(row)]
         for row, draft in zip(drafting, together([row.engine.propose(row.request) for row in drafting]), strict=True):
             row.draft = draft
@@ -203,10 +204,10 @@ class Rows:
         with self._lock:
             if self._left is not None and self._clock() - self._left > IDLE_S:
                 self._end_all()
-        if self._follower is not None:
-            self._follower.look()
         if self._spool is not None:
             self._spool.write()
+        if self._follower is not None:
+            self._follower.look()
 
     def tend_aside(self) -> None:
         """Let a thread do that from now on, so that a file system that is slow, or hangs, delays no step."""
@@ -216,15 +217,21 @@ class Rows:
         threading.Thread(target=self._tend_on, name="omnidraft-files", daemon=True).start()
 
     def _tend_on(self) -> None:
-        while True:
-            time.sleep(TEND_S)
+        said = ""
+        while not self._stopped.wait(TEND_S):
             try:
                 self.tend()
             except Exception as error:  # noqa: BLE001  whatever it is: the next look may find nothing wrong
-                self._warn(f"files of the fleet cannot be read or written ({type(error).__name__}: {error})")
+                if said != (said := f"{type(error).__name__}: {error}"):
+                    self._warn(f"files of the fleet cannot be read or written ({said}): see to the folders")
+
+    def stop(self) -> None:
+        """Read and write no more files; what is not spooled yet is lost."""
+        self._stopped.set()
 
     def close(self) -> None:
-        """Hand over all answers."""
+        """Hand over all answers, and stop."""
+        self.stop()
         with self._lock:
             self._end_all()
         if self._spool is not None:
@@ -240,7 +247,7 @@ class Rows:
         if not row.request.open or row.ended:
             return False
         if row.engine.attached is not None:
-            self._adaptation.load_weights(row.engine.attached)
+            self._adaptation.lend(row.engine.attached)
         row.mixed |= self._follower is not None and self._follower.version != row.version
         return True
 

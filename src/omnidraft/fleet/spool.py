@@ -13,6 +13,7 @@ import secrets
 import stat
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from omnidraft.storage import make_folder, replace_file
 
 SEGMENT_ANSWERS = 64  # after which a segment is written
 SEGMENT_S = 10.0  # from its first answer on, likewise
+PATIENCE_S = 10.0  # with another thread that writes
 MOST_BYTES = 2**26  # of a replica's segments that nobody has read: the oldest go
 SUFFIX = ".jsonl"
 _log = logging.getLogger("omnidraft")
@@ -73,10 +75,10 @@ class Spool:
         make_folder(folder)
         self._folder, self._replica, self._clock, self._warn = folder, replica, clock, warn
         self._most_bytes, self._share, self._offered = most_bytes, share, 0
-        self._answers: list[bytes] = []
+        self._answers, self._waiting = deque[bytes](), 0  # lines, and their bytes
         self._since = 0.0  # when the first of them came
         self._failed = False
-        self._lock = threading.Lock()  # of the answers that wait
+        self._lock, self._writing = threading.Lock(), threading.Lock()  # of the answers that wait, and of files
 
     def add(self, answer: Answer) -> None:
         """Keep an answer for the segment to come, or leave it out where only a share of them is wanted."""
@@ -87,14 +89,27 @@ class Spool:
         with self._lock:
             self._since = self._since if self._answers else self._clock()
             self._answers.append(line)
+            self._waiting += len(line)
+            while self._waiting > self._most_bytes:  # a file system that hangs; the oldest go, as of files
+                self._waiting -= len(self._answers.popleft())
 
     def write(self, *, now: bool = False) -> None:
-        """Write the segment where it is full or old enough, or in any case `now`."""
+        """Write segments where they are full or old enough, or in any case `now`; another thread's come first."""
+        if self._writing.acquire(timeout=PATIENCE_S):
+            try:
+                while self._write_one(now=now):
+                    pass
+            finally:
+                self._writing.release()
+
+    def _write_one(self, *, now: bool) -> bool:
+        """Write a segment where one is due; whether it was."""
         with self._lock:
             due = len(self._answers) >= SEGMENT_ANSWERS or self._clock() - self._since >= SEGMENT_S
             if not self._answers or not (due or now):
-                return
-            lines, self._answers = self._answers, []
+                return False
+            lines = [self._answers.popleft() for _ in range(min(SEGMENT_ANSWERS, len(self._answers)))]
+            self._waiting -= sum(map(len, lines))
         name = f"{self._replica}-{time.time_ns():020d}-{secrets.token_hex(4)}{SUFFIX}"
         try:
             replace_file(self._folder / name, b"".join(lines))
@@ -104,6 +119,7 @@ class Spool:
             if not self._failed:
                 self._warn(f"answers are not spooled to {self._folder}: {error.strerror}; they are dropped")
             self._failed = True
+        return True
 
     def _trim(self) -> None:
         """Remove this replica's oldest segments beyond the bound: nobody reads them."""

@@ -6,6 +6,7 @@ is learned from that is the target's likeliest token, the one that replicas prop
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import math
@@ -49,9 +50,9 @@ class FleetTrainer:
         clock: Callable[[], float] = time.monotonic,
         say: Callable[[str], None] = _log.info,
     ) -> None:
-        for folder in (spool, releases.folder):
-            make_folder(folder)
-            remove_old_leftovers(folder, LEFTOVER_S)
+        make_folder(spool)
+        make_folder(releases.folder)
+        self._tidied = -LEFTOVER_S
         self._pair, self._releases, self._spool, self._settings = pair, releases, spool, settings
         self._clock, self._say = clock, say
         learning = Learning(
@@ -88,12 +89,21 @@ class FleetTrainer:
 
     def step(self) -> None:
         """Read the spool; then judge the version on trial, or learn the next one where there are answers enough."""
+        self._tidy()
         self._take_answers()
         current = self._releases.current()
         if current.canary is not None:
             self._judge(current)
         elif self._new >= self._settings.answers and len(self._held_out) >= LEAST_HELD_OUT:
             self._learn()
+
+    def _tidy(self) -> None:
+        """Remove what killed processes had begun to write, now and then."""
+        if time.monotonic() - self._tidied >= LEFTOVER_S:
+            self._tidied = time.monotonic()
+            with contextlib.suppress(OSError):
+                for folder in (self._spool, self._releases.folder):
+                    remove_old_leftovers(folder, LEFTOVER_S)
 
     # ------------------------------------------------------------ answers
 

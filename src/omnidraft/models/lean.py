@@ -174,7 +174,7 @@ class LeanModel:
         x = self.loaded.embedding.rows([token for ids in texts for token in ids])
         shape, caches = ctypes.byref(self._shape), (native.Cache * len(places))(*places)
         native.library().read_tokens(self.loaded.layers, shape, caches, 1, x.data_ptr(), len(places))
-        x = x[torch.tensor([len(ids) for ids in texts]).cumsum(0) - 1]
+        x = x[torch.tensor([len(ids) for ids in texts], device="cpu").cumsum(0) - 1]
         norm, epsilon = self.loaded.norm, self._shape.epsilon
         for model, ids, own in zip(models, texts, x, strict=True):
             model.length += len(ids)
