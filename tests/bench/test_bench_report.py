@@ -17,7 +17,6 @@ from omnidraft.bench.report import speedups
 from omnidraft.cli import main as cli
 from omnidraft.errors import InputError
 from support.command_line import one_error
-from support.project_files import ROOT
 
 Captured = pytest.CaptureFixture[str]
 COUNTS = Counts(
@@ -165,13 +164,6 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     made.runs[:] = [one for one in made.runs if one.method == "lookup"]
     with pytest.raises(InputError, match="not every method"):  # there is no baseline
         read(write(tmp_path / "a.jsonl", made))
-
-
-def test_the_results_in_the_repository_are_read() -> None:
-    made = [read(path) for path in sorted((ROOT / "results").glob("compare-*.jsonl"))]
-    rows = rows_of(made)
-    assert len(made) == 4
-    assert round(rows["target-b all plain"]["speedup"], 2) == 1.12
 
 
 @pytest.mark.parametrize(
