@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
+from omnidraft.distillation.lora import Weights
 from omnidraft.errors import ModelError
 from omnidraft.fleet.releases import KEPT, POINTER, POLL_S, Current, Follower, Releases
 
@@ -25,9 +26,17 @@ def state(value: float) -> dict[str, torch.Tensor]:
     return {name: torch.full_like(weight, value) for name, weight in BASE.items()}
 
 
+class Looking(Follower):
+    """Reads the folder whenever it is asked."""
+
+    def poll(self) -> Weights | None:
+        self.look()
+        return super().poll()
+
+
 def follower(folder: Path, warn: Any = pytest.fail, name: str = "replica") -> Follower:
     ticks = itertools.count(0.0, POLL_S)
-    return Follower(Releases(folder, PAIR), name, BASE, clock=lambda: next(ticks), warn=warn)
+    return Looking(Releases(folder, PAIR), name, BASE, clock=lambda: next(ticks), warn=warn)
 
 
 def test_a_replica_takes_over_a_version_once(tmp_path: Path) -> None:
@@ -42,7 +51,7 @@ def test_a_replica_takes_over_a_version_once(tmp_path: Path) -> None:
 
 def test_the_folder_is_looked_at_now_and_then(tmp_path: Path) -> None:
     now = [0.0]
-    replica = Follower(Releases(tmp_path, PAIR), "replica", BASE, clock=lambda: now[0], warn=pytest.fail)
+    replica = Looking(Releases(tmp_path, PAIR), "replica", BASE, clock=lambda: now[0], warn=pytest.fail)
     assert replica.poll() is None
     Releases(tmp_path, PAIR).publish(state(2.0), 1.0)
     now[0] += POLL_S / 2

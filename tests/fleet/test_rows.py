@@ -55,10 +55,10 @@ def asked(texts: tuple[str, ...] = TEXTS, count: int = COUNT) -> list[Asked]:
     return [Asked(local().encode(text), list(answer(text, count))) for text in texts]
 
 
-def make(drafting: Drafting | None = None, **options: Any) -> Batch:
+def make(drafting: Drafting | None = None, *, tends: bool = True, **options: Any) -> Batch:
     drafting = drafting or Drafting(draft_length=LENGTH, sources="model")
     settings: dict[str, Any] = {"context": WIDTH, "most": 8, "warn": pytest.fail} | options
-    return Batch(Rows(remote(), drafting, **settings), drafting.longest)
+    return Batch(Rows(remote(), drafting, **settings), drafting.longest, tends=tends)
 
 
 def test_what_a_row_gets_does_not_depend_on_the_others() -> None:
@@ -291,6 +291,23 @@ def test_a_replica_that_nobody_asks_spools_its_last_answers(tmp_path: Path) -> N
     assert (list(answer.prompt), list(answer.tokens)) == (each.prompt, each.answer)
 
 
+def test_all_rows_of_a_step_draft_with_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version that comes in the middle of a step waits for the next one."""
+    asks: list[None] = []
+    poll = Follower.poll
+
+    def noted(self: Follower) -> Any:
+        asks.append(None)
+        return poll(self)
+
+    monkeypatch.setattr(Follower, "poll", noted)
+    follower = Follower(Releases(tmp_path, remote().key), "one", remote().base, warn=pytest.fail)
+    batch, requests = make(follower=follower), asked()
+    for step in range(1, 4):
+        batch.step(requests)
+        assert len(asks) == step
+
+
 def test_a_file_system_that_hangs_delays_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are read and written by a thread; once they can be, what waited is written and adopted."""
     hangs, reached = threading.Event(), threading.Event()
@@ -315,7 +332,7 @@ def test_a_file_system_that_hangs_delays_no_step(tmp_path: Path, monkeypatch: py
     follower = Follower(releases, "one", remote().base, warn=pytest.fail)
     spool = Spool(tmp_path / "spool", "one", warn=pytest.fail)
     requests = [asked(TEXTS[:1])[0] for _ in range(4)]
-    batch = make(spool=spool, follower=follower)
+    batch = make(tends=False, spool=spool, follower=follower)
     hangs.clear()
     reached.clear()
     batch.rows.tend_aside()

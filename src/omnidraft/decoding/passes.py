@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -72,15 +73,12 @@ def _until_joint(work: Passes[T], asked: Pass | Done[T]) -> Pass | Done[T]:
 
 def _made(asked: dict[int, Pass]) -> dict[int, torch.Tensor]:
     """The logits of each pass."""
-    groups: list[dict[int, LeanModel]] = []
+    groups = defaultdict[int, dict[int, LeanModel]](dict)  # by their weights
     for at, one in asked.items():
-        assert isinstance(one.model, LeanModel)  # noqa: S101  for the type checker
-        group = next((group for group in groups if next(iter(group.values())).shares(one.model)), None)
-        if group is None:
-            groups.append(group := {})
-        group[at] = one.model
+        if isinstance(one.model, LeanModel):  # as all are that `_until_joint` leaves
+            groups[id(one.model.loaded)][at] = one.model
     logits: dict[int, torch.Tensor] = {}
-    for group in groups:
+    for group in groups.values():
         first, *others = group.values()
         rows = first.forward_together(others, [asked[at].tokens for at in group])
         logits |= dict(zip(group, rows, strict=True))

@@ -116,11 +116,9 @@ class Releases:
 class Follower:
     """The side of a replica: a `distillation.adaptation.Learner` whose weights come from the trainer's releases.
 
-    A version that is damaged, does not fit or has values that are not finite is left alone, with one warning.  With
-    `aside`, another thread calls `look`, and `poll` reads no files.
+    A version that is damaged, does not fit or has values that are not finite is left alone, with one warning.  `look`
+    reads files, and may be another thread's; `poll` does not.
     """
-
-    aside = False
 
     def __init__(
         self,
@@ -142,9 +140,7 @@ class Follower:
         self._found: deque[tuple[int, Weights]] = deque(maxlen=1)  # and is not drafted with yet
 
     def poll(self) -> Weights | None:
-        """The weights of another version than the last, once."""
-        if not self.aside:
-            self.look()
+        """The weights of another version than the last, once it was looked at."""
         try:
             self.version, state = self._found.pop()
         except IndexError:

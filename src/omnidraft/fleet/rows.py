@@ -148,7 +148,7 @@ class Rows:
         self._step = 0
         self._left: float | None = None  # when the last drafts were handed over
         self._drafted_s = 0.0  # that they took
-        self._lock, self._stopped, self._aside = threading.Lock(), threading.Event(), False
+        self._lock, self._stopped = threading.Lock(), threading.Event()
 
     def propose(self, sampled: Sequence[Sequence[int]], lengths: Sequence[int] | Ids, table: Ids) -> list[list[int]]:
         """The drafts of all rows, none for a row without new tokens.
@@ -157,10 +157,7 @@ class Rows:
         (rows, tokens) by now.
         """
         with self._lock:
-            drafts = self._propose(sampled, lengths, table)
-        if not self._aside:
-            self.tend()
-        return drafts
+            return self._propose(sampled, lengths, table)
 
     def _propose(self, sampled: Sequence[Sequence[int]], lengths: Sequence[int] | Ids, table: Ids) -> list[list[int]]:
         began = self._clock()
@@ -211,9 +208,6 @@ class Rows:
 
     def tend_aside(self) -> None:
         """Let a thread do that from now on, so that a file system that is slow, or hangs, delays no step."""
-        self._aside = True
-        if self._follower is not None:
-            self._follower.aside = True
         threading.Thread(target=self._tend_on, name="omnidraft-files", daemon=True).start()
 
     def _tend_on(self) -> None:

@@ -155,13 +155,9 @@ class LeanModel:
         entries, angles = self._entries, self._angles
         return native.Cache(pointer(entries), pointer(angles), entries.shape[3], position, native.threads())
 
-    def shares(self, other: LeanModel) -> bool:
-        """Whether the other one has these weights, and so can read in one pass with this one."""
-        return other.loaded is self.loaded
-
     @torch.inference_mode()
     def forward_together(self, others: Sequence[LeanModel], texts: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Append the first text to this cache and each further one to that of one of `others`, in one pass.
+        """Append the first text to this cache, and each further one to that of one of `others`, which have its weights.
 
         The logits of the last id of each, (texts, vocab_size) float32: those, bit by bit, that it would get alone.
         """
