@@ -21,8 +21,9 @@ from rich.console import Console
 
 from experiments.command import parser, run
 from experiments.judging import CONTEXT, SEVERAL, judged_texts, passes, quality, resident_mb
-from experiments.real import PROMPTS, shown, texts_of
+from experiments.real import shown, texts_of
 from experiments.results import Results, Row
+from experiments.tasks import PROMPTS
 from omnidraft.api import OmniDraft, load
 from omnidraft.bench import llama, methods, prompts
 from omnidraft.bench.compare import Question, questions_of

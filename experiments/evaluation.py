@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from experiments.recipe import Recipe, Task
+from experiments.recipe import Recipe
 from experiments.recordings import Recordings
 from experiments.student import Recorded, Student, record
 from omnidraft.api import OmniDraft, load
@@ -63,18 +63,13 @@ class Evaluation:
 
     # ------------------------------------------------------------ prompts and answers
 
-    def size(self, task: str, *, subset: bool = False) -> Task:
-        """The number of prompts of a task that are used, or of a subset of them."""
-        whole, few = self.recipe.tasks[task], self.recipe.subset
-        return replace(whole, train=min(few.train, whole.train), test=min(few.test, whole.test)) if subset else whole
-
     def prompts(self, task: str, *, tests: bool, subset: bool = False) -> list[list[int]]:
         """Prompts as token ids, without those that leave no room for an answer."""
         if (task, tests) not in self._encoded:
             room = self.model.target.lm.context - self.recipe.new_tokens
             encoded = (self.model.encode_message(text) for text in self._texts[task][tests])
             self._encoded[task, tests] = [ids for ids in encoded if len(ids) <= room]
-        size = self.size(task, subset=subset)
+        size = self.recipe.size(task, subset=subset)
         found = self._encoded[task, tests][: size.test if tests else size.train]
         if not found:
             raise PromptError(f"no prompt of {task} leaves {self.target} room for an answer: use fewer new_tokens")

@@ -18,8 +18,9 @@ from typing import Any
 from rich.console import Console
 
 from experiments.command import parser, run
-from experiments.real import PROMPTS, shown, texts_of
+from experiments.real import shown, texts_of
 from experiments.results import Results, Row, page_of
+from experiments.tasks import PROMPTS
 from omnidraft import zoo
 from omnidraft.bench.environment import command
 from omnidraft.bench.output import writing

@@ -36,7 +36,6 @@ from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.engine import Engine
 from omnidraft.errors import ConfigError
 
-PROMPTS = Path(__file__).parent / "prompts"
 TASKS = ("instructions", "summaries", "slow", "gsm8k", "code")
 STREAMS = ("gsm8k", "code")  # the tasks that have other prompts to learn from
 TEMPERATURES = (0.0, 1.0)
@@ -67,7 +66,7 @@ def texts_of(task: str, data: Path | None, count: int) -> list[str]:
     if task == "code":
         both = zip(*(prompts.read(part, data, count) for part in ("mbpp", "humaneval")), strict=False)
         return list(itertools.chain.from_iterable(both))[:count]
-    return prompts.read(task if task in prompts.TASKS else PROMPTS / f"{task}.jsonl", data, count)
+    return prompts.read(task if task in prompts.TASKS else tasks.PROMPTS / f"{task}.jsonl", data, count)
 
 
 def stream_of(task: str, data: Path | None, count: int) -> list[str]:

@@ -68,6 +68,11 @@ class Recipe:
         """All targets that something is measured with, each once."""
         return list(dict.fromkeys((*self.targets, *self.same, *self.larger, *self.switch[:1])))
 
+    def size(self, task: str, *, subset: bool = False) -> Task:
+        """The number of prompts of a task that are used, or of a subset of them."""
+        whole, few = self.tasks[task], self.subset
+        return replace(whole, train=min(few.train, whole.train), test=min(few.test, whole.test)) if subset else whole
+
     def place(self, model: str) -> str:
         """The model that is loaded for one of the recipe."""
         return self.instead.get(model, model)

@@ -27,8 +27,9 @@ import torch
 from rich.console import Console
 
 from experiments.command import parser, run
-from experiments.real import PROMPTS, shown
+from experiments.real import shown
 from experiments.results import Results, Row, page_of
+from experiments.tasks import PROMPTS
 from omnidraft import zoo
 from omnidraft.api import OmniDraft, load
 from omnidraft.bench import prompts

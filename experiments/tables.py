@@ -77,7 +77,7 @@ def measured(evaluation: Evaluation, cell: Cell) -> Row:
     stream = evaluation.answers(cell.task, cell.temperature, subset=cell.subset)
     if method.order:
         random.Random(method.order).shuffle(stream)  # noqa: S311  an order, not a secret
-    student = evaluation.student(method, evaluation.size(cell.task).threshold)
+    student = evaluation.student(method, evaluation.recipe.size(cell.task).threshold)
     student.learn_all(stream)
     ngrams = student.attached.cache.size
     tests = evaluation.prompts(cell.task, tests=True, subset=cell.subset)
@@ -101,9 +101,10 @@ class Table:
         """The cells to be measured for it."""
         for target in dict.fromkeys(self.targets(recipe)):
             for task in (task for task in recipe.tasks if self.tasks is None or task in self.tasks):
+                few = self.subset and recipe.size(task, subset=True) != recipe.size(task)
                 for temperature in self.temperatures or (recipe.temperature,):
                     for method in self.methods:
-                        yield Cell(target, task, method, temperature, self.subset)
+                        yield Cell(target, task, method, temperature, few)
 
     def jobs(self, recipe: Recipe) -> Iterator[tuple[str, Job]]:
         """A job for each cell, with its target."""

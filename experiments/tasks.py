@@ -6,10 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from omnidraft.bench.prompts import TASKS, Task, gsm8k_prompt, mbpp_prompt, own_prompt, rows_of, texts_of
+from omnidraft.bench.prompts import TASKS, Task, gsm8k_prompt, mbpp_prompt, own_prompt, read, rows_of, texts_of
 from omnidraft.errors import ConfigError
 
-NAMES = ("gsm8k", "mbpp", "code", "alpaca", "xsum")  # `code` is MBPP and HumanEval together
+PROMPTS = Path(__file__).parent / "prompts"
+OWN = ("instructions", "summaries")  # prompts of the project: those to learn from end in `-stream`
+NAMES = ("gsm8k", "mbpp", "code", *OWN, "alpaca", "xsum")  # `code` is MBPP and HumanEval together
 Write = Callable[[dict[str, Any]], str | None]
 KEPT_OUT = 1000  # prompts at the end of GSM8K's training file, which the embedded models never saw
 TEST_EVERY = 5  # of tasks without a split of their own, every fifth prompt is for tests: 228 of MBPP and HumanEval
@@ -23,6 +25,8 @@ def parts(task: str, data: Path | None, *, unseen: bool = False) -> tuple[list[s
     With `unseen`, only those that the embedded models never saw.  Raises ConfigError for an unknown task, else as
     `bench.prompts.read`.
     """
+    if task in OWN:
+        return read(PROMPTS / f"{task}-stream.jsonl"), read(PROMPTS / f"{task}.jsonl")
     if task == "gsm8k":
         learn, tests = (_prompts(task, TASKS[task], data, gsm8k_prompt, split) for split in ("train", "test"))
         return learn[-KEPT_OUT:] if unseen else learn, tests

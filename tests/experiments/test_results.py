@@ -65,9 +65,9 @@ def test_a_line_that_was_cut_off_is_passed_over_and_other_files_are_refused(tmp_
 def test_the_shipped_recipes_can_be_read() -> None:
     found = {path.stem: recipe.read(path) for path in RECIPES.glob("*.toml")}
     assert {name: one.unseen for name, one in found.items() if name != "paper"} == {
-        "zoo": True, "real": True, "learning": True,
+        "zoo": True, "real": True, "learning": True, "own-vocabulary": True,
     }  # fmt: skip
-    assert found["paper"].tasks.keys() == set(parted.NAMES) - {"mbpp"}
+    assert found["paper"].tasks.keys() == set(parted.NAMES) - {"mbpp", *parted.OWN}
     assert (found["paper"].tasks["code"].train, found["paper"].tasks["code"].test) == (910, 228)
     moved = recipe.read(RECIPES / "paper.toml", {"lmsys/vicuna-7b-v1.3": "folder"})
     assert moved.place("lmsys/vicuna-7b-v1.3") == "folder"
