@@ -198,21 +198,23 @@ def _publish(
 
 # ---------------------------------------------------------------- exactness
 
+SAMPLED: dict[str, Any] = {"temperature": 1.0}
+DRAFTED: dict[str, Any] = {"draft_length": 4}  # drafts in every round, or there would be nothing to test
+
 
 def _exactness(options: argparse.Namespace, console: Console) -> int:
     from omnidraft.bench import exactness
 
     sampling, drafting = flags.collect(options, Sampling, Drafting)
-    drafting = {"draft_length": 4} | drafting  # drafts in every round, or there would be nothing to test
     experiment = exactness.Experiment(
         samples=options.samples or (exactness.QUICK_SAMPLES if options.quick else exactness.SAMPLES),
         alpha=options.alpha,
-        sampling=Sampling(**{"temperature": 1.0} | sampling),
+        sampling=Sampling(**SAMPLED | sampling),
         seed=options.seed,
         fault=options.fault,
     )
     _set_threads(options)
-    model = flags.load_models(options, profile=None, **drafting)
+    model = flags.load_models(options, profile=None, **DRAFTED | drafting)
     result = exactness.examine(model, options.prompt or exactness.PROMPTS, experiment, console)
     result["settings"] = environment.machine(model.target.lm.device)
     result["command"] = environment.command(options.words)
@@ -291,8 +293,8 @@ def _add_exactness(bench: flags.CommandParser) -> None:
     flags.add(parser, "--out", help="write STEM.json and STEM.md")
     flags.add(parser, "--json", help="print one JSON line instead of Markdown")
     settings = parser.add_argument_group("sampling and drafting")
-    flags.add_settings(settings, Sampling, "temperature", "top_p")
-    flags.add_settings(settings, Drafting, "draft_length")
+    flags.add_settings(settings, Sampling, "temperature", "top_p", **SAMPLED)
+    flags.add_settings(settings, Drafting, "draft_length", **DRAFTED)
     flags.add_set(parser, settings, Sampling, Drafting)
 
 

@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import Field, fields
 from pathlib import Path
@@ -151,16 +151,19 @@ class CommandParser(argparse.ArgumentParser):
 # ---------------------------------------------------------------- settings
 
 
-def add_settings(to: argparse._ActionsContainer, cls: type[Settings], *chosen: str) -> None:
+def add_settings(to: argparse._ActionsContainer, cls: type[Settings], *chosen: str, **instead: object) -> None:
     """Add a flag for each field of `cls`, or for the chosen ones.
 
-    One that is not given is absent from the result, so that defaults have one home.
+    One that is not given is absent from the result, so that defaults have one home; `instead` has those of a command
+    that has others.
     """
     metavars = {"int": "N", "float": "X", "str": "NAME"}
     for f in fields(cls):
         if not chosen or f.name in chosen:
             metavar = "|".join(metavars[kind] for kind in str(f.type).split(" | ") if kind in metavars)
-            to.add_argument(flag(f.name), type=number, metavar=metavar, default=argparse.SUPPRESS, help=_help(f))
+            to.add_argument(
+                flag(f.name), type=number, metavar=metavar, default=argparse.SUPPRESS, help=_help(f, instead)
+            )
 
 
 def flag(name: str) -> str:
@@ -168,8 +171,9 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _help(f: Field[Any]) -> str:
-    return f"{f.metadata['help']} (default: {f.metadata['none'] if f.default is None else f.default})"
+def _help(f: Field[Any], instead: Mapping[str, object]) -> str:
+    default = instead.get(f.name, f.default)
+    return f"{f.metadata['help']} (default: {f.metadata['none'] if default is None else default})"
 
 
 def add_set(parser: CommandParser, to: argparse._ActionsContainer, *classes: type[Settings]) -> None:
@@ -190,7 +194,7 @@ class _HelpAll(argparse.Action):
         for cls in self.classes:
             group = listed.add_argument_group(re.sub("(?<!^)(?=[A-Z])", " ", cls.__name__).lower())
             for f in fields(cls):
-                group.add_argument(f.name, help=_help(f))
+                group.add_argument(f.name, help=_help(f, {}))
         print(f"{parser.format_help()}\nsettings, by --set KEY=VALUE:\n\n{listed.format_help().lstrip()}", end="")
         parser.exit()
 
