@@ -60,8 +60,8 @@ def targets(row: Row, panel: Any) -> None:
             start += len(curve)
             if number < len(parts) - 1:
                 panel.axvline(start + 0.5, color="black", linewidth=1.0)
-    title = ", then ".join([*row["targets"], row["targets"][0]])
-    _labeled(panel, title, "prompts", f"block efficiency, last {WINDOW} prompts")
+    first, second = (target.rsplit("/", 1)[-1] for target in row["targets"])
+    _labeled(panel, f"{first}, then {second}, then {first}", "prompts", f"block efficiency, last {WINDOW} prompts")
 
 
 # ---------------------------------------------------------------- the n-gram cache
