@@ -231,6 +231,14 @@ def test_tables_show_what_is_measured_so_far(small: Path) -> None:
     assert table.markdown(results, found, partial=False) == ""
 
 
+def test_a_subset_as_large_as_its_task_is_measured_once(small: Path) -> None:
+    found = recipe.read(small)
+    whole = found.tasks["gsm8k"]
+    for subset, few in ((whole, False), (replace(whole, train=whole.train - 1), True)):
+        cells = paper.TABLES["table-5"].cells(replace(found, subset=subset))
+        assert {cell.subset for cell in cells} == {few}
+
+
 def test_every_job_is_of_a_target_that_is_gone_through(small: Path) -> None:
     small.write_text(re.sub("switch = .*", 'switch = ["elsewhere", "there"]', small.read_text()))
     for path in (small, *(ROOT / "recipes").glob("*.toml")):
