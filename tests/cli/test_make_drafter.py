@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from omnidraft.cli.main import main
 
@@ -21,6 +23,19 @@ def test_one_command_writes_text_and_makes_a_drafter(tmp_path: Path, capsys: pyt
     assert "tokens written" in said
     assert "accepted of held-out text" in said
     assert main(["generate", "What is 2 + 3?", "--target", "zoo:target-b", "--drafter", str(out)]) == 0
+
+
+def test_a_drafter_is_begun_with_the_weights_of_another(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "What is 2 + 3?"}\n')
+    own = ["--prompts", str(prompts), "--own", "0", "--text-tokens", "50", "--rows", "2", "--tokens", "100", "--out"]
+    assert main(["make-drafter", *PAIR, *own, str(tmp_path / "first")]) == 0
+    begun = ["--begin", str(tmp_path / "first"), "--learning-rate", "0"]
+    assert main(["make-drafter", *PAIR, *begun, *own, str(tmp_path / "second")]) == 0
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("first", "second"))
+    layers = [name for name in first if "layers." in name]
+    assert layers
+    assert all(torch.equal(first[name], second[name]) for name in layers)
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_a_line_that_was_cut_off_is_passed_over_and_other_files_are_refused(tmp_
 def test_the_shipped_recipes_can_be_read() -> None:
     found = {path.stem: recipe.read(path) for path in RECIPES.glob("*.toml")}
     assert {name: one.unseen for name, one in found.items() if name != "paper"} == {
-        "zoo": True, "real": True, "learning": True,
+        "zoo": True, "real": True, "learning": True, "own-vocabulary": True,
     }  # fmt: skip
     assert found["paper"].tasks.keys() == set(parted.NAMES) - {"mbpp", *parted.OWN}
     assert (found["paper"].tasks["code"].train, found["paper"].tasks["code"].test) == (910, 228)

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from omnidraft import zoo
 from omnidraft.alignment.token_bytes import backend_of
 from omnidraft.errors import ConfigError, ModelError
-from omnidraft.make_drafter.cut import cut_model
+from omnidraft.make_drafter.cut import cut_model, take_over
 from omnidraft.make_drafter.vocabulary import choose_tokens, count_tokens, cut_tokenizer
 from omnidraft.models.loading import LoadedModel, load_model
 from support.texts import QUESTIONS
@@ -122,3 +122,55 @@ def test_the_source_stays_as_it_is(model: Any) -> None:
 def test_wrong_layers_are_refused(model: Any, layers: list[int]) -> None:
     with pytest.raises(ConfigError, match="0 to 15, ascending"):
         cut_model(model, layers, list(range(500)), end=0)
+
+
+def spellings(tokenizer: PreTrainedTokenizerBase, kept: list[int]) -> dict[str, int]:
+    return cut_tokenizer(tokenizer, kept).get_vocab()
+
+
+@pytest.fixture
+def trained(tokenizer: PreTrainedTokenizerBase, model: Any) -> tuple[Any, dict[str, int]]:
+    """A drafter of 900 tokens whose training turned and moved all rows alike, and changed each layer."""
+    kept = choose_tokens(tokenizer, count_tokens(tokenizer, TEXTS), 900)
+    drafter = cut_model(model, [0, 3], kept, end=0)
+    rng = torch.Generator().manual_seed(0)
+    rows = drafter.get_input_embeddings().weight
+    turn = torch.eye(rows.shape[1]) + 0.1 * torch.randn(rows.shape[1], rows.shape[1], generator=rng)
+    with torch.no_grad():
+        rows.copy_(rows @ turn + 0.5)
+        for weight in drafter.base_model.layers.parameters():
+            weight.mul_(1.5)
+    return drafter, spellings(tokenizer, kept)
+
+
+def test_a_new_drafter_begins_with_the_weights_of_a_trained_one(
+    tokenizer: PreTrainedTokenizerBase, model: Any, trained: tuple[Any, dict[str, int]]
+) -> None:
+    drafter, its = trained
+    kept = choose_tokens(tokenizer, {}, 2000)
+    larger, ids = cut_model(model, [0, 3], kept, end=0), spellings(tokenizer, kept)
+    before = larger.get_input_embeddings().weight.detach().clone()
+    beyond = next(word for word in ids if word not in its)  # a tokenizer may have tokens that its model has no row for
+    take_over(larger, ids, drafter, its | {beyond: 900})
+    common = sorted(ids.keys() & its.keys())
+    assert 600 < len(common) < 900
+    mine, other = torch.tensor([ids[word] for word in common]), torch.tensor([its[word] for word in common])
+    words = torch.arange(12).reshape(1, -1) * 7
+    with torch.no_grad():
+        found, expected = larger(mine[words]).logits[..., mine], drafter(other[words]).logits[..., other]
+    torch.testing.assert_close(found, expected)
+    # the rows of the other tokens moved as those of the common ones did
+    rest = torch.tensor(sorted(set(ids.values()) - set(mine.tolist())))
+    moved = torch.cat([before, torch.ones(len(before), 1)], 1)
+    learned = drafter.get_input_embeddings().weight.detach()[other]
+    expected = (moved @ torch.linalg.lstsq(moved[mine], learned).solution)[rest]
+    torch.testing.assert_close(larger.get_input_embeddings().weight.detach()[rest], expected, atol=1e-3, rtol=1e-3)
+
+
+def test_a_drafter_of_other_layers_is_nothing_to_begin_with(
+    tokenizer: PreTrainedTokenizerBase, model: Any, trained: tuple[Any, dict[str, int]]
+) -> None:
+    kept = choose_tokens(tokenizer, {}, 900)
+    for layers in ([0], [0, 3, 4]):
+        with pytest.raises(ConfigError, match="has other layers: give those that it was made with"):
+            take_over(cut_model(model, layers, kept, end=0), spellings(tokenizer, kept), *trained)

@@ -94,7 +94,18 @@ def test_a_padded_batch_has_the_loss_of_its_examples_one_by_one(teacher: LoadedM
         logits, taught = trainer.read(examples[:6])
         together = divergence(logits, taught, "forward+tv")
         alone = [divergence(*trainer.read([example]), "forward+tv") for example in examples[:6]]
-    torch.testing.assert_close(together, torch.cat(alone), atol=0.05, rtol=0.02)  # products are in bfloat16
+    torch.testing.assert_close(together, torch.cat(alone), atol=0.05, rtol=0.02)  # products may be in bfloat16
+
+
+@pytest.mark.parametrize("able", [False, True])
+def test_products_are_in_bfloat16_where_the_device_has_it(
+    teacher: LoadedModel, monkeypatch: pytest.MonkeyPatch, able: bool
+) -> None:
+    monkeypatch.setattr(training, "has_bfloat16", lambda _: able)
+    trainer, examples = small(teacher)
+    with torch.no_grad():
+        logits, _ = trainer.read(examples[:1])
+    assert torch.equal(logits, logits.bfloat16().float()) == able
 
 
 def test_training_raises_the_acceptance_of_held_out_text(teacher: LoadedModel) -> None:

@@ -54,7 +54,8 @@ def main(arguments: Sequence[str]) -> int:
             make.write(teachers, texts, writing, options.out, flags.say)
         if options.only != "text":
             shape = Shape(layers=options.layers, vocab=options.vocab)
-            make.train(source, teachers, shape, training, options.out, flags.say)
+            begin = options.begin and load_model(zoo.resolve(options.begin), "float32", "cpu", flags.say)
+            make.train(source, teachers, shape, training, options.out, flags.say, begin)
     return 0
 
 
@@ -80,6 +81,9 @@ def _parser() -> flags.CommandParser:
     )
     parser.add_argument(
         "--teacher", action="append", metavar="MODEL", help="a target to learn from, several times (default: SOURCE)"
+    )
+    parser.add_argument(
+        "--begin", metavar="DRAFTER", help="one of the same source and layers, whose weights the new one begins with"
     )
     parser.add_argument("--prompts", metavar="FILE", help='JSONL file of users\' words, {"prompt": "..."} a line')
     parser.add_argument("--only", choices=("text", "training"), help="do one part, beside another process, say")

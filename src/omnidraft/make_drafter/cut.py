@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,6 +47,32 @@ def cut_model(source: PreTrainedModel, layers: Sequence[int], kept: Sequence[int
     result.generation_config.bos_token_id = None
     result.generation_config.eos_token_id = result.generation_config.pad_token_id = end
     return result
+
+
+def take_over(model: PreTrainedModel, ids: Mapping[str, int], trained: PreTrainedModel, its: Mapping[str, int]) -> None:
+    """Give a model the layers of a trained one, and its rows of the tokens that both vocabularies have.
+
+    The other rows are moved as those have been: by the affine map that comes nearest to them (least squares).
+    Raises ConfigError where their layers differ in number or shape.
+    """
+    own, weights = model.state_dict(), trained.state_dict()  # they share the memory of the models
+    size = trained.config.vocab_size
+    rows, others = torch.tensor([(ids[word], its[word]) for word in sorted(ids) if its.get(word, size) < size]).T
+    ends: Any = model.get_input_embeddings(), model.get_output_embeddings()
+    embeddings = {each.weight.data_ptr() for each in ends}
+    of_tokens = {name for name, weight in own.items() if weight.data_ptr() in embeddings}
+    if own.keys() != weights.keys() or any(
+        weight.shape[name in of_tokens :] != weights[name].shape[name in of_tokens :] for name, weight in own.items()
+    ):
+        raise ConfigError("the drafter to begin with has other layers: give those that it was made with")
+    for name, weight in own.items():
+        if name in of_tokens:
+            learned = weights[name][others].to(weight)
+            given = torch.cat([weight, weight.new_ones(len(weight), 1)], 1)
+            weight.add_(given @ torch.linalg.lstsq(given[rows], learned - weight[rows]).solution)
+            weight[rows] = learned
+        else:
+            weight.copy_(weights[name])
 
 
 def _split(name: str, prefixes: dict[str, str]) -> tuple[str, str, str]:

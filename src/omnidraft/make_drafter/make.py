@@ -16,7 +16,7 @@ import torch
 from omnidraft.distillation.teacher import TrainingExample
 from omnidraft.errors import ConfigError, InputError
 from omnidraft.make_drafter import shards
-from omnidraft.make_drafter.cut import cut_model
+from omnidraft.make_drafter.cut import cut_model, take_over
 from omnidraft.make_drafter.settings import Shape, Training, Writing
 from omnidraft.make_drafter.teacher_text import write_text
 from omnidraft.make_drafter.training import Examples, Trainer, batches
@@ -66,16 +66,24 @@ def text_folder(out: Path, teacher: LoadedModel) -> Path:
 
 
 def train(
-    source: LoadedModel, teachers: Sequence[LoadedModel], shape: Shape, training: Training, out: Path, say: Say
+    source: LoadedModel,
+    teachers: Sequence[LoadedModel],
+    shape: Shape,
+    training: Training,
+    out: Path,
+    say: Say,
+    begin: LoadedModel | None = None,
 ) -> None:
     """Cut the source by the teachers' text and distill it; the drafter is written to `out` at each checkpoint.
+
+    `begin` is a drafter of the same layers, whose weights a new one begins with.
 
     Raises ConfigError for a shape that the source does not have, InputError where there is no text.
     """
     for teacher in teachers:
         if not shards.find(text_folder(out, teacher)):
             raise InputError(f"there is no text of {teacher.name} in {text_folder(out, teacher)}: write it first")
-    tokenizer, model = _begin(source, teachers, shape, out)
+    tokenizer, model = _begin(source, teachers, shape, out, begin)
     texts = [
         _Text(Examples(tokenizer, each.tokenizer, each.lm.vocab_size, each.lm.eos), text_folder(out, each))
         for each in teachers
@@ -98,7 +106,7 @@ def train(
 
 
 def _begin(
-    source: LoadedModel, teachers: Sequence[LoadedModel], shape: Shape, out: Path
+    source: LoadedModel, teachers: Sequence[LoadedModel], shape: Shape, out: Path, begin: LoadedModel | None
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
     """The drafter as the last run left it, or the source cut."""
     from omnidraft.models.loading import load_model
@@ -113,6 +121,8 @@ def _begin(
     kept = choose_tokens(source.tokenizer, counts, shape.vocab)
     tokenizer = cut_tokenizer(source.tokenizer, kept)
     model = cut_model(source.lm.model, shape.layers, kept, tokenizer.eos_token_id)
+    if begin is not None:
+        take_over(model, tokenizer.get_vocab(), begin.lm.model, begin.tokenizer.get_vocab())
     save_drafter(model, tokenizer, out)  # the vocabulary stays as it is when the text grows
     return tokenizer, model
 

@@ -21,6 +21,7 @@ from omnidraft.distillation.losses import TeacherDistributions, acceptance, dive
 from omnidraft.distillation.teacher import Trace, TrainingExample, exact_example
 from omnidraft.make_drafter.settings import Training
 from omnidraft.make_drafter.shards import Conversation
+from omnidraft.models.loading import has_bfloat16
 from omnidraft.verification.sparse_probs import SparseProbs
 
 if TYPE_CHECKING:
@@ -63,13 +64,17 @@ def _likely(tokens: np.ndarray, probs: np.ndarray) -> SparseProbs:
 
 
 class Trainer:
-    """Trains a drafter on examples, in fp32 weights and bfloat16 products; `state` and `resume` are its checkpoint."""
+    """Trains a drafter on examples; `state` and `resume` are its checkpoint.
+
+    Weights are fp32; products are bfloat16 where the device has it: others take many times as long for it.
+    """
 
     def __init__(self, model: PreTrainedModel, training: Training) -> None:
         self.model, self.training = model.train().requires_grad_(), training
         matrices = [p for name, p in model.named_parameters() if p.dim() == 2]
         others = [p for p in model.parameters() if p.dim() != 2]
         groups = [{"params": matrices, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
+        self._bfloat16 = has_bfloat16(model.device)
         self._optimizer = torch.optim.AdamW(groups, lr=training.learning_rate, betas=(0.9, 0.95))
         self.tokens = 0  # read so far
         self.loss = float("nan")  # of the last step, nats a position
@@ -109,7 +114,7 @@ class Trainer:
         """Logits (N, V_q) at the N positions of some examples, and the teacher there."""
         device = self.model.device
         batch = Batch.of(examples, device)
-        with torch.autocast(device.type, torch.bfloat16):
+        with torch.autocast(device.type, torch.bfloat16, enabled=self._bfloat16):
             hidden = self.model.base_model(batch.ids, use_cache=False).last_hidden_state
             logits = self.model.get_output_embeddings()(hidden.flatten(0, 1)[batch.places])
         return logits.float(), batch.teacher
