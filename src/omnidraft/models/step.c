@@ -12,10 +12,19 @@
 
 #include "threads.h"
 
-#define LANES 16  /* partial sums, in an order that does not depend on the compiler's vectors */
+#define LANES 16  /* partial sums, in an order that does not depend on the processor's vectors */
+#if defined(__AVX512F__)
+#define SPAN 16 /* floats of a vector: the compiler keeps one that the processor does not have in memory */
+#elif defined(__AVX2__)
+#define SPAN 8
+#else
+#define SPAN 4
+#endif
+#define PIECES (LANES / SPAN)
 #define WIDTH 32  /* a chunk has a multiple of it columns, the last ones zeros where the matrix has fewer */
 #define ROWS 64   /* rounded inputs that stay in the processor's cache while a matrix is read */
 #define AHEAD 2048 /* bytes: the processor itself fetches no further than to the end of a page */
+#define MANY 4  /* vectors of a result that are summed together */
 #define MOST 64 /* rows of weights whose sums are kept while chunks are read */
 #define PART 65536 /* bytes of weights in a part of a job, about */
 #define INLINE static inline __attribute__((always_inline))
@@ -107,41 +116,44 @@ INLINE void products(const int8_t *w, const int16_t *x, int64_t width, int rows,
 
 /* ---- elementwise parts */
 
-typedef float Lanes __attribute__((vector_size(4 * LANES)));
-typedef int32_t Whole __attribute__((vector_size(4 * LANES)));
-typedef int16_t Short __attribute__((vector_size(2 * LANES)));
+typedef float Floats __attribute__((vector_size(4 * SPAN)));
+typedef int32_t Whole __attribute__((vector_size(4 * SPAN)));
+typedef int16_t Short __attribute__((vector_size(2 * SPAN)));
 
-INLINE Lanes lanes_at(const float *x) {
-    Lanes lanes;
-    memcpy(&lanes, x, sizeof lanes);
-    return lanes;
+INLINE Floats floats_at(const float *x) {
+    Floats floats;
+    memcpy(&floats, x, sizeof floats);
+    return floats;
 }
 
-/* entries k..k + LANES of `count`, zeros beyond */
-INLINE Lanes lanes_within(const float *x, int64_t k, int64_t count) {
-    if (k + LANES <= count) return lanes_at(x + k);
-    Lanes lanes = {0};
-    if (k < count) memcpy(&lanes, x + k, (count - k) * sizeof *x);
-    return lanes;
+/* entries k..k + SPAN of `count`, zeros beyond */
+INLINE Floats floats_within(const float *x, int64_t k, int64_t count) {
+    if (k + SPAN <= count) return floats_at(x + k);
+    Floats floats = {0};
+    if (k < count) memcpy(&floats, x + k, (count - k) * sizeof *x);
+    return floats;
 }
 
-INLINE Lanes choose(Whole which, Lanes yes, Lanes no) {
-    return (Lanes)(((Whole)yes & which) | ((Whole)no & ~which));
+INLINE Floats choose(Whole which, Floats yes, Floats no) {
+    return (Floats)(((Whole)yes & which) | ((Whole)no & ~which));
 }
 
-INLINE float total_of(Lanes parts) {
+INLINE float total_of(const float *lanes) {
+    float parts[LANES];
+    memcpy(parts, lanes, sizeof parts);
     for (int half = LANES / 2; half; half /= 2) /* in pairs: one by one, each would wait for the one before */
         for (int i = 0; i < half; i++) parts[i] += parts[i + half];
     return parts[0];
 }
 
 INLINE float sum_of_products(const float *a, const float *b, int64_t count) {
-    Lanes parts = {0};
+    Floats parts[PIECES] = {{0}};
     float sum = 0;
     int64_t k = 0;
-    for (; k + LANES <= count; k += LANES) parts += lanes_at(a + k) * lanes_at(b + k);
+    for (; k + LANES <= count; k += LANES)
+        for (int p = 0; p < PIECES; p++) parts[p] += floats_at(a + k + p * SPAN) * floats_at(b + k + p * SPAN);
     for (; k < count; k++) sum += a[k] * b[k];
-    return sum + total_of(parts);
+    return sum + total_of((const float *)parts);
 }
 
 INLINE float normalizer(const float *x, int64_t count, float epsilon) {
@@ -149,18 +161,18 @@ INLINE float normalizer(const float *x, int64_t count, float epsilon) {
 }
 
 /* e to the power of x, to 2 units in the last place */
-INLINE Lanes exponential(Lanes x) {
+INLINE Floats exponential(Floats x) {
     /* what is no number becomes one here: converting it to an integer is undefined */
-    Lanes bounded = choose(x > -87, choose(x < 88, x, (Lanes){0} + 88), (Lanes){0} - 87);
-    Lanes whole = (bounded * 1.44269504f + 12582912) - 12582912; /* nearest integer */
-    Lanes rest = bounded - whole * 0.693359375f + whole * 2.12194440e-4f;
-    Lanes value = 1.9875691500e-4f * rest + 1.3981999507e-3f;
+    Floats bounded = choose(x > -87, choose(x < 88, x, (Floats){0} + 88), (Floats){0} - 87);
+    Floats whole = (bounded * 1.44269504f + 12582912) - 12582912; /* nearest integer */
+    Floats rest = bounded - whole * 0.693359375f + whole * 2.12194440e-4f;
+    Floats value = 1.9875691500e-4f * rest + 1.3981999507e-3f;
     value = value * rest + 8.3334519073e-3f;
     value = value * rest + 4.1665795894e-2f;
     value = value * rest + 1.6666665459e-1f;
     value = value * rest + 5.0000001201e-1f;
     value = value * rest * rest + rest + 1;
-    Lanes power = (Lanes)((__builtin_convertvector(whole, Whole) + 127) << 23);
+    Floats power = (Floats)((__builtin_convertvector(whole, Whole) + 127) << 23);
     return choose(x == x, value * power, x);
 }
 
@@ -171,21 +183,21 @@ INLINE float rounded(const float *x, const Matrix *matrix, int kind, const float
     int64_t count = matrix->in, width = matrix->width, stride = matrix->chunks * width;
     float factor = kind == NORMALIZED ? normalizer(x, count, epsilon) : 1;
     Whole largest = {0};
-    for (int64_t k = 0; k < stride; k += LANES) { /* sizes of floats are in the order of their bits */
-        Lanes value = lanes_within(x, k, count);
-        if (kind == NORMALIZED) value = value * factor * lanes_within(norm, k, count);
-        if (kind == GATED) value = value / (1 + exponential(-value)) * lanes_within(x + count, k, count);
+    for (int64_t k = 0; k < stride; k += SPAN) { /* sizes of floats are in the order of their bits */
+        Floats value = floats_within(x, k, count);
+        if (kind == NORMALIZED) value = value * factor * floats_within(norm, k, count);
+        if (kind == GATED) value = value / (1 + exponential(-value)) * floats_within(x + count, k, count);
         memcpy(values + k, &value, sizeof value);
         Whole size = (Whole)value & INT32_MAX, more = size > largest;
         largest = (size & more) | (largest & ~more);
     }
     union { int32_t bits; float value; } most = {0}, infinite = {.value = INFINITY};
-    for (int i = 0; i < LANES; i++) most.bits = largest[i] > most.bits ? largest[i] : most.bits;
+    for (int i = 0; i < SPAN; i++) most.bits = largest[i] > most.bits ? largest[i] : most.bits;
     int64_t limit = INT32_MAX / (127 * stride);
     if (limit > INT16_MAX) limit = INT16_MAX;
     float inverse = most.bits > 0 && most.bits < infinite.bits ? limit / most.value : 0;
-    for (int64_t k = 0; k < stride; k += LANES) {
-        Lanes nearest = (lanes_at(values + k) * inverse + 12582912) - 12582912;
+    for (int64_t k = 0; k < stride; k += SPAN) {
+        Floats nearest = (floats_at(values + k) * inverse + 12582912) - 12582912;
         Whole whole = __builtin_convertvector(nearest, Whole);
         Short narrow = __builtin_convertvector(whole, Short);
         memcpy(result + k / width * apart + k % width, &narrow, sizeof narrow);
@@ -286,15 +298,15 @@ static void rotate(float *head, int64_t size, const float *norm, float epsilon, 
     }
 }
 
-/* entries i..i + LANES * count of the sum of values, each times its score; `count` is a constant */
+/* entries i..i + SPAN * count of the sum of values, each times its score; `count` is a constant */
 INLINE void weigh(const float *values, const float *scores, int64_t first, int64_t last, int64_t size, int64_t i,
                   int count, float total, float *result) {
-    Lanes sums[4] = {{0}};
+    Floats sums[MANY] = {{0}};
     for (int64_t t = first; t <= last; t++)
-        for (int n = 0; n < count; n++) sums[n] += lanes_at(values + t * size + i + n * LANES) * scores[t];
+        for (int n = 0; n < count; n++) sums[n] += floats_at(values + t * size + i + n * SPAN) * scores[t];
     for (int n = 0; n < count; n++) {
         sums[n] /= total;
-        memcpy(result + i + n * LANES, sums + n, sizeof *sums);
+        memcpy(result + i + n * SPAN, sums + n, sizeof *sums);
     }
 }
 
@@ -303,30 +315,36 @@ static void attend(const float *query, const float *keys, const float *values, i
                    int64_t size, float *scores, float *result) {
     int64_t begin = first / LANES * LANES, end = last + 1, i = 0;
     float scale = 1 / sqrtf((float)size), total;
-    Lanes most = (Lanes){0} - INFINITY, sums = {0};
+    Floats most = (Floats){0} - INFINITY, sums[PIECES] = {{0}};
     Whole places;
-    for (int n = 0; n < LANES; n++) places[n] = n;
+    for (int n = 0; n < SPAN; n++) places[n] = n;
     for (int64_t t = begin; t < end; t += LANES) {
-        Lanes even = {0}, odd = {0}; /* two, as each sum waits for the one before */
-        for (int64_t d = 0; d < size; d += 2) {
-            even += lanes_at(keys + t * size + d * LANES) * query[d];
-            odd += lanes_at(keys + t * size + (d + 1) * LANES) * query[d + 1];
+        Floats even[PIECES] = {{0}}, odd[PIECES] = {{0}}; /* two, as each sum waits for the one before */
+        for (int64_t d = 0; d < size; d += 2)
+            for (int p = 0; p < PIECES; p++) {
+                const float *at = keys + t * size + d * LANES + p * SPAN;
+                even[p] += floats_at(at) * query[d];
+                odd[p] += floats_at(at + LANES) * query[d + 1];
+            }
+        for (int p = 0; p < PIECES; p++) {
+            int64_t at = t + p * SPAN;
+            Whole seen = (places >= (int32_t)(first - at)) & (places <= (int32_t)(last - at));
+            Floats some = choose(seen, (even[p] + odd[p]) * scale, (Floats){0} - INFINITY);
+            most = choose(some > most, some, most);
+            memcpy(scores + at, &some, sizeof some);
         }
-        Whole seen = (places >= (int32_t)(first - t)) & (places <= (int32_t)(last - t));
-        Lanes some = choose(seen, (even + odd) * scale, (Lanes){0} - INFINITY);
-        most = choose(some > most, some, most);
-        memcpy(scores + t, &some, sizeof some);
     }
-    for (int half = LANES / 2; half; half /= 2)
+    for (int half = SPAN / 2; half; half /= 2)
         for (int n = 0; n < half; n++) most[n] = most[n + half] > most[n] ? most[n + half] : most[n];
-    for (int64_t t = begin; t < end; t += LANES) {
-        Lanes some = lanes_at(scores + t), powers = exponential(some - most[0]);
-        sums += powers; /* what is not seen adds 1e-38 to a sum of at least 1 */
-        memcpy(scores + t, &powers, sizeof powers);
-    }
-    total = total_of(sums);
-    for (; i + 4 * LANES <= size; i += 4 * LANES) weigh(values, scores, first, last, size, i, 4, total, result);
-    for (; i + LANES <= size; i += LANES) weigh(values, scores, first, last, size, i, 1, total, result);
+    for (int64_t t = begin; t < end; t += LANES)
+        for (int p = 0; p < PIECES; p++) {
+            Floats powers = exponential(floats_at(scores + t + p * SPAN) - most[0]);
+            sums[p] += powers; /* what is not seen adds 1e-38 to a sum of at least 1 */
+            memcpy(scores + t + p * SPAN, &powers, sizeof powers);
+        }
+    total = total_of((const float *)sums);
+    for (; i + MANY * SPAN <= size; i += MANY * SPAN) weigh(values, scores, first, last, size, i, MANY, total, result);
+    for (; i + SPAN <= size; i += SPAN) weigh(values, scores, first, last, size, i, 1, total, result);
     for (; i < size; i++) {
         float sum = 0;
         for (int64_t t = first; t <= last; t++) sum += scores[t] * values[t * size + i];
