@@ -25,7 +25,7 @@ def test_one_command_writes_text_and_makes_a_drafter(tmp_path: Path, capsys: pyt
     assert main(["generate", "What is 2 + 3?", "--target", "zoo:target-b", "--drafter", str(out)]) == 0
 
 
-def test_a_drafter_is_begun_with_the_weights_of_another(tmp_path: Path) -> None:
+def test_a_drafter_is_begun_with_the_weights_of_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "What is 2 + 3?"}\n')
     own = ["--prompts", str(prompts), "--own", "0", "--text-tokens", "50", "--rows", "2", "--tokens", "100", "--out"]
@@ -36,6 +36,9 @@ def test_a_drafter_is_begun_with_the_weights_of_another(tmp_path: Path) -> None:
     layers = [name for name in first if "layers." in name]
     assert layers
     assert all(torch.equal(first[name], second[name]) for name in layers)
+    capsys.readouterr()
+    assert main(["make-drafter", *PAIR, *begun, *own, str(tmp_path / "second"), "--only", "training"]) == 0
+    assert "does not begin with the weights of" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -45,6 +48,7 @@ def test_a_drafter_is_begun_with_the_weights_of_another(tmp_path: Path) -> None:
         (["--layers", "16", "--only", "training"], "no text of target-b"),
         (["--text-tokens", "0"], "text_tokens is 0"),
         (["--prompts", "missing.jsonl"], "missing.jsonl"),
+        (["--begin", ""], "is no folder that exists"),
     ],
 )
 def test_mistakes_are_one_line(

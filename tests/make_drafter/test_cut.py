@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections import Counter
 from typing import Any
@@ -171,6 +172,13 @@ def test_a_drafter_of_other_layers_is_nothing_to_begin_with(
     tokenizer: PreTrainedTokenizerBase, model: Any, trained: tuple[Any, dict[str, int]]
 ) -> None:
     kept = choose_tokens(tokenizer, {}, 900)
-    for layers in ([0], [0, 3, 4]):
-        with pytest.raises(ConfigError, match="has other layers: give those that it was made with"):
-            take_over(cut_model(model, layers, kept, end=0), spellings(tokenizer, kept), *trained)
+    ids, (drafter, its) = spellings(tokenizer, kept), trained
+    untied, narrow = copy.deepcopy(drafter), copy.deepcopy(drafter)
+    untied.lm_head.weight = torch.nn.Parameter(untied.get_input_embeddings().weight.detach().clone())
+    narrow.base_model.norm.weight = torch.nn.Parameter(torch.ones(7))
+    wrong = [([0], drafter, its), ([0, 3, 4], drafter, its), ([0, 3], drafter, {"another": 0}), ([0, 3], narrow, its)]
+    if model.config.tie_word_embeddings:
+        wrong.append(([0, 3], untied, its))
+    for layers, other, words in wrong:
+        with pytest.raises(ConfigError, match="not made of these layers of this source: give those that it is"):
+            take_over(cut_model(model, layers, kept, end=0), ids, other, words)

@@ -188,6 +188,19 @@ def test_other_processors_compute_the_same_products(monkeypatch: pytest.MonkeyPa
         native._loaded.cache_clear()  # noqa: SLF001
 
 
+@pytest.mark.parametrize("span", [4, 8, 16])
+def test_vectors_of_each_width_give_the_same_logits(span: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, model = both("llama")
+    given = model.forward(IDS, len(IDS))
+    model.crop(0)
+    monkeypatch.setattr(native, "FLAGS", ((f"-DSPAN={span}", "-march=native"),))
+    native._loaded.cache_clear()  # noqa: SLF001  compiled with these flags from now on
+    try:
+        assert torch.equal(model.forward(IDS, len(IDS)), given)
+    finally:
+        native._loaded.cache_clear()  # noqa: SLF001
+
+
 def test_threads_that_use_it_at_once_get_the_same_products() -> None:
     """One takes the pool of threads, the others compute alone; more of them than cores, and the number changes."""
     torch.manual_seed(0)

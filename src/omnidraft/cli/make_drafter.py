@@ -50,11 +50,13 @@ def main(arguments: Sequence[str]) -> int:
             load_model(zoo.resolve(name), options.dtype, options.device, flags.say)
             for name in options.teacher or [options.source]
         ]
+        begin = None
+        if options.begin is not None:
+            begin = load_model(zoo.resolve(options.begin), "float32", "cpu", flags.say)
         if options.only != "training":
             make.write(teachers, texts, writing, options.out, flags.say)
         if options.only != "text":
             shape = Shape(layers=options.layers, vocab=options.vocab)
-            begin = options.begin and load_model(zoo.resolve(options.begin), "float32", "cpu", flags.say)
             make.train(source, teachers, shape, training, options.out, flags.say, begin)
     return 0
 

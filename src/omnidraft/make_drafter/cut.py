@@ -53,18 +53,23 @@ def take_over(model: PreTrainedModel, ids: Mapping[str, int], trained: PreTraine
     """Give a model the layers of a trained one, and its rows of the tokens that both vocabularies have.
 
     The other rows are moved as those have been: by the affine map that comes nearest to them (least squares).
-    Raises ConfigError where their layers differ in number or shape.
+    Raises ConfigError where their layers differ in number or shape, and for models of different tokenizers.
     """
     own, weights = model.state_dict(), trained.state_dict()  # they share the memory of the models
     size = trained.config.vocab_size
-    rows, others = torch.tensor([(ids[word], its[word]) for word in sorted(ids) if its.get(word, size) < size]).T
-    ends: Any = model.get_input_embeddings(), model.get_output_embeddings()
-    embeddings = {each.weight.data_ptr() for each in ends}
+    common = [(ids[word], its[word]) for word in sorted(ids) if its.get(word, size) < size]
+    embeddings = _embeddings(model)
     of_tokens = {name for name, weight in own.items() if weight.data_ptr() in embeddings}
-    if own.keys() != weights.keys() or any(
-        weight.shape[name in of_tokens :] != weights[name].shape[name in of_tokens :] for name, weight in own.items()
+    if (
+        not common
+        or own.keys() != weights.keys()
+        or len(embeddings) != len(_embeddings(trained))
+        or any(
+            each.shape[name in of_tokens :] != weights[name].shape[name in of_tokens :] for name, each in own.items()
+        )
     ):
-        raise ConfigError("the drafter to begin with has other layers: give those that it was made with")
+        raise ConfigError("the drafter to begin with is not made of these layers of this source: give those that it is")
+    rows, others = torch.tensor(common).T
     for name, weight in own.items():
         if name in of_tokens:
             learned = weights[name][others].to(weight)
@@ -73,6 +78,12 @@ def take_over(model: PreTrainedModel, ids: Mapping[str, int], trained: PreTraine
             weight[rows] = learned
         else:
             weight.copy_(weights[name])
+
+
+def _embeddings(model: PreTrainedModel) -> set[int]:
+    """Where the rows of tokens lie: in one place where the LM head shares them with the input, else in two."""
+    ends: Any = model.get_input_embeddings(), model.get_output_embeddings()
+    return {each.weight.data_ptr() for each in ends}
 
 
 def _split(name: str, prefixes: dict[str, str]) -> tuple[str, str, str]:

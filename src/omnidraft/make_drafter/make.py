@@ -83,6 +83,8 @@ def train(
     for teacher in teachers:
         if not shards.find(text_folder(out, teacher)):
             raise InputError(f"there is no text of {teacher.name} in {text_folder(out, teacher)}: write it first")
+    if begin is not None and (out / "config.json").exists():
+        say(f"{out} holds a drafter already, which is trained on: it does not begin with the weights of {begin.name}")
     tokenizer, model = _begin(source, teachers, shape, out, begin)
     texts = [
         _Text(Examples(tokenizer, each.tokenizer, each.lm.vocab_size, each.lm.eos), text_folder(out, each))

@@ -66,7 +66,7 @@ def _likely(tokens: np.ndarray, probs: np.ndarray) -> SparseProbs:
 class Trainer:
     """Trains a drafter on examples; `state` and `resume` are its checkpoint.
 
-    Weights are fp32; products are bfloat16 where the device has it: others take many times as long for it.
+    Weights are fp32; products are bfloat16 where the device has it: devices without it take many times as long.
     """
 
     def __init__(self, model: PreTrainedModel, training: Training) -> None:

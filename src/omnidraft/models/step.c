@@ -13,12 +13,14 @@
 #include "threads.h"
 
 #define LANES 16  /* partial sums, in an order that does not depend on the processor's vectors */
+#ifndef SPAN      /* floats of a vector: what is wider than the processor's the compiler keeps in memory, which is slow */
 #if defined(__AVX512F__)
-#define SPAN 16 /* floats of a vector: the compiler keeps one that the processor does not have in memory */
+#define SPAN 16
 #elif defined(__AVX2__)
 #define SPAN 8
 #else
 #define SPAN 4
+#endif
 #endif
 #define PIECES (LANES / SPAN)
 #define WIDTH 32  /* a chunk has a multiple of it columns, the last ones zeros where the matrix has fewer */
