@@ -133,7 +133,7 @@ def spellings(tokenizer: PreTrainedTokenizerBase, kept: list[int]) -> dict[str, 
 def trained(tokenizer: PreTrainedTokenizerBase, model: Any) -> tuple[Any, dict[str, int]]:
     """A drafter of 900 tokens whose training turned and moved all rows alike, and changed each layer."""
     kept = choose_tokens(tokenizer, count_tokens(tokenizer, TEXTS), 900)
-    drafter = cut_model(model, [0, 3], kept, end=0)
+    drafter: Any = cut_model(model, [0, 3], kept, end=0)
     rng = torch.Generator().manual_seed(0)
     rows = drafter.get_input_embeddings().weight
     turn = torch.eye(rows.shape[1]) + 0.1 * torch.randn(rows.shape[1], rows.shape[1], generator=rng)
@@ -149,7 +149,8 @@ def test_a_new_drafter_begins_with_the_weights_of_a_trained_one(
 ) -> None:
     drafter, its = trained
     kept = choose_tokens(tokenizer, {}, 2000)
-    larger, ids = cut_model(model, [0, 3], kept, end=0), spellings(tokenizer, kept)
+    larger: Any = cut_model(model, [0, 3], kept, end=0)
+    ids = spellings(tokenizer, kept)
     before = larger.get_input_embeddings().weight.detach().clone()
     beyond = next(word for word in ids if word not in its)  # a tokenizer may have tokens that its model has no row for
     take_over(larger, ids, drafter, its | {beyond: 900})
