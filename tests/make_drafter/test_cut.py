@@ -181,5 +181,5 @@ def test_a_drafter_of_other_layers_is_nothing_to_begin_with(
     if model.config.tie_word_embeddings:
         wrong.append(([0, 3], untied, its))
     for layers, other, words in wrong:
-        with pytest.raises(ConfigError, match="not made of these layers of this source: give those that it is"):
+        with pytest.raises(ConfigError, match="is of other layers or another source: give those of the drafter"):
             take_over(cut_model(model, layers, kept, end=0), ids, other, words)

@@ -68,7 +68,7 @@ def take_over(model: PreTrainedModel, ids: Mapping[str, int], trained: PreTraine
             each.shape[name in of_tokens :] != weights[name].shape[name in of_tokens :] for name, each in own.items()
         )
     ):
-        raise ConfigError("the drafter to begin with is not made of these layers of this source: give those that it is")
+        raise ConfigError("the drafter to begin with is of other layers or another source: give those of the drafter")
     rows, others = torch.tensor(common).T
     for name, weight in own.items():
         if name in of_tokens:

@@ -13,7 +13,7 @@
 #include "threads.h"
 
 #define LANES 16  /* partial sums, in an order that does not depend on the processor's vectors */
-#ifndef SPAN      /* floats of a vector: what is wider than the processor's the compiler keeps in memory, which is slow */
+#ifndef SPAN      /* floats of a vector; the compiler keeps wider ones than the processor has in memory, which is slow */
 #if defined(__AVX512F__)
 #define SPAN 16
 #elif defined(__AVX2__)
