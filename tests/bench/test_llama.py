@@ -142,6 +142,13 @@ def test_copied_drafts_change_no_answer(wrong: int, end: int) -> None:
     assert len(way.end().passes) == -(-end // (3 - wrong)), "drafts are accepted up to the wrong token"
 
 
+def test_a_cache_that_cannot_be_cropped_is_an_error() -> None:
+    model = object.__new__(llama.LlamaModel)
+    model._lib, model._memory, model.length = SimpleNamespace(llama_memory_seq_rm=lambda *_: False), None, 9
+    with pytest.raises(ModelError, match="cannot keep 5 of 9 tokens"):
+        model.crop(5)
+
+
 def test_llama_cpp_computes_what_transformers_compute(file: Path) -> None:
     pytest.importorskip("llama_cpp", reason=llama.EXTRA)
     expected = load_model(file, "float32", "cpu").lm.forward([5, 6, 7, 8], 3)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from omnidraft import zoo
-from omnidraft.errors import ModelError
+from omnidraft.errors import InputError, ModelError
 from omnidraft.make_drafter import shards, teacher_text
 from omnidraft.make_drafter.settings import Writing
 from omnidraft.make_drafter.shards import Conversation
@@ -98,6 +98,26 @@ def test_a_model_without_chat_template_is_refused(tmp_path: Path) -> None:
     plain = load_model(zoo.path("target-a"), "float32", "cpu")
     with pytest.raises(ModelError, match="target-a has no chat template"):
         write_text(plain, [], ENOUGH, tmp_path / "text", lambda _: None)
+
+
+def test_a_teacher_that_ends_no_question_of_its_own_is_refused(
+    teacher: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(teacher_text, "QUESTION", 1)
+    monkeypatch.setattr(teacher_text, "TRIED", 9)
+    with pytest.raises(ModelError, match="target-b ends no question of its own"):
+        write_text(teacher, [], ENOUGH, tmp_path / "alone", lambda _: None)
+    monkeypatch.setattr(teacher_text, "ANSWER", 24)  # prompts beside its own questions are answered
+    write_text(teacher, QUESTIONS, ENOUGH, tmp_path / "beside", lambda _: None)
+
+
+def test_prompts_that_are_all_too_long_are_refused(teacher: LoadedModel, tmp_path: Path) -> None:
+    given = Writing(text_tokens=9, rows=2, own=0)
+    with pytest.raises(InputError, match="each of the prompts takes more than 200 tokens of target-b"):
+        write_text(teacher, ["word " * 200], given, tmp_path, lambda _: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(teacher_text, "ANSWER", 9)
+        write_text(teacher, ["word " * 200, QUESTIONS[0]], given, tmp_path, lambda _: None)
 
 
 def test_rows_of_all_lengths_share_the_cache(teacher: LoadedModel) -> None:

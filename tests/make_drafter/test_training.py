@@ -152,6 +152,8 @@ def test_a_drafter_is_made_stopped_and_finished(teacher: LoadedModel, tmp_path: 
     assert any(line.startswith("going on after") for line in said)
     record = json.loads((tmp_path / "training.json").read_text())
     assert record["tokens"] >= 1200
+    make.train(teacher, [teacher], SHAPE, Training(tokens=1200, batch=300), tmp_path, said.append)  # it is finished
+    assert said[-1] == next(line for line in reversed(said[:-1]) if "loss" in line)
     assert 0 < record["acceptance_of_held_out_text"]["target-b"]["greedy"] <= 1
     with omnidraft.load(zoo.PREFIX + "target-b", drafter=tmp_path) as model:
         drafted = model.generate("What is 3 + 4?", max_new_tokens=12)
@@ -165,6 +167,31 @@ def test_another_shape_than_the_folder_holds_is_refused(teacher: LoadedModel, tm
     other = Shape(layers=(0,), vocab=500)
     with pytest.raises(ConfigError, match="holds a drafter of another shape"):
         make.train(teacher, [teacher], other, SHORT, tmp_path, lambda _: None)
+
+
+def test_training_takes_place_on_the_device_of_the_teacher(
+    teacher: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = load_model(zoo.path("target-b"), "float32", "cpu")
+    elsewhere.lm.model.to("meta")
+    write(teacher, tmp_path, 1, 4)
+    devices = []
+
+    def finished(trainer: Trainer) -> bool:
+        devices.append(trainer.model.device.type)
+        return True
+
+    monkeypatch.setattr(Trainer, "finished", property(finished))
+    monkeypatch.setattr(make, "_save", lambda *_: None)
+    for _ in range(2):  # a new drafter, and one that is there
+        make.train(teacher, [elsewhere], SHAPE, SHORT, tmp_path, lambda _: None)
+    assert devices == ["meta", "meta"]
+
+
+def test_text_that_is_all_held_out_is_said(teacher: LoadedModel, tmp_path: Path) -> None:
+    write(teacher, tmp_path, make.HELD_OUT, 1)
+    with pytest.raises(InputError, match="no conversation is there but those held out"):
+        make.train(teacher, [teacher], SHAPE, SHORT, tmp_path, lambda _: None)
 
 
 def test_no_text_is_said(teacher: LoadedModel, tmp_path: Path) -> None:

@@ -113,8 +113,9 @@ class LlamaModel:
         return torch.from_numpy(kept[0] if len(kept) == 1 else np.concatenate(kept))
 
     def crop(self, length: int) -> None:
-        """Keep the first `length` tokens of the cache."""
-        self._lib.llama_memory_seq_rm(self._memory, 0, length, -1)
+        """Keep the first `length` tokens of the cache; raises ModelError where llama.cpp cannot drop the others."""
+        if not self._lib.llama_memory_seq_rm(self._memory, 0, length, -1):
+            raise ModelError(f"llama.cpp cannot keep {length} of {self.length} tokens of this model: use another")
         self.length = length
 
     def _decode(self, ids: Sequence[int], rows: int) -> None:

@@ -39,6 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     import torch
 
     from omnidraft.make_drafter import make
+    from omnidraft.make_drafter.teacher_text import write_text
     from omnidraft.models.loading import load_model
 
     if options.threads is not None:
@@ -50,11 +51,10 @@ def main(arguments: Sequence[str]) -> int:
             load_model(zoo.resolve(name), options.dtype, options.device, flags.say)
             for name in options.teacher or [options.source]
         ]
-        begin = None
-        if options.begin is not None:
-            begin = load_model(zoo.resolve(options.begin), "float32", "cpu", flags.say)
+        begin = None if options.begin is None else load_model(zoo.resolve(options.begin), "float32", "cpu", flags.say)
         if options.only != "training":
-            make.write(teachers, texts, writing, options.out, flags.say)
+            for teacher in teachers:
+                write_text(teacher, texts, writing, make.text_folder(options.out, teacher), flags.say)
         if options.only != "text":
             shape = Shape(layers=options.layers, vocab=options.vocab)
             make.train(source, teachers, shape, training, options.out, flags.say, begin)

@@ -6,5 +6,5 @@ shards        that text in files
 vocabulary    which tokens the drafter keeps, by what they save on the text
 cut           the model with those tokens and some of the layers
 training      its distillation on the text
-make          all of it in order, each step resumable
+make          cut and training in a folder that holds the text, resumable
 """

@@ -60,14 +60,11 @@ def take_over(model: PreTrainedModel, ids: Mapping[str, int], trained: PreTraine
     common = [(ids[word], its[word]) for word in sorted(ids) if its.get(word, size) < size]
     embeddings = _embeddings(model)
     of_tokens = {name for name, weight in own.items() if weight.data_ptr() in embeddings}
-    if (
-        not common
-        or own.keys() != weights.keys()
-        or len(embeddings) != len(_embeddings(trained))
-        or any(
-            each.shape[name in of_tokens :] != weights[name].shape[name in of_tokens :] for name, each in own.items()
-        )
-    ):
+
+    def shapes(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
+        return {name: weight.shape[name in of_tokens :] for name, weight in weights.items()}
+
+    if not common or len(embeddings) != len(_embeddings(trained)) or shapes(own) != shapes(weights):
         raise ConfigError("the drafter to begin with is of other layers or another source: give those of the drafter")
     rows, others = torch.tensor(common).T
     for name, weight in own.items():

@@ -1,4 +1,4 @@
-"""Make a drafter in a folder: write teacher text, cut the source, distill it; each step goes on where it ended."""
+"""Make a drafter in a folder that holds teacher text: cut the source, distill it, and go on where that was stopped."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from omnidraft.distillation.teacher import TrainingExample
 from omnidraft.errors import ConfigError, InputError
 from omnidraft.make_drafter import shards
 from omnidraft.make_drafter.cut import cut_model, take_over
-from omnidraft.make_drafter.settings import Shape, Training, Writing
-from omnidraft.make_drafter.teacher_text import write_text
+from omnidraft.make_drafter.settings import Shape, Training
 from omnidraft.make_drafter.training import Examples, Trainer, batches
 from omnidraft.make_drafter.vocabulary import choose_tokens, count_tokens, cut_tokenizer
 from omnidraft.storage import replace_file
@@ -54,12 +53,6 @@ class _Text:
         self.read = len(found)
 
 
-def write(teachers: Sequence[LoadedModel], prompts: Sequence[str], writing: Writing, out: Path, say: Say) -> None:
-    """Write the text of each teacher below `out`; raises ModelError where a model cannot be a teacher."""
-    for teacher in teachers:
-        write_text(teacher, prompts, writing, text_folder(out, teacher), say)
-
-
 def text_folder(out: Path, teacher: LoadedModel) -> Path:
     """Where the text of a teacher lies."""
     return out / "text" / teacher.name.replace("/", "--")
@@ -78,7 +71,8 @@ def train(
 
     `begin` is a drafter of the same layers, whose weights a new one begins with.
 
-    Raises ConfigError for a shape that the source does not have, InputError where there is no text.
+    Training takes place on the device of the first teacher.  Raises ConfigError for a shape that the source does not
+    have, InputError where there is no text to learn from.
     """
     for teacher in teachers:
         if not shards.find(text_folder(out, teacher)):
@@ -86,14 +80,14 @@ def train(
     if begin is not None and (out / "config.json").exists():
         say(f"{out} holds a drafter already, which is trained on: it does not begin with the weights of {begin.name}")
     tokenizer, model = _begin(source, teachers, shape, out, begin)
+    model.to(teachers[0].lm.model.device)
     texts = [
         _Text(Examples(tokenizer, each.tokenizer, each.lm.vocab_size, each.lm.eos), text_folder(out, each))
         for each in teachers
     ]
     trainer = Trainer(model, training)
-    checkpoint = out / "checkpoint.pt"
-    if checkpoint.exists():
-        trainer.resume(torch.load(checkpoint, weights_only=True))
+    if (checkpoint := out / "checkpoint.pt").exists():
+        trainer.resume(torch.load(checkpoint, map_location="cpu", weights_only=True))
         say(f"going on after {trainer.tokens:,} tokens")
     saved = time.monotonic()
     rng = np.random.default_rng([training.seed, trainer.tokens])
@@ -114,7 +108,7 @@ def _begin(
     from omnidraft.models.loading import load_model
 
     if (out / "config.json").exists():
-        begun = load_model(out, "float32")
+        begun = load_model(out, "float32", "cpu")
         config: Any = begun.lm.model.config
         if (config.num_hidden_layers, config.vocab_size) != (len(shape.layers), shape.vocab):
             raise ConfigError(f"{out} holds a drafter of another shape: give its layers and vocab, or another folder")
@@ -143,6 +137,8 @@ def _endless(
         for text in texts:
             text.refresh()
         examples = [example for text in texts for example in text.training]
+        if not examples:
+            raise InputError("no conversation is there but those held out: write more text")
         say(f"a pass over {sum(len(each.ids) for each in examples):,} tokens of text begins")
         yield from batches(examples, tokens, rng)
 

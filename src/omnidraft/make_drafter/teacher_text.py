@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from omnidraft.errors import ModelError
+from omnidraft.errors import InputError, ModelError
 from omnidraft.make_drafter import shards
 from omnidraft.make_drafter.settings import Writing
 from omnidraft.make_drafter.shards import Conversation
@@ -36,6 +36,7 @@ OPENINGS = {
     "Fix this code:": 0.04,
 }
 GREEDY = 0.5  # share of the answers; the others are sampled at temperatures of 0.5 to 1
+TRIED = 500  # questions of its own that a teacher begins without ending one, at most
 
 
 @dataclass
@@ -95,13 +96,13 @@ class Teacher:
     """Writes many conversations at once; one that is finished makes room for the next.
 
     `prompts` are users' words.  Raises ModelError for a model without a chat template, or whose template does not end
-    the user's turn with the end token.
+    the user's turn with the end token, InputError where all prompts are too long and no other questions are wanted.
     """
 
     def __init__(self, loaded: LoadedModel, prompts: Sequence[str], writing: Writing) -> None:
         self.tokenizer: PreTrainedTokenizerBase = loaded.tokenizer
         self._model: PreTrainedModel = loaded.lm.model
-        self._prompts, self._writing = prompts, writing
+        self._name, self._prompts, self._writing = loaded.name, prompts, writing
         self._order = np.random.default_rng(0).permutation(len(prompts))
         self._special = frozenset(self.tokenizer.all_special_ids)
         if not self.tokenizer.chat_template:
@@ -110,17 +111,23 @@ class Teacher:
         self._header, self._after = self._ids(self._before), self._ids(after)
         if self._after[:1] != [self.tokenizer.eos_token_id] or not self._header:
             raise ModelError(f"the chat template of {loaded.name} does not end turns with the end token: use another")
+        if prompts and not writing.own and all(len(self._ids(self._turn_of(words))) > PROMPT for words in prompts):
+            raise InputError(f"each of the prompts takes more than {PROMPT} tokens of {loaded.name}: give shorter ones")
         header = torch.tensor([self._header[:-1]], device=self._model.device)
         self._past = self._model(header, use_cache=True).past_key_values
 
     @torch.inference_mode()
     def write(self, numbers: Iterator[int]) -> Iterator[list[Conversation]]:
-        """The conversations that each step of the model finished; `numbers` are those of the plan to write."""
+        """The conversations that each step of the model finished; `numbers` are those of the plan to write.
+
+        Raises ModelError where the model began TRIED questions of its own and ended none.
+        """
         cache = _Cache(self._model, self._writing.rows)
         planned = (row for row in map(self._plan, numbers) if len(row.ids) <= PROMPT)
         rows = list(itertools.islice(planned, self._writing.rows))
         for slot in range(len(rows)):
             cache.begin(slot, self._past)
+        tried = found = 0
         while True:
             finished = []
             for slot in self._step(cache, rows):
@@ -129,6 +136,9 @@ class Teacher:
                     continue
                 if useful:
                     finished.append(rows[slot].conversation())
+                tried, found = tried + 1, found + useful
+                if tried >= TRIED and not found and all(row.asking for row in rows):
+                    raise ModelError(f"{self._name} ends no question of its own: use another, or prompts with own=0")
                 rows[slot] = next(planned)
                 cache.begin(slot, self._past)
             yield finished
@@ -145,13 +155,11 @@ class Teacher:
         """The beginning of a conversation: a prompt, or an opening."""
         rng = np.random.default_rng([0, number])
         greedy, temperature, own = rng.random() < GREEDY, float(rng.uniform(0.5, 1)), rng.random() < self._writing.own
-        if own or not self._prompts:
+        if asking := own or not self._prompts:
             text = str(rng.choice(list(OPENINGS), p=list(OPENINGS.values())))
         else:
-            words = self._prompts[self._order[number % len(self._prompts)]]
-            text = self._turn_of(words).removeprefix(self._before)
+            text = self._turn_of(self._prompts[self._order[number % len(self._prompts)]]).removeprefix(self._before)
         ids = self._header + self._ids(text)
-        asking = own or not self._prompts
         return _Row(number, 0.0 if greedy else temperature, ids, len(self._header) - 1, asking, len(ids))
 
     def _step(self, cache: _Cache, rows: Sequence[_Row]) -> list[int]:

@@ -121,13 +121,14 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """All that a later run needs to go on."""
-        return {"model": self.model.state_dict(), "optimizer": self._optimizer.state_dict(), "tokens": self.tokens}
+        optimizer = self._optimizer.state_dict()
+        return {"model": self.model.state_dict(), "optimizer": optimizer, "tokens": self.tokens, "loss": self.loss}
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Go on from an earlier state."""
         self.model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
-        self.tokens = state["tokens"]
+        self.tokens, self.loss = state["tokens"], state.get("loss", self.loss)
 
 
 def _passes(examples: Sequence[TrainingExample]) -> Iterator[list[TrainingExample]]:

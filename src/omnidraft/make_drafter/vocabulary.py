@@ -7,6 +7,7 @@ uses of its two parts (leaf-based pruning).
 from __future__ import annotations
 
 import heapq
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -26,13 +27,9 @@ BATCH = 256  # texts that are tokenized at once
 
 def count_tokens(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Counter[int]:
     """How often each token of a tokenizer occurs in texts."""
-    backend, counts, batch = backend_of(tokenizer), Counter[int](), list[str]()
-    for text in texts:
-        batch.append(text)
-        if len(batch) == BATCH:
-            counts.update(i for each in backend.encode_batch_fast(batch, add_special_tokens=False) for i in each.ids)
-            batch.clear()
-    counts.update(i for each in backend.encode_batch_fast(batch, add_special_tokens=False) for i in each.ids)
+    backend, counts, rest = backend_of(tokenizer), Counter[int](), iter(texts)
+    while batch := list(itertools.islice(rest, BATCH)):
+        counts.update(i for each in backend.encode_batch_fast(batch, add_special_tokens=False) for i in each.ids)
     return counts
 
 
