@@ -37,9 +37,7 @@ def run(options_of: argparse.ArgumentParser, measure: Measure, arguments: Sequen
     try:
         options = options_of.parse_args(arguments)
         options.words = [*options_of.prog.split(), *(sys.argv[1:] if arguments is None else arguments)]
-        if options.threads is not None:
-            torch.set_num_threads(options.threads)
-        flags.quiet_libraries()
+        flags.prepare_libraries(options.threads)
         return measure(options, Console(stderr=True, highlight=False, markup=False, soft_wrap=True))
     except SystemExit:  # after --help
         return 0

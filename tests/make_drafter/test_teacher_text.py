@@ -103,21 +103,37 @@ def test_a_model_without_chat_template_is_refused(tmp_path: Path) -> None:
 def test_a_teacher_that_ends_no_question_of_its_own_is_refused(
     teacher: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(teacher_text, "TRIED", 2)
+    monkeypatch.setattr(teacher_text, "ANSWER", 5)
+    torch.manual_seed(0)
+    own = teacher_text.Teacher(teacher, [], Writing(rows=1))
+    ends = (len(some) for some in own.write(itertools.count()))
+    assert sum(itertools.islice(ends, 400)) > 1  # the first question and the fourth are not ended
     monkeypatch.setattr(teacher_text, "QUESTION", 1)
-    monkeypatch.setattr(teacher_text, "TRIED", 9)
     with pytest.raises(ModelError, match="target-b ends no question of its own"):
         write_text(teacher, [], ENOUGH, tmp_path / "alone", lambda _: None)
-    monkeypatch.setattr(teacher_text, "ANSWER", 24)  # prompts beside its own questions are answered
+    # prompts beside its own questions are answered
     write_text(teacher, QUESTIONS, ENOUGH, tmp_path / "beside", lambda _: None)
 
 
-def test_prompts_that_are_all_too_long_are_refused(teacher: LoadedModel, tmp_path: Path) -> None:
-    given = Writing(text_tokens=9, rows=2, own=0)
+def test_prompts_that_are_all_too_long_are_refused(
+    teacher: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(InputError, match="each of the prompts takes more than 200 tokens of target-b"):
-        write_text(teacher, ["word " * 200], given, tmp_path, lambda _: None)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(teacher_text, "ANSWER", 9)
-        write_text(teacher, ["word " * 200, QUESTIONS[0]], given, tmp_path, lambda _: None)
+        write_text(teacher, ["word " * 200], ENOUGH, tmp_path, lambda _: None)
+    monkeypatch.setattr(teacher_text, "ANSWER", 9)
+    given = Writing(text_tokens=9, rows=2, own=0)
+    write_text(teacher, ["word " * 200, QUESTIONS[0]], given, tmp_path, lambda _: None)
+
+
+@pytest.mark.parametrize("own", [0, 1])
+def test_a_long_header_is_no_part_of_the_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: float) -> None:
+    loaded = load_model(zoo.path("target-b"), "float32", "cpu")
+    loaded.tokenizer.chat_template = "word " * 520 + str(loaded.tokenizer.chat_template)
+    monkeypatch.setattr(teacher_text, "ANSWER", 9)
+    write_text(loaded, QUESTIONS, Writing(text_tokens=9, rows=6, own=own), tmp_path, lambda _: None)
+    (each,) = itertools.islice(shards.load(tmp_path / "shard-00000.npz"), 1)
+    assert str(loaded.tokenizer.decode(each.ids)).startswith("word " * 520)
 
 
 def test_rows_of_all_lengths_share_the_cache(teacher: LoadedModel) -> None:

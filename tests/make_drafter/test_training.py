@@ -190,7 +190,17 @@ def test_training_takes_place_on_the_device_of_the_teacher(
 
 def test_text_that_is_all_held_out_is_said(teacher: LoadedModel, tmp_path: Path) -> None:
     write(teacher, tmp_path, make.HELD_OUT, 1)
-    with pytest.raises(InputError, match="no conversation is there but those held out"):
+    with pytest.raises(InputError, match=r"there is no text of target-b in .* but what is held out"):
+        make.train(teacher, [teacher], SHAPE, SHORT, tmp_path, lambda _: None)
+    assert not (tmp_path / "config.json").exists()  # more text will choose the vocabulary
+
+
+def test_text_without_anything_to_learn_is_said(
+    teacher: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(teacher, tmp_path, 1, 2)
+    monkeypatch.setattr(TrainingExample, "positions", property(lambda _: 0))
+    with pytest.raises(InputError, match="no conversation has anything to learn from"):
         make.train(teacher, [teacher], SHAPE, SHORT, tmp_path, lambda _: None)
 
 

@@ -50,13 +50,6 @@ def main(arguments: Sequence[str]) -> int:
     return code
 
 
-def _set_threads(options: argparse.Namespace) -> None:
-    import torch
-
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
-
-
 # ---------------------------------------------------------------- compare
 
 
@@ -75,7 +68,7 @@ def _compare(options: argparse.Namespace, console: Console) -> int:
         from omnidraft.bench import llama
 
         llama.check(options.gguf)
-    _set_threads(options)
+    flags.prepare_libraries(options.threads)
     return _measured(options, methods, texts, console)
 
 
@@ -213,7 +206,7 @@ def _exactness(options: argparse.Namespace, console: Console) -> int:
         seed=options.seed,
         fault=options.fault,
     )
-    _set_threads(options)
+    flags.prepare_libraries(options.threads)
     model = flags.load_models(options, profile=None, **DRAFTED | drafting)
     result = exactness.examine(model, options.prompt or exactness.PROMPTS, experiment, console)
     result["settings"] = environment.machine(model.target.lm.device)

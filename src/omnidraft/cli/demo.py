@@ -23,7 +23,7 @@ def main(arguments: Sequence[str]) -> int:
 
     from omnidraft.demo import demonstration, scenes
 
-    flags.quiet_libraries()
+    flags.prepare_libraries()
     console = Console(stderr=options.json, highlight=False, markup=False, emoji=False)
     result = demonstration.run(scenes.scene(flags.say), console, flags.say)
     if options.json:

@@ -228,15 +228,18 @@ def load_models(options: argparse.Namespace, **settings: Any) -> OmniDraft:
     """The target and the drafter that the options name, on their device; warnings go to stderr."""
     from omnidraft.api import load
 
-    quiet_libraries()
+    prepare_libraries()
     places = {"dtype": options.dtype, "device": options.device, "warn": say}
     return load(options.target, options.drafter, **places, **settings)
 
 
-def quiet_libraries() -> None:
-    """Silence advice, reports of retries, and progress bars unless stderr is a terminal."""
+def prepare_libraries(threads: int | None = None) -> None:
+    """Silence advice, reports of retries, and progress bars unless stderr is a terminal; set PyTorch's threads."""
+    import torch
     from transformers.utils import logging as reports
 
+    if threads is not None:
+        torch.set_num_threads(threads)
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     reports.set_verbosity_error()
     if not sys.stderr.isatty():

@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     from omnidraft.inspection.report import inspect_pair
     from omnidraft.inspection.texts import samples
 
-    flags.quiet_libraries()
+    flags.prepare_libraries()
     drafter = drafter_for(options.target, flags.say) if options.drafter == AUTO else options.drafter
     found = inspect_pair(options.target, drafter, texts or samples(), time=options.time, say=_progress, warn=flags.say)
     if options.json:

@@ -36,15 +36,11 @@ def main(arguments: Sequence[str]) -> int:
         file = Path(os.path.expanduser(options.prompts))  # noqa: PTH111  that of Path raises where there is no such user
         texts = prompts.read(file, fix="give --prompts a JSONL file")
 
-    import torch
-
     from omnidraft.make_drafter import make
     from omnidraft.make_drafter.teacher_text import write_text
     from omnidraft.models.loading import load_model
 
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
-    flags.quiet_libraries()
+    flags.prepare_libraries(options.threads)
     with flags.interruptible():
         source = load_model(zoo.resolve(options.source), "float32", "cpu", flags.say)
         teachers = [
@@ -89,5 +85,9 @@ def _parser() -> flags.CommandParser:
     )
     parser.add_argument("--prompts", metavar="FILE", help='JSONL file of users\' words, {"prompt": "..."} a line')
     parser.add_argument("--only", choices=("text", "training"), help="do one part, beside another process, say")
-    flags.add(parser, "--dtype", "--device", "--threads")
+    flags.add(parser, "--dtype", help="of the teachers: auto, float32, bfloat16 or float16 (default: %(default)s)")
+    flags.add(
+        parser, "--device", help="of teachers and training: auto, cpu, cuda, cuda:N or mps (default: %(default)s)"
+    )
+    flags.add(parser, "--threads")
     return parser

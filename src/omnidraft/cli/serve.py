@@ -40,11 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     except ModuleNotFoundError as error:
         fix = "pip install 'omnidraft[serve]'"
         raise ConfigError(f"the server needs the package {error.name}, which is not installed: {fix}") from error
-    flags.quiet_libraries()
-    if options.threads is not None:
-        import torch
-
-        torch.set_num_threads(options.threads)
+    flags.prepare_libraries(options.threads)
     models = {"dtype": options.dtype, "device": options.device, "adapt": options.adapt, **drafting, **learning}
     settings = Serving(**serving)
     Running(settings, options.target, options.drafter, models, say=flags.say, log_prompts=options.log_prompts).run()

@@ -38,11 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     from omnidraft.fleet.trainer import FleetTrainer
     from omnidraft.storage import make_folder
 
-    if options.threads is not None:
-        import torch
-
-        torch.set_num_threads(options.threads)
-    flags.quiet_libraries()
+    flags.prepare_libraries(options.threads)
     spool, releases = (Path(os.path.expanduser(given[name])) for name in ("spool", "releases"))  # noqa: PTH111
     make_folder(releases)
     try:

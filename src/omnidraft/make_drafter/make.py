@@ -75,8 +75,9 @@ def train(
     have, InputError where there is no text to learn from.
     """
     for teacher in teachers:
-        if not shards.find(text_folder(out, teacher)):
-            raise InputError(f"there is no text of {teacher.name} in {text_folder(out, teacher)}: write it first")
+        found = shards.find(folder := text_folder(out, teacher))
+        if not any(each.number % HELD_OUT for path in found for each in shards.load(path)):
+            raise InputError(f"there is no text of {teacher.name} in {folder} but what is held out: write it first")
     if begin is not None and (out / "config.json").exists():
         say(f"{out} holds a drafter already, which is trained on: it does not begin with the weights of {begin.name}")
     tokenizer, model = _begin(source, teachers, shape, out, begin)
@@ -138,7 +139,7 @@ def _endless(
             text.refresh()
         examples = [example for text in texts for example in text.training]
         if not examples:
-            raise InputError("no conversation is there but those held out: write more text")
+            raise InputError("no conversation has anything to learn from: write more text")
         say(f"a pass over {sum(len(each.ids) for each in examples):,} tokens of text begins")
         yield from batches(examples, tokens, rng)
 

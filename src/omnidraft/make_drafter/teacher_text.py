@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from omnidraft.models.loading import LoadedModel
 
 TOP = 8  # likeliest tokens kept at each position
-PROMPT, QUESTION, ANSWER = 200, 120, 192  # at most so many tokens; what exceeds the first two is left out
+PROMPT, QUESTION, ANSWER = 200, 120, 192  # tokens, at most, after the header; what exceeds the first two is left out
 # how a question of the teacher's own begins, and how often
 OPENINGS = {
     "": 0.6,
@@ -36,7 +36,7 @@ OPENINGS = {
     "Fix this code:": 0.04,
 }
 GREEDY = 0.5  # share of the answers; the others are sampled at temperatures of 0.5 to 1
-TRIED = 500  # questions of its own that a teacher begins without ending one, at most
+TRIED = 500  # conversations after which a teacher is given up that wrote none of use and is at none
 
 
 @dataclass
@@ -63,10 +63,10 @@ class _Row:
 class _Cache:
     """Keys and values of rows of different lengths; each row is filled from its start."""
 
-    def __init__(self, model: PreTrainedModel, rows: int) -> None:
+    def __init__(self, model: PreTrainedModel, rows: int, length: int) -> None:
         config: Any = model.config
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        shape = (2, rows, config.num_key_value_heads, PROMPT + QUESTION + ANSWER, head)
+        shape = (2, rows, config.num_key_value_heads, length, head)
         place: dict[str, Any] = {"dtype": model.dtype, "device": model.device}
         self._layers = [torch.zeros(shape, **place) for _ in range(config.num_hidden_layers)]
         self._rows = torch.arange(rows, device=model.device)
@@ -96,7 +96,7 @@ class Teacher:
     """Writes many conversations at once; one that is finished makes room for the next.
 
     `prompts` are users' words.  Raises ModelError for a model without a chat template, or whose template does not end
-    the user's turn with the end token, InputError where all prompts are too long and no other questions are wanted.
+    the user's turn with the end token, InputError where all prompts are too long.
     """
 
     def __init__(self, loaded: LoadedModel, prompts: Sequence[str], writing: Writing) -> None:
@@ -111,7 +111,7 @@ class Teacher:
         self._header, self._after = self._ids(self._before), self._ids(after)
         if self._after[:1] != [self.tokenizer.eos_token_id] or not self._header:
             raise ModelError(f"the chat template of {loaded.name} does not end turns with the end token: use another")
-        if prompts and not writing.own and all(len(self._ids(self._turn_of(words))) > PROMPT for words in prompts):
+        if prompts and all(len(self._given(words)) > PROMPT for words in prompts):
             raise InputError(f"each of the prompts takes more than {PROMPT} tokens of {loaded.name}: give shorter ones")
         header = torch.tensor([self._header[:-1]], device=self._model.device)
         self._past = self._model(header, use_cache=True).past_key_values
@@ -120,10 +120,11 @@ class Teacher:
     def write(self, numbers: Iterator[int]) -> Iterator[list[Conversation]]:
         """The conversations that each step of the model finished; `numbers` are those of the plan to write.
 
-        Raises ModelError where the model began TRIED questions of its own and ended none.
+        Raises ModelError where the model ends no question of its own, and there are no prompts.
         """
-        cache = _Cache(self._model, self._writing.rows)
-        planned = (row for row in map(self._plan, numbers) if len(row.ids) <= PROMPT)
+        header = len(self._header)
+        cache = _Cache(self._model, self._writing.rows, header + PROMPT + QUESTION + len(self._after) + ANSWER)
+        planned = (row for row in map(self._plan, numbers) if len(row.ids) <= header + PROMPT)
         rows = list(itertools.islice(planned, self._writing.rows))
         for slot in range(len(rows)):
             cache.begin(slot, self._past)
@@ -151,15 +152,19 @@ class Teacher:
         message = [{"role": "user", "content": words}]
         return str(self.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True))
 
+    def _given(self, words: str) -> list[int]:
+        """What follows the header where a user says these words."""
+        return self._ids(self._turn_of(words).removeprefix(self._before))
+
     def _plan(self, number: int) -> _Row:
         """The beginning of a conversation: a prompt, or an opening."""
         rng = np.random.default_rng([0, number])
         greedy, temperature, own = rng.random() < GREEDY, float(rng.uniform(0.5, 1)), rng.random() < self._writing.own
         if asking := own or not self._prompts:
-            text = str(rng.choice(list(OPENINGS), p=list(OPENINGS.values())))
+            given = self._ids(str(rng.choice(list(OPENINGS), p=list(OPENINGS.values()))))
         else:
-            text = self._turn_of(self._prompts[self._order[number % len(self._prompts)]]).removeprefix(self._before)
-        ids = self._header + self._ids(text)
+            given = self._given(self._prompts[self._order[number % len(self._prompts)]])
+        ids = self._header + given
         return _Row(number, 0.0 if greedy else temperature, ids, len(self._header) - 1, asking, len(ids))
 
     def _step(self, cache: _Cache, rows: Sequence[_Row]) -> list[int]:
@@ -216,7 +221,7 @@ def write_text(
 ) -> None:
     """Write teacher text to shards in a folder until it holds `writing.text_tokens`, going on after what is there.
 
-    Raises ModelError where the model cannot be a teacher.
+    Raises ModelError where the model cannot be a teacher, InputError where all prompts are too long for it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     found = shards.find(folder)
