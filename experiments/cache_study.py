@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from experiments.evaluation import Evaluation, Method, Row
+from experiments.figures import by_place
 from experiments.student import Recorded, Student
 from experiments.tables import ALONE, DIRECT, FIXED
 from omnidraft.bench.output import markdown_table
@@ -75,15 +76,14 @@ def _point(student: Student, answer: Recorded) -> list[int]:
 def markdown(studies: Sequence[Row]) -> str:
     """A table for each target and task, seeds beside each other."""
     sections = []
-    for target, task in dict.fromkeys((study["target"], study["task"]) for study in studies):
-        its = [study for study in studies if (study["target"], study["task"]) == (target, task)]
+    for its in (place["studies"] for place in by_place(studies)):
         heads = ("entries", "bytes", "acceptance", "tokens a pass", "speedup", "hits a round")
         lines = [
             [row["cache"], *(cell for study in its for cell in _cells(study["rows"][number]))]
             for number, row in enumerate(its[0]["rows"])
         ]
         table = markdown_table(["cache", *(f"{study['seed']}: {head}" for study in its for head in heads)], lines)
-        about = f"{target}, {task}: {its[0]['train']} answers, {its[0]['test']} tests"
+        about = f"{its[0]['target']}, {its[0]['task']}: {its[0]['train']} answers, {its[0]['test']} tests"
         sections.append(f"## Table 14: bounded caches, {about}\n\n{table}")
     return "\n".join(sections)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, groupby
+from operator import itemgetter
 from typing import Any
 
 from experiments.results import Row
@@ -24,7 +25,7 @@ def _efficiency(curve: Sequence[Sequence[int]]) -> list[float]:
 
 
 def _labeled(panel: Any, title: str, x: str, y: str) -> None:
-    panel.set_title(title)
+    panel.set_title(title, fontsize="small")
     panel.set_xlabel(x)
     panel.set_ylabel(y)
 
@@ -68,12 +69,10 @@ def targets(row: Row, panel: Any) -> None:
 
 
 def by_place(rows: Sequence[Row]) -> list[Row]:
-    """A panel for each target and task, which the seeds of a cache share."""
-    places = dict.fromkeys((row["target"], row["task"]) for row in rows)
-    return [
-        {"at": f"{target}, {task}", "studies": [row for row in rows if (row["target"], row["task"]) == (target, task)]}
-        for target, task in places
-    ]
+    """The studies of each target and task, one for each seed of a cache."""
+    studies = sorted(rows, key=itemgetter("target", "task", "seed"))
+    groups = groupby(studies, key=itemgetter("target", "task"))
+    return [{"at": f"{target.rsplit('/', 1)[-1]}\n{task}", "studies": list(its)} for (target, task), its in groups]
 
 
 def uses(row: Row, panel: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from experiments import adaptation, cache_study, changes, paper, recipe, study
+from experiments import adaptation, cache_study, changes, figures, paper, recipe, study
 from experiments.evaluation import Evaluation, Row
 from experiments.recordings import Recordings
 from experiments.results import Results
@@ -130,6 +130,9 @@ def test_the_cache_study_bounds_what_saw_the_same_answers(evaluation: Evaluation
         assert sum(found["uses"]) == said, "those of the answers, not of the tests"
     assert all(a[4] <= b[4] for a, b in pairwise(grown["curve"]))
     assert len(grown["uses"]) == grown["rows"][2]["entries"] > 0, "what was emitted is what it holds"
+    mixed = [seeded, grown | {"task": "code"}, grown]  # as several processes write them
+    assert [each["at"].split("\n")[-1] for each in figures.by_place(mixed)] == ["code", "gsm8k"]
+    assert cache_study.markdown(mixed) == cache_study.markdown(mixed[::-1])
 
 
 # ---------------------------------------------------------------- the command
