@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 import torch
 from rich.console import Console
 
-from omnidraft import zoo
+from omnidraft import defaults, zoo
 from omnidraft.cli import flags
 from omnidraft.errors import InputError, NumericsError, OmniDraftError
 
 MANY = 2**16  # threads
 INTERRUPTED = 130  # 128 + SIGINT
-TARGET, DRAFTER = (zoo.PREFIX + zoo.names(role)[0] for role in ("target", "drafter"))
+TARGET, DRAFTER = zoo.TARGET, defaults.DRAFTER
 Measure = Callable[[argparse.Namespace, Console], int]
 
 

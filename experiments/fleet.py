@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.console import Console
@@ -26,6 +27,8 @@ from omnidraft.bench.environment import command
 from omnidraft.bench.output import writing
 from omnidraft.bench.prompts import read
 from omnidraft.cli import flags
+from omnidraft.models.loading import load_model
+from omnidraft.models.tensors import in_8_bits
 
 BASELINE, OURS, SHARED = "vllm", "omnidraft", "shared vocabulary"
 METHODS = (BASELINE, "n-gram", SHARED, OURS)
@@ -54,6 +57,17 @@ class Run:
         return sum(map(len, self.answers))
 
 
+def plain(drafter: str, folder: Path) -> Path:
+    """A drafter's folder, or one made in `folder` where its weights are in 8 bits: vLLM reads no such files."""
+    source = Path(zoo.resolve(drafter))
+    if not in_8_bits(source):
+        return source
+    loaded = load_model(source, "float32", "cpu")
+    loaded.lm.model.save_pretrained(folder)
+    loaded.tokenizer.save_pretrained(folder)
+    return folder
+
+
 def speculation(method: str, options: argparse.Namespace) -> dict[str, Any] | None:
     """The `speculative_config` of a method."""
     count = {"num_speculative_tokens": options.length}
@@ -62,7 +76,7 @@ def speculation(method: str, options: argparse.Namespace) -> dict[str, Any] | No
     if method == SHARED:
         return {
             "method": "draft_model",
-            "model": str(zoo.resolve(options.drafter)),
+            "model": str(options.plain),
             "use_heterogeneous_vocab": True,
         } | count
     return {"method": "custom_class", "model": "omnidraft.vllm.Proposer", **count} if method == OURS else None
@@ -161,10 +175,12 @@ def measure(options: argparse.Namespace, console: Console) -> int:
     results.begin(command(options.words), {"length": options.length, "new_tokens": options.new_tokens})
     methods = (BASELINE, *(options.method or METHODS[1:]))
     engines = {}
-    for method in methods:
-        console.print(f"starting {method}")
-        engines[method] = Engine(method, options)
-        engines[method].answer(texts[:1], 1)  # what is compiled at first
+    with TemporaryDirectory() as folder:
+        options.plain = plain(options.drafter, Path(folder))
+        for method in methods:
+            console.print(f"starting {method}")
+            engines[method] = Engine(method, options)
+            engines[method].answer(texts[:1], 1)  # what is compiled at first
     for batch in batches:
         runs: dict[str, list[Run]] = {method: [] for method in methods}
         for _ in range(LAPS):

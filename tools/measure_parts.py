@@ -35,7 +35,7 @@ from omnidraft.attach import attach_drafter, make_cache
 from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.engine import Engine
 from omnidraft.decoding.shared_drafter import SharedDrafter
-from omnidraft.models.language_model import TransformersModel
+from omnidraft.models.language_model import TransformersModel, cache_argument
 from omnidraft.models.loading import LoadedModel
 from omnidraft.verification.sampling import GeneratorSampler
 
@@ -160,7 +160,7 @@ def step() -> None:
     shape = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 2, "num_attention_heads": 12}
     sources = {
         "shape of Llama-68M": TransformersModel(llama(vocab_size=32000, max_position_embeddings=2048, **shape)),
-        "embedded drafter": load_model(zoo.path(zoo.names("drafter")[0]), dtype="float32").lm,
+        "embedded drafter": load_model(zoo.path("drafter"), dtype="float32").lm,
     }
     for name, source in sources.items():
         models: dict[str, Any] = {"transformers": source, "8 bits": lean(source)}
@@ -183,16 +183,17 @@ def cache() -> None:
 
     shape = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 9, "num_attention_heads": 16}
     model = llama(vocab_size=1000, max_position_embeddings=8192, **shape).to(torch.bfloat16)
+    argument = cache_argument(model)
     for context in (512, 4096):
         ids = torch.randint(0, 1000, (1, context), generator=torch.Generator().manual_seed(0))
         caches = {"transformers": DynamicCache(), "ours": new_cache()}
         for held in caches.values():
             for start in range(0, context, 512):
-                model(ids[:, start : start + 512], past_key_values=held, use_cache=True, logits_to_keep=1)
+                model(ids[:, start : start + 512], use_cache=True, logits_to_keep=1, **{argument: held})
 
         def once(held: DynamicCache, count: int, ids: torch.Tensor = ids) -> Callable[[], None]:
             def act() -> None:
-                model(ids[:, :count], past_key_values=held, use_cache=True)
+                model(ids[:, :count], use_cache=True, **{argument: held})
                 held.crop(-count)
 
             return act
@@ -208,7 +209,7 @@ def swap() -> None:
     from omnidraft.distillation.lora import merged
     from omnidraft.models.loading import load_model
 
-    serving = SharedDrafter(load_model(zoo.path(zoo.names("drafter")[0]), dtype="float32").lm)
+    serving = SharedDrafter(load_model(zoo.path("drafter"), dtype="float32").lm)
     base = dict(serving.source.model.named_parameters())
     full = {name: weight + 0.01 for name, weight in base.items()}
     rows = {name: weight.shape for name, weight in base.items() if "proj" in name}

@@ -2,12 +2,13 @@
 
     python tools/train_zoo.py tokenizer drafter  --gsm8k DIR --mbpp DIR --out OUT
     python tools/train_zoo.py train     drafter  --gsm8k DIR --mbpp DIR --out OUT
-    python tools/train_zoo.py export    drafter  --gsm8k DIR --mbpp DIR --out OUT --into src/omnidraft/zoo/models
+    python tools/train_zoo.py export    drafter  --gsm8k DIR --mbpp DIR --out OUT --into PLAIN
 
 `--gsm8k` holds train.jsonl and test.jsonl, `--mbpp` holds mbpp.jsonl; `--code` is a folder of Python
 files (default: the standard library of the running interpreter, tests left out).  `train` writes a checkpoint
 every two hundred steps and goes on from the last one; batches depend on the seed and the step alone, so an
-interrupted run ends with the same weights.  `export` measures the held-out losses and writes the bf16 weights.
+interrupted run ends with the same weights.  `export` writes the bf16 weights and measures the held-out losses,
+`record` measures them anew for the weights that are there, such as those of `tools/pack_weights.py`.
 No test file is ever trained on, and the last 1,000 lines of GSM8K's train.jsonl are kept out as well.
 """
 
@@ -35,6 +36,8 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
 )
+
+from omnidraft.models.loading import load_model
 
 KEPT_OUT = 1_000  # last lines of GSM8K train.jsonl: the stream of user prompts for online learning
 MBPP_TRAIN = range(601, 975)  # MBPP's own training split; 11-510 are its test tasks
@@ -368,22 +371,28 @@ def export(name: str, recipe: Recipe, gsm8k: Path, out: Path, into: Path) -> Non
     model = model.to(torch.bfloat16).eval()  # type: ignore[arg-type]
     model.save_pretrained(into / name)
     tokenizer.save_pretrained(into / name)
-    model = model.float()  # the figures are those of the rounded weights
+    write_record(into / name, state["step"] * recipe.rows * ROW, recipe, gsm8k)
+
+
+def write_record(folder: Path, tokens: int, recipe: Recipe, gsm8k: Path) -> None:
+    """Write the losses of a model after so many tokens of training; they are those of the rounded weights."""
+    model = load_model(folder, "float32", "cpu").lm.model
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     test = [gsm8k_document(row) for row in read_jsonl(gsm8k / "test.jsonl")[:200]]
     record = {
         "parameters": sum(p.numel() for p in model.parameters()),
-        "tokens": state["step"] * recipe.rows * ROW,
+        "tokens": tokens,
         "loss_gsm8k_test_answers": round(answer_loss(model, tokenizer, test), 4),
         "greedy_answers_that_end": ends(model, tokenizer, test[:60]),
         "mix": recipe.mix,
     }
     print(json.dumps(record))
-    (into / name / "training.json").write_text(json.dumps(record, indent=2) + "\n")
+    (folder / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["tokenizer", "train", "export"])
+    parser.add_argument("what", choices=["tokenizer", "train", "export", "record"])
     parser.add_argument("name", choices=list(RECIPES))
     parser.add_argument("--gsm8k", type=Path, required=True)
     parser.add_argument("--mbpp", type=Path, required=True)
@@ -402,6 +411,10 @@ def main() -> None:
     recipe = Recipe(**{**RECIPES[args.name].__dict__, **changes})
     if args.what == "export":
         export(args.name, recipe, args.gsm8k, args.out, args.into)
+        return
+    if args.what == "record":
+        tokens = json.loads((args.into / args.name / "training.json").read_text())["tokens"]
+        write_record(args.into / args.name, tokens, recipe, args.gsm8k)
         return
     texts = corpora(args.gsm8k, args.mbpp, args.code)
     print(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 AUTO = "auto"  # drafter name: the default drafter
 DRAFTER = zoo.PREFIX + "general"  # the usual one
-SMALL = zoo.PREFIX + "drafter"  # that of the embedded targets
+SMALL = zoo.PREFIX + "drafter"  # that of the embedded targets, in a checkout
 TOP_K = 50  # default of `generate` of transformers when it samples
 # options of a generation config that change the output and are not supported, with their neutral values
 LEFT_OUT: dict[str, tuple[object, ...]] = {
@@ -74,9 +74,11 @@ def sampling_of(config: GenerationConfig | None, warn: Callable[[str], None]) ->
 def drafter_for(target: str | Path, note: Callable[[str], None]) -> str:
     """Name of the default drafter for a target; `note` is told where it is not the usual one.
 
-    The embedded targets are test pieces of 14M parameters, for which the usual one is too large to pay.
+    The embedded targets are test pieces of 14M parameters, for which the usual one is too large to pay; it drafts for
+    them where the small one is not installed.
     """
-    if str(target) not in [zoo.PREFIX + name for name in zoo.names("target")]:
+    targets, drafters = ([zoo.PREFIX + name for name in zoo.names(role)] for role in ("target", "drafter"))
+    if str(target) not in targets or SMALL not in drafters:
         return DRAFTER
     note(f"no drafter is named: using {SMALL}, trained on the same data as {target}")
     return SMALL

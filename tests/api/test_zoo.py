@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -11,12 +14,14 @@ from safetensors import safe_open
 from transformers import AutoTokenizer
 
 import omnidraft
-from omnidraft import zoo
+from omnidraft import defaults, zoo
 from omnidraft.errors import ModelError
+from omnidraft.models.rows import FILE, FORMAT, SCALE
+from support.models import one_line
 from support.project_files import shared
 
 SOURCE = Path(zoo.__file__).parents[1]
-LARGEST_MB = 110
+LARGEST_MB = 58
 
 
 def rows(count: int) -> list[dict[str, str]]:
@@ -26,7 +31,8 @@ def rows(count: int) -> list[dict[str, str]]:
 
 def test_names_and_places() -> None:
     assert set(zoo.names()) == {*zoo.names("target"), *zoo.names("drafter")}
-    assert zoo.names("drafter") == ("drafter", "general")
+    assert zoo.names("drafter") == ("general", "drafter")
+    assert zoo.resolve(zoo.TARGET) == zoo.path(zoo.names("target")[0])
     with pytest.raises(ModelError, match="use one of"):
         zoo.path("nothing")
     assert zoo.resolve("owner/name") == "owner/name"
@@ -41,15 +47,54 @@ def test_only_the_zoo_knows_its_models_by_name() -> None:
             assert not [name for name in zoo.names("target") if name in text], file
 
 
-def test_weights_are_bfloat16_and_small() -> None:
+def as_in_a_wheel(folder: Path) -> ModuleType:
+    """The module of the zoo, in a folder without the models that pip does not install."""
+    away = shutil.ignore_patterns("drafter", "target-a", "*.safetensors", "__pycache__")
+    shutil.copytree(SOURCE / "zoo", folder / "zoo", ignore=away)
+    spec = spec_from_file_location("installed_zoo", folder / "zoo" / "__init__.py")
+    assert spec is not None
+    assert spec.loader is not None
+    installed = module_from_spec(spec)
+    spec.loader.exec_module(installed)
+    return installed
+
+
+def test_what_only_a_checkout_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = as_in_a_wheel(tmp_path)
+    assert installed.names() == ("general", "target-b")
+    assert (installed.names("drafter"), installed.names("target")) == (("general",), ("target-b",))
+    assert installed.resolve(zoo.TARGET) == tmp_path / "zoo" / "models" / "target-b"
+    for name in ("drafter", "target-a"):
+        with pytest.raises(ModelError) as error:
+            installed.path(name)
+        one_line(error, name, "checkout", "use one of general, target-b")
+    with pytest.raises(ModelError) as error:
+        installed.path("nothing")
+    one_line(error, "nothing", "use one of general, target-b")
+    shutil.rmtree(tmp_path / "zoo" / "models" / "general")
+    with pytest.raises(ModelError, match="install the package again"):
+        installed.path("general")
+    monkeypatch.setattr(defaults, "zoo", installed)
+    monkeypatch.setattr(defaults, "DRAFTER", "zoo:general")
+    assert defaults.drafter_for(zoo.TARGET, pytest.fail) == "zoo:general"
+
+
+def test_the_first_look_is_at_a_chat_model() -> None:
+    assert (Path(zoo.resolve(zoo.TARGET)) / "chat_template.jinja").is_file()
+
+
+def test_weights_are_in_8_bits_and_small() -> None:
     size = 0
     for name in zoo.names():
-        weights = zoo.path(name) / "model.safetensors"
         size += sum(file.stat().st_size for file in zoo.path(name).iterdir())
-        with safe_open(weights, "pt") as file:
-            kinds = {file.get_slice(key).get_dtype() for key in file.keys()}  # noqa: SIM118  no dict: it has no __iter__
-        assert kinds == {"BF16"}
-    assert size <= LARGEST_MB * 2**20
+        assert [file.name for file in zoo.path(name).glob("*.safetensors")] == [FILE]
+        with safe_open(zoo.path(name) / FILE, "pt") as file:
+            assert file.metadata() == {"format": FORMAT}
+            for key in file.keys():  # noqa: SIM118  no dict: it has no __iter__
+                part = file.get_slice(key)
+                matrix = len(part.get_shape()) == 2
+                assert part.get_dtype() == ("F32" if key.endswith(SCALE) else "I8" if matrix else "BF16"), key
+    assert size <= LARGEST_MB * 10**6
 
 
 @pytest.mark.parametrize("name", zoo.names())

@@ -10,14 +10,26 @@ from typing import Any, Self
 
 import torch
 
+from omnidraft.errors import ModelError
+from omnidraft.models import rows
+
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
+def in_8_bits(folder: Path) -> bool:
+    """Whether a folder's weights are in 8 bits; an ordinary file beside them, of a training since, goes first."""
+    return (folder / rows.FILE).is_file() and not any((folder / name).is_file() for name in (SINGLE, INDEX))
+
+
 class Tensors(Mapping[str, torch.Tensor]):
-    """Tensors by name, of a folder or a hub id; raises OSError where it has no safetensors files."""
+    """Tensors by name, of a folder or a hub id, those of a file in 8 bits as the float32 that they stand for.
+
+    Raises OSError where it has no safetensors files, ModelError for scales that are missing or damaged.
+    """
 
     def __init__(self, source: str, local: bool) -> None:
         self._files: dict[str, Any] = {}  # open, by the tensors' names
+        self._scales: set[str] | None = None  # their names, in a file in 8 bits
         self._stack = ExitStack()
         self._source, self._local = source, local
 
@@ -28,6 +40,8 @@ class Tensors(Mapping[str, torch.Tensor]):
             for path in self._paths():
                 file = self._stack.enter_context(safe_open(path, framework="pt"))
                 self._files |= dict.fromkeys(file.keys(), file)
+                if Path(path).name == rows.FILE:
+                    self._set_scales_apart((file.metadata() or {}).get("format"))
         except BaseException:
             self._stack.close()
             raise
@@ -36,13 +50,22 @@ class Tensors(Mapping[str, torch.Tensor]):
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
+    def _set_scales_apart(self, found: object) -> None:
+        if found != rows.FORMAT:
+            raise ModelError(f"{rows.FILE} of {self._source!r} is of format {found!r}: get one of {rows.FORMAT!r}")
+        self._scales = {name for name in self._files if name.endswith(rows.SCALE)}
+        for name in self._scales:
+            self._files.pop(name)
+
     def _paths(self) -> list[str]:
         single = self._path(SINGLE)
         if single is not None:
             return [single]
         index = self._path(INDEX)
+        if index is None and (in_8_bits := self._path(rows.FILE)) is not None:
+            return [in_8_bits]
         if index is None:
-            raise FileNotFoundError(f"neither {SINGLE} nor {INDEX} is there")
+            raise FileNotFoundError(f"neither {SINGLE} nor {INDEX} nor {rows.FILE} is there")
         names = sorted(set(json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values()))
         found = {name: self._path(name) for name in names}
         if missing := [name for name, path in found.items() if path is None]:
@@ -57,8 +80,12 @@ class Tensors(Mapping[str, torch.Tensor]):
         return found
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        tensor: torch.Tensor = self._files[name].get_tensor(name)
-        return tensor
+        file = self._files[name]
+        tensor: torch.Tensor = file.get_tensor(name)
+        if self._scales is None:
+            return tensor
+        scales = f"{name}{rows.SCALE}"
+        return rows.restored(name, tensor, file.get_tensor(scales) if scales in self._scales else None)
 
     def __contains__(self, name: object) -> bool:
         return name in self._files  # without reading it

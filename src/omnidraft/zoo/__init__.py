@@ -7,26 +7,35 @@ from pathlib import Path
 from omnidraft.errors import ModelError
 
 PREFIX = "zoo:"
-# "general" is for use, the others are small pieces for tests and studies
-_ROLES = {"drafter": "drafter", "general": "drafter", "target-a": "target", "target-b": "target"}
+_WHEEL = {"general": "drafter", "target-b": "target"}  # names and roles
+# small pieces for tests and studies, which pip does not install
+_CHECKOUT = {"drafter": "drafter", "target-a": "target"}
+TARGET = f"{PREFIX}target-b"  # for a first look: it is in every installation, and has a chat template
 _FOLDER = Path(__file__).parent / "models"
 
 
 def names(role: str | None = None) -> tuple[str, ...]:
-    """Names of all embedded models, or of those with the role "drafter" or "target"."""
-    return tuple(name for name, own in _ROLES.items() if role in (None, own))
+    """Names of the embedded models that are here, all or those with the role "drafter" or "target"."""
+    found = {name: own for name, own in (_WHEEL | _CHECKOUT).items() if _is_here(name)}
+    return tuple(name for name, own in found.items() if role in (None, own))
 
 
 def path(name: str) -> Path:
-    """Folder of an embedded model; raises ModelError for an unknown name."""
-    if name not in _ROLES:
-        raise ModelError(f"zoo model {name!r} does not exist: use one of {', '.join(names())}")
-    folder = _FOLDER / name
-    if not (folder / "config.json").is_file():
+    """Folder of an embedded model; raises ModelError for one that does not exist, or not here."""
+    if _is_here(name):
+        return _FOLDER / name
+    others = f"use one of {', '.join(names())}"
+    if name in _CHECKOUT:
+        raise ModelError(f"zoo model {name!r} comes with the source alone: {others}, or pip install -e its checkout")
+    if name in _WHEEL:
         raise ModelError(f"zoo model {name!r} is not in this installation: install the package again")
-    return folder
+    raise ModelError(f"zoo model {name!r} does not exist: {others}")
 
 
 def resolve(model: str | Path) -> str | Path:
     """The folder of `zoo:NAME`; any other model unchanged."""
     return path(model.removeprefix(PREFIX)) if isinstance(model, str) and model.startswith(PREFIX) else model
+
+
+def _is_here(name: str) -> bool:
+    return name in _WHEEL | _CHECKOUT and (_FOLDER / name / "config.json").is_file()
