@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import socket
 import statistics
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,7 @@ class ServerWay:
             "--drafter",
             str(options.drafter or "none"),
             "--port",
-            "0",
+            str(port := _free_port()),
             "--dtype",
             options.dtype,
         ]
@@ -92,12 +93,13 @@ class ServerWay:
         if options.threads is not None:
             words += ["--threads", str(options.threads)]
         self._process = subprocess.Popen(  # noqa: S603  our own command
-            [sys.executable, "-m", "omnidraft", "serve", *words], stderr=subprocess.PIPE, text=True
+            [sys.executable, "-m", "omnidraft", "serve", *words], stderr=subprocess.PIPE, text=True, encoding="utf-8"
         )
-        self._said: list[str] = []
+        self._said: list[str] = []  # for the message where it ends
         self._listener = threading.Thread(target=self._listen)
         self._listener.start()
-        self._url, self._model, self._tokens = self._ready(), name_of(target), sizes.new_tokens
+        self._url, self._model, self._tokens = f"http://127.0.0.1:{port}", name_of(target), sizes.new_tokens
+        self._wait()
         self._chats = has_template(load_tokenizer(zoo.resolve(target)))  # a target without a template takes text alone
 
     def ask(self, place: int, prompt: str) -> Reply:
@@ -138,16 +140,21 @@ class ServerWay:
     def _listen(self) -> None:
         self._said.extend(self._process.stderr or ())
 
-    def _ready(self) -> str:
-        """The address, once models are loaded; raises OmniDraftError where the server ends."""
+    def _wait(self) -> None:
+        """Wait until the models are loaded; raises OmniDraftError where the server ends."""
         while True:
-            for line in list(self._said):
-                if "serving" in line:
-                    return line.split()[-1]
+            with suppress(httpx.TransportError):
+                if httpx.get(f"{self._url}/health", timeout=LONGEST_S).status_code == httpx.codes.OK:
+                    return
             if self._process.poll() is not None:
                 self._listener.join()
                 raise OmniDraftError(f"the server ended: {' '.join(self._said[-1:]).strip()}")
             time.sleep(0.05)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
 
 
 class GenerateWay:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
+from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -53,7 +54,7 @@ def number(
                 plain = int(value) if isinstance(value, Integral) else float(value)  # of numpy: Python's
                 if low <= plain <= high if plain or zero is None else zero:
                     return plain
-        raise ConfigError(f"{name} is {shown(value)}; it must be {allowed}: {fix}")
+        raise ConfigError(f"{name} is {shown(value)}; it must be {allowed}: {fix}", option=name)
 
     return _field(default, about, check, none)
 
@@ -74,11 +75,12 @@ def integer(
     def check(name: str, value: Any) -> int | str:
         if words and isinstance(value, str):
             if value not in words:
-                raise ConfigError(f"{name} is {shown(value)}; use one of {', '.join(words)}, or an integer")
+                allowed_words = f"one of {', '.join(words)}, or an integer"
+                raise ConfigError(f"{name} is {shown(value)}; use {allowed_words}", option=name)
             return value
         if _is_a(Integral, value) and low <= int(value) <= (value if high is None else high):
             return int(value)
-        raise ConfigError(f"{name} is {shown(value)}; it must be {allowed}: {fix}")
+        raise ConfigError(f"{name} is {shown(value)}; it must be {allowed}: {fix}", option=name)
 
     return _field(default, about, check, none)
 
@@ -208,10 +210,13 @@ class Drafting(Settings):
         super().__post_init__()
         if self.remember != "nothing" and self.sources == "model":
             fix = "leave one of them out"
-            raise ConfigError(f"remember is {self.remember!r} with sources 'model', which copies nothing: {fix}")
+            raise ConfigError(
+                f"remember is {self.remember!r} with sources 'model', which copies nothing: {fix}", option="remember"
+            )
         if self.threshold is not None and self.draft_length not in ("confidence", "entropy", "head"):
             raise ConfigError(
-                f"threshold is for confidence, entropy or head, not for {self.draft_length!r}: leave it out"
+                f"threshold is for confidence, entropy or head, not for {self.draft_length!r}: leave it out",
+                option="threshold",
             )
 
     @property
@@ -254,16 +259,22 @@ class Learning(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.loss == "hybrid" and self.trains == "head":
-            raise ConfigError("trains is 'head' with the hybrid loss, which trains no head: use loss='forward+tv'")
+            raise ConfigError(
+                "trains is 'head' with the hybrid loss, which trains no head: use loss='forward+tv'", option="trains"
+            )
 
 
 def stop_strings(stop: object) -> tuple[str, ...]:
     """One or several stop strings as a tuple; raises ConfigError for anything else."""
     given = () if stop is None else (stop,) if isinstance(stop, str) else stop
     if not isinstance(given, Collection) or isinstance(given, Mapping | bytes | bytearray):
-        raise ConfigError(f"stop is {shown(stop)}; it must be a string or a list of strings: leave it out for none")
+        raise ConfigError(
+            f"stop is {shown(stop)}; it must be a string or a list of strings: leave it out for none", option="stop"
+        )
     if not all(isinstance(end, str) and end for end in given):
-        raise ConfigError(f"stop is {shown(stop)}; it must be strings that are not empty: leave it out for none")
+        raise ConfigError(
+            f"stop is {shown(stop)}; it must be strings that are not empty: leave it out for none", option="stop"
+        )
     return tuple(given)
 
 
@@ -280,7 +291,7 @@ def settings_of(cls: type[SettingsT], keywords: Mapping[str, Any], own: Sequence
     for name in keywords:
         if name not in known:
             fix = f"give it to {homes[name]}" if name in homes else suggestion(name, known)
-            raise ConfigError(f"unknown option {name!r}: {fix}")
+            raise ConfigError(f"unknown option {name!r}: {fix}", option=name)
     return cls(**keywords)
 
 
@@ -295,24 +306,33 @@ def data_folder() -> Path:
 
     Raises ConfigError where neither is known.
     """
-    if home := os.environ.get("OMNIDRAFT_HOME"):
-        return Path(home)
+    home = os.environ.get("OMNIDRAFT_HOME")
+    return _home(home) if home else _platform_folder("user_data_path")
+
+
+def cache_folder() -> Path:
+    """Folder of what can be made again: `cache` in `OMNIDRAFT_HOME`, else the platform's cache folder.
+
+    Raises ConfigError where neither is known.
+    """
+    home = os.environ.get("OMNIDRAFT_HOME")
+    return _home(home) / "cache" if home else _platform_folder("user_cache_path")
+
+
+def _platform_folder(kind: str) -> Path:
     import platformdirs
 
     with suppress(RuntimeError):  # without a home folder; older versions return "~"
-        folder = platformdirs.user_data_path("omnidraft", appauthor=False)
+        folder: Path = getattr(platformdirs, kind)("omnidraft", appauthor=False)
         if folder.is_absolute():
             return folder
     raise ConfigError("no home folder is known: set OMNIDRAFT_HOME to a writable folder")
 
 
-def cache_folder() -> Path:
-    """Folder of what can be made again: `cache` in `OMNIDRAFT_HOME`, else the platform's cache folder."""
-    if home := os.environ.get("OMNIDRAFT_HOME"):
-        return Path(home) / "cache"
-    import platformdirs
-
-    return platformdirs.user_cache_path("omnidraft", appauthor=False)
+@cache  # a relative path is that of the working directory in which it was first used
+def _home(given: str) -> Path:
+    """The folder that `OMNIDRAFT_HOME` names, absolute; `~` is the home folder, and `~name` of no user is a name."""
+    return Path(os.path.abspath(os.path.expanduser(given)))  # noqa: PTH100, PTH111  those of Path raise
 
 
 def shown(value: object) -> str:
@@ -327,5 +347,5 @@ def shown(value: object) -> str:
 def choice(name: str, value: Any, allowed: Collection[str]) -> Any:
     """The value itself; raises ConfigError unless it is one of those allowed."""
     if not isinstance(value, str) or value not in allowed:
-        raise ConfigError(f"{name} is {shown(value)}; use one of {', '.join(sorted(allowed))}")
+        raise ConfigError(f"{name} is {shown(value)}; use one of {', '.join(sorted(allowed))}", option=name)
     return value

@@ -11,13 +11,23 @@ OmniDraftError
 
 from __future__ import annotations
 
+CONTEXT_LENGTH = "context_length_exceeded"  # the code of a prompt that is too long, as OpenAI's API has it
+
 
 class OmniDraftError(Exception):
     """Root of the errors this package raises on purpose."""
 
 
 class InputError(OmniDraftError, ValueError):
-    """Something the caller passed is not usable; the command line exits with code 2."""
+    """Something the caller passed is not usable; the command line exits with code 2.
+
+    Programs read the fields, never the message: `option` is the setting or keyword that is to blame, `code` the kind of
+    fault, as `CONTEXT_LENGTH`; each is None where there is none to name.
+    """
+
+    def __init__(self, *args: object, option: str | None = None, code: str | None = None) -> None:
+        super().__init__(*args)
+        self.option, self.code = option, code
 
 
 class ConfigError(InputError):

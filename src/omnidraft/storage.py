@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import secrets
@@ -10,6 +11,22 @@ import time
 from pathlib import Path
 
 RANDOM_BYTES = 8  # in the name of a temporary file
+LONGEST_NAME = 255  # bytes that file systems take
+HASH_DIGITS = 16  # in place of what does not fit into a name
+
+
+def fitting(name: str, more: int) -> str:
+    """A file's name, to which `more` bytes are added; one that would get too long ends with a hash of the whole."""
+    data, room = name.encode("utf-8", "surrogateescape"), LONGEST_NAME - more
+    if len(data) <= room:
+        return name
+    digest = hashlib.sha256(data).hexdigest()[:HASH_DIGITS]
+    return f"{data[: room - HASH_DIGITS - 1].decode(errors='ignore')}-{digest}"
+
+
+def beside(path: Path, suffix: str) -> Path:
+    """The hidden file next to another that is named after it, with an ASCII suffix."""
+    return path.with_name(f".{fitting(path.name, 1 + len(suffix))}{suffix}")
 
 
 def make_folder(path: Path) -> None:
@@ -52,7 +69,7 @@ def replace_file(path: Path, data: bytes) -> None:
     The data goes to a temporary file in the same folder first, whose name is random: several threads and processes may
     replace one file, and the last one wins.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(RANDOM_BYTES)}.tmp")
+    temporary = beside(path, f".{secrets.token_hex(RANDOM_BYTES)}.tmp")
     try:
         write_file(temporary, data)
         os.replace(temporary, path)
@@ -65,7 +82,8 @@ def replace_file(path: Path, data: bytes) -> None:
 
 def remove_leftovers(path: Path) -> None:
     """Remove the temporary files of calls of `replace_file` that were killed; for while nobody else replaces `path`."""
-    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{{2 * RANDOM_BYTES}}}\.tmp")
+    digits = "0" * 2 * RANDOM_BYTES
+    name = re.compile(re.escape(beside(path, f".{digits}.tmp").name).replace(digits, f"[0-9a-f]{{{len(digits)}}}"))
     for other in path.parent.iterdir():
         if name.fullmatch(other.name):
             remove(other)

@@ -44,7 +44,7 @@ def tasks(data: Path) -> Path:
     }
     for name, its in rows.items():
         (data / name).parent.mkdir(exist_ok=True)
-        (data / name).write_text("".join(json.dumps(row) + "\n" for row in its))
+        (data / name).write_text("".join(json.dumps(row) + "\n" for row in its), encoding="utf-8")
     return data
 
 
@@ -52,7 +52,7 @@ def tasks(data: Path) -> Path:
 def small(tmp_path: Path, target: Path, drafter: Path) -> Path:
     """A recipe of two small models."""
     path = tmp_path / "small.toml"
-    path.write_text(SMALL.replace("TARGET", str(target)).replace("DRAFTER", str(drafter)))
+    path.write_text(SMALL.replace("TARGET", str(target)).replace("DRAFTER", str(drafter)), encoding="utf-8")
     return path
 
 

@@ -122,7 +122,7 @@ def test_the_command(small: Path, tasks: Path, tmp_path: Path, home: Path, capsy
     assert {kind: len(rows) for kind, rows in result.items()} == {
         "settings": 1, "live": 1, "cells": 8, "losses": 4, "switch": 1, "targets": 1, "drift": 1,
     }  # fmt: skip
-    text = (out / "adaptation.md").read_text()
+    text = (out / "adaptation.md").read_text(encoding="utf-8")
     for title in ("Against the clock", "Before and after a stream", "## Losses", "before and after", "target change"):
         assert title in text
     assert {path.name for path in out.glob("*.png")} == {"live.png", "switch.png", "targets.png"}

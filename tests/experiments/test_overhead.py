@@ -21,7 +21,7 @@ SHAPES = (
     Shape(layers=1, hidden=32, intermediate=48, heads=4, tied=True),
     Shape(layers=1, hidden=16, intermediate=24, heads=2, tied=False),
 )
-NAMES = (zoo.PREFIX + zoo.names("target")[0], zoo.PREFIX + zoo.names("drafter")[0])
+NAMES = ("zoo:target-a", "zoo:drafter")
 
 
 @pytest.fixture(scope="module")

@@ -182,7 +182,7 @@ def test_a_run_is_gone_on_with(
     assert result == kept(out)
     assert [len(result[kind]) for kind in ("cells", "switch")] == [3, 1]
     assert result["settings"][0]["command"].startswith("python -m experiments.paper small.toml")
-    text = (out / "paper.md").read_text()
+    text = (out / "paper.md").read_text(encoding="utf-8")
     assert "## One" in text
     assert "## Two" not in text, "of which only some is there, and nobody asked"
     assert [path.name for path in out.glob("*.png")] == ["switch.png"]
@@ -216,7 +216,7 @@ def test_mistakes_are_said_before_anything_is_loaded(
     ):
         assert run(small, "--data", tasks, *given) == 2
         assert message in capsys.readouterr().err
-    small.write_text(small.read_text().replace("train = 4", "train = 400"))
+    small.write_text(small.read_text(encoding="utf-8").replace("train = 4", "train = 400"), encoding="utf-8")
     assert run(small, "--data", tasks) == 2
     assert "gsm8k has 6 prompts for train, 400 are asked for" in capsys.readouterr().err
     assert run(tmp_path / "none.toml") == 2
@@ -243,7 +243,9 @@ def test_a_subset_as_large_as_its_task_is_measured_once(small: Path) -> None:
 
 
 def test_every_job_is_of_a_target_that_is_gone_through(small: Path) -> None:
-    small.write_text(re.sub("switch = .*", 'switch = ["elsewhere", "there"]', small.read_text()))
+    small.write_text(
+        re.sub("switch = .*", 'switch = ["elsewhere", "there"]', small.read_text(encoding="utf-8")), encoding="utf-8"
+    )
     for path in (small, *(ROOT / "recipes").glob("*.toml")):
         found = recipe.read(path)
         for one in (paper.STUDY, adaptation.STUDY):
@@ -257,11 +259,11 @@ def test_every_kind_of_cell_of_the_papers_recipe_runs(
     tasks: Path, drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recipe, "QUICK_TOKENS", 5)
-    text = (ROOT / "recipes" / "paper.toml").read_text()
+    text = (ROOT / "recipes" / "paper.toml").read_text(encoding="utf-8")
     # half precision takes longer on a CPU, and what is told here is only whether cells run
     text = re.sub(r"^(code|xsum) = .*\n", "", text.replace("float16", "float32"), flags=re.MULTILINE)
     copied = tmp_path / "paper.toml"
-    copied.write_text(re.sub(r'^larger = \["(\S+)",.*', r'larger = ["\1"]', text, flags=re.MULTILINE))
+    copied.write_text(re.sub(r'^larger = \["(\S+)",.*', r'larger = ["\1"]', text, flags=re.MULTILINE), encoding="utf-8")
     whole = recipe.read(copied)
     named = sorted({*whole.every_target, *whole.switch} - {*whole.same})
     folders = {name: save_model(tmp_path / str(n), byte_level(), seed=n) for n, name in enumerate(named)}
@@ -276,5 +278,5 @@ def test_every_kind_of_cell_of_the_papers_recipe_runs(
     assert len(result["switch"]) == len(result["targets"]) == 1
     assert {path.name for path in out.glob("*.png")} == {f"figure-{number}.png" for number in (5, 6, 7, 8, 9)}
     for number in (1, 2, 3, 5, 6, 11, 12, 14):
-        assert f"## Table {number}:" in (out / "paper.md").read_text()
+        assert f"## Table {number}:" in (out / "paper.md").read_text(encoding="utf-8")
     assert str(tmp_path) not in json.dumps(result), "no folder of this machine"

@@ -100,10 +100,10 @@ def test_the_gap_of_answers_that_differ(given: list[str], monkeypatch: pytest.Mo
 
 
 def test_prompts_of_streams_are_no_tests(tasks: Path) -> None:
-    rows = [json.loads(line) for line in (tasks / "mbpp/mbpp.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (tasks / "mbpp/mbpp.jsonl").read_text(encoding="utf-8").splitlines()]
     for number, row in enumerate(rows):
         row["task_id"] = 599 + number
-    with (tasks / "mbpp/mbpp.jsonl").open("a") as file:
+    with (tasks / "mbpp/mbpp.jsonl").open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
     learn, tests = real.stream_of("code", tasks, 100), real.texts_of("code", tasks, 100)
     assert len(learn) == len(rows) - 2

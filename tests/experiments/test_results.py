@@ -48,8 +48,8 @@ def test_a_line_that_was_cut_off_is_passed_over_and_other_files_are_refused(tmp_
     made = Results(path, "some")
     made.begin("a command", {})
     made.add("rows", "a", {})
-    whole = path.read_text()
-    path.write_text(whole + whole.splitlines()[-1][:-5])
+    whole = path.read_text(encoding="utf-8")
+    path.write_text(whole + whole.splitlines()[-1][:-5], encoding="utf-8")
     again = Results(path, "some")
     assert again.of("rows") == made.of("rows")
     again.add("rows", "b", {})
@@ -87,7 +87,7 @@ def test_the_shipped_recipes_can_be_read() -> None:
     ],
 )
 def test_a_mistake_in_a_recipe_is_said(change: tuple[str, str], message: str, small: Path) -> None:
-    small.write_text(small.read_text().replace(*change, 1))
+    small.write_text(small.read_text(encoding="utf-8").replace(*change, 1), encoding="utf-8")
     with pytest.raises(ConfigError, match=re.escape(message)) as error:
         recipe.read(small)
     assert "recipe small.toml" in str(error.value)

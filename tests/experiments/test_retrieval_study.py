@@ -29,7 +29,7 @@ def codes(tmp_path: Path) -> Path:
     ]
     for name, rows in {"mbpp/mbpp.jsonl": mbpp, "humaneval/HumanEval.jsonl": humaneval}.items():
         (tmp_path / name).parent.mkdir()
-        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     assert 1 not in MBPP_TEST
     return tmp_path
 

@@ -13,7 +13,7 @@ from omnidraft.errors import ConfigError
 
 
 def rows(path: Path) -> list[dict[str, float]]:
-    lines = (json.loads(line) for line in path.read_text().splitlines())
+    lines = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
     return [line for line in lines if line["kind"] == "rows"]
 
 
@@ -38,8 +38,8 @@ def test_a_week(
     assert all(each["resident_mb"] > 0 < each["profile_mb"] for each in days)
     assert capsys.readouterr().out.count("\n| ") == 2 + 7
 
-    lines = out.with_suffix(".jsonl").read_text().splitlines(keepends=True)
-    out.with_suffix(".jsonl").write_text("".join(lines[:-1]))  # cut off in the last day
+    lines = out.with_suffix(".jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    out.with_suffix(".jsonl").write_text("".join(lines[:-1]), encoding="utf-8")  # cut off in the last day
     assert week.main(given) == 0
     assert [each["day"] for each in rows(out.with_suffix(".jsonl"))] == list(range(1, 8))
     monkeypatch.setattr(week, "QUICK", week.Sizes(prompts=7, new_tokens=8))

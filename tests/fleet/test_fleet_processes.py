@@ -23,7 +23,7 @@ import torch
 
 from omnidraft.config import Drafting
 from omnidraft.fleet.pair import load_pair
-from omnidraft.fleet.releases import POLL_S, Releases
+from omnidraft.fleet.releases import Releases
 from omnidraft.fleet.spool import answers, segments
 from support.replica import LONGEST, PROMPTS, save_target
 
@@ -38,7 +38,12 @@ class Process:
         env = os.environ | {"PYTHONPATH": str(TESTS), "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
         self.lines: list[str] = []
         self._process = subprocess.Popen(
-            [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
+            [sys.executable, *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=env,
+            encoding="utf-8",
         )
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -126,12 +131,11 @@ def test_replicas_improve_and_survive_each_other(fleet: Fleet) -> None:
     trainer.kill()
     poisoned = {name: torch.full_like(weight, float("nan")) for name, weight in fleet.base.items()}
     fleet.releases.publish(poisoned, 1.0)
-    time.sleep(POLL_S + 2)
     for each in (again, two):
+        each.until(lambda each=each: any("not finite" in line for line in list(each.lines)))  # type: ignore[misc]
         before = len(each.laps)
         each.until(lambda each=each, before=before: len(each.laps) > before + 2)  # type: ignore[misc]
         assert each.laps[-1]["rate"] > begun[0]["rate"] + 0.2
-        assert any("not finite" in line for line in each.lines)
 
     spooled = [answer for path in segments(fleet.folder / "spool") for answer in answers(path)]
     assert spooled

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from omnidraft.fleet.settings import FleetLearning, ReplicaSettings
 from omnidraft.fleet.spool import Answer, Spool, segments
 from omnidraft.fleet.trainer import LEAST_HELD_OUT, LEFTOVER_S, FleetTrainer
 from support.batches import WIDTH, Asked, Batch
+from support.waiting import WAIT_S, until
 
 LENGTH = 4
 DRAFTING = Drafting(draft_length=LENGTH, sources="model", drafter_step="transformers")
@@ -263,20 +263,13 @@ def started(target: Path, drafter: Path, folder: Path) -> subprocess.Popen[str]:
     options = ["--target", str(target), "--drafter", str(drafter), "--spool", str(folder / "spool")]
     options += ["--releases", str(folder / "releases"), "--answers", "16", "--hold-out", "0.3", "--share", "1"]
     command = [sys.executable, "-m", "omnidraft", "train-fleet", *options, "--adapter", "full", "--threads", "1"]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, encoding="utf-8")
 
 
 def said(process: subprocess.Popen[str], words: str) -> str:
     """The next line with these words."""
     assert process.stderr is not None
     return next(line for line in process.stderr if words in line)
-
-
-def wait_for(seen: Callable[[], bool], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not seen():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 @pytest.mark.usefixtures("home")
@@ -288,9 +281,9 @@ def test_the_command_learns_survives_a_kill_and_ends_when_told(
     said(first, "learning from")
     other = started(target, drafter, tmp_path)
     assert "another trainer publishes" in said(other, "error")
-    assert other.wait(30) == 2
+    assert other.wait(WAIT_S) == 2
     spooled(fleet, answers(80))
-    wait_for(lambda: fleet.releases.current().newest >= 1)
+    until(lambda: fleet.releases.current().newest >= 1)
     first.kill()
     first.wait()
     version = fleet.releases.current().stable
@@ -298,9 +291,9 @@ def test_the_command_learns_survives_a_kill_and_ends_when_told(
     second = started(target, drafter, tmp_path)
     said(second, "learning from")
     spooled(fleet, answers(80, first=20), "someone-else")
-    wait_for(lambda: fleet.releases.current().newest > version or not segments(tmp_path / "spool"))
+    until(lambda: fleet.releases.current().newest > version or not segments(tmp_path / "spool"))
     second.send_signal(signal.SIGTERM)
-    assert second.wait(30) == 0
+    assert second.wait(WAIT_S) == 0
     for process in (first, other, second):
         assert process.stderr is not None
         process.stderr.close()

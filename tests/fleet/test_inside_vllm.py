@@ -5,7 +5,6 @@ Runs where vLLM is installed, in the environment that `make fleet-test` makes.
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from omnidraft.fleet.pair import load_pair
 from omnidraft.fleet.releases import Releases
 from omnidraft.fleet.spool import answers, segments
 from support.replica import LONGEST, PROMPTS, answered, counts, save_target, started
+from support.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +52,8 @@ def test_greedy_answers_in_mixed_batches_are_those_of_vllm_alone(drafting: Any, 
 
 
 def test_answers_are_spooled_as_token_ids(drafting: Any, expected: list[list[int]], folder: Path) -> None:
-    answered(drafting)
-    time.sleep(11)  # until a segment is old enough
     assert answered(drafting) == expected
+    until(lambda: segments(folder / "spool"))  # once the first answer is old enough
     found = {tuple(each.prompt): list(each.tokens) for path in segments(folder / "spool") for each in answers(path)}
     assert len(found) > len(PROMPTS) / 2
     for prompt, tokens in found.items():
@@ -70,10 +69,13 @@ def test_a_version_is_adopted_and_answers_stay(
     releases = Releases(folder / "releases", pair.key)
     changed = {name: weight.detach() + 0.02 * torch.randn_like(weight) for name, weight in pair.base.items()}
     releases.publish(changed, 1.0)
-    time.sleep(6)  # until it is looked for
-    for _ in range(3):
+
+    def adopted() -> bool:
         assert answered(drafting) == expected
-    time.sleep(11)
-    answered(drafting)
-    versions = {each.version for path in segments(folder / "spool") for each in answers(path)}
-    assert versions == {0, 1}
+        return 1 in versions()
+
+    def versions() -> set[int]:
+        return {each.version for path in segments(folder / "spool") for each in answers(path)}
+
+    until(adopted)
+    assert versions() == {0, 1}

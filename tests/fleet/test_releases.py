@@ -114,12 +114,12 @@ def test_a_poisoned_version_is_not_adopted(tmp_path: Path, fault: str) -> None:
 def test_a_damaged_pointer_is_said_once(tmp_path: Path) -> None:
     warnings: list[str] = []
     replica = follower(tmp_path, warnings.append)
-    (tmp_path / POINTER).write_text('{"stable": 1')
+    (tmp_path / POINTER).write_text('{"stable": 1', encoding="utf-8")
     assert [replica.poll() for _ in range(3)] == [None] * 3
     assert len(warnings) == 1
     with pytest.raises(ModelError, match="is damaged: restore it"):
         Releases(tmp_path, PAIR).current()
-    (tmp_path / POINTER).write_text('{"latest": 1}')
+    (tmp_path / POINTER).write_text('{"latest": 1}', encoding="utf-8")
     with pytest.raises(ModelError, match="is damaged"):
         Releases(tmp_path, PAIR).current()
 
@@ -164,7 +164,9 @@ print("ready", flush=True)
 while True:
     releases.publish(big, 1.0)
 """
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=os.environ)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=os.environ, encoding="utf-8"
+    )
     assert process.stdout is not None
     process.stdout.readline()
     base = BASE | {"more": torch.zeros(2_000_000)}

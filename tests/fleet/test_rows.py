@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -27,6 +26,7 @@ from omnidraft.fleet.spool import SEGMENT_S, Spool, answers, segments
 from omnidraft.storage import replace_file
 from support.batches import WIDTH, Asked, Batch
 from support.engines import generate
+from support.waiting import WAIT_S, until
 
 LENGTH = 4
 COUNT = 40  # tokens of an answer
@@ -316,7 +316,7 @@ def test_a_file_system_that_hangs_delays_no_step(tmp_path: Path, monkeypatch: py
     def slow(true: Callable[..., Any]) -> Callable[..., Any]:
         def wait(*arguments: Any) -> Any:
             reached.set()
-            assert hangs.wait(60)
+            assert hangs.wait(WAIT_S)
             return true(*arguments)
 
         return wait
@@ -336,15 +336,12 @@ def test_a_file_system_that_hangs_delays_no_step(tmp_path: Path, monkeypatch: py
     hangs.clear()
     reached.clear()
     batch.rows.tend_aside()
-    assert reached.wait(60), "it looks for a version"
+    assert reached.wait(WAIT_S), "it looks for a version"
     for each in requests[:2]:
         batch.run([each])
     assert (follower.version, segments(tmp_path / "spool")) == (0, [])
     hangs.set()
-    end = time.monotonic() + 60
-    while not segments(tmp_path / "spool"):
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: segments(tmp_path / "spool"))
     hangs.clear()
     for each in requests[2:]:
         batch.run([each])

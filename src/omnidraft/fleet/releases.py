@@ -135,7 +135,7 @@ class Follower:
         self._clock, self._warn = clock, warn
         self._looked = -POLL_S
         self._refused: int | None = None
-        self._said = ""
+        self._said: tuple[object, ...] = ()
         self._known = 0  # the version that was read last
         self._found: deque[tuple[int, Weights]] = deque(maxlen=1)  # and is not drafted with yet
 
@@ -161,11 +161,11 @@ class Follower:
         except (ModelError, OSError) as error:
             if isinstance(error, ModelError):
                 self._refused = wanted
-            if str(error) != self._said:
+            if error.args != self._said:  # once, however often it is met
                 self._warn(f"version {self.version} of the drafter stays: {error}")
-            self._said = str(error)
+            self._said = error.args
             return
-        self._known, self._refused, self._said = wanted, None, ""
+        self._known, self._refused, self._said = wanted, None, ()
 
     def teach(self, *_: object) -> None:
         """Do nothing: answers go to the spool."""

@@ -12,7 +12,7 @@ import torch
 from omnidraft.alignment.spelling_table import SpellingTable
 from omnidraft.errors import ConfigError, ModelError, ProfileError
 from omnidraft.models.loading import LoadedModel
-from omnidraft.profiles.profile import Key, Profile
+from omnidraft.profiles.profile import Key, Profile, model_name
 from omnidraft.profiles.profile_file import ProfileFile
 from omnidraft.profiles.store import ProfileStore
 
@@ -22,8 +22,8 @@ SAMPLE = 4096  # weights of each tensor, about, that tell a model from others of
 def key_of(drafter: LoadedModel, target: LoadedModel, table: SpellingTable) -> Key:
     """The key of a pair's profile: names, tokenizers, and a hash of a sample of each model's weights."""
     return Key(
-        drafter=drafter.name,
-        target=target.name,
+        drafter=model_name(drafter.name),
+        target=model_name(target.name),
         tokenizers=table.fingerprint,
         drafter_weights=_hash_of_signs(drafter),
         target_weights=_hash_of_signs(target),

@@ -29,9 +29,10 @@ MANIFEST, CHECKSUM = "omnidraft_profile", "sha256"  # names in the header
 BLANK = "0" * 64  # the checksum while it is computed
 SIZE = 8  # bytes at the beginning of a safetensors file that give the length of its header
 LARGEST = 2**63
+LONGEST = 200  # characters of a model's name
 Array = NDArray[Any]
 Setting = str | int | float | None
-_MODEL = re.compile(r".{1,200}")
+_MODEL = re.compile(rf".{{1,{LONGEST}}}")
 _HASH = re.compile(r"[0-9a-f]{64}")
 _FIELD = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _WORD = re.compile(r"[A-Za-z0-9+._-]{1,40}")  # the name of a choice; no sentence fits
@@ -58,7 +59,7 @@ class Key:
             if name not in ("drafter", "target"):
                 _check(name, value, _HASH, "a SHA-256 of 64 hexadecimal digits")
             elif not (_matches(_MODEL, value) and value.isprintable()):
-                raise ProfileError(f"{name} is {value!r}; it must be a name of 1 to 200 printable characters")
+                raise ProfileError(f"{name} is {value!r}; it must be a name of 1 to {LONGEST} printable characters")
 
     @property
     def place(self) -> tuple[str, str]:
@@ -68,6 +69,15 @@ class Key:
         """
         identity = hashlib.sha256(json.dumps(list(asdict(self).values())).encode()).hexdigest()
         return _file_name(self.drafter), f"{_file_name(self.target)}-{identity[:12]}"
+
+
+def model_name(name: str) -> str:
+    """A model's name as a key holds it: one that is too long, or not printable, ends with a hash of the whole."""
+    if name.isprintable() and 0 < len(name) <= LONGEST:
+        return name
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    printable = "".join(letter if letter.isprintable() else "?" for letter in name)
+    return f"{printable[: LONGEST - 1 - len(digest)]}-{digest}"
 
 
 def _file_name(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -13,6 +14,7 @@ from omnidraft import storage
 from omnidraft.errors import ProfileError
 from omnidraft.profiles.profile import ANSWER_TOKENS, SIZE, Key, LaterFormatError, Manifest, Profile, read_manifest
 
+ASIDE = ".aside-"  # and a number
 LONGEST_HEADER = 100_000_000  # bytes, as safetensors has it
 
 
@@ -25,18 +27,19 @@ class ProfileFile:
     def __init__(self, path: Path, name: str | None = None) -> None:
         self.path = path
         self.name = name or str(path)
-        self._lock_path = path.with_name(f".{path.name}.lock")
+        self._lock_path = storage.beside(path, ".lock")
         self._lock: FileLock | None = None
+        self._process = 0  # that claimed it: one forked later has no claim
 
     # ------------------------------------------------------------ claiming
 
     @property
     def claimed(self) -> bool:
-        return self._lock is not None
+        return self._lock is not None and self._process == os.getpid()
 
     def claim(self) -> bool:
         """Keep other processes from saving here until `release` or the end of this one; False: one does already."""
-        if self._lock is not None:
+        if self.claimed:
             return True
         with self._change("written"):
             storage.make_folder(self.path.parent)
@@ -46,14 +49,14 @@ class ProfileFile:
                 lock.acquire()
             except Timeout:
                 return False
-        self._lock = lock
+        self._lock, self._process = lock, os.getpid()
         with suppress(OSError):
             storage.remove_leftovers(self.path)
         return True
 
     def release(self) -> None:
         """Let others claim the profile."""
-        if self._lock is not None:
+        if self._lock is not None and self.claimed:
             self._lock.release()
             self._lock = None
 
@@ -131,8 +134,8 @@ class ProfileFile:
     def set_aside(self) -> Path:
         """Give the file a free name next to it, so that a new profile can be begun; nothing is deleted."""
         with self.held(), self._change("set aside"):
-            number = 1
-            while (aside := self.path.with_stem(f"{self.path.stem}.aside-{number}")).exists():
+            number, stem = 1, storage.fitting(self.path.stem, len(ASIDE) + 6 + len(self.path.suffix.encode()))
+            while (aside := self.path.with_stem(f"{stem}{ASIDE}{number}")).exists():
                 number += 1
             storage.rename(self.path, aside)
         return aside
