@@ -16,7 +16,7 @@ def test_what_is_kept_is_listed_and_removed(
     monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path))
     folder = tmp_path / "cache" / "gguf" / "0123456789abcdef-float32"
     folder.mkdir(parents=True)
-    (folder / "NAME").write_text("some.gguf in float32")
+    (folder / "NAME").write_text("some.gguf in float32", encoding="utf-8")
     (folder / "model.safetensors").write_bytes(bytes(3_000_000))
     assert main(["cache"]) == 0
     printed = capsys.readouterr()

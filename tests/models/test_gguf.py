@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
-from transformers import AutoConfig
 
 import omnidraft
-from omnidraft.config import cache_folder
-from omnidraft.errors import ModelError
+from omnidraft.config import cache_folder, data_folder
+from omnidraft.errors import ConfigError, ModelError
 from omnidraft.models import gguf
+from omnidraft.models.gguf import conversion
 from omnidraft.models.loading import load_model, load_skeleton, load_tokenizer
 from support.gguf_files import TEMPLATE, small_model, write
 from support.models import afresh, close, one_line
@@ -35,9 +34,9 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_header_alone_gives_config_tokenizer_and_ends(file: Path, home: Path) -> None:
     skeleton, tokenizer, own = load_skeleton(file), load_tokenizer(file), byte_level()
-    config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
+    config = small_model().config
     differing = {name for name, value in skeleton.config.to_dict().items() if value != config.to_dict().get(name)}
-    assert differing <= {"_model_name_or_path", "_name_or_path", "eos_token_id", "dtype"}
+    assert differing <= {"_name_or_path", "bos_token_id", "eos_token_id", "dtype", "initializer_range", "rms_norm_eps"}
     assert set(skeleton.generation_config.eos_token_id) == {own.token_to_id("<unk>"), own.token_to_id("</s>")}
     text = "hello the world, été 日本\n\n10"
     assert tokenizer(text)["input_ids"] == own.encode(text, add_special_tokens=False).ids
@@ -75,7 +74,7 @@ def test_the_conversion_used_longest_ago_goes_first(
 ) -> None:
     older = gguf.converted(file, torch.float32, print)
     os.utime(older, (0, 0))
-    monkeypatch.setattr(gguf, "KEPT_BYTES", gguf.kept()[0].size + 1000)
+    monkeypatch.setattr(conversion, "KEPT_BYTES", gguf.kept()[0].size + 1000)
     other = write(tmp_path / "other.gguf", small_model())
     other.write_bytes(other.read_bytes() + b"\0" * 32)
     newer = gguf.converted(other, torch.float32, print)
@@ -83,12 +82,10 @@ def test_the_conversion_used_longest_ago_goes_first(
 
 
 def test_a_conversion_that_fails_leaves_nothing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import safetensors.torch
-
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(safetensors.torch, "save_model", full)
+    monkeypatch.setattr(conversion, "read", full)
     with pytest.raises(ModelError) as error:
         gguf.converted(file, torch.float32, print)
     one_line(error, "small.gguf", "No space left")
@@ -96,33 +93,8 @@ def test_a_conversion_that_fails_leaves_nothing(file: Path, monkeypatch: pytest.
     assert not list(cache_folder().rglob("*.part"))
 
 
-def _truncated(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:2000])
-
-
-def _foreign(path: Path) -> None:
-    path.write_bytes(b"PK\x03\x04" + bytes(100))
-
-
-def _unknown(path: Path) -> None:
-    write(path, small_model(), "lemming")
-
-
-@pytest.mark.parametrize(("spoil", "said"), [(_truncated, "cut"), (_foreign, "GGUF"), (_unknown, "lemming")])
-def test_a_damaged_file_is_refused_in_one_line(
-    file: Path, tmp_path: Path, spoil: Callable[[Path], None], said: str
-) -> None:
-    path = tmp_path / "spoiled.gguf"
-    path.write_bytes(file.read_bytes())
-    spoil(path)
-    for load in (load_skeleton, load_model):
-        with pytest.raises(ModelError) as error:
-            load(path)
-        one_line(error, "spoiled.gguf", "cannot read" if said == "cut" else said)
-
-
 def test_too_little_memory_is_refused_before_anything_is_written(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = psutil.virtual_memory()._replace(available=gguf.SPARE_BYTES)
+    memory = psutil.virtual_memory()._replace(available=conversion.SPARE_BYTES)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     with pytest.raises(ModelError) as error:
         load_model(file, "float32")
@@ -134,3 +106,20 @@ def test_without_the_gguf_package_the_message_names_the_extra(file: Path, monkey
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(ModelError, match=r"pip install 'omnidraft\[gguf\]'"):
         load_model(file, "float32")
+
+
+def test_what_was_converted_is_read_from_a_folder_that_cannot_be_written(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_model(file, "float32", "cpu")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr("filelock.FileLock", lambda *_: pytest.fail("a lock was to be written"))
+    assert load_model(file, "float32", "cpu").name == "small.gguf"
+
+
+@pytest.mark.parametrize("kind", ["user_cache_path", "user_data_path"])
+def test_without_a_home_folder_the_fix_is_said(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMNIDRAFT_HOME")
+    monkeypatch.setattr(f"platformdirs.{kind}", lambda *_, **__: Path("~/omnidraft"))
+    with pytest.raises(ConfigError, match="no home folder is known: set OMNIDRAFT_HOME"):
+        (cache_folder if kind == "user_cache_path" else data_folder)()

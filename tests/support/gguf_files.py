@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from omnidraft.models import gguf
+from omnidraft.models.gguf.tokens import CONTROL
 from support.small_tokenizers import byte_level
 
 writer = pytest.importorskip("gguf", reason="the gguf package is not installed")
@@ -52,7 +52,7 @@ def write(path: Path, model: Qwen2ForCausalLM, architecture: str = "qwen2") -> P
     out.add_tokenizer_model("gpt2")
     out.add_tokenizer_pre("gpt-2")
     out.add_token_list([token for token, _ in vocab])
-    out.add_token_types([gguf.CONTROL if token in special else 1 for token, _ in vocab])
+    out.add_token_types([CONTROL if token in special else 1 for token, _ in vocab])
     out.add_token_merges([" ".join(pair) for pair in merges(tokenizer)])
     out.add_bos_token_id(tokenizer.token_to_id("<s>"))
     out.add_eos_token_id(tokenizer.token_to_id("<unk>"))  # not </s>, which ends answers, too

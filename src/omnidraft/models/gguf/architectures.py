@@ -1,0 +1,290 @@
+"""What the keys and tensors of each supported architecture mean, in the names of transformers: one table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from omnidraft.errors import ModelError
+from omnidraft.models.gguf.header import Header
+from omnidraft.models.gguf.keys import ATTENTION, ROTATION, SCALES, SIZES, KeyReport, Keys
+from omnidraft.models.gguf.rotation import DIVISORS, LONG, SHORT, rotation, same_everywhere
+
+Config = dict[str, Any]
+EMBEDDING, HEAD = "token_embd.weight", "output.weight"
+OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}  # of the layers
+ATTENDING = {f"attn_{part}": f"self_attn.{part}_proj" for part in "qkv"} | {"attn_output": "self_attn.o_proj"}
+NORMED = {f"attn_{part}_norm": f"self_attn.{part}_norm" for part in "qk"}
+GATED = {f"ffn_{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")}
+BEFORE = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+AROUND = {
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+PLAIN = BEFORE | ATTENDING | GATED
+RMS = {"rms_norm_eps": "attention.layer_norm_rms_epsilon"}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How a file of an architecture becomes a model of transformers."""
+
+    model_type: str
+    layer: Mapping[str, str] = field(default_factory=lambda: PLAIN)  # tensors of a layer, and the modules they are of
+    more: Callable[[Keys, Header, Config], None] = lambda *_: None  # changes the config by further keys
+    epsilon: Mapping[str, str] = field(default_factory=lambda: RMS)
+    interleaved: bool = False  # rows of queries and keys lie as pairs, for a rotation of neighbors
+    shifted: bool = False  # weights of norms are stored plus 1
+    factors: bool = False  # there may be tensors of the rotation's factors
+    partial: bool = False  # a part of each head may be rotated
+
+
+@dataclass(frozen=True)
+class Described:
+    """What a header says."""
+
+    architecture: Architecture
+    config: Config
+    keys: KeyReport
+    consumed: frozenset[str]  # tensors that are in the config
+
+
+def describe(header: Header) -> Described:
+    """Read all keys of a header; raises ModelError for a key, a value or an architecture that is not supported."""
+    kind = header.metadata.get("general.type", "model")
+    if kind != "model":
+        raise ModelError(f"{header.name} holds no model (general.type is {kind!r}): give the file of the model")
+    name: str = header.metadata.get("general.architecture", "")
+    if name not in ARCHITECTURES:
+        raise ModelError(
+            f"{header.name} is of architecture {name!r}: use a model of {', '.join(sorted(ARCHITECTURES))}"
+        )
+    architecture = ARCHITECTURES[name]
+    keys = Keys(header.name, header.metadata, name)
+    config = _common(keys, header, architecture)
+    architecture.more(keys, header, config)
+    factors = {DIVISORS, SHORT, LONG} & set(header.tensors) if architecture.factors else set()
+    return Described(architecture, config, keys.report(), frozenset(factors))
+
+
+def _common(keys: Keys, header: Header, architecture: Architecture) -> Config:
+    if EMBEDDING not in header.tensors:
+        raise ModelError(f"{header.name} lacks the tensor {EMBEDDING}: get the complete file of a text model")
+    _check_layers(keys, header)
+    hidden, heads = keys.whole("embedding_length", SIZES), keys.whole("attention.head_count", SIZES)
+    size = keys.whole("attention.key_length", SIZES, hidden // heads)
+    if keys.whole("attention.value_length", SIZES, size) != size:
+        raise keys.refused("attention.value_length", f"keys have {size} entries, as many are supported")
+    factors, partial = architecture.factors, architecture.partial
+    config: Config = {
+        "vocab_size": header.tensors[EMBEDDING].shape[0],
+        "hidden_size": hidden,
+        "num_hidden_layers": keys.whole("block_count", SIZES),
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys.whole("attention.head_count_kv", SIZES, heads),
+        "intermediate_size": keys.whole("feed_forward_length", SIZES),
+        "max_position_embeddings": keys.whole("context_length", SIZES),
+        "rope_parameters": rotation(keys, header, size, takes_factors=factors, partial=partial),
+        "tie_word_embeddings": HEAD not in header.tensors,
+        "pad_token_id": None,
+    }
+    for field_name, key in architecture.epsilon.items():
+        config[field_name] = keys.real(key, SIZES)
+    if size * heads != hidden or keys.value("attention.key_length", SIZES) is not None:
+        config["head_dim"] = size
+    config["sliding_window"] = None
+    config["model_type"] = architecture.model_type
+    return config
+
+
+def _check_layers(keys: Keys, header: Header) -> None:
+    """Raise ModelError for more layers than there are tensors, before a model of so many is made."""
+    if keys.whole("block_count", SIZES) > len(header.tensors):
+        raise keys.refused("block_count", f"the file has {len(header.tensors)} tensors in all")
+
+
+# ---------------------------------------------------------------- further keys
+
+
+def _full_attention(keys: Keys, config: Config) -> None:
+    """Take a window that no text reaches beyond, and refuse any other."""
+    window = keys.value("attention.sliding_window", ATTENTION)
+    if window and window < config["max_position_embeddings"]:
+        raise keys.refused(
+            "attention.sliding_window", f"windows are not supported for models of architecture {keys.architecture}"
+        )
+
+
+def _windows(keys: Keys, config: Config, pattern: int, window: int = 4096) -> None:
+    """Windows in all but every `pattern`-th layer, or as the header says."""
+    if keys.value("attention.sliding_window", ATTENTION) != 0:  # 0: none
+        window = keys.whole("attention.sliding_window", ATTENTION, window)
+        config["sliding_window"] = window
+    layers, own = config["num_hidden_layers"], keys.value("attention.sliding_window_pattern", ATTENTION)
+    if isinstance(own, list):
+        if len(own) != layers:
+            raise keys.refused("attention.sliding_window_pattern", f"the model has {layers} layers")
+        slides = [bool(each) for each in own]
+    else:
+        every = keys.whole("attention.sliding_window_pattern", ATTENTION, pattern)
+        slides = [i % every < every - 1 for i in range(layers)]
+    if config["sliding_window"] is None:
+        slides = [False] * layers
+    config["layer_types"] = ["sliding_attention" if each else "full_attention" for each in slides]
+
+
+def _has(header: Header, *names: str) -> bool:
+    return any(f"blk.0.{name}" in header.tensors for name in names)
+
+
+def _llama(keys: Keys, header: Header, config: Config) -> None:
+    _full_attention(keys, config)
+    config["attention_bias"] = _has(header, *(f"{name}.bias" for name in ATTENDING))
+    config["mlp_bias"] = _has(header, *(f"{name}.bias" for name in GATED))
+    del config["sliding_window"]
+
+
+def _granite(keys: Keys, header: Header, config: Config) -> None:
+    _llama(keys, header, config)
+    if keys.value("rope.scaling.finetuned", ROTATION) is False:  # a switch in this architecture
+        raise keys.refused("rope.scaling.finetuned", "models without a rotation are not supported")
+    size = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    config["attention_multiplier"] = keys.real("attention.scale", SCALES, 0.0) or size**-0.5
+    config["logits_scaling"] = keys.real("logit_scale", SCALES)
+    if not config["logits_scaling"]:
+        raise keys.refused("logit_scale", "logits are divided by it")
+    config["residual_multiplier"] = keys.real("residual_scale", SCALES, 0.0) or 1.0
+    config["embedding_multiplier"] = keys.real("embedding_scale", SCALES, 0.0) or 1.0
+
+
+def _mistral3(keys: Keys, header: Header, config: Config) -> None:
+    """Llama, or with a temperature of the attention that grows with the position."""
+    _full_attention(keys, config)
+    config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    temperature = keys.real("attention.temperature_scale", ATTENTION, 0.0)
+    if not temperature:
+        config["model_type"] = "llama"
+        _llama(keys, header, config)
+        return
+    rope = config["rope_parameters"]
+    if rope["rope_type"] != "yarn":
+        raise keys.refused("attention.temperature_scale", "it is supported with a rotation of type yarn")
+    rope["llama_4_scaling_beta"] = temperature
+
+
+def _qwen2(keys: Keys, _: Header, config: Config) -> None:
+    _full_attention(keys, config)
+    del config["sliding_window"]
+
+
+def _qwen3(keys: Keys, header: Header, config: Config) -> None:
+    _qwen2(keys, header, config)
+    config["attention_bias"] = _has(header, *(f"{name}.bias" for name in ATTENDING))
+    config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
+
+
+def _gemma(keys: Keys, header: Header, config: Config) -> None:
+    _qwen3(keys, header, config)
+
+
+def _scalar(config: Config, largest: int) -> None:
+    """The scale of the attention, which the header does not give: the largest model has another one."""
+    equal = config["hidden_size"] // config["num_attention_heads"]
+    size = config.setdefault("head_dim", equal)
+    config["query_pre_attn_scalar"] = equal if config["num_hidden_layers"] == largest else size
+
+
+def _gemma2(keys: Keys, _: Header, config: Config) -> None:
+    _windows(keys, config, 2)
+    if config["sliding_window"] is None:
+        raise keys.refused("attention.sliding_window", "a window is needed")
+    _scalar(config, 46)
+    config["attn_logit_softcapping"] = keys.real("attn_logit_softcapping", SCALES, 50.0) or None
+    config["final_logit_softcapping"] = keys.real("final_logit_softcapping", SCALES, 30.0) or None
+
+
+def _gemma3(keys: Keys, _: Header, config: Config) -> None:
+    if keys.value("attention.sliding_window", ATTENTION) is None:
+        config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
+    else:
+        _windows(keys, config, 6)
+    if config["sliding_window"] is None:  # no layer has one, and masks are made all the same
+        config["sliding_window"] = config["max_position_embeddings"]
+    if keys.real("rope.scaling.attn_factor", ROTATION, 1.0) != 1.0:
+        raise keys.refused("rope.scaling.attn_factor", "it is not supported for models of architecture gemma3")
+    _scalar(config, 62)
+    config["final_logit_softcapping"] = keys.real("final_logit_softcapping", SCALES, 0.0) or None
+    near = {"rope_type": "default", "rope_theta": keys.real("rope.freq_base_swa", ROTATION, 1e4)}
+    config["rope_parameters"] = {"full_attention": config["rope_parameters"], "sliding_attention": near}
+
+
+def _phi3(keys: Keys, _: Header, config: Config) -> None:
+    window = keys.value("attention.sliding_window", ATTENTION)
+    config["sliding_window"] = keys.whole("attention.sliding_window", ATTENTION) if window else None
+    rope, context = config["rope_parameters"], config["max_position_embeddings"]
+    if rope["rope_type"] == "yarn":
+        raise keys.refused("rope.scaling.type", "it is not supported for models of architecture phi3")
+    if rope["rope_type"] == "linear":  # as the one type that this model has
+        rope["rope_type"], factor = "longrope", rope.pop("factor")
+        size = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
+        rope["short_factor"] = rope["long_factor"] = [factor] * (round(size * rope["partial_rotary_factor"]) // 2)
+        rope["attention_factor"] = 1.0
+        rope["original_max_position_embeddings"] = context
+    own = rope.get("original_max_position_embeddings", context)
+    config["original_max_position_embeddings"] = context if "short_factor" in rope and same_everywhere(rope) else own
+
+
+def _starcoder2(keys: Keys, header: Header, config: Config) -> None:
+    _full_attention(keys, config)
+    config["use_bias"] = _has(header, "attn_q.bias", "ffn_up.bias")
+
+
+def _cohere(keys: Keys, header: Header, config: Config) -> None:
+    _full_attention(keys, config)
+    del config["sliding_window"]
+    config["logit_scale"] = keys.real("logit_scale", SCALES, 0.0) or 1.0
+    config["use_qk_norm"] = _has(header, "attn_q_norm.weight")
+    config["attention_bias"] = _has(header, *(f"{name}.bias" for name in ATTENDING))
+
+
+LAYER_NORM = "attention.layer_norm_epsilon"
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "llama": Architecture("llama", more=_llama, interleaved=True, factors=True),
+    "mistral3": Architecture("ministral3", more=_mistral3, interleaved=True, factors=True),
+    "granite": Architecture("granite", more=_granite, interleaved=True, factors=True),
+    "smollm3": Architecture("smollm3", more=_llama, interleaved=True),
+    "qwen2": Architecture("qwen2", more=_qwen2),
+    "qwen3": Architecture("qwen3", PLAIN | NORMED, _qwen3),
+    "gemma": Architecture("gemma", more=_gemma, shifted=True),
+    "gemma2": Architecture("gemma2", AROUND | ATTENDING | GATED, _gemma2, shifted=True),
+    "gemma3": Architecture("gemma3_text", AROUND | ATTENDING | NORMED | GATED, _gemma3, shifted=True),
+    "olmo2": Architecture(
+        "olmo2",
+        {name: AROUND[name] for name in ("post_attention_norm", "post_ffw_norm")} | ATTENDING | NORMED | GATED,
+        _qwen2,
+    ),
+    "phi3": Architecture(
+        "phi3",
+        BEFORE
+        | {"attn_qkv": "self_attn.qkv_proj", "attn_output": "self_attn.o_proj"}
+        | {"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"},
+        _phi3,
+        factors=True,
+        partial=True,
+    ),
+    "starcoder2": Architecture(
+        "starcoder2",
+        BEFORE | ATTENDING | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+        _starcoder2,
+        {"norm_epsilon": LAYER_NORM},
+    ),
+    "command-r": Architecture(
+        "cohere",
+        {"attn_norm": "input_layernorm"} | ATTENDING | NORMED | GATED,
+        _cohere,
+        {"layer_norm_eps": LAYER_NORM},
+    ),
+}

@@ -1,0 +1,133 @@
+"""The keys of a file's architecture, each of which is asked for, known to be harmless, or refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from omnidraft.errors import ModelError
+
+SIZES, ATTENTION, ROTATION, SCALES = "sizes", "attention", "rotation", "scales"  # groups of keys
+TOKENIZER, FILE = "tokenizer", "file"
+FILE_KEYS = (
+    "general.architecture",
+    "general.type",
+    "general.alignment",
+    "split.no",
+    "split.count",
+    "split.tensors.count",
+)
+# keys that change nothing in what a model computes
+HARMLESS = (
+    "vocab_size",  # the embedding's rows are counted
+    "tensor_data_layout",
+    "pooling_type",
+    "rope.scaling.finetuned",
+    "attention.layer_norm_epsilon",  # of the kind of norm that the architecture does not have
+    "attention.layer_norm_rms_epsilon",
+    "use_parallel_residual",  # older converters wrote it for every model: the architecture says which it is
+    "rope.scaling.yarn_attn_factor",  # what follows from the other keys is taken, as in llama.cpp
+    # converters write these for all models of a family; without such layers there are no such tensors
+    "ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.inner_size", "ssm.time_step_rank",
+    "expert_shared_feed_forward_length",
+)  # fmt: skip
+# keys whose feature no supported architecture has, by the value that says that it is not used
+UNUSED: Mapping[str, Any] = {
+    "attention.causal": True,
+    "attention.clamp_kqv": 0,
+    "attention.max_alibi_bias": 0,
+    "attention.scale": 0,
+    "attention.temperature_scale": 0,
+    "attn_logit_softcapping": 0,
+    "embedding_scale": 0,
+    "expert_count": 0,
+    "expert_group_count": 0,
+    "expert_group_used_count": 0,
+    "expert_shared_count": 0,
+    "expert_used_count": 0,
+    "final_logit_softcapping": 0,
+    "logit_scale": 0,
+    "nextn_predict_layers": 0,
+    "residual_scale": 0,
+    "rope.scaling.alpha": 0,
+}
+
+
+@dataclass(frozen=True)
+class KeyReport:
+    """What is done with the keys of a file: names by group."""
+
+    architecture: str
+    honoured: Mapping[str, tuple[str, ...]]  # by group; those of the tokenizer are the tokenizer's
+    harmless: tuple[str, ...]
+
+
+class Keys:
+    """The keys of the architecture; what is asked for is noted.  Raises ModelError for values out of range."""
+
+    def __init__(self, file: str, metadata: Mapping[str, Any], architecture: str) -> None:
+        self.file, self.architecture = file, architecture
+        self._metadata = metadata
+        self._asked: dict[str, str] = {}  # group by full name
+
+    def full(self, key: str) -> str:
+        """The name of a key in the file."""
+        return f"{self.architecture}.{key}"
+
+    def value(self, key: str, group: str) -> Any:
+        """The value of a key, None where the file has none."""
+        self._asked.setdefault(self.full(key), group)
+        return self._metadata.get(self.full(key))
+
+    def whole(self, key: str, group: str, default: int | None = None) -> int:
+        """A count, at least 1: one number, or an equal one for each layer."""
+        value = self.value(key, group)
+        if isinstance(value, list) and value:
+            if any(each != value[0] for each in value):
+                raise self.refused(key, "layers of different sizes are not supported")
+            value = value[0]
+        value = default if value is None else value
+        if value is None:
+            raise self.missing(key)
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
+            raise self.refused(key, "a count from 1 on is needed")
+        return value
+
+    def real(self, key: str, group: str, default: float | None = None) -> float:
+        """A finite number that is not negative."""
+        value = self.value(key, group)
+        value = default if value is None else value
+        if value is None:
+            raise self.missing(key)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
+            raise self.refused(key, "a finite number from 0 on is needed")
+        return float(value)
+
+    def report(self) -> KeyReport:
+        """What is done with every key; raises ModelError for one of the architecture that nothing asked for."""
+        honoured: dict[str, list[str]] = {}
+        harmless = []
+        for name, value in self._metadata.items():
+            key = name.removeprefix(f"{self.architecture}.")
+            if name in self._asked:
+                honoured.setdefault(self._asked[name], []).append(name)
+            elif name in FILE_KEYS:
+                honoured.setdefault(FILE, []).append(name)
+            elif name.startswith("tokenizer."):
+                honoured.setdefault(TOKENIZER, []).append(name)
+            elif key == name or key in HARMLESS or (key in UNUSED and value == UNUSED[key]):
+                harmless.append(name)
+            else:
+                raise self.refused(key, f"it is not supported for models of architecture {self.architecture}")
+        groups = {group: tuple(sorted(names)) for group, names in honoured.items()}
+        return KeyReport(self.architecture, groups, tuple(sorted(harmless)))
+
+    def missing(self, key: str) -> ModelError:
+        return ModelError(f"{self.file} lacks the key {self.full(key)}: get the complete file of a text model")
+
+    def refused(self, key: str, reason: str) -> ModelError:
+        value = self._metadata.get(self.full(key))
+        shown = f"an array of {len(value)}" if isinstance(value, list) else repr(value)
+        return ModelError(f"{self.file} has {self.full(key)} = {shown} ({reason}): use another model")

@@ -1,0 +1,84 @@
+"""A GGUF model in one file or several parts, NAME-00001-of-00003.gguf and so on, as one header."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from omnidraft.errors import ModelError
+from omnidraft.models.gguf.header import Header, TensorInfo, read_part
+
+PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.IGNORECASE)
+SAME = ("general.architecture", "general.name", "split.count", "split.tensors.count")  # in all parts, where given
+
+
+def read_header(path: Path) -> Header:
+    """Read the header of a file, of all parts where it is one of several.
+
+    Raises ModelError for a part that is missing or of another model, and for damaged files.
+    """
+    paths = _named(path)
+    return _joined(paths, tuple((each.stat().st_mtime_ns, each.stat().st_size) for each in paths if each.is_file()))
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """The keys of a file, of the first part where it is one of several; raises ModelError as `read_header`."""
+    return dict(read_header(path).metadata)
+
+
+def first_part(path: Path) -> Path:
+    """The file itself, or the first of the parts that it is one of."""
+    return _named(path)[0]
+
+
+def _named(path: Path) -> tuple[Path, ...]:
+    """The parts that a file's name tells of, itself alone where it tells of none."""
+    match = PART.fullmatch(path.name)
+    count = int(match["count"]) if match else 1
+    if match is None or not 1 <= int(match["number"]) <= count:
+        return (path,)
+    names = (f"{match['stem']}-{number:05}-of-{match['count']}{match['suffix']}" for number in range(1, count + 1))
+    return tuple(path.with_name(name) for name in names)
+
+
+@lru_cache(maxsize=4)
+def _joined(paths: tuple[Path, ...], _stamps: tuple[tuple[int, int], ...]) -> Header:
+    first, count = paths[0], len(paths)
+    missing = next((number for number, path in enumerate(paths) if not path.is_file()), None)
+    if missing is not None:
+        there = next((path.name for path in paths if path.is_file()), first.name)
+        raise ModelError(f"part {missing + 1} of {count} is missing: put {paths[missing].name} beside {there}")
+    headers = [read_part(path) for path in paths]
+    split = headers[0].metadata.get("split.count", 1)
+    number = headers[0].metadata.get("split.no", 0)
+    if number != 0 and count == 1:
+        raise ModelError(f"{first.name} is part {number + 1} of {split}: give the first, NAME-00001-of-{split:05}.gguf")
+    if split not in ({0, 1} if count == 1 else {count}):
+        raise ModelError(f"{first.name} is part 1 of {split}: give them names as NAME-00001-of-{split:05}.gguf")
+    tensors: dict[str, TensorInfo] = {}
+    for number, header in enumerate(headers):
+        _check_part(header, number, headers[0])
+        if twice := next((name for name in header.tensors if name in tensors), None):
+            raise ModelError(f"tensor {twice} is in two parts of {first.name}: get all parts of one model")
+        tensors |= header.tensors
+    total = headers[0].metadata.get("split.tensors.count", len(tensors))
+    if count > 1 and total != len(tensors):
+        raise ModelError(
+            f"the parts of {first.name} have {len(tensors)} tensors, not {total}: get all parts of one model"
+        )
+    return Header(paths, headers[0].metadata, tensors)
+
+
+def _check_part(header: Header, number: int, first: Header) -> None:
+    if number and header.metadata.get("split.no") != number:
+        found = header.metadata.get("split.no")
+        said = "no part" if found is None else f"part {found + 1}"
+        raise ModelError(f"{header.name} is {said}, not part {number + 1}: get all parts of one model")
+    for key in SAME:
+        theirs, ours = header.metadata.get(key), first.metadata.get(key)
+        if theirs is not None and theirs != ours:
+            raise ModelError(
+                f"{header.name} has {key} {theirs!r} and {first.name} {ours!r}: get all parts of one model"
+            )

@@ -1,0 +1,261 @@
+"""The tokenizer of a GGUF file, built of what its header says: tokens, kinds, merges or scores, and flags.
+
+What text becomes is what llama.cpp makes of it, which is what such files are made and tested with: special tokens in it
+are parsed, each stretch of text between them is tokenized by itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from omnidraft.errors import ModelError
+from omnidraft.models.gguf.guards import reading
+from omnidraft.models.gguf.parts import read_metadata
+from omnidraft.models.gguf.splits import DEFAULT, GEMMA4, Split, split_of
+from omnidraft.models.gguf.tokens import (
+    ADDED,
+    FILE_ENDS,
+    MARKS,
+    OLD_KEYS,
+    PREFIX,
+    SPECIAL,
+    Tokens,
+    read_tokens,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+SPACE = "▁"
+KNOWN = (
+    "model", "pre", "tokens", "token_type", "scores", "merges", "add_bos_token", "add_eos_token", "add_space_prefix",
+    "bos_token_id", "eos_token_id", "eot_token_id", "eom_token_id", "unknown_token_id", "padding_token_id",
+    "eos_token_ids", *FILE_ENDS, *MARKS, *OLD_KEYS.values(),
+)  # fmt: skip
+HARMLESS = (  # of other kinds of tokenizers, or of tasks other than to go on with a text
+    "token_type_count", "seperator_token_id", "cls_token_id", "mask_token_id", "add_sep_token", "precompiled_charsmap",
+    "remove_extra_whitespaces", "normalizer.lowercase", "normalizer.strip_accents",
+    "add_padding_token", "add_unknown_token", "add_mask_token",
+)  # fmt: skip
+
+
+def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer of a file, with its chat template; raises ModelError."""
+    with reading(path):
+        return build_tokenizer(read_metadata(path))
+
+
+def build_tokenizer(metadata: Mapping[str, Any]) -> PreTrainedTokenizerFast:
+    """The tokenizer that a header describes, its chat template included; raises ModelError for one that it cannot be.
+
+    `metadata` holds the header's values by key, arrays as lists.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    kind = metadata.get(f"{PREFIX}model")
+    build = _BUILDERS.get(str(kind))
+    if build is None:
+        raise ModelError(
+            f"{PREFIX}model is {kind!r}, a kind of tokenizer that is not supported: use a file with one of "
+            f"{', '.join(_BUILDERS)}"
+        )
+    _check_keys(metadata)
+    tokens = read_tokens(metadata)
+    # the parts are put in one by one: of a whole backend a copy would be made, which takes as long as all the rest
+    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.BPE()), clean_up_tokenization_spaces=False
+    )
+    backend = tokenizer.backend_tokenizer
+    split = build(backend, metadata, tokens)
+    _add_tokens(backend, metadata, tokens)
+    backend.post_processor = _frame(metadata, tokens, split)
+    names = {"bos_token": tokens.bos, "eos_token": tokens.eos, "unk_token": tokens.unknown, "pad_token": tokens.padding}
+    for name, i in names.items():
+        if i is not None and tokens.kinds[i] in ADDED:
+            setattr(tokenizer, name, tokens.texts[i])
+    template = metadata.get("tokenizer.chat_template")
+    if not isinstance(template, str | None):
+        raise ModelError("tokenizer.chat_template is no text: get the file anew")
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def end_tokens(metadata: Mapping[str, Any]) -> list[int]:
+    """Ids of the tokens that end an answer, the header's own first; raises ModelError where tokens are missing."""
+    return read_tokens(metadata).ends
+
+
+# ---------------------------------------------------------------- kinds of tokenizers
+
+
+def _byte_level(backend: Tokenizer, metadata: Mapping[str, Any], tokens: Tokens) -> Split:
+    split = split_of(metadata.get(f"{PREFIX}pre") or DEFAULT)
+    if not split.byte_level:
+        return _characters(backend, metadata, tokens)
+    backend.model = _bpe(tokens, _merges(metadata), ignore_merges=split.whole)
+    steps = [*_steps(split), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    backend.decoder = decoders.ByteLevel()
+    return split
+
+
+def _characters(backend: Tokenizer, metadata: Mapping[str, Any], tokens: Tokens) -> Split:
+    """Merges as of byte-level tokenizers, between characters as of SentencePiece."""
+    split = split_of(GEMMA4 if metadata[f"{PREFIX}model"] == GEMMA4 else str(metadata[f"{PREFIX}pre"]))
+    _check_bytes(tokens)
+    backend.model = _bpe(tokens, _merges(metadata), byte_fallback=True)
+    backend.normalizer = normalizers.Replace(" ", SPACE)
+    backend.pre_tokenizer = pre_tokenizers.Sequence(_steps(split))
+    backend.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+    return split
+
+
+def _sentencepiece(backend: Tokenizer, metadata: Mapping[str, Any], tokens: Tokens) -> Split:
+    """Pairs merge into the token with the highest score; every stretch of text begins with a space."""
+    _check_bytes(tokens)
+    backend.model = _bpe(tokens, _scored_merges(metadata, tokens), byte_fallback=True)
+    steps: list[decoders.Decoder] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    replace = normalizers.Replace(" ", SPACE)
+    if _flag(metadata, "add_space_prefix", default=True):
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), replace])
+        steps.append(decoders.Strip(" ", 1, 0))
+    else:
+        backend.normalizer = replace
+    backend.decoder = decoders.Sequence(steps)
+    return Split((), begins=True, byte_level=False)
+
+
+_BUILDERS: dict[str, Callable[[Tokenizer, Mapping[str, Any], Tokens], Split]] = {
+    "gpt2": _byte_level,
+    "llama": _sentencepiece,
+    GEMMA4: _characters,
+}
+
+
+# ---------------------------------------------------------------- parts
+
+
+def _steps(split: Split) -> list[pre_tokenizers.PreTokenizer]:
+    return [pre_tokenizers.Split(Regex(each), "isolated") for each in split.steps]
+
+
+def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
+    rules = metadata.get(f"{PREFIX}merges")
+    if not isinstance(rules, list | tuple):
+        raise ModelError(f"{PREFIX}merges is missing: get the complete file of a text model")
+    return list(dict.fromkeys(_pair(rule) for rule in rules))  # the first of two that are alike counts
+
+
+def _pair(rule: str) -> tuple[str, str]:
+    left, _, right = rule.partition(" ")
+    return left, right
+
+
+def _bpe(tokens: Tokens, merges: list[tuple[str, str]], **options: bool) -> models.BPE:
+    try:
+        return models.BPE(tokens.ids, merges, **options)
+    except Exception as error:  # of no type of its own
+        wrong = next(((a, b) for a, b in merges if not {a, b, a + b} <= tokens.ids.keys()), None)
+        if wrong is None:
+            raise
+        raise ModelError(
+            f"{PREFIX}merges has {' '.join(wrong)!r}, whose tokens are not all there: get the complete file"
+        ) from error
+
+
+def _scored_merges(metadata: Mapping[str, Any], tokens: Tokens) -> list[tuple[str, str]]:
+    """All pairs of tokens that make up a token, the one of the highest score first.
+
+    Of two with the same score, the one further left in a text goes first.  That is no order of tokens; but for runs of
+    one character, which share a score in many files, merging to the longest gives the same.
+    """
+    scores = metadata.get(f"{PREFIX}scores")
+    if not isinstance(scores, list | tuple) or len(scores) < len(tokens.texts):
+        raise ModelError(f"{PREFIX}scores is missing or too short: get the complete file of a text model")
+    texts, known = tokens.texts, tokens.ids
+    order = sorted(range(len(texts)), key=lambda i: (-scores[i], -len(texts[i])))
+    merges: list[tuple[str, str]] = []
+    for _, group in itertools.groupby(order, lambda i: scores[i]):
+        alike = [texts[i] for i in group]
+        pairs = [(text[:at], text[at:]) for text in alike for at in range(1, len(text))]
+        pairs = [pair for pair in pairs if pair[0] in known and pair[1] in known]
+        if len(alike) > 1:
+            _check_order(pairs)
+        merges += pairs
+    return merges
+
+
+def _check_order(alike: list[tuple[str, str]]) -> None:
+    """Refuse tokens of one score that can overlap in a text, other than runs of one character."""
+    begun: dict[str, set[str]] = {}
+    for left, right in alike:
+        begun.setdefault(left, set()).add(left + right)
+    for left, right in alike:
+        for other in begun.get(right, set()) - {left + right}:
+            if len({*left, *right, *other}) > 1:
+                raise ModelError(
+                    f"{PREFIX}scores are the same for {left + right!r} and {other!r}, so which is merged first is not "
+                    "known: use a file whose tokens have scores of their own"
+                )
+
+
+def _check_bytes(tokens: Tokens) -> None:
+    lacking = [f"<0x{byte:02X}>" for byte in range(256) if f"<0x{byte:02X}>" not in tokens.ids]
+    if lacking:
+        raise ModelError(
+            f"{PREFIX}tokens has no {lacking[0]}, so not every text can be written: use a file with all byte tokens"
+        )
+
+
+def _add_tokens(backend: Tokenizer, metadata: Mapping[str, Any], tokens: Tokens) -> None:
+    """Have special and user-defined tokens found in a text before it is split."""
+    name = str(metadata.get("general.name", "")).lower()
+    strips = "phi-3" in name or "phi3" in name  # white space after its special tokens is dropped
+    added = [
+        AddedToken(
+            tokens.texts[i],
+            normalized=False,
+            special=kind in SPECIAL,
+            rstrip=strips and tokens.texts[i] not in ("<unk>", "<s>", "<|endoftext|>"),
+        )
+        for i, kind in enumerate(tokens.kinds)
+        if kind in ADDED
+    ]
+    backend.add_special_tokens([each for each in added if each.special])
+    backend.add_tokens([each for each in added if not each.special])
+
+
+def _frame(metadata: Mapping[str, Any], tokens: Tokens, split: Split) -> processors.PostProcessor:
+    """What stands around a text: BOS and EOS, where the header or the kind of tokenizer asks for them."""
+    begins = split.always or _flag(metadata, "add_bos_token", default=split.begins)
+    names = {"bos": begins, "eos": _flag(metadata, "add_eos_token", default=False)}
+    ids = {name: getattr(tokens, name) for name, wanted in names.items() if wanted}
+    for name, i in ids.items():
+        if i is None:
+            raise ModelError(f"{PREFIX}{name}_token_id is missing, which texts are to have: get the complete file")
+    return processors.TemplateProcessing(
+        single=[*(["bos"] if "bos" in ids else []), "$A", *(["eos"] if "eos" in ids else [])],
+        pair=None,
+        special_tokens=[{"id": name, "ids": [i], "tokens": [tokens.texts[i]]} for name, i in ids.items()],
+    )
+
+
+def _flag(metadata: Mapping[str, Any], key: str, *, default: bool) -> bool:
+    value = metadata.get(f"{PREFIX}{key}", default)
+    if not isinstance(value, bool):
+        raise ModelError(f"{PREFIX}{key} is {value!r}, true or false is needed: get the file anew")
+    return value
+
+
+def _check_keys(metadata: Mapping[str, Any]) -> None:
+    """Refuse a header with a key that may bear on tokens and is not known."""
+    for key, value in metadata.items():
+        name = key.removeprefix(PREFIX)
+        if name != key and name not in (*KNOWN, *HARMLESS):
+            shown = f"an array of {len(value)}" if isinstance(value, list | tuple) else repr(value)
+            raise ModelError(f"{key} is {shown}, which is not supported: use a file without it")

@@ -1,0 +1,115 @@
+"""The tensors of a GGUF file as those of a model of transformers: every one is used, and none is missing."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from omnidraft.errors import ModelError
+from omnidraft.models.gguf.architectures import OUTSIDE, Described
+from omnidraft.models.gguf.header import QUANTIZATIONS, Header, TensorInfo
+
+CHUNK = 2**22  # entries that are dequantized at a time
+LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A tensor of the model, and where it comes from."""
+
+    name: str  # in transformers
+    info: TensorInfo
+    heads: int  # whose rows lie as pairs, 0 for none
+    shifted: bool  # stored plus 1
+
+
+def sources(header: Header, described: Described, shapes: Shapes) -> list[Source]:
+    """Where each of the model's tensors comes from; `shapes` are those that the model needs.
+
+    Raises ModelError for a tensor that is missing, of another shape, or that the model has no use for.
+    """
+    tied, found = described.config["tie_word_embeddings"], []
+    for name, shape in shapes.items():
+        if tied and name == "lm_head.weight":
+            continue
+        own = _name_in_file(name, described)
+        info = header.tensors.get(own)
+        if info is None:
+            raise ModelError(f"{header.name} lacks the tensor {own}: get the complete file")
+        if info.shape != shape:
+            raise ModelError(
+                f"{header.name} has tensor {own} of shape {info.shape}, its keys need {shape}: get the file anew"
+            )
+        found.append(Source(name, info, _heads(own, described), _is_shifted(own, described)))
+    unused = set(header.tensors) - {source.info.name for source in found} - described.consumed
+    if unused:
+        raise ModelError(
+            f"{header.name} has the tensor {min(unused)}, which is not supported for models of architecture "
+            f"{described.keys.architecture}: use another model"
+        )
+    return found
+
+
+def read(source: Source, dtype: torch.dtype) -> torch.Tensor:
+    """The values of a tensor."""
+    shape = source.info.shape
+    rows = math.prod(shape[:-1])
+    values = torch.empty(rows, shape[-1], dtype=dtype)
+    at = 0
+    for part in _dequantized(source.info, rows):
+        piece = torch.from_numpy(part if part.flags.writeable else part.copy())
+        values[at : at + len(piece)] = piece - 1 if source.shifted else piece
+        at += len(piece)
+    if source.heads:
+        values = _parted(values.reshape(shape), source.heads)
+    return values.reshape(shape)
+
+
+def _dequantized(info: TensorInfo, rows: int) -> Iterator[np.ndarray[Any, Any]]:
+    """Rows of a tensor in float32, some at a time."""
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    kind = GGMLQuantizationType[QUANTIZATIONS[info.quantization][0]]
+    width = info.nbytes // rows
+    data = np.memmap(info.path, np.uint8, "r", info.start, (rows, width))
+    step = max(1, CHUNK // info.shape[-1])
+    for start in range(0, rows, step):
+        yield np.asarray(dequantize(data[start : start + step], kind), dtype=np.float32)
+
+
+def _parted(values: torch.Tensor, heads: int) -> torch.Tensor:
+    """Rows from pairs of neighbors to halves of each head: 0 a 1 b 2 c -> 0 1 2 a b c."""
+    rows = values.reshape(heads, -1, 2, *values.shape[1:])
+    return rows.transpose(1, 2).reshape(values.shape)
+
+
+def _name_in_file(name: str, described: Described) -> str:
+    outside = {module: own for own, module in OUTSIDE.items()}
+    inside = {module: own for own, module in described.architecture.layer.items()}
+    if match := LAYER.fullmatch(name):
+        number, module, kind = match.groups()
+        if module in inside:
+            return f"blk.{number}.{inside[module]}.{kind}"
+    module, _, kind = name.rpartition(".")
+    if module in outside:
+        return f"{outside[module]}.{kind}"
+    raise ModelError(f"model type {described.config['model_type']!r} has the weights {name}, which no GGUF file gives")
+
+
+def _heads(own: str, described: Described) -> int:
+    counts = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
+    part = own.split(".")[-2]
+    wanted = described.architecture.interleaved and part in counts
+    return int(described.config[counts[part]]) if wanted else 0
+
+
+def _is_shifted(own: str, described: Described) -> bool:
+    return described.architecture.shifted and own.endswith("norm.weight")

@@ -1,0 +1,188 @@
+"""Rotations of GGUF headers are those of llama.cpp's formulas, in the step of transformers and in that of 8 bits."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from omnidraft.errors import ModelError
+from omnidraft.models.eight_bits import EightBitModel
+from omnidraft.models.lean import LeanModel
+from omnidraft.models.loading import load_model, load_skeleton
+from support.compilers import needs_the_8_bit_step
+from support.gguf_models import (
+    BASE,
+    CONTEXT,
+    HEADERS,
+    ORIGINAL,
+    SIZE,
+    keys_of,
+    model_of,
+    rotated_file,
+    tensors_of,
+    write_file,
+)
+from support.models import afresh, close, one_line
+
+NEAR = 1e-4  # angles of some hundred, in 32 bits
+DIVISORS = HEADERS["factors"]["divisors"]
+YARN: dict[str, Any] = dict(HEADERS["yarn"])
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path / "home"))
+
+
+def angles(header: Mapping[str, Any], position: int) -> tuple[np.ndarray[Any, Any], float]:
+    """The angles of the pairs at a position, and the factor of cosines and sines, as llama.cpp computes them."""
+    pair = np.arange(SIZE // 2)
+    kind = header.get("rope.scaling.type", "linear")
+    factor = header.get("rope.scaling.factor", header.get("rope.scale_linear", 1.0)) if kind != "none" else 1.0
+    plain = position * BASE ** (-2.0 * pair / SIZE) / np.array(header.get("divisors", header.get("short", 1.0)))
+    scale = header.get("rope.scaling.attn_factor", 1.0)
+    if kind != "yarn":
+        return plain / factor, scale
+    original = header.get("rope.scaling.original_context_length", CONTEXT)
+    turns = (header.get(f"rope.scaling.yarn_beta_{name}", most) for name, most in (("fast", 32.0), ("slow", 1.0)))
+    corner = [SIZE * math.log(original / (count * 2 * math.pi)) / (2 * math.log(BASE)) for count in turns]
+    low, high = max(0.0, math.floor(corner[0])), min(SIZE - 1.0, math.ceil(corner[1]))
+    kept = 1 - np.clip((pair - low) / max(0.001, high - low), 0, 1)
+    log, all_dimensions = math.log(factor), header.get("rope.scaling.yarn_log_multiplier", 0.0)
+    scale *= (1 + 0.1 * log) / (1 + 0.1 * all_dimensions * log)
+    return plain / factor * (1 - kept) + plain * kept, scale
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_the_angles_are_those_of_the_header(name: str, tmp_path: Path) -> None:
+    path = rotated_file(tmp_path / "m.gguf", HEADERS[name])
+    loaded = load_model(path, "float32", "cpu")
+    assert loaded.lm.context == (256 if "long" in HEADERS[name] else CONTEXT)
+    lean = LeanModel(load_skeleton(path), loaded.lm.model.state_dict(), loaded.lm.vocab_size, loaded.lm.context)
+    lean.reserve(loaded.lm.context)
+    for position in (0, 1, 33, loaded.lm.context - 1):
+        turned, scale = angles(HEADERS[name], position)
+        wanted = torch.tensor(np.concatenate([np.cos(turned), np.sin(turned)]) * scale, dtype=torch.float32)
+        cosines, sines = loaded.lm.model.model.rotary_emb(torch.zeros(1), torch.tensor([[position]]))
+        half = SIZE // 2
+        assert close(torch.cat([cosines[0, 0, :half], sines[0, 0, :half]]), wanted, NEAR)
+        assert close(lean._angles[position], wanted, NEAR)  # noqa: SLF001
+
+
+def test_llama_3s_factors_are_the_rotation_that_transformers_computes(tmp_path: Path) -> None:
+    """The tensor as the converter makes it of type llama3, and the model of that type."""
+    needs_the_8_bit_step()
+    rope = {
+        "rope_type": "llama3", "rope_theta": BASE, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": ORIGINAL,
+    }  # fmt: skip
+    model = model_of("llama", rope_parameters=rope)
+    waves = 2 * math.pi * BASE ** (2 * np.arange(SIZE // 2) / SIZE)
+    share = np.clip((ORIGINAL / waves - 1.0) / (4.0 - 1.0), 0, 1)
+    factors = np.array(1 / ((1 - share) / 8.0 + share), np.float32)
+    assert len(set(factors)) > 2
+    tensors = tensors_of(model, "llama") | {"rope_freqs.weight": factors}
+    path = write_file(tmp_path / "m.gguf", "llama", keys_of(model, "llama"), tensors)
+    text = [(5 * i) % 90 + 3 for i in range(120)]
+    expected = afresh(model, text)
+    assert close(afresh(load_model(path, "float32", "cpu").lm.model, text), expected, 1e-4)
+    int8 = load_model(path, "int8", "cpu", verifies=True).lm
+    assert isinstance(int8, EightBitModel)
+    given = int8.forward(text, len(text))
+    distance = (given.softmax(-1) - expected.softmax(-1)).abs().sum(-1).mean() / 2
+    without = write_file(tmp_path / "w.gguf", "llama", keys_of(model, "llama"), tensors_of(model, "llama"))
+    other = load_model(without, "int8", "cpu", verifies=True).lm.forward(text, len(text))
+    assert distance < 0.1 < (other.softmax(-1) - expected.softmax(-1)).abs().sum(-1).mean() / 2
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        (YARN | {"divisors": DIVISORS}, "factors beside the rotation yarn"),
+        (YARN | {"rope.scaling.yarn_ext_factor": 0.5}, "llama.rope.scaling.yarn_ext_factor = 0.5"),
+        (YARN | {"rope.scaling.factor": 0.5}, "llama.rope.scaling.factor = 0.5"),
+        ({"rope.scaling.type": "dynamic"}, "llama.rope.scaling.type = 'dynamic'"),
+        ({"rope.scaling.alpha": 1000.0}, "llama.rope.scaling.alpha = 1000.0"),
+        ({"rope.freq_base_swa": 5.0}, "llama.rope.freq_base_swa = 5.0"),
+        ({"rope.scaling.type": "longrope"}, "lacks the tensor rope_factors_short.weight"),
+        ({"short": DIVISORS}, "lacks the tensor rope_factors_long.weight"),
+        ({"divisors": DIVISORS[:5]}, "tensor rope_freqs.weight of shape (5,)"),
+        ({"divisors": [*DIVISORS[:5], 0.0]}, "tensor rope_freqs.weight holds factors that are not positive"),
+        ({"divisors": DIVISORS, "short": DIVISORS, "long": DIVISORS}, "tensor rope_freqs.weight beside"),
+    ],
+)
+def test_a_rotation_that_is_not_supported_is_named(header: dict[str, Any], said: str, tmp_path: Path) -> None:
+    path = rotated_file(tmp_path / "m.gguf", header)
+    with pytest.raises(ModelError) as error:
+        load_skeleton(path)
+    one_line(error, "m.gguf", said)
+
+
+def test_factors_of_an_architecture_that_has_none_are_refused(tmp_path: Path) -> None:
+    path = rotated_file(tmp_path / "m.gguf", {"divisors": DIVISORS}, "qwen3")
+    with pytest.raises(
+        ModelError, match=r"tensor rope_freqs\.weight, which is not supported for models of architecture qwen3"
+    ):
+        load_skeleton(path)
+
+
+# ---------------------------------------------------------------- folders of transformers
+
+
+def folder_of(path: Path, rope: dict[str, Any]) -> Path:
+    config = AutoConfig.for_model(
+        "llama", vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.3,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    written = json.loads((path / "config.json").read_text())
+    written.pop("rope_parameters")
+    (path / "config.json").write_text(json.dumps(written | {"rope_theta": BASE, "rope_scaling": rope}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("rope", "divided"),
+    [
+        ({"type": "linear", "factor": 4.0}, [4.0] * 4),
+        ({"rope_type": "dynamic", "factor": 4.0}, [1.0] * 4),  # within its context
+        ({"rope_type": "longrope", "short_factor": [1.0, 2.0, 3.0, 4.0], "long_factor": [9.0] * 4,
+          "original_max_position_embeddings": 64, "attention_factor": 1.0}, [1.0, 2.0, 3.0, 4.0]),
+        ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 16}, None),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}, None),
+    ],
+)  # fmt: skip
+def test_a_folders_rotation_is_what_its_config_says(
+    rope: dict[str, Any], divided: list[float] | None, tmp_path: Path
+) -> None:
+    skeleton = load_skeleton(folder_of(tmp_path, rope))
+    kind: Any = type(skeleton.model.rotary_emb)
+    rotary = kind(skeleton.config)
+    plain = BASE ** (-np.arange(4) / 4)
+    wanted = None if divided is None else plain / divided
+    if rope.get("rope_type") == "llama3":
+        share = np.clip((16 / (2 * math.pi / plain) - 1) / 3, 0, 1)
+        wanted = plain * ((1 - share) / 8 + share)
+    if rope.get("rope_type") == "yarn":
+        low, high = (8 * math.log(32 / (beta * 2 * math.pi)) / (2 * math.log(BASE)) for beta in (32, 1))
+        kept = 1 - np.clip((np.arange(4) - max(0, math.floor(low))) / (math.ceil(high) - max(0, math.floor(low))), 0, 1)
+        wanted = plain / 4 * (1 - kept) + plain * kept
+        assert rotary.attention_scaling == pytest.approx(1 + 0.1 * math.log(4))
+    assert wanted is not None
+    assert close(rotary.inv_freq, torch.tensor(wanted, dtype=torch.float32), 1e-6)
+
+
+def test_a_folders_rotation_that_is_not_known_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError) as error:
+        load_skeleton(folder_of(tmp_path, {"rope_type": "spiral", "factor": 4.0}))
+    one_line(error, "has rotary positions of type 'spiral'")

@@ -1,0 +1,277 @@
+"""Small random models of several architectures as GGUF files, written as llama.cpp's converters do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from support.gguf_files import merges
+from support.small_tokenizers import byte_level
+
+writer = pytest.importorskip("gguf", reason="the gguf package is not installed")
+Keys = Mapping[str, Any]
+RMS, PLAIN_NORM = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
+PAIRED = ("llama", "mistral3", "granite", "smollm3")  # rows of queries and keys are stored as pairs
+SHIFTED = ("gemma", "gemma2", "gemma3")  # norms are stored plus 1
+# architecture: model type, fields of its config, keys of its header beyond the common ones
+MODELS: Mapping[str, tuple[str, Keys, Keys]] = {
+    "llama": (
+        "llama",
+        {"head_dim": 12, "attention_bias": True, "mlp_bias": True},
+        {"attention.key_length": 12, "attention.value_length": 12, "rope.dimension_count": 12},
+    ),
+    "mistral3": (
+        "ministral3",
+        {
+            "head_dim": 8,
+            "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16,
+                "beta_fast": 4.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+            },
+        },
+        {
+            "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 16,
+            "rope.scaling.yarn_beta_fast": 4.0, "rope.scaling.yarn_beta_slow": 1.0,
+            "rope.scaling.yarn_log_multiplier": 1.0, "attention.temperature_scale": 0.1,
+        },
+    ),
+    "granite": (
+        "granite",
+        {"attention_multiplier": 0.2, "logits_scaling": 3.0, "residual_multiplier": 0.5, "embedding_multiplier": 2.0},
+        {"attention.scale": 0.2, "logit_scale": 3.0, "residual_scale": 0.5, "embedding_scale": 2.0},
+    ),
+    "smollm3": ("smollm3", {}, {"rope.dimension_count": 8}),
+    "qwen2": ("qwen2", {}, {}),
+    "qwen3": ("qwen3", {"head_dim": 16}, {"attention.key_length": 16, "attention.value_length": 16}),
+    "gemma": (
+        "gemma",
+        {"head_dim": 16, "tie_word_embeddings": True},
+        {"attention.key_length": 16, "attention.value_length": 16},
+    ),
+    "gemma2": (
+        "gemma2",
+        {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 16, "tie_word_embeddings": True,
+         "attn_logit_softcapping": 3.0, "final_logit_softcapping": 2.0},
+        {"attention.key_length": 16, "attention.value_length": 16, "attention.sliding_window": 16,
+         "attn_logit_softcapping": 3.0, "final_logit_softcapping": 2.0},
+    ),
+    "gemma3": (
+        "gemma3_text",
+        {
+            "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 16, "final_logit_softcapping": None,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+        {"attention.key_length": 16, "attention.value_length": 16, "attention.sliding_window": 16,
+         "rope.freq_base": 1e5, "attention.sliding_window_pattern": 2,
+         "rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
+    ),
+    "olmo2": ("olmo2", {}, {}),
+    "phi3": (
+        "phi3",
+        {
+            "original_max_position_embeddings": 256,
+            "rope_parameters": {
+                "rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "attention_factor": 1.2,
+                "short_factor": [1.0, 3.0], "long_factor": [1.0, 40.0],
+            },
+        },
+        {"rope.dimension_count": 4, "rope.scaling.attn_factor": 1.2, "rope.scaling.original_context_length": 256,
+         "attention.sliding_window": 0},
+    ),
+    "starcoder2": ("starcoder2", {}, {}),
+    "command-r": (
+        "cohere",
+        {"logit_scale": 0.25, "tie_word_embeddings": True},
+        {"logit_scale": 0.25, "rope.scaling.type": "none"},
+    ),
+}  # fmt: skip
+LONG_TEXT = [(7 * i * i + 3 * i) % 290 + 3 for i in range(200)]
+FACTORS = {"phi3": {"rope_factors_short.weight": [1.0, 3.0], "rope_factors_long.weight": [1.0, 40.0]}}
+
+
+# rotations: keys of the header, and tensors of factors by a short name
+SIZE, CONTEXT, ORIGINAL, BASE = 12, 512, 32, 1e4
+DIVISORS = [1.0, 1.0, 1.7, 3.0, 8.0, 32.0]
+PLAIN: dict[str, Any] = {"attention.key_length": SIZE, "attention.value_length": SIZE, "rope.dimension_count": SIZE}
+YARN: dict[str, Any] = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": ORIGINAL,
+}
+HEADERS: Mapping[str, Mapping[str, Any]] = {
+    "plain": {},
+    "factors": {"divisors": DIVISORS},
+    "factors of a scaled rotation": {"divisors": DIVISORS, "rope.scaling.factor": 2.0},
+    "linear": {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
+    "linear, not named": {"rope.scaling.factor": 4.0},
+    "linear, older key": {"rope.scale_linear": 4.0},
+    "the newer key counts": {"rope.scale_linear": 3.0, "rope.scaling.factor": 4.0},
+    "none": {"rope.scaling.type": "none", "rope.scaling.factor": 4.0},
+    "attention factor": {"rope.scaling.attn_factor": 1.25},
+    "yarn": YARN,
+    "yarn, no original length": {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0},
+    "yarn, ramp": YARN | {"rope.scaling.yarn_beta_fast": 8.0, "rope.scaling.yarn_beta_slow": 2.0},
+    "yarn, magnitude": YARN | {"rope.scaling.yarn_log_multiplier": 1.0},
+    "yarn, half of it": YARN | {"rope.scaling.yarn_log_multiplier": 0.5, "rope.scaling.attn_factor": 1.1},
+    "yarn, as it says itself": YARN
+    | {"rope.scaling.yarn_attn_factor": 1 + 0.1 * math.log(4), "rope.scaling.yarn_ext_factor": 1.0},
+    "longrope": {
+        "rope.scaling.type": "longrope", "rope.scaling.attn_factor": 1.2, "short": DIVISORS, "long": [50.0] * 6,
+        "rope.scaling.original_context_length": 256,
+    },
+}  # fmt: skip
+NAMES = {"divisors": "rope_freqs.weight", "short": "rope_factors_short.weight", "long": "rope_factors_long.weight"}
+
+
+def model_of(architecture: str, **changes: Any) -> PreTrainedModel:
+    """A random model of an architecture, with norms and biases that show."""
+    kind, own, _ = MODELS[architecture]
+    size = byte_level().get_vocab_size()
+    random = np.random.RandomState(0)  # whose numbers are the same in every version
+    common: dict[str, Any] = {
+        "vocab_size": size, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
+        "tie_word_embeddings": False, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    }  # fmt: skip
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(kind, **common | dict(own) | changes)
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            values = (
+                random.normal(0, 0.3, parameter.shape)
+                if parameter.ndim > 1
+                else random.uniform(0.5, 1.5, parameter.shape)
+            )
+            parameter.copy_(torch.from_numpy(values))
+    made: PreTrainedModel = model.float().eval()
+    return made
+
+
+def keys_of(model: PreTrainedModel, architecture: str) -> dict[str, Any]:
+    """The keys that llama.cpp's converters give a model, without the architecture's name in front."""
+    config: Any = model.config
+    epsilon = {RMS: getattr(config, "rms_norm_eps", None), PLAIN_NORM: getattr(config, "layer_norm_eps", None)}
+    if architecture == "starcoder2":
+        epsilon = {PLAIN_NORM: config.norm_epsilon}
+    return {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "rope.freq_base": 1e4,
+        **{key: value for key, value in epsilon.items() if value is not None},
+        **MODELS[architecture][2],
+    }
+
+
+def tensors_of(model: PreTrainedModel, architecture: str) -> dict[str, np.ndarray[Any, Any]]:
+    """The tensors that llama.cpp's converters give a model."""
+    config: Any = model.config
+    arch = next(each for each, name in writer.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = writer.get_tensor_name_map(arch, config.num_hidden_layers)
+    found = {}
+    for name, weight in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        value = weight.numpy().copy()
+        if architecture in PAIRED and ".q_proj." in name:
+            value = _paired(value, config.num_attention_heads)
+        if architecture in PAIRED and ".k_proj." in name:
+            value = _paired(value, config.num_key_value_heads)
+        if architecture in SHIFTED and name.endswith("norm.weight"):
+            value = value + 1
+        own = "output.weight" if name == "lm_head.weight" else names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert own is not None, name
+        found[own] = value
+    return found | {name: np.array(each, np.float32) for name, each in FACTORS.get(architecture, {}).items()}
+
+
+def write_file(
+    path: Path,
+    architecture: str,
+    keys: Keys,
+    tensors: Mapping[str, np.ndarray[Any, Any]],
+    others: Keys | None = None,
+    *,
+    vocabulary: bool = True,
+) -> Path:
+    """Write a GGUF file with these keys of the architecture, `others` by full names, and the tokenizer `byte_level`."""
+    out = writer.GGUFWriter(path, architecture)
+    for name, value in ({f"{architecture}.{key}": value for key, value in keys.items()} | dict(others or {})).items():
+        _add(out, name, value)
+    if vocabulary:
+        _add_tokenizer(out)
+    for name, tensor in tensors.items():
+        out.add_tensor(name, tensor)
+    out.write_header_to_file()
+    out.write_kv_data_to_file()
+    out.write_tensors_to_file()
+    out.close()
+    return path
+
+
+def write_model(
+    path: Path, architecture: str, keys: Keys | None = None, without: Iterable[str] = (), **changes: Any
+) -> tuple[Path, PreTrainedModel]:
+    """A random model of an architecture as a file, with these keys beside its own, and without some."""
+    model = model_of(architecture, **changes)
+    given = keys_of(model, architecture) | dict(keys or {})
+    given = {key: value for key, value in given.items() if key not in set(without)}
+    return write_file(path, architecture, given, tensors_of(model, architecture)), model
+
+
+def rotated_file(path: Path, header: Mapping[str, Any], architecture: str = "llama") -> Path:
+    """The model `llama` with a rotation of `HEADERS`."""
+    changes = {} if architecture == "llama" else {"head_dim": SIZE}
+    model = model_of(architecture, **changes)
+    keys = keys_of(model, architecture) | PLAIN | {key: value for key, value in header.items() if key not in NAMES}
+    factors = {NAMES[key]: np.array(value, np.float32) for key, value in header.items() if key in NAMES}
+    return write_file(path, architecture, keys, tensors_of(model, architecture) | factors)
+
+
+def _paired(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
+    """Rows of each head from halves to pairs of neighbors."""
+    size = len(rows) // heads
+    order = [head * size + half * size // 2 + i for head in range(heads) for i in range(size // 2) for half in (0, 1)]
+    return rows[order]
+
+
+def _add(out: Any, name: str, value: Any) -> None:
+    if isinstance(value, bool):
+        out.add_bool(name, value)
+    elif isinstance(value, int):
+        out.add_uint32(name, value)
+    elif isinstance(value, float):
+        out.add_float32(name, value)
+    elif isinstance(value, str):
+        out.add_string(name, value)
+    else:
+        out.add_array(name, list(value))
+
+
+def _add_tokenizer(out: Any) -> None:
+    tokenizer = byte_level()
+    vocab = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    special = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    out.add_tokenizer_model("gpt2")
+    out.add_tokenizer_pre("gpt-2")
+    out.add_token_list([token for token, _ in vocab])
+    out.add_token_types([3 if token in special else 1 for token, _ in vocab])
+    out.add_token_merges([" ".join(pair) for pair in merges(tokenizer)])
+    out.add_bos_token_id(tokenizer.token_to_id("<s>"))
+    out.add_eos_token_id(tokenizer.token_to_id("</s>"))
