@@ -95,7 +95,7 @@ def test_drafts_are_drawn_from_what_a_fresh_pass_says(kind: str) -> None:
             drafted, vectors = yield from super().draft(*arguments)
             whole = torch.softmax(afresh(model, [*self.text, *drafted]), -1)
             for position, vector in enumerate(vectors, start=len(self.text) - 1):
-                assert close(torch.from_numpy(vector).float(), whole[position], 1e-5)
+                assert close(torch.from_numpy(vector).float(), whole[position], 1e-4)
                 checked += 1
             return drafted, vectors
 

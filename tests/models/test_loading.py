@@ -15,10 +15,12 @@ import pytest
 import torch
 from transformers.utils import logging as transformers_logging
 
+from omnidraft.alignment.vocab import read_vocab
 from omnidraft.errors import ConfigError, ModelError
 from omnidraft.models import language_model as models
 from omnidraft.models import loading
 from omnidraft.models.loading import load_model
+from support.compilers import needs_the_8_bit_step
 from support.models import afresh, build, close, one_line
 from support.small_tokenizers import sentencepiece, wrap
 
@@ -100,6 +102,31 @@ def test_a_model_is_judged_before_its_weights_are_read_and_put_where_asked(
     assert load_model(folder).lm.device.type == "meta"
 
 
+@pytest.mark.parametrize(
+    ("template", "generation", "ends"),
+    [
+        ("{{ messages[0].content }}</s>", None, (1, 2)),
+        (None, None, (1,)),  # no chat model: its config may name any token
+        ("{{ messages[0].content }}</s>", {"eos_token_id": 1}, (1,)),  # says what ends
+    ],
+)
+def test_a_chat_model_ends_at_the_end_of_its_turn(
+    folder: Path, template: str | None, generation: dict[str, int] | None, ends: tuple[int, ...]
+) -> None:
+    needs_the_8_bit_step()
+    tokenizer = wrap(sentencepiece())
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    replace_in("config.json", eos_token_id=1)(folder)
+    (folder / "generation_config.json").unlink()
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    for dtype in ("float32", "int8"):
+        loaded = load_model(folder, dtype, "cpu", verifies=True)
+        assert loaded.lm.eos == ends
+        assert sorted(read_vocab(loaded.tokenizer, loaded.lm.vocab_size, loaded.lm.eos).eos) == list(ends)
+
+
 def test_the_network_check_notices_a_call(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _seconds: None)  # between attempts
     with pytest.raises(ModelError) as error:
@@ -118,7 +145,7 @@ def test_the_hub_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
 def replace_in(name: str, **values: object) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         path = folder / name
-        path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+        path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), **values}), encoding="utf-8")
 
     return change
 
@@ -145,7 +172,7 @@ def flip(folder: Path) -> None:
 
 def byte_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
-    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}')
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}', encoding="utf-8")
 
 
 def to_convert(folder: Path) -> None:
@@ -159,7 +186,7 @@ def replace_config(name: str, content: str) -> Callable[[Path], None]:
 
     def change(folder: Path) -> None:
         (folder / "config.json").unlink()
-        (folder / name).write_text(content)
+        (folder / name).write_text(content, encoding="utf-8")
 
     return change
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from omnidraft.models.language_model import TransformersModel
-from omnidraft.models.lean import LeanModel, Weights
+from omnidraft.models.lean import CHUNK, LeanModel, Weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 class EightBitModel(TransformersModel):
     """A target with 8-bit weights: of the `transformers` model there is only the skeleton."""
+
+    chunk = CHUNK
 
     def __init__(self, skeleton: PreTrainedModel, weights: Weights) -> None:
         super().__init__(skeleton)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
 
-from omnidraft.errors import InputError, ModelError, NumericsError, PromptError
+from omnidraft.errors import CONTEXT_LENGTH, InputError, ModelError, NumericsError, PromptError
+from omnidraft.models.forks import mind_forks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 CHUNK = 512  # ids in one forward pass: bounds the memory of the attention over a long prompt
 NO_LIMIT = 2**63 - 1  # context of a model without a maximum position
 ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}  # layers that cache one entry a token
+CACHE_ARGUMENTS = ("past_key_values", "cache")  # of models' `forward`, by the version that they were written for
+# kinds of rotation whose angles do not depend on how a text is split into passes, within the context
+ROTATIONS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 SUPPORTED = "a decoder-only causal model whose layers are all full, sliding or chunked attention"
 
 
@@ -41,10 +45,13 @@ class LanguageModel(Protocol):
 class TransformersModel:
     """A `transformers` causal language model, batch 1; raises ModelError where its state cannot be rolled back."""
 
+    chunk = CHUNK
+
     def __init__(self, model: PreTrainedModel) -> None:
         from omnidraft.models.kv_cache import new_cache
 
         check_supported(model)
+        mind_forks()
         config = model.config.get_text_config(decoder=True)
         self.model = model.eval()
         self.name = model.name_or_path or type(model).__name__
@@ -52,6 +59,7 @@ class TransformersModel:
         self.vocab_size: int = getattr(model.get_output_embeddings(), "out_features", config.vocab_size)
         self.context = _context(config)
         self.eos = _eos(model)  # ids that end a sequence
+        self._cache_argument = cache_argument(model)
         self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._new_cache = new_cache
         self._cache = new_cache()
@@ -119,7 +127,8 @@ class TransformersModel:
         if self._length + len(ids) > self.context:
             raise PromptError(
                 f"{self._length} + {len(ids)} tokens do not fit model {self.name!r}, which holds {self.context}: "
-                "shorten the prompt or generate fewer tokens"
+                "shorten the prompt or generate fewer tokens",
+                code=CONTEXT_LENGTH,
             )
         check_ids(ids, self.vocab_size)  # on a GPU an id out of range is an error that only a new process recovers from
 
@@ -131,7 +140,7 @@ class TransformersModel:
             inputs = torch.tensor([chunk], device=self.device)  # (1, T)
             rows = len(chunk) - max(0, len(ids) - keep - start)  # positions of this chunk whose logits are kept
             select = {"logits_to_keep": max(rows, 1)} if self._selects else {}  # 0 would mean all
-            output = self.model(inputs, past_key_values=self._cache, use_cache=True, **select)
+            output = self.model(inputs, use_cache=True, **{self._cache_argument: self._cache}, **select)
             self._length += len(chunk)
             if self._cache.get_seq_length() != self._length:
                 raise ModelError(f"model {self.name!r} does not use the KV cache it is given: use {SUPPORTED}")
@@ -152,13 +161,33 @@ def check_supported(model: PreTrainedModel) -> None:
         found = "an encoder"
     elif kinds:
         found = f"layers of kind {', '.join(sorted(kinds))}, whose state cannot be rolled back"
-    elif getattr(model, "_is_stateful", False) or "past_key_values" not in inspect.signature(model.forward).parameters:
+    elif getattr(model, "_is_stateful", False) or not cache_argument(model):
         found = "a state other than a KV cache, which cannot be rolled back"
     elif not blind and not getattr(config, "is_decoder", True):  # an image tower may attend both ways
         found = "attention to later tokens"
     else:
         return
     raise ModelError(f"model {model.name_or_path!r} ({type(model).__name__}) has {found}: use {SUPPORTED}")
+
+
+def cache_argument(model: torch.nn.Module) -> str:
+    """The name by which `model.forward` takes a KV cache; empty where it takes none."""
+    parameters = inspect.signature(model.forward).parameters
+    found = (name for name in CACHE_ARGUMENTS if name in parameters)
+    # what XLM calls a cache is a dict of tensors
+    return next((name for name in found if "dict" not in str(parameters[name].annotation)), "")
+
+
+def check_rotation(config: PreTrainedConfig, name: str) -> None:
+    """Raise ModelError for a rotation of queries and keys of a kind that is not known."""
+    rope = getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    for part in (rope, *rope.values()):  # one set for all layers, or one a kind of layer
+        kind = part.get("rope_type", "default") if isinstance(part, dict) else "default"
+        if kind not in ROTATIONS:
+            raise ModelError(
+                f"model {name!r} has rotary positions of type {kind!r}, which is not supported: use a model with one "
+                f"of {', '.join(ROTATIONS)}"
+            )
 
 
 def check_ids(ids: Sequence[int], size: int) -> None:
@@ -176,7 +205,8 @@ def _context(config: PreTrainedConfig) -> int:
     rope = getattr(config, "rope_parameters", None) or {}
     for part in (rope, *rope.values()):  # one set for all layers, or one a kind of layer
         # beyond this length longrope rotates the keys of a pass by other angles than those already in the cache
-        if isinstance(part, dict) and part.get("rope_type") == "longrope":
+        longer = isinstance(part, dict) and part.get("rope_type") == "longrope"
+        if longer and part.get("short_factor") != part.get("long_factor"):
             sizes += [part.get("original_max_position_embeddings")]
     return min((int(size) for size in sizes if size), default=NO_LIMIT)
 

@@ -17,15 +17,17 @@ import torch
 
 from omnidraft.errors import InputError, ModelError
 from omnidraft.models import native
-from omnidraft.models.language_model import CHUNK, TransformersModel
+from omnidraft.models.language_model import TransformersModel
 from omnidraft.models.native import LANES, WIDTH, Rounded, pointer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ROOM = 256  # tokens; a cache grows by a half of itself, at least so many
+CHUNK = 64  # ids in one call of step.c: more take as long, and a call cannot be interrupted
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-ROPE = ("default", "linear", "llama3", "yarn")  # whose angles do not depend on how long a text gets
+# whose angles do not depend on how long a text gets, up to the model's context: it ends where those of longrope change
+ROPE = ("default", "linear", "llama3", "yarn", "longrope", "dynamic")
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # of weights that are what they say
 Weights = Mapping[str, torch.Tensor]
@@ -37,6 +39,8 @@ class LeanModel:
     `skeleton` gives the shape, and may be on the meta device.  `weights` are by its names.  Raises ModelError for
     weights that are NaN or infinite, of another shape, or missing.
     """
+
+    chunk = CHUNK
 
     def __init__(self, skeleton: PreTrainedModel, weights: Weights, vocab_size: int, context: int) -> None:
         config: Any = skeleton.config

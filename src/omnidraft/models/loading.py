@@ -11,15 +11,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from omnidraft.errors import ConfigError, ModelError
 from omnidraft.models import gguf, lean, native
 from omnidraft.models.eight_bits import EightBitModel
-from omnidraft.models.language_model import SUPPORTED, TransformersModel, check_supported
-from omnidraft.models.tensors import Tensors
+from omnidraft.models.gguf.config import SUFFIX
+from omnidraft.models.gguf.foreign import is_pointer, pointer_fault
+from omnidraft.models.language_model import SUPPORTED, TransformersModel, check_rotation, check_supported
+from omnidraft.models.tensors import Tensors, in_8_bits
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 SLOWER = 1.25  # times the other's: two that are closer must not be chosen by the moment, or answers would be
 BF16_PARAMETERS = 100_000_000  # below this, a token took as long in bfloat16 as in float32 on a CPU with AMX
+HINT_PARAMETERS = 100_000_000  # below, a token takes milliseconds in any dtype, and most such models are for tests
+HINT_TIMES = 2.0  # those of 8 bits: a dtype that takes fewer is no slow path
 _log = logging.getLogger("omnidraft")
 DTYPES = {
     "float32": torch.float32,
@@ -68,25 +72,44 @@ def load_model(
         raise ConfigError("dtype is 'int8', which is for targets alone: use auto, float32, bfloat16 or float16")
     place = choose_device(device)
     source, local = locate(name)
+    shown = Path(source).resolve().name if local else source
     skeleton: Any = load_skeleton(name)  # checked before gigabytes of weights are read
-    from transformers import AutoModelForCausalLM
-
-    auto: Any = AutoModelForCausalLM
     chosen, reason = DTYPES.get(dtype), "asked for"
     if chosen is None:
         chosen, reason = choose_precision(place, skeleton, rounds=verifies and gguf.is_gguf(source))
+        slow = slow_path(skeleton, place, chosen, of_file=gguf.is_gguf(source)) if verifies else None
+        if slow is not None:
+            say(f"target {shown} {slow}")
     if chosen == torch.int8 and (obstacle := _obstacle(skeleton, place)):
         raise ModelError(f"model {source!r} cannot be used in int8, as {obstacle}: use dtype='auto'")
-    shown = Path(source).resolve().name if local else source
+    tokenizer = _tokenizer(source, local)  # of a file, not of its conversion, where `transformers` would change it
     if gguf.is_gguf(source):
         source = str(gguf.converted(Path(source), torch.bfloat16 if chosen == torch.int8 else chosen, say))
-    tokenizer = _tokenizer(source, local)
+    _end_turns(skeleton, tokenizer)
     if chosen == torch.int8:
         with _reading("weights", source, local), Tensors(source, local) as weights:
             return LoadedModel(EightBitModel(skeleton, weights), tokenizer, shown, reason)
+    model = _read_model(skeleton, source, local, chosen, place)
+    _end_turns(model, tokenizer)
+    return LoadedModel(TransformersModel(model), tokenizer, shown, reason)
+
+
+def _read_model(
+    skeleton: PreTrainedModel, source: str, local: bool, dtype: torch.dtype, place: torch.device
+) -> PreTrainedModel:
+    """The model with its weights on a device; raises ModelError where they are not whole."""
+    from transformers import AutoModelForCausalLM
+
+    auto, kind = (cast(Any, each) for each in (AutoModelForCausalLM, type(skeleton)))
+    options: dict[str, Any] = {"dtype": dtype, "ignore_mismatched_sizes": True, "output_loading_info": True}
     with _reading("weights", source, local):
-        options: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False, "dtype": chosen}
-        model, report = auto.from_pretrained(source, **options, ignore_mismatched_sizes=True, output_loading_info=True)
+        if local and in_8_bits(Path(source)):
+            with Tensors(source, local) as weights:
+                model, report = kind.from_pretrained(None, config=skeleton.config, state_dict=dict(weights), **options)
+            model.generation_config = skeleton.generation_config
+            model.name_or_path = model.config.name_or_path = source  # as in the other case
+        else:
+            model, report = auto.from_pretrained(source, local_files_only=local, trust_remote_code=False, **options)
         model = model.to(place)
     # tensors that the files lack are initialized at random, which must not pass for a model
     lacking = sorted(report["missing_keys"]) + sorted(entry[0] for entry in report["mismatched_keys"])
@@ -95,7 +118,17 @@ def load_model(
             f"the weights of model {source!r} do not fit its config.json: {len(lacking)} tensors are missing or of "
             f"another shape, first {lacking[0]!r}: get the complete files"
         )
-    return LoadedModel(TransformersModel(model), tokenizer, shown, reason)
+    return cast("PreTrainedModel", model)
+
+
+def _end_turns(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Have a chat model end at its tokenizer's end token, too, where only a config of its base model names others."""
+    generation, own = model.generation_config, tokenizer.eos_token_id
+    known = generation.eos_token_id
+    known = known if isinstance(known, list) else [known]
+    derived = getattr(generation, "_from_model_config", False)  # there is no generation_config.json
+    if derived and getattr(tokenizer, "chat_template", None) and None not in (own, *known) and own not in known:
+        generation.eos_token_id = [*known, own]
 
 
 def _obstacle(skeleton: PreTrainedModel, place: torch.device) -> str | None:
@@ -118,11 +151,13 @@ def load_skeleton(name: str | Path) -> PreTrainedModel:
     if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         kind = "an encoder-decoder" if config.is_encoder_decoder else "no causal language model"
         raise ModelError(f"model {source!r} of type {config.model_type!r} is {kind}: use {SUPPORTED}")
+    check_rotation(config, source)
     auto: Any = AutoModelForCausalLM
     with _reading("config.json", source, local), torch.device("meta"):
         skeleton: PreTrainedModel = auto.from_config(config)
     check_supported(skeleton)
     if generation is not None:
+        gguf.model_tensors(Path(source), skeleton)
         skeleton.generation_config = generation
         return skeleton
     absent = () if (Path(source) / "generation_config.json").exists() else (OSError,)  # optional
@@ -175,17 +210,19 @@ def _reading(part: str, source: str, local: bool) -> Iterator[None]:
 
 
 def _not_a_model(folder: Path) -> str | None:
-    """Name what a folder without a config.json holds instead of a model, and the remedy; None where that is unknown."""
+    """Name what a folder holds instead of a model, and the remedy; None where that is unknown."""
+    if pointer := next((file for file in sorted(folder.glob("*")) if is_pointer(file)), None):
+        return pointer_fault(str(pointer))
     if (folder / "config.json").exists():
         return None
     if (folder / "adapter_config.json").exists():
         try:
-            base = json.loads((folder / "adapter_config.json").read_text()).get("base_model_name_or_path")
+            base = json.loads((folder / "adapter_config.json").read_bytes()).get("base_model_name_or_path")
         except (OSError, ValueError, AttributeError):
             base = None
         fix = "give the folder of the merged model, made with merge_and_unload and save_pretrained of peft"
         return f"folder {str(folder)!r} is a LoRA adapter of {base or 'a base model'!r}, not a model: {fix}"
-    if files := sorted(folder.glob(f"*{gguf.SUFFIX}")):
+    if files := sorted(folder.glob(f"*{SUFFIX}")):
         return f"folder {str(folder)!r} holds GGUF files and no config.json: give a file, as {str(files[0])!r}"
     return None
 
@@ -228,6 +265,25 @@ def choose_precision(device: torch.device, model: PreTrainedModel, *, rounds: bo
     name = str(dtype).removeprefix("torch.")
     measured = f"of a GGUF file, as this cpu takes {ours:.1f} ms for a matrix in 8 bits and {other:.1f} in {name}"
     return torch.int8 if ours < SLOWER * other else dtype, measured
+
+
+def slow_path(model: PreTrainedModel, device: torch.device, dtype: torch.dtype, *, of_file: bool) -> str | None:
+    """Say how a target would be faster than in the dtype that `auto` chose, a phrase; None where it would not.
+
+    `of_file` is of a GGUF file, for which 8 bits are chosen where they can be and are no slower.
+    """
+    if dtype == torch.int8 or device.type != "cpu":
+        return None
+    obstacle, slow = _obstacle(model, device), f"is decoded in {str(dtype).removeprefix('torch.')} by transformers"
+    if of_file:
+        return f"{slow}, several times slower than in 8 bits: {obstacle}" if obstacle else None
+    if obstacle or model.num_parameters() < HINT_PARAMETERS:
+        return None
+    ours, other = (1e3 * native.product_seconds(each, native.threads()) for each in (torch.int8, dtype))
+    if other < HINT_TIMES * ours:
+        return None
+    better = f"{ours:.1f} ms for a matrix and not {other:.1f}, and answers may differ from the unrounded model's"
+    return f"{slow}: with dtype='int8' (--dtype int8) this cpu takes {better}"
 
 
 def choose_dtype(device: torch.device, stored: torch.dtype | None, parameters: int) -> tuple[torch.dtype, str]:

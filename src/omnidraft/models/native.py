@@ -9,11 +9,13 @@ import platform
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -21,17 +23,18 @@ import torch
 
 from omnidraft.config import cache_folder
 from omnidraft.errors import ConfigError, ModelError
+from omnidraft.models.rows import rounded
 
 WIDTH = 32  # columns of a chunk are padded to a multiple of it, as in step.c
 CHUNK = 1280  # columns, at most: of 8 inputs they fit in the innermost cache, 20 KB
 LANES = 16  # tokens whose keys lie together in a cache, as in step.c
-LARGEST = 127  # of a rounded weight
 BLOCK = 4096  # rows
 # products and sums are rounded one by one, so that no compiler's choice of loops shows in a row
 OPTIONS = ("-O3", "-ffp-contract=off", "-shared", "-fPIC", "-pthread", "-Wno-psabi")
 SECONDS = 120  # for the compiler
 MEASURED = 8192, 2048  # entries of a matrix: 64 MiB in 32 bits
 TIMES = 5  # of which the fastest counts
+REMEDY = "install a C compiler (apt install gcc, or pip install 'omnidraft[compiler]')"
 FLAGS = (("-march=native",), ("-mcpu=native",))  # tried in this order: compilers name the processor differently
 
 
@@ -82,10 +85,7 @@ class Rounded:
         self.weights = torch.empty(chunks, out, width, dtype=torch.int8, device="cpu")
         self.scales = torch.empty(out, dtype=torch.float32, device="cpu")
         for start in range(0, out, BLOCK):  # a large matrix is never whole in 32 bits
-            block = weight[start : start + BLOCK].float()
-            scales = block.abs().amax(1).div_(LARGEST)
-            self.scales[start : start + BLOCK] = scales
-            block = (block / scales.clamp_min(1e-30)[:, None]).round_()
+            block, self.scales[start : start + BLOCK] = rounded(weight[start : start + BLOCK])
             block = torch.nn.functional.pad(block, (0, chunks * width - columns)).view(-1, chunks, width)
             self.weights[:, start : start + BLOCK] = block.transpose(0, 1)
         if not self.scales.isfinite().all():
@@ -164,7 +164,7 @@ def _loaded() -> tuple[ctypes.CDLL | None, str | None]:
     try:
         found = _kept_or_made()
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        return None, f"step.c cannot be compiled for this machine ({_last_line(error)}): install a C compiler, cc"
+        return None, f"step.c cannot be compiled for this machine ({_last_line(error)}): {REMEDY}"
     address, number = ctypes.c_void_p, ctypes.c_int64
     found.read_tokens.argtypes = [address, address, address, ctypes.c_int, address, number]
     found.read_tokens.restype = None
@@ -199,18 +199,28 @@ def _kept_or_made() -> ctypes.CDLL:
 
 def _compile(source: Path, made: Path) -> None:
     """Compile for this processor; raises OSError with what the compiler said."""
-    named = shlex.split(os.environ.get("CC", ""))
-    compiler = named or [found for found in map(shutil.which, ("cc", "gcc", "clang")) if found][:1]
-    if not compiler:
-        raise OSError("there is no C compiler")
-    complaint = ""
+    compiler, complaint = _compiler(), ""
+    # that of ziglang builds its libraries first: where it keeps them may not be writable
+    environment = os.environ | {f"ZIG_{kind}_CACHE_DIR": str(made.parent / "zig") for kind in ("GLOBAL", "LOCAL")}
     for flags in FLAGS:
         command = [*compiler, *OPTIONS, *flags, str(source), "-o", str(made), "-lm"]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)  # noqa: S603
+        result = subprocess.run(command, capture_output=True, timeout=SECONDS, check=False, env=environment)  # noqa: S603
         if result.returncode == 0:
             return
-        complaint = complaint or result.stderr
+        complaint = complaint or result.stderr.decode(errors="replace")
     raise OSError(complaint)
+
+
+def _compiler() -> list[str]:
+    """The words that call a C compiler: those of CC, else the first that is found; raises OSError for none."""
+    if named := shlex.split(os.environ.get("CC", "")):
+        return named
+    for name in ("cc", "gcc", "clang"):
+        if found := shutil.which(name):
+            return [found]
+    if find_spec("ziglang"):  # a package with a compiler
+        return [sys.executable, "-P", "-m", "ziglang", "cc"]
+    raise OSError("there is no C compiler")
 
 
 def _processor() -> str:
