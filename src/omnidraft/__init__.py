@@ -2,8 +2,8 @@
 
     import omnidraft
 
-    model = omnidraft.load(target="zoo:target-a", drafter="zoo:drafter")
-    print(model.generate("Question: What is 2 plus 3? Answer:").text)
+    model = omnidraft.load(target="zoo:target-b")
+    print(model.generate([{"role": "user", "content": "Question: What is 2 plus 3?"}]).text)
 
 Everything that needs PyTorch is imported when it is first used, `omnidraft.hf` for `generate` of transformers, too.
 """

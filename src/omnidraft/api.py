@@ -29,6 +29,7 @@ from omnidraft.config import (
     stop_strings,
 )
 from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.passes import never
 from omnidraft.decoding.shared_drafter import SharedDrafter, Slot
 from omnidraft.defaults import AUTO, drafter_for, sampling_of
 from omnidraft.detokenizer import Detokenizer, StopStrings
@@ -45,7 +46,7 @@ from omnidraft.verification.sampling import GeneratorSampler, Processor
 
 __all__ = ["Generation", "Lane", "OmniDraft", "Stream", "load"]
 # of a request, beside sampling
-OPTIONS = ("max_new_tokens", "seed", "stop", "template", "logits_processor", "logprobs")
+OPTIONS = ("max_new_tokens", "seed", "stop", "template", "logits_processor", "logprobs", "should_stop")
 _log = logging.getLogger("omnidraft")
 
 
@@ -137,6 +138,7 @@ class OmniDraft:
         template: Mapping[str, Any] | None = None,
         logits_processor: Sequence[Processor] | None = None,
         logprobs: int | None = None,
+        should_stop: Callable[[], bool] | None = None,
         **sampling: Any,
     ) -> Stream:
         """Stream the answer to a prompt piece by piece; another request on the models ends it with an OmniDraftError.
@@ -147,6 +149,8 @@ class OmniDraft:
         first of the `stop` strings.  `template` is told to the chat template beside messages.  Each `logits_processor`,
         as those of transformers, is given the ids so far (1, T) and the target's scores (1, V), and returns scores.
         With `logprobs`, 0 to 20, the records of `Stream.rounds` hold `TokenLogprobs`, each with so many tokens.
+        `should_stop` is called between rounds, and between the parts in which a long prompt is read; the answer ends,
+        "interrupted", where it returns True.
         `sampling` takes the fields of `config.Sampling`, whose defaults are those of the target's generation config:
         `OmniDraft.sampling`.
         """
@@ -160,7 +164,7 @@ class OmniDraft:
         if self.side is not None and isinstance(self.engine.policy, Goodput):
             _keep_measurements(self.engine.policy, self.side.autosave)
         asked = (ids, extent.max_new_tokens, settings, draw, processors, details.logprobs)
-        session = Session(self.engine, self._slot, self.side, partial(self.engine.begin, *asked))
+        session = Session(self.engine, self._slot, self.side, partial(self.engine.begin, *asked), should_stop or never)
         return Stream(session, StopStrings(self.text_after(ids), ends))
 
     def lanes(self, count: int) -> list[Lane]:
@@ -216,14 +220,14 @@ def load(
 ) -> OmniDraft:
     """Load a target and a drafter, each a folder, a GGUF file, a hub id or `zoo:NAME`.
 
-    Where no drafter is named, it is zoo:general, which ships; for an embedded target zoo:drafter, and `warn` is told.
-    With None, drafts are copied from earlier text alone; with `draft_length=0` the target decodes alone.  Given
-    another OmniDraft, its drafter is shared, and is in memory once.  With `adapt` "background" the drafter learns from
-    every answer, in a process of its own, with "inline" between answers.  What it learned is kept in a profile: "auto"
-    is that of the two models, a path a file of one's own, None is none.  `options` takes the fields of
-    `config.Drafting` and `config.Learning`; `dtype`, but for int8, and `device` are for both models.  What is worth
-    knowing but no error (a damaged table cache, a full disk) goes to `warn`, one line each.  Raises ConfigError for an
-    option, ModelError for a model, ProfileError for a profile.
+    Where no drafter is named, it is zoo:general, which ships; for an embedded target zoo:drafter where that is
+    installed, and `warn` is told.  With None, drafts are copied from earlier text alone; with `draft_length=0` the
+    target decodes alone.  Given another OmniDraft, its drafter is shared, and is in memory once.  With `adapt`
+    "background" the drafter learns from every answer, in a process of its own, with "inline" between answers.  What it
+    learned is kept in a profile: "auto" is that of the two models, a path a file of one's own, None is none.
+    `options` takes the fields of `config.Drafting` and `config.Learning`; `dtype`, but for int8, and `device` are for
+    both models.  What is worth knowing but no error (a damaged table cache, a full disk) goes to `warn`, one line
+    each.  Raises ConfigError for an option, ModelError for a model, ProfileError for a profile.
     """
     own = ("target", "drafter", "dtype", "device", "adapt", "profile", "warn", *names(Learning))
     learning = {name: options.pop(name) for name in names(Learning) if name in options}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from omnidraft.api import Generation, OmniDraft
@@ -29,14 +29,15 @@ class Conversation:
         self.messages: list[dict[str, str]] = [*self._opening]
         self.answers: list[Generation] = []
 
-    def ask(self, message: str) -> Generator[str, None, None]:
+    def ask(self, message: str, should_stop: Callable[[], bool] | None = None) -> Generator[str, None, None]:
         """Stream the answer to a user's message; closed before its end, it keeps what there is.
 
+        `should_stop` is that of `OmniDraft.stream`.
         A message without any answer is not kept, so that roles alternate.  Raises PromptError for a message that is
         unusable, and where the conversation does not fit into the target's context.
         """
         asked = [*self.messages, {"role": "user", "content": usable(message)}]
-        with self._lane.stream(asked, **self._options) as stream:
+        with self._lane.stream(asked, **self._options, should_stop=should_stop) as stream:
             try:
                 yield from stream
             finally:

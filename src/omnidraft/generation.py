@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from omnidraft.attach import LearningSide
 from omnidraft.decoding.engine import Engine, Request
+from omnidraft.decoding.passes import Stop, Stopped, never
 from omnidraft.decoding.shared_drafter import Slot
 from omnidraft.decoding.stats import Stats
 from omnidraft.detokenizer import StopStrings
@@ -37,9 +38,11 @@ class Generation:
 class Session:
     """One request on the models, from prefill to the last token, a round at a time.
 
-    `begin` is `Engine.begin` with what is asked for.  A session takes the slot of the models when it is made, and
-    drafts with the latest learned weights from round to round.  `close` is to be called in the end: a complete answer
-    is learned from then, and the models drop its state, unless their engine keeps it and no round has failed.
+    `begin` is `Engine.begin` with what is asked for.  `stop` says, between rounds and while a long prompt is read,
+    whether to end here; so does `stopping`, which any thread may set.  A session takes the slot of the models when it
+    is made, and drafts with the latest learned weights from round to round.  `close` is to be called in the end: a
+    complete answer is learned from then, and the models drop its state, unless their engine keeps it and no round has
+    failed.
     """
 
     def __init__(
@@ -48,22 +51,24 @@ class Session:
         slot: Slot,
         learning: LearningSide | None,
         begin: Callable[[], Request],
+        stop: Stop = never,
     ) -> None:
         self.records: list[Round] = []
+        self.stopping = False
         self._engine, self._slot, self._learning = engine, slot, learning
-        self._begin = begin
+        self._begin, self._stop = begin, stop
         self._request: Request | None = None
         self._closed = self._failed = False
         self._ticket = object()  # not this object, which its slot would keep alive
         slot.take(self._ticket)
 
     def round(self, cut: Callable[[Sequence[int]], int | None]) -> Round | None:
-        """The next round, or None after the last one.
+        """The next round, or None after the last one, or where the request is to stop.
 
         `cut` is told the tokens of the round before they count, and says how many of them stay where the answer ends
         among them.  Raises OmniDraftError where a later request has the slot, and what `Engine.verify` raises.
         """
-        if self._closed or (self._request is not None and not self._request.open):
+        if self._closed or self._stops() or (self._request is not None and not self._request.open):
             self.close()
             return None
         try:
@@ -73,14 +78,21 @@ class Session:
                 self._slot.pause()
                 if self._request is None:
                     self._request = self._begin()
+                    self._request.stop = self._stops
                 verified = self._engine.verify(self._request)
                 record = self._engine.commit(self._request, verified, cut(verified.emitted))
+        except Stopped:
+            self.close()
+            return None
         except BaseException:
             self._request, self._failed = None, True  # nothing to learn from, or to go on from
             self.close()
             raise
         self.records.append(record)
         return record
+
+    def _stops(self) -> bool:
+        return self.stopping or self._stop()
 
     def close(self) -> None:
         """End the request here; from any thread."""
@@ -152,8 +164,11 @@ class Stream:
         self.close()
 
     def close(self) -> None:
-        """End the answer here, and let go of what the models hold of it; with the round that another thread is at."""
-        self._closed = True
+        """End the answer here, and let go of what the models hold of it; with the round that another thread is at.
+
+        A long prompt that is being read is not read to its end.
+        """
+        self._closed = self._session.stopping = True
         if self._busy.acquire(blocking=False):  # else the reader sees to it
             try:
                 self._session.close()

@@ -143,7 +143,7 @@ def test_a_drafter_without_bytes_reads_what_it_can_of_a_prompt() -> None:
 
 @pytest.mark.parametrize("drafter", WHOLE)
 @given(data=st.lists(st.binary(max_size=6) | st.text(max_size=6).map(str.encode), max_size=10).map(b"".join))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_bytes_are_never_lost(drafter: str, data: bytes) -> None:
     for target in ("llama2", "qwen2", "unigram_with_bytes"):
         ids = small(target).speller.spell(data)

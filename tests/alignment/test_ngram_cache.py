@@ -24,7 +24,7 @@ def is_ngram(world: World) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
 # ---------------------------------------------------------------- what a walk sees
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_the_trie_is_that_of_the_active_tokens(data: st.DataObject) -> None:
     """After any rounds: children, ends, leaves, masses and proposers, as counted anew from the spellings."""
@@ -57,7 +57,7 @@ def test_the_trie_is_that_of_the_active_tokens(data: st.DataObject) -> None:
             assert tuple(cache.long(draft)) == (plain.long[draft] if plain.proposes(draft) >= 0 else ())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_an_active_set_is_all_single_tokens_and_some_ngrams(data: st.DataObject) -> None:
     world = data.draw(worlds())
@@ -105,7 +105,7 @@ class Ledger:
             self.active = set(sorted(self.active, key=worth, reverse=True)[: self.bound])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.data())
 def test_the_bound_holds_and_the_right_ones_are_evicted(data: st.DataObject) -> None:
     world = data.draw(worlds())
@@ -153,7 +153,7 @@ def test_a_frozen_cache_learns_nothing() -> None:
 RECORDS = ("active", "hits", "false_merges", "last_use")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_what_is_resumed_is_what_was_left_off(data: st.DataObject) -> None:
     world = data.draw(worlds())

@@ -97,7 +97,7 @@ def vocabularies(draw: st.DrawFn, size: int) -> Vocab:
 
 
 @given(drafter=vocabularies(8), target=vocabularies(14))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_the_table_is_the_slow_trie(drafter: Vocab, target: Vocab) -> None:
     assert as_slow(table_of(drafter, target)) == slow(drafter, target, Greedy(drafter), Greedy(target))
 
@@ -270,7 +270,7 @@ def test_without_a_folder_nothing_is_stored(tmp_path: Path, monkeypatch: pytest.
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_damaged_file_is_noticed_and_replaced(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("tables")
     load(folder)
@@ -306,7 +306,7 @@ def test_a_file_of_another_format_or_pair_is_built_anew(tmp_path: Path, monkeypa
 
 
 def file_in_the_way(path: Path, _: pytest.MonkeyPatch) -> None:
-    path.write_text("")
+    path.write_text("", encoding="utf-8")
 
 
 def folder_in_place_of_the_file(path: Path, _: pytest.MonkeyPatch) -> None:

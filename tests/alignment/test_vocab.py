@@ -76,13 +76,15 @@ def spelled(language: Language, data: bytes) -> list[str | None]:
 def test_a_family_is_the_same_in_every_process() -> None:
     """Else a test that depends on what a vocabulary has passes here and fails there."""
     code = "from support.tokenizer_families import *; print([family(name).backend_tokenizer.to_str() for name in OWN])"
-    other = run([sys.executable, "-c", code], cwd=TESTS, capture_output=True, check=True, text=True).stdout
+    other = run(
+        [sys.executable, "-c", code], cwd=TESTS, capture_output=True, check=True, text=True, encoding="utf-8"
+    ).stdout
     assert other.strip() == str([made(name).tokenizer.backend_tokenizer.to_str() for name in OWN])
 
 
 @pytest.mark.parametrize("name", KNOWING)
 @given(texts=st.lists(raw, max_size=3))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_bytes_in_are_bytes_out(name: str, texts: list[bytes]) -> None:
     vocab, speller = made(name).vocab, made(name).speller
     for data, ids in zip(texts, speller.spell_many(texts), strict=True):
@@ -94,7 +96,7 @@ def test_bytes_in_are_bytes_out(name: str, texts: list[bytes]) -> None:
 
 @pytest.mark.parametrize("name", sorted(NO_BYTES))
 @given(data=raw)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_without_bytes_the_known_characters_are_written(name: str, data: bytes) -> None:
     vocab, speller = made(name).vocab, made(name).speller
     ids = speller.spell(data)

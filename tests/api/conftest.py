@@ -16,3 +16,9 @@ def model(target: Path, drafter: Path, tmp_path_factory: pytest.TempPathFactory)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMNIDRAFT_HOME", str(tmp_path_factory.mktemp("home")))
         return omnidraft.load(target, drafter, dtype="float32", profile=None, draft_length=4, warn=pytest.fail)
+
+
+@pytest.fixture(scope="session")
+def steady(target: Path, drafter: Path) -> OmniDraft:
+    """In the one mode in which no answer changes how a later one is drafted: a seed decides what is drawn."""
+    return omnidraft.load(target, drafter, dtype="float32", profile=None, draft_length=4, mode="intersection")

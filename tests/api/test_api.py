@@ -52,19 +52,20 @@ def test_text_is_what_the_tokenizer_decodes_after_the_prompt(target: Path, draft
         assert f"{known}{result.text}" == whole
 
 
-def test_a_stream_is_the_same_answer_in_pieces(model: OmniDraft) -> None:
+def test_a_stream_is_the_same_answer_in_pieces(steady: OmniDraft) -> None:
     options: dict[str, Any] = {"max_new_tokens": COUNT, "temperature": 0.9, "top_k": 50, "seed": 3}
-    stream = model.stream(PROMPT, **options)
+    stream = steady.stream(PROMPT, **options)
     pieces = list(stream)
     assert len(pieces) > 3
     assert all(pieces)
     assert "".join(pieces) == stream.result.text
-    again = model.generate(PROMPT, **options)
+    again = steady.generate(PROMPT, **options)
     assert (again.text, again.token_ids) == (stream.result.text, stream.result.token_ids)
 
 
-def test_seeds_decide_every_draw(model: OmniDraft) -> None:
-    answers = [model.generate(PROMPT, max_new_tokens=COUNT, temperature=1.0, seed=seed).token_ids for seed in (1, 2, 1)]
+def test_seeds_decide_every_draw(steady: OmniDraft) -> None:
+    asked: dict[str, Any] = {"max_new_tokens": COUNT, "temperature": 1.0}
+    answers = [steady.generate(PROMPT, **asked, seed=seed).token_ids for seed in (1, 2, 1)]
     assert answers[0] == answers[2] != answers[1]
 
 
@@ -80,8 +81,10 @@ def test_text_ends_where_the_generation_config_says(model: OmniDraft, target: Pa
     tokens = model.generate(PROMPT, max_new_tokens=COUNT).token_ids
     eos = next(token for place, token in enumerate(tokens) if place > 8 and token not in tokens[:place])
     folder = shutil.copytree(target, tmp_path / "other")
-    settings = json.loads((folder / "generation_config.json").read_text())
-    (folder / "generation_config.json").write_text(json.dumps(settings | {"eos_token_id": [eos, tokens[-1] + 1]}))
+    settings = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
+    (folder / "generation_config.json").write_text(
+        json.dumps(settings | {"eos_token_id": [eos, tokens[-1] + 1]}), encoding="utf-8"
+    )
     ending = omnidraft.load(folder, None)
     result = ending.generate(PROMPT, max_new_tokens=COUNT)
     assert (result.finish_reason, result.token_ids[-1]) == ("eos", eos)
@@ -205,11 +208,11 @@ def test_bad_input_to_generate(
     assert "\n" not in str(caught.value)
 
 
-def test_numbers_of_numpy_and_none_for_no_list(model: OmniDraft) -> None:
+def test_numbers_of_numpy_and_none_for_no_list(steady: OmniDraft) -> None:
     plain: dict[str, Any] = {"temperature": 0.75, "top_k": 20, "max_new_tokens": 12, "seed": 1}
     other = {name: np.float32(value) if name == "temperature" else np.int64(value) for name, value in plain.items()}
-    found = model.generate(PROMPT, **other, stop=None, logits_processor=None)
-    assert found.token_ids == model.generate(PROMPT, **plain).token_ids
+    found = steady.generate(PROMPT, **other, stop=None, logits_processor=None)
+    assert found.token_ids == steady.generate(PROMPT, **plain).token_ids
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert Sampling(temperature=np.float16(0.5)).temperature == 0.5  # type: ignore[arg-type]

@@ -64,7 +64,7 @@ def test_one_line_before_anything_is_loaded(
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"target": "zoo:other"}, ModelError, "use one of drafter, general, target-a"),
+        ({"target": "zoo:other"}, ModelError, "use one of general, target-b, drafter"),
         ({"device": 0}, ConfigError, "device 0 is not available"),
         ({"dtype": []}, ConfigError, "dtype .. is not known"),
     ],

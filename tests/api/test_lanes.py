@@ -364,9 +364,10 @@ def test_logprobs_are_those_of_the_target(twin: OmniDraft, target: Path, plain: 
     rows = torch.log_softmax(logits.float(), -1)
     for one, row in zip(told, rows, strict=True):
         assert abs(one.logprob - float(row[one.token])) < 1e-4
-        best = row.topk(5)
-        assert [token for token, _ in one.top] == best.indices.tolist()
-        assert torch.allclose(torch.tensor([value for _, value in one.top]), best.values, atol=1e-4)
+        tokens, values = zip(*one.top, strict=True)  # two that are as good as equal may come in either order
+        assert len({*tokens}) == 5
+        for wanted in (row.topk(5).values, row[list(tokens)]):
+            assert torch.allclose(torch.tensor(values), wanted, atol=1e-4)
 
 
 def test_logprobs_are_only_told_where_asked_for(twin: OmniDraft) -> None:

@@ -22,6 +22,7 @@ from omnidraft.config import ADAPTERS
 from omnidraft.draft_length.goodput import Goodput
 from omnidraft.errors import ProfileError
 from omnidraft.profiles.profile_file import ProfileFile
+from support.homes import with_native
 from support.learning import COUNT, FAST, PROMPTS, alone, answers, drafts, found, saved, side_of, tree
 from support.models import save_model
 from support.project_files import environment
@@ -152,7 +153,9 @@ def test_a_process_that_closes_nothing_adds_what_it_learned(target: Path, drafte
     )
     with omnidraft.load(target, drafter, adapt="inline") as model:
         answers(model, 1)
-    subprocess.run([sys.executable, "-c", code, str(target), str(drafter)], env=environment(home), check=True)
+    subprocess.run(
+        [sys.executable, "-c", code, str(target), str(drafter)], env=environment(with_native(home)), check=True
+    )
     assert omnidraft.load(target, drafter, warn=pytest.fail).learned["answers"] == 1 + 3
 
 

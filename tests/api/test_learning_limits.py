@@ -57,9 +57,10 @@ def test_learning_that_fails_costs_no_reply(target: Path, drafter: Path, monkeyp
     model.close()
 
 
-@pytest.mark.parametrize("loaded_inside", [True, False])
-def test_learning_goes_on_in_inference_mode(target: Path, drafter: Path, *, loaded_inside: bool) -> None:
-    options: dict[str, Any] = {"adapt": "inline", "profile": None, "warn": pytest.fail, **(FAST | {"interval": 1})}
+@pytest.mark.parametrize(("loaded_inside", "step"), [(True, "auto"), (False, "auto"), (False, "transformers")])
+def test_learning_goes_on_in_inference_mode(target: Path, drafter: Path, *, loaded_inside: bool, step: str) -> None:
+    learning = FAST | {"interval": 1, "drafter_step": step}
+    options: dict[str, Any] = {"adapt": "inline", "profile": None, "warn": pytest.fail, **learning}
     with torch.inference_mode(mode=loaded_inside):
         model = omnidraft.load(target, drafter, **options)
     with torch.inference_mode():
@@ -73,7 +74,7 @@ def test_learning_goes_on_in_inference_mode(target: Path, drafter: Path, *, load
 
 @pytest.mark.slow
 def test_the_background_runs_no_code_of_the_folder_one_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "queue.py").write_text("import pathlib; pathlib.Path('ran').touch()")
+    (tmp_path / "queue.py").write_text("import pathlib; pathlib.Path('ran').touch()", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, Path("somewhere")])  # as notebooks leave it
     learner = BackgroundTrainer(random_model("llama", 8, 0).model, Learning(), make_world("nested").table)

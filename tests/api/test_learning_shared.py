@@ -227,13 +227,13 @@ def test_what_a_full_disk_refused_is_saved_once_there_is_room(
 
 def test_a_place_that_cannot_be_written(target: Path, drafter: Path, home: Path, tmp_path: Path) -> None:
     home.mkdir()
-    (home / "profiles").write_text("in the way")
+    (home / "profiles").write_text("in the way", encoding="utf-8")
     said: list[str] = []
     with omnidraft.load(target, drafter, adapt="inline", interval=1, warn=said.append) as model:
         assert answers(model, 1)[0].token_ids == alone(model, PROMPTS[0])
     assert len(said) == 1
     assert "what is learned here is not saved" in said[0]
-    (tmp_path / "file").write_text("in the way")
+    (tmp_path / "file").write_text("in the way", encoding="utf-8")
     with pytest.raises(ProfileError, match="file/profile cannot be written"):
         omnidraft.load(target, drafter, adapt="inline", profile=tmp_path / "file" / "profile")
 

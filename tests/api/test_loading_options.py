@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 import omnidraft
 from omnidraft import defaults
 from omnidraft.api import OmniDraft
-from omnidraft.config import Sampling
+from omnidraft.config import Sampling, cache_folder, data_folder
 from omnidraft.errors import ConfigError, ModelError, NumericsError
 
 PROMPT = "hello world"
@@ -121,3 +122,53 @@ def test_a_drafter_of_nan_is_blamed_itself(target: Path, drafter: Path) -> None:
 def test_an_unknown_model_is_no_reason_for_a_default(tmp_path: Path, drafter: Path) -> None:
     with pytest.raises(ModelError):
         omnidraft.load(tmp_path / "none", drafter)
+
+
+def test_a_model_folder_with_a_long_name_has_a_profile(target: Path, drafter: Path, tmp_path: Path, home: Path) -> None:
+    copied = tmp_path / ("m" * 205)
+    shutil.copytree(target, copied)
+    for answers in (1, 2):
+        with omnidraft.load(copied, drafter, adapt="inline", interval=1, warn=pytest.fail) as model:
+            model.generate("hello world", max_new_tokens=8)
+        assert model.learned["answers"] == answers
+    assert len(list(home.glob("profiles/*/*.safetensors"))) == 1
+
+
+def test_a_home_may_be_written_with_a_tilde(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    monkeypatch.setenv("OMNIDRAFT_HOME", "~/x")
+    assert data_folder() == tmp_path / "x"
+    assert cache_folder() == tmp_path / "x" / "cache"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMNIDRAFT_HOME", "~no-such-user/x")  # as a shell leaves it
+    assert data_folder() == tmp_path / "~no-such-user" / "x"
+
+
+def test_a_relative_home_stays_where_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMNIDRAFT_HOME", "kept here")
+    before = data_folder(), cache_folder()
+    assert before == (tmp_path / "kept here", tmp_path / "kept here" / "cache")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert (data_folder(), cache_folder()) == before
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_weights_below_the_range_of_float16_keep_their_profile(
+    target: Path, drafter: Path, tmp_path: Path, home: Path, dtype: str
+) -> None:
+    tiny = tmp_path / "tiny"
+    shutil.copytree(target, tiny)
+    model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.weight.mul_(1e-6)  # subnormal, or 0 of either sign
+    model.save_pretrained(tiny)
+    for answers, each in enumerate(("float32", dtype), 1):
+        warnings: list[str] = []
+        with omnidraft.load(tiny, drafter, dtype=each, adapt="inline", interval=1, warn=warnings.append) as loaded:
+            loaded.generate("hello world", max_new_tokens=8)
+        assert not any("profile" in warning for warning in warnings)
+        assert loaded.learned["answers"] == answers
+    assert len(list(home.glob("profiles/*/*.safetensors"))) == 1

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +27,13 @@ KEEPS: dict[str, Any] = {"adapt": "inline", "interval": 1, "remember": "answers"
 pytestmark = pytest.mark.usefixtures("home")
 
 
+@pytest.fixture
+def even(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass takes as long over many tokens as over one: whether copies pay is left to no busy machine."""
+    ticks = itertools.count()
+    monkeypatch.setattr("omnidraft.decoding.engine.time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
+
+
 def ask(model: OmniDraft, prompt: str = PROMPT, **options: Any) -> Generation:
     return model.generate(prompt, **{"max_new_tokens": COUNT, **options})
 
@@ -39,6 +48,7 @@ def again(model: OmniDraft, times: int = 2) -> Generation:
 # ---------------------------------------------------------------- exact
 
 
+@pytest.mark.usefixtures("even")
 @pytest.mark.parametrize("target", ["zoo:target-a", "zoo:target-b"])
 def test_greedy_answers_are_those_of_transformers(target: str) -> None:
     copied, drafted = 0, 0
@@ -58,6 +68,7 @@ def test_greedy_answers_are_those_of_transformers(target: str) -> None:
     assert drafted > 0, "and on the drafter's"
 
 
+@pytest.mark.usefixtures("even")
 @pytest.mark.parametrize("length", [4, "goodput"])
 def test_copied_drafts_alone_leave_a_sampled_answer_that_of_plain_decoding(target: Path, length: int | str) -> None:
     """Each token takes one draw from the target's distribution, whatever was copied."""
@@ -81,6 +92,7 @@ def test_the_drafter_alone_copies_nothing(target: Path, drafter: Path, options: 
     assert [ask(model, "hello hello hello hello").stats.retrieved for _ in range(2)] == [0, 0]
 
 
+@pytest.mark.usefixtures("even")
 @pytest.mark.parametrize("length", ["goodput", "confidence", "entropy", "head", 3])
 def test_retrieval_alone_has_no_drafter_under_any_policy(target: Path, length: int | str) -> None:
     model = omnidraft.load(target, sources="retrieval", draft_length=length, max_draft_length=5, remember="memory")

@@ -13,6 +13,7 @@ from omnidraft.api import OmniDraft
 from omnidraft.decoding.engine import Engine
 from omnidraft.detokenizer import Detokenizer, StopStrings
 from omnidraft.errors import ConfigError
+from support.compilers import needs_the_8_bit_step
 
 PROMPT = "hello world"
 
@@ -146,6 +147,8 @@ def lengths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_text_that_ends_anywhere_in_a_round_is_the_beginning_of_the_whole(
     target: Path, sampling: dict[str, Any], ending: str, observed: list[int], lengths: list[int]
 ) -> None:
+    if sampling:
+        needs_the_8_bit_step()  # the seed is one whose drafts, by this step, lead to both ends
     model = omnidraft.load(target, target, dtype="float32", profile=None, draft_length=4)
     prompt = model.encode(PROMPT)
     whole = model.generate(prompt, max_new_tokens=24, **sampling).token_ids

@@ -92,9 +92,9 @@ def test_a_logits_processor_decides_what_may_be_said(model: OmniDraft) -> None:
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0}, {"repetition_penalty": 1.3}])
 def test_a_logits_processor_may_write_into_its_scores(
-    model: OmniDraft, sampling: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    steady: OmniDraft, sampling: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    banned = list(model.generate(PROMPT, max_new_tokens=8, **sampling).token_ids)
+    banned = list(steady.generate(PROMPT, max_new_tokens=8, **sampling).token_ids)
 
     def aside(_: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         return scores.index_fill(1, torch.tensor(banned), -1e9)
@@ -104,10 +104,10 @@ def test_a_logits_processor_may_write_into_its_scores(
         return scores
 
     # the target's own distributions are recorded, as where they are learned from
-    monkeypatch.setattr(model.engine, "teacher_temperature", 1.0)
+    monkeypatch.setattr(steady.engine, "teacher_temperature", 1.0)
     found = []
     for processor in (aside, in_place):
-        stream = model.stream(PROMPT, max_new_tokens=8, logits_processor=[processor], **sampling)
+        stream = steady.stream(PROMPT, max_new_tokens=8, logits_processor=[processor], **sampling)
         list(stream)
         found.append([(record.emitted, [dist.tokens.tolist() for dist in record.teacher]) for record in stream.rounds])
     assert found[0] == found[1]

@@ -14,7 +14,7 @@ recorder = tool("record_traces")
 
 
 def recorded(target: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(recorder.path_of(target).read_text())
+    found: dict[str, Any] = json.loads(recorder.path_of(target).read_text(encoding="utf-8"))
     return found
 
 

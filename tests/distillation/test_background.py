@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import queue
 import subprocess
 import sys
-import time
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import psutil
@@ -18,19 +22,37 @@ from omnidraft.distillation.background import BackgroundTrainer
 from omnidraft.distillation.teacher import Trace
 from omnidraft.errors import ModelError, OmniDraftError
 from omnidraft.verification.sparse_probs import SparseProbs
+from support.homes import with_native
 from support.models import random_model
 from support.project_files import environment
 from support.table_models import make_world
+from support.waiting import until
 
-# a worker that takes a while for its first update, and does not come to the end of its second
+# a worker that comes to the end of its first update once a file is there, and never to that of its second
 SLOW = """
 import time
+from pathlib import Path
 from omnidraft.distillation import background, trainer
 read = trainer.Trainer._read
 def slow(self, batch):
-    time.sleep(1000 if self.counters.updates else 0.1)
+    while self.counters.updates or not Path({go!r}).exists():
+        time.sleep(0.01)
     return read(self, batch)
 trainer.Trainer._read = slow
+background.work()
+"""
+# a worker that makes a file where it stands still
+STILL = """
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from omnidraft.distillation import background
+class Noted(threading.Event):
+    def wait(self, timeout=None):
+        if not self.is_set():
+            Path({stands!r}).touch()
+        return super().wait(timeout)
+background.threading = SimpleNamespace(Event=Noted, Thread=threading.Thread)
 background.work()
 """
 
@@ -51,23 +73,32 @@ def teach(learner: BackgroundTrainer, cache: NgramCache, count: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_flush_waits_says_so_and_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "WORKER", SLOW)
+def test_a_flush_waits_says_so_and_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go = tmp_path / "go"
+    monkeypatch.setattr(background, "WORKER", SLOW.format(go=str(go)))
     said: list[str] = []
     learner, cache = learner_of(said)
     learner.flush()  # until it is up
     assert learner.poll() is None
     said.clear()
-    monkeypatch.setattr(background, "SAID_S", 0.3)
+    monkeypatch.setattr(background, "SAID_S", 0.0)
     learner.pause()
     teach(learner, cache, 4)
-    learner.flush()  # goes on, as nobody waits for a reply
+    looks: list[int] = []
+
+    def look() -> None:
+        looks.append(len(said))
+        if len(looks) == 3:
+            go.touch()
+
+    learner.flush(look)  # goes on, as nobody waits for a reply
     assert (learner.counters.answers, learner.counters.updates) == (4, 1)
     assert learner.poll() is not None
     assert learner.poll() is None
+    assert looks[:3] == [0, 1, 1]
     assert len(said) == 1
     assert "still learns from the last answers" in said[0]
-    monkeypatch.setattr(background, "FLUSH_S", 1.0)
+    monkeypatch.setattr(background, "FLUSH_S", 0.0)
     teach(learner, cache, 4)
     with pytest.raises(OmniDraftError, match="was given up after"):
         learner.flush()
@@ -78,20 +109,21 @@ def test_a_flush_waits_says_so_and_is_given_up(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.slow
-def test_it_stands_still_between_pause_and_resume_and_its_death_is_an_error_that_leaves_what_it_learned() -> None:
+def test_it_stands_still_between_pause_and_resume_and_its_death_is_an_error_that_leaves_what_it_learned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stands = tmp_path / "stands"
+    monkeypatch.setattr(background, "WORKER", STILL.format(stands=str(stands)))
     before = set(psutil.Process().children())
     learner, cache = learner_of([])
     (process,) = set(psutil.Process().children()) - before
     learner.flush()  # until it is up
     learner.pause()
     teach(learner, cache, 4)
-    for _ in range(20):  # an update takes less, on most machines
-        time.sleep(0.1)
-        assert (learner.counters.answers, learner.counters.updates) == (0, 0)
+    until(lambda: stands.exists() or learner.counters.answers)
+    assert (learner.counters.answers, learner.counters.updates) == (0, 0)
     learner.resume()
-    deadline = time.monotonic() + 600
-    while not learner.counters.updates and learner.alive and time.monotonic() < deadline:
-        time.sleep(0.1)
+    until(lambda: learner.counters.updates or not learner.alive)
     assert (learner.counters.answers, learner.counters.updates) == (4, 1)
     process.kill()
     process.wait()
@@ -111,6 +143,68 @@ def test_without_memory_for_it_no_process_is_started(monkeypatch: pytest.MonkeyP
         learner_of([])
 
 
+# ---------------------------------------------------------------- what waits
+
+SIZES = {"first": 6, "second": 4, "third": 8}  # bytes
+
+
+class Sized(background._Taught):  # noqa: SLF001
+    """An answer whose size can be asked for only after `beside` was called, as if another thread came in between."""
+
+    beside: ClassVar[Callable[[object], None]]
+
+    @property
+    def nbytes(self) -> int:
+        type(self).beside(self.trace)
+        return SIZES[str(self.trace)]
+
+
+def test_what_comes_while_an_answer_is_begun_counts_as_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    table, model = make_world("nested", 0).table, random_model("llama", 8, 0).model
+    active = NgramCache(table).active
+    first, second, third = (Sized(name, active) for name in SIZES)  # type: ignore[arg-type]
+    incoming, asks = queue.SimpleQueue[object](), threading.Semaphore(0)
+    learned: list[str] = []
+
+    def received(_: object) -> object:
+        asks.release()  # the message before has been seen to
+        return incoming.get()
+
+    def hear(message: object) -> None:
+        incoming.put(message)
+        assert asks.acquire(timeout=60)
+
+    class Listening:
+        due, head_changed, counters = False, False, None
+
+        def teach(self, trace: str, _: object) -> None:
+            learned.append(trace)
+            if trace == "first":  # and the second waits
+                hear(third)
+                hear(background._Signal.FLUSH)  # noqa: SLF001
+
+        def update(self) -> bool:
+            raise EOFError  # all that waited was learned from
+
+    began = list[object]()
+
+    def beside(trace: object) -> None:
+        if trace == "first" and threading.current_thread() is threading.main_thread() and not began:
+            began.append(trace)
+            hear(second)
+
+    monkeypatch.setattr(Sized, "beside", beside, raising=False)
+    monkeypatch.setattr(background, "_received", received)
+    monkeypatch.setattr(background, "Trainer", lambda *_, **__: Listening())
+    monkeypatch.setattr(background, "REPLAY_BYTES", 10)
+    worker = background._Worker(io.BytesIO(), io.BytesIO(), model, Learning(), table, None)  # noqa: SLF001
+    assert asks.acquire(timeout=60)
+    hear(first)
+    with pytest.raises(EOFError):
+        worker.run()
+    assert learned == ["first", "second"], "4 bytes waited, which 8 more do not fit beside"
+
+
 # ---------------------------------------------------------------- its parent
 
 PARENT = """
@@ -127,7 +221,7 @@ time.sleep(100)
 @pytest.mark.slow
 def test_a_trainer_whose_parent_was_killed_ends_by_itself(target: Path, drafter: Path, home: Path) -> None:
     command = [sys.executable, "-c", PARENT, str(target), str(drafter)]
-    with subprocess.Popen(command, env=environment(home), stdout=subprocess.PIPE) as parent:
+    with subprocess.Popen(command, env=environment(with_native(home)), stdout=subprocess.PIPE) as parent:
         try:
             assert parent.stdout is not None
             assert parent.stdout.readline() == b"paused\n"
@@ -135,10 +229,7 @@ def test_a_trainer_whose_parent_was_killed_ends_by_itself(target: Path, drafter:
             assert worker.is_running()
         finally:
             parent.kill()
-    deadline = time.monotonic() + 60
-    while alive(worker):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: not alive(worker))
 
 
 def alive(process: psutil.Process) -> bool:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.drafter import AttachedDrafter, common
-from omnidraft.decoding.passes import Passes, alone
+from omnidraft.decoding.passes import Passes, Stop, alone, never, read
 from omnidraft.decoding.proposals import make_proposer
 from omnidraft.draft_length.policy import DraftLengthPolicy, make_policy
-from omnidraft.errors import ConfigError, PromptError
+from omnidraft.errors import CONTEXT_LENGTH, ConfigError, PromptError
 from omnidraft.models.language_model import LanguageModel, check_ids
 from omnidraft.retrieval.source import Retrieval, retrieves
 from omnidraft.retrieval.token_index import TokenIndex
@@ -41,6 +41,7 @@ class Request:
     draw: Sampler
     lazy: bool  # the caller's processors may keep state: each is to see only ids that stay
     logprobs: int | None = None  # where set, records hold log-probabilities, and of so many tokens at each place
+    stop: Stop = never  # asked while a long prompt is read: where it says so, the round ends with `Stopped`
     policy_s: float = 0.0  # seconds of the policy since the last record
     finish: str | None = None
 
@@ -156,7 +157,8 @@ class Engine:
             raise PromptError("the prompt is empty: give at least one token")
         if len(prompt) > self.target.context:
             raise PromptError(
-                f"the prompt has {len(prompt)} tokens; the target's context holds {self.target.context}: shorten it"
+                f"the prompt has {len(prompt)} tokens; the target's context holds {self.target.context}: shorten it",
+                code=CONTEXT_LENGTH,
             )
         check_ids(prompt, self.target.vocab_size)
 
@@ -180,14 +182,17 @@ class Engine:
     # ------------------------------------------------------------ one round
 
     def verify(self, request: Request) -> Verified:
-        """Draft, and settle the draft with one forward pass of the target; `commit` is to follow."""
+        """Draft, and settle the draft with one forward pass of the target; `commit` is to follow.
+
+        Raises Stopped where the request is to stop; what was read stays in the caches, and the round did not happen.
+        """
         began = time.perf_counter()
-        draft = alone(self.propose(request))
+        draft = alone(self.propose(request), request.stop)
         drafted = time.perf_counter()
 
         # the ids that the target has not seen yet, and the proposals (nothing follows an end of text)
         fed = list(draft.proposals[:-1] if draft.ended else draft.proposals)
-        logits = self.target.forward(request.ids[self.target.length :] + fed, keep=len(fed) + 1)
+        logits = read(self.target, request.ids[self.target.length :] + fed, len(fed) + 1, request.stop)
         verified = time.perf_counter()
 
         target = TargetDistribution(logits, request.ids, fed, request.processing)

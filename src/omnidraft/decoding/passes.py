@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -14,6 +14,27 @@ from omnidraft.models.lean import LeanModel
 
 SHORT = 8  # tokens: a longer text is read alone, as the others would wait for it
 T = TypeVar("T")
+Stop = Callable[[], bool]  # whether to stop, asked between the parts of a long text
+
+
+class Stopped(Exception):  # noqa: N818  not an error
+    """A text was not read to its end, as it was to stop; the model's cache holds its beginning."""
+
+
+def never() -> bool:
+    """Do not stop."""
+    return False
+
+
+def read(model: LanguageModel, ids: Sequence[int], keep: int, stop: Stop) -> torch.Tensor:
+    """`model.forward`, in the parts that the model reads at once; raises Stopped between two where `stop` says so."""
+    start, size = 0, getattr(model, "chunk", len(ids))
+    while len(ids) - start - size >= max(1, keep):
+        model.forward(ids[start : start + size], 0)
+        start += size
+        if stop():
+            raise Stopped
+    return model.forward(ids[start:], keep)
 
 
 @dataclass(frozen=True)
@@ -23,9 +44,9 @@ class Pass:
     model: LanguageModel
     tokens: Sequence[int]
 
-    def make(self) -> torch.Tensor:
-        """The logits."""
-        return self.model.forward(self.tokens, 1)[-1]
+    def make(self, stop: Stop = never) -> torch.Tensor:
+        """The logits; raises Stopped where `stop` says so meanwhile."""
+        return read(self.model, self.tokens, 1, stop)[-1]
 
 
 Passes = Generator[Pass, torch.Tensor, T]
@@ -39,11 +60,11 @@ class Done(Generic[T]):
     result: T
 
 
-def alone(work: Passes[T]) -> T:
-    """The result of some work, its passes made one by one."""
+def alone(work: Passes[T], stop: Stop = never) -> T:
+    """The result of some work, its passes made one by one; raises Stopped where `stop` says so meanwhile."""
     asked = _advance(work)
     while isinstance(asked, Pass):
-        asked = _advance(work, asked.make())
+        asked = _advance(work, asked.make(stop))
     return asked.result
 
 

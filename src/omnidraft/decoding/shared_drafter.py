@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 
 from omnidraft.errors import OmniDraftError
+from omnidraft.models.forks import ForkLock
 from omnidraft.models.language_model import LanguageModel, TransformersModel
 from omnidraft.models.lean import LeanModel, lean
 
@@ -31,7 +32,7 @@ class Slot:
     """The place of one request at a time on models that hold the state of one; a later request takes it over."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()  # held by whoever uses the models, from round to round
+        self.lock = ForkLock()  # held by whoever uses the models, from round to round
         self.background: list[Pausable] = []  # trainers of the drafter, for all its targets
         self._request: object = None
         self._still = threading.Event()  # set while background work stands still
@@ -96,6 +97,7 @@ class Slot:
 class LentWeights(TransformersModel):
     """A copy of a model that can be given other weights, and its own again."""
 
+    @torch.inference_mode(mode=False)  # weights made inside it could not be changed outside
     def __init__(self, source: TransformersModel) -> None:
         super().__init__(copy.deepcopy(source.model))
         self._source = source

@@ -27,7 +27,7 @@ class Stats:
 
     rounds: int = 0
     tokens: int = 0  # target tokens emitted
-    drafted: int = 0  # draft tokens
+    drafted: int = 0  # tokens of the drafter
     proposed: int = 0  # target tokens put to the target
     accepted: int = 0
     retrieved: int = 0  # of those proposed, copied from earlier text
@@ -83,6 +83,11 @@ class Stats:
         return _ratio(self.tokens, self.seconds)
 
     @property
+    def draft_length(self) -> float:
+        """Mean length of a round's draft: the drafter's tokens and those copied, rounds without a draft included."""
+        return _ratio(self.drafted + self.retrieved, self.rounds)
+
+    @property
     def acceptance_rate(self) -> float:
         """Accepted / proposed target tokens; 0 where nothing was proposed."""
         return _ratio(self.accepted, self.proposed)
@@ -99,7 +104,10 @@ class Stats:
 
     def as_dict(self) -> dict[str, int | float | str | None]:
         """Every count, time and ratio by name, for JSON."""
-        ratios = ("seconds", "tokens_per_s", "acceptance_rate", "symbol_acceptance_rate", "block_efficiency")
+        ratios = (
+            *("seconds", "tokens_per_s", "draft_length", "acceptance_rate"),
+            *("symbol_acceptance_rate", "block_efficiency"),
+        )
         return asdict(self) | {name: getattr(self, name) for name in ratios}
 
 

@@ -229,7 +229,8 @@ class _Worker:
         if state is not None:
             self._trainer.load_state(state)
         self._messages: queue.SimpleQueue[_Taught | _Signal] = queue.SimpleQueue()
-        self._waiting = 0  # bytes of answers that wait to be learned from
+        # bytes of answers: each count is written by one thread alone, and the difference waits to be learned from
+        self._came = self._begun = 0
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
@@ -241,8 +242,10 @@ class _Worker:
             elif message is _Signal.FLUSH:
                 self._idle.set()
                 self._messages.put(message)
-            elif self._waiting + message.nbytes <= REPLAY_BYTES:  # more come of replies without a pause: left out
-                self._waiting += message.nbytes
+            elif (
+                self._came - self._begun + message.nbytes <= REPLAY_BYTES
+            ):  # more, of replies without a pause: left out
+                self._came += message.nbytes
                 self._messages.put(message)
         os._exit(0)  # the parent is gone
 
@@ -251,7 +254,7 @@ class _Worker:
         while True:
             message, state = self._messages.get(), None
             if isinstance(message, _Taught):
-                self._waiting -= message.nbytes
+                self._begun += message.nbytes
                 self._idle.wait()
                 self._cache.activate(message.active)
                 trainer.teach(message.trace, self._cache)

@@ -1,0 +1,160 @@
+"""Requests that are stopped while their prompt is read: at once, and the models go on from what was read."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import omnidraft
+from omnidraft.api import OmniDraft
+from omnidraft.decoding.passes import Stopped, read
+from omnidraft.models.eight_bits import EightBitModel
+from omnidraft.models.language_model import TransformersModel
+from omnidraft.models.lean import LeanModel
+from support.compilers import needs_the_8_bit_step
+
+pytestmark = pytest.mark.usefixtures("home")
+PART = 8  # tokens
+PROMPT = "hello world, the world was hello " * 8
+
+
+@pytest.fixture(params=["float32", "int8"])
+def model(request: pytest.FixtureRequest, target: Path, drafter: Path) -> OmniDraft:
+    needs_the_8_bit_step()  # of the drafter, whose passes are told from the target's by it
+    return omnidraft.load(target, drafter, dtype=request.param, profile=None, draft_length=4)
+
+
+@pytest.fixture(autouse=True)
+def parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Models read a few tokens at once; a list that grows by the number of each pass of the target."""
+    found: list[int] = []
+    forward = TransformersModel.forward
+
+    def counted(model: TransformersModel, ids: Sequence[int], keep: int) -> torch.Tensor:
+        found.append(len(ids))
+        return forward(model, ids, keep)
+
+    for kind in (TransformersModel, EightBitModel, LeanModel):
+        monkeypatch.setattr(kind, "chunk", PART)
+    monkeypatch.setattr(TransformersModel, "forward", counted)
+    return found
+
+
+def test_a_prompt_is_not_read_on_and_what_was_read_is_kept(model: OmniDraft, parts: list[int]) -> None:
+    ids = model.encode(PROMPT)
+    expected = model.generate(ids, max_new_tokens=12).token_ids
+    assert len(ids) > 8 * PART
+    (lane,) = model.lanes(1)
+    parts.clear()
+    stream = lane.stream(ids, max_new_tokens=12, should_stop=lambda: len(parts) == 3)
+    assert stream.step() is None
+    assert parts == [PART] * 3
+    assert (stream.result.text, stream.result.finish_reason) == ("", "interrupted")
+    assert stream.step() is None
+    assert lane.common(ids) == 3 * PART
+    parts.clear()
+    again = lane.stream(ids, max_new_tokens=12)
+    again.step()
+    assert sum(parts) < len(ids)
+    "".join(again)
+    assert again.result.token_ids == expected
+    assert model.generate(PROMPT, max_new_tokens=12, should_stop=lambda: True).finish_reason == "interrupted"
+    assert model.generate(PROMPT, max_new_tokens=12).token_ids == expected
+
+
+def test_the_drafters_reading_is_stopped_too(model: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_by_it: list[int] = []
+    forward = LeanModel.forward
+
+    def counted(lean: LeanModel, ids: Sequence[int], keep: int) -> torch.Tensor:
+        if lean.vocab_size == drafts.vocab_size:
+            read_by_it.append(len(ids))
+        return forward(lean, ids, keep)
+
+    assert model.engine.attached is not None
+    drafts = model.engine.attached.drafter.model
+    expected = model.generate(PROMPT, max_new_tokens=12).token_ids
+    monkeypatch.setattr(LeanModel, "forward", counted)
+    (lane,) = model.lanes(1)
+    stream = lane.stream(PROMPT, max_new_tokens=12, should_stop=lambda: len(read_by_it) == 2)
+    assert stream.step() is None
+    assert read_by_it == [PART] * 2
+    again = lane.stream(PROMPT, max_new_tokens=12)
+    "".join(again)
+    assert again.result.token_ids == expected
+
+
+def test_a_stream_closed_by_another_thread_reads_no_further(
+    model: OmniDraft, parts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = TransformersModel.forward
+
+    def closing(lm: TransformersModel, ids: Sequence[int], keep: int) -> torch.Tensor:
+        if len(parts) == 2:
+            thread = threading.Thread(target=stream.close)
+            thread.start()
+            thread.join()
+        return forward(lm, ids, keep)
+
+    monkeypatch.setattr(TransformersModel, "forward", closing)
+    stream = model.stream(PROMPT, max_new_tokens=12)
+    assert list(stream) == []
+    assert parts == [PART] * 3
+
+
+def test_an_interrupt_leaves_the_models_usable(
+    model: OmniDraft, parts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = model.generate(PROMPT, max_new_tokens=12).token_ids
+    reading = "_read"
+    inner = getattr(type(model.target.lm), reading)
+
+    def interrupted(lm: Any, ids: Sequence[int], keep: int) -> torch.Tensor:
+        logits: torch.Tensor = inner(lm, ids, keep)
+        if len(parts) == 3:
+            raise KeyboardInterrupt
+        return logits
+
+    parts.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(type(model.target.lm), reading, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model.generate(PROMPT, max_new_tokens=12)
+    assert parts == [PART] * 3
+    assert model.generate(PROMPT, max_new_tokens=12).token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("count", "keep", "expected"),
+    [
+        (5, 1, [(5, 1)]),
+        (8, 1, [(8, 1)]),
+        (9, 1, [(8, 0), (1, 1)]),
+        (20, 3, [(8, 0), (8, 0), (4, 3)]),
+        (20, 12, [(8, 0), (12, 12)]),
+        (20, 13, [(20, 13)]),
+    ],
+)
+def test_parts_are_those_of_the_model(count: int, keep: int, expected: list[tuple[int, int]]) -> None:
+    found: list[tuple[int, int]] = []
+
+    class Noted:
+        chunk = PART
+
+        def forward(self, ids: Sequence[int], keep: int) -> torch.Tensor:
+            found.append((len(ids), keep))
+            return torch.zeros(keep, 1)
+
+    noted: Any = Noted()
+    assert len(read(noted, range(count), keep, lambda: False)) == keep
+    assert found == expected
+    if len(expected) > 1:
+        found.clear()
+        with pytest.raises(Stopped):
+            read(noted, range(count), keep, lambda: True)
+        assert found == expected[:1]
