@@ -10,7 +10,7 @@ import pytest
 import omnidraft
 from omnidraft.api import OmniDraft
 from omnidraft.defaults import SMALL
-from support.serving import At, serving, with_tools
+from support.serving import At, Rounds, rounds_of_requests, serving, with_tools
 
 
 @pytest.fixture(scope="session")
@@ -23,6 +23,12 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(chat: Path) -> Iterator[At]:
     with serving([chat, "zoo:target-a"], options={"draft_length": 4}, lanes=4, max_tokens=256) as at:
         yield at
+
+
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rounds]:
+    with rounds_of_requests(monkeypatch) as rounds:
+        yield rounds
 
 
 @pytest.fixture(scope="session")

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from omnidraft.decoding.engine import Engine
 from omnidraft.errors import ConfigError
 from omnidraft.server.settings import Serving, is_loopback
-from support.serving import At, serving
+from support.serving import PATIENT, QUESTION, At, serving, user
+from support.waiting import WAIT_S, until
 
 KEY = "a-key"
 POLICY = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
@@ -48,10 +55,10 @@ def test_only_this_machine_is_loopback() -> None:
 def test_without_the_key_nothing_is_answered(guarded: At, given: str | None) -> None:
     headers = [] if given is None else [(b"Authorization", given.encode())]
     for path in ("/v1/models", "/stats", "/metrics", "/report", "/openapi.json", "/tokenize", "/nothing"):
-        refused = httpx.get(guarded.url + path, headers=headers)
+        refused = guarded.get(path, headers=headers)
         assert refused.status_code == 401, path
         assert refused.json()["error"]["code"] == "invalid_api_key"
-    assert httpx.get(guarded.url + "/health", headers=headers).status_code == 200
+    assert guarded.get("/health", headers=headers).status_code == 200
 
 
 def test_with_the_key_all_is(guarded: At) -> None:
@@ -87,7 +94,7 @@ def test_pages_of_other_origins_are_refused_unless_named(server: At, guarded: At
         "Access-Control-Request-Method": "POST",
         "Access-Control-Request-Headers": "authorization,x-stainless-os",
     }
-    assert httpx.options(guarded.url + "/v1/chat/completions", headers=asks).status_code == 200
+    assert httpx.options(guarded.url + "/v1/chat/completions", headers=asks, **PATIENT).status_code == 200
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site", "same-origin", "none"])
@@ -108,32 +115,94 @@ def test_what_other_pages_load_is_refused_but_for_links_to_the_page(server: At, 
 def test_large_requests_are_refused_by_length_and_by_what_comes(guarded: At) -> None:
     headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
     body = b'{"content": "' + b"x" * 20_000 + b'"}'
-    refused = httpx.post(guarded.url + "/tokenize", content=body, headers=headers)
-    chunked = httpx.post(guarded.url + "/tokenize", content=iter([body[:9000], body[9000:]]), headers=headers)
+    refused = httpx.post(guarded.url + "/tokenize", content=body, headers=headers, **PATIENT)
+    chunked = httpx.post(
+        guarded.url + "/tokenize", content=iter([body[:9000], body[9000:]]), headers=headers, **PATIENT
+    )
     for each in (refused, chunked):
         assert each.status_code == 413
         assert "larger than 0.01 MB" in each.json()["error"]["message"]
-    assert httpx.post(guarded.url + "/tokenize", content=b'{"content": "x"}', headers=headers).status_code == 200
+    assert guarded.post("/tokenize", {"content": "x"}, headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize("length", ["Content-Length: 9", "Transfer-Encoding: chunked"])
 def test_requests_that_come_too_slowly_are_ended(guarded: At, length: str) -> None:
     head = f"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n{length}\r\n"
-    with socket.create_connection(("127.0.0.1", int(guarded.url.rsplit(":", 1)[1])), timeout=20) as slow:
+    with socket.create_connection(("127.0.0.1", int(guarded.url.rsplit(":", 1)[1])), timeout=WAIT_S) as slow:
         slow.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode())
         answer = b"".join(iter(lambda: slow.recv(4096), b""))  # until the server ends it
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b"did not come within 1 s" in answer
 
 
-def test_connections_are_limited(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omnidraft.server.run.SPARE", 3)
-    with serving([target], None, {"draft_length": 0}, lanes=1, max_queue=0) as at:
-        place = ("127.0.0.1", int(at.url.rsplit(":", 1)[1]))
-        with socket.create_connection(place), socket.create_connection(place):
-            assert at.get("/health").status_code == 200
-            with socket.create_connection(place):
-                assert at.get("/health").status_code == 503
+@contextmanager
+def connected(at: At, count: int, said: bytes = b"") -> Iterator[list[socket.socket]]:
+    """So many connections to a server, on which no more is said than this."""
+    with ExitStack() as stack:
+        sockets = []
+        for _ in range(count):
+            place = ("127.0.0.1", int(at.url.rsplit(":", 1)[1]))
+            sockets.append(stack.enter_context(socket.create_connection(place, timeout=60)))
+            sockets[-1].sendall(said)
+        yield sockets
+
+
+def ended(one: socket.socket) -> bool:
+    """Whether the server has closed a connection without a word."""
+    one.settimeout(0)
+    try:
+        return one.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True
+
+
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+@pytest.mark.parametrize("said", [b"", HEAD, HEAD + b"Content-Length: 99\r\n\r\n{"], ids=["nothing", "head", "body"])
+def test_connections_that_say_little_keep_no_other_out(
+    chat: Path, said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("omnidraft.server.run.SPARE", 0)
+    monkeypatch.setattr("omnidraft.server.connections.MOST_WAITING", 12)
+    with serving([chat], None, {"draft_length": 0}, lanes=1, max_queue=0) as at, connected(at, 40, said) as silent:
+        assert at.chat(max_tokens=2).status_code == 200
+        assert at.get("/health").status_code == 200
+        until(lambda: sum(map(ended, silent)) >= 40 - 12)  # those that waited longest
+        assert not any(map(ended, silent[-8:]))
+
+
+@pytest.mark.parametrize("said", [b"", HEAD, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET"])
+def test_connections_that_say_little_are_ended_in_time(chat: Path, said: bytes) -> None:
+    with serving([chat], None, {"draft_length": 0}, body_s=0.5) as at, connected(at, 3, said) as silent:
+        for one in silent:
+            answer = b"".join(iter(partial(one.recv, 4096), b""))  # until the server ends it
+            assert answer.startswith(b"HTTP/1.1 200") == said.startswith(b"GET")
+
+
+def test_requests_are_limited(chat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omnidraft.server.run.SPARE", 0)
+    body = json.dumps({"messages": user(QUESTION), "max_tokens": 2, "stream": True, "temperature": 0}).encode()
+    whole = HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
+    with serving([chat], None, {"draft_length": 0}, lanes=1, max_queue=0) as at:
+        verify = Engine.verify
+
+        def held(engine: Engine, request: Any) -> Any:
+            assert go.wait(60)
+            return verify(engine, request)
+
+        go = threading.Event()
+        monkeypatch.setattr(Engine, "verify", held)
+        with connected(at, 1, whole):
+            until(lambda: at.figures()["active"] == 1)
+            refused = at.post("/tokenize", {"content": "x"})
+            go.set()
+        assert refused.status_code == 503
+        assert "too many requests" in refused.json()["error"]["message"]
+        assert int(refused.headers["Retry-After"]) >= 1
+        until(lambda: at.post("/tokenize", {"content": "x"}).status_code == 200)
 
 
 def test_every_answer_forbids_foreign_content(server: At) -> None:

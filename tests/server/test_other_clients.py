@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from omnidraft.api import OmniDraft
-from support.serving import QUESTION, At, user
+from support.serving import PATIENT, QUESTION, At, user
 
 TOKENS = 24
 MORE = "And how many are two of them?"
@@ -58,7 +58,7 @@ def test_langchain_holds_a_conversation(server: At, model: OmniDraft) -> None:
     options = {"model": "chat", "temperature": 0, "max_tokens": TOKENS, "max_retries": 0, "api_key": "none"}
     talk: list[Any] = []
     found = []
-    with httpx.Client() as http:  # its own stays open
+    with httpx.Client(**PATIENT) as http:  # its own stays open
         client = langchain.ChatOpenAI(base_url=f"{server.url}/v1", http_client=http, stream_usage=True, **options)
         for question in (QUESTION, MORE):
             talk.append(("human", question))

@@ -25,8 +25,19 @@ from omnidraft.errors import ModelError
 from omnidraft.server.run import Running
 from omnidraft.server.settings import Serving
 from support import faulty_disk
-from support.serving import QUESTION, At, healthy, serving, until, user
+from support.homes import with_native
+from support.serving import PATIENT, QUESTION, At, healthy, serving, user
+from support.waiting import WAIT_S, until
 
+# without a form, some answers end by themselves after some tens of tokens
+ENDLESS: dict[str, Any] = {
+    "messages": user(QUESTION),
+    "temperature": 2.0,
+    "response_format": {
+        "type": "json_schema",
+        "json_schema": {"name": "x", "schema": {"type": "string", "minLength": 20000}},
+    },
+}
 LEARNS: dict[str, Any] = {"adapt": "inline", "interval": 1, "trains": "drafter", "draft_length": 4}
 
 
@@ -95,7 +106,7 @@ def test_a_server_that_loads_can_be_ended(target: Path, monkeypatch: pytest.Monk
 
     def load(*_: Any, **__: Any) -> list[Any]:
         begun.set()
-        go.wait(60)
+        assert go.wait(2 * WAIT_S)
         return []
 
     monkeypatch.setattr("omnidraft.server.run.load_all", load)
@@ -103,14 +114,14 @@ def test_a_server_that_loads_can_be_ended(target: Path, monkeypatch: pytest.Monk
     thread = threading.Thread(target=running.run)
     thread.start()
     try:
-        assert begun.wait(20)
-        refusals = [httpx.get(f"{running.address}/health"), At(running.address, running.end).chat()]
-        for refused in refusals:
+        assert begun.wait(WAIT_S)
+        at = At(running.address, running.end)
+        for refused in (at.get("/health"), at.chat()):
             assert refused.status_code == 503
             assert refused.json()["error"]["code"] == "loading"
             assert int(refused.headers["Retry-After"]) >= 1
         running.end()
-        thread.join(10)
+        thread.join(WAIT_S)
         assert not thread.is_alive()
     finally:
         go.set()
@@ -119,15 +130,30 @@ def test_a_server_that_loads_can_be_ended(target: Path, monkeypatch: pytest.Monk
 # ---------------------------------------------------------------- as a process
 
 
+MAIN = "from omnidraft.cli.main import main; raise SystemExit(main())"
+SLOW = f"""
+import sys, time
+from omnidraft.models.language_model import TransformersModel
+forward = TransformersModel.forward
+def slow(model, ids, keep):
+    if keep == 0:
+        print("a part is read", file=sys.stderr, flush=True)
+        time.sleep(0.3)
+    return forward(model, ids, keep)
+TransformersModel.chunk, TransformersModel.forward = 4, slow
+{MAIN}
+"""
+
+
 class Process:
     """`omnidraft serve` with a drafter that learns."""
 
-    def __init__(self, target: Path, drafter: Path, home: Path, save_s: float) -> None:
-        command = [sys.executable, "-m", "omnidraft", "serve", "--target", str(target), "--drafter", str(drafter)]
+    def __init__(self, target: Path, drafter: Path, home: Path, save_s: float, code: str, *more: str) -> None:
+        command = [sys.executable, "-c", code, "serve", "--target", str(target), "--drafter", str(drafter)]
         command += ["--port", "0", "--adapt", "background", "--draft-length", "4", "--threads", "1"]
-        command += ["--set", "interval=1", "--set", f"save_s={save_s}", "--set", "trains=drafter"]
-        environment = os.environ | {"OMNIDRAFT_HOME": str(home)}
-        self.process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+        command += ["--set", "interval=1", "--set", f"save_s={save_s}", "--set", "trains=drafter", *more]
+        environment = os.environ | {"OMNIDRAFT_HOME": str(with_native(home))}
+        self.process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, encoding="utf-8")
         assert self.process.stderr is not None
         self.lines: list[str] = []
         self._stderr = self.process.stderr
@@ -142,15 +168,17 @@ class Process:
 
     def end(self, number: int) -> int:
         self.process.send_signal(number)
-        code = self.process.wait(60)
+        code = self.process.wait(WAIT_S)
         self._reader.join()
         self._stderr.close()
         return code
 
 
 @contextmanager
-def served(target: Path, drafter: Path, home: Path, save_s: float = 0.2) -> Iterator[Process]:
-    process = Process(target, drafter, home, save_s)
+def served(
+    target: Path, drafter: Path, home: Path, *more: str, save_s: float = 0.2, code: str = MAIN
+) -> Iterator[Process]:
+    process = Process(target, drafter, home, save_s, code, *more)
     try:
         yield process
     finally:
@@ -160,8 +188,8 @@ def served(target: Path, drafter: Path, home: Path, save_s: float = 0.2) -> Iter
 
 @contextmanager
 def streamed(at: At, tokens: int) -> Iterator[Iterator[str]]:
-    body = {"messages": user(QUESTION), "max_tokens": tokens, "temperature": 2.0, "stream": True}
-    with httpx.stream("POST", at.url + "/v1/chat/completions", json=body, timeout=60) as answer:
+    body = ENDLESS | {"max_tokens": tokens, "stream": True}
+    with httpx.stream("POST", at.url + "/v1/chat/completions", json=body, **PATIENT) as answer:
         lines = answer.iter_lines()
         next(lines)
         yield lines
@@ -170,7 +198,7 @@ def streamed(at: At, tokens: int) -> Iterator[Iterator[str]]:
 @pytest.mark.slow
 def test_a_kill_under_load_tears_nothing_and_a_signal_drains(chat: Path, drafter: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
-    asked: dict[str, Any] = {"model": "chat", "messages": user(QUESTION), "max_tokens": 2000, "temperature": 2.0}
+    asked = ENDLESS | {"model": "chat", "max_tokens": 2000}
     with served(chat, drafter, home) as process, ThreadPoolExecutor(3) as pool:
         expected = complete(process.at).json()["choices"]
         profile = Path(str(process.at.figures()["profile"]))
@@ -183,7 +211,7 @@ def test_a_kill_under_load_tears_nothing_and_a_signal_drains(chat: Path, drafter
             process.end(signal.SIGKILL)
             with pytest.raises(httpx.TransportError):
                 list(lines)
-        errors = [each.exception(20) for each in waits]
+        errors = [each.exception(WAIT_S) for each in waits]
         client.close()
     assert all(isinstance(each, openai.APIConnectionError | httpx.TransportError) for each in errors), errors
     with served(chat, drafter, home) as process:
@@ -208,7 +236,7 @@ def test_a_second_interrupt_ends_answers_and_saves_profiles(chat: Path, drafter:
         until(lambda: complete(process.at).is_success and process.at.figures()["learned"].get("updates"))
         profile = Path(str(process.at.figures()["profile"]))
         with ExitStack() as streams:
-            for _ in range(3):  # one alone may come to its end by itself, after some tens of tokens
+            for _ in range(3):
                 streams.enter_context(streamed(process.at, 2000))
             process.process.send_signal(signal.SIGINT)
             until(lambda: not healthy(process.at.url))  # it drains
@@ -216,3 +244,24 @@ def test_a_second_interrupt_ends_answers_and_saves_profiles(chat: Path, drafter:
             assert not profile.exists()
             assert process.end(signal.SIGINT) == INTERRUPTED
         assert profile.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signals", [2, 1])
+def test_an_end_waits_for_no_prompt_to_be_read(chat: Path, drafter: Path, tmp_path: Path, signals: int) -> None:
+    """At a second interrupt, and after the time that open answers get."""
+    drain = ("--set", f"drain_s={300 if signals == 2 else 1}")
+    messages = user(f"{QUESTION} And one more. " * 20)  # read in about 100 parts
+    with served(chat, drafter, tmp_path / "home", *drain, code=SLOW) as process, ThreadPoolExecutor(2) as pool:
+        waits = [pool.submit(process.at.chat, messages=messages, max_tokens=4) for _ in range(2)]
+        until(lambda: any("a part is read" in line for line in process.lines))
+        until(lambda: process.at.figures()["active"] + process.at.figures()["queued"] == 2)
+        if signals == 2:
+            process.process.send_signal(signal.SIGINT)
+            until(lambda: not healthy(process.at.url))  # it drains
+            assert process.process.poll() is None
+        assert process.end(signal.SIGINT if signals == 2 else signal.SIGTERM) == (INTERRUPTED if signals == 2 else 0)
+        assert [each.result().status_code for each in waits] == [503, 503]
+        assert "shutting down" in waits[0].result().json()["error"]["message"]
+    assert sum("a part is read" in line for line in process.lines) < 80
+    assert not any("Traceback" in line or "Exception" in line for line in process.lines)

@@ -112,6 +112,13 @@ class Answer:
         }
 
     @property
+    def beside(self) -> dict[str, Any]:
+        """What a complete answer, or its last chunk, has of this server's own: times, and the extension."""
+        ignored = {"ignored": list(self.task.ignored)} if self.task.ignored else {}
+        own = (self.summary or {}) | ignored
+        return {"timings": self.timings} | ({"omnidraft": own} if own else {})
+
+    @property
     def summary(self) -> dict[str, Any] | None:
         """The extension of the last chunk, where it is asked for."""
         done, stats = self._finished, self._finished.result.stats

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -20,6 +21,7 @@ from omnidraft.errors import InputError
 from omnidraft.server import errors, tasks
 from omnidraft.server import protocol as p
 from omnidraft.server.answers import Answer
+from omnidraft.server.bodies import Received, described, receive, taking
 from omnidraft.server.chat import Chat, Completion
 from omnidraft.server.errors import ApiError, Json, of_input
 from omnidraft.server.guard import Guard
@@ -27,11 +29,12 @@ from omnidraft.server.metrics import CONTENT_TYPE, Metrics
 from omnidraft.server.responses import Response as ResponseForm
 from omnidraft.server.scheduler import Scheduler
 from omnidraft.server.served import Say, Served
-from omnidraft.server.settings import Serving
+from omnidraft.server.settings import MEGABYTE, Serving
 from omnidraft.server.tasks import Task
 
 PAGE = Path(__file__).parent / "page"
 GONE = 499  # nobody reads it
+AnyT = TypeVar("AnyT", bound=p.Body)
 BodyT = TypeVar("BodyT", p.ChatRequest, p.CompletionRequest, p.ResponseRequest)
 REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"description": "a parameter that cannot be, by its name"},
@@ -40,6 +43,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     404: {"description": "no such model"},
     408: {"description": "the request came too slowly"},
     413: {"description": "the request is too large"},
+    415: {"description": "the body is no JSON by its type, or packed in an unknown way"},
     429: {"description": "the queue is full: see Retry-After"},
     503: {"description": "loading, failed, or shutting down"},
 }
@@ -63,31 +67,41 @@ class Server:
             raise ApiError(404, f"no such model: use one of {known}", param="model", code="model_not_found")
         return found[0]
 
-    async def begin(self, body: BodyT, make: Callable[[BodyT, Served, Serving], Task]) -> Answer:
+    async def received(self, request: Request, kind: type[AnyT]) -> Received[AnyT]:
+        """The body of a request; raises ApiError."""
+        return await receive(request, kind, int(self.settings.max_body_mb * MEGABYTE))
+
+    async def begin(self, asked: Received[BodyT], make: Callable[[BodyT, Served, Serving], Task]) -> Answer:
         """Queue a request; raises ApiError."""
-        served = self.model(body.model)
-        task = await run_in_threadpool(make, body, served, self.settings)
+        served = self.model(asked.body.model)
+        task: Task = await run_in_threadpool(make, asked.body, served, self.settings)
+        whole = tuple(f"{path}." for path in task.ignored)  # what is within is not named again
+        parts: list[str] = [path for path in asked.ignored if not path.startswith(whole)]
+        task = replace(task, ignored=[*parts, *task.ignored])
         if self._prompts:
             self._log(f"prompt: {served.model.target.tokenizer.decode(list(task.ids))}")
         return Answer(task, self.scheduler)
 
-    async def chat(self, request: Request, body: p.ChatRequest) -> Response:
+    async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
-        answer = await self.begin(body, tasks.chat_task)
-        form = Chat(answer, answer.task.served.name, usage=_usage(body))
-        return await self._out(request, answer, form, stream=bool(body.stream))
+        asked = await self.received(request, p.ChatRequest)
+        answer = await self.begin(asked, tasks.chat_task)
+        form = Chat(answer, answer.task.served.name, usage=_usage(asked.body))
+        return await self._out(request, answer, form, stream=bool(asked.body.stream))
 
-    async def complete(self, request: Request, body: p.CompletionRequest) -> Response:
+    async def complete(self, request: Request) -> Response:
         """Go on with a text."""
-        answer = await self.begin(body, tasks.completion_task)
-        form = Completion(answer, answer.task.served.name, usage=_usage(body))
-        return await self._out(request, answer, form, stream=bool(body.stream))
+        asked = await self.received(request, p.CompletionRequest)
+        answer = await self.begin(asked, tasks.completion_task)
+        form = Completion(answer, answer.task.served.name, usage=_usage(asked.body))
+        return await self._out(request, answer, form, stream=bool(asked.body.stream))
 
-    async def respond(self, request: Request, body: p.ResponseRequest) -> Response:
+    async def respond(self, request: Request) -> Response:
         """Answer a conversation, all of which is in the request."""
-        answer = await self.begin(body, tasks.response_task)
-        form = ResponseForm(answer, answer.task.served.name, body)
-        return await self._out(request, answer, form, stream=bool(body.stream))
+        asked = await self.received(request, p.ResponseRequest)
+        answer = await self.begin(asked, tasks.response_task)
+        form = ResponseForm(answer, answer.task.served.name, asked)
+        return await self._out(request, answer, form, stream=bool(asked.body.stream))
 
     async def models(self) -> Json:
         """The targets."""
@@ -98,25 +112,30 @@ class Server:
         """A target."""
         return Json(self._model(self.model(model)))
 
-    async def tokenize(self, body: p.TokenizeRequest) -> Json:
+    async def tokenize(self, request: Request) -> Json:
         """Token ids of a text."""
+        body = (await self.received(request, p.TokenizeRequest)).body
         served = self.model(body.model)
         tokenizer = served.model.target.tokenizer
 
         def tokens() -> list[Any]:
             with served.lock:
-                found = list(tokenizer(body.content, add_special_tokens=body.add_special)["input_ids"])
+                found = list(tokenizer(body.content, add_special_tokens=bool(body.add_special))["input_ids"])
             if not body.with_pieces:
                 return found
             return [{"id": token, "piece": served.text_of(token)[0]} for token in found]
 
         return Json({"tokens": await run_in_threadpool(tokens)})
 
-    async def detokenize(self, body: p.DetokenizeRequest) -> Json:
+    async def detokenize(self, request: Request) -> Json:
         """The text of token ids."""
+        body = (await self.received(request, p.DetokenizeRequest)).body
         served = self.model(body.model)
-        if any(token >= len(served.model.vocab.tokens) for token in body.tokens):
-            raise ApiError(400, "tokens holds an id that the target has not: use those of /tokenize", param="tokens")
+        size = len(served.model.vocab.tokens)
+        if wrong := [place for place, token in enumerate(body.tokens) if token >= size]:
+            where = f"tokens[{wrong[0]}]"
+            fix = f"the target has ids below {size}: use those of /tokenize"
+            raise ApiError(400, f"{where} is {body.tokens[wrong[0]]}; {fix}", param=where, code="invalid_value")
 
         def text() -> str:
             with served.lock:
@@ -213,12 +232,12 @@ async def _read(request: Request, answer: Answer) -> bool:
         leaving.cancel()
 
 
-def _usage(body: p.MoreSampling) -> bool:
+def _usage(body: p.Options) -> bool:
     return bool(body.stream_options and body.stream_options.include_usage)
 
 
-def make_app(server: Server, start: Callable[[], None]) -> FastAPI:
-    """The application; `start` begins to load the models when it is up."""
+def make_app(server: Server, start: Callable[[], None], most: int) -> FastAPI:
+    """The application, for at most so many requests at once; `start` begins to load the models when it is up."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -228,13 +247,14 @@ def make_app(server: Server, start: Callable[[], None]) -> FastAPI:
     # its own pages of documentation load scripts of other hosts
     app = FastAPI(title="OmniDraft", docs_url=None, redoc_url=None, lifespan=lifespan)
     errors.install(app)
+    app.openapi = described(app.openapi)  # type: ignore[method-assign]
     post: dict[str, Any] = {"methods": ["POST"], "responses": REFUSALS}
     get: dict[str, Any] = {"methods": ["GET"], "responses": {code: REFUSALS[code] for code in (401, 403, 404, 503)}}
-    app.add_api_route("/v1/chat/completions", server.chat, **post)
-    app.add_api_route("/v1/completions", server.complete, **post)
-    app.add_api_route("/v1/responses", server.respond, **post)
-    app.add_api_route("/tokenize", server.tokenize, **post)
-    app.add_api_route("/detokenize", server.detokenize, **post)
+    app.add_api_route("/v1/chat/completions", server.chat, **post, openapi_extra=taking(p.ChatRequest))
+    app.add_api_route("/v1/completions", server.complete, **post, openapi_extra=taking(p.CompletionRequest))
+    app.add_api_route("/v1/responses", server.respond, **post, openapi_extra=taking(p.ResponseRequest))
+    app.add_api_route("/tokenize", server.tokenize, **post, openapi_extra=taking(p.TokenizeRequest))
+    app.add_api_route("/detokenize", server.detokenize, **post, openapi_extra=taking(p.DetokenizeRequest))
     app.add_api_route("/v1/models", server.models, **get)
     app.add_api_route("/v1/models/{model:path}", server.one_model, **get)
     app.add_api_route("/health", server.health, **get)
@@ -244,7 +264,7 @@ def make_app(server: Server, start: Callable[[], None]) -> FastAPI:
     if PAGE.is_dir():
         app.add_api_route("/", lambda: FileResponse(PAGE / "index.html"), methods=["GET"], include_in_schema=False)
         app.mount("/page", StaticFiles(directory=PAGE))
-    app.add_middleware(Guard, settings=server.settings)
+    app.add_middleware(Guard, settings=server.settings, most=most)
     if server.settings.cors_origin:
         app.add_middleware(
             CORSMiddleware,

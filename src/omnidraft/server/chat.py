@@ -49,7 +49,7 @@ class Form(ABC):
             async for delta in self.answer.deltas():
                 for choice in self.chunks(delta):
                     yield self._event(choice, delta.trace)
-            yield self._event(self.last(), **self._beside())
+            yield self._event(self.last(), **self.answer.beside)
             if self._usage:
                 yield event(self.head(stream=True) | {"choices": [], "usage": self.usage()})
             yield END
@@ -76,11 +76,7 @@ class Form(ABC):
 
     def body(self, choice: dict[str, Any]) -> dict[str, Any]:
         """The body of a complete answer with this choice."""
-        return self.head(stream=False) | {"choices": [choice], "usage": self.usage()} | self._beside()
-
-    def _beside(self) -> dict[str, Any]:
-        summary = self.answer.summary
-        return {"timings": self.answer.timings} | ({} if summary is None else {"omnidraft": summary})
+        return self.head(stream=False) | {"choices": [choice], "usage": self.usage()} | self.answer.beside
 
     def _event(self, choice: dict[str, Any], trace: dict[str, Any] | None = None, **beside: Any) -> bytes:
         chunk = self.head(stream=True) | {"choices": [{"index": 0, "finish_reason": None, **choice}]} | beside

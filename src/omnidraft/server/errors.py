@@ -11,8 +11,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from omnidraft.errors import InputError, PromptError
+from omnidraft.errors import InputError
 
+LONGEST = 60  # characters of a value in a message
+BAD = 400
 RETRY_S = 2  # what a client that is sent away is asked to wait
 
 
@@ -21,7 +23,8 @@ class ApiError(Exception):
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
-        self.status, self.param, self.code = status, param, code
+        self.status, self.param = status, param
+        self.code = "invalid_value" if code is None and status == BAD else code
 
     @property
     def body(self) -> dict[str, Any]:
@@ -60,23 +63,21 @@ def response(error: ApiError) -> Json:
 
 def of_input(error: InputError, param: str | None = None) -> ApiError:
     """The 400 for what the models refuse."""
-    too_long = isinstance(error, PromptError) and "context holds" in str(error)
-    return ApiError(400, str(error), param=param, code="context_length_exceeded" if too_long else None)
+    return ApiError(400, str(error), param=param or error.option, code=error.code)
 
 
-def of_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
-    """The 400 for a body that is not as it should be; names the parameter, and never repeats its value."""
-    first = errors[0]
-    path = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
-    name = path[0] if path else None
-    if first["type"] == "json_invalid":
-        return ApiError(400, "the body is no JSON: send a JSON object", code="invalid_json")
-    if name is None:
-        return ApiError(400, f"the body is not usable ({first['msg']}): send a JSON object, with its content type")
-    where = ".".join(path)
-    if first["type"] == "extra_forbidden":
-        return ApiError(400, f"{where} is not supported: leave it out", param=where, code="unsupported_parameter")
-    return ApiError(400, f"{where}: {first['msg']}", param=name, code="invalid_value")
+def as_json(value: Any) -> str:
+    """A value of a request for a message: what is short as it is, else of what kind it is."""
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+def of_query(errors: Sequence[Mapping[str, Any]]) -> ApiError:
+    """The 400 for what an address holds that is not as it should be."""
+    name = str(errors[0]["loc"][-1]) if errors else None
+    return ApiError(400, f"{name} of the address is not usable: leave it out", param=name, code="invalid_value")
 
 
 def install(app: FastAPI) -> None:
@@ -86,7 +87,7 @@ def install(app: FastAPI) -> None:
         return response(error if isinstance(error, ApiError) else INTERNAL)
 
     async def invalid(_: Request, error: Exception) -> Response:
-        return response(of_validation(error.errors() if isinstance(error, RequestValidationError) else ()))
+        return response(of_query(error.errors() if isinstance(error, RequestValidationError) else ()))
 
     async def http(_: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500

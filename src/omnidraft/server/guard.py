@@ -11,9 +11,10 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from omnidraft.server.errors import ApiError, response
+from omnidraft.server.errors import RETRY_S, ApiError, response
 from omnidraft.server.settings import MEGABYTE, Serving, is_loopback
 
+BUSY = "too many requests are open: try again later"
 OPEN = ("/health", "/")  # without a key; and the page's files, which ask for it
 PAGE = "/page/"
 LINK = ("/", "navigate", "document")  # path, Sec-Fetch-Mode and -Dest of a link to the page
@@ -26,10 +27,14 @@ HEADERS = (
 
 
 class Guard:
-    """ASGI middleware that lets only those requests in that the settings allow."""
+    """ASGI middleware that lets only those requests in that the settings allow, and at most `most` bodies at once.
 
-    def __init__(self, app: ASGIApp, settings: Serving) -> None:
+    A request counts once its body is there whole: one that comes slowly keeps no other out.
+    """
+
+    def __init__(self, app: ASGIApp, settings: Serving, most: int) -> None:
         self._app, self._settings = app, settings
+        self._most, self._open = most, 0
         self._limit = int(settings.max_body_mb * MEGABYTE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -47,11 +52,11 @@ class Guard:
         if error is not None:
             await response(error)(scope, receive, safely)
             return
-        taken, coming = 0, True
+        taken, coming, counted = 0, True, False
         end = asyncio.get_running_loop().time() + self._settings.body_s
 
         async def bounded() -> Message:
-            nonlocal taken, coming
+            nonlocal taken, coming, counted
             try:
                 async with asyncio.timeout_at(end if coming else None):
                     message = await receive()
@@ -59,12 +64,20 @@ class Guard:
                 late = f"the request did not come within {self._settings.body_s:g} s: send it faster"
                 raise HTTPException(408, late, {"Connection": "close"}) from error
             coming = message.get("more_body", False)
+            if message["type"] == "http.request" and not coming and not counted:
+                if self._open >= self._most:
+                    raise HTTPException(503, BUSY, {"Retry-After": str(RETRY_S)})
+                counted = True
+                self._open += 1
             taken += len(message.get("body", b""))
             if taken > self._limit:
                 raise HTTPException(413, self._too_large)
             return message
 
-        await self._app(scope, bounded, safely)
+        try:
+            await self._app(scope, bounded, safely)
+        finally:
+            self._open -= counted
 
     @property
     def _too_large(self) -> str:

@@ -1,102 +1,102 @@
-"""Bodies of requests, as OpenAI's clients send them: what has no effect here is refused by name.
+"""Bodies of requests, as OpenAI's clients send them; `parameters` has what is taken beside these fields.
 
-A parameter whose neutral value changes nothing is taken with that value alone.
+Which of several types a value is of is decided by its own type, or by its `type` or `role`, so that an error names the
+item at fault and not every type that it could have been of.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
-Zero = Annotated[float, Field(ge=0, le=0)]
-One = Annotated[int, Field(ge=1, le=1)]
-Count = Annotated[int, Field(ge=1, le=2**31)]
-Token = Annotated[int, Field(ge=0, le=2**31)]
-Stop = str | Annotated[list[str], Field(max_length=16)]
-SURROGATE = re.compile(r"[\ud800-\udfff]")
-DEEPEST = 64  # objects and lists of a schema in each other: who reads them goes down by recursion
+from omnidraft.server.schemas import encodable, plain, whole
+
+OF_KIND, NAMED = "of_kind", {"role": "named_by_role", "type": "named_by_type"}  # errors; their message: what may be
+KINDS: dict[type, str] = {str: "string", list: "list", dict: "object", bool: "boolean", int: "number", float: "number"}
+Schema = Annotated[dict[str, Any], AfterValidator(plain)]
 
 
-def _encodable(text: str) -> str:
-    """The text itself; raises ValueError where it cannot be encoded."""
-    if SURROGATE.search(text):
-        raise ValueError("it holds a lone surrogate, which no encoding has: leave it out")
-    return text
+def _of_kind(allowed: str) -> Discriminator:
+    """Which of several types a value is of, by JSON's own types; the tags begin with ~, which no path shows."""
+    return Discriminator(lambda value: f"~{KINDS.get(type(value))}", OF_KIND, allowed)
 
 
-def _plain(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema that is not too deep, all of whose text can be encoded; raises ValueError."""
-    parts: list[Any] = [schema]
-    depth = 0
-    while parts:
-        for part in parts:
-            if isinstance(part, str):
-                _encodable(part)
-        holders = [part for part in parts if isinstance(part, dict | list)]
-        parts = [each for one in holders for each in ([*one, *one.values()] if isinstance(one, dict) else one)]
-        depth += bool(holders)
-        if depth > DEEPEST:
-            raise ValueError(f"it is deeper than {DEEPEST} levels: make it flatter")
-    return schema
+def _named(key: str, allowed: str, default: str = "", **same: str) -> Discriminator:
+    """Which of several kinds of objects a value is, by what it says in `key`; `same` are other words for a kind."""
 
+    def tag(value: Any) -> str | None:
+        found = value.get(key, default) if isinstance(value, dict) else None
+        return f"~{same.get(found, found)}" if isinstance(found, str) else None
 
-Schema = Annotated[dict[str, Any], AfterValidator(_plain)]
+    return Discriminator(tag, NAMED[key], allowed)
 
 
 class Body(BaseModel):
-    """Base of all bodies and their parts: nothing is converted, and nothing unknown is taken."""
+    """Base of all bodies and their parts: nothing is converted, and nothing unknown is taken that is not null."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        json_schema_extra={"additionalProperties": {"type": "null"}},
+    )
 
 
 # ---------------------------------------------------------------- what the endpoints share
+
+Stop = Annotated[
+    Annotated[str, Tag("~string")]
+    | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16), Tag("~list")],
+    _of_kind("a string or a list of strings"),
+]
+Token = Annotated[int, Field(ge=0, le=2**31)]
+Length = Annotated[int, BeforeValidator(whole), Field(ge=-2, le=2**31)]  # -1 and -2: to the end of the context
+Variables = Annotated[dict[str, Any], Field(max_length=16)]  # each is tried without
+TopLogprobs = Annotated[int, BeforeValidator(whole), Field(ge=0, le=20)]
 
 
 class Extension(Body):
     """What only this server has: `trace` says of each token where it comes from."""
 
-    trace: bool = False
+    trace: bool | None = None
 
 
 class StreamOptions(Body):
     """`include_usage`: a last chunk with the counts of tokens."""
 
     include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+
+
+class Reasoning(Body):
+    """`effort` goes to the chat template, if it has a place for it."""
+
+    effort: str | None = None
 
 
 class Options(Body):
-    """Sampling, and parameters that stand for nothing here."""
+    """What all endpoints that answer take; `top_k`, `min_p` and `repetition_penalty` are as in `omnidraft.generate`."""
 
     model: str | None = None
     stream: bool | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    user: str | None = None  # of one user's lanes, those that answered them before are preferred
-    omnidraft: Extension | None = None
-
-
-class MoreSampling(Options):
-    """Sampling of chats and completions; `top_k`, `min_p` and `repetition_penalty` are as in `omnidraft.generate`."""
-
-    n: One | None = None
-    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: Stop | None = None
-    stream_options: StreamOptions | None = None
-    top_k: Annotated[int, Field(ge=0, le=2**31)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=1e30)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, BeforeValidator(whole), Field(ge=-1, le=2**31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
-    frequency_penalty: Zero | None = None
-    presence_penalty: Zero | None = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    seed: Annotated[int, BeforeValidator(whole), Field(ge=-(2**63), le=2**64 - 1)] | None = None
+    stop: Stop | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None  # of one user's lanes, those that answered them before are preferred
+    prompt_cache_key: str | None = None  # likewise
+    omnidraft: Extension | None = None
 
 
 class JsonSchema(Body):
     """A schema that the answer follows; it always does, whatever `strict` is."""
 
-    name: Annotated[str, Field(min_length=1)]
+    name: str | None = None
     schema_: Annotated[Schema, Field(alias="schema")]
     strict: bool | None = None
 
@@ -108,9 +108,10 @@ class TextFormat(Body):
 
 
 class ObjectFormat(Body):
-    """Any JSON object."""
+    """Any JSON object, or, as llama.cpp has it, one of a schema."""
 
     type: Literal["json_object"]
+    schema_: Annotated[Schema | None, Field(alias="schema")] = None
 
 
 # ---------------------------------------------------------------- chat
@@ -119,51 +120,61 @@ class ObjectFormat(Body):
 class TextPart(Body):
     """Text of a message, the only kind of content there is."""
 
-    type: Literal["text"]
+    type: Literal["text", "input_text", "output_text"]
     text: str
 
 
-Content = str | list[TextPart]
+class RefusalPart(Body):
+    """Text of an answer that refused."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+Part = Annotated[
+    Annotated[TextPart, Tag("~text")] | Annotated[RefusalPart, Tag("~refusal")],
+    _named("type", "text", input_text="text", output_text="text"),
+]
+Content = Annotated[
+    Annotated[str, Tag("~string")] | Annotated[list[Part], Tag("~list")], _of_kind("a string or a list of parts")
+]
+Arguments = Annotated[
+    Annotated[str, Tag("~string")] | Annotated[dict[str, Any], Tag("~object")], _of_kind("JSON in a string")
+]
 
 
 class CalledFunction(Body):
     """A function and its arguments in JSON."""
 
     name: str
-    arguments: str
+    arguments: Arguments = "{}"
 
 
 class ToolCall(Body):
     """A call that the model made before."""
 
-    id: str
-    type: Literal["function"]
+    id: str | None = None
+    type: Literal["function"] = "function"
     function: CalledFunction
 
 
-class Instruction(Body):
-    """What rules the conversation."""
+class Said(Body):
+    """A message of rules or of a user; `name` goes to the chat template, if it has a place for it."""
 
-    role: Literal["system", "developer"]
+    role: Literal["system", "developer", "user"]
     content: Content
-
-
-class Question(Body):
-    """A user's message."""
-
-    role: Literal["user"]
-    content: Content
+    name: str | None = None
 
 
 class Answer(Body):
-    """An earlier answer of the model."""
+    """An earlier answer of the model; its reasoning goes to the chat template, if it has a place for it."""
 
     role: Literal["assistant"]
     content: Content | None = None
-    refusal: None = None
-    audio: None = None
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
-    function_call: None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None  # another name for it
+    refusal: str | None = None  # in place of content
     tool_calls: list[ToolCall] | None = None
 
 
@@ -172,10 +183,14 @@ class ToolResult(Body):
 
     role: Literal["tool"]
     content: Content
+    name: str | None = None
     tool_call_id: str
 
 
-Message = Annotated[Instruction | Question | Answer | ToolResult, Field(discriminator="role")]
+Message = Annotated[
+    Annotated[Said, Tag("~user")] | Annotated[Answer, Tag("~assistant")] | Annotated[ToolResult, Tag("~tool")],
+    _named("role", "system, developer, user, assistant or tool", system="user", developer="user"),
+]
 
 
 class FunctionSchema(Body):
@@ -190,13 +205,25 @@ class FunctionSchema(Body):
 class Tool(Body):
     """A tool, which is a function."""
 
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: FunctionSchema
 
 
-class ChosenName(Body):
-    """The name of a function."""
+class OtherTool(BaseModel, extra="allow"):
+    """A tool that is no function, of which nothing but its type is read: none is run here."""
 
+    type: Annotated[str, Field(json_schema_extra={"not": {"const": "function"}})]
+
+
+def _tool(value: Any) -> str:
+    kind = value.get("type", "function") if isinstance(value, dict) else None
+    return "~other" if isinstance(kind, str) and kind != "function" else f"~{KINDS.get(type(value))}"
+
+
+class ResponseChosenTool(Body):
+    """The function that is to be called."""
+
+    type: Literal["function"] = "function"
     name: str
 
 
@@ -204,10 +231,13 @@ class ChosenTool(Body):
     """The function that is to be called."""
 
     type: Literal["function"]
-    function: ChosenName
+    function: ResponseChosenTool
 
 
-ToolWord = Literal["none", "auto", "required"]
+Word = Annotated[Literal["none", "auto", "required"], Tag("~string")]
+Other = Annotated[OtherTool, Tag("~other")]
+TOOL = Discriminator(_tool, OF_KIND, "an object")
+CHOICE = Discriminator(_tool, OF_KIND, "none, auto, required, or an object that names a function")
 
 
 class ChatSchemaFormat(Body):
@@ -217,65 +247,63 @@ class ChatSchemaFormat(Body):
     json_schema: JsonSchema
 
 
-class ChatRequest(MoreSampling):
+class ChatRequest(Options):
     """Body of `/v1/chat/completions`."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_tokens: Count | None = None
-    max_completion_tokens: Count | None = None
+    max_tokens: Length | None = None
+    max_completion_tokens: Length | None = None
+    n_predict: Length | None = None  # llama.cpp's name for it
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    response_format: TextFormat | ObjectFormat | ChatSchemaFormat | None = Field(default=None, discriminator="type")
-    tools: list[Tool] | None = None
-    tool_choice: ToolWord | ChosenTool | None = None
+    top_logprobs: TopLogprobs | None = None
+    response_format: (
+        Annotated[
+            Annotated[TextFormat, Tag("~text")]
+            | Annotated[ObjectFormat, Tag("~json_object")]
+            | Annotated[ChatSchemaFormat, Tag("~json_schema")],
+            _named("type", "text, json_object or json_schema"),
+        ]
+        | None
+    ) = None
+    tools: list[Annotated[Annotated[Tool, Tag("~object")] | Other, TOOL]] | None = None
+    tool_choice: Annotated[Word | Annotated[ChosenTool, Tag("~object")] | Other, CHOICE] | None = None
     parallel_tool_calls: bool | None = None
-    prompt_cache_key: str | None = None
-    store: Literal[False] | None = None
-    modalities: list[Literal["text"]] | None = None
-    service_tier: Literal["auto", "default"] | None = None
+    reasoning_effort: str | None = None
+    reasoning: Reasoning | None = None
+    chat_template_kwargs: Variables | None = None
 
 
-# ---------------------------------------------------------------- completions
+def _prompt(value: Any) -> str:
+    first = value[0] if isinstance(value, list) and value else None
+    listed = "~texts" if isinstance(first, str) else "~lists" if isinstance(first, list) else "~tokens"
+    return listed if isinstance(value, list) else f"~{KINDS.get(type(value))}"
 
 
-class CompletionRequest(MoreSampling):
+class CompletionRequest(Options):
     """Body of `/v1/completions`."""
 
-    prompt: str | list[str] | list[Token] | list[list[Token]]
-    max_tokens: Count | None = None
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    echo: Literal[False] | None = None
-    best_of: One | None = None
-    suffix: None = None
+    prompt: Annotated[
+        Annotated[str, Tag("~string")]
+        | Annotated[list[str], Tag("~texts")]
+        | Annotated[list[Token], Tag("~tokens")]
+        | Annotated[list[list[Token]], Tag("~lists")],
+        Discriminator(_prompt, OF_KIND, "a string or a list of token ids"),
+    ]
+    max_tokens: Length | None = None
+    n_predict: Length | None = None
+    logprobs: TopLogprobs | None = None
 
 
 # ---------------------------------------------------------------- responses
 
 
-class InputText(Body):
-    """Text that goes in."""
-
-    type: Literal["input_text"]
-    text: str
-
-
-class OutputText(Body):
-    """Text that came out before."""
-
-    type: Literal["output_text"]
-    text: str
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
-    logprobs: list[Any] | None = None
-
-
 class MessageItem(Body):
-    """A message; `id` and `status` are those of an earlier response."""
+    """A message."""
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Annotated[InputText | OutputText, Field(discriminator="type")]]
-    id: str | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    content: Content
+    name: str | None = None
 
 
 class CallItem(Body):
@@ -284,9 +312,7 @@ class CallItem(Body):
     type: Literal["function_call"]
     call_id: str
     name: str
-    arguments: str
-    id: str | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    arguments: Arguments
 
 
 class OutputItem(Body):
@@ -294,19 +320,26 @@ class OutputItem(Body):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[InputText]
-    id: str | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    output: Content
+
+
+class ReasoningItem(BaseModel, extra="allow"):
+    """Another model's reasoning, of which nothing is read."""
+
+    type: Literal["reasoning"]
+
+
+Item = Annotated[
+    Annotated[MessageItem, Tag("~message")]
+    | Annotated[CallItem, Tag("~function_call")]
+    | Annotated[OutputItem, Tag("~function_call_output")]
+    | Annotated[ReasoningItem, Tag("~reasoning")],
+    _named("type", "message, function_call, function_call_output or reasoning: send its text as a message", "message"),
+]
 
 
 class ResponseTool(FunctionSchema):
     """A function that the model may call."""
-
-    type: Literal["function"]
-
-
-class ResponseChosenTool(ChosenName):
-    """The function that is to be called."""
 
     type: Literal["function"]
 
@@ -318,53 +351,46 @@ class ResponseSchemaFormat(JsonSchema):
 
 
 class ResponseText(Body):
-    """The form of the answer; how long it gets cannot be chosen by a word."""
+    """The form of the answer."""
 
-    format: TextFormat | ObjectFormat | ResponseSchemaFormat | None = Field(default=None, discriminator="type")
-    verbosity: Literal["medium"] | None = None
-
-
-class Reasoning(Body):
-    """There is none beside the answer, and so no summary of it."""
-
-    effort: Literal["none"] | None = None
-    summary: Literal["auto"] | None = None
+    format: (
+        Annotated[
+            Annotated[TextFormat, Tag("~text")]
+            | Annotated[ObjectFormat, Tag("~json_object")]
+            | Annotated[ResponseSchemaFormat, Tag("~json_schema")],
+            _named("type", "text, json_object or json_schema"),
+        ]
+        | None
+    ) = None
 
 
 class ResponseRequest(Options):
     """Body of `/v1/responses`: nothing is kept, so the whole conversation comes in `input`."""
 
-    input: str | Annotated[list[MessageItem | CallItem | OutputItem], Field(min_length=1)]
+    input: Annotated[
+        Annotated[str, Tag("~string")] | Annotated[list[Item], Field(min_length=1), Tag("~list")],
+        _of_kind("a string or a list of items"),
+    ]
     instructions: str | None = None
-    max_output_tokens: Count | None = None
-    tools: list[ResponseTool] | None = None
-    tool_choice: ToolWord | ResponseChosenTool | None = None
+    max_output_tokens: Length | None = None
+    tools: list[Annotated[Annotated[ResponseTool, Tag("~object")] | Other, TOOL]] | None = None
+    tool_choice: Annotated[Word | Annotated[ResponseChosenTool, Tag("~object")] | Other, CHOICE] | None = None
     parallel_tool_calls: bool | None = None
     text: ResponseText | None = None
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    include: list[str] | None = None  # all but log-probabilities are of what is never there
+    top_logprobs: TopLogprobs | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None  # comes back as it is
-    prompt_cache_key: str | None = None
-    store: Literal[False] | None = None
-    background: Literal[False] | None = None
-    truncation: Literal["disabled"] | None = None
-    previous_response_id: None = None
-    client_metadata: dict[str, str] | None = None  # the client's own, to no effect
     reasoning: Reasoning | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    stream_options: None = None
-
-
-# ---------------------------------------------------------------- tokens
+    chat_template_kwargs: Variables | None = None
 
 
 class TokenizeRequest(Body):
     """Body of `/tokenize`; `add_special`: with the token that begins a text, `with_pieces`: each with its text."""
 
-    content: Annotated[str, AfterValidator(_encodable)]
+    content: Annotated[str, AfterValidator(encodable)]
     model: str | None = None
-    add_special: bool = False
-    with_pieces: bool = False
+    add_special: bool | None = None
+    with_pieces: bool | None = None
 
 
 class DetokenizeRequest(Body):

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from omnidraft.server.answers import Answer, TokenInfo
+from omnidraft.server.bodies import Received
 from omnidraft.server.errors import ApiError, to_json
 from omnidraft.server.protocol import ResponseRequest
 
@@ -15,9 +16,9 @@ from omnidraft.server.protocol import ResponseRequest
 class Response:
     """The form of one response."""
 
-    def __init__(self, answer: Answer, model: str, body: ResponseRequest) -> None:
+    def __init__(self, answer: Answer, model: str, asked: Received[ResponseRequest]) -> None:
         self.answer = answer
-        self._model, self._body = model, body
+        self._model, self._body, self._raw = model, asked.body, asked.raw
         self._id, self._created = f"resp_{secrets.token_hex(12)}", int(time.time())
         self._message = f"msg_{secrets.token_hex(12)}"
         self._calls: list[dict[str, Any]] | None = None
@@ -115,8 +116,8 @@ class Response:
 
     def _body_of(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
         """The response object: what was asked for, and what has come of it."""
-        body, done = self._body, self.answer.done
-        asked = body.model_dump(mode="json", by_alias=True, include={"text", "tool_choice", "tools"})
+        body, raw, done = self._body, self._raw, self.answer.done
+        form = {key: value for key, value in (raw.get("text") or {}).items() if value is not None}
         made = {
             "id": self._id,
             "object": "response",
@@ -134,9 +135,9 @@ class Response:
             "store": False,
             "temperature": body.temperature,
             "top_p": body.top_p,
-            "text": {"format": {"type": "text"}} | {k: v for k, v in (asked["text"] or {}).items() if v is not None},
-            "tool_choice": asked["tool_choice"] or "auto",
-            "tools": asked["tools"] or [],
+            "text": {"format": {"type": "text"}} | form,
+            "tool_choice": raw.get("tool_choice") or "auto",
+            "tools": raw.get("tools") or [],
             "truncation": "disabled",
         }
         if done is not None:
@@ -148,8 +149,7 @@ class Response:
                 "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": used["prompt"] + used["completion"],
             }
-            summary = self.answer.summary
-            made |= {"timings": self.answer.timings} | ({} if summary is None else {"omnidraft": summary})
+            made |= self.answer.beside
         return made
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -12,22 +13,50 @@ import uvicorn
 
 from omnidraft.errors import ConfigError
 from omnidraft.server.app import Server, make_app
+from omnidraft.server.connections import protocol
 from omnidraft.server.metrics import Metrics
 from omnidraft.server.scheduler import Scheduler
 from omnidraft.server.served import Served, load_all
 from omnidraft.server.settings import Serving
 
-SPARE = 128  # connections beside those of answers: of pages, of metrics, kept open, or sent away with a 429
+SPARE = 128  # requests beside those that have a lane or wait for one: to be sent away with a 429, or not read
+LOOK_S = 0.1  # between looks for a signal, as uvicorn has it
+LAST_S = 2.0  # for what is still said to clients at the end
 
 
 class _Uvicorn(uvicorn.Server):
-    """It notes an interrupt: what uvicorn raises of one depends on where it comes."""
+    """It notes an interrupt, as what uvicorn raises of one depends on where it comes, and ends open answers in time."""
 
-    interrupted = False
+    def __init__(self, config: uvicorn.Config, drain_s: float, scheduler: Scheduler) -> None:
+        super().__init__(config)
+        self.interrupted = False
+        self._drain_s, self._scheduler = drain_s, scheduler
+        self._hurried = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.interrupted |= sig == signal.SIGINT
-        super().handle_exit(sig, frame)
+        if self.should_exit and sig == signal.SIGINT and not self._hurried:
+            self._hurried = True  # uvicorn would cancel its tasks, which clients see as a 500
+        else:
+            super().handle_exit(sig, frame)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        ending = asyncio.create_task(self._end_requests())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            ending.cancel()
+
+    async def _end_requests(self) -> None:
+        """End open answers once they had their time, or at a second interrupt; then connections, whoever is there."""
+        now = asyncio.get_running_loop().time
+        end = now() + self._drain_s
+        while not self._hurried and now() < end:
+            await asyncio.sleep(LOOK_S)
+        self._scheduler.end_requests()
+        await asyncio.sleep(LAST_S)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
 
 class Running:
@@ -60,16 +89,12 @@ class Running:
             return loaded
 
         server = Server(settings, self._scheduler, metrics, say, prompts=log_prompts)
-        app = make_app(server, lambda: self._scheduler.start(load, self.end))
+        most = len(targets) * settings.lanes + settings.max_queue + SPARE
+        app = make_app(server, lambda: self._scheduler.start(load, self.end), most)
         config = uvicorn.Config(
-            app,
-            log_level="warning",
-            limit_concurrency=len(targets) * settings.lanes + settings.max_queue + SPARE,
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=max(1, round(settings.drain_s)),
+            app, http=protocol(settings.body_s), log_level="warning", access_log=False, server_header=False
         )
-        self._uvicorn = _Uvicorn(config)
+        self._uvicorn = _Uvicorn(config, settings.drain_s, self._scheduler)
         self._socket = _listen(settings)
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         self.address = f"http://{host}:{self._socket.getsockname()[1]}"

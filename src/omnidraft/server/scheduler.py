@@ -76,6 +76,7 @@ class _Running:
     cached: int
     began: float = field(default_factory=time.monotonic)
     first: float | None = None  # when its first round was over
+    made: int = 0  # tokens of its rounds so far
 
 
 class Scheduler:
@@ -104,9 +105,7 @@ class Scheduler:
 
         Models that are being loaded are not waited for.
         """
-        with self._change:
-            self._stopping = True
-            self._change.notify()
+        self.end_requests()
         if self._thread is not None and self.ready.is_set():
             self._thread.join()
 
@@ -132,8 +131,20 @@ class Scheduler:
             self._queue.append(job)
             self._change.notify()
 
+    def end_requests(self) -> None:
+        """Refuse all requests that there are, and those that come; a prompt that is being read is not read to its end.
+
+        It does not wait.
+        """
+        with self._change:
+            self._stopping = True
+            for job in [*self._queue, *(run.job for run in self._running)]:
+                self._send(job, ENDING)
+                job.cancelled = True
+            self._change.notify()
+
     def cancel(self, job: Job) -> None:
-        """Have a request end with the round at hand; nothing is sent to it any more."""
+        """Have a request end with the round at hand, or before it where its prompt is read; it is sent nothing more."""
         job.cancelled = True
         with self._change:
             self._change.notify()
@@ -232,7 +243,7 @@ class Scheduler:
         seat.used, seat.user, seat.prompt = self._uses, job.user, len(job.ids)
         try:
             cached = min(seat.lane.common(job.ids), len(job.ids) - 1)
-            stream = seat.lane.stream(job.ids, **job.options)
+            stream = seat.lane.stream(job.ids, **job.options, should_stop=lambda: job.cancelled or self._late(job))
         except Exception as error:  # noqa: BLE001  one request's failure is no other's
             self._failed(job, seat, error)
             return
@@ -242,11 +253,6 @@ class Scheduler:
     def _round(self, run: _Running) -> None:
         """One round of a request, or its end."""
         job, stream = run.job, run.stream
-        if job.cancelled or self._late(job):
-            end = "cancelled" if job.cancelled else "timeout"
-            self._send(job, ApiError(504, "the answer took too long: ask for fewer tokens", code="timeout"))
-            self._leave(run, end)
-            return
         try:
             text = stream.step()
         except Exception as error:  # noqa: BLE001  one request's failure is no other's
@@ -254,12 +260,18 @@ class Scheduler:
             self._failed(job, run.seat, error)
             return
         now, rounds = time.monotonic(), stream.rounds
+        if text is None and not (rounds and rounds[-1].finish):  # it was stopped
+            end = "cancelled" if job.cancelled else "timeout"
+            self._send(job, ApiError(504, "the answer took too long: ask for fewer tokens", code="timeout"))
+            self._leave(run, end)
+            return
         if text is not None:
             if run.first is None:
                 run.first = now
                 self._metrics.first(job.served.name, now - job.born)
             else:
-                job.served.measure(rounds[-1])
+                job.served.estimate.measure(rounds[-1], len(job.ids) + run.made)
+            run.made += len(rounds[-1].emitted)
             self._send(job, Step(text=text, record=rounds[-1]))
         if text is None or rounds[-1].finish is not None:
             self._done(run, now)
@@ -273,7 +285,7 @@ class Scheduler:
             cached=run.cached,
             prompt_s=prompt_s,
             predicted_s=now - run.began - prompt_s,
-            speedup=job.served.speedup(rounds[1:]),
+            speedup=job.served.estimate.speedup(rounds, len(job.ids)),
             learned=job.served.learned,
         )
         self._send(job, done)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -15,16 +14,15 @@ from omnidraft import zoo
 from omnidraft.api import OmniDraft, load
 from omnidraft.defaults import AUTO, drafter_for
 from omnidraft.errors import ConfigError
+from omnidraft.server.estimate import Estimate
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
     from omnidraft.api import Lane
     from omnidraft.decoding.stats import Stats
-    from omnidraft.verification.round import Round
 
 SERIES = 300  # answers whose figures are kept
-PLAIN = 256  # rounds without a draft whose times are kept
 ROOM = 256  # tokens that a KV cache grows by at least; it grows by no more than a half of itself beyond that
 Say = Callable[[str], None]
 
@@ -64,7 +62,7 @@ class Served:
             key: deque(maxlen=SERIES) for key in ("t", "acceptance", "tokens_per_pass", "draft_length", "updates")
         }
         self.learned: dict[str, int | float] = dict(model.learned)
-        self._plain: deque[float] = deque(maxlen=PLAIN)
+        self.estimate = Estimate()
         self._reporting = threading.Lock()
         self._report: dict[str, Any] | None = None
 
@@ -113,26 +111,11 @@ class Served:
             "t": at,
             "acceptance": stats.acceptance_rate if stats.proposed else None,
             "tokens_per_pass": stats.block_efficiency,
-            "draft_length": stats.drafted / max(stats.rounds, 1),
+            "draft_length": stats.draft_length,
             "updates": self.learned.get("updates", 0),
         }
         for key, value in row.items():
             self.series[key].append(value)
-
-    def measure(self, record: Round) -> None:
-        """Take the time of a round that is not the first of an answer."""
-        if not record.proposals:
-            self._plain.append(record.times.verify_s + record.times.overhead_s)
-
-    def speedup(self, rounds: Sequence[Round]) -> float | None:
-        """Estimate of what drafting made of these rounds against none; None where too little is known.
-
-        The time of a token without a draft is the median of the rounds that had none.
-        """
-        seconds = sum(record.times.total for record in rounds)
-        if not self._plain or not seconds:
-            return None
-        return statistics.median(self._plain) * sum(len(record.emitted) for record in rounds) / seconds
 
     def figures(self) -> dict[str, Any]:
         """What `/stats` says of the target."""

@@ -19,23 +19,26 @@ MEGABYTE = 2**20
 
 def _host(name: str, value: Any) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"[\w.:-]+", value):
-        raise ConfigError(f"{name} is {shown(value)}; it must be a name or an address: use 127.0.0.1")
+        raise ConfigError(f"{name} is {shown(value)}; it must be a name or an address: use 127.0.0.1", option=name)
     return value
 
 
 def _key(name: str, value: Any) -> str:
     if not isinstance(value, str) or not re.fullmatch("[!-~]+", value):
-        raise ConfigError(f"{name} must be ASCII letters, digits and signs, without white space: choose another")
+        raise ConfigError(
+            f"{name} must be ASCII letters, digits and signs, without white space: choose another", option=name
+        )
     return value
 
 
 def _origins(name: str, value: Any) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise ConfigError(f"{name} is {shown(value)}; it must be a list: give one origin or more")
+        raise ConfigError(f"{name} is {shown(value)}; it must be a list: give one origin or more", option=name)
     for each in value:
         if not isinstance(each, str) or not re.fullmatch(r"https?://[\w.:\[\]-]+", each):
             raise ConfigError(
-                f"{name} holds {shown(each)}; an origin is a scheme and a host: use http://localhost:3000"
+                f"{name} holds {shown(each)}; an origin is a scheme and a host: use http://localhost:3000",
+                option=name,
             )
     return tuple(value)
 
@@ -78,7 +81,8 @@ class Serving(Settings):
         if not self.loopback and self.api_key is None:
             raise ConfigError(
                 f"host is {self.host!r}, which others may reach, and there is no API key: "
-                "give --api-key (or OMNIDRAFT_API_KEY), or use 127.0.0.1"
+                "give --api-key (or OMNIDRAFT_API_KEY), or use 127.0.0.1",
+                option="api_key",
             )
 
     @property

@@ -10,9 +10,12 @@ const NOTES = { length: "cut off at the token limit", stopped: "stopped", lost: 
 
 const EMPTY = $("empty").textContent;
 const RETRY_MS = 2000;
+const SLACK = 48; // pixels from the end of the conversation that count as being there
 
 let messages = []; // the conversation, as the server gets it
 let answering = null; // an AbortController, while an answer comes in
+let following = true; // the end of the conversation, until the reader scrolls up
+let place = 0; // where it was scrolled to last
 const panel = new Panel(() => $("model").value);
 
 // ---------------------------------------------------------------- an answer
@@ -119,10 +122,11 @@ async function stream(answer, conversation, signal) {
 function failed(answer, error, stopped, own, text) {
   answer.end(stopped ? "stopped" : "lost");
   if (stopped) return;
-  const note = answer.element.appendChild(document.createElement("p"));
+  const note = document.createElement("p");
   note.className = "error";
   note.setAttribute("role", "alert");
   note.append(error instanceof TypeError ? "The server cannot be reached." : error.message);
+  follow(() => answer.element.append(note));
   if (answer.text) return;
   answer.note.remove();
   const again = note.appendChild(Object.assign(document.createElement("button"), { textContent: "Try again" }));
@@ -151,16 +155,23 @@ function turn(kind) {
   element.className = kind;
   element.setAttribute("aria-label", kind === "own" ? "You" : "Answer");
   $("log").append(element);
+  following = true;
   $("log").scrollTop = $("log").scrollHeight;
   return element;
 }
 
-/** Change the conversation, and stay at its end if that was in view. */
-function follow(change) {
+/** Note where the reader scrolls: away from the end upwards, and back to it. */
+function scrolled() {
   const log = $("log");
-  const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 48;
+  const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < SLACK;
+  following = atEnd || (following && log.scrollTop >= place); // an answer that grows moves the end away, too
+  place = log.scrollTop;
+}
+
+/** Change the conversation, and go to its end unless the reader has left it. */
+function follow(change) {
   change();
-  if (atEnd) log.scrollTop = log.scrollHeight;
+  if (following) $("log").scrollTop = $("log").scrollHeight;
 }
 
 function busy(state) {
@@ -191,6 +202,7 @@ $("message").addEventListener("keydown", (event) => {
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !$("ask").open) answering?.abort();
 });
+$("log").addEventListener("scroll", scrolled);
 $("stop").addEventListener("click", () => answering?.abort());
 $("new").addEventListener("click", reset);
 $("sources").addEventListener("change", () => document.body.classList.toggle("plain", !$("sources").checked));

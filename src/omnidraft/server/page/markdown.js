@@ -108,6 +108,7 @@ function node(block) {
     for (const inner of item) li.append(node(inner));
   }
   if (block.lines) inline(element, joined(block.lines));
+  element.normalize(); // once: it looks at all that is there
   return element;
 }
 
@@ -126,6 +127,7 @@ function code(block) {
   const body = box.appendChild(document.createElement("pre")).appendChild(document.createElement("code"));
   body.parentElement.tabIndex = 0; // a wide block can be scrolled by keys
   leaves(body, joined(block.lines));
+  body.normalize();
   button.addEventListener("click", () => copy(body, button));
   return box;
 }
@@ -182,5 +184,4 @@ function leaves(parent, { text, kinds }) {
     else parent.append(run);
     parent.append(piece.slice(at + run.length));
   }
-  parent.normalize();
 }

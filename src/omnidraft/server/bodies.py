@@ -1,0 +1,241 @@
+"""From the bytes of a request to a body of `protocol`; what is wrong is named with its place, and in plain words."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, Generic, NoReturn, TypeVar
+
+from fastapi import Request
+from pydantic import ValidationError
+from pydantic.json_schema import models_json_schema
+from starlette.requests import ClientDisconnect
+
+from omnidraft.server import protocol as p
+from omnidraft.server.errors import LONGEST, ApiError, as_json
+from omnidraft.server.parameters import RULES, TEXT_ALONE, settled
+
+BodyT = TypeVar("BodyT", bound=p.Body)
+KINDS: Mapping[type[p.Body], str] = {
+    p.ChatRequest: "chat",
+    p.CompletionRequest: "completion",
+    p.ResponseRequest: "response",
+    p.TokenizeRequest: "tokenize",
+    p.DetokenizeRequest: "detokenize",
+}
+# clients that set no type of their own send the last two
+TYPES = re.compile(r"application/(?:[\w.+-]+\+)?json|text/json|text/plain|application/x-www-form-urlencoded|")
+ENCODINGS = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # with the windows that zlib wants for them
+NESTED = 500  # objects and lists in each other that a body may hold
+TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
+MEDIA = re.compile(r"(?:input_|output_)?(?:image|audio|video|file|document|media)(?:_url)?")
+NAMED = {kind: key for key, kind in p.NAMED.items()}
+EXPECTED = {
+    "string_type": "a string",
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "int_parsing_size": "an integer",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+}
+WORDS = {
+    "extra_forbidden": ("is not supported: leave it out", "unsupported_parameter"),
+    "missing": ("is missing: give it", "missing_required_parameter"),
+    "string_too_short": ("is empty: leave it out", "invalid_value"),
+}
+BOUNDS = {"greater_than_equal": ("ge", "at least"), "less_than_equal": ("le", "at most")}
+BOUNDS |= {"greater_than": ("gt", "above"), "less_than": ("lt", "below")}
+
+
+@dataclass(frozen=True)
+class Received(Generic[BodyT]):
+    """A body, the same as it came, and the paths of its parameters that are ignored."""
+
+    body: BodyT
+    raw: Mapping[str, Any]
+    ignored: Sequence[str]
+
+
+async def receive(request: Request, kind: type[BodyT], limit: int) -> Received[BodyT]:
+    """The body of a request, which may have `limit` bytes once it is unpacked.  Raises ApiError."""
+    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if not TYPES.fullmatch(media):
+        raise ApiError(415, f"the body is of type {as_json(media)}: send JSON as application/json")
+    try:
+        data = await request.body()
+    except ClientDisconnect as error:
+        raise ApiError(400, "the request ended before its body did: send it again") from error
+    raw = _parsed(_unpacked(data, request.headers.get("content-encoding", ""), limit))
+    return read(raw, kind)
+
+
+def read(raw: Any, kind: type[BodyT]) -> Received[BodyT]:
+    """The body that a JSON value is.  Raises ApiError."""
+    if not isinstance(raw, dict):
+        raise ApiError(400, f"the body is {as_json(raw)}: send a JSON object", code="invalid_type")
+    kept, ignored = settled(raw, KINDS[kind])
+    try:
+        return Received(kind.model_validate(kept), raw, ignored)
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+        # no chat template is handed what messages, items and tools have beside the fields of `protocol`
+        strays = [place for each in found if (place := _stray(each))]
+        if strays and len(strays) == len(found):
+            own: Any = copy.deepcopy(kept)
+            for *way, key in strays:
+                reduce(lambda part, step: part[step], way, own).pop(key)
+            return Received(kind.model_validate(own), raw, [*ignored, *map(_path, strays)])
+        wrong = [each for each in found if each["type"] != "missing"]  # a mistyped name says more than its absence
+        raise _refusal([*(each for each in wrong if not _stray(each)), *wrong, *found][0]) from error
+
+
+def _stray(error: Mapping[str, Any]) -> list[str | int]:
+    """The place of a key that nothing here reads, within a list of messages, items or tools; empty for other faults."""
+    place = [part for part in error["loc"] if isinstance(part, int) or not part.startswith("~")]
+    within = len(place) > 2 and place[0] in ("messages", "input", "tools")
+    return place if within and error["type"] == "extra_forbidden" else []
+
+
+def _path(place: Sequence[str | int]) -> str:
+    """A place in a body as clients write it; a key of thousands of characters is cut."""
+    path = ""
+    for part in place:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif not part.startswith("~"):  # a tag of a union, which is no part of the body
+            path += f".{part[:LONGEST]}" if path else part[:LONGEST]
+    return path
+
+
+def _unpacked(data: bytes, encoding: str, limit: int) -> bytes:
+    """The bytes of a body that came packed.  Raises ApiError."""
+    name = encoding.strip().lower()
+    if name in ("", "identity"):
+        return data
+    if name not in ENCODINGS:
+        raise ApiError(415, f"the body is packed with {as_json(name)}: send it as it is, or with gzip")
+    made = b""
+    try:
+        while data:
+            unpacker = zlib.decompressobj(ENCODINGS[name])
+            made += unpacker.decompress(data, limit + 1 - len(made))
+            if len(made) > limit:
+                raise ApiError(413, f"the request is larger than {limit / 2**20:g} MB when unpacked: send less")
+            if not unpacker.eof:
+                raise ApiError(400, f"the body, packed with {name}, ends early: send all of it", code="invalid_json")
+            data = unpacker.unused_data
+    except zlib.error as error:
+        raise ApiError(400, f"the body is not packed with {name}, as its header says", code="invalid_json") from error
+    return made
+
+
+def _parsed(data: bytes) -> Any:
+    """The JSON value of a body.  Raises ApiError that says where reading stopped."""
+
+    def constant(name: str) -> NoReturn:
+        raise ApiError(400, f"the body is no JSON ({name} is none of its numbers): use null", code="invalid_json")
+
+    try:
+        text = data.decode(json.detect_encoding(data))
+    except UnicodeDecodeError as error:
+        raise ApiError(400, f"the body is no UTF-8 at byte {error.start}: send UTF-8", code="invalid_json") from error
+    try:
+        return json.loads(text, parse_constant=constant)
+    except json.JSONDecodeError as error:
+        at = f"line {error.lineno}, column {error.colno}, character {error.pos}"
+        raise ApiError(400, f"the body is no JSON at {at}: {error.msg}", code="invalid_json") from error
+    except RecursionError as error:
+        raise ApiError(
+            400, f"the body is nested too deeply {_deep(text)}: make it flatter", code="invalid_json"
+        ) from error
+    except ValueError as error:  # an integer of thousands of digits
+        raise ApiError(400, "the body holds too long an integer: shorten it", code="invalid_json") from error
+
+
+def _deep(text: str) -> str:
+    """The place where a body is nested too deeply."""
+    depth = 0
+    for found in TOKENS.finditer(text):
+        depth += (found[0] in ("[", "{")) - (found[0] in ("]", "}"))
+        if depth > NESTED:
+            before = text[: found.start()]
+            column = found.start() - before.rfind("\n")
+            return f"at line {before.count(chr(10)) + 1}, column {column}, character {found.start()}"
+    return "to be read"
+
+
+def _refusal(error: Mapping[str, Any]) -> ApiError:
+    """The 400 for the first thing that is wrong in a body."""
+    kind, value, context = error["type"], error["input"], error.get("ctx", {}) | {"allowed": error["msg"]}
+    path = _path(error["loc"])
+    if kind in NAMED and isinstance(value, dict):
+        path = f"{path}.{NAMED[kind]}"
+        kind, value = (kind, value[NAMED[kind]]) if NAMED[kind] in value else ("missing", value)
+    elif kind in NAMED:
+        kind = "model_type"
+    what, code = _fault(kind, value, context)
+    return ApiError(400, f"{path} {what}", param=path, code=code)
+
+
+def _fault(kind: str, value: Any, context: Mapping[str, Any]) -> tuple[str, str]:
+    """What is wrong with a value, as what follows its path, and the code of that."""
+    found, code = as_json(value), "invalid_value"
+    if kind in WORDS:
+        what, code = WORDS[kind]
+    elif kind in NAMED and isinstance(value, str) and MEDIA.fullmatch(value):
+        what, code = f"is {found}; {TEXT_ALONE}", "unsupported_value"
+    elif kind in EXPECTED or kind == p.OF_KIND or kind in NAMED:
+        what = f"is {found}; it must be {EXPECTED.get(kind) or context['allowed']}"
+        code = code if kind in NAMED and isinstance(value, str) else "invalid_type"
+    elif kind in BOUNDS:
+        name, word = BOUNDS[kind]
+        what = f"is {found}; it must be {word} {context[name]:.15g}"
+    elif kind in ("too_long", "too_short"):
+        many = kind == "too_long"
+        bound = f"at most {context['max_length']}" if many else f"at least {context['min_length']}"
+        what = f"holds {len(value)}; it must hold {bound}: send {'fewer' if many else 'more'}"
+    elif kind == "literal_error":
+        what = f"is {found}; it must be {context['expected']}"
+    elif kind == "string_pattern_mismatch":
+        what = f"is {found}; it must match {context['pattern']}"
+    else:
+        what = f"is not usable: {context.get('error', 'change it')}"  # of a check of our own
+    return what, code
+
+
+# ---------------------------------------------------------------- for the description of the server
+
+
+def described(schema: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
+    """An application's `openapi`, with the bodies among its schemas."""
+
+    def whole() -> dict[str, Any]:
+        found = schema()
+        _, made = models_json_schema(
+            [(kind, "validation") for kind in KINDS], ref_template="#/components/schemas/{model}"
+        )
+        schemas = found.setdefault("components", {}).setdefault("schemas", {})
+        schemas.update(made["$defs"])
+        for kind, name in KINDS.items():
+            for parameter, rule in RULES[name][""].items():
+                allowed = {} if rule.fix is None else {"enum": [*rule.same, None]}
+                schemas[kind.__name__]["properties"].setdefault(parameter, allowed)
+        return found
+
+    return whole
+
+
+def taking(kind: type[p.Body]) -> dict[str, Any]:
+    """The part of a route's description that says which body it takes."""
+    schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

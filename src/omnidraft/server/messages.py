@@ -1,0 +1,196 @@
+"""The messages of a request as a chat template takes them, and what the template makes nothing of."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from omnidraft.errors import PromptError
+from omnidraft.server import protocol as p
+from omnidraft.server.errors import ApiError, as_json, of_input
+from omnidraft.server.served import Served
+
+EFFORT = "reasoning_effort"
+
+
+@dataclass
+class Prompt:
+    """Messages and variables for a chat template, with the paths in the body that they are of."""
+
+    where: str  # the parameter that holds the messages
+    messages: list[dict[str, Any]]
+    variables: dict[str, Any] = field(default_factory=dict)
+    paths: dict[str, list[str]] = field(default_factory=dict)  # of a variable; its name where there is none
+    optional: dict[str, list[str]] = field(default_factory=dict)  # of a message's optional key
+    dropped: list[str] = field(default_factory=list)  # paths of what is not given to the template at all
+
+    def encode(self, served: Served) -> list[int]:
+        """Token ids; raises ApiError."""
+        return encoded(served, self.messages, self.variables, self.where)
+
+    def without_effect(self, served: Served) -> list[str]:
+        """The paths of what the template has no place for: it writes the same text without it.
+
+        For a prompt that `encode` took, and that is not too long: the template is applied once for each.
+        """
+        if not self.variables and not self.optional:
+            return []
+        text, ignored = rendered(served, self.messages, self.variables), []
+        for name in self.variables:
+            variables = {key: value for key, value in self.variables.items() if key != name}
+            if rendered(served, self.messages, variables) == text:
+                ignored += self.paths.get(name, [name])
+        for name, paths in self.optional.items():
+            messages = [{key: value for key, value in each.items() if key != name} for each in self.messages]
+            if rendered(served, messages, self.variables) == text:
+                ignored += paths
+        return ignored
+
+
+def encoded(served: Served, prompt: Any, template: Mapping[str, Any] | None, where: str) -> list[int]:
+    """Token ids of a prompt; raises ApiError that names the parameter it is of."""
+    try:
+        with served.lock:
+            return served.model.encode(prompt, template or None)
+    except PromptError as error:
+        raise of_input(error, where) from error
+
+
+def rendered(served: Served, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str | None:
+    """What the template writes, without making tokens of it; None where it refuses."""
+    tokenizer: Any = served.model.target.tokenizer
+    given = [dict(each) for each in messages]
+    try:
+        with served.lock:  # for each alone, so that others come in between
+            return str(tokenizer.apply_chat_template(given, tokenize=False, add_generation_prompt=True, **variables))
+    except Exception:  # noqa: BLE001  a template is a program: it raises anything
+        return None
+
+
+def of_chat(body: p.ChatRequest) -> Prompt:
+    """The prompt of a chat; raises ApiError for a variable of the template that is none."""
+    prompt = Prompt("messages", [])
+    for place, message in enumerate(body.messages):
+        made: dict[str, Any] = {"role": _role(message.role), "content": _text(message.content)}
+        if isinstance(message, p.ToolResult):
+            made["tool_call_id"] = message.tool_call_id
+        if isinstance(message, p.Answer):
+            _complete(made, message, f"messages[{place}]", prompt)
+        _optional(made, "name", message.name, f"messages[{place}].name", prompt)
+        prompt.messages.append(made)
+    _add_variables(body, prompt)
+    return prompt
+
+
+def of_response(body: p.ResponseRequest) -> Prompt:
+    """The prompt of a response; calls that follow each other are of one message.  Raises as `of_chat` does."""
+    made: list[dict[str, Any]] = [{"role": "system", "content": body.instructions}] if body.instructions else []
+    prompt = Prompt("input", made)
+    if isinstance(body.input, str):
+        made.append({"role": "user", "content": body.input})
+    for place, item in enumerate(() if isinstance(body.input, str) else body.input):
+        path = f"input[{place}]"
+        if isinstance(item, p.MessageItem):
+            made.append({"role": _role(item.role), "content": _text(item.content)})
+            _optional(made[-1], "name", item.name, f"{path}.name", prompt)
+        elif isinstance(item, p.CallItem):
+            if not made or made[-1]["role"] != "assistant":
+                made.append({"role": "assistant", "content": ""})
+            made[-1].setdefault("tool_calls", []).append(_call(item.call_id, item.name, item.arguments))
+            prompt.optional.setdefault("tool_calls", []).append(path)
+        elif isinstance(item, p.OutputItem):
+            made.append({"role": "tool", "content": _text(item.output), "tool_call_id": item.call_id})
+        else:
+            prompt.dropped.append(path)
+    if not made:
+        raise ApiError(400, "input holds no message: add one", param="input")
+    _add_variables(body, prompt)
+    return prompt
+
+
+def _complete(made: dict[str, Any], message: p.Answer, path: str, prompt: Prompt) -> None:
+    """What an earlier answer has beside its text."""
+    if message.tool_calls:
+        calls = [(call.id, call.function) for call in message.tool_calls]
+        made_calls = [_call(id_, function.name, function.arguments) for id_, function in calls]
+        _optional(made, "tool_calls", made_calls, f"{path}.tool_calls", prompt)
+    if message.refusal and made["content"]:
+        prompt.dropped.append(f"{path}.refusal")
+    elif message.refusal:
+        made["content"] = message.refusal
+    name = "reasoning" if message.reasoning_content is None else "reasoning_content"
+    _optional(made, "reasoning_content", getattr(message, name), f"{path}.{name}", prompt)
+    if message.reasoning is not None and name != "reasoning":
+        prompt.dropped.append(f"{path}.reasoning")
+
+
+def _optional(made: dict[str, Any], key: str, value: Any, path: str, prompt: Prompt) -> None:
+    if value is not None:
+        made[key] = value
+        prompt.optional.setdefault(key, []).append(path)
+
+
+def _role(role: str) -> str:
+    return "system" if role == "developer" else role
+
+
+def _text(content: str | Iterable[p.TextPart | p.RefusalPart] | None) -> str:
+    return (
+        content
+        if isinstance(content, str)
+        else "".join(part.text if isinstance(part, p.TextPart) else part.refusal for part in content or ())
+    )
+
+
+def _call(id_: str | None, name: str, arguments: str | Mapping[str, Any]) -> dict[str, Any]:
+    """A call as templates take it: with arguments that are no text, where they are JSON."""
+    value: Any = arguments
+    if isinstance(arguments, str):
+        try:
+            value = json.loads(arguments)
+        except (ValueError, RecursionError):
+            value = arguments
+    named = {"type": "function", "function": {"name": name, "arguments": value}}
+    return named if id_ is None else {"id": id_, **named}
+
+
+def _add_variables(body: p.ChatRequest | p.ResponseRequest, prompt: Prompt) -> None:
+    """Variables of the template that the body gives; raises ApiError for one that is no variable of a template."""
+    path = "chat_template_kwargs"
+    for name, value in (body.chat_template_kwargs or {}).items():
+        if name in _reserved():
+            where = f"{path}.{name}"
+            message = f"{where} is no variable of the target's chat template: leave it out"
+            raise ApiError(400, message, param=where, code="unsupported_parameter")
+        prompt.variables[name] = value
+        prompt.paths[name] = [f"{path}.{name}"]
+    _add_effort(body, prompt)
+
+
+def _add_effort(body: p.ChatRequest | p.ResponseRequest, prompt: Prompt) -> None:
+    """The effort under whichever of its names; raises ApiError where they say different things."""
+    effort = body.reasoning.effort if body.reasoning is not None else None
+    given = {"reasoning.effort": effort, EFFORT: getattr(body, EFFORT, None)}
+    found = {where: value for where, value in given.items() if value is not None}
+    if EFFORT in prompt.variables:
+        found[prompt.paths[EFFORT][0]] = prompt.variables[EFFORT]
+    for where, value in found.items():
+        first, other = next(iter(found.items()))
+        if value != other:
+            said = f"{first} {as_json(other)} and {where} {as_json(value)}"
+            raise ApiError(400, f"{said} contradict each other: leave one out", param=where)
+        prompt.variables[EFFORT] = value
+    if found:
+        prompt.paths[EFFORT] = [*found]
+
+
+@cache
+def _reserved() -> frozenset[str]:
+    """What `apply_chat_template` takes for itself: the template it applies, among others."""
+    from transformers import PreTrainedTokenizerBase
+
+    return frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) | {"messages"}

@@ -1,0 +1,209 @@
+"""What becomes of the parameters that `protocol` has no field for: one table, which docs/serve.md shows.
+
+What cannot change the answer is taken, and named in its `omnidraft.ignored`; what would change it is refused by name,
+but for the values that say what is done anyway.  Whatever is null is taken as not given.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from omnidraft.server.errors import ApiError, as_json
+
+TEXT_ALONE = "this server takes text alone: leave it out"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A parameter without effect: `same` are values that ask for what is done anyway.
+
+    Any other value is ignored, or, where there is a `fix`, refused with it.
+    """
+
+    same: tuple[Any, ...] = ()
+    fix: str | None = None
+
+    def allows(self, value: Any) -> bool:
+        """Whether a value asks for what is done anyway; 1 and True are two values."""
+        return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in self.same)
+
+
+Rules = Mapping[str, Rule]
+IGNORED = Rule()
+STATELESS = "nothing is kept between requests: send the whole conversation"
+FORMS = "grammar json_schema format guided_json guided_regex guided_choice guided_grammar structured_outputs"
+OUT = "leave it out"
+
+
+def _ignored(*names: str) -> Rules:
+    return dict.fromkeys(names, IGNORED)
+
+
+def _only(fix: str, same: Sequence[Any], names: str) -> Rules:
+    """Names, apart by spaces, that are refused but for the values `same`."""
+    return dict.fromkeys(names.split(), Rule(tuple(same), fix))
+
+
+EVERYWHERE: Rules = {
+    "store": Rule((False,)),
+    "service_tier": Rule(("auto", "default")),
+    "cache_prompt": Rule((True,)),
+    **_ignored("safety_identifier", "prompt_cache_retention", "prompt_cache_options", "client_metadata"),
+    # of llama.cpp, Ollama, vLLM and proxies: how fast an answer comes, and where it is counted
+    **_ignored("id_slot", "slot_id", "timings_per_token", "return_progress", "keep_alive", "n_keep", "cache_salt"),
+    **_ignored("priority", "request_id", "session_id", "chat_id", "t_max_prompt_ms", "litellm_metadata"),
+    **_ignored("speculative.n_max", "speculative.n_min", "speculative.p_min"),
+    # which only say how a sampler is to be that is off
+    **_ignored("mirostat_tau", "mirostat_eta", "dynatemp_exponent", "xtc_threshold", "repeat_last_n", "penalize_nl"),
+    **_ignored("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
+    **_only(OUT, [0], "mirostat dynatemp_range xtc_probability dry_multiplier n_probs min_tokens n_indent"),
+    **_only(OUT, [1], "typical_p typ_p tfs_z length_penalty"),
+    **_only("use repetition_penalty", [1], "repeat_penalty"),
+    **_only(OUT, [-1, 0], "top_n_sigma"),
+    **_only(OUT, [0, 1], "min_keep"),
+    **_only(OUT, [False], "ignore_eos use_beam_search early_stopping include_stop_str_in_output return_tokens"),
+    **_only(OUT, [True], "skip_special_tokens spaces_between_special_tokens"),
+    **_only(OUT, [[]], "stop_token_ids bad_words lora samplers allowed_token_ids"),
+    **_only("give what is in it as parameters of the request", [{}], "options"),
+}
+SAMPLED: Rules = {
+    **_only("send a request for each answer", [1], "n best_of"),
+    **_only("use repetition_penalty, or leave it out", [0], "frequency_penalty presence_penalty"),
+    **_only(OUT, [{}], "logit_bias"),
+    **_ignored("metadata"),
+}
+CHAT: Rules = {
+    **EVERYWHERE,
+    **SAMPLED,
+    **_only("use response_format", [], FORMS),
+    "verbosity": Rule(("medium",)),
+    **_ignored("prediction", "reasoning_format", "include_reasoning"),
+    **_only(OUT, [True], "parse_tool_calls add_generation_prompt"),
+    **_only(OUT, [False], "thinking_forced_open continue_final_message echo add_special_tokens"),
+    **_only("use chat_template_kwargs", [], "template chat_template enable_thinking think thinking"),
+    **_only("text is all there is: use ['text']", [["text"]], "modalities"),
+    **_only(TEXT_ALONE, [], "audio images"),
+    **_only("use tools", [[]], "functions"),
+    **_only("use tool_choice", ["none"], "function_call"),
+    **_only("no search is made: leave it out", [], "web_search_options"),
+}
+COMPLETION: Rules = {
+    **EVERYWHERE,
+    **SAMPLED,
+    **_only("only chats and responses follow a schema: use those", [], f"{FORMS} response_format"),
+    **_only("use max_tokens", [], "max_completion_tokens"),
+    **_only("put the prompt in front of the answer yourself", [False], "echo"),
+    **_only("only what comes after a prompt is made: leave it out", [""], "suffix"),
+    **_only(TEXT_ALONE, [], "images"),
+    **_only(OUT, [True], "add_special_tokens"),
+}
+RESPONSE: Rules = {
+    **EVERYWHERE,
+    "truncation": Rule(("disabled",)),
+    **_ignored("max_tool_calls"),
+    **_only("wait for the answer, or stream it", [False], "background"),
+    **_only(STATELESS, [], "previous_response_id conversation"),
+    **_only("prompts are not kept here: send their text", [], "prompt"),
+    **_only(OUT, [[]], "context_management"),
+    **_only("use text.format", [], f"{FORMS} response_format"),
+    **_only("use max_output_tokens", [], "max_tokens max_completion_tokens"),
+    **_only(OUT, [0], "frequency_penalty presence_penalty"),
+}
+MARKS: Rules = {  # of anything within a body
+    "annotations": Rule(([],)),
+    **_ignored("cache_control", "provider_specific_fields", "extra_content", "provider_options"),
+}
+STREAM: Rules = {"include_obfuscation": Rule((False,)), "continuous_usage_stats": Rule((False,))}
+MESSAGE: Rules = {
+    **_ignored("id", "status", "phase", "type", "index", "created", "created_at", "timestamp", "model", "weight"),
+    **_ignored(
+        "reasoning_details", "thinking_blocks", "metadata", "citations", "logprobs", "usage", "is_error", "parsed"
+    ),
+    **_only(TEXT_ALONE, [], "audio"),
+    **_only(TEXT_ALONE, [[]], "images files"),
+    **_only("use tool_calls", [], "function_call"),
+    **_only("the answer begins anew: leave it out", [False], "prefix partial"),
+}
+PART = _ignored("id", "index", "citations", "logprobs", "prompt_cache_breakpoint")
+FORMAT = _ignored("description")
+REASONING = _ignored("summary", "generate_summary", "max_tokens", "exclude", "enabled", "context")
+RULES: Mapping[str, Mapping[str, Rules]] = {  # by path, "[]" being any item of a list
+    "chat": {
+        "": CHAT,
+        "stream_options": STREAM,
+        "omnidraft": {},
+        "messages[]": MESSAGE,
+        "messages[].content[]": PART,
+        "messages[].tool_calls[]": _ignored("index"),
+        "messages[].tool_calls[].function": _ignored("parsed_arguments"),
+        "tools[]": {},
+        "tools[].function": {},
+        "tool_choice": {},
+        "tool_choice.function": {},
+        "response_format": {},
+        "reasoning": REASONING,
+        "response_format.json_schema": FORMAT,
+    },
+    "completion": {"": COMPLETION, "stream_options": STREAM, "omnidraft": {}},
+    "response": {
+        "": RESPONSE,
+        "stream_options": STREAM,
+        "omnidraft": {},
+        "input[]": _ignored("id", "status", "phase", "created_by"),
+        "input[].content[]": PART,
+        "input[].output[]": PART,
+        "tools[]": {},
+        "tool_choice": {},
+        "text": {"verbosity": Rule(("medium",))},
+        "text.format": FORMAT,
+        "reasoning": REASONING,
+    },
+    "tokenize": {"": {**_only(OUT, [True], "parse_special")}},
+    "detokenize": {"": {}},
+}
+
+
+def settled(body: Mapping[str, Any], kind: str) -> tuple[dict[str, Any], list[str]]:
+    """A body without nulls and without what has no effect, and the paths of what is ignored.  Raises ApiError."""
+    rules, ignored = RULES[kind], []
+
+    def of(value: Any, at: str, path: str) -> Any:
+        if isinstance(value, list) and f"{at}[]" in rules:
+            return [of(each, f"{at}[]", f"{path}[{place}]") for place, each in enumerate(value)]
+        if not isinstance(value, dict) or at not in rules:
+            return value
+        kept = {}
+        for key, each in value.items():
+            where = f"{path}.{key}" if path else key
+            rule = rules[at].get(key) or (MARKS.get(key) if at else None)
+            if each is None or (rule is not None and rule.allows(each)):
+                continue
+            if rule is None:
+                kept[key] = of(each, f"{at}.{key}" if at else key, where)
+            elif rule.fix is None:
+                ignored.append(where)
+            else:
+                raise ApiError(400, refusal(where, each, rule), param=where, code="unsupported_value")
+        return kept
+
+    found: dict[str, Any] = of(body, "", "")
+    return found, ignored
+
+
+def refusal(path: str, value: Any, rule: Rule) -> str:
+    """Why a value is refused, with the fix."""
+    if not rule.same:
+        return f"{path} is not supported: {rule.fix}"
+    allowed = " or ".join(map(json.dumps, rule.same))
+    return f"{path} is {as_json(value)}; {allowed} is all that is supported: {rule.fix}"
+
+
+def rows(kind: str) -> Iterator[tuple[str, Rule]]:
+    """Each parameter of the table for a kind of body, by its path; `*` is anything within the body."""
+    yield from ((f"*.{name}", rule) for name, rule in MARKS.items())
+    for at, rules in RULES[kind].items():
+        for name, rule in rules.items():
+            yield (f"{at}.{name}" if at else name), rule

@@ -1,0 +1,219 @@
+"""Bodies that are no good are refused with the place of what is wrong, in plain words; packed ones are read."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import zlib
+from typing import Any
+
+import httpx
+import pytest
+
+from omnidraft.server import protocol as p
+from omnidraft.server.bodies import KINDS, read
+from omnidraft.server.errors import ApiError
+from omnidraft.server.parameters import RULES
+from support.serving import At, user
+
+CHATS = "/v1/chat/completions"
+TEXT = {"model": "zoo:target-a", "prompt": "x", "max_tokens": 1}
+LIMIT = 2 * 2**20  # of the server under test
+Chat, Text, Answered = p.ChatRequest, p.CompletionRequest, p.ResponseRequest
+
+
+def said(content: Any, **more: Any) -> dict[str, Any]:
+    return {"messages": [*user("x"), {"role": "user", "content": content, **more}]}
+
+
+WRONG: list[tuple[type[p.Body], Any, str, str]] = [  # a kind, a body of it, the path, and what is said
+    (Chat, {}, "messages", "is missing"),
+    (Chat, {"mesages": user("x")}, "mesages", "is not supported"),
+    (Chat, {"messages": "x"}, "messages", 'is "x"; it must be a list'),
+    (Chat, {"messages": ["x"]}, "messages[0]", 'is "x"; it must be an object'),
+    (Chat, {"messages": [{"content": "x"}]}, "messages[0].role", "is missing"),
+    (Chat, said(5), "messages[1].content", "is 5; it must be a string or a list of parts"),
+    (Chat, said([{"type": "text", "text": 5}]), "messages[1].content[0].text", "is 5; it must be a string"),
+    (Chat, said([{"text": "x"}]), "messages[1].content[0].type", "is missing"),
+    (Chat, said(["x"]), "messages[1].content[0]", 'is "x"; it must be an object'),
+    (Chat, said([{"type": "image_url", "image_url": {"url": "x"}}]), "messages[1].content[0].type", "text alone"),
+    (Chat, said([{"type": "input_audio", "input_audio": {}}]), "messages[1].content[0].type", "text alone"),
+    (Chat, said([{"type": "file", "file": {}}]), "messages[1].content[0].type", "text alone"),
+    (Chat, said("x", images=["abc"]), "messages[1].images", "text alone"),
+    (Chat, {"messages": user("x"), "stop": ["a"] * 20}, "stop", "holds 20; it must hold at most 16"),
+    (Chat, {"messages": user("x"), "stop": 5}, "stop", "is 5; it must be a string or a list of strings"),
+    (Chat, {"messages": user("x"), "tool_choice": 5}, "tool_choice", "is 5; it must be none, auto"),
+    (Chat, {"messages": user("x"), "tools": [5]}, "tools[0]", "is 5; it must be an object"),
+    (Chat, {"messages": user("x"), "logit_bias": {"5": 1}}, "logit_bias", "is an object; {} is all"),
+    (
+        Chat,
+        {"messages": user("x"), "chat_template_kwargs": {str(n): n for n in range(17)}},
+        "chat_template_kwargs",
+        "16",
+    ),
+    (Text, {"prompt": [-1]}, "prompt[0]", "is -1; it must be at least 0"),
+    (Text, {"prompt": [1, True]}, "prompt[1]", "is true; it must be an integer"),
+    (Text, {"prompt": ["a", 5]}, "prompt[1]", "is 5; it must be a string"),
+    (Text, {"prompt": [[1], [2.5]]}, "prompt[1][0]", "is 2.5; it must be an integer"),
+    (Text, {"prompt": {}}, "prompt", "is an object; it must be a string or a list"),
+    (Answered, {"input": 5}, "input", "is 5; it must be a string or a list of items"),
+    (Answered, {"input": [5]}, "input[0]", "is 5; it must be an object"),
+    (Answered, {"input": [*user("x"), {"type": "x"}]}, "input[1].type", 'is "x"; it must be message, function_call'),
+    (
+        Answered,
+        {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+        "input[0].content[0].type",
+        "text alone",
+    ),
+    (Answered, {"input": [{"type": "function_call", "call_id": "1", "name": "x"}]}, "input[0].arguments", "is missing"),
+    (Answered, {"input": "x", "metadata": {"a": 5}}, "metadata.a", "is 5; it must be a string"),
+]
+
+
+@pytest.mark.parametrize(("kind", "body", "path", "words"), WRONG, ids=[f"{each[2]} {each[3]}" for each in WRONG])
+def test_what_is_wrong_is_named_with_its_place(kind: type[p.Body], body: Any, path: str, words: str) -> None:
+    with pytest.raises(ApiError) as raised:
+        read(body, kind)
+    assert (raised.value.status, raised.value.param) == (400, path)
+    assert str(raised.value).startswith(f"{path} ")
+    assert words in str(raised.value)
+    assert not re.search(r"Input should|\.str\b|~|Discriminator|named_by|of_kind", str(raised.value))
+
+
+def test_an_unsupported_value_comes_with_what_is_allowed_and_a_fix() -> None:
+    for kind, name in KINDS.items():
+        goods: dict[str, dict[str, Any]] = {"chat": {"messages": user("x")}, "completion": {"prompt": "x"}}
+        good = goods.get(name, {"input": "x"})
+        for parameter, rule in RULES[name][""].items():
+            if rule.fix is not None and name not in ("tokenize", "detokenize"):
+                with pytest.raises(ApiError) as raised:
+                    read(good | {parameter: "other"}, kind)
+                assert raised.value.param == parameter
+                assert rule.fix in str(raised.value)
+                for value in (*rule.same, None):
+                    assert read(good | {parameter: value}, kind).ignored == []
+
+
+def test_no_parameter_is_both_in_a_body_and_in_the_table() -> None:
+    for kind, name in KINDS.items():
+        assert not set(RULES[name][""]) & set(kind.model_fields), name
+
+
+def test_a_null_is_not_given_but_in_a_schema() -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [None, 1], "default": None}}}
+    form = {"type": "json_schema", "json_schema": {"name": None, "schema": schema, "strict": None}}
+    body = {"messages": user("x"), "n": None, "temperature": None, "response_format": form, "whatever": None}
+    found = read(body, p.ChatRequest).body.response_format
+    assert isinstance(found, p.ChatSchemaFormat)
+    assert found.json_schema.schema_ == schema
+
+
+# ---------------------------------------------------------------- bytes
+
+
+def send(at: At, content: bytes, path: str = "/v1/completions", **headers: str) -> httpx.Response:
+    given = {"Content-Type": "application/json"} | {key.replace("_", "-"): value for key, value in headers.items()}
+    return httpx.post(at.url + path, content=content, headers=given, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b'{"prompt":\n  [1,,2]}', "line 2, column 6, character 16"),
+        (b'{"prompt": "x"', "line 1, column 15"),
+        (b'{"prompt": "x"} more', "line 1, column 17"),
+        (b"", "line 1, column 1"),
+        (b"\n" + b"[" * 5000, "line 2, column 501"),
+        (b'{"a":' * 3000, "nested too deeply at line 1, column 2501"),
+        (b'{"prompt": NaN}', "NaN"),
+        (b'{"prompt": ' + b"1" * 5000 + b"}", "too long an integer"),
+        (b'{"prompt": "\xff"}', "byte 12"),
+        (b"[1]", "is a list"),
+        (b"null", "is null"),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+def test_where_a_body_stops_being_json_is_said(server: At, content: bytes, words: str) -> None:
+    refused = send(server, content)
+    assert refused.status_code == 400, refused.text
+    assert words in refused.json()["error"]["message"]
+
+
+def test_packed_bodies_are_read(server: At) -> None:
+    body = json.dumps(TEXT).encode()
+    plain = send(server, body).json()["choices"]
+    assert send(server, gzip.compress(body), Content_Encoding="gzip").json()["choices"] == plain
+    assert send(server, gzip.compress(body[:9]) + gzip.compress(body[9:]), Content_Encoding="gzip").status_code == 200
+    assert send(server, zlib.compress(body), Content_Encoding="deflate").json()["choices"] == plain
+    assert send(server, body, Content_Encoding="identity").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("content", "encoding", "status"),
+    [
+        (gzip.compress(b" " * (LIMIT + 1)), "gzip", 413),
+        (gzip.compress(json.dumps(TEXT).encode())[:-4], "gzip", 400),
+        (json.dumps(TEXT).encode(), "gzip", 400),
+        (json.dumps(TEXT).encode(), "br", 415),
+    ],
+    ids=["large", "cut", "plain", "br"],
+)
+def test_packed_bodies_are_held_to_what_can_be_read(server: At, content: bytes, encoding: str, status: int) -> None:
+    refused = send(server, content, Content_Encoding=encoding)
+    assert refused.status_code == status, refused.text
+    assert refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("kind", ["", "application/json; charset=utf-8", "text/plain", "application/vnd.api+json"])
+def test_json_is_read_by_whatever_name_clients_give_it(server: At, kind: str) -> None:
+    assert send(server, json.dumps(TEXT).encode(), Content_Type=kind).status_code == 200
+
+
+def test_another_type_is_refused(server: At) -> None:
+    refused = send(server, json.dumps(TEXT).encode(), Content_Type="multipart/form-data; boundary=x")
+    assert refused.status_code == 415
+    assert "application/json" in refused.json()["error"]["message"]
+
+
+def test_keys_that_no_template_is_handed_are_named() -> None:
+    message = {"role": "assistant", "content": "x", "parsed": {"a": 1}, "createdAt": 5, "opts": {}}
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}", "parsed_arguments": {}}}
+    tool = {"type": "function", "function": {"name": "f", "return": {"type": "string"}}, "display": "F"}
+    called = {"role": "assistant", "content": None, "tool_calls": [call]}
+    received = read({"messages": [*user("x"), message, called], "tools": [tool]}, Chat)
+    assert set(received.ignored) == {
+        *("messages[1].parsed", "messages[1].createdAt", "messages[1].opts"),
+        *("messages[2].tool_calls[0].function.parsed_arguments", "tools[0].function.return", "tools[0].display"),
+    }
+    with pytest.raises(ApiError) as raised:
+        read({"messages": [{"role": "user", "contents": "x"}]}, Chat)
+    assert raised.value.param == "messages[0].contents"
+    with pytest.raises(ApiError) as raised:
+        read({"messages": [message | {"opts": {}}, {"role": "user", "content": 5}]}, Chat)
+    assert raised.value.param == "messages[1].content"
+
+
+def test_whole_numbers_may_be_written_as_floats() -> None:
+    body = read({"messages": user("x"), "max_tokens": 10.0, "top_k": 40.0, "seed": 1.0}, Chat).body
+    assert (body.max_tokens, body.top_k, body.seed) == (10, 40, 1)
+    with pytest.raises(ApiError):
+        read({"messages": user("x"), "max_tokens": 10.5}, Chat)
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "words"),
+    [
+        ({"prompt": "x", "guided_json": {}}, Text, "only chats and responses follow a schema"),
+        ({"prompt": "x", "max_completion_tokens": 5}, Text, "use max_tokens"),
+        ({"input": "x", "grammar": "root"}, Answered, "use text.format"),
+        ({"input": "x", "max_tokens": 5}, Answered, "use max_output_tokens"),
+        ({"input": "x", "metadata": {f"k{i}": "v" for i in range(17)}}, Answered, "metadata holds 17; it must"),
+        ({"messages": user("x"), "k" * 5000: 1}, Chat, "k" * 60 + " is not supported"),
+    ],
+)
+def test_remedies_lead_somewhere(body: dict[str, Any], kind: Any, words: str) -> None:
+    with pytest.raises(ApiError) as raised:
+        read(body, kind)
+    assert words in str(raised.value)
+    assert len(str(raised.value)) < 200

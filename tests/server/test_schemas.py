@@ -1,0 +1,401 @@
+"""Schemas as grammars take them: references are followed, and objects hold no keys but those that they list.
+
+Keys come in the order of the schemas, those of a reference and of `allOf` first.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from omnidraft.api import OmniDraft
+from omnidraft.errors import ConfigError
+from omnidraft.server.grammar import EFFORT, TRIAL, call_grammar, grammar_of, tokens_of
+from omnidraft.server.schemas import FORMATS, LISTED, MOST, Schemas
+from support.serving import QUESTION, At, user
+
+INTEGER: dict[str, Any] = {"type": "integer"}
+BASE: dict[str, Any] = {"type": "object", "properties": {"a": INTEGER}, "required": ["a"]}
+MORE: dict[str, Any] = {"type": "object", "properties": {"b": INTEGER}, "required": ["b"]}
+NODE: dict[str, Any] = {"type": "object", "properties": {"v": INTEGER, "next": {"$ref": "#/$defs/n"}}}
+
+UNKNOWN = ["path", "password", "binary", "byte", "uri-reference", "url", "regex", "decimal", "iri", "of my own"]
+NULLS = [
+    *("enum", "additionalProperties", "patternProperties", "propertyNames", "unevaluatedProperties", "minProperties"),
+    *("anyOf", "allOf", "oneOf", "$ref", "prefixItems", "items", "contains", "not", "format", "pattern", "minimum"),
+]
+
+
+def accepts(model: OmniDraft, grammar: str, value: Any) -> bool:
+    """Whether a grammar lets a value through, written as answers are."""
+    from llguidance import LLMatcher
+
+    matcher = LLMatcher(tokens_of(model), grammar)
+    ids = model.target.tokenizer(json.dumps(value), add_special_tokens=False)["input_ids"]
+    return matcher.try_consume_tokens(ids) == len(ids) and bool(matcher.is_accepting())
+
+
+FOLLOWED: dict[str, tuple[dict[str, Any], Sequence[Any], Sequence[Any]]] = {  # schema, what fits, what does not
+    "no more keys": (BASE, [{"a": 1}], [{"a": 1, "z": 2}, {"z": 1}]),
+    "nested": (
+        {"type": "object", "properties": {"l": {"type": "array", "items": BASE}}},
+        [{"l": [{"a": 1}]}],
+        [{"l": [{"a": 1, "z": 1}]}],
+    ),
+    "more keys, said": (BASE | {"additionalProperties": True}, [{"a": 1, "z": 2}], []),
+    "more keys of a kind": (BASE | {"additionalProperties": INTEGER}, [{"a": 1, "z": 2}], [{"a": 1, "z": "x"}]),
+    "any object": ({"type": "object", "additionalProperties": True}, [{"z": 1}], []),
+    "keys by pattern": (
+        BASE | {"patternProperties": {"^x": INTEGER}},
+        [{"a": 1, "x1": 2}],
+        [{"a": 1, "z": 2}],
+    ),
+    "a key that is needed and not listed": (
+        {"type": "object", "properties": {"a": INTEGER}, "required": ["b"]},
+        [{"b": 3}],
+        [{"b": 3, "z": 1}],
+    ),
+    "all of two": ({"allOf": [BASE, MORE]}, [{"a": 1, "b": 2}], [{"a": 1, "b": 2, "z": 3}, {"a": 1, "b": "x"}]),
+    "all of two, one of them open": (
+        {"allOf": [BASE, {"type": "object", "additionalProperties": INTEGER}]},
+        [{"a": 1, "z": 2}],
+        [],
+    ),
+    "a base and more": (
+        {"$defs": {"Base": BASE}, "allOf": [{"$ref": "#/$defs/Base"}], **MORE},
+        [{"a": 2, "b": 1}],
+        [{"a": 2, "b": 1, "z": 3}],
+    ),
+    "a base beside its use alone": (
+        {
+            "$defs": {"Base": BASE},
+            "allOf": [{"$ref": "#/$defs/Base"}],
+            "type": "object",
+            "properties": {"b": {"$ref": "#/$defs/Base"}},
+            "required": ["b"],
+        },
+        [{"a": 2, "b": {"a": 1}}],
+        [{"a": 2, "b": {"a": 1, "b": 2}}],
+    ),
+    "keys beside a reference": (
+        {"$defs": {"Base": BASE}, "$ref": "#/$defs/Base", "properties": {"b": INTEGER}},
+        [{"a": 1, "b": 2}, {"a": 1}],
+        [{"a": 1, "z": 3}],
+    ),
+    "one of two beside keys": (
+        BASE | {"anyOf": [MORE, {"properties": {"c": INTEGER}, "required": ["c"]}]},
+        [{"a": 1, "b": 2}, {"a": 1, "c": 2}],
+        [{"a": 1}, {"a": 1, "b": 2, "z": 3}],
+    ),
+    "one of two alone": ({"anyOf": [BASE, MORE]}, [{"a": 1}, {"b": 1}], [{"a": 1, "b": 1}, {"z": 1}]),
+    "alternatives of needed keys": (
+        {
+            "type": "object",
+            "properties": {"a": INTEGER, "b": INTEGER},
+            "anyOf": [{"required": ["a"]}, {"required": ["b"]}],
+        },
+        [{"a": 1}, {"b": 1}],
+        [{}, {"a": 1, "z": 1}],
+    ),
+    "told apart by a key": (
+        {
+            "oneOf": [
+                {"type": "object", "properties": {"k": {"const": "c"}, "x": INTEGER}, "required": ["k"]},
+                {"type": "object", "properties": {"k": {"const": "d"}}, "required": ["k"]},
+            ]
+        },
+        [{"k": "c", "x": 1}, {"k": "d"}],
+        [{"k": "d", "x": 1}],
+    ),
+    "$defs": (
+        {"$defs": {"n": INTEGER, "l": {"type": "array", "items": {"$ref": "#/$defs/n"}}}, "$ref": "#/$defs/l"},
+        [[1, 2]],
+        [["x"]],
+    ),
+    "definitions": (
+        {"definitions": {"n": INTEGER}, "type": "object", "properties": {"q": {"$ref": "#/definitions/n"}}},
+        [{"q": 1}],
+        [{"q": "x"}],
+    ),
+    "recursive": ({"$defs": {"n": NODE}, "$ref": "#/$defs/n"}, [{"v": 1, "next": {"v": 2}}], [{"next": {"z": 1}}]),
+    "the whole again": (
+        {"type": "object", "properties": {"v": INTEGER, "k": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}},
+        [{"v": 1, "k": {"v": 2, "k": None}}],
+        [{"v": 1, "k": {"z": 2}}],
+    ),
+    "of an address": (
+        {
+            "$id": "https://example.com/s.json",
+            "$defs": {
+                "x": {"$id": "x.json", "$ref": "#/$defs/z", "$defs": {"z": INTEGER}},
+                "y": {"$anchor": "why", "type": "string"},
+            },
+            "type": "object",
+            "properties": {
+                "q": {"$ref": "x.json"},
+                "r": {"$ref": "https://example.com/s.json#/$defs/y"},
+                "s": {"$ref": "#why"},
+            },
+        },
+        [{"q": 1, "r": "x", "s": "y"}],
+        [{"q": "x"}, {"r": 1}, {"s": 1}],
+    ),
+    "a place in it": (
+        {"type": "object", "properties": {"x/y": INTEGER, "z": {"$ref": "#/properties/x~1y"}}},
+        [{"z": 1}],
+        [{"z": "x"}],
+    ),
+    "keys called like keywords": (
+        {"type": "object", "properties": {"$ref": {"type": "string"}, "properties": BASE, "$defs": INTEGER}},
+        [{"$ref": "x", "properties": {"a": 1}, "$defs": 1}],
+        [{"$ref": 1}],
+    ),
+    "keys by pattern alone": (
+        {"type": "object", "patternProperties": {"^x": INTEGER}},
+        [{"x1": 2}, {}],
+        [{"z": 2}, {"x1": "y"}],
+    ),
+    "keys by pattern, others said": (
+        {"type": "object", "patternProperties": {"^x": INTEGER}, "additionalProperties": True},
+        [{"x1": 2, "z": "y"}],
+        [{"x1": "y"}],
+    ),
+    "keys by pattern in one of all": (
+        {"allOf": [BASE, {"type": "object", "patternProperties": {"^x": INTEGER}}]},
+        [{"a": 1, "x1": 2}],
+        [{"a": 1, "z": 2}, {"a": 1, "x1": "y"}, {"x1": 2}],
+    ),
+    "names of any text": (
+        {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": INTEGER},
+        [{"z": 1, "y": 2}],
+        [{"z": "x"}],
+    ),
+    "names of a list": (
+        {
+            "type": "object",
+            "propertyNames": {"type": "string", "enum": ["m", "n"]},
+            "additionalProperties": INTEGER,
+            "required": ["n"],
+        },
+        [{"m": 1, "n": 2}, {"n": 2}],
+        [{"m": 1}, {"n": "x"}, {"n": 1, "z": 1}],
+    ),
+    "names of a list that is referred to": (
+        {
+            "$defs": {"Kind": {"enum": ["m", "n"], "title": "Kind", "type": "string"}},
+            "type": "object",
+            "propertyNames": {"$ref": "#/$defs/Kind"},
+        },
+        [{"m": 1, "n": "x"}, {}],
+        [{"z": 1}],
+    ),
+    "names of a list, fewer than the properties": (
+        BASE | {"propertyNames": {"enum": ["a"]}, "properties": {"a": INTEGER, "b": INTEGER}},
+        [{"a": 1}],
+        [{"a": 1, "b": 1}, {"a": "x"}],
+    ),
+    "formats that only annotate": (
+        {"type": "array", "items": {"anyOf": [{"type": "string", "format": form} for form in UNKNOWN]}},
+        [["x"]],
+        [[1]],
+    ),
+    "null for what is not given": (
+        BASE | {"properties": {"a": INTEGER | dict.fromkeys(NULLS), "b": {"const": None}}, **dict.fromkeys(NULLS)},
+        [{"a": 1}, {"a": 1, "b": None}],
+        [{"a": 1, "z": 2}, {"a": "x"}, {"a": 1, "b": 2}],
+    ),
+    "null properties": (
+        {"type": "object", "properties": {"o": {"type": "object", "properties": None, "required": None}}},
+        [{"o": {"z": 1}}],
+        [{"o": 1}],
+    ),
+    "values that look like schemas": (
+        {"enum": [{"properties": {"a": 1}, "$ref": "#/no"}]},
+        [{"properties": {"a": 1}, "$ref": "#/no"}],
+        [{}],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+@pytest.mark.parametrize("call", [False, True], ids=["answer", "call"])
+def test_a_schema_is_followed(model: OmniDraft, name: str, call: bool) -> None:
+    schema, fits, fails = FOLLOWED[name]
+    tokens = tokens_of(model)
+    if call:
+        other = {"name": "other", "parameters": {"$defs": {"n": {"type": "null"}, "Base": {}}, "$ref": "#/$defs/n"}}
+        grammar = call_grammar(tokens, [other, {"name": "this", "parameters": schema}])
+    else:
+        grammar = grammar_of(tokens, schema)
+    for value in (*fits, *fails):
+        whole = {"name": "this", "arguments": value} if call else value
+        assert accepts(model, grammar, whole) == (value in fits), value
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        *(None, {}, {"type": "object"}, {"type": "object", "properties": {}}, {"type": "object", "required": []}),
+        {"type": "object", "properties": None, "required": None},
+    ],
+)
+def test_a_function_without_parameters_gets_none(model: OmniDraft, parameters: Any) -> None:
+    function = {"name": "now"} | ({} if parameters is None else {"parameters": parameters})
+    grammar = call_grammar(tokens_of(model), [function])
+    assert accepts(model, grammar, {"name": "now", "arguments": {}})
+    assert not accepts(model, grammar, {"name": "now", "arguments": {"a": 1}})
+
+
+LOOP = {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
+UNFIT: list[tuple[dict[str, Any], str]] = [
+    ({"$ref": "#"}, r"\$ref '#' has no end"),
+    ({"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, r"\$ref '#/\$defs/a' has no end"),
+    (LOOP, "has no end"),
+    ({"type": "object", "properties": {"x": LOOP}, "$defs": LOOP["$defs"]}, "has no end"),
+    ({"$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}, INTEGER]}}, "$ref": "#/$defs/a"}, "has no end"),
+    ({"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"}, "has no end"),
+    ({"$defs": {"n": NODE | {"required": ["next"]}}, "$ref": "#/$defs/n"}, r"'#/\$defs/n' has no end"),
+    ({"type": "array", "minItems": 1, "items": {"$ref": "#"}}, "has no end"),
+    ({"$ref": "#/$defs/none"}, r"'#/\$defs/none' names nothing"),
+    ({"$ref": "https://example.com/x.json#/a"}, "leads out of the schema"),
+    ({"$ref": 5}, r"\$ref is 5"),
+    ({"$ref": "#/type", "type": "object"}, "is no schema"),
+    ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+    ({"not": {"type": "string"}}, "not"),
+    ({"type": "object", "propertyNames": {"pattern": "^x"}}, "propertyNames"),
+    ({"type": "object", "propertyNames": {"$ref": "#/propertyNames"}}, "propertyNames"),
+    ({"type": "object", "propertyNames": {"$ref": "#/$defs/none"}}, "names nothing"),
+    ({"patternProperties": {"^x": {}}, "properties": 5, "required": ["a"]}, "properties"),
+    ({"if": {}, "then": {}}, "if"),
+    ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
+    ({"type": "no"}, "no"),
+    ({"properties": 5, "allOf": 3, "required": "x", "$defs": [1], "items": {"properties": []}}, "properties"),
+]
+
+
+@pytest.mark.parametrize(("schema", "words"), UNFIT, ids=[each[1] for each in UNFIT])
+def test_what_cannot_be_followed_is_named(model: OmniDraft, schema: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as raised:
+        grammar_of(tokens_of(model), schema)
+    assert "<state>" not in str(raised.value)
+    with pytest.raises(ConfigError, match=words) as raised:
+        call_grammar(tokens_of(model), [{"name": "fine"}, {"name": "this", "parameters": schema}])
+    assert raised.value.option == "this"
+
+
+@pytest.mark.parametrize("form", sorted(FORMATS))
+def test_formats_that_are_followed_are_those_known(model: OmniDraft, form: str) -> None:
+    grammar = grammar_of(tokens_of(model), {"type": "string", "format": form})
+    assert not accepts(model, grammar, "no such value!")
+
+
+def test_names_that_are_too_many_to_list_are_refused(model: OmniDraft) -> None:
+    names = [f"k{place}" for place in range(LISTED + 1)]
+    with pytest.raises(ConfigError, match="propertyNames"):
+        grammar_of(tokens_of(model), {"type": "object", "propertyNames": {"enum": names}})
+
+
+HARD = {"type": "string", "pattern": "^(a|b)*a(a|b){20}$", "minLength": 500, "maxLength": 600}
+WORD = {"type": "string", "pattern": r"\bfoo\b"}
+AT_FAULT: list[tuple[dict[str, Any], str, str]] = [  # schema, the place in it, what to do
+    (HARD, "pattern", "leave the pattern out or simplify it"),
+    ({"type": "object", "properties": {"a": INTEGER, "x": HARD}}, "properties.x.pattern", "simplify it"),
+    ({"type": "array", "items": {"anyOf": [INTEGER, WORD]}}, "items.anyOf[1].pattern", "simplify it"),
+    ({"$defs": {"n": WORD}, "type": "array", "items": {"$ref": "#/$defs/n"}}, "$defs.n.pattern", "simplify it"),
+    ({"properties": {"k": {"anyOf": [{"$ref": "#"}, INTEGER]}, "x": WORD}}, "properties.x.pattern", "simplify it"),
+    ({"properties": {"x": {"type": "string", "pattern": "(a"}}}, "properties.x.pattern", "(unclosed group)"),
+    ({"properties": {"x": {"type": "string", "pattern": "(?=a)b"}}}, "properties.x.pattern", "look-ahead"),
+    ({"properties": {"x": {"type": "number", "maximum": 1e300}}}, "properties.x.maximum", "bounds of a number"),
+    ({"format": "uri", "pattern": "^(([a-z]{2,9}){3,9}x)+$", "maxLength": 60}, "format", "leave the format out"),
+    (
+        {"properties": {"x": {"type": "array", "uniqueItems": True}}},
+        "properties.x.uniqueItems",
+        "uniqueItems not supported",
+    ),
+    ({"properties": {"x": {"type": "no"}}}, "properties.x.type", "leave it out or change it"),
+]
+INTERNALS = re.compile(r"\(And|\(Or|Regex|regex|Some\(|Unimplemented|while processing|json-schema:|\n")
+
+
+@pytest.mark.parametrize(("schema", "place", "words"), AT_FAULT, ids=[each[1] for each in AT_FAULT])
+def test_the_place_at_fault_is_said(model: OmniDraft, schema: dict[str, Any], place: str, words: str) -> None:
+    tokens = tokens_of(model)
+    with pytest.raises(ConfigError) as answer:
+        grammar_of(tokens, schema)
+    with pytest.raises(ConfigError) as call:
+        call_grammar(tokens, [{"name": "fine"}, {"name": "this", "parameters": schema}])
+    for said in (str(answer.value), str(call.value)):
+        assert f"cannot be followed: {place}: " in said
+        assert words in said
+        assert not INTERNALS.search(said)
+
+
+def test_the_search_for_what_is_at_fault_is_bounded(model: OmniDraft) -> None:
+    parts = {f"k{place}": INTEGER for place in range(EFFORT // TRIAL + 1)}
+    with pytest.raises(ConfigError, match=r"followed: a pattern is too much .*: change it$"):
+        grammar_of(tokens_of(model), {"type": "object", "properties": parts | {"x": HARD}})
+
+
+def test_the_size_of_what_is_made_is_bounded() -> None:
+    parts = [{"properties": {f"k{place}": {"$ref": "#/$defs/a"}}} for place in range(2000)]
+    with pytest.raises(ConfigError, match=f"more than {MOST} parts"):
+        Schemas().add({"$defs": {"a": BASE}, "allOf": parts})
+
+
+# ---------------------------------------------------------------- on the server
+
+
+TREE = {
+    "type": "object",
+    "properties": {"kind": {"$ref": "#/$defs/Kind"}, "left": {"$ref": "#/$defs/Leaf"}},
+    "required": ["kind", "left"],
+    "$defs": {
+        "Kind": {"enum": ["oak", "elm"]},
+        "Leaf": {
+            "type": "object",
+            "properties": {"n": {"type": "integer", "maximum": 9, "minimum": 0}},
+            "required": ["n"],
+        },
+    },
+}
+HOUSE = {"type": "object", "properties": {"kind": {"$ref": "#/$defs/Kind"}}, "required": ["kind"]}
+HOUSE |= {"$defs": {"Kind": {"enum": ["flat", "hut"]}}}
+
+
+@pytest.mark.parametrize("choice", ["required", "plant", "build"])
+def test_calls_follow_the_definitions_of_their_own_function(server: At, choice: str) -> None:
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": schema, "strict": True}}
+        for name, schema in (("plant", TREE), ("build", HOUSE))
+    ]
+    named = {"type": "function", "function": {"name": choice}}
+    asked = {"tools": tools, "tool_choice": choice if choice == "required" else named, "max_tokens": 96}
+    found = server.post("/v1/chat/completions", {"messages": user(QUESTION), "temperature": 1, "seed": 5, **asked})
+    assert found.status_code == 200, found.text
+    (call,) = found.json()["choices"][0]["message"]["tool_calls"]
+    arguments = json.loads(call["function"]["arguments"])
+    if call["function"]["name"] == "plant":
+        assert arguments["kind"] in ("oak", "elm")
+        assert set(arguments) == {"kind", "left"}
+        assert set(arguments["left"]) == {"n"}
+    else:
+        assert set(arguments) == {"kind"}
+        assert arguments["kind"] in ("flat", "hut")
+    others = {"required": [], "plant": ["tools[1]"], "build": ["tools[0]"]}[choice]  # strict is kept
+    assert found.json().get("omnidraft", {}).get("ignored", []) == others
+
+
+def test_the_function_at_fault_is_named(server: At) -> None:
+    bad = {"type": "object", "properties": {"x": LOOP}, "$defs": LOOP["$defs"]}
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": schema}}
+        for name, schema in (("a", TREE), ("b", bad))
+    ]
+    refused = server.post("/v1/chat/completions", {"messages": user("x"), "tools": tools, "tool_choice": "required"})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "tools[1].function.parameters"
+    assert "$ref '#/$defs/" in refused.json()["error"]["message"]

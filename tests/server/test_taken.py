@@ -1,0 +1,329 @@
+"""What clients send by default is answered: what has no effect is named in the answer, what has one is done."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from llguidance import LLMatcher
+
+from omnidraft.api import OmniDraft
+from omnidraft.server import messages
+from omnidraft.server.grammar import grammar_of, tokens_of
+from omnidraft.server.tasks import either
+from support.serving import QUESTION, TOOL_TEMPLATE, At, serving, user, with_tools
+
+CHATS, TEXTS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+CHAT: dict[str, Any] = {"messages": user(QUESTION), "max_tokens": 2, "temperature": 0}
+TEXT: dict[str, Any] = {"prompt": "x", "max_tokens": 2, "temperature": 0}
+RESPONSE: dict[str, Any] = {"input": QUESTION, "max_output_tokens": 2, "temperature": 0}
+BODIES = {CHATS: CHAT, TEXTS: TEXT, RESPONSES: RESPONSE}
+STRICT = {"name": "add", "strict": True, "parameters": {"type": "object", "properties": {}}}
+SAID: dict[str, Any] = {  # as clients hand an answer back
+    "role": "assistant",
+    "content": None,
+    "refusal": None,
+    "audio": None,
+    "function_call": None,
+    "annotations": [],
+    "provider_specific_fields": None,
+    "whatever": None,
+    "tool_calls": [{"index": 0, "id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}],
+}
+RESULT = {"role": "tool", "tool_call_id": "c1", "content": "5"}
+REASONED = {"role": "assistant", "content": "24", "reasoning": "4 by 6", "reasoning_content": "4 by 6"}
+PART = {"type": "text", "text": QUESTION, "cache_control": {"type": "ephemeral"}}
+FORM = {"type": "json_schema", "json_schema": {"description": "pens", "schema": {"type": "object"}}}
+
+
+def named(*messages: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": list(messages)}
+
+
+ADD: dict[str, Any] = {"type": "function", "function": {"name": "add"}}
+SUB: dict[str, Any] = {"type": "function", "function": {"name": "sub"}}
+STRICTLY: dict[str, Any] = {"type": "function", "function": STRICT}
+SEARCH = {"type": "web_search", "search_context_size": "low"}
+THAT = {"type": "function", "function": {"name": "add"}}
+HISTORY = named(*user("x"), SAID, RESULT)
+CALLED: list[dict[str, Any]] = [
+    *user("x"),
+    {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c1", "output": "5"},
+]
+TAKEN: list[tuple[str, dict[str, Any], list[str]]] = [  # a body, and what is named as ignored
+    (CHATS, {"tools": [{"type": "function", "function": STRICT}]}, ["tools[0].function.strict"]),
+    (
+        CHATS,
+        {"tools": [{"type": "function", "function": STRICT}], "tool_choice": "auto"},
+        ["tools[0].function.strict"],
+    ),
+    (RESPONSES, {"tools": [{"type": "function", **STRICT}]}, ["tools[0].strict"]),
+    (CHATS, {"tools": [{"type": "function", "function": STRICT}], "tool_choice": "none"}, ["tools"]),
+    (
+        CHATS,
+        named(
+            {"role": "system", "content": "x", "name": "s"},
+            {"role": "developer", "content": "x", "name": "d"},
+            *user("x"),
+            {**SAID, "name": "a"},
+            {**RESULT, "name": "add"},
+        ),
+        [*(f"messages[{place}].name" for place in (0, 1, 3, 4)), "messages[3].tool_calls[0].index"],
+    ),
+    (RESPONSES, {"input": [{"role": "user", "content": "x", "name": "Al"}]}, ["input[0].name"]),
+    (CHATS, {"response_format": FORM}, ["response_format.json_schema.description"]),
+    (
+        RESPONSES,
+        {"text": {"format": {"type": "json_schema", "name": "x", "description": "d", "schema": {"type": "object"}}}},
+        ["text.format.description"],
+    ),
+    (CHATS, named(*user("x"), SAID, RESULT), ["messages[1].tool_calls[0].index"]),
+    (CHATS, named(*user("x"), REASONED, *user("y")), ["messages[1].reasoning", "messages[1].reasoning_content"]),
+    (CHATS, named({"role": "user", "content": [PART]}), ["messages[0].content[0].cache_control"]),
+    (CHATS, {"reasoning_effort": "low"}, ["reasoning_effort"]),
+    (CHATS, {"verbosity": "low", "metadata": {"a": "b"}, "store": True}, ["verbosity", "metadata", "store"]),
+    (CHATS, {"store": False, "modalities": ["text"], "service_tier": "auto"}, []),
+    (CHATS, {"safety_identifier": "x", "service_tier": "flex"}, ["safety_identifier", "service_tier"]),
+    (CHATS, {"prompt_cache_retention": "24h", "prediction": {}}, ["prompt_cache_retention", "prediction"]),
+    (CHATS, {"prompt_cache_key": "x", "user": "me"}, []),
+    (CHATS, {"parallel_tool_calls": True, "tool_choice": "auto"}, ["parallel_tool_calls", "tool_choice"]),
+    (CHATS, {"tools": [ADD, SEARCH], "parallel_tool_calls": True}, ["tools[1]"]),
+    (CHATS, {"tools": [ADD, SEARCH], "tool_choice": "none"}, ["tools"]),
+    (CHATS, {"tools": [SUB, ADD, SEARCH], "tool_choice": THAT}, ["tools[0]", "tools[2]"]),
+    (CHATS, {"tools": [SEARCH], "tool_choice": "auto"}, ["tools[0]", "tool_choice"]),
+    (RESPONSES, {"tools": [{"type": "custom", "name": "x"}, {"type": "function", "name": "add"}]}, ["tools[0]"]),
+    (CHATS, {"tools": [STRICTLY], "response_format": {"type": "json_object"}}, []),
+    (CHATS, {"tools": [ADD], "tool_choice": THAT, "response_format": FORM}, ["response_format"]),
+    (CHATS, {"model": "zoo:target-b", **HISTORY}, ["messages[1].tool_calls[0].index", "messages[1].tool_calls"]),
+    (RESPONSES, {"model": "zoo:target-b", "input": CALLED}, ["input[1]"]),
+    (RESPONSES, {"input": CALLED}, []),
+    (
+        CHATS,
+        {
+            "reasoning": {"effort": "low"},
+            "reasoning_effort": "low",
+            "chat_template_kwargs": {"reasoning_effort": "low"},
+        },
+        ["reasoning.effort", "reasoning_effort", "chat_template_kwargs.reasoning_effort"],
+    ),
+    (
+        CHATS,
+        {**named({"role": "user", "content": "x", "name": "Al"}), "chat_template_kwargs": {"name": "x"}},
+        ["messages[0].name", "chat_template_kwargs.name"],
+    ),
+    (CHATS, {"cache_prompt": True, "id_slot": -1, "timings_per_token": True}, ["id_slot", "timings_per_token"]),
+    (CHATS, {"ignore_eos": False, "keep_alive": 5, "options": {}, "repeat_penalty": 1.0}, ["keep_alive"]),
+    (CHATS, {"chat_template_kwargs": {"enable_thinking": False}}, ["chat_template_kwargs.enable_thinking"]),
+    (CHATS, {"stream_options": {"include_usage": True}}, ["stream_options"]),
+    (CHATS, {"logit_bias": {}, "n": 1, "presence_penalty": 0, "colour": None, "tools": None, "stop": None}, []),
+    (CHATS, {"top_logprobs": 0}, []),
+    (TEXTS, {"best_of": 1, "echo": False, "suffix": None, "logit_bias": {}, "store": True}, ["store"]),
+    (RESPONSES, {"truncation": "auto", "max_tool_calls": 3}, ["truncation", "max_tool_calls"]),
+    (RESPONSES, {"reasoning": {"effort": "low", "summary": "auto"}}, ["reasoning.summary", "reasoning.effort"]),
+    (RESPONSES, {"stream_options": {"include_obfuscation": False}, "background": False, "conversation": None}, []),
+    (RESPONSES, {"include": ["file_search_call.results"]}, ["include[0]"]),
+    (RESPONSES, {"text": {"verbosity": "low"}, "previous_response_id": None}, ["text.verbosity"]),
+    (RESPONSES, {"input": [{"type": "reasoning", "id": "r", "summary": []}, *user("x")]}, ["input[0]"]),
+    (CHATS, {"temperature": 1e-6}, []),
+    (CHATS, {"temperature": 3.5, "seed": -1}, []),
+    (CHATS, {"top_k": -1}, []),
+    (CHATS, {"top_k": 0}, []),
+    (CHATS, {"top_p": 0, "temperature": 1}, []),
+    (CHATS, {"max_tokens": None, "stop": ["a", "e", "n"]}, []),
+    (CHATS, {"max_completion_tokens": 2}, []),
+]
+
+
+@pytest.fixture(scope="module")
+def plain(chat: Path) -> Iterator[At]:
+    """Without drafts: what is tested is what goes in, and what is said of it."""
+    with serving([chat, "zoo:target-b"], None, {"draft_length": 0}, lanes=2, max_tokens=8) as at:
+        yield at
+
+
+def ignored(answer: httpx.Response) -> list[str]:
+    """What an answer, whole or streamed, says that it ignored."""
+    assert answer.status_code == 200, answer.text
+    lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")] or [answer.text]
+    bodies = [json.loads(line) for line in lines]
+    found = [body.get("response", body) for body in bodies]
+    (own,) = [body.get("omnidraft", {}) for body in found if "timings" in body]
+    names: list[str] = own.get("ignored", [])
+    return names
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(("path", "change", "names"), TAKEN, ids=lambda value: str(value)[:50])
+def test_it_is_taken_and_what_has_no_effect_is_named(
+    plain: At, path: str, change: dict[str, Any], names: list[str], stream: bool
+) -> None:
+    found = ignored(plain.post(path, BODIES[path] | change | {"stream": stream}))
+    assert sorted(found) == sorted(name for name in names if not (stream and name == "stream_options"))
+
+
+# ---------------------------------------------------------------- lengths and sampling
+
+
+@pytest.mark.parametrize("asked", [{"max_tokens": -1}, {"max_tokens": 8192}, {"n_predict": -1}, {}], ids=str)
+def test_lengths_go_to_the_servers_own_bound(plain: At, asked: dict[str, Any]) -> None:
+    found = plain.post(CHATS, {"messages": user(QUESTION), "temperature": 0, **asked}).json()
+    assert found["usage"]["completion_tokens"] == 8
+    assert found["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("asked", [{"max_tokens": 3, "max_completion_tokens": 3}, {"n_predict": 3}], ids=str)
+def test_one_length_by_several_names(plain: At, asked: dict[str, Any]) -> None:
+    found = plain.post(CHATS, {"messages": user(QUESTION), **asked}).json()
+    assert found["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize("asked", [{"temperature": 1e-6}, {"top_p": 0, "temperature": 2}, {"top_k": 1}], ids=str)
+def test_what_leaves_one_token_is_greedy(plain: At, asked: dict[str, Any]) -> None:
+    greedy = plain.chat(temperature=0, max_tokens=8).json()["choices"][0]["message"]["content"]
+    found = {plain.chat(**{"temperature": 1, **asked}, max_tokens=8, seed=seed).text for seed in range(3)}
+    assert {json.loads(text)["choices"][0]["message"]["content"] for text in found} == {greedy}
+
+
+def test_a_seed_of_minus_one_is_any_seed(plain: At) -> None:
+    asked = {"temperature": 3.0, "max_tokens": 8}
+    found = {plain.chat(**asked, seed=-1).json()["choices"][0]["message"]["content"] for _ in range(4)}
+    assert len(found) > 1
+    again = {plain.chat(**asked, seed=-2).json()["choices"][0]["message"]["content"] for _ in range(3)}
+    assert len(again) == 1
+
+
+# ---------------------------------------------------------------- what the template reads
+
+
+READING = "{% for m in messages %}{{ m.name }}{{ m.reasoning_content }}{% endfor %}{{ reasoning_effort }}{{ colour }}"
+
+
+def test_what_the_template_has_a_place_for_is_given_to_it(tmp_path: Path, model: OmniDraft) -> None:
+    folder = with_tools(tmp_path / "reads")
+    (folder / "chat_template.jinja").write_text(TOOL_TEMPLATE + READING, encoding="utf-8")
+    talk = [{"role": "user", "content": "x", "name": "Al"}, {"role": "assistant", "content": "y", "reasoning": "hm"}]
+    body = {"messages": talk, "reasoning_effort": "low", "chat_template_kwargs": {"colour": "red"}, "max_tokens": 1}
+    with serving([folder], None, {"draft_length": 0}, log_prompts=True) as at:
+        assert ignored(at.post(CHATS, body)) == []
+        (line,) = [line for line in at.lines if line.startswith("prompt: ")]
+        assert "Al" in line
+        assert line.endswith("hmlowred")
+    assert model.target.name  # the same tokenizer, which has no such place
+
+
+# ---------------------------------------------------------------- tools without a place
+
+
+def functions(count: int, characters: int) -> list[dict[str, Any]]:
+    """So many functions, of about so many characters of JSON."""
+    filler = "Says what there is to say of it. " * (characters // count // 45)
+    made = []
+    for place in range(count):
+        inner = {"id": {"type": "string", "description": filler}, "count": {"type": "integer", "default": 5}}
+        parameters = {"type": "object", "properties": inner, "required": ["id"]}
+        made.append({"name": f"do_{place}", "description": filler[:90], "parameters": parameters})
+    return [{"type": "function", "function": each} for each in made]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_chat_window_with_tools_is_answered_without_a_place_for_them(plain: At, stream: bool) -> None:
+    tools = functions(36, 26_000)
+    assert 20_000 < len(json.dumps(tools)) < 32_000
+    body = {"stream": stream, "model": "zoo:target-b", "messages": user(QUESTION), "tools": tools}
+    assert ignored(plain.post(CHATS, body)) == ["tools"]
+    bare = plain.post(CHATS, body | {"tools": [], "stream": False, "temperature": 0}).json()["choices"]
+    assert plain.post(CHATS, body | {"stream": False, "temperature": 0}).json()["choices"] == bare
+
+
+def test_tools_without_a_place_leave_the_form_of_the_answer(plain: At) -> None:
+    tools = [{"type": "function", "function": STRICT}]
+    body = {"model": "zoo:target-b", "messages": user("x"), "tools": tools, "response_format": {"type": "json_object"}}
+    answer = plain.post(CHATS, body)
+    assert ignored(answer) == ["tools"]
+    assert answer.json()["choices"][0]["message"]["content"].startswith("{")
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "do_1"}}], ids=str)
+def test_a_call_that_must_be_needs_a_place(plain: At, choice: Any) -> None:
+    body = {"model": "zoo:target-b", "messages": user("x"), "tools": functions(2, 500), "tool_choice": choice}
+    refused = plain.post(CHATS, body)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "tool_choice"
+    assert "template" in refused.json()["error"]["message"]
+
+
+def test_the_client_reads_such_answers(plain: At) -> None:
+    asked: dict[str, Any] = {**CHAT, "model": "zoo:target-b", "tools": functions(2, 500), "store": True}
+    whole = plain.client.chat.completions.create(**asked)
+    chunks = list(plain.client.chat.completions.create(**asked, stream=True))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
+    assert chunks[-1].model_extra["omnidraft"]["ignored"] == ["store", "tools"]
+    response = plain.client.responses.create(**RESPONSE, model="chat", truncation="auto")
+    assert response.model_extra["omnidraft"]["ignored"] == ["truncation"]
+
+
+# ---------------------------------------------------------------- prompts that are too long, and variables
+
+
+@pytest.mark.parametrize(("path", "name"), [(CHATS, "messages"), (TEXTS, "prompt"), (RESPONSES, "input")])
+def test_a_prompt_that_is_too_long_is_named(plain: At, path: str, name: str) -> None:
+    long = "pens " * 3000
+    refused = plain.post(path, BODIES[path] | {name: user(long) if name == "messages" else long})
+    assert refused.status_code == 400
+    assert (refused.json()["error"]["param"], refused.json()["error"]["code"]) == (name, "context_length_exceeded")
+
+
+def test_a_prompt_is_made_tokens_of_once(plain: At, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: Counter[str] = Counter()
+
+    def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any) -> Any:
+            made[name] += name == "text" or isinstance(given[1][0], dict)  # a lane is given the ids
+            return function(*given)
+
+        return call
+
+    monkeypatch.setattr(OmniDraft, "encode", counted("ids", OmniDraft.encode))
+    monkeypatch.setattr(messages, "rendered", counted("text", messages.rendered))
+    colours = {"chat_template_kwargs": {f"colour_{place}": "red" for place in range(16)}}
+    assert len(ignored(plain.post(CHATS, CHAT | colours))) == 16
+    assert made == {"ids": 1, "text": 17}
+    assert plain.post(CHATS, CHAT | colours | {"messages": user("pens " * 3000)}).status_code == 400
+    assert made == {"ids": 2, "text": 17}  # the template is not tried with a prompt that is refused
+
+
+# ---------------------------------------------------------------- tools beside the form of an answer
+
+
+WANTED = {"type": "object", "properties": {"pens": {"$ref": "#/$defs/n"}}, "required": ["pens"]}
+WANTED |= {"$defs": {"n": {"type": "integer"}}}
+WORDS = {"type": "object", "properties": {"a": {"$ref": "#/$defs/n"}}, "required": ["a"]}
+WORDS |= {"$defs": {"n": {"type": "string"}}}
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed"),
+    [
+        ('{"pens": 24}', True),
+        ('{"name": "add", "arguments": {"a": "x"}}', True),
+        ('{"name": "add", "arguments": {"a": 5}}', False),
+        ('{"pens": "x"}', False),
+        ("24 pens", False),
+    ],
+)
+def test_an_answer_is_of_the_form_or_a_call(tool_tokens: Any, text: str, allowed: bool) -> None:
+    tokens, ids_of = tool_tokens
+    made = grammar_of(tokens, either(WANTED, [{"name": "add", "parameters": WORDS}]))
+    matcher = LLMatcher(tokens, made)
+    assert (matcher.consume_tokens(ids_of(text)) and matcher.is_accepting()) is allowed
+
+
+@pytest.fixture(scope="module")
+def tool_tokens(model: OmniDraft) -> tuple[Any, Callable[[str], list[int]]]:
+    return tokens_of(model), lambda text: list(model.target.tokenizer(text, add_special_tokens=False)["input_ids"])
