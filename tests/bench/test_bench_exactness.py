@@ -119,12 +119,12 @@ def test_a_right_pair_passes_and_the_fault_is_found(
     assert main([*command, "--out", str(stem)]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["passes"]
-    assert result == json.loads(stem.with_suffix(".json").read_text())
+    assert result == json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
     (finding,) = result["findings"]
     assert (finding["samples"], finding["limit"]) == (600, 1e-3)
     assert finding["drafted"] > 1
     assert 0 < finding["detectable"] < 0.3
-    assert "has the distribution of target" in stem.with_suffix(".md").read_text()
+    assert "has the distribution of target" in stem.with_suffix(".md").read_text(encoding="utf-8")
     assert str(tmp_path) not in result["command"]
     assert main([*command, "--fault", "permuted-q"]) == 1
     result = json.loads(capsys.readouterr().out)

@@ -78,7 +78,7 @@ def test_the_real_test_sets() -> None:
 )
 def test_a_broken_line_is_named(tmp_path: Path, line: str, why: str) -> None:
     path = tmp_path / "own.jsonl"
-    path.write_text(f'{{"prompt": "a"}}\n\n{line}\n')
+    path.write_text(f'{{"prompt": "a"}}\n\n{line}\n', encoding="utf-8")
     with pytest.raises(PromptError, match=f"own.jsonl, line 3, {why}"):
         read(str(path))
     assert read(str(path), count=1) == ["a"], "what comes later is not read"

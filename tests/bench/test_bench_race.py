@@ -115,7 +115,12 @@ def test_the_commit_is_that_of_a_checkout(tmp_path: Path) -> None:
     def git(*arguments: str) -> str:
         who = ("-c", "user.name=a", "-c", "user.email=a@b.c")
         done = subprocess.run(
-            [shutil.which("git") or "", *who, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True
+            [shutil.which("git") or "", *who, *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+            encoding="utf-8",
         )
         return done.stdout.strip()
 
@@ -137,5 +142,5 @@ def test_the_commit_is_that_of_a_checkout(tmp_path: Path) -> None:
     assert setting.commit(file) == head + "+dirty"
     shutil.rmtree(file.parent / "new")
     assert setting.commit(file) == head
-    file.write_text("1")
+    file.write_text("1", encoding="utf-8")
     assert setting.commit(file) == head + "+dirty"

@@ -54,7 +54,7 @@ def rows_of(made: Results | list[Results]) -> dict[str, report.Row]:
 
 
 def write(path: Path, made: Results) -> Path:
-    with path.open("w") as file:
+    with path.open("w", encoding="utf-8") as file:
         written = Results(setting=made.setting, file=file)
         for one in made.runs:
             written.add(one)
@@ -185,7 +185,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 )
 def test_another_file_is_refused_by_name(tmp_path: Path, capsys: Captured, kept: slice, added: str, why: str) -> None:
     path = write(tmp_path / "torn.jsonl", results())
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[kept]) + added)
+    path.write_text("".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[kept]) + added, encoding="utf-8")
     assert why in one_error(capsys, "bench", "report", path)
 
 
@@ -204,9 +204,9 @@ def test_another_file_is_refused_by_name(tmp_path: Path, capsys: Captured, kept:
 def test_a_file_whose_figures_cannot_be_is_refused_by_name(tmp_path: Path, line: int, changes: dict[str, Any]) -> None:
     """Also one that lacks a prompt for a method: speedups would be over different prompts."""
     path = write(tmp_path / "torn.jsonl", results())
-    lines = path.read_text().splitlines()
+    lines = path.read_text(encoding="utf-8").splitlines()
     lines[line] = json.dumps(json.loads(lines[line]) | changes)
-    path.write_text("\n".join(lines))
+    path.write_text("\n".join(lines), encoding="utf-8")
     with pytest.raises(InputError, match=r"torn\.jsonl is damaged.*: run the comparison again") as caught:
         read(path)
     assert "\n" not in str(caught.value)
@@ -230,7 +230,7 @@ def test_files_are_merged(tmp_path: Path, capsys: Captured) -> None:
     assert rows["big all exact"]["speedup"] == pytest.approx(6 / 2.5)
     assert "warning: dtype differs: float32 in a.jsonl, bfloat16 in b.jsonl, float32 in c.jsonl" in err
     assert err.count("warning") == 1
-    assert "\n".join(text).strip() == stem.with_name("all.results.md").read_text().strip()
+    assert "\n".join(text).strip() == stem.with_name("all.results.md").read_text(encoding="utf-8").strip()
     assert "### other, math: 2 prompts, 2 repeats" in text
     assert "### other, all: 2 prompts, 2 repeats" not in text, "it would say the same twice"
     assert "### big, all: 4 prompts, 2 repeats" in text

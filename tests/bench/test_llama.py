@@ -34,7 +34,7 @@ def file(tmp_path: Path) -> Path:
 @pytest.fixture
 def command(target: Path, drafter: Path, tmp_path: Path) -> list[str]:
     task = tmp_path / "own.jsonl"
-    task.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in TEXTS))
+    task.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in TEXTS), encoding="utf-8")
     models = ["--target", str(target), "--drafter", str(drafter)]
     sizes = ["--max-new-tokens", "8", "--repeats", "1", "--methods", "exact"]
     return ["bench", "compare", *models, "--task", str(task), *sizes]
@@ -81,7 +81,7 @@ def test_it_is_compared_in_the_same_run(
     longest = max(len(omnidraft.load(target).encode_message(text)) for text in TEXTS)
     assert asked == [(file, longest + 8, 1)]
     (written,) = (tmp_path / "made").glob("*.jsonl")
-    assert json.loads(written.read_text().splitlines()[0])["gguf"] == "small.gguf, Q9"
+    assert json.loads(written.read_text(encoding="utf-8").splitlines()[0])["gguf"] == "small.gguf, Q9"
     assert cli.main(["bench", "report", str(written)]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| llama.cpp")]
     assert {line.split("|")[-2].strip() for line in lines} == {"–"}, "they are neither alike nor sampled"

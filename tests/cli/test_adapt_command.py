@@ -34,7 +34,7 @@ def command(target: Path, drafter: Path, data: Path, *more: object) -> list[str]
 
 def jsonl(folder: Path, prompts: Sequence[str]) -> Path:
     path = folder / "prompts.jsonl"
-    path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts), encoding="utf-8")
     return path
 
 
@@ -158,7 +158,7 @@ def test_it_goes_on_where_it_left_off(
     assert tree(own.parent) == before
     assert saved(home) == []
 
-    path.write_text(path.read_text() + '{"prompt": "more"}\n')  # another file
+    path.write_text(path.read_text(encoding="utf-8") + '{"prompt": "more"}\n', encoding="utf-8")  # another file
     assert cli.main([*arguments, "--count", "1"]) == 0
     assert prompted == [*prompts, prompts[0]]
     assert found(own.parent, prompts, []) == []

@@ -24,7 +24,9 @@ from omnidraft.api import Stream
 from omnidraft.cli import main as cli
 from omnidraft.cli.flags import INTERRUPTED
 from omnidraft.models.language_model import TransformersModel
+from support.homes import with_native
 from support.project_files import environment
+from support.waiting import WAIT_S
 
 pytestmark = pytest.mark.usefixtures("home")
 Captured = pytest.CaptureFixture[str]
@@ -40,7 +42,7 @@ SIZE = 12  # tokens of an answer
 def chatty(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "chatty"
     shutil.copytree(target, folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
     return folder
 
 
@@ -209,6 +211,24 @@ def test_ctrl_c_ends_a_script_with_the_text_so_far(
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_ctrl_c_while_a_message_is_read_ends_it(chat: Chat, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = TransformersModel.forward
+    parts = 0
+
+    def interrupted(model: TransformersModel, ids: Sequence[int], keep: int) -> torch.Tensor:
+        nonlocal parts
+        parts += keep == 0
+        if parts == 2:
+            signal.raise_signal(signal.SIGINT)
+        return forward(model, ids, keep)
+
+    monkeypatch.setattr(TransformersModel, "chunk", 8)
+    monkeypatch.setattr(TransformersModel, "forward", interrupted)
+    assert chat("hello world " * 40 + "\n", "--draft-length", "0") == INTERRUPTED
+    assert parts == 2
+    assert "stopped before the first token" in capsys.readouterr().err
+
+
 # ------------------------------------------------------------ a terminal
 
 
@@ -236,14 +256,14 @@ class Terminal:
     def __init__(self, command: list[str], home: Path) -> None:
         self._here, there = pty.openpty()
         pipes: dict[str, Any] = {"stdin": there, "stdout": there, "stderr": there}
-        self.process = subprocess.Popen(command, env=environment(home), start_new_session=True, **pipes)
+        self.process = subprocess.Popen(command, env=environment(with_native(home)), start_new_session=True, **pipes)
         os.close(there)
         self.text = ""
 
     def type(self, text: str) -> None:
         os.write(self._here, text.encode())
 
-    def wait_for(self, words: str, seconds: float = 120) -> None:
+    def wait_for(self, words: str, seconds: float = WAIT_S) -> None:
         """Read until the words are there, and forget what is before their end."""
         end = time.monotonic() + seconds
         while words not in self.text:
@@ -251,6 +271,11 @@ class Terminal:
             assert ready, f"no {words!r} in {self.text!r}"
             self.text += os.read(self._here, 4096).decode(errors="replace")
         self.text = self.text.partition(words)[2]
+
+    def wait_for_more(self) -> None:
+        """Read until anything is there."""
+        ready, _, _ = select.select([] if self.text else [self._here], [], [], 0 if self.text else WAIT_S)
+        assert self.text or ready, "nothing comes"
 
     def shows(self, words: str, seconds: float) -> bool:
         """`wait_for`, and whether they came in time."""
@@ -279,7 +304,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_chat(terminal: Terminal, tmp_path
     terminal.wait_for("> ")
     terminal.type("hello\n")
     terminal.wait_for("hello\r\n")
-    time.sleep(0.3)
+    terminal.wait_for_more()
     os.killpg(terminal.process.pid, signal.SIGINT)  # as a terminal does
     terminal.wait_for("ended by interrupted")
     terminal.wait_for("> ")
@@ -301,4 +326,4 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_chat(terminal: Terminal, tmp_path
     assert answer["content"]
     terminal.wait_for("> ")
     terminal.type("\x04")
-    assert terminal.process.wait(60) == 0
+    assert terminal.process.wait(WAIT_S) == 0

@@ -15,7 +15,7 @@ PAIR = ["zoo:target-a", "--teacher", "zoo:target-b", "--layers", "0", "--vocab",
 
 def test_one_command_writes_text_and_makes_a_drafter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"prompt": "What is 2 + 3?"}\n{"prompt": "How many legs have 4 cats?"}\n')
+    prompts.write_text('{"prompt": "What is 2 + 3?"}\n{"prompt": "How many legs have 4 cats?"}\n', encoding="utf-8")
     out = tmp_path / "out"
     own = ["--prompts", str(prompts), "--own", "0", "--text-tokens", "200", "--rows", "2"]
     assert main(["make-drafter", *PAIR, *own, "--tokens", "500", "--out", str(out)]) == 0
@@ -27,7 +27,7 @@ def test_one_command_writes_text_and_makes_a_drafter(tmp_path: Path, capsys: pyt
 
 def test_a_drafter_is_begun_with_the_weights_of_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"prompt": "What is 2 + 3?"}\n')
+    prompts.write_text('{"prompt": "What is 2 + 3?"}\n', encoding="utf-8")
     own = ["--prompts", str(prompts), "--own", "0", "--text-tokens", "50", "--rows", "2", "--tokens", "100", "--out"]
     assert main(["make-drafter", *PAIR, *own, str(tmp_path / "first")]) == 0
     begun = ["--begin", str(tmp_path / "first"), "--learning-rate", "0"]

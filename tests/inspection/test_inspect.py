@@ -27,7 +27,7 @@ from omnidraft.inspection.break_even import break_evens
 from omnidraft.inspection.models import Language, memory, read_model
 from omnidraft.inspection.report import Inspection, inspect_pair
 from omnidraft.inspection.texts import samples
-from omnidraft.models.language_model import NO_LIMIT, LanguageModel, TransformersModel
+from omnidraft.models.language_model import NO_LIMIT, LanguageModel, TransformersModel, cache_argument
 from omnidraft.models.loading import load_model
 from support import gguf_files
 from support.command_line import one_error
@@ -74,7 +74,9 @@ def language(folder: Path, *, drafts: bool = False) -> Language:
 def test_a_pair_is_what_load_makes_of_it(tmp_path: Path, drafter: Path) -> None:
     target = save_model(tmp_path / "target", byte_level(), seed=1)
     path = target / "generation_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": [5, 9]}))
+    path.write_text(
+        json.dumps({**json.loads(path.read_text(encoding="utf-8")), "eos_token_id": [5, 9]}), encoding="utf-8"
+    )
     loaded = omnidraft.load(target, drafter)
     assert loaded.engine.attached is not None
     theirs, ours = language(target), language(drafter)
@@ -119,7 +121,7 @@ def test_the_memory_is_that_of_the_loaded_model(kind: str, tmp_path: Path) -> No
     assert (found.dtype, found.dtype_reason) == (str(loaded.lm.dtype).removeprefix("torch."), loaded.dtype_reason)
     assert (found.context, found.device) == (loaded.lm.context, loaded.lm.device.type)
     cache = transformers.DynamicCache()
-    loaded.lm.model(torch.tensor([[1, 2, 3]]), past_key_values=cache, use_cache=True)
+    loaded.lm.model(torch.tensor([[1, 2, 3]]), use_cache=True, **{cache_argument(loaded.lm.model): cache})
     assert found.kv_bytes == sum(layer.keys.nbytes + layer.values.nbytes for layer in cast(Any, cache).layers) / 3
 
 
@@ -129,7 +131,7 @@ def test_what_cannot_be_counted_is_unknown(target: Path, monkeypatch: pytest.Mon
     side.model.context = NO_LIMIT
 
     # a model is judged by whether it takes a cache
-    def fail(*_inputs: object, past_key_values: object = None, **_options: object) -> None:  # noqa: ARG001
+    def fail(*_inputs: object, cache: object = None, **_options: object) -> None:  # noqa: ARG001
         raise ValueError("it looks at what it computed")
 
     monkeypatch.setattr(side.model.model, "forward", fail)
@@ -140,6 +142,14 @@ def test_what_cannot_be_counted_is_unknown(target: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(LlamaForCausalLM, "forward", fail)
     assert run(target, "--drafter", target) == 0
     assert "unknown" in capsys.readouterr().out
+
+
+def test_weights_in_8_bits_are_counted_as_they_are_stored() -> None:
+    side = read_model(zoo.TARGET)
+    assert side.model is not None
+    found = memory(side.model, packed=side.packed)
+    assert (found.stored, found.stored_bytes) == ("int8", found.parameters)
+    assert found.weight_bytes in (2 * found.parameters, 4 * found.parameters)
 
 
 def damaged(folder: Path) -> Path:
@@ -208,11 +218,11 @@ def stateful(folder: Path) -> None:
 
 def slow_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
-    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}')
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}', encoding="utf-8")
 
 
 def too_few_rows(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     shape = {name: config[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers")}
     LlamaForCausalLM(transformers.LlamaConfig(vocab_size=40, num_attention_heads=4, **shape)).save_pretrained(folder)
 
@@ -276,7 +286,7 @@ def test_two_folders_with_a_tokenizer_alone(tmp_path: Path, capsys: Captured) ->
 
 
 def test_the_object_has_all_that_is_printed(capsys: Captured) -> None:
-    name = zoo.PREFIX + zoo.names("target")[-1]
+    name = zoo.TARGET
     found = as_json(capsys, name)
     assert found["drafter"]["name"] == "drafter"
     assert [text["name"] for text in found["texts"]] == list(samples())
@@ -423,3 +433,20 @@ def test_the_figures_of_two_published_tokenizers(capsys: Captured) -> None:
         assert 0 < text["ngrams"] < len(ids)
         assert text["unspelled"] == 0
     assert any(t["name"] == "Russian" and t["spelled_tokens"] > 1.1 * t["drafter_tokens"] for t in found["texts"])
+
+
+def test_the_keys_of_a_gguf_file_are_listed_and_a_cut_one_is_refused_as_load_refuses_it(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    path = gguf_files.write(tmp_path / "model.gguf", gguf_files.small_model())
+    assert cli.main(["inspect", str(path), "--drafter", "zoo:drafter"]) == 0
+    table = capsys.readouterr().out.split("keys of model.gguf, architecture qwen2")[1]
+    groups = {row.split("│")[1].strip() for row in table.splitlines() if row.count("│") > 2} - {""}
+    assert groups == {"sizes", "rotation", "tokenizer", "file", "harmless"}
+    assert "rope.freq_base" in table
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(ModelError, match="is damaged") as error:
+        load_model(path)
+    assert cli.main(["inspect", str(path), "--drafter", "zoo:drafter", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["works"], found["reason"]) == (False, str(error.value))

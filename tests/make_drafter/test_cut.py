@@ -104,7 +104,7 @@ def test_kept_rows_and_layers_compute_as_in_the_source(model: Any) -> None:
     finally:
         model.base_model.layers = stack
     with torch.inference_mode():
-        torch.testing.assert_close(small(ids, use_cache=False).logits, expected)
+        torch.testing.assert_close(small(ids, use_cache=False).logits, expected, atol=1e-4, rtol=1e-4)
     assert small.config.eos_token_id == 0
     assert small.generation_config.eos_token_id == 0
 
@@ -160,7 +160,7 @@ def test_a_new_drafter_begins_with_the_weights_of_a_trained_one(
     words = torch.arange(12).reshape(1, -1) * 7
     with torch.no_grad():
         found, expected = larger(mine[words]).logits[..., mine], drafter(other[words]).logits[..., other]
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
     # the rows of the other tokens moved as those of the common ones did
     rest = torch.tensor(sorted(set(ids.values()) - set(mine.tolist())))
     moved = torch.cat([before, torch.ones(len(before), 1)], 1)

@@ -150,7 +150,7 @@ def test_a_drafter_is_made_stopped_and_finished(teacher: LoadedModel, tmp_path: 
     make.train(teacher, [teacher], SHAPE, Training(tokens=1200, batch=300), tmp_path, said.append)
     assert load_tokenizer(tmp_path).get_vocab() == vocabulary
     assert any(line.startswith("going on after") for line in said)
-    record = json.loads((tmp_path / "training.json").read_text())
+    record = json.loads((tmp_path / "training.json").read_text(encoding="utf-8"))
     assert record["tokens"] >= 1200
     make.train(teacher, [teacher], SHAPE, Training(tokens=1200, batch=300), tmp_path, said.append)  # it is finished
     assert said[-1] == next(line for line in reversed(said[:-1]) if "loss" in line)

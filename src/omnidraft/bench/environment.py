@@ -58,7 +58,7 @@ def commit(file: Path = PACKAGE) -> str | None:
 
     def ask(*arguments: str) -> str | None:
         done = subprocess.run(  # noqa: S603  fixed arguments
-            [git, *arguments], cwd=file.parent, capture_output=True, text=True, check=False
+            [git, *arguments], cwd=file.parent, capture_output=True, text=True, check=False, encoding="utf-8"
         )
         return done.stdout.strip() if done.returncode == 0 else None
 

@@ -28,6 +28,7 @@ class Counts:
     accepted: int
     symbols: int
     symbols_accepted: int
+    retrieved: int = 0  # tokens copied from earlier text, beside the drafter's; older files do not say
     draft_s: float | None = None
     verify_s: float | None = None
     overhead_s: float | None = None  # acceptance, commit and the draft-length policy

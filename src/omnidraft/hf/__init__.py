@@ -1,6 +1,6 @@
 """Drafting inside `generate` of transformers, which goes on doing everything else.
 
-    model.generate(**inputs, custom_generate=omnidraft.hf.generate, omnidraft_drafter="zoo:drafter")
+    model.generate(**inputs, custom_generate=omnidraft.hf.generate, omnidraft_drafter="zoo:general")
 
 `generate` here decodes with the processors and criteria that transformers made of its own arguments; `text` shows them
 an answer, `kept_drafters` holds the drafters attached to a model.
@@ -25,7 +25,7 @@ from omnidraft.errors import ConfigError
 from omnidraft.generation import Session
 from omnidraft.hf.kept_drafters import Drafts, make_ready
 from omnidraft.hf.text import Text, sampling_for
-from omnidraft.models.language_model import TransformersModel
+from omnidraft.models.language_model import CACHE_ARGUMENTS, TransformersModel
 from omnidraft.verification.sampling import GeneratorSampler
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def generate(  # noqa: PLR0913  transformers hands over those of its arguments t
     `config.Drafting`.  A drafter attached to a model is kept for later calls, as long as the model is.
 
     Takes input_ids (1, T) and returns what `generate` returns: ids (1, T + new), or with `return_dict_in_generate` a
-    GenerateDecoderOnlyOutput, its `past_key_values` None.  Torch's global seed decides every draw.  Raises ConfigError
+    GenerateDecoderOnlyOutput, without a cache.  Torch's global seed decides every draw.  Raises ConfigError
     for an option, ModelError for a model, PromptError for a prompt that is empty, over-long or of ids that the
     model does not have, NumericsError for logits that are NaN.
     """
@@ -177,7 +177,7 @@ def _plain(name: str, value: Any, length: int) -> bool:
             return bool((value == 1).all())
         case "position_ids":
             return bool(value.flatten().tolist() == list(range(length)))
-        case "past_key_values":  # transformers makes an empty one
+        case _ if name in CACHE_ARGUMENTS:  # transformers makes an empty one
             return not (value.get_seq_length() or getattr(value, "_is_user_defined", False))
         case _:
             return name in {"logits_to_keep", "use_cache"}  # no text depends on these

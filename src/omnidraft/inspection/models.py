@@ -11,10 +11,11 @@ import torch
 from omnidraft import zoo
 from omnidraft.alignment.vocab import Speller, Vocab, read_vocab
 from omnidraft.errors import ModelError
-from omnidraft.models.gguf import is_gguf
+from omnidraft.models.gguf import KeyReport, is_gguf, read_keys
 from omnidraft.models.kv_cache import new_cache
-from omnidraft.models.language_model import NO_LIMIT, TransformersModel
+from omnidraft.models.language_model import NO_LIMIT, TransformersModel, cache_argument
 from omnidraft.models.loading import choose_device, choose_precision, load_skeleton, load_tokenizer, locate
+from omnidraft.models.tensors import in_8_bits
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -38,6 +39,8 @@ class UnloadedModel:
     language: Language | None  # None: a problem
     problem: str | None  # the message with which `load` would refuse it
     rounds: bool  # `load` may take 8 bits
+    packed: bool  # its files hold 8 bits, whatever its config says
+    keys: KeyReport | None  # of a GGUF file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +48,7 @@ class Memory:
     """Bytes of a model as `load` would hold it on this machine; None is unknown."""
 
     parameters: int
-    stored: str | None  # the dtype in config.json
+    stored: str | None  # the dtype of the files
     stored_bytes: int | None
     dtype: str  # what `load` would choose
     dtype_reason: str
@@ -61,10 +64,11 @@ def read_model(name: str | Path, *, drafts: bool = False) -> UnloadedModel:
     Raises ModelError for a name that is neither a folder nor a hub id, and where the hub gives nothing for it.
     """
     source, local = locate(zoo.resolve(name))
-    model = language = problem = None
+    model = language = problem = keys = None
     try:
         if not local or is_gguf(source) or (Path(source) / "config.json").exists():
             model = TransformersModel(load_skeleton(source))
+        keys = read_keys(Path(source)) if is_gguf(source) else None
         tokenizer = load_tokenizer(source)
         known = () if model is None else (model.vocab_size, model.eos)
         vocab = read_vocab(tokenizer, *known, drafts=drafts)
@@ -74,14 +78,16 @@ def read_model(name: str | Path, *, drafts: bool = False) -> UnloadedModel:
             raise  # a mistyped name, or no network: no verdict on the model
         problem = str(error)
     shown = Path(source).resolve().name if local else source
-    rounds = is_gguf(source) and not drafts
-    return UnloadedModel(name=shown, model=model, language=language, problem=problem, rounds=rounds)
+    rounds, packed = is_gguf(source) and not drafts, local and in_8_bits(Path(source))
+    return UnloadedModel(
+        name=shown, model=model, language=language, problem=problem, rounds=rounds, packed=packed, keys=keys
+    )
 
 
-def memory(model: TransformersModel, *, rounds: bool = False) -> Memory:
-    """Memory of a model on the meta device; `rounds` as in `UnloadedModel`."""
+def memory(model: TransformersModel, *, rounds: bool = False, packed: bool = False) -> Memory:
+    """Memory of a model on the meta device; `rounds` and `packed` as in `UnloadedModel`."""
     parameters = model.model.num_parameters()
-    stored: torch.dtype | None = getattr(model.model.config, "dtype", None)
+    stored: torch.dtype | None = torch.int8 if packed else getattr(model.model.config, "dtype", None)
     device = choose_device("auto")
     dtype, reason = choose_precision(device, model.model, rounds=rounds)
     entries = _cache_entries(model)
@@ -105,8 +111,9 @@ def _cache_entries(model: TransformersModel) -> int | None:
     None for a model whose pass reads values, as some mixtures of experts do.
     """
     cache: Any = new_cache()
+    ids = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     try:
-        model.model(torch.zeros(1, 1, dtype=torch.int64, device=model.device), past_key_values=cache, use_cache=True)
+        model.model(ids, use_cache=True, **{cache_argument(model.model): cache})
     except Exception:  # noqa: BLE001  a modelling file that is not meant for the meta device raises anything
         return None
     return sum(int(layer.keys.numel() + layer.values.numel()) for layer in cache.layers)

@@ -17,6 +17,7 @@ from omnidraft.inspection import texts
 from omnidraft.inspection.break_even import BreakEven, break_evens
 from omnidraft.inspection.models import Language, Memory, UnloadedModel, memory, read_model
 from omnidraft.inspection.vocabularies import Special, Spellings, Vocabulary, specials, spellings, vocabulary
+from omnidraft.models.gguf import KeyReport
 from omnidraft.models.loading import load_model
 
 Say = Callable[[str], None]
@@ -29,6 +30,7 @@ class Model:
     name: str
     vocabulary: Vocabulary | None
     memory: Memory | None
+    keys: KeyReport | None  # of a GGUF file's header
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +90,8 @@ def _model(one: UnloadedModel) -> Model:
     return Model(
         name=one.name,
         vocabulary=None if one.language is None else vocabulary(one.language),
-        memory=None if one.model is None else memory(one.model, rounds=one.rounds),
+        memory=None if one.model is None else memory(one.model, rounds=one.rounds, packed=one.packed),
+        keys=one.keys,
     )
 
 

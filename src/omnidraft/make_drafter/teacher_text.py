@@ -19,6 +19,7 @@ from omnidraft.errors import InputError, ModelError
 from omnidraft.make_drafter import shards
 from omnidraft.make_drafter.settings import Writing
 from omnidraft.make_drafter.shards import Conversation
+from omnidraft.models.language_model import cache_argument
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -84,7 +85,9 @@ class _Cache:
         unseen = places > self.positions[:, None]
         return torch.zeros(unseen.shape, **self._place).masked_fill(unseen, -torch.inf)[:, None, None]
 
-    def update(self, key: torch.Tensor, value: torch.Tensor, layer: int, *_: object) -> tuple[torch.Tensor, ...]:
+    def update(
+        self, key: torch.Tensor, value: torch.Tensor, layer: int, *_args: object, **_kwargs: object
+    ) -> tuple[torch.Tensor, ...]:
         """Append one token a row to a layer's keys and values, and return all of them; called by the model."""
         kept = self._layers[layer]
         kept[0, self._rows, :, self.positions] = key[:, :, 0]  # (R, heads, width)
@@ -100,6 +103,8 @@ class Teacher:
     """
 
     def __init__(self, loaded: LoadedModel, prompts: Sequence[str], writing: Writing) -> None:
+        from omnidraft.models.kv_cache import new_cache
+
         self.tokenizer: PreTrainedTokenizerBase = loaded.tokenizer
         self._model: PreTrainedModel = loaded.lm.model
         self._name, self._prompts, self._writing = loaded.name, prompts, writing
@@ -114,7 +119,9 @@ class Teacher:
         if prompts and all(len(self._given(words)) > PROMPT for words in prompts):
             raise InputError(f"each of the prompts takes more than {PROMPT} tokens of {loaded.name}: give shorter ones")
         header = torch.tensor([self._header[:-1]], device=self._model.device)
-        self._past = self._model(header, use_cache=True).past_key_values
+        self._past = new_cache()
+        with torch.inference_mode():
+            self._model(header, use_cache=True, **{cache_argument(self._model): self._past})
 
     @torch.inference_mode()
     def write(self, numbers: Iterator[int]) -> Iterator[list[Conversation]]:
@@ -175,8 +182,8 @@ class Teacher:
             input_ids=torch.tensor([[row.ids[row.read]] for row in rows], device=device),
             position_ids=cache.positions[:, None],
             attention_mask=cache.mask(),
-            past_key_values=cache,
             use_cache=True,
+            **{cache_argument(self._model.base_model): cache},
         ).last_hidden_state[:, 0]  # (R, H)
         for row in rows:
             row.read += 1
