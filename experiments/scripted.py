@@ -30,7 +30,7 @@ from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.drafter import AttachedDrafter, Drafter
 from omnidraft.decoding.engine import Engine
 from omnidraft.models.kv_cache import ROOM
-from omnidraft.models.language_model import LanguageModel, TransformersModel
+from omnidraft.models.language_model import LanguageModel, TransformersModel, cache_argument
 from omnidraft.models.lean import lean
 from omnidraft.models.loading import choose_dtype
 from omnidraft.verification.sampling import GeneratorSampler
@@ -155,7 +155,7 @@ def watching(watch: Watch, model: PreTrainedModel, say: Say | None = None, *, ta
         began = time.perf_counter()
 
     def after(_model: Any, _ids: Any, named: Mapping[str, Any], output: Any) -> None:
-        watch.note(began, output.logits[0], named["past_key_values"].get_seq_length(), say)
+        watch.note(began, output.logits[0], named[cache_argument(model)].get_seq_length(), say)
         watch.target_passes += target
 
     hooks = model.register_forward_pre_hook(before), model.register_forward_hook(after, with_kwargs=True)

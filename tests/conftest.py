@@ -8,13 +8,20 @@ from __future__ import annotations
 import json
 import math
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from omnidraft.defaults import SMALL
+from support.homes import NATIVE
 from support.texts import QUESTIONS
+
+# a busy machine takes long to make examples, and to run them
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 # a shell starts what runs in its background, and thereby every process of these tests, with Ctrl-C ignored
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -27,6 +34,16 @@ def _one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _a_home_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Nothing is read from the folders of whoever runs them, or written there."""
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMNIDRAFT_HOME", str(home))
+        patch.setenv(NATIVE, str(home / "cache" / "native"))
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -72,5 +89,5 @@ def data(tmp_path: Path) -> Path:
     files: dict[str, list[Any]] = {"gsm8k/train.jsonl": gsm8k, "gsm8k/test.jsonl": gsm8k, "mbpp/mbpp.jsonl": mbpp}
     for name, rows in files.items():
         (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "data" / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (tmp_path / "data" / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return tmp_path / "data"

@@ -68,4 +68,6 @@ def lines_of(found: dict[str, Any]) -> str:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     for name in TARGETS:
-        path_of(name, Path(sys.argv[1]) if len(sys.argv) > 1 else GOLDEN).write_text(lines_of(trace(name)))
+        path_of(name, Path(sys.argv[1]) if len(sys.argv) > 1 else GOLDEN).write_text(
+            lines_of(trace(name)), encoding="utf-8"
+        )

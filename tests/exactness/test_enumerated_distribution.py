@@ -137,14 +137,14 @@ def assert_exact_in_a_random_world(data: st.DataObject, most: int) -> None:
     assert deviation(world, world.engine(cache, **drafting), 2, sampling) < EXACT
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data())
 def test_random_vocabularies(data: st.DataObject) -> None:
     assert_exact_in_a_random_world(data, most=2)
 
 
 @pytest.mark.slow
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.data())
 def test_many_random_vocabularies(data: st.DataObject) -> None:
     assert_exact_in_a_random_world(data, most=3)

@@ -53,7 +53,7 @@ def near(value: object) -> object:
     return pytest.approx(value, abs=1e-12)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_the_distributions_of_a_symbol_and_the_residual(data: st.DataObject) -> None:
     world = data.draw(worlds())
@@ -149,7 +149,7 @@ def test_the_distribution_of_a_prefix_is_asked_only_once_it_is_accepted() -> Non
 # ---------------------------------------------------------------- verification, against one another
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_greedy_is_token_by_token_with_a_distribution_of_one_token(data: st.DataObject) -> None:
     world = data.draw(worlds())
@@ -196,7 +196,7 @@ def test_a_block_is_never_worse_than_token_by_token(shape: str, active: str) -> 
     assert np.max(gains) > 1e-6
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.data())
 def test_a_block_is_never_worse_in_a_random_world(data: st.DataObject) -> None:
     world = data.draw(worlds())

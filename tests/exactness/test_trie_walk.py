@@ -71,7 +71,7 @@ def test_a_drafter_token_may_stand_for_whole_target_tokens() -> None:
     assert sum(certain) == len(certain) - 2
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_a_reading_depends_on_nothing_to_come(data: st.DataObject) -> None:
     world = data.draw(worlds())
@@ -89,7 +89,7 @@ def test_a_reading_depends_on_nothing_to_come(data: st.DataObject) -> None:
             assert len(whole.symbols) > len(prefix.symbols)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_the_proposals_write_what_was_drafted(data: st.DataObject) -> None:
     """Drafter tokens in = drafter tokens out, over-long ones written by what they stand for."""

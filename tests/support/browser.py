@@ -18,7 +18,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 
 ARTEFACTS = Path(__file__).parents[2] / "artefacts"
-WAIT_S = 20
+WAIT_S = 110  # less than the driver's own limit; for what must come, on a busy machine as well
 QUIET = (  # no calls home, which a closed network would refuse by the dozen
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
@@ -85,7 +85,7 @@ class Page:
         self.wait(partial(self.answered, count))
 
     def wait(self, condition: Callable[[], object]) -> None:
-        """Fail unless the condition holds within some seconds."""
+        """Fail unless the condition comes to hold."""
         end = time.monotonic() + WAIT_S
         while not condition():
             assert time.monotonic() < end, self.text("body")
@@ -135,8 +135,9 @@ class Page:
         return max(map(int, self.driver.execute_script(script)))
 
     def colour(self, selector: str, name: str = "color") -> tuple[int, ...]:
-        """Red, green and blue of an element's property."""
-        return tuple(map(int, re.findall(r"\d+", self.one(selector).value_of_css_property(name))[:3]))
+        """Red, green and blue of the first element's property, read at once, as the page may change meanwhile."""
+        script = "return getComputedStyle(document.querySelector(arguments[0])).getPropertyValue(arguments[1])"
+        return tuple(map(int, re.findall(r"\d+", self.driver.execute_script(script, selector, name))[:3]))
 
     def contrast(self, selector: str, name: str = "color") -> float:
         """The contrast of an element with the page's ground, by WCAG 2."""

@@ -118,7 +118,8 @@ def afresh(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
         return cast(torch.Tensor, model(torch.tensor([ids]), use_cache=False).logits[0].float())
 
 
-def close(left: torch.Tensor, right: torch.Tensor, within: float = 1e-6) -> bool:
+def close(left: torch.Tensor, right: torch.Tensor, within: float = 1e-5) -> bool:
+    """Whether two passes differ by rounding alone, which depends on their shapes and on the processor."""
     return left.shape == right.shape and bool(((left - right).abs() <= within).all())
 
 

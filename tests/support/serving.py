@@ -1,10 +1,11 @@
-"""Servers on a free port of this machine, each in a thread of the test's process."""
+"""Servers on a free port of this machine, each in a thread of the test's process, and the pace of their rounds."""
 
 from __future__ import annotations
 
+import math
 import shutil
+import ssl
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,14 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from openai import OpenAI
 
 from omnidraft import zoo
+from omnidraft.decoding.engine import Engine
 from omnidraft.defaults import SMALL
 from omnidraft.server.run import Running
 from omnidraft.server.settings import Serving
+from support.waiting import WAIT_S, until
 
-WAIT_S = 60.0
+# of requests; httpx makes a context of its own for each, which takes longer than all the rest
+PATIENT: dict[str, Any] = {"timeout": WAIT_S, "verify": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)}
 QUESTION = "Question: Tim has 4 boxes of 6 pens. How many pens has he?\nAnswer:"
 # that of the zoo's target-b, and its tools as Qwen writes them
 TOOL_TEMPLATE = """\
@@ -43,17 +48,19 @@ class At:
 
     @property
     def client(self) -> OpenAI:
-        self.clients.append(OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=WAIT_S))
+        http = httpx.Client(**PATIENT)
+        own: dict[str, Any] = {"api_key": "none", "max_retries": 0, "timeout": WAIT_S, "http_client": http}
+        self.clients.append(OpenAI(base_url=f"{self.url}/v1", **own))
         return self.clients[-1]
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=WAIT_S, **options)
+        return httpx.post(self.url + path, json=body, **PATIENT, **options)
 
     def chat(self, **body: Any) -> httpx.Response:
         return self.post("/v1/chat/completions", {"messages": user(QUESTION), "max_tokens": 4} | body)
 
     def get(self, path: str, **options: Any) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=WAIT_S, **options)
+        return httpx.get(self.url + path, **PATIENT, **options)
 
     def counter(self, name: str) -> float:
         """The sum of a metric over its labels."""
@@ -64,6 +71,50 @@ class At:
         """What /stats says of a target."""
         found: Mapping[str, Any] = self.get("/stats").json()["models"][place]
         return found
+
+
+class Rounds:
+    """The rounds of all requests in this process: how many have begun, and how many may."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self._allowed = math.inf
+        self._change = threading.Condition()
+
+    def let(self, count: float = math.inf) -> None:
+        """Let so many more begin; the one after them waits at its beginning, and the models with it."""
+        with self._change:
+            self._allowed = self.begun + count
+            self._change.notify_all()
+
+    def wait(self, count: int) -> None:
+        """Let so many more begin, and wait for them and for the one that is held."""
+        with self._change:
+            self.let(count)
+            wanted = self.begun + count + 1
+            assert self._change.wait_for(lambda: self.begun >= wanted, WAIT_S), "no more rounds begin"
+
+    def begin(self) -> None:
+        with self._change:
+            self.begun += 1
+            self._change.notify_all()
+            assert self._change.wait_for(lambda: self.begun <= self._allowed, WAIT_S), "nobody lets it begin"
+
+
+@contextmanager
+def rounds_of_requests(patch: pytest.MonkeyPatch) -> Iterator[Rounds]:
+    """Rounds that are counted, and held where that is asked for."""
+    rounds, verify = Rounds(), Engine.verify
+
+    def counted(engine: Engine, request: Any) -> Any:
+        rounds.begin()
+        return verify(engine, request)
+
+    patch.setattr(Engine, "verify", counted)
+    try:
+        yield rounds
+    finally:
+        rounds.let()
 
 
 @contextmanager
@@ -97,17 +148,9 @@ def serving(
 
 def healthy(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/health", timeout=WAIT_S).status_code == 200
+        return httpx.get(f"{url}/health", **PATIENT).status_code == 200
     except httpx.TransportError:
         return False
-
-
-def until(holds: Callable[[], object], seconds: float = WAIT_S) -> None:
-    """Wait for something that must come true."""
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it did not come true in time"
-        time.sleep(0.02)
 
 
 def user(*texts: str) -> list[dict[str, str]]:

@@ -79,7 +79,9 @@ def saving_process(path: Path, number: int, pause: float) -> Iterator[subprocess
     from support.project_files import environment  # which takes PyTorch along, and the process is to start fast
 
     command = [sys.executable, __file__, str(path), str(number), str(pause)]
-    process = subprocess.Popen(command, env=environment(path.parent), stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, env=environment(path.parent), stdout=subprocess.PIPE, text=True, encoding="utf-8"
+    )
     with process:
         try:
             yield process
