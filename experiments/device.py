@@ -113,7 +113,7 @@ class Contest:
         self.questions = questions(plain, self.data, sizes, console)
         self.texts = judged_texts(plain, self.data, sizes.texts)
         self.ways, _ = methods.make((BASELINE,), plain, 0, Sampling())
-        for name, drafting in ((OURS, PLAIN), (DRAFTED, Drafting()), (BY_MODEL, Drafting(sources="model"))):
+        for name, drafting in ((OURS, PLAIN), (DRAFTED, Drafting()), (BY_MODEL, Drafting(remember="nothing"))):
             self.ways.append(EngineWay(name, engine_for(drafted, drafting), Sampling()))
         if llama.library() is not None:
             self._add_llama(sorted(plain.engine.eos))

@@ -26,7 +26,7 @@ from omnidraft.bench.output import down
 from omnidraft.bench.prompts import MBPP_TEST, TASKS, rows_of
 from omnidraft.bench.prompts import texts_of as written
 from omnidraft.bench.records import BASELINE
-from omnidraft.config import SOURCES, Drafting, Sampling
+from omnidraft.config import Drafting, Sampling
 
 EDITS = (
     "Add a docstring to this code, and give the whole code again.",

@@ -28,6 +28,8 @@ from omnidraft.config import (
     settings_of,
     stop_strings,
 )
+from omnidraft.counts.counts import AnswerMemory
+from omnidraft.counts.token_index import BOUNDARY
 from omnidraft.decoding.engine import Engine
 from omnidraft.decoding.passes import never
 from omnidraft.decoding.shared_drafter import SharedDrafter, Slot
@@ -40,8 +42,6 @@ from omnidraft.models.lean import LeanModel, obstacle
 from omnidraft.models.loading import LoadedModel, load_model
 from omnidraft.profiles.autosave import Autosave
 from omnidraft.prompting import Prompt, encode, has_template, usable
-from omnidraft.retrieval.source import new_store
-from omnidraft.retrieval.token_index import BOUNDARY, TokenIndex
 from omnidraft.verification.sampling import GeneratorSampler, Processor
 
 __all__ = ["Generation", "Lane", "OmniDraft", "Stream", "load"]
@@ -64,12 +64,14 @@ class OmniDraft:
         engine: Engine,
         side: LearningSide | None = None,
         sampling: Sampling | None = None,
+        memory: AnswerMemory | None = None,
     ) -> None:
         self.target = target
         self.vocab = vocab
         self.engine = engine
         self.side = side
         self.sampling = sampling or Sampling()
+        self.memory = memory  # of earlier answers, which drafts count
         self._slot = side.adaptation.shared.slot if side else Slot()
         self._fallback = frozenset(
             token
@@ -143,12 +145,12 @@ class OmniDraft:
     ) -> Stream:
         """Stream the answer to a prompt piece by piece; another request on the models ends it with an OmniDraftError.
 
-        `seed` decides every draw; with `draft_length=4` it gives the same answer again, as long as the drafter and the
-        active n-grams, which earlier requests may have changed, are the same.  With `sources="retrieval"` it always
-        does, and it is the answer of plain decoding: a token takes one draw, copied or not.  The answer ends before the
-        first of the `stop` strings.  `template` is told to the chat template beside messages.  Each `logits_processor`,
-        as those of transformers, is given the ids so far (1, T) and the target's scores (1, V), and returns scores.
-        With `logprobs`, 0 to 20, the records of `Stream.rounds` hold `TokenLogprobs`, each with so many tokens.
+        `seed` decides every draw; with `draft_length=4` it gives the same answer again, as long as the drafter, its
+        counts and the active n-grams, which earlier requests may have changed, are the same.  Without a drafter it
+        always does, and it is the answer of plain decoding: a token takes one draw, proposed or not.  The answer ends
+        before the first of the `stop` strings.  `template` is told to the chat template beside messages.  Each
+        `logits_processor`, as those of transformers, is given the ids so far (1, T) and the target's scores (1, V), and
+        returns scores.  With `logprobs`, 0 to 20, records of `Stream.rounds` hold `TokenLogprobs` with so many tokens.
         `should_stop` is called between rounds, and between the parts in which a long prompt is read; the answer ends,
         "interrupted", where it returns True.
         `sampling` takes the fields of `config.Sampling`, whose defaults are those of the target's generation config:
@@ -163,7 +165,7 @@ class OmniDraft:
         draw = GeneratorSampler(torch.Generator().manual_seed(extent.seed))
         if self.side is not None and isinstance(self.engine.policy, Goodput):
             _keep_measurements(self.engine.policy, self.side.autosave)
-        asked = (ids, extent.max_new_tokens, settings, draw, processors, details.logprobs)
+        asked = (ids, extent.max_new_tokens, settings, draw, processors, details.logprobs, self.memory)
         session = Session(self.engine, self._slot, self.side, partial(self.engine.begin, *asked), should_stop or never)
         return Stream(session, StopStrings(self.text_after(ids), ends))
 
@@ -180,12 +182,16 @@ class OmniDraft:
     def _lane(self) -> Lane:
         attached = None if self.side is None else self.side.adaptation.lane()
         target = self.target.lm.with_own_cache()
-        store = None if self.engine.retrieval is None else self.engine.retrieval.store
-        engine = Engine(target, self.vocab.eos, attached, self.engine.drafting, store=store, keeps=True)
+        engine = Engine(target, self.vocab.eos, attached, self.engine.drafting, keeps=True)
         engine.teacher_temperature = self.engine.teacher_temperature
         slot, own = self._slot.beside(), copy.copy(self)
         vars(own).update(engine=engine, _slot=slot, _origin=self)  # whose end would be that of what learns
-        return Lane(engine, slot, own.stream)
+
+        def stream(prompt: Prompt, memory: AnswerMemory | None, **options: Any) -> Stream:
+            own.memory = memory or self.memory
+            return own.stream(prompt, **options)
+
+        return Lane(engine, slot, stream)
 
     def encode(self, prompt: Prompt, template: Mapping[str, Any] | None = None) -> list[int]:
         """The prompt as token ids of the target, its first token included; raises PromptError where it is unusable.
@@ -221,8 +227,9 @@ def load(
     """Load a target and a drafter, each a folder, a GGUF file, a hub id or `zoo:NAME`.
 
     Where no drafter is named, it is zoo:general, which ships; for an embedded target zoo:drafter where that is
-    installed, and `warn` is told.  With None, drafts are copied from earlier text alone; with `draft_length=0` the
-    target decodes alone.  Given another OmniDraft, its drafter is shared, and is in memory once.  With `adapt`
+    installed, and `warn` is told.  With None, drafts are what followed before in the text and in earlier answers; with
+    `draft_length=0` the target decodes alone.  Given another OmniDraft, its drafter is shared, which is in memory once,
+    and so are the answers that it remembers.  With `adapt`
     "background" the drafter learns from every answer, in a process of its own, with "inline" between answers.  What it
     learned is kept in a profile: "auto" is that of the two models, a path a file of one's own, None is none.
     `options` takes the fields of `config.Drafting` and `config.Learning`; `dtype`, but for int8, and `device` are for
@@ -238,19 +245,17 @@ def load(
     place: object = profile
     if place is not None and (not isinstance(place, str | Path) or not str(place)):
         raise ConfigError(f"profile is {profile!r}; use 'auto', a path, or None for none")
-    drafter = _drafter_asked(drafter, settings)
+    if drafter == AUTO and settings.draft_length == 0:
+        drafter = None
     if drafter is None and adapt != "off":
         raise ConfigError(f"adapt is {adapt!r} without a drafter: give one, or use adapt='off'")
-    if settings.remember == "answers" and (adapt == "off" or profile is None):
-        fix = "use adapt='background', or remember='memory'"
-        raise ConfigError(f"remember is 'answers', which is saved in the profile of a drafter that learns: {fix}")
-    store = new_store(settings, drafter=drafter is not None)
+    memory = _memory(drafter, settings, saved=adapt != "off" and profile is not None)
     loaded = load_model(zoo.resolve(target), dtype, device, warn, verifies=True)
     vocab = read_vocab(loaded.tokenizer, loaded.lm.vocab_size, loaded.lm.eos)
     sampling = sampling_of(loaded.lm.model.generation_config, warn)
     if drafter is None:
-        engine = Engine(loaded.lm, vocab.eos, None, settings, store=store)
-        return OmniDraft(loaded, vocab, engine, sampling=sampling)
+        engine = Engine(loaded.lm, vocab.eos, None, settings)
+        return OmniDraft(loaded, vocab, engine, sampling=sampling, memory=memory)
     if isinstance(drafter, OmniDraft):
         helper, shared = _shared(drafter, options)
     else:
@@ -259,25 +264,28 @@ def load(
         shared = SharedDrafter(helper.lm, lean_step=settings.drafter_step == "auto")
     use = LearningOptions(adapt=adapt, learning=learning, profile=profile, warn=warn)
     side = attach(loaded, vocab, helper, shared, settings, use)
-    engine = Engine(loaded.lm, vocab.eos, side.adaptation.attached, settings, store=store)
+    engine = Engine(loaded.lm, vocab.eos, side.adaptation.attached, settings)
     if adapt != "off":
         engine.teacher_temperature = side.autosave.learning.teacher_temperature
     if isinstance(engine.policy, Goodput):
         _keep_measurements(engine.policy, side.autosave)
-    if settings.remember == "answers" and store is not None:
-        _keep_answers(store, side.autosave, vocab.size)
-    return OmniDraft(loaded, vocab, engine, side, sampling)
+    if settings.remember == "profile" and memory is not None:
+        _keep_answers(memory, side.autosave, helper.lm.vocab_size)
+    return OmniDraft(loaded, vocab, engine, side, sampling, memory)
 
 
-def _drafter_asked(drafter: str | Path | OmniDraft | None, drafting: Drafting) -> str | Path | OmniDraft | None:
-    """The drafter to load with these settings, None for none; raises ConfigError where the two contradict."""
-    if drafting.sources == "retrieval":
-        if drafter not in (AUTO, None):
-            raise ConfigError("sources is 'retrieval', which needs no drafter: leave it out, or use sources='auto'")
+def _memory(drafter: str | Path | OmniDraft | None, drafting: Drafting, *, saved: bool) -> AnswerMemory | None:
+    """The earlier answers to count: those of the OmniDraft whose drafter is shared, or none yet.
+
+    Raises ConfigError where they are to be kept in a profile that nothing is `saved` in.
+    """
+    if drafting.remember == "profile" and not saved:
+        fix = "use adapt='background', or leave remember out"
+        raise ConfigError(f"remember is 'profile', which is that of a drafter that learns: {fix}", option="remember")
+    if not drafting.counts or drafting.remember == "request":
         return None
-    if drafter is None and drafting.sources == "model" and drafting.draft_length != 0:
-        raise ConfigError("sources is 'model' without a drafter: give one, or use draft_length=0 for plain decoding")
-    return None if drafter == AUTO and drafting.draft_length == 0 else drafter
+    shared = drafter.memory if isinstance(drafter, OmniDraft) else None
+    return shared or AnswerMemory()
 
 
 def _keep_measurements(policy: Goodput, autosave: Autosave) -> None:
@@ -288,10 +296,10 @@ def _keep_measurements(policy: Goodput, autosave: Autosave) -> None:
     autosave.measured = lambda: {"goodput": policy.state()}
 
 
-def _keep_answers(store: TokenIndex, autosave: Autosave, size: int) -> None:
-    """Go on from the answers that the profile holds, and save those in the store with it."""
-    store.extend([token for token in autosave.answers() if BOUNDARY <= token < size])
-    autosave.answers = store.tokens
+def _keep_answers(memory: AnswerMemory, autosave: Autosave, size: int) -> None:
+    """Go on from the answers that the profile holds, and save those in memory with it."""
+    memory.index.extend([token for token in autosave.answers() if BOUNDARY <= token < size])
+    autosave.answers = memory.index.tokens
 
 
 def _check_models(target: object, drafter: object) -> None:

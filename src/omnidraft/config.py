@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     SettingsT = TypeVar("SettingsT", bound=DataclassInstance)
 
 NGRAM_SEEDS = ("empty", "vocabulary")
-SOURCES = ("auto", "model", "retrieval")
-REMEMBER = ("answers", "memory", "nothing")
+REMEMBER = ("memory", "nothing", "profile", "request")
 DRAFT_LENGTHS = ("confidence", "entropy", "goodput", "head")  # or an integer: a fixed length
 LONGEST_DRAFT = 64
 ADAPTERS = ("full", "lora")
@@ -171,13 +170,10 @@ class Drafting(Settings):
     max_draft_length: int = integer(
         16, "maximum draft length of a policy", low=1, high=LONGEST_DRAFT, fix="use draft_length=0 for plain decoding"
     )
-    sources: str = one_of(
-        "auto",
-        "drafts come from the drafter, from earlier text, or (auto) from whichever gains more by goodput",
-        *SOURCES,
-    )
     remember: str = one_of(
-        "nothing", "earlier answers to copy from: none, of this process, or (answers) of the profile", *REMEMBER
+        "memory",
+        "text whose continuations are counted: none, of the request, of this process's answers too, or the profile's",
+        *REMEMBER,
     )
     threshold: float | None = number(
         None,
@@ -208,16 +204,16 @@ class Drafting(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.remember != "nothing" and self.sources == "model":
-            fix = "leave one of them out"
-            raise ConfigError(
-                f"remember is {self.remember!r} with sources 'model', which copies nothing: {fix}", option="remember"
-            )
         if self.threshold is not None and self.draft_length not in ("confidence", "entropy", "head"):
             raise ConfigError(
                 f"threshold is for confidence, entropy or head, not for {self.draft_length!r}: leave it out",
                 option="threshold",
             )
+
+    @property
+    def counts(self) -> bool:
+        """Whether drafts count what followed before: in the exact mode, where there are drafts."""
+        return self.remember != "nothing" and self.mode == "exact" and self.longest > 0
 
     @property
     def longest(self) -> int:

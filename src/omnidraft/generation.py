@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from omnidraft.attach import LearningSide
+from omnidraft.counts.counts import AnswerMemory
 from omnidraft.decoding.engine import Engine, Request
 from omnidraft.decoding.passes import Stop, Stopped, never
 from omnidraft.decoding.shared_drafter import Slot
@@ -216,9 +217,12 @@ class Lane:
     def __init__(self, engine: Engine, slot: Slot, stream: Callable[..., Stream]) -> None:
         self._engine, self._slot, self._stream = engine, slot, stream
 
-    def stream(self, prompt: Prompt, **options: Any) -> Stream:
-        """Stream the answer to a prompt, as `OmniDraft.stream` does; another request on this lane ends it, too."""
-        return self._stream(prompt, **options)
+    def stream(self, prompt: Prompt, *, memory: AnswerMemory | None = None, **options: Any) -> Stream:
+        """Stream the answer to a prompt, as `OmniDraft.stream` does; another request on this lane ends it, too.
+
+        `memory` holds the earlier answers of one user among several, in place of the model's own.
+        """
+        return self._stream(prompt, memory, **options)
 
     def common(self, ids: Sequence[int]) -> int:
         """How many leading token ids of a prompt the target's KV cache holds."""

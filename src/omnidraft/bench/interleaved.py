@@ -86,7 +86,7 @@ class EngineWay:
         if old.attached is not None:
             attached = replace(old.attached, cache=make_cache(old.attached.cache.table, old.drafting))
             self.engine = Engine(old.target, sorted(old.eos), attached, old.drafting, old.policy)
-            self.engine.retrieval = old.retrieval
+            self.engine.counts = old.counts
 
     def begin(self, ids: list[int], new_tokens: int, seed: int) -> None:
         self._rounds = self.engine.rounds(ids, new_tokens, self.sampling, sampler(seed))
@@ -161,7 +161,7 @@ def engine_for(
     target, eos = target or model.engine.target, sorted(model.engine.eos)
     if drafting.longest == 0:
         return Engine(target, eos)
-    if attached is None and drafting.sources != "retrieval":
+    if attached is None and model.drafter is not None:
         attached = drafter_of(model)
         attached = replace(attached, cache=make_cache(attached.cache.table, drafting))
     return Engine(target, eos, attached, drafting, policy)

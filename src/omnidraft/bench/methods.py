@@ -13,7 +13,7 @@ import torch
 from omnidraft.api import OmniDraft
 from omnidraft.bench.interleaved import PLAIN, Answer, EngineWay, Way, engine_for
 from omnidraft.bench.records import BASELINE
-from omnidraft.config import SOURCES, Drafting, Sampling
+from omnidraft.config import Drafting, Sampling
 from omnidraft.errors import ConfigError, OmniDraftError
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def make(
                 raise ConfigError("method 'uad' needs a drafter: give one")
             made.append(Transformers(name, model, sampling, copy.deepcopy(model.drafter.lm.model)))
         else:
-            ours = {"plain": PLAIN, "goodput": Drafting()} | {name: Drafting(sources=name) for name in SOURCES}
+            ours = {"plain": PLAIN, "goodput": Drafting(), "network": Drafting(remember="nothing")}
             drafting = ours.get(name) or Drafting(draft_length=draft_length, mode=name)
             made.append(EngineWay(name, engine_for(model, drafting), sampling))
     return made, left_out

@@ -28,7 +28,7 @@ class Counts:
     accepted: int
     symbols: int
     symbols_accepted: int
-    retrieved: int = 0  # tokens copied from earlier text, beside the drafter's; older files do not say
+    retrieved: int = 0  # in older files: tokens copied from earlier text, beside the drafter's
     draft_s: float | None = None
     verify_s: float | None = None
     overhead_s: float | None = None  # acceptance, commit and the draft-length policy

@@ -1,10 +1,9 @@
-"""The drafter: keeps its KV cache in step with the committed text and draws draft tokens."""
+"""The drafter: keeps its KV cache and its counts in step with the committed text, and draws draft tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -13,18 +12,22 @@ import torch
 from omnidraft.alignment.drafter_context import DrafterContext
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.spelling_table import Probs
+from omnidraft.counts.counts import AnswerMemory, Counts, Guess
+from omnidraft.counts.token_index import LONGEST
 from omnidraft.decoding.passes import Pass, Passes
 from omnidraft.draft_length.acceptance_head import Head, tap
+from omnidraft.draft_length.policy import DraftLengthPolicy, Fixed
 from omnidraft.errors import NumericsError
 from omnidraft.models.language_model import LanguageModel, TransformersModel
-from omnidraft.verification.sampling import Sampler, tempered
-
-if TYPE_CHECKING:
-    from omnidraft.draft_length.policy import DraftLengthPolicy
+from omnidraft.verification.sampling import Sampler, one_hot, softmax, tempered
 
 
 class Drafter:
-    """A language model that drafts continuations of a text in its own tokens."""
+    """A language model that drafts continuations of a text in its own tokens, with counts of what followed before.
+
+    Each token is drawn from (1 − w) · network + w · counts, or from the counts alone where the policy trusts them: then
+    the network makes no pass, and reads the token with the next one that it makes.
+    """
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
@@ -35,15 +38,23 @@ class Drafter:
         self._base = 0  # where the model's window begins in it
         self._cached: list[int] = []  # the tokens in the model's cache, from `_base` on
         self._agreed = 0  # how many of them are known to be committed text
+        self._aligned = False  # in the present draft
         self._hidden: torch.Tensor | None = None  # (H,) what the last logits were made of, of a model that tells
-        self.passes = self.read = 0  # of the model for the last draft, and the tokens they read
+        self.counts: Counts | None = None  # none: the network drafts alone
+        # of the last draft: passes of the model, the tokens they read, and the tokens drawn from the counts alone
+        self.passes = self.read = self.counted = 0
 
-    def start(self, tokens: Sequence[int], *, keep: bool = False) -> int:
+    def start(
+        self, tokens: Sequence[int], *, keep: bool = False, new_tokens: int = 0, memory: AnswerMemory | None = None
+    ) -> int:
         """Begin a new text with an empty cache, whatever became of the last one; how many tokens need not be read.
 
-        With `keep`, the cache keeps what the two texts have in common.
+        With `keep`, the cache keeps what the two texts have in common.  Where there are counts, they are of this text,
+        to which about `new_tokens` come, and of the answers in `memory`.
         """
         base, text = self._base, list(tokens)
+        if self.counts is not None:
+            self.counts.start(text, new_tokens, memory)
         held = self._cached[: self.model.length]  # an interrupted pass may have emptied it
         kept = common(held, text[base:]) if keep and self._text[:base] == text[:base] else 0
         self._text, self.begun, self._agreed = text, len(text), kept
@@ -70,7 +81,21 @@ class Drafter:
             if kept < self._base:
                 self._base, self._cached = 0, []
             self._agreed = min(self._agreed, max(0, kept - self._base))
+        start = len(self._text)
         self._text += tokens
+        if self.counts is not None:
+            self.counts.follow(self._text, start)
+
+    def guess(self, drafted: Sequence[int] = ()) -> Guess | None:
+        """What the counts say of the token after the text and a draft."""
+        if self.counts is None:
+            return None
+        return self.counts.guess([*self._text[-LONGEST:], *drafted][-LONGEST:])
+
+    def keep(self) -> None:
+        """Keep the answer that the text ends with, now complete, where answers are kept."""
+        if self.counts is not None:
+            self.counts.keep(self._text)
 
     def draft(
         self,
@@ -84,56 +109,70 @@ class Drafter:
         """Draw up to `length` tokens: the tokens, and for each the (V_q,) vector it was drawn from.
 
         Each token is handed to `read`, which says whether another one could be used; `policy` says before each
-        whether it is to be drawn.  With `allowed` (V_q,) the rest is masked out before drawing.
+        whether it is to be drawn, and from what.  With `allowed` (V_q,) the rest is masked out before drawing, and the
+        counts are left out.
         """
+        policy = policy or Fixed()
         tokens: list[int] = []
         vectors: list[Probs] = []
-        self.passes = self.read = 0
+        self.passes = self.read = self.counted = 0
         if length == 0 or not self._text:
             return tokens, vectors
-        logits = yield from self._catch_up(room=length)
+        self._aligned = False
         while True:
-            seen = logits if allowed is None else _only(logits, allowed)
-            if policy is not None and not policy.draws(seen, temperature, self._hidden):
+            guess = self.guess(tokens) if allowed is None else None
+            if guess is not None and policy.trusts(guess.chance):
+                self.counted += 1
+                q = guess.over(self.model.vocab_size)
+                if temperature == 0:
+                    q = one_hot(guess.best, len(q))
+            elif tokens and not policy.steps(tokens[-1]):
                 return tokens, vectors
-            q = _distribution(seen, temperature)
+            else:
+                logits = yield from self._next_logits(tokens, room=length)
+                seen = logits if allowed is None else _only(logits, allowed)
+                if not policy.draws(seen, temperature, self._hidden, guess):
+                    return tokens, vectors
+                q = _distribution(seen, temperature, guess)
             token = int(q.argmax()) if temperature == 0 else draw(q)
             tokens.append(token)
             vectors.append(q)
-            if not read(token) or len(tokens) == length or (policy is not None and not policy.steps(token)):
+            if not read(token) or len(tokens) == length:
                 return tokens, vectors
-            logits = yield from self._forward([token])
-            self._cached.append(token)
 
-    def _catch_up(self, room: int) -> Passes[torch.Tensor]:
-        """Bring the cache up to the committed text; logits (V_q,) of what follows it."""
-        if len(self._text) - self._base + room > self.model.context:
-            # keys cannot be dropped from the front (their positions would no longer be true): the last half
-            # of the window is read again
-            self._base = max(0, len(self._text) - self.model.context // 2)
-            self._cached, self._agreed = [], 0
-        text = self._text
-        agreed, end = self._agreed, min(len(self._cached), len(text) - self._base - 1)
-        while agreed < end and self._cached[agreed] == text[self._base + agreed]:
-            agreed += 1
-        agreed = min(agreed, end)  # at least one token is read, for its logits
-        if agreed < self.model.length:
-            self.model.crop(agreed)
-        del self._cached[agreed:]
-        logits = yield from self._forward(text[self._base + agreed :])
-        self._cached += text[self._base + agreed :]
-        self._agreed = len(self._cached)
-        return logits
-
-    def _forward(self, tokens: list[int]) -> Passes[torch.Tensor]:
+    def _next_logits(self, drafted: list[int], room: int) -> Passes[torch.Tensor]:
+        """Logits (V_q,) of what follows the text and a draft, of which all that is unread is read in one pass."""
+        if not self._aligned:
+            self._align(drafted, room)
+        position = self._base + len(self._cached)
+        unread = self._text[position:] + drafted[max(0, position - len(self._text)) :]
         self.passes += 1
-        self.read += len(tokens)
-        logits = yield Pass(self.model, tokens)
+        self.read += len(unread)
+        logits = yield Pass(self.model, unread)
+        self._cached += unread
         if self._tap is None:
             self._hidden = getattr(self.model, "hidden", None)
         else:
             self._hidden = None if self._tap.last is None else self._tap.last[0, -1]
         return logits
+
+    def _align(self, drafted: list[int], room: int) -> None:
+        """Cut the cache back to a beginning of the committed text that leaves something to read."""
+        text = self._text
+        if len(text) - self._base + room > self.model.context:
+            # keys cannot be dropped from the front (their positions would no longer be true): the last half
+            # of the window is read again
+            self._base = max(0, len(text) - self.model.context // 2)
+            self._cached, self._agreed = [], 0
+        # at least one token is read, for its logits
+        agreed, end = self._agreed, min(len(self._cached), len(text) - self._base - (0 if drafted else 1))
+        while agreed < end and self._cached[agreed] == text[self._base + agreed]:
+            agreed += 1
+        agreed = min(agreed, end)
+        if agreed < self.model.length:
+            self.model.crop(agreed)
+        del self._cached[agreed:]
+        self._agreed, self._aligned = len(text) - self._base, True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,30 +185,29 @@ class AttachedDrafter:
     head: Head = field(default_factory=Head)
     untranslated: list[int] = field(default_factory=list, init=False)  # committed tokens the drafter has not been given
 
-    def start(self, prompt: Sequence[int], *, keep: bool = False) -> Sequence[int]:
+    def start(
+        self, prompt: Sequence[int], *, keep: bool = False, new_tokens: int = 0, memory: AnswerMemory | None = None
+    ) -> Sequence[int]:
         """Begin a request with these target tokens; the drafter tokens of the prompt that are to be read.
 
         With `keep`, the drafter's cache keeps what the last text has in common with the prompt.
         """
         text = self.context.prompt(prompt)
-        kept = self.drafter.start(text, keep=keep)
+        kept = self.drafter.start(text, keep=keep, new_tokens=new_tokens, memory=memory)
         self.untranslated.clear()
         return text[kept:]
 
-    def draft(
-        self,
-        length: int,
-        temperature: float,
-        draw: Sampler,
-        read: Callable[[int], bool],
-        allowed: npt.NDArray[np.bool_] | None,
-        policy: DraftLengthPolicy,
-    ) -> Passes[tuple[list[int], list[Probs]]]:
-        """`Drafter.draft` after what was committed since the last draft."""
+    def translate(self) -> Guess | None:
+        """Give the drafter what was committed since the last time; what its counts say of the next token."""
         if self.untranslated:
             self.drafter.extend(*self.context.after(self.drafter.text, self.drafter.begun, self.untranslated))
             self.untranslated.clear()
-        return (yield from self.drafter.draft(length, temperature, draw, read, allowed, policy))
+        return self.drafter.guess()
+
+    def keep(self) -> None:
+        """Keep the answer, which is complete, where answers are kept."""
+        self.translate()
+        self.drafter.keep()
 
     def commit(self, emitted: Sequence[int], false_merge: int | None) -> None:
         """Take in the target tokens of a round; they are translated with the next draft, if there is one."""
@@ -198,9 +236,14 @@ def common(one: Sequence[int], other: Sequence[int]) -> int:
     return next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
 
 
-def _distribution(logits: torch.Tensor, temperature: float) -> Probs:
+def _distribution(logits: torch.Tensor, temperature: float, guess: Guess | None) -> Probs:
+    """What a token is drawn from (V_q,); of a temperature of 0, the one-hot of the mixture at 1."""
     try:
-        return tempered(logits, temperature)
+        if guess is None:
+            return tempered(logits, temperature)
+        if temperature:
+            return guess.mixed(softmax(logits, temperature))
+        return one_hot(int(guess.mixed(softmax(logits)).argmax()), logits.shape[-1])
     except NumericsError as error:
         raise NumericsError(
             "the drafter's logits are NaN or infinite: check its weights, or use another drafter"

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from omnidraft.config import Drafting, Sampling
+from omnidraft.counts.counts import AnswerMemory, Counts
+from omnidraft.decoding.counted import counted_draft
 from omnidraft.decoding.drafter import AttachedDrafter, common
 from omnidraft.decoding.passes import Passes, Stop, alone, never, read
 from omnidraft.decoding.proposals import make_proposer
 from omnidraft.draft_length.policy import DraftLengthPolicy, make_policy
 from omnidraft.errors import CONTEXT_LENGTH, ConfigError, PromptError
 from omnidraft.models.language_model import LanguageModel, check_ids
-from omnidraft.retrieval.source import Retrieval, retrieves
-from omnidraft.retrieval.token_index import TokenIndex
 from omnidraft.verification.rejection_sampling import Outcome
 from omnidraft.verification.round import Draft, Round, RoundCounts, RoundTimes, TokenLogprobs
 from omnidraft.verification.sampling import Processing, Processor, Sampler, TargetDistribution, softmax
@@ -63,11 +63,11 @@ class Verified:
 
 
 class Engine:
-    """Decodes with a target model; drafts with an attached drafter, by retrieval from earlier text, or both.
+    """Decodes with a target model; drafts with an attached drafter and its counts, or with counts alone.
 
     `eos` are the target's token ids that end a text.  With `draft_length` 0 the same loop is plain decoding.  Both
     models hold the state of one request at a time.  With `keeps` that state outlives the request: the next one reads
-    only what follows the beginning that they have in common.  `store` keeps answers for later requests to copy from.
+    only what follows the beginning that they have in common.
     """
 
     def __init__(
@@ -77,23 +77,23 @@ class Engine:
         attached: AttachedDrafter | None = None,
         drafting: Drafting | None = None,
         policy: DraftLengthPolicy | None = None,
-        store: TokenIndex | None = None,
         *,
         keeps: bool = False,
     ) -> None:
         self.target = target
         self.eos = frozenset(eos)
         self.drafting = drafting or Drafting(draft_length=0)
-        self.attached = attached = attached if self.drafting.sources != "retrieval" else None
+        self.attached = attached
         self.teacher_temperature: float | None = None  # where one is set, records hold target distributions at it
-        copies = retrieves(self.drafting, drafter=attached is not None)
-        if attached is None and self.drafting.longest > 0 and not copies:
+        counts = self.drafting.counts
+        if attached is None and self.drafting.longest > 0 and not counts:
             raise ConfigError(
-                f"draft_length is {self.drafting.draft_length!r} without a drafter: give one, or use draft_length=0"
+                f"draft_length is {self.drafting.draft_length!r} without a drafter or counts: give one, "
+                "leave remember out, or use draft_length=0"
             )
+        self.counts = Counts() if counts else None  # of drafter tokens, of target tokens without a drafter
         head = None if attached is None else attached.head
         self.policy: DraftLengthPolicy = policy or make_policy(self.drafting, head)
-        self.retrieval = Retrieval(self.policy, self.eos, store) if copies else None
         self._proposer = make_proposer(attached, self.eos, self.drafting) if attached else None
         self._longest = attached.longest if attached else 1
         self.keeps = keeps
@@ -123,8 +123,11 @@ class Engine:
         draw: Sampler,
         processors: Sequence[Processor] = (),
         logprobs: int | None = None,
+        memory: AnswerMemory | None = None,
     ) -> Request:
         """Start a request for up to `max_new_tokens` tokens; the one before is dropped.
+
+        Drafts count the answers in `memory`, too, where it is given and there are counts; a complete answer is added.
 
         `processors` are applied to the logits after those that `sampling` asks for.  They may keep state: with any
         given, symbols are settled one by one.  Raises PromptError for an empty or over-long prompt or foreign ids;
@@ -134,10 +137,15 @@ class Engine:
         # at least one id is read, for its logits
         self.target.crop(min(self.common(prompt), len(prompt) - 1) if self.keeps else 0)
         began = time.perf_counter()
-        if self.retrieval is not None:
-            # a text may be one token longer than the context
-            self.retrieval.start(prompt, min(max_new_tokens, self.target.context + 1 - len(prompt)))
-        unread = prompt if self.attached is None else self.attached.start(prompt, keep=self.keeps)
+        # a text may be one token longer than the context
+        coming = min(max_new_tokens, self.target.context + 1 - len(prompt))
+        unread = prompt
+        if self.attached is None:
+            if self.counts is not None:
+                self.counts.start(prompt, coming, memory)
+        else:
+            self.attached.drafter.counts = self.counts  # another engine may have drafted with it
+            unread = self.attached.start(prompt, keep=self.keeps, new_tokens=2 * coming, memory=memory)
         self.policy.open(unread, max_new_tokens)
         self._ids = ids = list(prompt)
         return Request(
@@ -176,8 +184,8 @@ class Engine:
 
     def end(self) -> None:
         """Drop what only the last request needed, and leave what the next one may go on with."""
-        if self.retrieval is not None:
-            self.retrieval.release()
+        if self.counts is not None:
+            self.counts.start((), 0, None)
 
     # ------------------------------------------------------------ one round
 
@@ -196,7 +204,7 @@ class Engine:
         verified = time.perf_counter()
 
         target = TargetDistribution(logits, request.ids, fed, request.processing)
-        outcome = draft.settle(target, request.draw, self.eos, greedy=request.sampling.greedy, lazy=request.lazy)
+        outcome = draft.verify(target, request.draw, greedy=request.sampling.greedy, lazy=request.lazy)
         emitted, finish = self._until_end(outcome.emitted, request)
         times = RoundTimes(
             draft_s=drafted - began,
@@ -219,16 +227,11 @@ class Engine:
         request.ids += emitted
         request.finish = verified.finish if kept is None else "stop"
         failed = draft.false_merge(outcome)
-        if self.attached is not None:
-            self.attached.commit(emitted, failed)
-        copied = 0
-        if self.retrieval is not None:
-            copied = self.retrieval.commit(emitted, draft, outcome, end=request.finish is not None)
+        self._follow(request, emitted, failed)
         record = Round(
             emitted=emitted,
             draft=tuple(draft.tokens),
             proposals=tuple(draft.proposals),
-            retrieved=draft.retrieved,
             finish=request.finish,
             no_draft_reason=draft.no_draft_reason,
             teacher=self._teacher(verified.logits, len(emitted)),
@@ -240,8 +243,8 @@ class Engine:
                 ngrams_proposed=self._ngrams(draft.proposals),
                 ngrams_accepted=self._ngrams(draft.proposals[: outcome.accepted]),
                 false_merges=int(failed is not None),
-                retrieved_accepted=copied,
                 draft_accepted=draft.tokens_in(outcome.symbols_accepted),
+                counted=draft.counted,
                 draft_passes=draft.passes,
                 draft_read=draft.read,
             ),
@@ -253,17 +256,13 @@ class Engine:
         return record
 
     def propose(self, request: Request) -> Passes[Draft]:
-        """A draft no longer than could be emitted, and none where the context may run out whatever is drawn.
-
-        Whether to copy is decided before the drafter draws; copied tokens may follow its own, which are all verified.
-        """
+        """A draft no longer than could be emitted, and none where the context may run out whatever is drawn."""
         used = len(request.ids)
         room = min(self.drafting.longest, request.end - used - 1, self.target.context - used)
         if room <= 0:
             return Draft()
-        copied = self.retrieval.draft(request.ids, room, alone=self._proposer is None) if self.retrieval else None
-        if copied is not None:
-            return copied
+        if self.attached is None and self.counts is not None:
+            return counted_draft(self.counts, request.ids, room, self.policy, self.eos)
         if self.attached is None or self._proposer is None:
             return Draft(no_draft_reason=self.policy.no_draft_reason)
         length = min(room, self.attached.drafter.model.context // 2, (self.target.context - used) // self._longest)
@@ -271,8 +270,18 @@ class Engine:
             return Draft()
         own = self.drafting.drafter_temperature
         temperature = request.sampling.temperature if own is None else own
-        draft = yield from self._proposer.propose(self.attached, length, temperature, request.draw, self.policy)
-        return self.retrieval.extended(draft, request.ids, room) if self.retrieval else draft
+        return (yield from self._proposer.propose(self.attached, length, temperature, request.draw, self.policy))
+
+    def _follow(self, request: Request, emitted: Sequence[int], false_merge: int | None) -> None:
+        """Tell drafter and counts of committed tokens, which end a complete answer where the request is finished."""
+        if self.attached is not None:
+            self.attached.commit(emitted, false_merge)
+            if request.finish is not None:
+                self.attached.keep()
+        elif self.counts is not None:
+            self.counts.follow(request.ids, len(request.ids) - len(emitted))
+            if request.finish is not None:
+                self.counts.keep(request.ids)
 
     def _until_end(self, emitted: Sequence[int], request: Request) -> tuple[tuple[int, ...], str | None]:
         """The emitted tokens up to the end of text or the length asked for, and why decoding ends if it does."""

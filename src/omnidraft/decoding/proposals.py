@@ -62,18 +62,20 @@ class TrieProposer:
     def propose(
         self, attached: AttachedDrafter, length: int, temperature: float, draw: Sampler, policy: DraftLengthPolicy
     ) -> Passes[Draft]:
-        walk = Walk(attached.cache, self._eos)
-        if not policy.begin(walk):
+        walk, guess = Walk(attached.cache, self._eos), attached.translate()
+        if not policy.begin(walk, 0.0 if guess is None else guess.chance):
             return Draft(no_draft_reason=policy.no_draft_reason)
-        tokens, vectors = yield from attached.draft(length, temperature, draw, walk.read, self._allowed, policy)
+        drafter = attached.drafter
+        tokens, vectors = yield from drafter.draft(length, temperature, draw, walk.read, self._allowed, policy)
         walk.finish()
         return TrieDraft(
             tokens=tokens,
             vectors=vectors,
             proposals=walk.tokens,
             ended=walk.ended,
-            passes=attached.drafter.passes,
-            read=attached.drafter.read,
+            counted=drafter.counted,
+            passes=drafter.passes,
+            read=drafter.read,
             no_draft_reason=None if tokens else policy.no_draft_reason,
             walk=walk,
             block=self._block,
@@ -127,8 +129,9 @@ class PaperProposer:
     ) -> Passes[Draft]:
         if not policy.begin(None):
             return Draft(no_draft_reason=policy.no_draft_reason)
-        direct, eos = self._direct, self._eos
-        tokens, vectors = yield from attached.draft(
+        direct, eos, drafter = self._direct, self._eos, attached.drafter
+        attached.translate()
+        tokens, vectors = yield from drafter.draft(
             length, temperature, draw, lambda token: int(direct.target[token]) not in eos, direct.mapped, policy
         )
         merged = merge(tokens, attached.cache, direct)
@@ -138,8 +141,8 @@ class PaperProposer:
             vectors=vectors,
             proposals=[proposal.token for proposal in merged[:end]],
             ended=end > 0 and merged[end - 1].token in eos,
-            passes=attached.drafter.passes,
-            read=attached.drafter.read,
+            passes=drafter.passes,
+            read=drafter.read,
             no_draft_reason=None if tokens else policy.no_draft_reason,
             merged=merged[:end],
             direct=direct,
@@ -158,10 +161,6 @@ class PaperDraft(Draft):
     @property
     def symbols(self) -> int:
         return len(self.proposals)
-
-    @property
-    def extensible(self) -> bool:
-        return False  # the paper's algorithm as it stands
 
     def verify(self, target: TargetDistribution, draw: Sampler, *, greedy: bool, lazy: bool) -> Outcome:  # noqa: ARG002
         if not greedy:

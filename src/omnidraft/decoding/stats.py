@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 COUNTS = (
-    *("accepted", "retrieved_accepted", "symbols", "symbols_accepted"),
+    *("accepted", "counted", "symbols", "symbols_accepted"),
     *("ngrams_proposed", "ngrams_accepted", "false_merges"),
 )
 TIMES = ("draft_s", "verify_s", "overhead_s", "policy_s")
@@ -27,11 +27,10 @@ class Stats:
 
     rounds: int = 0
     tokens: int = 0  # target tokens emitted
-    drafted: int = 0  # tokens of the drafter
+    drafted: int = 0  # draft tokens
+    counted: int = 0  # of them, drawn from the counts alone, without a pass of the drafter
     proposed: int = 0  # target tokens put to the target
     accepted: int = 0
-    retrieved: int = 0  # of those proposed, copied from earlier text
-    retrieved_accepted: int = 0
     symbols: int = 0
     symbols_accepted: int = 0
     ngrams_proposed: int = 0
@@ -54,7 +53,6 @@ class Stats:
             tokens=sum(len(r.emitted) for r in rounds),
             drafted=sum(len(r.draft) for r in rounds),
             proposed=sum(len(r.proposals) for r in rounds),
-            retrieved=sum(r.retrieved for r in rounds),
             rounds_without_draft=reasons.total(),
             no_draft_reason=_commonest(reasons),
             **{name: sum(getattr(r.counts, name) for r in rounds) for name in COUNTS},
@@ -84,8 +82,8 @@ class Stats:
 
     @property
     def draft_length(self) -> float:
-        """Mean length of a round's draft: the drafter's tokens and those copied, rounds without a draft included."""
-        return _ratio(self.drafted + self.retrieved, self.rounds)
+        """Mean number of draft tokens in a round, rounds without a draft included."""
+        return _ratio(self.drafted, self.rounds)
 
     @property
     def acceptance_rate(self) -> float:

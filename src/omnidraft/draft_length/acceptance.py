@@ -12,6 +12,7 @@ CENTERS = [(low + high) / 2 for low, high in pairwise((0.0, *EDGES, 1.0))]
 BINS = len(CENTERS)
 DISCOUNT = 0.99  # of earlier observations of a bin, with each new one
 STRENGTH = 4.0  # observations that the prior of a bin, its center, is worth
+COUNTED = -1  # in place of a bin: a token of the counts alone, whose chance is measured elsewhere
 VARIANCE = 0.05  # between requests, of the shift of the log-odds
 
 
@@ -54,6 +55,8 @@ class Acceptance:
     def learn(self, places: Sequence[int], accepted: int) -> None:
         """Take in that of draft tokens in these bins the first `accepted` were accepted, and any other was not."""
         for at, place in enumerate(places):
+            if place == COUNTED:
+                continue
             outcome, expected = at < accepted, self.probability(place)
             self._precision += expected * (1 - expected)
             self._shift += (outcome - expected) / self._precision

@@ -139,7 +139,7 @@ class CostModel:
 
     def learn(self, record: Round, *, first: bool) -> None:
         """Take in a round; the `first` of a request includes the target's prefill."""
-        drafted, passes = len(record.draft) + record.retrieved, record.counts.draft_passes
+        drafted, passes = len(record.draft), record.counts.draft_passes
         new = drafted not in self._met  # libraries prepare for the first pass of each shape
         self._met.add(drafted)
         if not first and not new and record.finish != "stop":

@@ -4,6 +4,8 @@ Goodput is in target tokens per plain step of the target (SmartSpec, arXiv 2406.
 survival × acceptance probability × target tokens per draft token, and costs a step of the drafter and a longer
 verification; a threshold on survival is what SpecDec++ (arXiv 2405.19715) finds optimal.  The same test at length 0
 turns drafting off.  Then it is explored with exponential back-off, each time until a given loss.
+
+A token of the counts alone costs no step of the drafter: it is taken where a step would not add as much as it costs.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from omnidraft.draft_length.acceptance import DISCOUNT, Acceptance
+from omnidraft.counts.counts import Guess
+from omnidraft.draft_length.acceptance import COUNTED, DISCOUNT, Acceptance
 from omnidraft.draft_length.acceptance_head import Head
 from omnidraft.draft_length.cost_model import LEVEL_MEMORY, PREFILL, STALL, CostModel, Linear, first_and_more
 
@@ -31,18 +34,21 @@ PLAIN_EVERY = 48  # rounds after which one has no draft, to measure a plain step
 MEASURED = "a step of the target alone is measured"
 TOO_SHORT = "the drafter would have more to read than it could save"
 TOO_DEAR = "drafts cost more than they bring"
-NO_MATCH = "no earlier text matches"
+NO_MATCH = "no earlier text goes on from here"
 UNSURE = "the drafter is too unsure of the next token"
 
 
 class Goodput:
-    """Drafts up to `longest` tokens while one more pays, and none where none does; learns over all requests."""
+    """Drafts up to `longest` tokens while one more pays, and none where none does; learns over all requests.
 
-    def __init__(self, longest: int, head: Head | None = None) -> None:
+    With `alone` there is no drafter, and all tokens come from the counts.
+    """
+
+    def __init__(self, longest: int, head: Head | None = None, *, alone: bool = False) -> None:
         self.no_draft_reason: str | None = None
         self.costs, self.acceptance = CostModel(), Acceptance()
         self.gain = Linear(1.0, 1.0)  # target tokens for the first and for each further draft token accepted
-        self._longest, self._head = longest, head or Head()
+        self._longest, self._head, self._alone = longest, head or Head(), alone
         self._version, self._trained = self._head.version, self._head.trained
         self._tokens = self._time = 1.0  # of the latest rounds
         self._length = 64.0  # of the latest answers, in target tokens
@@ -53,10 +59,12 @@ class Goodput:
         # the drafter's prefill is still to come
         self._behind = self._asked = self._emitted = 0
         self._first = self._unread = True
-        # the present draft: its walk, the bins of its tokens, their survival, and how long an exploration wants it
+        # the present draft: its walk, the bins of its tokens, their survival, how long an exploration wants it, whether
+        # it is of the counts alone, and whether the drafter has made a step
         self._walk: Walk | None = None
         self._bins: list[int] = []
         self._survival, self._forced = 1.0, 0
+        self._counts_alone = self._stepped = False
         self._first_gain = 0.0  # net gain of the first step of a draft
 
     # ------------------------------------------------------------ decisions
@@ -70,23 +78,28 @@ class Goodput:
         self.acceptance.start_request()
         self._first_gain = self._step_gain(1.0, 0)
 
-    def begin(self, walk: Walk | None) -> bool:
+    def begin(self, walk: Walk | None, chance: float = 0.0) -> bool:
         """Whether a first draft token pays."""
         self._walk, self._bins, self._survival, self._forced = walk, [], 1.0, 0
+        self._counts_alone, self._stepped = self._alone, False
         if self._version != self._head.version:  # the drafter or its head has learned
             self._version, self._interval = self._head.version, INTERVALS[0]
             if self._trained != self._head.trained:
                 self._trained, self.acceptance = self._head.trained, Acceptance()
         self.no_draft_reason = self._obstacle()
-        if self.no_draft_reason in (TOO_DEAR, TOO_SHORT) and not self._first and self._explores():
+        if self._alone and self.no_draft_reason != MEASURED:
+            self.no_draft_reason = None if self._pays(chance) else TOO_DEAR if chance else NO_MATCH
+        elif self.no_draft_reason in (TOO_DEAR, TOO_SHORT) and not self._first and self._explores():
             self._forced = LENGTHS[self._rounds % len(LENGTHS)]
             self.no_draft_reason = None if self._forced else MEASURED
+        elif self.no_draft_reason in (TOO_DEAR, TOO_SHORT) and self._pays(chance):
+            self._counts_alone, self.no_draft_reason = True, None
         elif self._rounds % PLAIN_EVERY == 0:  # a score whose tokens are never drawn would be misjudged for ever
             self._forced = 1
         return self.no_draft_reason is None
 
     def _obstacle(self) -> str | None:
-        """Why drafting does not pay in this round, if so."""
+        """Why a draft of the drafter does not pay in this round, if so."""
         if self._unmeasured:
             return MEASURED
         if self._first_gain <= 0:
@@ -108,9 +121,35 @@ class Goodput:
             self.acceptance.fade()
         return self._budget > self._prefill
 
-    def draws(self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None) -> bool:
+    def trusts(self, chance: float) -> bool:
+        """Whether a token of the counts alone pays, and a step of the drafter would not add as much as it costs."""
+        length = len(self._bins)
+        if length < self._forced or not (self._unfinished or self._pays(chance)):
+            return False
+        if not self._counts_alone:
+            mean = self.acceptance.mean
+            missed = self._survival * (1 - chance) * mean
+            added = missed * self.gain.next(length) + self._later_gain(missed, length)
+            if added > self.goodput * self.costs.steps.next(int(self._stepped)):
+                return False
+        self._bins.append(COUNTED)
+        self._survival *= chance
+        return True
+
+    def _pays(self, chance: float) -> bool:
+        """Whether one more token pays that costs no step, and is accepted with this probability."""
+        length = len(self._bins)
+        return self._survival * chance * self.gain.next(length) > self.goodput * self.costs.tokens.next(length)
+
+    def draws(
+        self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None, guess: Guess | None = None
+    ) -> bool:
         """Whether drawing a token pays, its distribution being known."""
-        place, length = self.acceptance.meet(self._head.chance(logits, hidden, temperature)), len(self._bins)
+        self._stepped = True
+        score = self._head.chance(logits, hidden, temperature)
+        if guess is not None:
+            score = _mixed(score, guess.chance, same=int(logits.argmax()) == guess.best)
+        place, length = self.acceptance.meet(score), len(self._bins)
         survival = self._survival * self.acceptance.probability(place)
         if length >= self._forced and not self._unfinished:
             gain = survival * self.gain.next(length) + self._later_gain(survival, length)
@@ -124,7 +163,7 @@ class Goodput:
     def steps(self, token: int) -> bool:  # noqa: ARG002
         """Whether another step of the drafter pays, before its distribution is known."""
         length = len(self._bins)
-        if length >= self._longest:
+        if length >= self._longest or self._counts_alone:
             return False
         return length < self._forced or self._unfinished or self._step_gain(self._survival, length) > 0
 
@@ -156,29 +195,6 @@ class Goodput:
         walk = self._walk
         return walk is not None and walk.node != 0 and walk.cache.token_at(walk.node) < 0
 
-    def copies(self, chances: Sequence[float], *, alone: bool) -> int:
-        """How many copied tokens to propose in place of the drafter's, or of none if retrieval is `alone`."""
-        if self._unmeasured:
-            self.no_draft_reason = MEASURED
-            return 0
-        count, gain = self._copy_gain(chances, 1.0, 0)
-        self.no_draft_reason = None if count else TOO_DEAR if chances else NO_MATCH
-        return count if alone or self._obstacle() is not None or gain >= self._first_gain else 0
-
-    def extends(self, chances: Sequence[float]) -> int:
-        """How many copied tokens to propose after the present draft."""
-        return self._copy_gain(chances, self._survival, len(self._bins))[0]
-
-    def _copy_gain(self, chances: Sequence[float], survival: float, length: int) -> tuple[int, float]:
-        """How many copied tokens after `length` others gain most, and how much."""
-        best, gain, total = 0, 0.0, 0.0
-        for place, chance in enumerate(chances):
-            survival *= chance
-            total += survival - self.goodput * self.costs.tokens.next(length + place)
-            if total > gain:
-                best, gain = place + 1, total
-        return best, gain
-
     # ------------------------------------------------------------ measurements
 
     @property
@@ -191,7 +207,7 @@ class Goodput:
         self._learn_costs(record)
         self._rounds += 1
         self._emitted += len(record.emitted)
-        self._since_plain = self._since_plain + 1 if record.draft or record.retrieved or self._first else 0
+        self._since_plain = self._since_plain + 1 if record.draft or self._first else 0
         passes, accepted = record.counts.draft_passes, record.counts.draft_accepted
         start = passes > 0 and self._unread  # the drafter's first read of a request, which pays for all that follows
         if start:
@@ -202,8 +218,7 @@ class Goodput:
             self._learn_goodput(record)
         self._first = False
         if accepted and record.finish is None:
-            gained = len(record.emitted) - 1 - record.counts.retrieved_accepted
-            self.gain.learn(gained, *first_and_more(accepted))
+            self.gain.learn(len(record.emitted) - 1, *first_and_more(accepted))
         if passes:
             self.acceptance.learn(self._bins[: min(accepted + 1, len(record.draft))], accepted)
             self._first_gain = self._step_gain(1.0, 0)
@@ -235,3 +250,8 @@ class Goodput:
         parts: tuple[Linear | CostModel | Acceptance, ...] = (self.gain, self.costs, self.acceptance)
         for part in parts:
             part.resume([next(numbers) for _ in part.state()])
+
+
+def _mixed(score: float, chance: float, *, same: bool) -> float:
+    """The score of (1 − w) · network + w · counts at w = `chance`; `same` says whether both put one token first."""
+    return 1 - (1 - score) * (1 - chance) if same else max(chance, score * (1 - chance))

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from omnidraft.config import Drafting
+from omnidraft.counts.counts import Guess
 from omnidraft.draft_length.acceptance_head import Head, bound, spread
 from omnidraft.draft_length.goodput import UNSURE, Goodput
 
 if TYPE_CHECKING:
     from omnidraft.verification.round import Round
     from omnidraft.verification.trie_walk import Walk
+
+TRUSTED = 0.9  # chance from which on a policy that weighs no costs has no pass of the drafter
 
 
 class DraftLengthPolicy(Protocol):
@@ -30,51 +33,53 @@ class DraftLengthPolicy(Protocol):
     def open(self, prompt: Sequence[int], new_tokens: int) -> None:
         """Start a request with a prompt of drafter tokens, for at most `new_tokens` target tokens."""
 
-    def begin(self, walk: Walk | None) -> bool:
-        """True to draft in this round; `walk` segments the draft."""
+    def begin(self, walk: Walk | None, chance: float = 0.0) -> bool:
+        """True to draft in this round; `walk` segments the draft, `chance` is that of the counts' first token."""
 
-    def draws(self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None) -> bool:
-        """True to draw a token from logits (V_q,), made of the hidden state (H,) where that is known."""
+    def trusts(self, chance: float) -> bool:
+        """True to draw a token from the counts alone, whose most frequent one has this chance to be accepted."""
+
+    def draws(
+        self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None, guess: Guess | None = None
+    ) -> bool:
+        """True to draw a token from logits (V_q,), made of the hidden state (H,) where that is known, and a guess."""
 
     def steps(self, token: int) -> bool:
-        """True to make another step of the drafter after this token, drawn from the logits seen last."""
-
-    def copies(self, chances: Sequence[float], *, alone: bool) -> int:
-        """How many copied tokens to propose in place of the drafter's, or of none if retrieval is `alone`.
-
-        `chances` are their acceptance probabilities, of each given those before.
-        """
-
-    def extends(self, chances: Sequence[float]) -> int:
-        """How many copied tokens to propose after the present draft, likewise."""
+        """True to make another step of the drafter after this token, the last one drawn."""
 
     def learn(self, record: Round) -> None:
         """Take in the record of the round."""
 
 
 class Fixed:
-    """Drafts as many tokens as is allowed."""
+    """Drafts as many tokens as is allowed; with `alone`, from the counts without a drafter."""
 
     no_draft_reason: str | None = None
+
+    def __init__(self, *, alone: bool = False) -> None:
+        self._trusted = 0.0 if alone else TRUSTED
 
     def open(self, prompt: Sequence[int], new_tokens: int) -> None:
         """Do nothing: all requests are alike."""
 
-    def begin(self, walk: Walk | None) -> bool:  # noqa: ARG002
+    def begin(self, walk: Walk | None, chance: float = 0.0) -> bool:  # noqa: ARG002
         self.no_draft_reason = None
         return True
 
-    def draws(self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None) -> bool:  # noqa: ARG002
+    def trusts(self, chance: float) -> bool:
+        return chance >= self._trusted
+
+    def draws(
+        self,
+        logits: torch.Tensor,  # noqa: ARG002
+        temperature: float,  # noqa: ARG002
+        hidden: torch.Tensor | None,  # noqa: ARG002
+        guess: Guess | None = None,  # noqa: ARG002
+    ) -> bool:
         return True
 
     def steps(self, token: int) -> bool:  # noqa: ARG002
         return True
-
-    def copies(self, chances: Sequence[float], *, alone: bool) -> int:
-        return len(chances) if alone else 0
-
-    def extends(self, chances: Sequence[float]) -> int:  # noqa: ARG002
-        return 0
 
     def learn(self, record: Round) -> None:
         """Do nothing: there is nothing to learn."""
@@ -84,10 +89,23 @@ class Confidence(Fixed):
     """Ends a draft after a token whose probability is below `threshold`, as transformers' assisted generation does."""
 
     def __init__(self, threshold: float) -> None:
+        super().__init__()
         self._threshold = threshold
-        self._logits: torch.Tensor | None = None
+        self._logits: torch.Tensor | None = None  # none, of a token of the counts alone
 
-    def draws(self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None) -> bool:  # noqa: ARG002
+    def trusts(self, chance: float) -> bool:
+        trusted = super().trusts(chance)
+        if trusted:
+            self._logits = None
+        return trusted
+
+    def draws(
+        self,
+        logits: torch.Tensor,
+        temperature: float,
+        hidden: torch.Tensor | None,  # noqa: ARG002
+        guess: Guess | None = None,  # noqa: ARG002
+    ) -> bool:
         self._logits = logits / (temperature or 1.0)
         return True
 
@@ -102,9 +120,16 @@ class Entropy(Fixed):
     """
 
     def __init__(self, threshold: float) -> None:
+        super().__init__()
         self._threshold = threshold
 
-    def draws(self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None) -> bool:  # noqa: ARG002
+    def draws(
+        self,
+        logits: torch.Tensor,
+        temperature: float,
+        hidden: torch.Tensor | None,  # noqa: ARG002
+        guess: Guess | None = None,  # noqa: ARG002
+    ) -> bool:
         sure = bound(spread(logits, temperature)[0].item()) >= self._threshold
         self.no_draft_reason = None if sure else UNSURE
         return sure
@@ -117,17 +142,26 @@ class HeadThreshold(Fixed):
     """
 
     def __init__(self, threshold: float, head: Head) -> None:
+        super().__init__()
         self._threshold, self._head = threshold, head
         self._untrained = Entropy(threshold)
         self._reach = 1.0
 
-    def begin(self, walk: Walk | None) -> bool:
+    def begin(self, walk: Walk | None, chance: float = 0.0) -> bool:
         self._reach = 1.0
-        return super().begin(walk)
+        return super().begin(walk, chance)
 
-    def draws(self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None) -> bool:
+    def trusts(self, chance: float) -> bool:
+        trusted = super().trusts(chance)
+        if trusted:
+            self._reach *= chance
+        return trusted
+
+    def draws(
+        self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None, guess: Guess | None = None
+    ) -> bool:
         if not self._head.trained:
-            sure = self._untrained.draws(logits, temperature, hidden)
+            sure = self._untrained.draws(logits, temperature, hidden, guess)
         else:
             self._reach *= self._head.chance(logits, hidden, temperature)
             sure = self._reach >= self._threshold
@@ -136,12 +170,14 @@ class HeadThreshold(Fixed):
 
 
 def make_policy(drafting: Drafting, head: Head | None = None) -> DraftLengthPolicy:
-    """The policy that these settings ask for; `head` is the acceptance head attached with the drafter."""
+    """The policy that these settings ask for; `head` is the acceptance head of the drafter, if there is one."""
     threshold = 0.4 if drafting.threshold is None else drafting.threshold
     if drafting.draft_length == "goodput":
-        return Goodput(drafting.longest, head)
+        return Goodput(drafting.longest, head, alone=head is None)
+    if head is None:
+        return Fixed(alone=True)
     if drafting.draft_length == "head":
-        return HeadThreshold(threshold, head or Head())
+        return HeadThreshold(threshold, head)
     if drafting.draft_length == "confidence":
         return Confidence(threshold)
     return Entropy(threshold) if drafting.draft_length == "entropy" else Fixed()

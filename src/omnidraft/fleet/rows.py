@@ -91,7 +91,7 @@ class Row:
     def settle(self, emitted: tuple[int, ...]) -> Round:
         """Take in what the engine made of the draft, of which it may have verified a part, or nothing."""
         target, count = cast("Any", Emitted(emitted)), len(emitted)  # greedy verification asks for `best` alone
-        draft, outcome = self.draft, self.draft.settle(target, _never, self.engine.eos, greedy=True, lazy=False)
+        draft, outcome = self.draft, self.draft.verify(target, _never, greedy=True, lazy=False)
         if outcome.emitted[:count] == emitted:
             draft, outcome = draft.cut(outcome, count)
         else:

@@ -98,14 +98,14 @@ def generate(  # noqa: PLR0913  transformers hands over those of its arguments t
     sampled = bool(generation_config.do_sample)
     sampling, processors, drafting = sampling_for(text, logits_processor, drafting, sampled=sampled)
     adaptation = ready.side.adaptation
-    engine = Engine(target, text.eos, adaptation.attached, drafting, ready.policy, ready.store)
+    engine = Engine(target, text.eos, adaptation.attached, drafting, ready.policy)
     draw = GeneratorSampler(torch.Generator().manual_seed(int(torch.randint(2**63 - 1, ())) if sampled else 0))
     prompt = input_ids[0].tolist()
     engine.check(prompt)
     if streamer is not None:
         streamer.put(input_ids.cpu())
     with adaptation.shared.slot.lock:  # requests of several threads are decoded one after the other
-        begin = partial(engine.begin, prompt, text.most, sampling, draw, processors)
+        begin = partial(engine.begin, prompt, text.most, sampling, draw, processors, memory=ready.memory)
         session = Session(engine, adaptation.shared.slot, ready.side, begin)
         with closing(session):
             while (record := session.round(text.cut)) is not None:
@@ -149,8 +149,8 @@ def _drafting(options: Mapping[str, Any] | None) -> Drafting:
         if name not in known:
             raise ConfigError(f"unknown option {name!r} in omnidraft_options: {suggestion(name, known)}")
     drafting = Drafting(**(options or {}))
-    if drafting.remember == "answers":
-        raise ConfigError("remember is 'answers' without a profile to save them in: use 'memory', or omnidraft.load")
+    if drafting.remember == "profile":
+        raise ConfigError("remember is 'profile' without a profile to save answers in: leave it out")
     return drafting
 
 

@@ -14,13 +14,12 @@ from omnidraft.alignment.vocab import read_vocab
 from omnidraft.api import OmniDraft
 from omnidraft.attach import LearningOptions, LearningSide, attach
 from omnidraft.config import Drafting
+from omnidraft.counts.counts import AnswerMemory
 from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.draft_length.policy import DraftLengthPolicy, make_policy
 from omnidraft.errors import ConfigError, ModelError
 from omnidraft.models.language_model import TransformersModel
 from omnidraft.models.loading import LoadedModel, load_model, load_tokenizer
-from omnidraft.retrieval.source import new_store
-from omnidraft.retrieval.token_index import TokenIndex
 
 MARK = "_omnidraft_drafters"
 KEPT = 4  # for a model: a drafter with its options each, the latest ones
@@ -37,7 +36,7 @@ class Ready:
 
     policy: DraftLengthPolicy
     side: LearningSide
-    store: TokenIndex | None  # of earlier answers
+    memory: AnswerMemory | None  # of earlier answers
 
 
 class ReadyDrafters(dict[tuple[object, ...], Ready]):
@@ -70,12 +69,12 @@ def make_ready(
     kept = ready_drafters(target.model)
     ready = kept.pop(key, None)
     if ready is None:
-        store = new_store(drafting, drafter=True)
+        memory = AnswerMemory() if drafting.counts and drafting.remember == "memory" else None
         # with other options a drafter is not loaded again
         side = next((each.side for other, each in kept.items() if other[0] == source), None)
         loaded, shared = (side.loaded, side.adaptation.shared) if side else load()
         own = _tokenizer(target.model, "omnidraft_tokenizer") if tokenizer is None else tokenizer
-        ready = _make(LoadedModel(target, own, _name(target.model), GIVEN), loaded, shared, drafting, store)
+        ready = _make(LoadedModel(target, own, _name(target.model), GIVEN), loaded, shared, drafting, memory)
     kept[key] = ready  # the latest last
     for old in list(kept)[:-KEPT]:
         del kept[old]
@@ -83,12 +82,12 @@ def make_ready(
 
 
 def _make(
-    target: LoadedModel, drafter: LoadedModel, shared: SharedDrafter, drafting: Drafting, store: TokenIndex | None
+    target: LoadedModel, drafter: LoadedModel, shared: SharedDrafter, drafting: Drafting, memory: AnswerMemory | None
 ) -> Ready:
     vocab = read_vocab(target.tokenizer, target.lm.vocab_size, target.lm.eos)
     options = LearningOptions(learning={}, warn=_log.warning)
     side = attach(target, vocab, drafter, shared, drafting, options)
-    return Ready(policy=make_policy(drafting, side.adaptation.attached.head), side=side, store=store)
+    return Ready(policy=make_policy(drafting, side.adaptation.attached.head), side=side, memory=memory)
 
 
 def _source(

@@ -39,7 +39,7 @@ class Autosave:
         counts = loaded.counters.items()
         self.positions = {n.removeprefix(POSITION): int(c) for n, c in counts if n.startswith(POSITION)}
         self.measured: Callable[[], Mapping[str, Array]] = lambda: loaded.measurements
-        self.answers: Callable[[], Sequence[int]] = lambda: loaded.answers.get("tokens", np.empty(0)).tolist()
+        self.answers: Callable[[], Sequence[int]] = lambda: loaded.answers.get("drafter_tokens", np.empty(0)).tolist()
         own = (POSITION, ANSWER_TOKENS)
         self._before = {name: count for name, count in counts if not name.startswith(own)}
         self._saved = 0  # updates at the last save that succeeded
@@ -136,7 +136,7 @@ class Autosave:
             weights=dict(self.adaptation.state),
             ngrams=self.loaded.ngrams if cache.frozen else cache.state(),
             measurements=self.measured(),
-            answers={"tokens": answers} if len(answers) else {},
+            answers={"drafter_tokens": answers} if len(answers) else {},
             learning=asdict(self.learning),
             counters=self.totals() | positions | ({ANSWER_TOKENS: len(answers)} if len(answers) else {}),
         )

@@ -141,7 +141,7 @@ class Profile:
     weights: Mapping[str, torch.Tensor] = field(default_factory=dict)  # the adapter and the acceptance head
     ngrams: Mapping[str, Array] = field(default_factory=dict)  # the n-gram cache; numbers or booleans
     measurements: Mapping[str, Array] = field(default_factory=dict)  # of the draft-length policy, by its name
-    answers: Mapping[str, Array] = field(default_factory=dict)  # "tokens" of earlier answers, the oldest first
+    answers: Mapping[str, Array] = field(default_factory=dict)  # "drafter_tokens" of earlier answers, the oldest first
     learning: Mapping[str, Setting] = field(default_factory=dict)
     counters: Mapping[str, int | float] = field(default_factory=dict)
 

@@ -195,7 +195,7 @@ class Sources:
 
 
 def _source(record: Round, place: int) -> str:
-    """Where the token at a place of a round comes from: the target, the drafter, or earlier text."""
+    """Where the token at a place of a round comes from: the target, the drafter, or the counts without a pass of it."""
     if place >= record.counts.accepted:
         return "target"
-    return "retrieved" if place >= len(record.proposals) - getattr(record, "retrieved", 0) else "drafted"
+    return "drafted" if record.counts.draft_passes else "counted"

@@ -110,24 +110,22 @@ def verify_block(walk: Walk, qs: Sequence[Probs], p_after: PrefixProbs, draw: Sa
     raise AssertionError("the first symbol has ratio 1, so the draft is cut there at the latest")
 
 
-def verify_copied(
-    before: Outcome, copied: Sequence[int], next_token: Callable[[int], int], eos: Collection[int]
-) -> Outcome:
-    """Verify tokens that were copied, not drawn, after a draft whose proposals were all accepted.
+def verify_equal(proposals: Sequence[int], next_token: Callable[[int], int], eos: Collection[int]) -> Outcome:
+    """Verify proposals of which none was drawn.
 
-    `next_token` draws the target's token after the first i proposals, or gives its greedy one.  A copied token is
-    accepted if it is the token that was drawn: with the probability P of it, and a refused one is replaced by a draw
-    from P without it.  That is rejection sampling with a one-point Q.
+    `next_token` draws the target's token after the first i proposals, or gives its greedy one.  A proposal is accepted
+    if it is the token that was drawn: with the probability P of it, and a refused one is replaced by a draw from P
+    without it.  That is rejection sampling with a one-point Q.
     """
-    emitted, accepted = list(before.emitted), before.accepted
-    for token in copied:
+    emitted, accepted = [next_token(0)], 0
+    for token in proposals:
         if emitted[-1] != token:
             break
         accepted += 1
         if token in eos:
             break
         emitted.append(next_token(accepted))
-    return Outcome(tuple(emitted), accepted, before.symbols_accepted, before.refused)
+    return Outcome(tuple(emitted), accepted, accepted, None)
 
 
 def verify_greedy(walk: Walk, best: Callable[[int], int]) -> Outcome:

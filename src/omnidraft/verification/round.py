@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from omnidraft.alignment.spelling_table import Probs
-from omnidraft.verification.rejection_sampling import Outcome, verify_copied
+from omnidraft.verification.rejection_sampling import Outcome
 from omnidraft.verification.sampling import Sampler, TargetDistribution
 from omnidraft.verification.sparse_probs import SparseProbs
 
@@ -23,8 +23,8 @@ class RoundCounts:
     ngrams_proposed: int = 0
     ngrams_accepted: int = 0
     false_merges: int = 0  # the walk merged on where the target's token ended, or ended where it went on
-    retrieved_accepted: int = 0  # of the proposals that were copied from earlier text
     draft_accepted: int = 0  # draft tokens accepted with every symbol that was read from them
+    counted: int = 0  # draft tokens drawn from the counts alone
     draft_passes: int = 0  # forward passes of the drafter
     draft_read: int = 0  # tokens fed to the drafter in these passes
 
@@ -71,7 +71,6 @@ class Round:
     emitted: tuple[int, ...]  # target tokens, cut at the end of the answer and at the length asked for
     draft: tuple[int, ...] = ()  # draft tokens
     proposals: tuple[int, ...] = ()  # target tokens put to the target
-    retrieved: int = 0  # how many of them, the last ones, were copied from earlier text
     finish: str | None = None  # "eos", "stop", "length" or "context" on the last round
     no_draft_reason: str | None = None  # a phrase, where the draft-length policy wanted no draft
     teacher: tuple[SparseProbs, ...] = ()  # target distributions at each emitted token, where they are asked for
@@ -82,10 +81,7 @@ class Round:
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """The draft of one round as it is put to the target; this base class holds no draft tokens.
-
-    Its proposals end with those that were copied from earlier text: alone they are a draft of this base class, and with
-    none of them that is plain decoding.
+    """The draft of one round as it is put to the target; this base class holds no draft tokens: plain decoding.
 
     `symbols` counts the units that verification accepts or rejects: symbols of a walk, or whole proposals.
     """
@@ -93,8 +89,8 @@ class Draft:
     tokens: Sequence[int] = ()
     vectors: Sequence[Probs] = ()  # (V_q,) for each token: the distribution it was drawn from
     proposals: Sequence[int] = ()  # target tokens
-    retrieved: int = 0  # how many of them, the last ones, were copied
     ended: bool = False  # the last proposal ends the answer
+    counted: int = 0  # draft tokens drawn from the counts alone
     passes: int = 0  # forward passes of the drafter
     read: int = 0  # tokens fed to it in these passes
     no_draft_reason: str | None = None
@@ -103,31 +99,11 @@ class Draft:
     def symbols(self) -> int:
         return 0
 
-    @property
-    def drafted(self) -> int:
-        """How many of the proposals come from the drafter."""
-        return len(self.proposals) - self.retrieved
-
-    @property
-    def extensible(self) -> bool:
-        """Whether copied tokens may follow, to be compared with what is emitted after the accepted proposals."""
-        return not self.ended
-
-    def settle(
-        self, target: TargetDistribution, draw: Sampler, eos: Collection[int], *, greedy: bool, lazy: bool
-    ) -> Outcome:
-        """Accept or reject all proposals; `lazy` settles them one by one, for processors that keep state."""
-        outcome = self.verify(target, draw, greedy=greedy, lazy=lazy)
-        if not self.retrieved or outcome.accepted < self.drafted:
-            return outcome
-
-        def next_token(place: int) -> int:
-            return target.best(place) if greedy else draw(target.probs(place))
-
-        return verify_copied(outcome, self.proposals[self.drafted :], next_token, eos)
-
     def verify(self, target: TargetDistribution, draw: Sampler, *, greedy: bool, lazy: bool) -> Outcome:  # noqa: ARG002
-        """Accept or reject the proposals of the drafter, and emit a token after them."""
+        """Accept or reject the proposals, and emit a token after them.
+
+        `lazy` settles them one by one, for processors that keep state.
+        """
         return Outcome((target.best(0) if greedy else draw(target.probs(0)),), 0, 0, None)
 
     def symbols_in(self, proposals: int) -> int:  # noqa: ARG002
@@ -150,5 +126,4 @@ class Draft:
         symbols = min(outcome.symbols_accepted, self.symbols_in(count))
         kept = Outcome(outcome.emitted[:count], count, symbols, None)
         tokens = self.tokens[: self.tokens_in(kept.symbols_accepted)]
-        retrieved = max(0, count - self.drafted)
-        return replace(self, tokens=tokens, proposals=self.proposals[:count], retrieved=retrieved), kept
+        return replace(self, tokens=tokens, proposals=self.proposals[:count]), kept

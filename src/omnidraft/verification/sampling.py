@@ -94,11 +94,14 @@ def largest(scores: torch.Tensor) -> list[int]:
 
 def tempered(logits: torch.Tensor, temperature: float) -> Probs:
     """Return the drafter's distribution at a temperature, (V,) -> (V,); 0 is the one-hot of the largest logit."""
-    if temperature == 0:
-        one_hot = np.zeros(logits.shape[-1])
-        one_hot[largest(logits[None])[0]] = 1.0
-        return one_hot
-    return softmax(logits, temperature)
+    return softmax(logits, temperature) if temperature else one_hot(largest(logits[None])[0], logits.shape[-1])
+
+
+def one_hot(index: int, size: int) -> Probs:
+    """All probability at an index, (size,)."""
+    probs = np.zeros(size)
+    probs[index] = 1.0
+    return probs
 
 
 def target_processors(sampling: Sampling) -> LogitsProcessorList:

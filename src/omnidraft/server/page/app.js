@@ -5,7 +5,7 @@ import { show } from "./markdown.js";
 import { Panel } from "./panel.js";
 
 const $ = (id) => document.getElementById(id);
-const KINDS = { drafted: "d", retrieved: "r", target: "t" };
+const KINDS = { drafted: "d", counted: "c", target: "t" };
 const NOTES = { length: "cut off at the token limit", stopped: "stopped", lost: "broken off" };
 
 const EMPTY = $("empty").textContent;

@@ -2,7 +2,7 @@
 //
 // A text comes with its kinds, a string of the same length: for each character the source of its token.
 
-const CLASSES = { d: "drafted", r: "retrieved", t: "target" };
+const CLASSES = { d: "drafted", c: "counted", t: "target" };
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^\s`]*)/;
 const HEADING = /^ {0,3}(#{1,6})\s+/;
 const ITEM = /^ {0,3}([-*+]|\d{1,9}[.)])\s+(?=\S)/;

@@ -1,0 +1,137 @@
+"""Guesses of the next token from what followed the same tokens before: in the request, and in earlier answers.
+
+Each is as sure as guesses of its kind were right: by length of the match, share of the best token and their number.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from omnidraft.alignment.spelling_table import Probs
+from omnidraft.counts.token_index import BOUNDARY, LONGEST, TokenIndex
+
+LENGTHS = 2, 3, 4, 6  # tokens that match: of each class the fewest
+SHARES = 0.35, 0.55, 0.75, 0.999  # of the most frequent continuation: between the classes
+NUMBERS = 2, 3, 5, 9, 17  # occurrences: of each further class the fewest
+KINDS = len(LENGTHS) * (len(SHARES) + 1) * (len(NUMBERS) + 1)
+LEVELS = [bisect_right(LENGTHS, length) - 1 for length in range(LONGEST + 1)]  # of a match of each length
+PRIOR = 0.5, 1.0  # guesses of a kind that were right, and all, before any was made
+DISCOUNT = 0.998  # of earlier guesses of a kind, with each new one
+OWN_TOKENS = 2**20  # of a request, the latest are indexed
+KEPT_TOKENS = 2**20  # of earlier answers, the latest are kept: in 20 MiB
+
+
+class Guess(NamedTuple):
+    """What the counts say of the next token: the share of each that followed, and how sure that is."""
+
+    shares: Mapping[int, float]  # sums to 1
+    best: int  # the token of the largest share
+    chance: float  # measured probability that it comes next
+    kind: int  # of `HitRates`
+
+    def over(self, size: int) -> Probs:
+        """The shares as a vector (size,)."""
+        return self.mixed(np.zeros(size), 1.0)
+
+    def mixed(self, probs: Probs, weight: float | None = None) -> Probs:
+        """(1 − w) · probs + w · shares, (V,), in place of `probs`; w is the chance where no other is given."""
+        weight = self.chance if weight is None else weight
+        probs *= 1 - weight
+        for token, share in self.shares.items():
+            probs[token] += weight * share
+        return probs
+
+
+class HitRates:
+    """How often guesses were right, by their kind, of which there are KINDS."""
+
+    def __init__(self) -> None:
+        self._right, self._seen = [PRIOR[0]] * KINDS, [PRIOR[1]] * KINDS
+        self.rates = [PRIOR[0] / PRIOR[1]] * KINDS
+
+    def learn(self, kind: int, *, right: bool) -> None:
+        """Take in whether a guess of this kind was right."""
+        self._right[kind] = DISCOUNT * self._right[kind] + right
+        self._seen[kind] = DISCOUNT * self._seen[kind] + 1
+        self.rates[kind] = self._right[kind] / self._seen[kind]
+
+
+def kind_of(level: int, share: float, number: int) -> int:
+    """The kind of a guess: place of its length among LENGTHS, share of its best, number of occurrences."""
+    of_level = level * (len(SHARES) + 1) + bisect_right(SHARES, share)
+    return of_level * (len(NUMBERS) + 1) + bisect_right(NUMBERS, number)
+
+
+class AnswerMemory:
+    """Earlier answers of one user, in drafter tokens, and the hit rates of guesses: in fixed memory."""
+
+    def __init__(self, tokens: int = KEPT_TOKENS) -> None:
+        self.index, self.rates = TokenIndex(tokens), HitRates()
+
+
+class Counts:
+    """Counts of one request's text, and of the answers in a memory, which may be shared; without one, of no others.
+
+    Only committed text is counted: a guess may follow draft tokens, and none of them is counted.
+    """
+
+    def __init__(self) -> None:
+        self._own_rates = HitRates()
+        self.start((), 0, None)
+
+    def start(self, prompt: Sequence[int], new_tokens: int, memory: AnswerMemory | None) -> None:
+        """Begin a request with these tokens, for up to `new_tokens` more."""
+        self.memory = memory
+        self._rates = self._own_rates if memory is None else memory.rates
+        self._own = TokenIndex(min(len(prompt) + new_tokens, OWN_TOKENS))
+        self._own.extend(prompt)
+        self._begun = self._judged = len(prompt)
+
+    def follow(self, text: Sequence[int], kept: int) -> None:
+        """Take in committed text, of which the first `kept` tokens are known: what is new is judged, then counted."""
+        self._own.drop(max(self._judged, kept) - kept)
+        for place in range(kept, len(text)):
+            if place >= self._judged and (guess := self.guess(text[max(0, place - LONGEST) : place])) is not None:
+                self._rates.learn(guess.kind, right=guess.best == text[place])
+            self._own.extend(text[place : place + 1])
+        self._judged = len(text)
+
+    def guess(self, text: Sequence[int]) -> Guess | None:
+        """What followed the end of `text` before, LONGEST tokens of which are read; None where nothing did.
+
+        Of the lengths that a match may have, that one counts whose best token was right most often.
+        """
+        found = self._own.followers(text)
+        if self.memory is not None:
+            found += self.memory.index.followers(text)
+        if not found:
+            return None
+        found.sort(key=_length, reverse=True)
+        rates, counts = self._rates.rates, dict[int, int]()
+        most, best, chosen = 0, -1, (-1.0, counts, -1, -1, 1)
+        for number, (length, token) in enumerate(found, 1):
+            counts[token] = count = counts.get(token, 0) + 1
+            if count > most:
+                most, best = count, token
+            level = LEVELS[length]
+            if number < len(found) and LEVELS[found[number][0]] == level:
+                continue
+            kind = kind_of(level, most / number, number)
+            if rates[kind] > chosen[0]:
+                chosen = rates[kind], dict(counts), best, kind, number
+        chance, counts, best, kind, number = chosen
+        return Guess({token: count / number for token, count in counts.items()}, best, chance, kind)
+
+    def keep(self, text: Sequence[int]) -> None:
+        """Keep a complete answer, the end of `text`, where answers are kept."""
+        if self.memory is not None and len(text) > self._begun:
+            # with the end of the prompt, which the answer's beginning is found by
+            self.memory.index.extend([BOUNDARY, *text[max(0, self._begun - LONGEST) :]])
+
+
+def _length(one: tuple[int, int]) -> int:
+    return one[0]
