@@ -30,7 +30,7 @@ from omnidraft.config import (
 )
 from omnidraft.counts.counts import AnswerMemory
 from omnidraft.counts.token_index import BOUNDARY
-from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.engine import NOTHING_TO_DRAFT, Engine
 from omnidraft.decoding.passes import never
 from omnidraft.decoding.shared_drafter import SharedDrafter, Slot
 from omnidraft.defaults import AUTO, drafter_for, sampling_of
@@ -245,8 +245,10 @@ def load(
     place: object = profile
     if place is not None and (not isinstance(place, str | Path) or not str(place)):
         raise ConfigError(f"profile is {profile!r}; use 'auto', a path, or None for none")
-    if drafter == AUTO and settings.draft_length == 0:
+    if drafter == AUTO and settings.longest == 0:
         drafter = None
+    if drafter is None and settings.longest > 0 and not settings.counts:
+        raise ConfigError(NOTHING_TO_DRAFT, option="remember")
     if drafter is None and adapt != "off":
         raise ConfigError(f"adapt is {adapt!r} without a drafter: give one, or use adapt='off'")
     memory = _memory(drafter, settings, saved=adapt != "off" and profile is not None)

@@ -15,7 +15,8 @@ def model(target: Path, drafter: Path, tmp_path_factory: pytest.TempPathFactory)
     """A target and a drafter of random weights; tests leave them as they are."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMNIDRAFT_HOME", str(tmp_path_factory.mktemp("home")))
-        return omnidraft.load(target, drafter, dtype="float32", profile=None, draft_length=4, warn=pytest.fail)
+        options = {"dtype": "float32", "profile": None, "draft_length": 4, "remember": "nothing"}
+        return omnidraft.load(target, drafter, warn=pytest.fail, **options)
 
 
 @pytest.fixture(scope="session")

@@ -78,7 +78,7 @@ class Fleet:
         self.processes: list[Process] = []
 
     def replica(self, name: str) -> Process:
-        settings = {"drafter": str(self.drafter), "draft_length": LONGEST, "sources": "model", "replica": name}
+        settings = {"drafter": str(self.drafter), "draft_length": LONGEST, "remember": "nothing", "replica": name}
         settings |= {each: str(self.folder / each) for each in ("spool", "releases")}
         return self._start(str(TESTS / "support" / "replica.py"), str(self.target), json.dumps(settings))
 

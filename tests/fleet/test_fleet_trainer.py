@@ -25,7 +25,7 @@ from support.batches import WIDTH, Asked, Batch
 from support.waiting import WAIT_S, until
 
 LENGTH = 4
-DRAFTING = Drafting(draft_length=LENGTH, sources="model", drafter_step="transformers")
+DRAFTING = Drafting(draft_length=LENGTH, remember="nothing", drafter_step="transformers")
 QUICK: dict[str, Any] = {
     "answers": 16,
     "hold_out": 0.3,

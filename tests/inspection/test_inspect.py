@@ -206,7 +206,7 @@ def test_a_gguf_target_is_timed_in_the_precision_that_load_takes(
     assert found.works, found.reason
     assert found.target.memory is not None
     assert [str(one) for one in timed] == [f"torch.{found.target.memory.dtype}"]
-    assert timed == [omnidraft.load(path, None, sources="retrieval").target.lm.dtype]
+    assert timed == [omnidraft.load(path, None).target.lm.dtype]
 
 
 # ------------------------------------------------------------ verdicts

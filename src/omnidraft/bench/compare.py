@@ -106,7 +106,7 @@ def _answered(methods: list[Way], question: Question, plan: Plan, results: Resul
 def _counts(answer: Answer, prompt_tokens: int) -> Counts:
     if answer.rounds is not None:
         stats = Stats.of(answer.rounds)
-        names = {each.name for each in fields(Counts)} - {"overhead_s"}
+        names = {each.name for each in fields(Counts)} - {"overhead_s", "retrieved"}
         return Counts(**{name: getattr(stats, name) for name in names}, overhead_s=stats.overhead_s + stats.policy_s)
     rounds = len(answer.passes)
     # every pass but the first is also fed the token that the one before it ended with

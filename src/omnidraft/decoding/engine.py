@@ -27,7 +27,11 @@ from omnidraft.verification.sparse_probs import SparseProbs, sparse
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Engine", "Request", "Verified"]
+__all__ = ["NOTHING_TO_DRAFT", "Engine", "Request", "Verified"]
+NOTHING_TO_DRAFT = (
+    "remember is 'nothing' without a drafter, so that there are no drafts: give a drafter, leave remember out, or use "
+    "draft_length=0"
+)
 
 
 @dataclass(kw_only=True)
@@ -87,10 +91,7 @@ class Engine:
         self.teacher_temperature: float | None = None  # where one is set, records hold target distributions at it
         counts = self.drafting.counts
         if attached is None and self.drafting.longest > 0 and not counts:
-            raise ConfigError(
-                f"draft_length is {self.drafting.draft_length!r} without a drafter or counts: give one, "
-                "leave remember out, or use draft_length=0"
-            )
+            raise ConfigError(NOTHING_TO_DRAFT, option="remember")
         self.counts = Counts() if counts else None  # of drafter tokens, of target tokens without a drafter
         head = None if attached is None else attached.head
         self.policy: DraftLengthPolicy = policy or make_policy(self.drafting, head)

@@ -1,4 +1,4 @@
-"""Copied drafts through the Python interface: exact, where they are asked for, and kept as long as they are."""
+"""Counts through the Python interface: exact drafts, and earlier answers that are kept as long as they are asked for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import omnidraft
-from omnidraft import Generation, OmniDraft
+from omnidraft import Generation, OmniDraft, Stream
 from omnidraft.cli import main as cli
 from omnidraft.profiles.profile import ANSWER_TOKENS
 from support.engines import generate
@@ -22,7 +22,7 @@ from support.small_tokenizers import byte_level
 PROMPT = "hello world"
 COUNT = 24
 CODE = "def add(a, b):\n    total = a + b\n    return total\n\n" * 3
-KEEPS: dict[str, Any] = {"adapt": "inline", "interval": 1, "remember": "answers", "sources": "auto"}
+KEEPS: dict[str, Any] = {"adapt": "inline", "interval": 1, "remember": "profile"}
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -50,96 +50,98 @@ def again(model: OmniDraft, times: int = 2) -> Generation:
 
 @pytest.mark.usefixtures("even")
 @pytest.mark.parametrize("target", ["zoo:target-a", "zoo:target-b"])
-def test_greedy_answers_are_those_of_transformers(target: str) -> None:
-    copied, drafted = 0, 0
-    ways: list[dict[str, Any]] = [{"sources": "retrieval"}, {"sources": "auto"}, {"drafter": None, "draft_length": 6}]
-    for options in ways:
-        model = omnidraft.load(target, **{"profile": None, "dtype": "float32", "warn": print, **options})
-        ids = model.encode(CODE)
-        expected = generate(model.target.lm, ids, COUNT, model.vocab.eos)
-        for _ in range(3):
-            answer = model.generate(ids, max_new_tokens=COUNT, temperature=0.0)
-            assert list(answer.token_ids) == expected
-            assert 0 <= answer.stats.retrieved_accepted <= answer.stats.retrieved <= answer.stats.proposed
-            assert answer.stats.retrieved_accepted <= answer.stats.accepted
-            copied += answer.stats.retrieved_accepted
-            drafted += answer.stats.drafted
-    assert copied > 20, "identity must have been seen on copied tokens"
-    assert drafted > 0, "and on the drafter's"
+@pytest.mark.parametrize(
+    "options",
+    [{"drafter": None}, {}, {"drafter": None, "draft_length": 6}, {"draft_length": 6}, {"draft_length": "confidence"}],
+)
+def test_greedy_answers_are_those_of_transformers(target: str, options: dict[str, Any]) -> None:
+    model = omnidraft.load(target, **{"profile": None, "dtype": "float32", "warn": print, **options})
+    ids = model.encode(CODE)
+    expected = generate(model.target.lm, ids, COUNT, model.vocab.eos)
+    counted = accepted = 0
+    for _ in range(3):
+        answer = model.generate(ids, max_new_tokens=COUNT, temperature=0.0)
+        assert list(answer.token_ids) == expected
+        assert 0 <= answer.stats.counted <= answer.stats.drafted
+        counted += answer.stats.counted
+        accepted += answer.stats.accepted
+    assert counted > 10, "identity must have been seen on counted tokens"
+    assert accepted > 20
 
 
 @pytest.mark.usefixtures("even")
 @pytest.mark.parametrize("length", [4, "goodput"])
-def test_copied_drafts_alone_leave_a_sampled_answer_that_of_plain_decoding(target: Path, length: int | str) -> None:
-    """Each token takes one draw from the target's distribution, whatever was copied."""
+def test_without_a_drafter_a_sampled_answer_is_that_of_plain_decoding(target: Path, length: int | str) -> None:
+    """Each token takes one draw from the target's distribution, whatever was proposed."""
     plain = omnidraft.load(target, draft_length=0, dtype="float32")
-    model = omnidraft.load(target, None, draft_length=length, remember="memory", dtype="float32")
-    copied = 0
+    model = omnidraft.load(target, None, draft_length=length, dtype="float32")
+    accepted = 0
     for seed in (1, 2, 1):
         options: dict[str, Any] = {"temperature": 0.8, "top_k": 20, "seed": seed}
         answer = ask(model, **options)
         assert answer.token_ids == ask(plain, **options).token_ids
-        copied += answer.stats.retrieved_accepted
-    assert copied > COUNT // 2, "the third answer is the first, and is copied"
+        accepted += answer.stats.accepted
+    assert accepted > COUNT // 2, "the third answer is the first, and is drafted from it"
 
 
-# ---------------------------------------------------------------- where copies are made
+# ---------------------------------------------------------------- where tokens are counted
 
 
-@pytest.mark.parametrize("options", [{"sources": "model"}, {"draft_length": 4}])
-def test_the_drafter_alone_copies_nothing(target: Path, drafter: Path, options: dict[str, Any]) -> None:
-    model = omnidraft.load(target, drafter, profile=None, **options)
-    assert [ask(model, "hello hello hello hello").stats.retrieved for _ in range(2)] == [0, 0]
+@pytest.mark.parametrize("options", [{"remember": "nothing"}, {"mode": "intersection"}, {"mode": "paper"}])
+def test_nothing_is_counted_unless_asked_for_and_exact(target: Path, drafter: Path, options: dict[str, Any]) -> None:
+    model = omnidraft.load(target, drafter, profile=None, draft_length=4, **options)
+    assert [ask(model, "hello hello hello hello").stats.counted for _ in range(2)] == [0, 0]
+    assert model.memory is None
 
 
 @pytest.mark.usefixtures("even")
 @pytest.mark.parametrize("length", ["goodput", "confidence", "entropy", "head", 3])
-def test_retrieval_alone_has_no_drafter_under_any_policy(target: Path, length: int | str) -> None:
-    model = omnidraft.load(target, sources="retrieval", draft_length=length, max_draft_length=5, remember="memory")
+def test_without_a_drafter_counts_draft_under_any_policy(target: Path, length: int | str) -> None:
+    model = omnidraft.load(target, None, draft_length=length, max_draft_length=5)
     answer = again(model, 3)
     assert model.drafter is None
-    assert answer.stats.retrieved_accepted > 0
+    assert answer.stats.accepted > 0
+    assert answer.stats.counted == answer.stats.drafted
 
 
 # ---------------------------------------------------------------- what is remembered
 
 
-def test_an_earlier_answer_is_copied_where_it_is_remembered(target: Path) -> None:
-    accepted = {}
-    for remember in ("nothing", "memory"):
-        answer = again(omnidraft.load(target, None, draft_length=4, remember=remember))
-        accepted[remember] = answer.stats.retrieved_accepted
-    assert accepted["memory"] > COUNT // 2
-    assert accepted["nothing"] < COUNT // 4
+def test_an_earlier_answer_is_drafted_from_where_it_is_remembered(target: Path, drafter: Path) -> None:
+    for drafts in (None, drafter):
+        accepted = {}
+        for remember in ("request", "memory"):
+            model = omnidraft.load(target, drafts, draft_length=4, remember=remember, profile=None)
+            accepted[remember] = again(model).stats.accepted
+        assert accepted["memory"] > COUNT // 2
+        assert accepted["request"] < COUNT // 4
 
 
 def test_an_answer_that_is_not_read_to_its_end_is_not_remembered(target: Path) -> None:
-    model = omnidraft.load(target, None, draft_length=4, remember="memory")
+    model = omnidraft.load(target, None, draft_length=4)
     with model.stream(PROMPT, max_new_tokens=COUNT) as stream:
         for _ in range(4):
             next(stream)
-    assert ask(model).stats.retrieved_accepted < COUNT // 4
+    assert ask(model).stats.accepted < COUNT // 4
 
 
-def test_another_target_has_a_store_of_its_own(target: Path, drafter: Path, tmp_path: Path) -> None:
-    """Also where both share a drafter."""
+def test_targets_that_share_a_drafter_share_its_memory(target: Path, drafter: Path, tmp_path: Path) -> None:
     other = save_model(tmp_path / "other", byte_level(), seed=1)  # says the same
-    first = omnidraft.load(target, drafter, remember="memory", profile=None)
-    second = omnidraft.load(other, first, remember="memory", profile=None)
-    assert ask(first).token_ids == ask(second).token_ids
-    assert first.engine.retrieval is not None
-    assert second.engine.retrieval is not None
-    one, two = first.engine.retrieval.store, second.engine.retrieval.store
-    assert one is not None
-    assert two is not None
+    first = omnidraft.load(target, drafter, profile=None)
+    second = omnidraft.load(other, first, profile=None)
+    alone = omnidraft.load(other, drafter, profile=None, remember="request")
+    assert first.memory is second.memory
+    assert alone.memory is None
     ask(first)
-    assert (len(one), len(two)) == (2 * (COUNT + 1), COUNT + 1)
+    held = stored(second)
+    ask(second)
+    assert stored(first)[: len(held)] == held
+    assert len(stored(first)) > len(held) > COUNT // 2
 
 
 def stored(model: OmniDraft) -> list[int]:
-    assert model.engine.retrieval is not None
-    assert model.engine.retrieval.store is not None
-    return model.engine.retrieval.store.tokens()
+    assert model.memory is not None
+    return model.memory.index.tokens()
 
 
 def shown(capsys: pytest.CaptureFixture[str]) -> tuple[str, dict[str, Any]]:
@@ -157,7 +159,10 @@ def test_answers_are_kept_in_the_profile_until_they_are_forgotten(
     with omnidraft.load(target, drafter, **KEEPS) as first:
         answer = ask(first)
         held = stored(first)
-    assert held[:COUNT] == list(answer.token_ids)
+    attached = first.engine.attached
+    assert attached is not None
+    spelled = attached.context.tokens(answer.token_ids)
+    assert held[-len(spelled) :] == spelled
     learned = drafts(first)
     name, details = shown(capsys)
     assert details["counters"][ANSWER_TOKENS] == len(held)
@@ -213,6 +218,11 @@ def test_a_lane_keeps_no_index_after_an_answer(target: Path) -> None:
         stream = lane.stream(PROMPT, max_new_tokens=COUNT)
         assert "".join(stream)
         stream.close()
-        retrieval = stream._session._engine.retrieval  # noqa: SLF001  nothing else shows what is kept
-        assert retrieval is not None
-        assert retrieval.draft([1, 2] * 9, 4, alone=True) is None
+        engine = stream._session._engine  # noqa: SLF001  nothing else shows what is kept
+        assert engine.counts is not None
+        assert engine.counts.memory is None
+        assert engine.counts.guess(model_text(stream)) is None
+
+
+def model_text(stream: Stream) -> list[int]:
+    return list(stream.result.token_ids[:2])
