@@ -13,10 +13,10 @@ from omnidraft.bench.output import COLORS
 WINDOW = 20  # answers of a moving average
 
 
-def moving(parts: Sequence[int], wholes: Sequence[int]) -> list[float]:
-    """Sums of one over sums of the other, of the last WINDOW answers, at each."""
+def moving(parts: Sequence[int], wholes: Sequence[int], window: int = WINDOW) -> list[float]:
+    """Sums of one over sums of the other, of the last `window` answers, at each."""
     part, whole = ([0, *accumulate(values)] for values in (parts, wholes))
-    starts = (max(0, end - WINDOW) for end in range(1, len(part)))
+    starts = (max(0, end - window) for end in range(1, len(part)))
     return [(part[end] - part[start]) / max(1, whole[end] - whole[start]) for end, start in enumerate(starts, 1)]
 
 

@@ -1,0 +1,237 @@
+"""`python -m experiments.streams`: what memory and learning bring to one user, from the first answer on.
+
+Prompts of a kind come one after the other.  Each is answered without drafts, by the drafter as it ships, by one that
+remembers earlier answers, and by one that learns from them, too, in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from experiments.command import parser, run
+from experiments.real import shown
+from experiments.results import Results, Row
+from experiments.stream_prompts import STREAMS, prompts
+from experiments.stream_report import markdown, picture
+from experiments.study import chosen
+from omnidraft.api import OmniDraft, load
+from omnidraft.bench.compare import Question, questions_of
+from omnidraft.bench.environment import command
+from omnidraft.bench.interleaved import ordered
+from omnidraft.bench.output import progress, writing
+from omnidraft.cli import flags
+from omnidraft.config import Sampling
+from omnidraft.decoding.engine import Request, Verified
+from omnidraft.errors import ConfigError
+from omnidraft.verification.sampling import softmax
+
+PLAIN = "plain"
+WAYS: dict[str, dict[str, Any]] = {
+    PLAIN: {"draft_length": 0, "remember": "nothing"},
+    "frozen": {"remember": "nothing"},
+    "memory": {"remember": "memory"},
+    "learning": {"remember": "memory", "adapt": "inline"},
+}
+EXACT = ("float32", "int8")  # in which drafts may change no greedy token
+EDITS = "edits"  # whose answers are whole files
+DIGITS = 5  # of seconds in the file
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Prompts of a stream, and tokens of an answer: of most streams, and of edits."""
+
+    prompts: int
+    new_tokens: int
+    edit_tokens: int
+
+
+FULL = Sizes(prompts=120, new_tokens=128, edit_tokens=700)
+QUICK = Sizes(prompts=6, new_tokens=16, edit_tokens=16)
+
+
+class EqualDraws:
+    """What the same drafts would bring if each token were kept while a draw of the target's own equals it.
+
+    That is llama.cpp's rule, by which a token is kept with the target's probability of it.  `tokens` is what the rounds
+    of a model since then are expected to emit, `seconds` what this took.
+    """
+
+    def __init__(self, model: OmniDraft, temperature: float) -> None:
+        self.tokens = self.seconds = 0.0
+        self._temperature, self._verify = temperature, model.engine.verify
+        vars(model.engine).update(verify=self.verify)
+
+    def verify(self, request: Request) -> Verified:
+        """A round of the engine."""
+        verified = self._verify(request)
+        began = time.perf_counter()
+        proposals = list(verified.draft.proposals)
+        rows = softmax(verified.logits[: len(proposals)], self._temperature)
+        kept = rows[range(len(proposals)), proposals].cumprod(0)
+        self.tokens += 1 + float(kept.sum()) - (float(kept[-1]) if verified.draft.ended else 0.0)
+        self.seconds += time.perf_counter() - began
+        return verified
+
+
+class Answering:
+    """The ways, each a model with measurements and memory of its own, on one copy of the target's weights."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.temperature = temperature = options.temperature
+        self.models: dict[str, OmniDraft] = {}
+        self._equal: dict[str, EqualDraws] = {}
+        places = {"dtype": options.dtype, "device": options.device, "profile": None, "warn": options.warn}
+        for name in options.ways:
+            drafter = None if name == PLAIN else options.drafter
+            self.models[name] = model = load(options.target, drafter, **places, **WAYS[name])
+            first = self.models[options.ways[0]].target
+            model.target, model.engine.target = first, first.lm.with_own_cache()
+            if temperature and name != PLAIN:
+                self._equal[name] = EqualDraws(model, temperature)
+
+    def answer(self, name: str, question: Question, new_tokens: int) -> tuple[list[int], Row]:
+        """The tokens that a way answers with, and its counts and seconds, those of learning apart from the rest."""
+        model, equal = self.models[name], self._equal.get(name)
+        before = (equal.tokens, equal.seconds) if equal else (0.0, 0.0)
+        settings = asdict(Sampling(temperature=self.temperature))
+        began = time.perf_counter()
+        with model.stream(question.ids, max_new_tokens=new_tokens, seed=question.number, **settings) as stream:
+            while stream.step() is not None and stream.rounds[-1].finish is None:
+                pass
+            decoded = time.perf_counter()
+            while stream.step() is not None:  # where there is no round left, the answer is learned from
+                pass
+            learned = time.perf_counter()
+        answer, rounds = stream.result, stream.rounds
+        stats = answer.stats
+        counts = {each: getattr(stats, each) for each in ("tokens", "rounds", "drafted", "retrieved", "proposed")}
+        counts |= {"accepted": stats.accepted, "draft_passes": sum(each.counts.draft_passes for each in rounds)}
+        parts = {each: getattr(stats, each) for each in ("draft_s", "verify_s", "overhead_s", "policy_s")}
+        seconds = decoded - began - ((equal.seconds - before[1]) if equal else 0.0)
+        taken = {"seconds": seconds, "learning_s": learned - decoded} | parts
+        row: Row = counts | {each: round(value, DIGITS) for each, value in taken.items()}
+        if equal:
+            row["equal_draws"] = round(equal.tokens - before[0], DIGITS)
+        return list(answer.token_ids), row
+
+    def close(self) -> None:
+        """End what learns."""
+        for model in self.models.values():
+            model.close()
+
+
+def follow(
+    answering: Answering, questions: Sequence[Question], new_tokens: int, done: Mapping[int, Row]
+) -> Iterator[tuple[int, Row]]:
+    """Answer a stream's prompts in turns: for each that is not done its number and the row of all ways.
+
+    Of those that are done, all but the undrafted answers are given again, to be remembered and learned from.
+    """
+    names = list(answering.models)
+    answering.answer(names[0], replace(questions[0], ids=questions[0].ids[-8:]), 2)  # warms up
+    for place, question in enumerate(questions):
+        again = question.number in done
+        said, row = {}, {}
+        for name in ordered(names, place):
+            if not (again and name == PLAIN):
+                said[name], row[name] = answering.answer(name, question, new_tokens)
+        if again:
+            continue
+        if not answering.temperature:
+            for name, tokens in said.items():
+                row[name]["identical"] = tokens == said[names[0]]
+        yield question.number, {name: row[name] for name in names}
+
+
+def _complete(options: argparse.Namespace, stream: str, results: Results, sizes: Sizes, console: Console) -> None:
+    """Answer what the file lacks of a stream."""
+    place = f"{shown(options.target)}|{stream}|{options.temperature:g}"
+    rows = results.of("answers")
+    done = {number: rows[key] for number in range(sizes.prompts) if (key := f"{place}|{number}") in rows}
+    if place in results.of("learned"):
+        return
+    texts = prompts(stream, sizes.prompts, options.data)
+    answering = Answering(options)
+    new_tokens = sizes.edit_tokens if stream == EDITS else sizes.new_tokens
+    first = answering.models[options.ways[0]]
+    exact = str(first.target.lm.dtype).removeprefix("torch.") in EXACT
+    questions = questions_of(first, {stream: texts}, new_tokens, console)
+    step = progress(console, place.replace("|", ", "), len(questions) - len(done))
+    for number, row in follow(answering, questions, new_tokens, done):
+        results.add("answers", f"{place}|{number}", {"number": number, "exact": exact, "ways": row})
+        step()
+    answering.close()
+    results.add("learned", place, {name: model.learned for name, model in answering.models.items() if model.learned})
+
+
+def measure(options: argparse.Namespace, console: Console) -> int:
+    """Measure what the file lacks; 1 where a greedy answer in float32 or int8 was not that of the first way."""
+    given = {name: value for name in asdict(FULL) if (value := getattr(options, name)) is not None}
+    sizes = replace(QUICK if options.quick else FULL, **given)
+    options.ways = chosen("way", options.ways.split(","), WAYS)
+    streams = chosen("stream", options.streams.split(","), STREAMS)
+    options.warn = cache(console.print)  # each line once
+    Sampling(temperature=options.temperature)
+    for stream in streams:  # what is missing is known before minutes are spent
+        prompts(stream, sizes.prompts, options.data)
+    results = Results(options.out and options.out.with_name(options.out.name + ".jsonl"), "streams")
+    setting = asdict(sizes) | {"drafter": shown(str(options.drafter)), "dtype": options.dtype, "ways": options.ways}
+    if results.settings and (before := results.settings[0]["recipe"]) != setting:
+        raise ConfigError(f"--out has results of other settings ({before}): give another place")
+    results.begin(command(options.words), setting)
+    for stream in streams:
+        _complete(options, stream, results, sizes, console)
+    page = markdown(results)
+    if options.out is not None:
+        with writing(options.out):
+            options.out.with_name(options.out.name + ".md").write_text(page, encoding="utf-8")
+            picture(results, options.out.with_name(options.out.name + ".svg"))
+    print(page, end="")
+    ways = (way for row in results.of("answers").values() if row["exact"] for way in row["ways"].values())
+    return 1 if any(way.get("identical") is False for way in ways) else 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure streams of one user, and return the exit code."""
+    options = parser(
+        "streams",
+        "What memory and learning bring to the prompts of one user, from the first answer on.",
+        "--target zoo:target-b --streams chinese,german --quick",
+        "--target MODEL.gguf --dtype int8 --streams json,code --data DIR --out results/streams",
+    )
+    flags.add(options, "--target", "--drafter", "--dtype", "--device")
+    options.add_argument(
+        "--streams", default=",".join(STREAMS), metavar="A,B", help="which, with commas (default: %(default)s)"
+    )
+    options.add_argument(
+        "--ways", default=",".join(WAYS), metavar="A,B", help="likewise, to be compared (default: %(default)s)"
+    )
+    options.add_argument(
+        "--temperature", type=float, default=0.0, metavar="X", help="of the answers (default: %(default)s)"
+    )
+    options.add_argument("--data", type=Path, metavar="DIR", help="the folder of GSM8K and MBPP (default: the hub)")
+    for name, what in (
+        ("prompts", "prompts of a stream"),
+        ("new_tokens", "maximum tokens of an answer"),
+        ("edit_tokens", "likewise, of a file that is edited"),
+    ):
+        default = f"{what} (default: {getattr(FULL, name)}, {getattr(QUICK, name)} with --quick)"
+        options.add_argument(flags.flag(name), type=flags.at_least(1), metavar="N", help=default)
+    options.add_argument(
+        "--out", type=Path, metavar="STEM", help="write STEM.jsonl, and go on with it, STEM.md and STEM.svg"
+    )
+    return run(options, measure, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
