@@ -77,12 +77,16 @@ def _edits(count: int) -> list[str]:
 
 
 def _code(data: Path | None) -> list[str]:
+    """Tasks of MBPP's training split that are in no other split, too."""
+    rows = list(rows_of(TASKS["mbpp"], "mbpp", data, *tasks.MBPP_SPLITS))
+    others = set(texts_of(rows, lambda row: None if row["task_id"] in tasks.MBPP_TRAINING else row["text"]))
+
     def asked(row: Mapping[str, Any]) -> str | None:
-        if row["task_id"] not in tasks.MBPP_TRAINING:
+        if row["task_id"] not in tasks.MBPP_TRAINING or row["text"] in others:
             return None
         return f"{parts()['code']['before']}{row['text']}\nIt has to pass this test: {row['test_list'][0]}"
 
-    return list(dict.fromkeys(texts_of(rows_of(TASKS["mbpp"], "mbpp", data, "train"), asked)))
+    return list(dict.fromkeys(texts_of(rows, asked)))
 
 
 STREAMS = ("json", "chinese", "german", "code", "edits", "instructions", "gsm8k")

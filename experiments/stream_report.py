@@ -14,11 +14,12 @@ from omnidraft.bench.output import COLORS, down, markdown_table
 FIRST = 10  # answers
 WINDOW = 10  # answers of a moving mean
 BASE = "frozen"  # what others are set against
-DRAWN = (BASE, "memory", "learning")
 COLUMNS, PANEL = 4, (3.0, 2.3)  # of the picture: panels in a row, and inches of one
 INK = "#808080"  # whatever is no curve: on light and dark pages it becomes their own color of text
+CURVES = {BASE: INK, "memory": COLORS[0], "learning": COLORS[5]}  # told apart on either ground
 LOOK: dict[Any, Any] = {
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+    "font.sans-serif": ["DejaVu Sans"],
     "svg.fonttype": "none",
     "svg.hashsalt": "streams",
     "font.size": 9,
@@ -137,7 +138,7 @@ def picture(results: Results, path: Path) -> bool:
 
 def _draw(panel: Any, stream: str, rows: Sequence[Row]) -> None:
     """A panel of one stream."""
-    for color, way in zip(COLORS, DRAWN, strict=False):
+    for way, color in CURVES.items():
         if way in rows[0]:
             tokens, rounds = ([row[way][name] for row in rows] for name in ("tokens", "rounds"))
             panel.plot(range(1, len(rows) + 1), moving(tokens, rounds, WINDOW), color=color, label=way, linewidth=1.8)
