@@ -1,4 +1,4 @@
-"""`python -m experiments.retrieval`: drafts copied from earlier text, alone and with the drafter's, on real models.
+"""`python -m experiments.retrieval`: drafts counted from the request's text, alone and with the drafter's network.
 
 `generate` of transformers, alone and with prompt lookup, and our loop with each source of drafts answer in turns.
 """
@@ -27,6 +27,7 @@ from omnidraft.bench.prompts import MBPP_TEST, TASKS, rows_of
 from omnidraft.bench.prompts import texts_of as written
 from omnidraft.bench.records import BASELINE
 from omnidraft.config import Drafting, Sampling
+from omnidraft.decoding.engine import Engine
 
 EDITS = (
     "Add a docstring to this code, and give the whole code again.",
@@ -44,6 +45,12 @@ SUMMARIZE = "Summarize the following text in two sentences.\n\n"  # the beginnin
 QUOTES = "Summarize the following text, and quote its two most important sentences word for word.\n\n"
 PASSAGE = "Answer from this passage alone, and quote the sentence that says it: what changes, or is new, and why?\n\n"
 COPIES = ("edits", "quotes", "passages")  # much of the answer stands in the prompt
+# how our loop drafts; as files have called it since drafts were copied from the text
+SOURCES: dict[str, Drafting] = {
+    "auto": Drafting(remember="request"),
+    "model": Drafting(remember="nothing"),
+    "retrieval": Drafting(remember="request"),  # without a drafter
+}
 GROUPS = {"copying": COPIES, "conversation": ("conversation",), "free": ("instructions", "gsm8k")}
 
 
@@ -107,7 +114,10 @@ class Copying(Measurement):
         """Transformers, alone and with prompt lookup, and our loop with each source of drafts."""
         del task, learned
         ways, left_out = methods.make((BASELINE, "lookup"), self.model, 0, sampling)
-        ways += [EngineWay(source, engine_for(self.model, Drafting(sources=source)), sampling) for source in SOURCES]
+        target, eos = self.model.engine.target, sorted(self.model.engine.eos)
+        for source, drafting in SOURCES.items():
+            alone = Engine(target, eos, None, drafting) if source == "retrieval" else engine_for(self.model, drafting)
+            ways.append(EngineWay(source, alone, sampling))
         return ways, left_out
 
     @staticmethod

@@ -114,7 +114,7 @@ class Answering:
             learned = time.perf_counter()
         answer, rounds = stream.result, stream.rounds
         stats = answer.stats
-        counts = {each: getattr(stats, each) for each in ("tokens", "rounds", "drafted", "retrieved", "proposed")}
+        counts = {each: getattr(stats, each) for each in ("tokens", "rounds", "drafted", "counted", "proposed")}
         counts |= {"accepted": stats.accepted, "draft_passes": sum(each.counts.draft_passes for each in rounds)}
         parts = {each: getattr(stats, each) for each in ("draft_s", "verify_s", "overhead_s", "policy_s")}
         seconds = decoded - began - ((equal.seconds - before[1]) if equal else 0.0)
