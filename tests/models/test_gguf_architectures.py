@@ -74,6 +74,35 @@ def test_a_tensor_that_is_missing_too_much_or_of_another_shape_is_named(architec
         one_line(error, "m.gguf", said)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "changes", "absent"),
+    [
+        ("llama", {"mlp_bias": False}, ("o_proj",)),
+        ("llama", {}, ("o_proj", "gate_proj", "up_proj")),
+        ("llama", {"mlp_bias": False}, ("q_proj", "k_proj", "v_proj")),
+        ("granite", {"attention_bias": True}, ("o_proj",)),
+        ("qwen3", {"attention_bias": True}, ("o_proj",)),
+        ("command-r", {"attention_bias": True}, ("o_proj",)),
+    ],
+)
+def test_biases_that_no_layer_has_are_zero(
+    architecture: str, changes: dict[str, Any], absent: tuple[str, ...], tmp_path: Path
+) -> None:
+    model = model_of(architecture, **changes)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.mul_(not name.endswith(tuple(f"{part}.bias" for part in absent)))
+    keys, tensors = keys_of(model, architecture), tensors_of(model, architecture)
+    there = {name: tensor for name, tensor in tensors.items() if tensor.any()}
+    assert len(there) == len(tensors) - 4 * len(absent)
+    path = write_file(tmp_path / "m.gguf", architecture, keys, there)
+    assert close(afresh(load_model(path, "float32", "cpu").lm.model, TEXT), afresh(model, TEXT), 1e-5)
+    one = min(name for name in there if name.startswith("blk.2.") and name.endswith(".bias"))
+    write_file(path, architecture, keys, {name: tensor for name, tensor in there.items() if name != one})
+    with pytest.raises(ModelError, match=f"lacks the tensor {one}"):
+        load_skeleton(path)
+
+
 @EVERY
 @pytest.mark.parametrize(
     ("key", "value"),
@@ -83,6 +112,10 @@ def test_a_tensor_that_is_missing_too_much_or_of_another_shape_is_named(architec
         ("expert_count", 8),
         ("attention.value_length", 6),
         ("attention.head_count_kv", [2, 2, 1, 2]),
+        ("attention.head_count_kv", [2, 2, 2]),
+        ("attention.head_count", [4] * 5),
+        ("embedding_length", [32] * 4),
+        ("attention.sliding_window", [1024] * 4),
         ("rope.scaling.type", "su"),
         ("rope.dimension_count", 7),
         ("embedding_length", 0),

@@ -38,6 +38,7 @@ class Architecture:
     epsilon: Mapping[str, str] = field(default_factory=lambda: RMS)
     interleaved: bool = False  # rows of queries and keys lie as pairs, for a rotation of neighbors
     shifted: bool = False  # weights of norms are stored plus 1
+    biases: bool = False  # any of the layers' biases may be there, and those that no layer has are zero
     factors: bool = False  # there may be tensors of the rotation's factors
     partial: bool = False  # a part of each head may be rotated
 
@@ -112,7 +113,7 @@ def _check_layers(keys: Keys, header: Header) -> None:
 def _full_attention(keys: Keys, config: Config) -> None:
     """Take a window that no text reaches beyond, and refuse any other."""
     window = keys.value("attention.sliding_window", ATTENTION)
-    if window and window < config["max_position_embeddings"]:
+    if window and keys.whole("attention.sliding_window", ATTENTION) < config["max_position_embeddings"]:
         raise keys.refused(
             "attention.sliding_window", f"windows are not supported for models of architecture {keys.architecture}"
         )
@@ -252,13 +253,13 @@ def _cohere(keys: Keys, header: Header, config: Config) -> None:
 
 LAYER_NORM = "attention.layer_norm_epsilon"
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "llama": Architecture("llama", more=_llama, interleaved=True, factors=True),
-    "mistral3": Architecture("ministral3", more=_mistral3, interleaved=True, factors=True),
-    "granite": Architecture("granite", more=_granite, interleaved=True, factors=True),
-    "smollm3": Architecture("smollm3", more=_llama, interleaved=True),
+    "llama": Architecture("llama", more=_llama, interleaved=True, biases=True, factors=True),
+    "mistral3": Architecture("ministral3", more=_mistral3, interleaved=True, biases=True, factors=True),
+    "granite": Architecture("granite", more=_granite, interleaved=True, biases=True, factors=True),
+    "smollm3": Architecture("smollm3", more=_llama, interleaved=True, biases=True),
     "qwen2": Architecture("qwen2", more=_qwen2),
-    "qwen3": Architecture("qwen3", PLAIN | NORMED, _qwen3),
-    "gemma": Architecture("gemma", more=_gemma, shifted=True),
+    "qwen3": Architecture("qwen3", PLAIN | NORMED, _qwen3, biases=True),
+    "gemma": Architecture("gemma", more=_gemma, shifted=True, biases=True),
     "gemma2": Architecture("gemma2", AROUND | ATTENDING | GATED, _gemma2, shifted=True),
     "gemma3": Architecture("gemma3_text", AROUND | ATTENDING | NORMED | GATED, _gemma3, shifted=True),
     "olmo2": Architecture(
@@ -286,5 +287,6 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         {"attn_norm": "input_layernorm"} | ATTENDING | NORMED | GATED,
         _cohere,
         {"layer_norm_eps": LAYER_NORM},
+        biases=True,
     ),
 }

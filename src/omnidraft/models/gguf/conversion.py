@@ -114,8 +114,8 @@ def _write(path: Path, tensors: Sequence[Source], dtype: torch.dtype) -> None:
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for source in tensors:
-        begin, end = end, end + math.prod(source.info.shape) * dtype.itemsize
-        entries[source.name] = {"dtype": NAMES[dtype], "shape": source.info.shape, "data_offsets": [begin, end]}
+        begin, end = end, end + math.prod(source.shape) * dtype.itemsize
+        entries[source.name] = {"dtype": NAMES[dtype], "shape": source.shape, "data_offsets": [begin, end]}
     header = json.dumps(entries).encode()
     header += b" " * (-len(header) % 8)
     with path.open("wb") as file:

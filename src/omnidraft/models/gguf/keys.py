@@ -19,6 +19,7 @@ FILE_KEYS = (
     "split.count",
     "split.tensors.count",
 )
+BY_LAYER = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")  # which may be arrays
 # keys that change nothing in what a model computes
 HARMLESS = (
     "vocab_size",  # the embedding's rows are counted
@@ -82,9 +83,11 @@ class Keys:
         return self._metadata.get(self.full(key))
 
     def whole(self, key: str, group: str, default: int | None = None) -> int:
-        """A count, at least 1: one number, or an equal one for each layer."""
+        """A count, at least 1: one number, or, of some keys, an equal one for each layer."""
         value = self.value(key, group)
-        if isinstance(value, list) and value:
+        if isinstance(value, list) and key in BY_LAYER:
+            if len(value) != (layers := self.whole("block_count", SIZES)):
+                raise self.refused(key, f"the model has {layers} layers")
             if any(each != value[0] for each in value):
                 raise self.refused(key, "layers of different sizes are not supported")
             value = value[0]

@@ -25,7 +25,8 @@ class Source:
     """A tensor of the model, and where it comes from."""
 
     name: str  # in transformers
-    info: TensorInfo
+    shape: tuple[int, ...]
+    info: TensorInfo | None  # None: it is zero
     heads: int  # whose rows lie as pairs, 0 for none
     shifted: bool  # stored plus 1
 
@@ -41,14 +42,15 @@ def sources(header: Header, described: Described, shapes: Shapes) -> list[Source
             continue
         own = _name_in_file(name, described)
         info = header.tensors.get(own)
-        if info is None:
+        if info is None and not _is_zero(own, header, described):
             raise ModelError(f"{header.name} lacks the tensor {own}: get the complete file")
-        if info.shape != shape:
+        if info is not None and info.shape != shape:
             raise ModelError(
                 f"{header.name} has tensor {own} of shape {info.shape}, its keys need {shape}: get the file anew"
             )
-        found.append(Source(name, info, _heads(own, described), _is_shifted(own, described)))
-    unused = set(header.tensors) - {source.info.name for source in found} - described.consumed
+        found.append(Source(name, shape, info, _heads(own, described), _is_shifted(own, described)))
+    used = {source.info.name for source in found if source.info is not None}
+    unused = set(header.tensors) - used - described.consumed
     if unused:
         raise ModelError(
             f"{header.name} has the tensor {min(unused)}, which is not supported for models of architecture "
@@ -59,7 +61,9 @@ def sources(header: Header, described: Described, shapes: Shapes) -> list[Source
 
 def read(source: Source, dtype: torch.dtype) -> torch.Tensor:
     """The values of a tensor."""
-    shape = source.info.shape
+    shape = source.shape
+    if source.info is None:
+        return torch.zeros(shape, dtype=dtype)
     rows = math.prod(shape[:-1])
     values = torch.empty(rows, shape[-1], dtype=dtype)
     at = 0
@@ -102,6 +106,13 @@ def _name_in_file(name: str, described: Described) -> str:
     if module in outside:
         return f"{outside[module]}.{kind}"
     raise ModelError(f"model type {described.config['model_type']!r} has the weights {name}, which no GGUF file gives")
+
+
+def _is_zero(own: str, header: Header, described: Described) -> bool:
+    """Whether a tensor is a bias that no layer has, in an architecture where any may be absent."""
+    part = own.split(".", 2)[-1]
+    there = any(name.endswith(f".{part}") for name in header.tensors)
+    return described.architecture.biases and part.endswith(".bias") and not there
 
 
 def _heads(own: str, described: Described) -> int:
