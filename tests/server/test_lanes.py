@@ -277,6 +277,17 @@ def test_a_trace_says_where_tokens_come_from(server: At) -> None:
     assert "omnidraft" not in server.chat().json()
 
 
+def test_copies_are_drafted_tokens_in_the_figures(chat: Path) -> None:
+    text = user("Say it again and again: one pen, two pens, three pens, four pens. " * 6)
+    with serving([chat], None, {"sources": "retrieval", "draft_length": 4}) as at:
+        body = at.chat(messages=text, temperature=0, max_tokens=40, omnidraft={"trace": True}).json()
+        until(lambda: at.figures()["series"]["draft_length"])
+        (length,) = at.figures()["series"]["draft_length"]
+    rounds = body["omnidraft"]["tokens"] / body["omnidraft"]["tokens_per_pass"]
+    assert body["timings"]["draft_n"] > 4
+    assert length * rounds == pytest.approx(body["timings"]["draft_n"])
+
+
 def test_no_piece_waits_for_the_one_before(server: At) -> None:
     """As the system has them wait otherwise, until what was sent before is acknowledged."""
     with socket.create_connection(place_of(server)) as client:

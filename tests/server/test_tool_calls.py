@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from omnidraft.server.tools import Call, Reader
+from support.serving import QUESTION, At, user
 
 ADD = Call("add", '{"a": 1, "b": {"c": "}</x>"}}')
 WRITTEN = '{"name": "add", "arguments": {"a": 1, "b": {"c": "}</x>"}}}'
@@ -51,3 +53,57 @@ def test_content_is_passed_on_at_once() -> None:
     assert reader.feed("<tool_") == ""
     assert reader.feed("x") == "<tool_x"
     assert Reader([]).feed(json.dumps({"name": "add"})) == '{"name": "add"}'
+
+
+PART = WRITTEN[:40]
+BEGUN = Call("add", PART.partition('"arguments": ')[2], cut=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "forced", "expected"),
+    [
+        (PART, True, ("", [BEGUN])),
+        (PART, False, ("", [BEGUN])),
+        (WRITTEN, True, ("", [ADD])),
+        (WRITTEN[:-1], True, ("", [Call("add", WRITTEN[29:-1], cut=True)])),
+        (WRITTEN[:12], True, ("", [])),
+        (WRITTEN[:12], False, (WRITTEN[:12], [])),
+        (PART.replace("add", "other"), False, (PART.replace("add", "other"), [])),
+        (f"See {PART}", False, (f"See {PART}", [])),
+        (f"<tool_call>\n{PART}", False, ("", [BEGUN])),
+        (f"So: <tool_call>{WRITTEN}</tool_call>\n<tool_call>\n{PART}", False, ("So: ", [ADD, BEGUN])),
+        (f"<tool_call>{WRITTEN}", False, ("", [ADD])),
+        ("<tool_call>", False, ("<tool_call>", [])),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 10**6])
+def test_a_call_that_is_cut_is_its_beginning(
+    text: str, forced: bool, expected: tuple[str, Sequence[Call]], size: int
+) -> None:
+    reader = Reader(["add"], forced=forced)
+    content = "".join(reader.feed(text[i : i + size]) for i in range(0, len(text), size))
+    rest, calls = reader.end(cut=True)
+    assert (content + rest, calls) == expected
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_forced_call_that_is_cut_by_the_length_is_no_content(server: At, stream: bool) -> None:
+    word = {"type": "object", "properties": {"a": {"type": "string", "minLength": 200}}, "required": ["a"]}
+    function = {"name": "add", "parameters": word}
+    asked: dict[str, Any] = {"max_tokens": 24, "temperature": 0, "tool_choice": "required", "stream": stream}
+    chat: Any = {"messages": user(QUESTION), "tools": [{"type": "function", "function": function}], **asked}
+    found = server.post("/v1/chat/completions", chat)
+    bodies = [json.loads(line[6:]) for line in found.text.splitlines() if line.startswith("data: {")] or [found.json()]
+    choices = [each["choices"][0] for each in bodies]
+    said = [each.get("message") or each["delta"] for each in choices]
+    assert not any(each.get("content") for each in said)
+    (call,) = [each for one in said for each in one.get("tool_calls", ())]
+    assert call["function"]["name"] == "add"
+    assert call["function"]["arguments"].startswith('{"a": "')
+    assert choices[-1]["finish_reason"] == "length"
+    asked["max_output_tokens"] = asked.pop("max_tokens")
+    found = server.post("/v1/responses", {"input": QUESTION, "tools": [{"type": "function", **function}], **asked})
+    last = json.loads(found.text.splitlines()[-2][6:])["response"] if stream else found.json()
+    (item,) = last["output"]
+    assert (last["status"], item["type"], item["status"]) == ("incomplete", "function_call", "incomplete")
+    assert item["arguments"].startswith('{"a": "')

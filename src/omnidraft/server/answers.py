@@ -15,6 +15,7 @@ from omnidraft.server.tools import Call, Reader
 from omnidraft.verification.round import Round
 
 ENDS = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
+CUTS = {reason for reason, said in ENDS.items() if said == "length"}
 LEAST = -9999.0  # log-probability of what is impossible: JSON has no infinity
 
 
@@ -52,7 +53,7 @@ class Answer:
         self.logprobs: list[TokenInfo] = []
         self.done: Done | None = None
         self._scheduler = scheduler
-        self._reader = Reader(task.functions)
+        self._reader = Reader(task.functions, forced=task.forced)
         self._sources = Sources(task) if task.trace else None
         self._events: asyncio.Queue[Event] = asyncio.Queue()  # no longer than an answer
         loop = asyncio.get_running_loop()
@@ -83,7 +84,8 @@ class Answer:
     @property
     def finish(self) -> str:
         """OpenAI's reason for the end."""
-        return "tool_calls" if self.calls else ENDS.get(self._finished.result.finish_reason, "stop")
+        whole = bool(self.calls) and not self.calls[-1].cut
+        return "tool_calls" if whole else ENDS.get(self._finished.result.finish_reason, "stop")
 
     @property
     def usage(self) -> dict[str, int]:
@@ -148,7 +150,7 @@ class Answer:
 
     def _end(self, done: Done) -> Delta:
         self.done = done
-        content, calls = self._reader.end()
+        content, calls = self._reader.end(cut=done.result.finish_reason in CUTS)
         self.calls = calls[:1] if self.task.one_call else calls
         trace = self._sources.of(None, content) if self._sources is not None and content else None
         return Delta(content=content, calls=self.calls, trace=trace)

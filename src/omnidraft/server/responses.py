@@ -103,7 +103,7 @@ class Response:
                     "call_id": f"call_{secrets.token_hex(12)}",
                     "name": call.name,
                     "arguments": call.arguments,
-                    "status": "completed",
+                    "status": "incomplete" if call.cut else "completed",
                 }
                 for call in self.answer.calls
             ]

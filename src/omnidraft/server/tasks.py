@@ -30,6 +30,7 @@ class Task:
     ids: Sequence[int]
     options: Mapping[str, Any]
     functions: frozenset[str] = frozenset()  # that may be called
+    forced: bool = False  # the answer is a call of one of them
     one_call: bool = False
     trace: bool = False
     user: str | None = None
@@ -201,7 +202,7 @@ def _conversation(
     without = dict.fromkeys([*prompt.dropped, *ignored, *unused, *_unstreamed(body)])
     task = _task(served, ids, asked, body, ignored=[*without])
     names = frozenset(each["name"] for each in functions.values())
-    return replace(task, functions=names, one_call=tools.parallel is False or tools.forced)
+    return replace(task, functions=names, forced=tools.forced, one_call=tools.parallel is False or tools.forced)
 
 
 def _grammar(

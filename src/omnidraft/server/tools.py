@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+BEGUN = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(.*)', re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Call:
-    """A function and its arguments, as JSON text."""
+    """A function and its arguments, as JSON text; of a call that is cut there is but the beginning."""
 
     name: str
     arguments: str
+    cut: bool = False
 
 
 class Reader:
     """Tells content from tool calls while the text comes in: content is passed on, what may be a call is held back."""
 
-    def __init__(self, names: Collection[str]) -> None:
+    def __init__(self, names: Collection[str], *, forced: bool = False) -> None:
         self._names = frozenset(names)
+        self._forced = forced  # whatever comes is a call, or the beginning of one
         self._held = ""
         self._began = False  # content, so that JSON is no call any more
 
@@ -40,8 +44,8 @@ class Reader:
         self._began |= bool(content.strip())
         return content
 
-    def end(self) -> tuple[str, list[Call]]:
-        """The rest of the content, and the calls."""
+    def end(self, *, cut: bool = False) -> tuple[str, list[Call]]:
+        """The rest of the content, and the calls; `cut`: the text may end within one."""
         held, self._held = self._held, ""
         if not self._names:
             return held, []
@@ -49,18 +53,28 @@ class Reader:
             value, end = _json(held.strip())
             alone = not self._began and end == len(held.strip())
             calls = _calls(value, self._names) if alone else None
-            return ("", calls) if calls else (held, [])
+            if calls is None and not self._began and (cut or self._forced):
+                calls = self._beginning(held)
+            return ("", calls) if calls or self._forced else (held, [])
         found: list[Call] = []
         rest = ""
-        for part in held.split(OPEN)[1:]:
+        parts = held.split(OPEN)[1:]
+        for part in parts:
             value, end = _json(part.lstrip())
             calls = _calls(value, self._names)
+            if calls is None and cut and not end and part is parts[-1]:
+                calls, end = self._beginning(part) or None, len(part)
             if calls is None:
                 rest += OPEN + part
             else:
                 found += calls
                 rest += part.lstrip()[end:].lstrip().removeprefix(CLOSE)
         return rest if rest.strip() else "", found
+
+    def _beginning(self, text: str) -> list[Call]:
+        """The call that a text is the beginning of."""
+        found = BEGUN.fullmatch(text)
+        return [Call(found[1], found[2], cut=True)] if found and found[1] in self._names else []
 
 
 def _begun(text: str) -> int:
