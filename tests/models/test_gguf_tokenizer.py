@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -135,3 +137,47 @@ def test_keys_of_other_kinds_of_tokenizers_change_nothing() -> None:
     }
     plain, other = (build_tokenizer(made.byte_level("qwen2", **keys)) for keys in ({}, more))
     assert plain.backend_tokenizer.to_str() == other.backend_tokenizer.to_str()
+
+
+OVERLAPS: list[tuple[str, ...]] = [
+    ("<ab", "b>cd"),
+    ("<qz", "z>cd", "qz"),
+    ("<ab", "b>cd", "<a"),
+    ("<|a|>", "|><|c|>"),
+    ("  ", "    ", "\n\n", "\n\n\n"),
+    ("<qz>", "<qz>>", "z>"),
+]
+
+
+def longest_first(text: str, tokens: tuple[str, ...]) -> list[str]:
+    """A text in pieces as llama.cpp cuts it: at each token in turn, the longest first."""
+    pieces = [text]
+    for token in sorted(tokens, key=len, reverse=True):
+        parts = ([piece] if piece in tokens else re.split(f"({re.escape(token)})", piece) for piece in pieces)
+        pieces = [part for each in parts for part in each if part]
+    return pieces
+
+
+@pytest.mark.parametrize("added", OVERLAPS, ids=str)
+def test_of_special_tokens_that_overlap_the_longest_is_found_first(added: tuple[str, ...]) -> None:
+    tokenizer = build_tokenizer(made.byte_level("gpt-2", dict.fromkeys(added, made.CONTROL), merges=[]))
+    draw = random.Random(0)
+    parts = [*added, *(text[:2] for text in added), *(text[1:] for text in added), "x"]
+    for _ in range(200):
+        text = "".join(draw.choices(parts, k=5))
+        ids = tokenizer(text)["input_ids"]
+        found = [token for token in tokenizer.convert_ids_to_tokens(ids) if token in added]
+        assert found == [piece for piece in longest_first(text, added) if piece in added], text
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        made.byte_level("gpt-2", dict.fromkeys(("<ab", "b>cd", "cdefgh"), made.CONTROL)),
+        made.sentencepiece(dict.fromkeys(("<ab", "b>cd"), made.CONTROL)),
+    ],
+)
+def test_special_tokens_that_overlap_too_often_are_refused(metadata: dict[str, Any]) -> None:
+    with pytest.raises(ModelError) as refusal:
+        build_tokenizer(metadata)
+    one_line(refusal, "tokenizer.ggml.tokens has special tokens that overlap, such as '<ab'")

@@ -55,7 +55,7 @@ class Reader:
             calls = _calls(value, self._names) if alone else None
             if calls is None and not self._began and (cut or self._forced):
                 calls = self._beginning(held)
-            return ("", calls) if calls or self._forced else (held, [])
+            return ("", calls or []) if calls or self._forced else (held, [])
         found: list[Call] = []
         rest = ""
         parts = held.split(OPEN)[1:]

@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from omnidraft.errors import ModelError
 from omnidraft.models.gguf.guards import reading
+from omnidraft.models.gguf.overlaps import found_later, overlapping
 from omnidraft.models.gguf.parts import read_metadata
 from omnidraft.models.gguf.splits import DEFAULT, GEMMA4, Split, split_of
 from omnidraft.models.gguf.tokens import (
@@ -216,10 +217,13 @@ def _add_tokens(backend: Tokenizer, metadata: Mapping[str, Any], tokens: Tokens)
     """Have special and user-defined tokens found in a text before it is split."""
     name = str(metadata.get("general.name", "")).lower()
     strips = "phi-3" in name or "phi3" in name  # white space after its special tokens is dropped
+    later = found_later([tokens.texts[i] for i, kind in enumerate(tokens.kinds) if kind in ADDED])
+    if later and backend.normalizer is not None:  # which would change what is looked for
+        raise overlapping(*sorted(later))
     added = [
         AddedToken(
             tokens.texts[i],
-            normalized=False,
+            normalized=tokens.texts[i] in later,
             special=kind in SPECIAL,
             rstrip=strips and tokens.texts[i] not in ("<unk>", "<s>", "<|endoftext|>"),
         )
