@@ -184,11 +184,19 @@ def test_gemma3_without_a_window_attends_to_everything(window: int | None, tmp_p
         ("granite", "logit_scale", 0.0),
         ("llama", "rope.freq_base", 0.0),
         ("qwen2", "block_count", 2**24),
+        ("llama", "rope.dimension_count", 7),
+        ("qwen2", "attention.head_count", 3),
     ],
 )
 def test_values_that_no_model_has_are_named(architecture: str, key: str, value: float, tmp_path: Path) -> None:
     path, _ = write_model(tmp_path / "m.gguf", architecture, {key: value})
     with pytest.raises(ModelError, match=f"{architecture}.{key}"):
+        load_skeleton(path)
+
+
+def test_heads_of_a_size_that_cannot_be_rotated_are_named(tmp_path: Path) -> None:
+    path, _ = write_model(tmp_path / "m.gguf", "qwen3", {"attention.key_length": 15, "attention.value_length": 15})
+    with pytest.raises(ModelError, match=r"qwen3\.attention\.key_length = 15 \(heads have 15 entries\)"):
         load_skeleton(path)
 
 

@@ -170,7 +170,9 @@ def test_it_is_taken_and_what_has_no_effect_is_named(
 # ---------------------------------------------------------------- lengths and sampling
 
 
-@pytest.mark.parametrize("asked", [{"max_tokens": -1}, {"max_tokens": 8192}, {"n_predict": -1}, {}], ids=str)
+@pytest.mark.parametrize(
+    "asked", [{"max_tokens": -1}, {"max_tokens": 8192}, {"max_tokens": 2**53}, {"n_predict": -1}, {}], ids=str
+)
 def test_lengths_go_to_the_servers_own_bound(plain: At, asked: dict[str, Any]) -> None:
     found = plain.post(CHATS, {"messages": user(QUESTION), "temperature": 0, **asked}).json()
     assert found["usage"]["completion_tokens"] == 8

@@ -52,7 +52,7 @@ Stop = Annotated[
     _of_kind("a string or a list of strings"),
 ]
 Token = Annotated[int, Field(ge=0, le=2**31)]
-Length = Annotated[int, BeforeValidator(whole), Field(ge=-2, le=2**31)]  # -1 and -2: to the end of the context
+Length = Annotated[int, BeforeValidator(whole), Field(ge=-2, le=2**63)]  # -1 and -2: to the end of the context
 Variables = Annotated[dict[str, Any], Field(max_length=16)]  # each is tried without
 TopLogprobs = Annotated[int, BeforeValidator(whole), Field(ge=0, le=20)]
 

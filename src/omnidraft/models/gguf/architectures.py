@@ -77,6 +77,8 @@ def _common(keys: Keys, header: Header, architecture: Architecture) -> Config:
     _check_layers(keys, header)
     hidden, heads = keys.whole("embedding_length", SIZES), keys.whole("attention.head_count", SIZES)
     size = keys.whole("attention.key_length", SIZES, hidden // heads)
+    if hidden % heads and keys.value("attention.key_length", SIZES) is None:
+        raise keys.refused("attention.head_count", f"{hidden} entries are no multiple of it")
     if keys.whole("attention.value_length", SIZES, size) != size:
         raise keys.refused("attention.value_length", f"keys have {size} entries, as many are supported")
     factors, partial = architecture.factors, architecture.partial
