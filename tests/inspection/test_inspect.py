@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -154,8 +155,8 @@ def test_weights_in_8_bits_are_counted_as_they_are_stored() -> None:
 
 def damaged(folder: Path) -> Path:
     weights = folder / "model.safetensors"
-    assert weights.exists()
-    weights.write_bytes(b"these are no weights")
+    tensors = load_file(weights)
+    save_file({name: tensor for name, tensor in tensors.items() if name != min(tensors)}, weights)
     return folder
 
 
@@ -449,4 +450,28 @@ def test_the_keys_of_a_gguf_file_are_listed_and_a_cut_one_is_refused_as_load_ref
         load_model(path)
     assert cli.main(["inspect", str(path), "--drafter", "zoo:drafter", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
+    assert (found["works"], found["reason"]) == (False, str(error.value))
+
+
+@pytest.mark.parametrize("kind", ["half", "a byte less", "a byte more", "pointer", "no header", "a shard less"])
+def test_files_of_weights_that_are_cut_do_not_work(kind: str, tmp_path: Path, drafter: Path, capsys: Captured) -> None:
+    target = save_model(tmp_path / "target", byte_level(), seed=1)
+    weights = target / "model.safetensors"
+    data = weights.read_bytes()
+    changed = {
+        "half": data[: len(data) // 2],
+        "a byte less": data[:-1],
+        "a byte more": data + b" ",
+        "pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 98362432\n",
+        "no header": b"these are no weights",
+    }
+    if kind in changed:
+        weights.write_bytes(changed[kind])
+    else:
+        weights.rename(target / "a.safetensors")
+        index = {"weight_map": {"one": "a.safetensors", "two": "b.safetensors"}}
+        (target / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    with pytest.raises(ModelError, match=r"(are damaged|is a git-lfs pointer|are missing).*: (get|run)") as error:
+        omnidraft.load(target, drafter)
+    found = as_json(capsys, target, "--drafter", drafter, code=1)
     assert (found["works"], found["reason"]) == (False, str(error.value))

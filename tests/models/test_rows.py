@@ -250,4 +250,4 @@ def test_files_that_are_none_of_this_kind_are_refused(pair: tuple[Path, Path]) -
     (pair[1] / FILE).write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ModelError) as error:
         load_model(pair[1], "float32")
-    one_line(error, "weights", "SafetensorError")
+    one_line(error, "weights", "are damaged")

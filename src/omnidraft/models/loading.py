@@ -21,7 +21,7 @@ from omnidraft.models.eight_bits import EightBitModel
 from omnidraft.models.gguf.config import SUFFIX
 from omnidraft.models.gguf.foreign import is_pointer, pointer_fault
 from omnidraft.models.language_model import SUPPORTED, TransformersModel, check_rotation, check_supported
-from omnidraft.models.tensors import Tensors, in_8_bits
+from omnidraft.models.tensors import Tensors, check_weights, in_8_bits
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -160,6 +160,9 @@ def load_skeleton(name: str | Path) -> PreTrainedModel:
         gguf.model_tensors(Path(source), skeleton)
         skeleton.generation_config = generation
         return skeleton
+    if local:
+        with _reading("weights", source, local):
+            check_weights(Path(source))
     absent = () if (Path(source) / "generation_config.json").exists() else (OSError,)  # optional
     with _reading("generation_config.json", source, local), suppress(*absent):
         skeleton.generation_config = GenerationConfig.from_pretrained(source, local_files_only=local)

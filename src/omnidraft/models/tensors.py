@@ -12,13 +12,49 @@ import torch
 
 from omnidraft.errors import ModelError
 from omnidraft.models import rows
+from omnidraft.models.gguf.foreign import is_pointer, pointer_fault
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+LENGTH = 8  # bytes at the beginning of a safetensors file, with the length of its header
 
 
 def in_8_bits(folder: Path) -> bool:
     """Whether a folder's weights are in 8 bits; an ordinary file beside them, of a training since, goes first."""
     return (folder / rows.FILE).is_file() and not any((folder / name).is_file() for name in (SINGLE, INDEX))
+
+
+def check_weights(folder: Path) -> None:
+    """Raise ModelError where a folder's files of weights are cut or missing, by their headers; none at all are fine."""
+    paths = [folder / SINGLE] if (folder / SINGLE).is_file() else []
+    if not paths and (folder / INDEX).is_file():
+        names = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
+        paths = [folder / name for name in sorted(set(names))]
+    elif not paths and (folder / rows.FILE).is_file():
+        paths = [folder / rows.FILE]
+    for path in paths:
+        if not path.is_file():
+            raise ModelError(
+                f"weights {str(path)!r} are missing, which {INDEX} names: get the complete files of the model"
+            )
+        if is_pointer(path):
+            raise ModelError(pointer_fault(str(path)))
+        if (fault := _cut(path)) is not None:
+            raise ModelError(f"weights {str(path)!r} are damaged, as {fault}: get the complete file")
+
+
+def _cut(path: Path) -> str | None:
+    """What the header of a safetensors file says against its size, a phrase; None where it fits."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(LENGTH), "little")
+        if size < LENGTH or length > size - LENGTH:
+            return f"its header goes on where the file ends, at byte {size}"
+        try:
+            entries = {name: each for name, each in json.loads(file.read(length)).items() if name != "__metadata__"}
+            end = LENGTH + length + max((each["data_offsets"][1] for each in entries.values()), default=0)
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            return "its header cannot be read"
+    return None if end == size else f"its tensors end at byte {end}, and the file has {size}"
 
 
 class Tensors(Mapping[str, torch.Tensor]):
