@@ -277,9 +277,9 @@ def test_a_trace_says_where_tokens_come_from(server: At) -> None:
     assert "omnidraft" not in server.chat().json()
 
 
-def test_copies_are_drafted_tokens_in_the_figures(chat: Path) -> None:
+def test_counted_tokens_are_drafted_ones_in_the_figures(chat: Path) -> None:
     text = user("Say it again and again: one pen, two pens, three pens, four pens. " * 6)
-    with serving([chat], None, {"sources": "retrieval", "draft_length": 4}) as at:
+    with serving([chat], None, {"draft_length": 4}) as at:
         body = at.chat(messages=text, temperature=0, max_tokens=40, omnidraft={"trace": True}).json()
         until(lambda: at.figures()["series"]["draft_length"])
         (length,) = at.figures()["series"]["draft_length"]
