@@ -186,7 +186,6 @@ PARTS: dict[str, Part] = {
     "losses": losses.LOSS_PART,
     "switch": changes.TASKS,
     "targets": changes.TARGETS,
-    "drift": changes.DRIFT,
 }
 STUDY = Study("adaptation", "Benefit of online distillation", PARTS, "recipes/learning.toml")
 main = STUDY.main

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -18,9 +17,6 @@ MODES = {
     "with the n-gram cache": Method({"draft_length": 4}, {}),
     "without it": Method({"draft_length": 4, "mode": "intersection"}, {}),
 }
-
-
-LEARNS = Method({"draft_length": 4}, {})
 
 
 def curve(student: Student, stream: Sequence[Recorded]) -> list[list[int]]:
@@ -64,55 +60,6 @@ def targets(one: Evaluation) -> Row:
     return result
 
 
-def drift(one: Evaluation) -> Row:
-    """One stream in which the task changes, then the target and the task, then both come back; learning and not.
-
-    A target that comes back drafts with what was learned for it.  A stretch has as many answers as the subset, or half
-    of those to a task.
-    """
-    other, (prose, code) = one.other(one.recipe.switch[1]), list(one.recipe.tasks)[:2]
-    size = min(one.recipe.subset.train, *(one.recipe.tasks[task].train // 2 for task in (prose, code)))
-    learner = one.student(LEARNS)
-    learners = {one: learner, other: other.student(LEARNS, shared=learner.shared)}
-    frozen = {each: each.student(replace(LEARNS, learning=None)) for each in learners}
-    stretches, used = [], defaultdict[tuple[str, str], int](int)
-    for target, task in ((one, prose), (one, code), (one, prose), (other, prose), (other, code), (one, code)):
-        first = used[target.target, task]
-        part = target.answers(task, subset=target is other)[first : first + size]
-        used[target.target, task] += size
-        before = _counters(learners[target])
-        its = Stats.sum(learners[target].follow(each) for each in part)
-        alone = Stats.sum(frozen[target].follow(each) for each in part)
-        stretches.append(
-            {
-                "target": target.target,
-                "task": task,
-                "prompts": len(part),
-                "acceptance_rate": [stats.acceptance_rate for stats in (its, alone)],
-                "block_efficiency": [stats.block_efficiency for stats in (its, alone)],
-                **{name: now - before[name] for name, now in _counters(learners[target]).items()},
-            }
-        )
-    return {"stretches": stretches}
-
-
-def _counters(student: Student) -> dict[str, int]:
-    counters = student.adaptation.counters
-    return {} if counters is None else {"updates": counters.updates, "rolled_back": counters.rolled_back}
-
-
-def _drift_table(rows: Sequence[Row]) -> str:
-    lines = [
-        [each["target"], each["task"], each["prompts"]]
-        + [f"{value:.3f}" for name in ("acceptance_rate", "block_efficiency") for value in each[name]]
-        + [each["updates"], each["rolled_back"]]
-        for row in rows
-        for each in row["stretches"]
-    ]
-    heads = ["target", "task", "prompts", "acceptance rate", "frozen", "block efficiency", "frozen"]
-    return f"## Task and target change\n\n{markdown_table([*heads, 'updates', 'rolled back'], lines, 2)}"
-
-
 def _table(rows: Sequence[Row]) -> str:
     lines = [
         [name, when, f"{accepted / max(1, proposed):.4f}", f"{tokens / rounds:.4f}"]
@@ -129,16 +76,10 @@ def _task_jobs(recipe: Recipe) -> Measured:
         yield recipe.targets[0], "tasks", tasks
 
 
-def _drift_jobs(recipe: Recipe) -> Measured:
-    if recipe.switch and len(recipe.tasks) > 1:
-        yield recipe.switch[0], "drift", drift
-
-
 def _target_jobs(recipe: Recipe) -> Measured:
     if recipe.switch:
         yield recipe.switch[0], "targets", targets
 
 
 TASKS = JobPart("switch", _task_jobs, panel=figures.tasks)
-DRIFT = JobPart("drift", _drift_jobs, _drift_table)
 TARGETS = JobPart("targets", _target_jobs, _table, panel=figures.targets)
