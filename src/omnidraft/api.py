@@ -247,8 +247,6 @@ def load(
         raise ConfigError(f"profile is {profile!r}; use 'auto', a path, or None for none")
     if drafter == AUTO and settings.longest == 0:
         drafter = None
-    if drafter is None and settings.longest > 0 and not settings.counts:
-        raise ConfigError(NOTHING_TO_DRAFT, option="remember")
     if drafter is None and adapt != "off":
         raise ConfigError(f"adapt is {adapt!r} without a drafter: give one, or use adapt='off'")
     memory = _memory(drafter, settings, saved=adapt != "off" and profile is not None)
@@ -279,8 +277,10 @@ def load(
 def _memory(drafter: str | Path | OmniDraft | None, drafting: Drafting, *, saved: bool) -> AnswerMemory | None:
     """The earlier answers to count: those of the OmniDraft whose drafter is shared, or none yet.
 
-    Raises ConfigError where they are to be kept in a profile that nothing is `saved` in.
+    Raises ConfigError where they are to be kept in a profile that nothing is `saved` in, or where nothing drafts.
     """
+    if drafter is None and drafting.longest > 0 and not drafting.counts:
+        raise ConfigError(NOTHING_TO_DRAFT, option="remember")
     if drafting.remember == "profile" and not saved:
         fix = "use adapt='background', or leave remember out"
         raise ConfigError(f"remember is 'profile', which is that of a drafter that learns: {fix}", option="remember")

@@ -1,4 +1,4 @@
-"""Counts through the Python interface: exact drafts, and earlier answers that are kept as long as they are asked for."""
+"""Counts through the Python interface: exact drafts, and earlier answers that are kept as long as asked for."""
 
 from __future__ import annotations
 
@@ -108,10 +108,10 @@ def test_without_a_drafter_counts_draft_under_any_policy(target: Path, length: i
 
 
 def test_an_earlier_answer_is_drafted_from_where_it_is_remembered(target: Path, drafter: Path) -> None:
-    for drafts in (None, drafter):
+    for helper in (None, drafter):
         accepted = {}
         for remember in ("request", "memory"):
-            model = omnidraft.load(target, drafts, draft_length=4, remember=remember, profile=None)
+            model = omnidraft.load(target, helper, draft_length=4, remember=remember, profile=None)
             accepted[remember] = again(model).stats.accepted
         assert accepted["memory"] > COUNT // 2
         assert accepted["request"] < COUNT // 4
