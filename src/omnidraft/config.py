@@ -241,7 +241,7 @@ class Learning(Settings):
     adapter: str = one_of("full", "trained weights", *ADAPTERS)
     rank: int = integer(32, "rank of LoRA", low=1, high=1024, fix="32 is usual")
     learning_rate: float = number(
-        2e-4, "learning rate of AdamW", low=0, high=1, zero=False, fix="use adapt='off' not to learn"
+        6e-4, "learning rate of AdamW", low=0, high=1, zero=False, fix="use adapt='off' not to learn"
     )
     teacher_temperature: float = number(
         0.5,
@@ -250,7 +250,7 @@ class Learning(Settings):
         fix="use 1 for the target's own distributions",
     )
     interval: int = integer(8, "answers between updates", low=1, fix="use 1 to learn after every answer")
-    replays: int = integer(0, "optimizer steps on earlier answers after each on new ones", low=0, fix="use 0 for none")
+    replays: int = integer(3, "optimizer steps on earlier answers after each on new ones", low=0, fix="use 0 for none")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from omnidraft.config import ADAPTERS
+from omnidraft.config import ADAPTERS, Learning
 from omnidraft.distillation import replay_buffer, trainer
-from omnidraft.distillation.lora import LORA_A, LORA_B, check_fit, merged
+from omnidraft.distillation.lora import LORA_A, LORA_B, check_fit, merged, trainable
 from omnidraft.distillation.losses import HybridLoss
 from omnidraft.distillation.replay_buffer import HELD_OUT, ReplayBuffer
 from omnidraft.distillation.teacher import TrainingExample
@@ -122,10 +122,32 @@ def test_a_state_of_another_shape_is_refused_and_changes_nothing() -> None:
         assert same(made.state(), before)
 
 
-def test_lora_is_refused_for_layers_that_it_would_not_fit() -> None:
-    with pytest.raises(ConfigError, match="GPT2LMHeadModel: use 'full'"):
-        make_trainer(build("gpt2"), adapter="lora")
-    make_trainer(build("gpt2"))
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_lora_trains_what_it_merges(kind: str) -> None:
+    """Whichever way the weights of a layer lie in memory, its matrices merged into them give the same logits."""
+    model = build(kind)
+    learned, own = trainable(model, Learning(adapter="lora", rank=3), seed=0)
+    ids = torch.arange(12)[None]
+    with torch.no_grad():
+        before = own(ids).logits
+        assert torch.equal(before, model.float().eval()(ids).logits)
+        for name, weight in learned.items():
+            weight.normal_(0, 0.3, generator=torch.Generator().manual_seed(len(name)))
+        changed = own(ids).logits
+        model.load_state_dict(merged(dict(model.named_parameters()), learned), strict=False)
+        wanted = model(ids).logits
+    assert torch.allclose(changed, wanted, atol=1e-4 * float(wanted.abs().max()))
+    assert not torch.allclose(changed, before, atol=0.1 * float(before.abs().max()))
+
+
+def test_lora_is_refused_for_a_model_that_it_would_not_fit() -> None:
+    model = small_drafter()
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, torch.nn.Linear) and layer is not model.get_output_embeddings():
+            parent, _, own = name.rpartition(".")
+            setattr(model.get_submodule(parent), own, torch.nn.Identity())
+    with pytest.raises(ConfigError, match="LlamaForCausalLM has no layer that it fits: use 'full'"):
+        trainable(model, Learning(adapter="lora"), seed=0)
 
 
 @pytest.mark.parametrize("options", [{"direct_divergence": "tv"}, {"ngram_weight": -1}])
@@ -187,6 +209,48 @@ def test_an_update_that_makes_held_out_answers_unlikelier_is_rolled_back(
     monkeypatch.setattr(trainer, "ROLLBACK_MARGIN", 1e6)
     teach(without, 64)
     assert harmful(without), "without the guard it would stay"
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_weights_that_do_worse_than_the_base_go_half_way_back_to_it(
+    adapter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small_drafter()
+    base = dict(model.named_parameters())
+    made = make_trainer(model, adapter=adapter, rank=4, learning_rate=3e-2, trains="drafter")
+    noise = torch.Generator().manual_seed(0)
+    made.load_state({name: w + 0.5 * torch.randn(w.shape, generator=noise) for name, w in made.state().items()})
+    before, rate = merged(base, made.state()), made.learning_rate
+    monkeypatch.setattr(Trainer, "_learn", lambda *_: None)
+    for repeated in (False, True):
+        for seed in range(100, 104):
+            made.add(example_of(seed))
+        assert not made.update()
+        assert made.counters.halved == 1 + repeated
+    assert made.learning_rate == rate / 4
+    for name, weight in merged(base, made.state()).items():
+        assert torch.allclose(weight - base[name], (before[name] - base[name]) / 4, atol=1e-6), name
+    assert any(not torch.equal(weight, base[name]) for name, weight in before.items())
+
+
+def test_weights_that_do_better_than_the_base_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make_trainer(learning_rate=3e-2)
+    assert any(teach(made, 16))
+    assert made.counters.halved == 0
+    monkeypatch.setattr(trainer, "WORSE_MARGIN", -1e6)
+    teach(made, 4)
+    assert made.counters.halved == 1, "whatever it is, it does not do so much better"
+
+
+def test_answers_are_compared_before_they_are_learned_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that only know by heart what they were taught do no better than the base."""
+    monkeypatch.setattr(trainer, "ROLLBACK_MARGIN", 1e6)
+    made = make_trainer(learning_rate=3e-2, trains="drafter", replays=8)
+    for shift in (10, 3, 17, 24):  # each of which contradicts the one before
+        for seed in range(4):
+            made.add(example_of(seed, shift=shift))
+        made.update()
+    assert made.counters.halved >= 2
 
 
 def test_a_learning_rate_that_does_harm_is_halved_until_it_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,7 +333,7 @@ def test_gradients_are_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_interrupted_update_is_as_if_it_had_not_begun() -> None:
-    left = [5]
+    left = [8 + 5]  # eight passes compare four answers with the base
 
     def interrupt() -> None:
         left[0] -= 1

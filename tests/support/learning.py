@@ -82,7 +82,7 @@ def example_of(seed: int, length: int = 12, *, labels: bool = False, shift: int 
 def make_trainer(
     model: PreTrainedModel | None = None, *, seed: int = 0, yields: Callable[[], object] = lambda: None, **options: Any
 ) -> Trainer:
-    learning = Learning(**({"interval": 4, "learning_rate": 1e-2} | options))
+    learning = Learning(**({"interval": 4, "learning_rate": 1e-2, "replays": 0} | options))
     return Trainer(model or small_drafter(), learning, ONES, seed, yields=yields)
 
 

@@ -8,7 +8,6 @@ A state may hold the weights of the acceptance head too, which `parted` separate
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,6 @@ from omnidraft.draft_length.acceptance_head import PREFIX
 from omnidraft.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
-    from peft import PeftModel
     from transformers import PreTrainedModel
 
 Weights = dict[str, torch.Tensor]
@@ -65,21 +63,41 @@ def _adapted(state: Mapping[str, torch.Tensor]) -> set[str]:
     return {name.removesuffix(LORA_A).removesuffix(LORA_B) for name in state if name.endswith((LORA_A, LORA_B))}
 
 
-def trainable(model: PreTrainedModel, learning: Learning, seed: int) -> tuple[PeftModel | None, PreTrainedModel]:
-    """An fp32 copy of a model to train, after the PEFT model that wraps it (None where all weights are trained).
+class _Addition:
+    """A hook after a layer that adds what its matrices of LoRA say, `transposed` where the layer's own weights are."""
 
-    Raises ConfigError for LoRA on layers with transposed weights.
+    def __init__(self, layer: torch.nn.Module, rank: int, generator: torch.Generator, *, transposed: bool) -> None:
+        weight: torch.Tensor = layer.weight  # type: ignore[assignment]
+        limit = weight.shape[0 if transposed else 1] ** -0.5
+        down = torch.empty(rank, weight.shape[1]).uniform_(-limit, limit, generator=generator)
+        self.down = down.to(weight.device).requires_grad_()
+        self.up = torch.zeros(weight.shape[0], rank, device=weight.device).requires_grad_()
+        self._transposed = transposed
+        layer.register_forward_hook(self)
+
+    def __call__(self, _: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+        if self._transposed:
+            return output + inputs[0] @ self.up @ self.down
+        linear = torch.nn.functional.linear
+        return output + linear(linear(inputs[0], self.down), self.up)
+
+
+def trainable(model: PreTrainedModel, learning: Learning, seed: int) -> tuple[Weights, PreTrainedModel]:
+    """The weights to train, by their names in a state, and the fp32 copy of the model that computes with them.
+
+    LoRA is for the matrices of all layers but the output's.  Raises ConfigError for a model without any.
     """
     own = copy.deepcopy(model).float().eval()  # no dropout
     if learning.adapter == "full":
-        return None, own.requires_grad_()
-    if any(type(module).__name__ == "Conv1D" for module in own.modules()):  # transposed weights
-        raise ConfigError(f"adapter is 'lora', which does not fit the layers of {type(model).__name__}: use 'full'")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        from peft import LoraConfig, get_peft_model
-
-        config = LoraConfig(r=learning.rank, lora_alpha=learning.rank, target_modules="all-linear")
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            return get_peft_model(own, config), own
+        return dict(own.requires_grad_().named_parameters()), own
+    own.requires_grad_(requires_grad=False)
+    learned: Weights = {}
+    generator, output = torch.Generator().manual_seed(seed), own.get_output_embeddings()
+    for name, layer in own.named_modules():
+        transposed = type(layer).__name__ == "Conv1D"  # of GPT-2
+        if (transposed or isinstance(layer, torch.nn.Linear)) and layer is not output:
+            addition = _Addition(layer, learning.rank, generator, transposed=transposed)
+            learned |= {name + LORA_A: addition.down, name + LORA_B: addition.up}
+    if not learned:
+        raise ConfigError(f"adapter is 'lora', and {type(model).__name__} has no layer that it fits: use 'full'")
+    return learned, own

@@ -16,7 +16,7 @@ from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.config import Learning
 from omnidraft.distillation.batch import Batch, LossPositions, passes
 from omnidraft.distillation.head_trainer import HeadTrainer
-from omnidraft.distillation.lora import Weights, parted, trainable
+from omnidraft.distillation.lora import LORA_B, Weights, parted, trainable
 from omnidraft.distillation.losses import HybridLoss, divergence, hybrid
 from omnidraft.distillation.replay_buffer import ReplayBuffer
 from omnidraft.distillation.teacher import Trace, TrainingExample, training_example
@@ -28,10 +28,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 BATCH = 8  # answers per optimizer step
+FIRST = 4  # answers before the first update, at most
 MAX_GRADIENT_NORM = 1.0
 ROLLBACK_MARGIN = 0.05  # relative rise of the held-out loss above which an update is rolled back
 LONGEST_WAIT = 8  # intervals between updates at most, where they bring nothing
 JUDGED = 2  # of the answers learned from, as long as too few are held out
+COMPARED = 16  # latest answers, each before it was learned from, by which learned weights are compared with the base
+WORSE_MARGIN = 0.02  # relative loss above the base's, beyond which the learned weights go half-way back to it
 SPARE_BYTES = 2**29  # of free memory that training leaves to everything else
 _outside_inference = torch.inference_mode(mode=False)  # a caller's inference mode would forbid gradients
 
@@ -45,6 +48,7 @@ class Counters:
     steps: int = 0
     dropped: int = 0  # batches whose loss or gradient was not finite
     rolled_back: int = 0  # updates that raised the held-out loss
+    halved: int = 0  # times that the learned weights went half-way back to the base
     paused: int = 0  # updates that waited for memory
     held_out_loss: float = math.nan  # after the last update
 
@@ -74,16 +78,19 @@ class Trainer:
     ) -> None:
         check_memory(model)
         self.learning, self._variant = learning, variant or HybridLoss()
-        self._adapted, self._model = trainable(model, learning, seed)
+        self._base = model
+        self._learned, self._model = trainable(model, learning, seed)
         self._shared = torch.from_numpy(shared).to(model.device)
         self._yields = yields
-        self._parameters = [p for p in self._model.parameters() if p.requires_grad]
+        self._parameters = list(self._learned.values())
         fused = model.device.type in ("cpu", "cuda")  # on a CPU in a seventh of the time
         self._optimizer = torch.optim.AdamW(self._parameters, lr=learning.learning_rate, weight_decay=0.0, fused=fused)
         self._bfloat16 = has_bfloat16(model.device)
         self._examples = ReplayBuffer(seed)
-        self._wait = learning.interval  # new answers until the next update
+        self._wait = min(learning.interval, FIRST)  # new answers until the next update
         self._losses: dict[TrainingExample, float] = {}  # of held-out examples under the present weights
+        # losses of new examples under the weights that had not learned from them, and under the base
+        self._compared: dict[TrainingExample, tuple[float, float]] = {}
         # examples of the hybrid loss do not say what is accepted
         size = None if learning.trains == "drafter" or learning.loss == "hybrid" else hidden_size(model)
         self._head = None if size is None else HeadTrainer(size, learning.teacher_temperature, model.device, seed)
@@ -123,8 +130,9 @@ class Trainer:
         Of more new answers than the interval asks for, only the latest are learned from at once; the others are left
         to replay.  Without enough memory the update waits.  One that raises the loss of the held-out answers (while
         there are few, of those learned from) is rolled back and the learning rate halved; one that lowers it doubles
-        the rate, up to the setting; after one that does neither, the wait for the next one doubles.  A batch whose loss
-        or gradient is not finite is left out.
+        the rate, up to the setting; after one that does neither, the wait for the next one doubles.  Where the base
+        does better on the latest answers, none of them learned from by then, the learned weights go half-way back to it
+        first, and the rate is halved.  A batch whose loss or gradient is not finite is left out.
         """
         new = self._examples.new
         if not new:
@@ -137,6 +145,8 @@ class Trainer:
         if not self._fits(new[-self.learning.interval :]):
             self._count(paused=1)
             return False
+        if self._worse_than_base(new[-self.learning.interval :]):
+            self._go_half_way_back()
         held_out = self._examples.held_out
         judged = held_out or new[:JUDGED]
         before, snapshot, steps = self._loss_of(judged), self._snapshot(), self.counters.steps
@@ -162,6 +172,32 @@ class Trainer:
         if held_out is not None:
             self.counters = replace(self.counters, held_out_loss=after)
         return True
+
+    @torch.no_grad()
+    def _worse_than_base(self, new: Sequence[TrainingExample]) -> bool:
+        """Whether the base has the lower loss on the latest answers, new ones included, by more than the margin."""
+        new = [example for example in new if example not in self._compared]  # an update may be tried again
+        for example in new:
+            batch = self._batch([example])
+            ours, base = (float(self._loss(batch, self._read(batch, m)[0]).sum()) for m in (self._model, self._base))
+            self._compared[example] = ours, base
+        self._compared = dict(list(self._compared.items())[-COMPARED:])
+        ours, base = (sum(losses) for losses in zip(*self._compared.values(), strict=True))
+        return not ours <= base + WORSE_MARGIN * abs(base)
+
+    @torch.no_grad()
+    def _go_half_way_back(self) -> None:
+        """Halve the difference from the base, and the learning rate."""
+        base = dict(self._base.named_parameters())
+        for name, p in self._learned.items():
+            if name in base:
+                p.lerp_(base[name].float(), 0.5)
+            elif name.endswith(LORA_B):
+                p.mul_(0.5)
+        self._losses.clear()
+        self._compared.clear()
+        self._scale_rate(0.5)
+        self._count(halved=1)
 
     @_outside_inference
     def train_head(self) -> None:
@@ -240,12 +276,15 @@ class Trainer:
     def _batch(self, examples: Sequence[TrainingExample]) -> Batch:
         return Batch.of(examples, self._model.device)
 
-    def _read(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The model's logits (N, V_q), and its hidden states (N, H) where it has an output layer, at the places."""
+    def _read(self, batch: Batch, model: PreTrainedModel | None = None) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The logits (N, V_q) of a model, at first the one trained, and the hidden states (N, H) of that, at the places.
+
+        There are no hidden states where it has no output layer.
+        """
         self._yields()
         output, output.places = self._output, batch.places
         with torch.autocast(self._model.device.type, torch.bfloat16, enabled=self._bfloat16):
-            logits = self._model(batch.ids, use_cache=False).logits
+            logits = (model or self._model)(batch.ids, use_cache=False).logits
         hidden, output.hidden, output.places = output.hidden, None, None  # kept, it would keep the whole graph
         return (logits.flatten(0, 1)[batch.places] if hidden is None else logits[0]), hidden
 
@@ -259,7 +298,7 @@ class Trainer:
 
     def state(self) -> Weights:
         """A copy of the learned weights on the CPU, by name, with those of the head as they are now."""
-        drafter = {name: p.detach().to("cpu", copy=True) for name, p in self._learned().items()}
+        drafter = {name: p.detach().to("cpu", copy=True) for name, p in self._learned.items()}
         if self._head is None:
             return drafter | self._untrained_head
         self._head_steps = self._head.steps
@@ -274,7 +313,7 @@ class Trainer:
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Continue from an earlier state; raises ModelError for one of another shape of drafter or adapter."""
         state, head = parted(state)
-        own = self._learned()
+        own = self._learned
         if own.keys() != state.keys() or any(p.shape != state[name].shape for name, p in own.items()):
             raise ModelError("the learned weights do not fit the drafter and its adapter: use another profile")
         if self._head is not None:
@@ -286,10 +325,6 @@ class Trainer:
             for name, p in own.items():
                 p.copy_(state[name])
         self._losses.clear()
-
-    def _learned(self) -> Weights:
-        named = (self._adapted or self._model).named_parameters()
-        return {name.removeprefix("base_model.model."): p for name, p in named if p.requires_grad}
 
     def _snapshot(self) -> tuple[list[torch.Tensor], dict[str, Any], dict[TrainingExample, float]]:
         weights = [p.detach().clone() for p in self._parameters]
@@ -322,7 +357,7 @@ class Trainer:
         number: in fp32 with what the loss makes of them, and their gradients.
         """
         trained = sum(p.nbytes for p in self._parameters)
-        merged = sum(p.nbytes for p in self._model.parameters() if not p.requires_grad) or trained
+        merged = sum(p.nbytes for p in self._model.parameters())
         return free_bytes(self._model.device) > SPARE_BYTES + 5 * trained + merged + self._logits_bytes(new)
 
     def _logits_bytes(self, examples: Sequence[TrainingExample]) -> int:
