@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -120,8 +119,6 @@ def attach(
         return profile, learning_for(profile, options.learning)
 
     profile, learning = read()
-    if learns and learning.adapter == "lora" and find_spec("peft") is None:
-        raise ConfigError("adapter is 'lora' without the peft package: pip install 'omnidraft[lora]', or use 'full'")
     # an earlier model ends once nothing can be wrong with this one; what it saves then is read
     if learns and take_over(pair):
         profile, learning = read()

@@ -366,16 +366,6 @@ def test_the_shape_of_the_profile_is_used_and_not_contradicted(target: Path, dra
         assert anew.learned["answers"] == 0
 
 
-@pytest.mark.parametrize("adapt", ["inline", "background"])
-def test_an_adapter_without_its_library_is_a_line(
-    target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch, adapt: str
-) -> None:
-    monkeypatch.setattr("omnidraft.attach.find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match="omnidraft\\[lora\\]"):
-        omnidraft.load(target, drafter, adapt=adapt, adapter="lora", profile=None)
-    omnidraft.load(target, drafter, adapt="inline", profile=None).close()
-
-
 def test_modes_that_have_no_ngrams_keep_those_of_the_profile(target: Path, drafter: Path, home: Path) -> None:
     with omnidraft.load(target, drafter, adapt="inline", **FAST) as model:
         answers(model, 4, temperature=1.0)

@@ -34,10 +34,10 @@ import time
 from pathlib import Path
 from omnidraft.distillation import background, trainer
 read = trainer.Trainer._read
-def slow(self, batch):
+def slow(self, *batch):
     while self.counters.updates or not Path({go!r}).exists():
         time.sleep(0.01)
-    return read(self, batch)
+    return read(self, *batch)
 trainer.Trainer._read = slow
 background.work()
 """

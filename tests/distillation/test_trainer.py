@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from omnidraft.config import ADAPTERS, Learning
-from omnidraft.distillation import replay_buffer, trainer
-from omnidraft.distillation.lora import LORA_A, LORA_B, check_fit, merged, trainable
+from omnidraft.distillation import lora, replay_buffer, trainer
+from omnidraft.distillation.lora import LORA_A, LORA_B, check_fit, merged, parted, trainable
 from omnidraft.distillation.losses import HybridLoss
 from omnidraft.distillation.replay_buffer import HELD_OUT, ReplayBuffer
 from omnidraft.distillation.teacher import TrainingExample
@@ -109,6 +109,30 @@ def test_matrices_that_cannot_be_merged_are_refused(pair: str) -> None:
 def test_matrices_of_two_precisions_are_merged_in_fp32() -> None:
     state = {"one" + LORA_B: torch.full((4, 2), 2.0, dtype=torch.float16), "one" + LORA_A: torch.ones(2, 3)}
     assert same(merged({"one.weight": torch.ones(4, 3).half()}, state), {"one.weight": torch.full((4, 3), 5.0)})
+
+
+def test_a_large_matrix_is_kept_as_most_of_its_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lora, "KEPT_RANK", 4)
+    model = small_drafter()
+    base = {name: weight.detach() for name, weight in model.named_parameters()}
+    made = make_trainer(model, learning_rate=3e-2)
+    teach(made, 8)
+    state = parted(made.state())[0]
+    trained = {name: weight.detach() for name, weight in made._learned.items()}  # noqa: SLF001
+    kept = merged(base, state)
+    assert kept.keys() == trained.keys()
+    large = [name for name in kept if name.removesuffix(".weight") + LORA_B in state]
+    assert large
+    assert sum(w.nbytes for w in state.values()) < 0.6 * sum(w.nbytes for w in trained.values())
+    for name in kept.keys() - set(large):
+        assert torch.equal(kept[name], trained[name])
+    lost, whole = (sum(float((trained[name] - other[name]).pow(2).sum()) for name in large) for other in (kept, base))
+    assert 0 < lost < 0.5 * whole
+    assert same(parted(made.state())[0], state), "the same every time"
+    made.load_state(made.state())
+    assert all(torch.equal(trained[name], kept[name]) for name in kept)
+    with pytest.raises(ModelError, match="do not fit"):
+        made.load_state({name: weight for name, weight in state.items() if name in base or name in large[:1]})
 
 
 def test_a_state_of_another_shape_is_refused_and_changes_nothing() -> None:

@@ -299,6 +299,25 @@ def test_a_file_that_cannot_be_read(file: ProfileFile, monkeypatch: pytest.Monke
     assert "cannot be read (Permission denied)" in refusal(lambda: file.load(KEY))
 
 
+def test_what_was_saved_here_is_not_read_back(file: ProfileFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[bool] = []
+    read = ProfileFile._read  # noqa: SLF001
+
+    def counted(self: ProfileFile, **more: bool) -> bytes | None:
+        reads.append(True)
+        return read(self, **more)
+
+    monkeypatch.setattr(ProfileFile, "_read", counted)
+    with file.held():
+        for number in range(3):
+            file.save(KEY, numbered(number))
+        assert len(reads) == 1, "of what was there before"
+        refusal(lambda: file.save(replace(KEY, target="another"), numbered(3)))
+        file.path.write_bytes(b"of somebody else")
+        refusal(lambda: file.save(KEY, numbered(3)))
+        assert file.path.read_bytes() == b"of somebody else"
+
+
 # ------------------------------------------------------------ what is never written
 
 SECRET = "my secret text"

@@ -1,4 +1,4 @@
-"""Learned weights as a state: tensors by name, LoRA's two matrices for each layer or all weights of the drafter.
+"""Learned weights as a state: tensors by name, LoRA's two matrices for each layer, weights as they are, or both.
 
 The base model is never changed: `merged` computes the weights to draft with, `trainable` copies the model for training.
 `check_fit` compares names and shapes alone.
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Weights = dict[str, torch.Tensor]
 LORA_A, LORA_B = ".lora_A.default.weight", ".lora_B.default.weight"
+KEPT_RANK = 64  # of what a trained matrix differs from the base's in, as a state has it
 
 
 def parted(state: Mapping[str, torch.Tensor]) -> tuple[Weights, Weights]:
@@ -43,10 +44,30 @@ def merged(base: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) 
     return weights
 
 
+@torch.no_grad()
+def compact(base: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor]) -> Weights:
+    """A state of trained weights, most of what they differ from `base` in: a tenth of their size, the same every time.
+
+    For a matrix it has two of LoRA, in half precision; vectors, and matrices that are no larger than those two, whole.
+    """
+    state: Weights = {}
+    generator = torch.Generator().manual_seed(0)
+    for name, weight in weights.items():
+        layer = name.removesuffix(".weight")
+        if name not in base or weight.dim() != 2 or layer == name or KEPT_RANK * sum(weight.shape) >= weight.numel():
+            state[name] = weight.detach().to("cpu", copy=True)
+            continue
+        change = (weight - base[name].float()).cpu()
+        basis = change @ torch.randn(change.shape[1], KEPT_RANK, generator=generator)
+        basis = torch.linalg.qr(change @ (change.T @ torch.linalg.qr(basis).Q)).Q  # spans nearly its largest parts
+        state[layer + LORA_A], state[layer + LORA_B] = (basis.T @ change).half(), basis.half()
+    return state
+
+
 def check_fit(base: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> None:
     """Raise ModelError for a state that `merged` cannot merge into `base`, from names and shapes alone."""
     shapes = {name: tuple(weight.shape) for name, weight in state.items() if not name.endswith((LORA_A, LORA_B))}
-    wrong = base.keys() - shapes.keys() if shapes else set()
+    whole, wrong = bool(shapes), set()
     for layer in _adapted(state):
         up, down = state.get(layer + LORA_B), state.get(layer + LORA_A)
         if up is None or down is None or not up.dim() == down.dim() == 2 or up.shape[1] != len(down):
@@ -54,6 +75,7 @@ def check_fit(base: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor
         else:
             shapes[layer + ".weight"] = (len(up), down.shape[1])
     wrong |= {name for name, shape in shapes.items() if name not in base or base[name].shape != shape}
+    wrong |= base.keys() - shapes.keys() if whole else set()
     if wrong:
         raise ModelError(f"the learned weights do not fit the drafter, first {min(wrong)!r}: use another profile")
 

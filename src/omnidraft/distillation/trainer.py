@@ -16,7 +16,7 @@ from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.config import Learning
 from omnidraft.distillation.batch import Batch, LossPositions, passes
 from omnidraft.distillation.head_trainer import HeadTrainer
-from omnidraft.distillation.lora import LORA_B, Weights, parted, trainable
+from omnidraft.distillation.lora import LORA_B, Weights, compact, merged, parted, trainable
 from omnidraft.distillation.losses import HybridLoss, divergence, hybrid
 from omnidraft.distillation.replay_buffer import ReplayBuffer
 from omnidraft.distillation.teacher import Trace, TrainingExample, training_example
@@ -277,9 +277,9 @@ class Trainer:
         return Batch.of(examples, self._model.device)
 
     def _read(self, batch: Batch, model: PreTrainedModel | None = None) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The logits (N, V_q) of a model, at first the one trained, and the hidden states (N, H) of that, at the places.
+        """Logits (N, V_q) of a model, by default that trained, and the latter's hidden states (N, H), at the places.
 
-        There are no hidden states where it has no output layer.
+        There are no hidden states without an output layer.
         """
         self._yields()
         output, output.places = self._output, batch.places
@@ -297,8 +297,8 @@ class Trainer:
     # ------------------------------------------------------------ weights
 
     def state(self) -> Weights:
-        """A copy of the learned weights on the CPU, by name, with those of the head as they are now."""
-        drafter = {name: p.detach().to("cpu", copy=True) for name, p in self._learned.items()}
+        """The learned weights on the CPU, by name, as `compact` keeps them, with those of the head as they are now."""
+        drafter = compact(dict(self._base.named_parameters()), self._learned)
         if self._head is None:
             return drafter | self._untrained_head
         self._head_steps = self._head.steps
@@ -314,6 +314,8 @@ class Trainer:
         """Continue from an earlier state; raises ModelError for one of another shape of drafter or adapter."""
         state, head = parted(state)
         own = self._learned
+        if self.learning.adapter == "full" and any(name.endswith(LORA_B) for name in state):
+            state = merged(dict(self._base.named_parameters()), state)
         if own.keys() != state.keys() or any(p.shape != state[name].shape for name, p in own.items()):
             raise ModelError("the learned weights do not fit the drafter and its adapter: use another profile")
         if self._head is not None:

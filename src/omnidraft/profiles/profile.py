@@ -23,7 +23,7 @@ from omnidraft.errors import ProfileError
 if TYPE_CHECKING:
     import torch
 
-FORMAT = 2  # raised whenever an older version could not read what is written
+FORMAT = 3  # raised whenever an older version could not read what is written
 ANSWER_TOKENS = "answer_tokens"  # the counter of tokens kept of earlier answers
 MANIFEST, CHECKSUM = "omnidraft_profile", "sha256"  # names in the header
 BLANK = "0" * 64  # the checksum while it is computed

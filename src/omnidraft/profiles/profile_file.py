@@ -30,6 +30,7 @@ class ProfileFile:
         self._lock_path = storage.beside(path, ".lock")
         self._lock: FileLock | None = None
         self._process = 0  # that claimed it: one forked later has no claim
+        self._own: object = None  # what was saved here last: its key, and the file's `_identity`
 
     # ------------------------------------------------------------ claiming
 
@@ -113,12 +114,22 @@ class ProfileFile:
         """
         if not self.claimed:
             raise self._in_use()
-        found = self.manifest()
-        if found is not None:
-            self._check_owner(found.key, key)
+        if self._own != (key, self._identity()):  # what was saved here is not read back
+            found = self.manifest()
+            if found is not None:
+                self._check_owner(found.key, key)
         data = profile.encode(key)
         with self._change("saved"):
             storage.replace_file(self.path, data)
+        self._own = key, self._identity()
+
+    def _identity(self) -> tuple[int, ...] | None:
+        """What another file, or other content of this one, would change; None where there is no file."""
+        try:
+            found = self.path.stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
     def forget(self) -> None:
         """Save the profile without the earlier answers in it."""
