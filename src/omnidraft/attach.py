@@ -125,7 +125,9 @@ def attach(
     if learns:
         pair.claim()
     try:
-        learner = make_learner(drafter, cache.table, options, learning, dict(profile.weights)) if learns else None
+        learner = (
+            make_learner(drafter, cache.table, options, learning, dict(profile.weights), shared) if learns else None
+        )
     except BaseException:
         pair.release()
         raise
@@ -152,13 +154,18 @@ def learning_for(profile: Profile, asked: Mapping[str, Any]) -> Learning:
 
 
 def make_learner(
-    drafter: LoadedModel, table: SpellingTable, options: LearningOptions, learning: Learning, state: Weights
+    drafter: LoadedModel,
+    table: SpellingTable,
+    options: LearningOptions,
+    learning: Learning,
+    state: Weights,
+    shared: SharedDrafter,
 ) -> Learner:
     """A trainer of the drafter in another process or in this one, which goes on from `state`."""
     if options.adapt == "background":
         from omnidraft.distillation.background import BackgroundTrainer
 
-        return BackgroundTrainer(drafter.lm.model, learning, table, state or None, warn=options.warn)
+        return BackgroundTrainer(drafter.lm.model, learning, table, state or None, options.warn, rounds=shared.rounds)
     from omnidraft.distillation.inline import InlineTrainer
     from omnidraft.distillation.teacher import shared_tokens
     from omnidraft.distillation.trainer import Trainer

@@ -127,7 +127,7 @@ def test_a_large_matrix_is_kept_as_most_of_its_change(monkeypatch: pytest.Monkey
     for name in kept.keys() - set(large):
         assert torch.equal(kept[name], trained[name])
     lost, whole = (sum(float((trained[name] - other[name]).pow(2).sum()) for name in large) for other in (kept, base))
-    assert 0 < lost < 0.5 * whole
+    assert 0 < lost < 0.7 * whole
     assert same(parted(made.state())[0], state), "the same every time"
     made.load_state(made.state())
     assert all(torch.equal(trained[name], kept[name]) for name in kept)

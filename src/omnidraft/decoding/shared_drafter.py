@@ -13,7 +13,7 @@ import torch
 from omnidraft.errors import OmniDraftError
 from omnidraft.models.forks import ForkLock
 from omnidraft.models.language_model import LanguageModel, TransformersModel
-from omnidraft.models.lean import LeanModel, lean
+from omnidraft.models.lean import LeanModel, RoundedWeights, lean
 
 LOOK_S = 0.02  # seconds between looks at whether a waiting request still has the slot
 
@@ -127,10 +127,17 @@ class SharedDrafter:
     def model(self) -> LanguageModel:
         return self._lean or self._own or self.source
 
-    def load_weights(self, weights: Mapping[str, torch.Tensor], version: object) -> LanguageModel:
+    @property
+    def rounds(self) -> bool:
+        """Whether it drafts in 8 bits, and so takes weights that are rounded."""
+        return self._lean is not None
+
+    def load_weights(self, weights: Mapping[str, torch.Tensor] | RoundedWeights, version: object) -> LanguageModel:
         """Load these weights over the source's; returns the model to draft with from now on."""
         if self._lean is not None:
             self._lean.load_weights(weights)
+        elif isinstance(weights, RoundedWeights):
+            raise TypeError("weights that are rounded are for the 8-bit step")
         elif self._own is not None or weights:
             self._own = self._own or LentWeights(self.source)
             self._own.load_weights(weights)
@@ -138,7 +145,10 @@ class SharedDrafter:
         return self.model
 
     def lend(
-        self, weights: Mapping[str, torch.Tensor], version: object, before: LeanModel | TransformersModel | None
+        self,
+        weights: Mapping[str, torch.Tensor] | RoundedWeights,
+        version: object,
+        before: LeanModel | TransformersModel | None,
     ) -> LeanModel | TransformersModel:
         """Another model with these weights, whatever is loaded into `model` later.
 
@@ -150,6 +160,8 @@ class SharedDrafter:
             if self.loaded is not version:
                 lent.load_weights(weights)
             return lent
+        if isinstance(weights, RoundedWeights):
+            raise TypeError("weights that are rounded are for the 8-bit step")
         if not weights:
             return self.source
         own = before if isinstance(before, LentWeights) else LentWeights(self.source)

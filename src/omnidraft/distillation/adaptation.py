@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
@@ -23,9 +23,16 @@ from omnidraft.verification.round import Round
 if TYPE_CHECKING:
     from omnidraft.distillation.trainer import Counters
     from omnidraft.models.language_model import TransformersModel
-    from omnidraft.models.lean import LeanModel
+    from omnidraft.models.lean import LeanModel, RoundedWeights
 
 _log = logging.getLogger("omnidraft")
+
+
+class Learned(NamedTuple):
+    """A state, and all weights of the drafter with it, merged and rounded where it drafts in 8 bits."""
+
+    state: Weights
+    weights: RoundedWeights | None
 
 
 class Learner(Pausable, Protocol):
@@ -38,7 +45,7 @@ class Learner(Pausable, Protocol):
     def teach(self, trace: Trace, cache: NgramCache) -> None:
         """Take in an answer, of which `cache` knows the active n-grams."""
 
-    def poll(self) -> Weights | None:
+    def poll(self) -> Weights | Learned | None:
         """The state after the last update, once."""
 
     def flush(self, meanwhile: Callable[[], None] = lambda: None) -> None:
@@ -67,11 +74,12 @@ class Adaptation:
             shared.slot.background.append(learner)
         self._last: Counters | None = None  # of a learner that has ended
         self._base = dict(shared.source.model.named_parameters())
-        self._weights: Weights = {}
+        self._weights: Weights | RoundedWeights = {}
         self._version: object = None  # another one for other weights; None: those of the base
         self._lent: LeanModel | TransformersModel | None = None  # to lanes, with the weights of this version
         self._lent_version: object = None
-        self._learned(state or {})
+        self.state: Weights = {}
+        self._learned(Learned(state or {}, None))
 
     @property
     def counters(self) -> Counters | None:
@@ -105,7 +113,7 @@ class Adaptation:
         """Take over what was learned since the last time; `load_weights` makes drafts follow it."""
         state = None if self.learner is None else self.learner.poll()
         if state is not None:
-            self._learned(state)
+            self._learned(state if isinstance(state, Learned) else Learned(state, None))
 
     def teach(self, records: list[Round], lane: AttachedDrafter | None = None) -> None:
         """Let the learner have a complete answer, of this lane where one is given, and draft with what comes of it."""
@@ -141,13 +149,13 @@ class Adaptation:
             self._lent_version = self._version
         lane.drafter.load_model(self._lent.with_own_cache(), self._version)
 
-    def _learned(self, state: Weights) -> None:
-        drafter, head = parted(state)
-        before, self._weights = self._weights, merged(self._base, drafter)
-        self.state = state
-        self.attached.head.load_weights(head)
-        if not _same(before, self._weights):  # else the head alone has learned, and the drafter's cache stays
+    def _learned(self, learned: Learned) -> None:
+        (drafter, head), (before, _) = parted(learned.state), parted(self.state)
+        if not _same(before, drafter):  # else the head alone has learned, and the drafter's cache stays
+            self._weights = merged(self._base, drafter) if learned.weights is None else learned.weights
             self._version = object()
+        self.state = learned.state
+        self.attached.head.load_weights(head)
 
     def _safely(self, act: Callable[[], None]) -> None:
         """Do a step of learning; where it fails, warn and end learning, as no answer may be lost to it."""

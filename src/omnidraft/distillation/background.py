@@ -28,11 +28,14 @@ import torch
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.spelling_table import SpellingTable
 from omnidraft.config import Learning
-from omnidraft.distillation.lora import Weights
+from omnidraft.distillation.adaptation import Learned
+from omnidraft.distillation.lora import Weights, merged, parted
 from omnidraft.distillation.replay_buffer import REPLAY_BYTES
 from omnidraft.distillation.teacher import Trace, shared_tokens
 from omnidraft.distillation.trainer import Counters, Trainer, check_memory
 from omnidraft.errors import OmniDraftError
+from omnidraft.models.language_model import TransformersModel
+from omnidraft.models.lean import lean
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -70,12 +73,12 @@ class _Progress(NamedTuple):
     """What comes back: counters, a state after an update, and whether a flush is done."""
 
     counters: Counters
-    state: Weights | None
+    learned: Learned | None
     flushed: bool
 
 
 class BackgroundTrainer:
-    """A `Learner` with a `trainer.Trainer` in a process of its own."""
+    """A `Learner` with a `trainer.Trainer` in a process of its own, which `rounds` the weights for an 8-bit step."""
 
     def __init__(
         self,
@@ -84,11 +87,13 @@ class BackgroundTrainer:
         table: SpellingTable,
         state: Weights | None = None,
         warn: Callable[[str], None] = _log.warning,
+        *,
+        rounds: bool = False,
     ) -> None:
         check_memory(model)
         self.counters = Counters()
         self._warn = warn
-        self._states: deque[Weights] = deque(maxlen=1)  # the latest, until it is polled
+        self._states: deque[Learned] = deque(maxlen=1)  # the latest, until it is polled
         self._flushed = threading.Event()
         self._messages: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._process = subprocess.Popen(  # noqa: S603  a constant of our own
@@ -105,7 +110,7 @@ class BackgroundTrainer:
         self._threads = [threading.Thread(target=run, daemon=True) for run in (self._write, self._read)]
         for thread in self._threads:
             thread.start()
-        self._messages.put((model, learning, table, state))
+        self._messages.put((model, learning, table, state, rounds))
 
     def teach(self, trace: Trace, cache: NgramCache) -> None:
         """Hand over an answer and the active n-grams; raises OmniDraftError where the process has died."""
@@ -121,7 +126,7 @@ class BackgroundTrainer:
         """Train again."""
         self._messages.put(_Signal.RESUME)
 
-    def poll(self) -> Weights | None:
+    def poll(self) -> Learned | None:
         """The state after the last update, once; None where nothing changed."""
         return self._states.pop() if self._states else None
 
@@ -180,8 +185,8 @@ class BackgroundTrainer:
         pipe = self._process.stdout
         while pipe is not None and (progress := _received(pipe)) is not None:
             self.counters = progress.counters
-            if progress.state is not None:
-                self._states.append(progress.state)
+            if progress.learned is not None:
+                self._states.append(progress.learned)
             if progress.flushed:
                 self._flushed.set()
         if pipe is not None:
@@ -221,7 +226,10 @@ class _Worker:
         learning: Learning,
         table: SpellingTable,
         state: Weights | None,
+        rounds: bool = False,
     ) -> None:
+        self._model = model
+        self._lean = lean(TransformersModel(model)) if rounds else None
         self._source, self._sink, self._cache = source, sink, NgramCache(table)
         self._idle = threading.Event()  # no reply is being made
         self._idle.set()
@@ -252,14 +260,21 @@ class _Worker:
     def run(self) -> None:
         trainer = self._trainer
         while True:
-            message, state = self._messages.get(), None
+            message, learned = self._messages.get(), None
             if isinstance(message, _Taught):
                 self._begun += message.nbytes
                 self._idle.wait()
                 self._cache.activate(message.active)
                 trainer.teach(message.trace, self._cache)
             if (message is _Signal.FLUSH or trainer.due) and (trainer.update() or trainer.head_changed):
-                state = trainer.state()
-            progress = _Progress(trainer.counters, state, flushed=message is _Signal.FLUSH)
+                learned = self._learned(trainer.state())
+            progress = _Progress(trainer.counters, learned, flushed=message is _Signal.FLUSH)
             pickle.dump(progress, self._sink, pickle.HIGHEST_PROTOCOL)
             self._sink.flush()
+
+    def _learned(self, state: Weights) -> Learned:
+        """What is handed over: beside the state what would cost time in a round, where that can be made here."""
+        if self._lean is None:
+            return Learned(state, None)
+        self._lean.load_weights(merged(dict(self._model.named_parameters()), parted(state)[0]))
+        return Learned(state, self._lean.rounded_weights())

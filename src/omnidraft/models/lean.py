@@ -11,14 +11,14 @@ import copy
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from omnidraft.errors import InputError, ModelError
 from omnidraft.models import native
 from omnidraft.models.language_model import TransformersModel
-from omnidraft.models.native import LANES, WIDTH, Rounded, pointer
+from omnidraft.models.native import LANES, WIDTH, Matrix, Rounded, pointer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -62,15 +62,23 @@ class LeanModel:
         self.load_weights({})
         self._new_cache()
 
-    def load_weights(self, weights: Weights) -> None:
-        """Use these weights, by their names in the source, and the source's for all others; the cache is kept."""
-        parts = _Parts(self._base, weights, self._shapes)
+    def load_weights(self, weights: Weights | RoundedWeights) -> None:
+        """Use these weights, by their names in the source, and the source's for all others; the cache is kept.
+
+        Those that are rounded, by `rounded_weights`, are used where they are.
+        """
+        own, ready = (weights.vectors, weights.matrices) if isinstance(weights, RoundedWeights) else (weights, {})
+        parts = _Parts(self._base, own, self._shapes, ready)
         stored = EMBEDDING in self._base or not self._tied  # tied ones are stored by either name
         embedding = parts.matrix("model.embed_tokens" if stored else "lm_head")
         head = embedding if self._tied else parts.matrix("lm_head")
         layers = [self._layer(parts, f"model.layers.{i}.", window) for i, window in enumerate(self._windows)]
         array = (native.Layer * len(layers))(*layers)
         self.loaded = _Loaded(parts, array, embedding, head, parts.vector("model.norm.weight"))
+
+    def rounded_weights(self) -> RoundedWeights:
+        """The weights in use, which another process can load into a model of the same shape."""
+        return self.loaded.parts.rounded_weights()
 
     def _layer(self, parts: _Parts, name: str, window: int) -> native.Layer:
         attention, mlp = f"{name}self_attn.", f"{name}mlp."
@@ -206,13 +214,40 @@ class _Loaded:
     norm: torch.Tensor
 
 
-class _Parts:
-    """Weights in the form that step.c takes, from `own` where it has the name, else from `base`."""
+class RoundedWeights(NamedTuple):
+    """All weights of a model as step.c takes them, made of tensors alone, so that they can go to another process."""
 
-    def __init__(self, base: Weights, own: Weights, shapes: Mapping[str, torch.Size]) -> None:
+    matrices: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, int]]  # of `_Restored`, by first layer
+    vectors: dict[str, torch.Tensor]
+
+
+class _Restored(Rounded):
+    """A matrix that was rounded elsewhere."""
+
+    def __init__(self, weights: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, columns: int) -> None:
+        self.weights, self.scales, self.bias, self.columns = weights, scales, bias, columns
+        chunks, out, width = weights.shape
+        addresses = (weights.data_ptr(), scales.data_ptr(), pointer(bias))
+        self.struct = Matrix(*addresses, out, columns, chunks, width)
+
+
+class _Parts:
+    """Weights in the form that step.c takes: `ready`, or from `own` where it has the name, else from `base`."""
+
+    def __init__(
+        self,
+        base: Weights,
+        own: Weights,
+        shapes: Mapping[str, torch.Size],
+        ready: Mapping[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, int]],
+    ) -> None:
         self.matrices: dict[str, Rounded] = {}
         self._vectors: dict[str, torch.Tensor] = {}
-        self._base, self._own, self._shapes = base, own, shapes
+        self._base, self._own, self._shapes, self._ready = base, own, shapes, ready
+
+    def rounded_weights(self) -> RoundedWeights:
+        matrices = {name: (m.weights, m.scales, m.bias, m.columns) for name, m in self.matrices.items()}
+        return RoundedWeights(matrices, self._vectors)
 
     @property
     def nbytes(self) -> int:
@@ -236,6 +271,9 @@ class _Parts:
 
     def matrix(self, *names: str) -> Rounded:
         """The matrices of these layers, one below the other."""
+        if names[0] in self._ready:
+            self.matrices[names[0]] = _Restored(*self._ready[names[0]])
+            return self.matrices[names[0]]
         weights = [self._get(f"{name}.weight") for name in names]
         biases = [self._get(f"{name}.bias") for name in names if f"{name}.bias" in self._shapes]
         bias = torch.cat(biases) if biases else None
