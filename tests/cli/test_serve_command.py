@@ -34,12 +34,12 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_flags_reach_the_server(begun: dict[str, Any]) -> None:
-    server = ("--port", "0", "--lanes", "2", "--api-key", "123", *ORIGINS)
+    server = ("--port", "0", "--lanes", "2", "--api-key", "123", "--api-key", "ab", *ORIGINS)
     models = ("--target", "b", "--drafter", "none", "--dtype", "float32", "--draft-length", "4")
     more = ("--adapt", "background", "--log-prompts", "--set", "save_s=5", "--set", "interval=2")
     assert main([*TARGET, *server, *models, *more]) == 0
     assert begun.pop("settings") == Serving(
-        port=0, lanes=2, api_key="123", cors_origin=("http://a", "https://b:1"), save_s=5
+        port=0, lanes=2, api_key=("123", "ab"), cors_origin=("http://a", "https://b:1"), save_s=5
     )
     begun.pop("say")
     assert begun == {
@@ -48,12 +48,12 @@ def test_flags_reach_the_server(begun: dict[str, Any]) -> None:
     }  # fmt: skip
 
 
-def test_the_key_may_come_from_the_environment(begun: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMNIDRAFT_API_KEY", "secret")
+def test_keys_may_come_from_the_environment(begun: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMNIDRAFT_API_KEY", "secret\nof-another\n")  # as from a file, one a line
     assert main([*TARGET, "--host", "0.0.0.0"]) == 0  # noqa: S104
-    assert begun["settings"].api_key == "secret"
+    assert begun["settings"].api_key == ("secret", "of-another")
     assert main([*TARGET, "--api-key", "other"]) == 0
-    assert begun["settings"].api_key == "other"
+    assert begun["settings"].api_key == ("other",)
 
 
 @pytest.mark.parametrize(

@@ -265,7 +265,7 @@ def test_a_trace_says_where_tokens_come_from(server: At) -> None:
     for each in rounds:
         tokens = each["omnidraft"]["tokens"]
         assert "".join(token["text"] for token in tokens) == each["choices"][0]["delta"]["content"]
-        assert {token["source"] for token in tokens} <= {"target", "drafted", "retrieved"}
+        assert {token["source"] for token in tokens} <= {"target", "drafted", "counted"}
         assert each["omnidraft"]["accepted"] <= each["omnidraft"]["draft"]
     accepted = sum(each["omnidraft"]["accepted"] for each in rounds)
     sources = [token["source"] for each in rounds for token in each["omnidraft"]["tokens"]]

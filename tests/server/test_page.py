@@ -69,7 +69,7 @@ def traced(text: str) -> list[list[tuple[str, str]]]:
     words = re.findall(r"\s*\S+", text)
     rounds = [words[i : i + 3] for i in range(0, len(words), 3)]
     return [
-        [*((word, ("drafted", "retrieved")[len(some[0]) % 3 == 0]) for word in some[:-1]), (some[-1], "target")]
+        [*((word, ("drafted", "counted")[len(some[0]) % 3 == 0]) for word in some[:-1]), (some[-1], "target")]
         for some in rounds
     ]
 
@@ -103,7 +103,7 @@ def test_an_answer_streams_with_its_sources_and_figures(page: Page, fake: FakeSe
     page.wait_for_answers(1)
     assert page.text("article.answer > div") == text_of(fake)
     assert page.texts("article.answer .drafted") == ["The moon"]
-    assert page.texts("article.answer .retrieved") == ["the same"]
+    assert page.texts("article.answer .counted") == ["the same"]
     assert page.texts("article.answer .target") == ["shows", "face."]
     assert page.texts("article.answer .figures span") == [
         "7 tokens", "0.50 s", "14.0 tokens/s", "75 % of draft tokens accepted", "2.33 tokens a pass",
@@ -363,7 +363,7 @@ def test_both_schemes_are_readable(page: Page, fake: FakeServer, scheme: str) ->
     page.wait_for_answers(1)
     ground = page.colour("body", "background-color")
     assert (sum(ground) < 150) == (scheme == "dark")
-    for selector in (".drafted", ".retrieved", ".target", ".figures", "#keys", "#requests", ".answer a", "dt"):
+    for selector in (".drafted", ".counted", ".target", ".figures", "#keys", "#requests", ".answer a", "dt"):
         assert page.contrast(selector) >= 4.5, selector
     assert page.contrast("svg text", "fill") >= 4.5
     assert page.contrast("svg .line", "stroke") >= 3
@@ -376,14 +376,14 @@ def test_sources_are_told_by_more_than_colour_and_can_be_hidden(page: Page) -> N
     page.wait_for_answers(1)
 
     def looks() -> list[tuple[str, str]]:
-        found = [page.one(f"article.answer .{source}") for source in ("drafted", "retrieved", "target")]
+        found = [page.one(f"article.answer .{source}") for source in ("drafted", "counted", "target")]
         return [
             (e.value_of_css_property("text-decoration-line"), e.value_of_css_property("text-decoration-style"))
             for e in found
         ]
 
     assert looks() == [("underline", "solid"), ("underline", "dotted"), ("none", "solid")]
-    assert page.texts("#legend li") == ["drafted and accepted", "retrieved", "target’s own"]
+    assert page.texts("#legend li") == ["drafted and accepted", "from earlier text", "target’s own"]
     before = page.colour("article.answer .drafted")
     page.one("#sources").click()
     assert {line for line, _ in looks()} == {"none"}

@@ -28,7 +28,7 @@ def test_a_conversation(server: At, rounds: Rounds, tmp_path: Path) -> None:
         figures = page.texts("article.answer .figures span")
         assert [re.sub(r"[\d.]+", "N", text) for text in figures][:3] == ["N tokens", "N s", "N tokens/s"]
         assert {"% of draft tokens accepted", "tokens a pass"} <= {text.lstrip("0123456789. ") for text in figures}
-        assert page.all("article.answer .drafted, article.answer .retrieved")
+        assert page.all("article.answer .drafted, article.answer .counted")
         assert page.all("article.answer .target")
         page.wait(lambda: len(page.all("svg .line")) == 4)
         page.one("#report summary").click()

@@ -21,7 +21,7 @@ Token = tuple[str, str]  # text and source
 MODELS = ("target-a", "target-b")
 PLAIN: tuple[tuple[Token, ...], ...] = (
     (("The", "drafted"), (" moon", "drafted"), (" shows", "target")),
-    ((" the", "retrieved"), (" same", "retrieved"), (" face", "target")),
+    ((" the", "counted"), (" same", "counted"), (" face", "target")),
     ((".", "target"),),
 )
 

@@ -28,8 +28,9 @@ def main(arguments: Sequence[str]) -> int:
         options.cors_origin = tuple(options.cors_origin)
     else:
         del options.cors_origin
-    if (key := os.environ.get(KEY)) and "api_key" not in options:
-        options.api_key = key
+    keys = options.api_key if "api_key" in options else os.environ.get(KEY, "").split()
+    if keys:
+        options.api_key = tuple(keys)
     serving, drafting, learning = flags.collect(options, Serving, Drafting, Learning)
     if options.adapt not in ADAPT:
         raise ConfigError(
@@ -61,9 +62,11 @@ def _parser() -> flags.CommandParser:
     flags.add_settings(server, Serving, *SHOWN)
     server.add_argument(
         "--api-key",
+        action="append",
         default=argparse.SUPPRESS,
         metavar="KEY",
-        help=f"key that every request must bring; others see it less in {KEY} of the environment (default: none)",
+        help="key that every request must bring, or repeated, one of several users' keys, who share no memory; others "
+        f"see them less in {KEY} of the environment, apart by white space (default: none)",
     )
     server.add_argument(
         "--cors-origin",
@@ -73,7 +76,7 @@ def _parser() -> flags.CommandParser:
     )
     server.add_argument("--log-prompts", action="store_true", help="write prompts to the log")
     more = parser.add_argument_group("drafting, learning and devices")
-    flags.add_settings(more, Drafting, "draft_length", "sources")
+    flags.add_settings(more, Drafting, "draft_length", "remember")
     more.add_argument(
         "--adapt", default="off", metavar="NAME", help=f"learn from the answers: {', '.join(ADAPT)} (default: off)"
     )

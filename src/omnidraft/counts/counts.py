@@ -67,7 +67,10 @@ def kind_of(level: int, share: float, number: int) -> int:
 
 
 class AnswerMemory:
-    """Earlier answers of one user, in drafter tokens, and the hit rates of guesses: in fixed memory."""
+    """Earlier answers of one user, in drafter tokens, and the hit rates of guesses: in fixed memory.
+
+    With 0 `tokens`, the rates alone.
+    """
 
     def __init__(self, tokens: int = KEPT_TOKENS) -> None:
         self.index, self.rates = TokenIndex(tokens), HitRates()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from omnidraft.server.errors import ApiError
+from omnidraft.server.memories import User
 from omnidraft.server.scheduler import Done, Event, Job, Scheduler, Step
 from omnidraft.server.tasks import Task
 from omnidraft.server.tools import Call, Reader
@@ -46,7 +47,7 @@ class Delta:
 class Answer:
     """Reads the events of one task: `deltas` while it is made, then the rest of the attributes."""
 
-    def __init__(self, task: Task, scheduler: Scheduler) -> None:
+    def __init__(self, task: Task, user: User, scheduler: Scheduler) -> None:
         self.task = task
         self.content = ""
         self.calls: Sequence[Call] = ()
@@ -62,7 +63,7 @@ class Answer:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._events.put_nowait, event)
 
-        self._job = Job(served=task.served, ids=task.ids, options=task.options, send=send, user=task.user)
+        self._job = Job(served=task.served, ids=task.ids, options=task.options, send=send, user=user)
         scheduler.submit(self._job)
 
     async def deltas(self) -> AsyncIterator[Delta]:
@@ -197,7 +198,7 @@ class Sources:
 
 
 def _source(record: Round, place: int) -> str:
-    """Where the token at a place of a round comes from: the target, the drafter, or the counts without a pass of it."""
+    """Where a round's token comes from: the target, the drafter, or the counts without a pass of the drafter."""
     if place >= record.counts.accepted:
         return "target"
     return "drafted" if record.counts.draft_passes else "counted"

@@ -24,7 +24,8 @@ from omnidraft.server.answers import Answer
 from omnidraft.server.bodies import Received, described, receive, taking
 from omnidraft.server.chat import Chat, Completion
 from omnidraft.server.errors import ApiError, Json, of_input
-from omnidraft.server.guard import Guard
+from omnidraft.server.guard import USED_KEY, Guard
+from omnidraft.server.memories import KEYLESS, User
 from omnidraft.server.metrics import CONTENT_TYPE, Metrics
 from omnidraft.server.responses import Response as ResponseForm
 from omnidraft.server.scheduler import Scheduler
@@ -71,7 +72,9 @@ class Server:
         """The body of a request; raises ApiError."""
         return await receive(request, kind, int(self.settings.max_body_mb * MEGABYTE))
 
-    async def begin(self, asked: Received[BodyT], make: Callable[[BodyT, Served, Serving], Task]) -> Answer:
+    async def begin(
+        self, request: Request, asked: Received[BodyT], make: Callable[[BodyT, Served, Serving], Task]
+    ) -> Answer:
         """Queue a request; raises ApiError."""
         served = self.model(asked.body.model)
         task: Task = await run_in_threadpool(make, asked.body, served, self.settings)
@@ -80,26 +83,26 @@ class Server:
         task = replace(task, ignored=[*parts, *task.ignored])
         if self._prompts:
             self._log(f"prompt: {served.model.target.tokenizer.decode(list(task.ids))}")
-        return Answer(task, self.scheduler)
+        return Answer(task, User(request.scope.get(USED_KEY, KEYLESS), task.names), self.scheduler)
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
         asked = await self.received(request, p.ChatRequest)
-        answer = await self.begin(asked, tasks.chat_task)
+        answer = await self.begin(request, asked, tasks.chat_task)
         form = Chat(answer, answer.task.served.name, usage=_usage(asked.body))
         return await self._out(request, answer, form, stream=bool(asked.body.stream))
 
     async def complete(self, request: Request) -> Response:
         """Go on with a text."""
         asked = await self.received(request, p.CompletionRequest)
-        answer = await self.begin(asked, tasks.completion_task)
+        answer = await self.begin(request, asked, tasks.completion_task)
         form = Completion(answer, answer.task.served.name, usage=_usage(asked.body))
         return await self._out(request, answer, form, stream=bool(asked.body.stream))
 
     async def respond(self, request: Request) -> Response:
         """Answer a conversation, all of which is in the request."""
         asked = await self.received(request, p.ResponseRequest)
-        answer = await self.begin(asked, tasks.response_task)
+        answer = await self.begin(request, asked, tasks.response_task)
         form = ResponseForm(answer, answer.task.served.name, asked)
         return await self._out(request, answer, form, stream=bool(asked.body.stream))
 

@@ -15,6 +15,7 @@ from omnidraft.server.errors import RETRY_S, ApiError, response
 from omnidraft.server.settings import MEGABYTE, Serving, is_loopback
 
 BUSY = "too many requests are open: try again later"
+USED_KEY = "omnidraft.key"  # of an ASGI scope: the place of the API key, where the server has keys
 OPEN = ("/health", "/")  # without a key; and the page's files, which ask for it
 PAGE = "/page/"
 LINK = ("/", "navigate", "document")  # path, Sec-Fetch-Mode and -Dest of a link to the page
@@ -48,7 +49,7 @@ class Guard:
             await send(message)
 
         headers = Headers(scope=scope)
-        error = self._refusal(scope["path"], headers) or self._size(headers)
+        error = self._refusal(scope, headers) or self._size(headers)
         if error is not None:
             await response(error)(scope, receive, safely)
             return
@@ -87,8 +88,9 @@ class Guard:
         length = headers.get("content-length", "0")
         return ApiError(413, self._too_large) if length.isdigit() and int(length) > self._limit else None
 
-    def _refusal(self, path: str, headers: Mapping[str, str]) -> ApiError | None:
-        """Why a request is refused, if it is."""
+    def _refusal(self, scope: Scope, headers: Mapping[str, str]) -> ApiError | None:
+        """Why a request is refused, if it is; else the key that it brings is noted in the scope."""
+        path: str = scope["path"]
         host = headers.get("host", "")
         if self._settings.loopback and not is_loopback(_name(f"//{host}")):  # a name that is made to point here
             return ApiError(403, "the Host header names another machine: use localhost or 127.0.0.1")
@@ -100,11 +102,15 @@ class Guard:
             foreign &= (path, headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) != LINK
         if foreign:
             return ApiError(403, "pages of this origin may not use the server: see --cors-origin")
-        key = self._settings.api_key
-        if key is None or path in OPEN or path.startswith(PAGE):
+        keys = self._settings.api_key
+        if not keys or path in OPEN or path.startswith(PAGE):
             return None
         kind, _, given = headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), key.encode()):
+        sent = given.strip().encode()
+        # each is compared, in a time that does not depend on how much of it is right
+        found = [place for place, key in enumerate(keys) if hmac.compare_digest(sent, key.encode())]
+        if kind.lower() == "bearer" and found:
+            scope[USED_KEY] = found[0]
             return None
         return ApiError(401, "no or a wrong API key: send Authorization: Bearer KEY", code="invalid_api_key")
 

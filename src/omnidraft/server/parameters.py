@@ -51,9 +51,9 @@ EVERYWHERE: Rules = {
     "store": Rule((False,)),
     "service_tier": Rule(("auto", "default")),
     "cache_prompt": Rule((True,)),
-    **_ignored("safety_identifier", "prompt_cache_retention", "prompt_cache_options", "client_metadata"),
+    **_ignored("prompt_cache_retention", "prompt_cache_options", "client_metadata"),
     # of llama.cpp, Ollama, vLLM and proxies: how fast an answer comes, and where it is counted
-    **_ignored("id_slot", "slot_id", "timings_per_token", "return_progress", "keep_alive", "n_keep", "cache_salt"),
+    **_ignored("id_slot", "slot_id", "timings_per_token", "return_progress", "keep_alive", "n_keep"),
     **_ignored("priority", "request_id", "session_id", "chat_id", "t_max_prompt_ms", "litellm_metadata"),
     **_ignored("speculative.n_max", "speculative.n_min", "speculative.p_min"),
     # which only say how a sampler is to be that is off

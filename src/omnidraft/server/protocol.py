@@ -88,8 +88,10 @@ class Options(Body):
     seed: Annotated[int, BeforeValidator(whole), Field(ge=-(2**63), le=2**64 - 1)] | None = None
     stop: Stop | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None  # of one user's lanes, those that answered them before are preferred
-    prompt_cache_key: str | None = None  # likewise
+    user: str | None = None  # as the next: tells users apart, who share no lane's state and no memory
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+    cache_salt: str | None = None
     omnidraft: Extension | None = None
 
 

@@ -62,7 +62,8 @@ class _Uvicorn(uvicorn.Server):
 class Running:
     """A server at its address, for any number of targets behind one drafter.
 
-    `options` are those of `omnidraft.load`, `say` receives what is worth knowing, a line each.
+    `options` are those of `omnidraft.load`, `say` receives what is worth knowing, a line each.  Raises ConfigError
+    where answers of several users were to be kept in a profile, and for an address that cannot be listened on.
     """
 
     def __init__(
@@ -75,6 +76,10 @@ class Running:
         say: Callable[[str], None],
         log_prompts: bool = False,
     ) -> None:
+        if settings.api_key and options.get("remember") == "profile":
+            why = "and a profile would keep the answers of several users together, on disk"
+            fix = "use remember='memory', or serve one user without keys"
+            raise ConfigError(f"remember is 'profile' with API keys, {why}: {fix}", option="remember")
         self.settings = settings
         metrics = Metrics()
         self._scheduler, self._say = Scheduler(settings, metrics), say
@@ -84,7 +89,7 @@ class Running:
             say(message)
 
         def load() -> list[Served]:
-            loaded = load_all(targets, drafter, settings.lanes, warn=warn, options=options)
+            loaded = load_all(targets, drafter, settings, warn=warn, options=options)
             say(f"serving {', '.join(one.name for one in loaded)} at {self.address}")
             return loaded
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from omnidraft.errors import InputError, OmniDraftError
 from omnidraft.server.errors import ENDING, INTERNAL, LOADING, ApiError, of_input
+from omnidraft.server.memories import User
 from omnidraft.server.metrics import Metrics
 from omnidraft.server.served import Seat, Served
 from omnidraft.server.settings import Serving
@@ -63,7 +64,7 @@ class Job:
     ids: Sequence[int]
     options: Mapping[str, Any]
     send: Callable[[Event], None]
-    user: str | None = None
+    user: User
     cancelled: bool = False
     born: float = field(default_factory=time.monotonic)
 
@@ -225,25 +226,29 @@ class Scheduler:
         return True
 
     def _seat(self, job: Job) -> Seat | None:
-        """The free lane whose conversation the prompt goes on with, else the one used longest ago; None for none.
+        """The user's free lane whose conversation the prompt goes on with, else that used longest ago; None for none.
 
         A beginning in common, as of one system prompt, is not enough: of what free lanes hold, only the oldest is lost.
-        Among equals it is one that the same user had.
         """
         busy = {id(run.seat) for run in self._running}
         free = [seat for seat in job.served.seats if id(seat) not in busy]
-        held = {id(seat): seat.lane.common(job.ids) for seat in free}
-        going_on = [seat for seat in free if held[id(seat)] > max(0, seat.prompt - OPENING)]
+        held = {id(seat): seat.lane.common(job.ids) for seat in free if seat.user == job.user}
+        going_on = [seat for seat in free if held.get(id(seat), 0) > max(0, seat.prompt - OPENING)]
         if going_on:
-            return max(going_on, key=lambda seat: (held[id(seat)], seat.user is not None and seat.user == job.user))
+            return max(going_on, key=lambda seat: held[id(seat)])
         return min(free, key=lambda seat: seat.used, default=None)
 
     def _begin(self, job: Job, seat: Seat) -> None:
         self._uses += 1
-        seat.used, seat.user, seat.prompt = self._uses, job.user, len(job.ids)
         try:
+            if seat.user != job.user:  # what another user's prompt left would tell of it, by the time that it saves
+                seat.clear()
+            seat.used, seat.user, seat.prompt = self._uses, job.user, len(job.ids)
             cached = min(seat.lane.common(job.ids), len(job.ids) - 1)
-            stream = seat.lane.stream(job.ids, **job.options, should_stop=lambda: job.cancelled or self._late(job))
+            memory = job.served.memories.of(job.user)
+            stream = seat.lane.stream(
+                job.ids, memory=memory, **job.options, should_stop=lambda: job.cancelled or self._late(job)
+            )
         except Exception as error:  # noqa: BLE001  one request's failure is no other's
             self._failed(job, seat, error)
             return

@@ -15,6 +15,8 @@ from omnidraft.api import OmniDraft, load
 from omnidraft.defaults import AUTO, drafter_for
 from omnidraft.errors import ConfigError
 from omnidraft.server.estimate import Estimate
+from omnidraft.server.memories import Memories, User
+from omnidraft.server.settings import Serving
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -33,7 +35,7 @@ class Seat:
 
     lane: Lane
     used: int = 0  # 0: it holds nothing
-    user: str | None = None
+    user: User | None = None
     prompt: int = 0
 
     def clear(self) -> None:
@@ -48,8 +50,10 @@ class Served:
     All that touches the lanes is for the model thread; `lock` is held by whoever uses the tokenizer.
     """
 
-    def __init__(self, name: str, model: OmniDraft, lanes: int, sources: tuple[str, str | None]) -> None:
-        self.name, self.model = name, model
+    def __init__(
+        self, name: str, model: OmniDraft, lanes: int, sources: tuple[str, str | None], memories: Memories
+    ) -> None:
+        self.name, self.model, self.memories = name, model, memories
         self._sources = sources  # target and drafter, as they can be loaded
         self.seats = [Seat(lane) for lane in model.lanes(lanes)]
         attached = model.engine.attached
@@ -159,16 +163,19 @@ def name_of(target: str) -> str:
 
 
 def load_all(
-    targets: Sequence[str], drafter: str | None, lanes: int, *, warn: Say, options: Mapping[str, Any]
+    targets: Sequence[str], drafter: str | None, settings: Serving, *, warn: Say, options: Mapping[str, Any]
 ) -> list[Served]:
-    """Load targets that share one drafter.  Raises InputError and its kinds."""
+    """Load targets that share one drafter, and with it the memory of each user.  Raises InputError and its kinds."""
     names = [name_of(target) for target in targets]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ConfigError(f"two targets are called {twice.pop()!r}: give each folder a name of its own")
     source = drafter_for(targets[0], lambda _: None) if drafter == AUTO else drafter
     loaded: list[Served] = []
     for name, target in zip(names, targets, strict=True):
-        shared = loaded[0].model if loaded and loaded[0].model.side is not None else drafter
-        model = load(target, shared, warn=warn, **options)
-        loaded.append(Served(name, model, lanes, (target, source)))
+        first = loaded[0] if loaded and loaded[0].model.side is not None else None
+        model = load(target, drafter if first is None else first.model, warn=warn, **options)
+        if settings.api_key:
+            model.memory = None  # that of all users together
+        memories = Memories(model.engine.drafting, model.memory) if first is None else first.memories
+        loaded.append(Served(name, model, settings.lanes, (target, source), memories))
     return loaded

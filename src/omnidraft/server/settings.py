@@ -23,12 +23,13 @@ def _host(name: str, value: Any) -> str:
     return value
 
 
-def _key(name: str, value: Any) -> str:
-    if not isinstance(value, str) or not re.fullmatch("[!-~]+", value):
+def _keys(name: str, value: Any) -> tuple[str, ...]:
+    given = (value,) if isinstance(value, str) else value
+    if not isinstance(given, Sequence) or not all(isinstance(k, str) and re.fullmatch("[!-~]+", k) for k in given):
         raise ConfigError(
             f"{name} must be ASCII letters, digits and signs, without white space: choose another", option=name
         )
-    return value
+    return tuple(dict.fromkeys(given))
 
 
 def _origins(name: str, value: Any) -> tuple[str, ...]:
@@ -53,7 +54,9 @@ class Serving(Settings):
 
     host: str = _own("127.0.0.1", "address to listen on; one that others reach needs an API key", _host)
     port: int = integer(8080, "port to listen on; 0 is any free one", low=0, high=65535, fix="use 8080")
-    api_key: str | None = _own(None, "key that every request must bring", _key, "none")
+    api_key: tuple[str, ...] | str | None = _own(
+        None, "key, or keys of several users, one of which every request must bring", _keys, "none"
+    )
     cors_origin: tuple[str, ...] = _own((), "origin of web pages that may use the server", _origins)
     lanes: int = integer(4, "answers of one target that are made at once", low=1, high=256, fix="use 4")
     max_queue: int = integer(64, "requests that may wait; more are answered with 429", low=0, fix="use 64")
@@ -78,7 +81,7 @@ class Serving(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.loopback and self.api_key is None:
+        if not self.loopback and not self.api_key:
             raise ConfigError(
                 f"host is {self.host!r}, which others may reach, and there is no API key: "
                 "give --api-key (or OMNIDRAFT_API_KEY), or use 127.0.0.1",

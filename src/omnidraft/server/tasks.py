@@ -11,6 +11,7 @@ from omnidraft.config import COLDEST, GenerationLimits, Sampling, settings_of, s
 from omnidraft.errors import CONTEXT_LENGTH, ConfigError, InputError
 from omnidraft.server import protocol as p
 from omnidraft.server.errors import ApiError, as_json, of_input
+from omnidraft.server.memories import digest
 from omnidraft.server.messages import Prompt, encoded, of_chat, of_response
 from omnidraft.server.schemas import Schemas
 from omnidraft.server.served import Served
@@ -33,7 +34,7 @@ class Task:
     forced: bool = False  # the answer is a call of one of them
     one_call: bool = False
     trace: bool = False
-    user: str | None = None
+    names: bytes = b""  # digest of those that tell users apart
     ignored: Sequence[str] = ()  # paths of parameters that have no effect on this answer
 
 
@@ -258,8 +259,8 @@ def _check(served: Served, settings: Serving, ids: Sequence[int], where: str) ->
 
 def _task(served: Served, ids: list[int], asked: Mapping[str, Any], body: p.Options, *, ignored: Sequence[str]) -> Task:
     trace = bool(body.omnidraft and body.omnidraft.trace)
-    user = body.prompt_cache_key or body.user
-    return Task(served=served, ids=ids, options=asked, trace=trace, user=user, ignored=ignored)
+    names = digest(body.user, body.prompt_cache_key, body.safety_identifier, body.cache_salt)
+    return Task(served=served, ids=ids, options=asked, trace=trace, names=names, ignored=ignored)
 
 
 def _sampling(body: p.Options, settings: Serving, default: int, *counts: str) -> dict[str, Any]:
