@@ -69,19 +69,21 @@ def test_json_is_one_object(target: Path, drafter: Path, capsys: Captured) -> No
     assert answer["target"]["dtype"] == answer["drafter"]["dtype"] == "float32"
 
 
-def test_sources_of_drafts_are_chosen_by_flags(target: Path, capsys: Captured) -> None:
+def test_what_drafts_count_is_chosen_by_a_flag(target: Path, capsys: Captured) -> None:
     options = ("--max-new-tokens", 12, "--draft-length", 3, "--json")
     repeated = "hello world the hello world the hello"
     expected = load(target, draft_length=0).generate(repeated, max_new_tokens=12)
     capsys.readouterr()
-    for given in (("--sources", "retrieval"), ("--drafter", "none", "--set", "remember=memory")):
-        assert generate(repeated, target, *options, *given) == 0
+    for given in ((), ("--remember", "request"), ("--set", "remember=memory")):
+        assert generate(repeated, target, *options, "--drafter", "none", *given) == 0
         answer = json.loads(capsys.readouterr().out)
         assert answer["token_ids"] == list(expected.token_ids)
         assert "drafter" not in answer
-        assert answer["stats"]["retrieved"] == answer["stats"]["proposed"] > 0
-    assert generate(repeated, target, "--sources", "both") == 2
-    assert "use one of auto, model, retrieval" in capsys.readouterr().err
+        assert answer["stats"]["counted"] == answer["stats"]["proposed"] > 0
+    assert generate(repeated, target, *options, "--remember", "nothing") == 0
+    assert json.loads(capsys.readouterr().out)["stats"]["counted"] == 0
+    assert generate(repeated, target, "--remember", "both") == 2
+    assert "use one of memory, nothing, profile, request" in capsys.readouterr().err
 
 
 def test_the_prompt_comes_from_stdin(target: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:

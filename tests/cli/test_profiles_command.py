@@ -8,6 +8,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -130,6 +131,19 @@ def test_remove(store: ProfileStore, capsys: Captured) -> None:
     assert number_of(store.file(other).load(other)) == 3
     assert profiles("remove", "/".join(other.place)) == 0
     assert list(store.root.iterdir()) == []
+
+
+def test_forget(store: ProfileStore, capsys: Captured) -> None:
+    file = store.file(KEY)
+    with file.held():
+        answers = {"drafter_tokens": np.array([1, 2, 3], np.int32)}
+        counters = {"rounds": 2, "loss": 0.5, "answer_tokens": 3}
+        file.save(KEY, numbered(2, answers=answers, counters=counters))
+    assert profiles("forget", NAME) == 0
+    assert capsys.readouterr().err == f"omnidraft: {NAME} holds no earlier answers\n"
+    left = file.load(KEY)
+    assert left is not None
+    assert (number_of(left), dict(left.answers)) == (2, {})
 
 
 def test_remove_of_one_that_is_damaged_or_in_use(store: ProfileStore, capsys: Captured) -> None:

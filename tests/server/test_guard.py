@@ -20,14 +20,14 @@ from omnidraft.server.settings import Serving, is_loopback
 from support.serving import PATIENT, QUESTION, At, serving, user
 from support.waiting import WAIT_S, until
 
-KEY = "a-key"
+KEY, OTHER = "a-key", "another-key"
 POLICY = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
 ORIGIN = "http://friend.example:3000"
 
 
 @pytest.fixture(scope="module")
 def guarded(target: Path, drafter: Path) -> Iterator[At]:
-    with serving([target], drafter, api_key=KEY, cors_origin=(ORIGIN,), max_body_mb=0.01, body_s=1.0) as at:
+    with serving([target], drafter, api_key=(KEY, OTHER), cors_origin=(ORIGIN,), max_body_mb=0.01, body_s=1.0) as at:
         yield at
 
 
@@ -35,11 +35,13 @@ def guarded(target: Path, drafter: Path) -> Iterator[At]:
 def test_another_address_needs_a_key(host: str) -> None:
     with pytest.raises(ConfigError, match="no API key: give --api-key"):
         Serving(host=host)
-    assert Serving(host=host, api_key=KEY).host == host
+    assert Serving(host=host, api_key=KEY).api_key == (KEY,)
+    with pytest.raises(ConfigError, match="no API key"):
+        Serving(host=host, api_key=())
 
 
-@pytest.mark.parametrize("key", ["", "a key", "key\n", " key", "kéy", "key\x7f"])
-def test_a_key_that_no_header_holds_is_refused_at_start(key: str) -> None:
+@pytest.mark.parametrize("key", ["", "a key", "key\n", " key", "kéy", "key\x7f", 5, ("key", ""), ("key", 5)])
+def test_a_key_that_no_header_holds_is_refused_at_start(key: Any) -> None:
     with pytest.raises(ConfigError, match=r"^api_key must be ASCII letters.*: choose another$"):
         Serving(api_key=key)
 
@@ -61,8 +63,9 @@ def test_without_the_key_nothing_is_answered(guarded: At, given: str | None) -> 
     assert guarded.get("/health", headers=headers).status_code == 200
 
 
-def test_with_the_key_all_is(guarded: At) -> None:
-    assert guarded.get("/v1/models", headers={"Authorization": f"Bearer {KEY}"}).status_code == 200
+def test_with_a_key_all_is(guarded: At) -> None:
+    for key in (KEY, OTHER):
+        assert guarded.get("/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code == 200
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8080", "", "127.0.0.1.evil.example", "[", "10.0.0.1"])

@@ -1,7 +1,6 @@
 """Bodies of requests, as OpenAI's clients send them; `parameters` has what is taken beside these fields.
 
-Which of several types a value is of is decided by its own type, or by its `type` or `role`, so that an error names the
-item at fault and not every type that it could have been of.
+Which of several types a value is of is decided by its own type, `type` or `role`: an error names the item at fault.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from omnidraft.server.schemas import encodable, plain, whole
 
 OF_KIND, NAMED = "of_kind", {"role": "named_by_role", "type": "named_by_type"}  # errors; their message: what may be
 KINDS: dict[type, str] = {str: "string", list: "list", dict: "object", bool: "boolean", int: "number", float: "number"}
+NO_MORE: Any = {"additionalProperties": {"type": "null"}}
 Schema = Annotated[dict[str, Any], AfterValidator(plain)]
 
 
@@ -36,11 +36,7 @@ class Body(BaseModel):
     """Base of all bodies and their parts: nothing is converted, and nothing unknown is taken that is not null."""
 
     model_config = ConfigDict(
-        extra="forbid",
-        strict=True,
-        allow_inf_nan=False,
-        protected_namespaces=(),
-        json_schema_extra={"additionalProperties": {"type": "null"}},
+        extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=(), json_schema_extra=NO_MORE
     )
 
 
