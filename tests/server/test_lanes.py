@@ -19,9 +19,10 @@ import psutil
 import pytest
 import torch
 
-from omnidraft.api import Lane, OmniDraft
+from omnidraft.api import OmniDraft
 from omnidraft.decoding.engine import Engine
 from omnidraft.models.language_model import TransformersModel
+from omnidraft.server.served import Served
 from support.serving import PATIENT, QUESTION, At, Rounds, serving, user
 from support.waiting import until
 
@@ -230,7 +231,7 @@ def test_a_failure_of_the_models_ends_all_requests(chat: Path, rounds: Rounds, m
         ThreadPoolExecutor(1) as pool,
     ):
         rounds.wait(2)
-        monkeypatch.setattr(Lane, "common", failing)
+        monkeypatch.setattr(Served, "needs", failing)
         waits = pool.submit(at.chat)
         until(lambda: at.figures()["queued"] == 1)
         rounds.let()
