@@ -1,0 +1,108 @@
+"""The index finds all earlier occurrences of the end of a text, in bounded memory and time."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omnidraft.counts import token_index
+from omnidraft.counts.token_index import BOUNDARY, LONGEST, SHORTEST, VISITED, TokenIndex
+
+TOKENS = st.lists(st.sampled_from([0, 1, 2, BOUNDARY]), max_size=60)
+TEXT = st.lists(st.integers(0, 2), max_size=LONGEST + 2)
+PAIRS = [(first, second) for first in range(3) for second in range(3)]
+
+
+def by_search(held: list[int], text: list[int]) -> list[tuple[int, int]]:
+    """Length and next token of each match, the newest first, by comparing every position."""
+    found = []
+    for end in reversed(range(1, len(held))):
+        same = 0
+        while same < min(end, len(text), LONGEST) and held[end - 1 - same] == text[-1 - same] != BOUNDARY:
+            same += 1
+        if same >= SHORTEST and held[end] != BOUNDARY:
+            found.append((same, held[end]))
+    return found
+
+
+def filled(tokens: list[int], capacity: int = 100) -> TokenIndex:
+    index = TokenIndex(capacity)
+    index.extend(tokens)
+    return index
+
+
+@given(TOKENS, TEXT, st.integers(1, 70))
+def test_all_occurrences_in_the_latest_tokens_are_found(tokens: list[int], text: list[int], capacity: int) -> None:
+    index = filled(tokens[:7], capacity)
+    index.extend(tokens[7:])
+    held = tokens[-capacity:]
+    assert (index.tokens(), len(index)) == (held, len(held))
+    with mock.patch.object(token_index, "VISITED", 100):
+        assert index.followers(text) == by_search(held, text)
+
+
+@given(TOKENS, TOKENS, TOKENS, st.integers(0, 3))
+def test_what_is_dropped_was_never_there(kept: list[int], dropped: list[int], later: list[int], more: int) -> None:
+    index, fresh = filled(kept, 200), filled(kept[: max(0, len(kept) - more)], 200)
+    index.extend(dropped)
+    index.drop(len(dropped) + more)
+    for _ in range(2):
+        assert index.tokens() == fresh.tokens()
+        assert [index.followers([1, *pair]) for pair in PAIRS] == [fresh.followers([1, *pair]) for pair in PAIRS]
+        for each in (index, fresh):
+            each.extend(later)
+
+
+def test_no_more_is_dropped_than_is_held() -> None:
+    index = filled([1, 2, 1, 2])
+    index.drop(9)
+    assert (len(index), index.followers([1, 2])) == (0, [])
+
+
+@given(TOKENS, TOKENS, st.integers(1, 20), TEXT)
+def test_a_drop_from_a_full_ring_does_no_harm(one: list[int], two: list[int], capacity: int, text: list[int]) -> None:
+    """What was overwritten is gone; what is found are tokens that were there."""
+    index = filled(one, capacity)
+    index.drop(len(one) // 2)
+    index.extend(two)
+    assert {token for _, token in index.followers(text)} <= {*one, *two} - {BOUNDARY}
+
+
+def test_a_text_matches_earlier_places_of_itself() -> None:
+    text = [5, 1, 2, 3, 1, 2, 3]
+    assert filled(text).followers(text) == [(3, 1)]
+
+
+def test_no_match_goes_across_a_boundary() -> None:
+    index = filled([1, 2, BOUNDARY, 3, 4, 5])
+    assert index.followers([2, 3]) == []
+    assert index.followers([1, 2]) == []  # nothing follows
+    assert index.followers([2, 3, 4]) == [(2, 5)]
+
+
+def test_a_match_may_begin_with_the_oldest_token() -> None:
+    index = filled([7, 7, 0, 2, 1], 3)
+    assert index.followers([7, 0, 2]) == [(2, 1)]
+    index = filled([0, 2, 1], 3)
+    assert index.followers([1, 0, 2]) == [(2, 1)], "the ring does not go on at its other end"
+
+
+@pytest.mark.parametrize("capacity", [1, 1000, 1025, 2**20])
+def test_memory_is_fixed_when_the_index_is_made(capacity: int) -> None:
+    index = TokenIndex(capacity)
+    size = index.nbytes
+    assert 20 * capacity <= size <= 28 * capacity
+    index.extend(range(5000))
+    index.drop(100)
+    assert index.nbytes == size
+
+
+def test_a_look_up_visits_a_bounded_number_of_positions() -> None:
+    """The oldest occurrence is the longest, but too many newer ones lie before it."""
+    index = filled([7, 8, 1, 2, 9], 1000)
+    for other in range(200):
+        index.extend([20 + other, 1, 2, 3])
+    assert index.followers([7, 8, 1, 2]) == [(SHORTEST, 3)] * VISITED
