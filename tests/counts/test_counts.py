@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from counts.test_token_index import by_search
 from omnidraft.counts import counts as module
 from omnidraft.counts import token_index
 from omnidraft.counts.counts import DISCOUNT, KINDS, LENGTHS, NUMBERS, SHARES, AnswerMemory, Counts, Guess, kind_of
-from omnidraft.counts.token_index import BOUNDARY, LONGEST
-from counts.test_token_index import by_search
+from omnidraft.counts.token_index import BOUNDARY, LONGEST, TokenIndex
 
 REPEATED = [1, 2, 3, 4, 5, 1, 2]  # after it comes 3
 TOKENS = st.lists(st.integers(0, 2), max_size=40)
@@ -26,6 +26,14 @@ def begun(prompt: Sequence[int], memory: AnswerMemory | None = None, new_tokens:
     counts = Counts()
     counts.start(prompt, new_tokens, memory)
     return counts
+
+
+def own(counts: Counts) -> TokenIndex:
+    return counts._own  # noqa: SLF001
+
+
+def rates(counts: Counts) -> list[float]:
+    return counts._rates.rates  # noqa: SLF001
 
 
 def shares(counts: Counts, text: Sequence[int]) -> dict[int, float]:
@@ -165,7 +173,7 @@ def test_a_text_that_is_spelled_anew_is_counted_anew_and_judged_once() -> None:
     before, again = len(counts.seen), [*text[:8], 7, 1, 2]  # 7 in place of 4
     counts.follow(again, 8)
     assert [held for held, _ in counts.seen[before:]] == [], "4 was judged, and nothing came before 7 1"
-    assert counts._own.tokens() == again
+    assert own(counts).tokens() == again
     assert shares(counts, [2, 3]) == {4: 0.5, 7: 0.5}
     fresh = begun(again)
     assert all(shares(counts, [one, two]) == shares(fresh, [one, two]) for one in range(9) for two in range(9))
@@ -181,17 +189,17 @@ def test_after_any_changes_counts_are_those_of_the_text(changes: list[tuple[int,
         kept = max(5, len(text) - taken)
         text = [*text[:kept], *added]
         counts.follow(text, kept)
-        assert counts._own.tokens() == text
+        assert own(counts).tokens() == text
         fresh = begun(text)
         assert all(shares(counts, [one, two]) == shares(fresh, [one, two]) for one in range(3) for two in range(3))
 
 
 def test_a_guess_counts_no_draft_token() -> None:
     counts = begun(REPEATED)
-    before = counts._own.tokens(), counts._rates.rates.copy()
+    before = own(counts).tokens(), rates(counts).copy()
     for end in range(3):
         counts.guess([*REPEATED, 3, 4][: 7 + end])
-    assert (counts._own.tokens(), counts._rates.rates) == before
+    assert (own(counts).tokens(), rates(counts)) == before
 
 
 # ---------------------------------------------------------------- what is kept
@@ -219,10 +227,10 @@ def test_without_a_memory_nothing_outlives_the_request_but_hit_rates() -> None:
     counts, text = begun(REPEATED), [*REPEATED, 3]
     counts.follow(text, len(REPEATED))
     counts.keep(text)
-    rates = counts._rates.rates.copy()
+    learned = rates(counts).copy()
     counts.start([4, 1, 2], 10, None)
     assert shares(counts, [1, 2]) == {}
-    assert counts._rates.rates == rates != [0.5] * KINDS
+    assert rates(counts) == learned != [0.5] * KINDS
 
 
 def test_two_requests_share_a_memory() -> None:
@@ -283,10 +291,10 @@ def test_memory_stays_as_it_is_after_very_many_answers() -> None:
 
 
 def test_the_index_of_a_request_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert begun([1, 2, 3], new_tokens=10**30)._own.nbytes <= 28 * module.OWN_TOKENS
+    assert own(begun([1, 2, 3], new_tokens=10**30)).nbytes <= 28 * module.OWN_TOKENS
     monkeypatch.setattr(module, "OWN_TOKENS", 8)
     counts, text = begun(REPEATED, new_tokens=10**30), list(REPEATED)
     for _ in range(50):
         text += [3, 4, 5, 1, 2]
         counts.follow(text, len(text) - 5)
-    assert (counts._own.tokens(), shares(counts, text)) == (text[-8:], {3: 1})
+    assert (own(counts).tokens(), shares(counts, text)) == (text[-8:], {3: 1})

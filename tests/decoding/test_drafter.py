@@ -115,9 +115,10 @@ class Seldom(Fixed):
     """Wants a draft in every fifth round."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._rounds = 0
 
-    def begin(self, walk: object) -> bool:  # noqa: ARG002
+    def begin(self, walk: object, chance: float = 0.0) -> bool:  # noqa: ARG002
         self._rounds += 1
         return self._rounds % 5 == 0
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from omnidraft.counts.counts import Guess
 from omnidraft.decoding.drafter import Drafter
 from omnidraft.decoding.passes import SHORT, Pass, Passes, alone, together
 from omnidraft.draft_length.policy import Fixed
@@ -76,12 +77,15 @@ def test_each_row_reads_the_hidden_state_of_its_own_pass() -> None:
 
     class Listening(Fixed):
         def __init__(self) -> None:
+            super().__init__()
             self.seen: list[torch.Tensor] = []
 
-        def draws(self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None) -> bool:
+        def draws(
+            self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None, guess: Guess | None = None
+        ) -> bool:
             assert hidden is not None
             self.seen.append(hidden.clone())
-            return super().draws(logits, temperature, hidden)
+            return super().draws(logits, temperature, hidden, guess)
 
     source, eight_bits = random_model("llama", 64, 2), fast(0)
     models: list[LanguageModel] = [source, source.with_own_cache(), eight_bits, eight_bits.with_own_cache()]

@@ -12,7 +12,7 @@ ROUNDS = [
         emitted=(5, 6, 7),
         draft=(1, 2, 3, 4),
         proposals=(5, 6, 9),
-        counts=RoundCounts(accepted=2, symbols=4, symbols_accepted=3, ngrams_proposed=1, false_merges=1),
+        counts=RoundCounts(accepted=2, counted=3, symbols=4, symbols_accepted=3, ngrams_proposed=1, false_merges=1),
         times=RoundTimes(draft_s=0.5, verify_s=1.0, overhead_s=0.25),
     ),
     Round(
@@ -29,7 +29,7 @@ ROUNDS = [
 def test_counts_times_and_ratios() -> None:
     stats = Stats.of(iter(ROUNDS))
     assert stats.as_dict() == {
-        "rounds": 2, "tokens": 4, "drafted": 5, "proposed": 4, "accepted": 2, "retrieved": 0, "retrieved_accepted": 0,
+        "rounds": 2, "tokens": 4, "drafted": 5, "proposed": 4, "accepted": 2, "counted": 3,
         "symbols": 5, "symbols_accepted": 3, "ngrams_proposed": 2, "ngrams_accepted": 1, "false_merges": 1,
         "rounds_without_draft": 0, "no_draft_reason": None,
         "draft_s": 0.75, "verify_s": 2.5, "overhead_s": 0.5, "policy_s": 0.25, "seconds": 4.0, "tokens_per_s": 1.0,
@@ -48,9 +48,3 @@ def test_the_reason_that_came_up_most() -> None:
     assert (first.rounds_without_draft, first.no_draft_reason) == (3, "two")
     assert Stats.sum([first, other, Stats.of(ROUNDS)]).rounds_without_draft == 6
     assert Stats.sum([first, other, other]).no_draft_reason == "one"
-
-
-def test_copied_tokens_count_as_drafted() -> None:
-    copied = Round(emitted=(1, 2, 3), proposals=(1, 2, 4, 5), retrieved=4, counts=RoundCounts(accepted=2))
-    mixed = Round(emitted=(5, 6, 7), draft=(1, 2), proposals=(5, 6, 9), retrieved=1, counts=RoundCounts(accepted=2))
-    assert Stats.of([copied, mixed, Round(emitted=(1,))]).draft_length == pytest.approx(7 / 3)

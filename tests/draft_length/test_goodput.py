@@ -64,9 +64,10 @@ class UpTo(Fixed):
     """Drafts of one length."""
 
     def __init__(self, length: int) -> None:
+        super().__init__()
         self._length, self._drafted = length, 0
 
-    def begin(self, walk: object) -> bool:  # noqa: ARG002
+    def begin(self, walk: object, chance: float = 0.0) -> bool:  # noqa: ARG002
         self._drafted = 0
         return self._length > 0
 

@@ -12,6 +12,7 @@ import torch
 
 import omnidraft
 from omnidraft.config import DRAFT_LENGTHS, Drafting, Sampling
+from omnidraft.counts.counts import Guess
 from omnidraft.decoding.drafter import Drafter
 from omnidraft.decoding.engine import Engine
 from omnidraft.decoding.stats import Stats
@@ -47,6 +48,7 @@ class Steady(Fixed):
     """A goodput policy that has measured a machine and a drafter, and decides the same again: to be enumerated."""
 
     def __init__(self, step: float, row: float) -> None:
+        super().__init__()
         measured = Goodput(LONGEST)
         for turn in range(400):
             drafted, score = turn % 3, turn % 10 / 10 + 0.05
@@ -54,18 +56,23 @@ class Steady(Fixed):
             measured.acceptance.learn([measured.acceptance.meet(score)], int(turn // 10 % 10 < 10 * score))
         self._state = measured.state()
 
-    def begin(self, walk: Walk | None) -> bool:
+    def begin(self, walk: Walk | None, chance: float = 0.0) -> bool:
         self._policy = Goodput(LONGEST)
         self._policy.resume(self._state)
         self._policy.open((), 100)
         for _ in range(2):  # the first round of a request has the prefill in it
             self._policy.learn(made(verify_s=1.0))
-        drafts = self._policy.begin(walk)
+        drafts = self._policy.begin(walk, chance)
         self.no_draft_reason = self._policy.no_draft_reason
         return drafts
 
-    def draws(self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None) -> bool:
-        draws = self._policy.draws(logits, temperature, hidden)
+    def trusts(self, chance: float) -> bool:
+        return self._policy.trusts(chance)
+
+    def draws(
+        self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None, guess: Guess | None = None
+    ) -> bool:
+        draws = self._policy.draws(logits, temperature, hidden, guess)
         self.no_draft_reason = self._policy.no_draft_reason
         return draws
 
@@ -185,9 +192,11 @@ def test_entropy_ends_a_draft_before_an_unsure_token() -> None:
 
 
 def test_the_setting_chooses_the_policy() -> None:
-    kinds = {name: type(make_policy(Drafting(draft_length=name))) for name in (4, *DRAFT_LENGTHS)}
+    kinds = {name: type(make_policy(Drafting(draft_length=name), Head())) for name in (4, *DRAFT_LENGTHS)}
     kinds_of = {4: Fixed, "confidence": Confidence, "entropy": Entropy, "head": HeadThreshold, "goodput": Goodput}
     assert kinds == kinds_of
+    kinds = {name: type(make_policy(Drafting(draft_length=name))) for name in (4, *DRAFT_LENGTHS)}
+    assert kinds == dict.fromkeys(kinds_of, Fixed) | {"goodput": Goodput}, "without a drafter"
     assert Drafting() == Drafting(draft_length="goodput")
     assert Drafting(draft_length=20).longest == 20
     assert Drafting(draft_length="goodput").longest == 16
@@ -229,6 +238,7 @@ class Dawdling(Fixed):
     """Takes a second to begin a text with, and two to learn from a round."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.now, self.told = 0.0, list[Round]()
 
     def open(self, prompt: Sequence[int], new_tokens: int) -> None:  # noqa: ARG002
@@ -252,9 +262,11 @@ def test_the_time_that_a_policy_takes_is_in_the_records(monkeypatch: pytest.Monk
 class Once(Entropy):
     """Is sure of the first token only."""
 
-    def draws(self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None) -> bool:
+    def draws(
+        self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None, guess: Guess | None = None
+    ) -> bool:
         sure = self.no_draft_reason is None
-        super().draws(logits, temperature, hidden)
+        super().draws(logits, temperature, hidden, guess)
         self.no_draft_reason = UNSURE
         return sure
 

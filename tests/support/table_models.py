@@ -138,8 +138,11 @@ class World:
     speller: Greedy
 
     def engine(self, cache: NgramCache | None = None, **drafting: object) -> Engine:
-        """An engine whose n-grams, unless a cache is given, are those that its mode starts from and keeps."""
-        settings = Drafting(**{"draft_length": 4} | drafting)  # type: ignore[arg-type]
+        """An engine whose n-grams, unless a cache is given, are those that its mode starts from and keeps.
+
+        It has no counts unless asked to: their hit rates outlive a request, as those of an enumeration must not.
+        """
+        settings = Drafting(**{"draft_length": 4, "remember": "nothing"} | drafting)  # type: ignore[arg-type]
         translator = DrafterContext(self.table, self.vocab, self.drafter_vocab, self.speller)
         if cache is None:
             seed = "empty" if settings.mode == "intersection" else settings.ngram_seed

@@ -1,0 +1,304 @@
+"""Drafts with counts keep the target's distribution, whatever was counted, mixed, trusted and rejected."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from exactness.test_planted_faults import Calls, Rewrite
+from omnidraft.alignment.drafter_context import DrafterContext
+from omnidraft.alignment.spelling_table import Probs
+from omnidraft.config import Drafting, Sampling
+from omnidraft.counts.counts import KINDS, AnswerMemory, Counts, Guess, HitRates
+from omnidraft.decoding import drafter as drafter_module
+from omnidraft.decoding.drafter import AttachedDrafter, Drafter
+from omnidraft.decoding.engine import Engine
+from omnidraft.draft_length.policy import Fixed
+from omnidraft.verification.round import Round
+from omnidraft.verification.sampling import Sampler
+from support.enumeration import (
+    EXACT,
+    SAMPLED,
+    Distribution,
+    distance,
+    enumerate_draws,
+    first_tokens,
+    plain_distribution,
+)
+from support.table_models import Ids, frozen_cache, make_world
+
+FAULT = 1e-3  # a fault that moves less than this could hide
+LEAST = {"always": 0.0, "sometimes": 0.5, "never": 2.0}  # chance from which on the counts are trusted
+PROMPTS = {"tiny": (0, 1, 2, 0, 1, 2, 0, 1), "full": (0, 2, 1, 0, 2, 3, 0, 2), "nested": (0, 1, 1, 4, 0, 1, 1)}
+
+
+class Watching(Fixed):
+    """Trusts from some chance on, and notes where each token of a draft comes from."""
+
+    def __init__(self, trust: str) -> None:
+        super().__init__()
+        self._trusted = LEAST[trust]
+        self.origins: list[str] = []
+
+    def begin(self, walk: object, chance: float = 0.0) -> bool:  # noqa: ARG002
+        self.origins.clear()
+        return True
+
+    def trusts(self, chance: float) -> bool:
+        if super().trusts(chance):
+            self.origins.append("counted")
+        return super().trusts(chance)
+
+    def draws(
+        self,
+        logits: torch.Tensor,  # noqa: ARG002
+        temperature: float,  # noqa: ARG002
+        hidden: torch.Tensor | None,  # noqa: ARG002
+        guess: Guess | None = None,
+    ) -> bool:
+        self.origins.append("network" if guess is None else "mixed")
+        return True
+
+
+def learned(rates: HitRates, seed: int) -> None:
+    """Some kinds were right more often than others."""
+    for kind in range(KINDS):
+        for turn in range(3):
+            rates.learn(kind, right=(kind * 7 + seed + turn) % 5 < 2 + kind % 2)
+
+
+@dataclass(frozen=True)
+class CountsCase:
+    """A world with a prompt that repeats itself, and how counts take part."""
+
+    shape: str
+    seed: int
+    trust: str = "sometimes"
+    length: int = 2
+    tokens: int = 3
+    verification: str = "block"
+    alone: bool = False  # without a drafter
+    earlier: int = 0  # answers in memory
+    temperature: float | None = None  # of the drafter
+    sampling: Sampling = SAMPLED
+    zero: float = 0.0
+    learns: bool = True  # whether rates differ at first
+
+    def deviation(self, seen: Callable[[Engine, Watching, Round, int], None] | None = None) -> float:
+        """Total variation between what whole requests emit and the target's joint distribution."""
+        world, prompt = make_world(self.shape, self.seed, self.zero), PROMPTS[self.shape]
+        translator = DrafterContext(world.table, world.vocab, world.drafter_vocab, world.speller)
+        ngrams = frozen_cache(world, "all", self.seed)
+        drafting = Drafting(
+            draft_length=self.length,
+            verification=self.verification,
+            remember="memory" if self.earlier else "request",
+            drafter_temperature=self.temperature,
+        )
+        ours: Distribution = {}
+
+        def run(draw: Sampler) -> Ids:
+            # all that learns is made anew for each path
+            pair = AttachedDrafter(drafter=Drafter(world.drafter), context=translator, cache=ngrams)
+            policy = Watching(self.trust)
+            engine = Engine(world.target, world.vocab.eos, None if self.alone else pair, drafting, policy)
+            memory = AnswerMemory(64) if self.earlier else None
+            assert engine.counts is not None
+            if self.learns:
+                learned(memory.rates if memory else engine.counts._own_rates, self.seed)
+            for number in range(self.earlier):
+                other = engine.begin(prompt[number:], 5, SAMPLED, lambda w: int(w.argmax()), memory=memory)
+                while other.open:
+                    engine.commit(other, engine.verify(other))
+            request, records = engine.begin(prompt, self.tokens, self.sampling, draw, memory=memory), list[Round]()
+            while request.open:
+                records.append(engine.commit(request, engine.verify(request)))
+                if seen is not None:
+                    seen(engine, policy, records[-1], len(records))
+            return tuple(token for record in records for token in record.emitted)
+
+        for probability, emitted in enumerate_draws(run):
+            ours[emitted] = ours.get(emitted, 0.0) + probability
+        assert abs(sum(ours.values()) - 1) < EXACT
+        plain = plain_distribution(world, self.sampling)
+        truth = first_tokens(lambda context: plain((*prompt[1:], *context)), self.tokens, world.vocab.eos)
+        return distance(ours, truth)
+
+
+def cases() -> Iterator[CountsCase]:
+    for number, shape in enumerate(PROMPTS):
+        for trust in LEAST:
+            for verification in ("block", "token"):
+                yield CountsCase(shape, 1 + number, trust, verification=verification, tokens=2)
+        for earlier in (0, 2):
+            yield CountsCase(shape, 3, "always", alone=True, earlier=earlier, length=3)
+            yield CountsCase(shape, 4, "sometimes", alone=True, earlier=earlier, length=4)
+            yield CountsCase(shape, 5, "sometimes", earlier=2, tokens=2, verification=("block", "token")[earlier // 2])
+        yield CountsCase(shape, 6, "sometimes", sampling=Sampling(), length=3, temperature=1.0)
+        yield CountsCase(shape, 6, "sometimes", sampling=Sampling(), length=4, tokens=5)
+        yield CountsCase(shape, 7, "sometimes", sampling=Sampling(), alone=True, length=3, tokens=6)
+        yield CountsCase(shape, 7, "sometimes", temperature=0.5, tokens=2)
+        yield CountsCase(shape, 7, "always", temperature=0.0, tokens=2)
+        yield CountsCase(shape, 8, "sometimes", sampling=Sampling(temperature=0.7, top_k=3), tokens=2, zero=0.3)
+    yield CountsCase("tiny", 2, "sometimes", tokens=4)
+    yield CountsCase("tiny", 3, "sometimes", length=4, tokens=3, earlier=1)
+    yield CountsCase("tiny", 4, "sometimes", length=3, tokens=3, learns=False, verification="token")
+    yield CountsCase("nested", 4, "sometimes", tokens=3, learns=False)
+    yield CountsCase("full", 4, "never", length=3, tokens=2)
+
+
+def test_the_distribution_of_whole_requests_is_the_targets_whatever_happens() -> None:
+    events: Counter[str] = Counter()
+
+    def seen(engine: Engine, policy: Watching, record: Round, number: int) -> None:
+        accepted, origins = record.counts.draft_accepted, policy.origins
+        if len(record.draft) != len(origins):
+            assert not record.draft  # no room was left, so that the policy was not asked
+            return
+        assert record.counts.counted == origins.count("counted")
+        assert record.counts.draft_passes == (0 if engine.attached is None else len(origins) - record.counts.counted)
+        alone = "" if engine.attached else " alone"
+        for place, origin in enumerate(origins[: accepted + 1]):
+            events[f"{origin} {'accepted' if place < accepted else 'rejected'}{alone}"] += 1
+        pairs = set(zip(origins, origins[1:], strict=False))
+        events.update(f"{one} before {other}" for one, other in pairs)
+        if number > 1 and "counted" in origins:
+            events[f"counted in a later round{alone}"] += 1
+        if record.finish == "eos":
+            events[f"end of text after {origins[-1]}{alone}"] += 1
+
+    for case in cases():
+        assert case.deviation(seen) < EXACT, case
+    expected = {f"{origin} {what}" for origin in ("mixed", "counted", "network") for what in ("accepted", "rejected")}
+    expected |= {"counted accepted alone", "counted rejected alone", "end of text after counted alone"}
+    expected |= {"counted before mixed", "mixed before counted", "network before counted", "counted before counted"}
+    expected |= {"counted in a later round", "counted in a later round alone", "end of text after counted"}
+    expected |= {"end of text after mixed"}
+    assert expected <= events.keys(), expected - events.keys()
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_what_a_round_commits_is_counted_in_the_next(alone: bool) -> None:  # noqa: FBT001
+    """And nothing else: a guess is that of the text alone."""
+    case = CountsCase("nested", 5, "sometimes", alone=alone, learns=False)
+    changed = compared = 0
+
+    def seen(engine: Engine, policy: Watching, record: Round, number: int) -> None:  # noqa: ARG001
+        nonlocal changed, compared
+        counts, texts = engine.counts, [PROMPTS["nested"]]
+        assert counts is not None
+        if engine.attached is not None:
+            if record.finish is None:
+                engine.attached.translate()
+            texts = [engine.attached.context.prompt(texts[0]), engine.attached.drafter.text]
+        else:
+            texts += [tuple(counts._own.tokens())]
+        before, now = Counts(), Counts()
+        for fresh, text in zip((before, now), texts, strict=True):
+            fresh.start(text, 9, None)
+        for pair in ((0, 0), (0, 1), (1, 0), (1, 1), (4, 0)):
+            found = [
+                None if guess is None else guess.shares
+                for guess in (each.guess(pair) for each in (counts, now, before))
+            ]
+            assert found[0] == found[1]
+            compared += 1
+            changed += found[0] != found[2]
+
+    assert case.deviation(seen) < EXACT
+    assert compared > changed > 20
+
+
+# ---------------------------------------------------------------- negative controls
+
+
+def with_the_draft_counted(drafter: Drafter, tokens: list[int], q: Probs, guess: Guess | None) -> Probs:
+    """What the counts would say had they counted the draft tokens before verification."""
+    if guess is None or not tokens:
+        return q
+    counts, text = copy.deepcopy(drafter.counts), [*drafter.text, *tokens]
+    assert counts is not None
+    counts.follow(text, len(drafter.text))
+    later = counts.guess(text)
+    assert later is not None
+    return later.over(len(q))
+
+
+def surely(weight: float, logits: torch.Tensor, temperature: float, guess: Guess) -> Probs:
+    return guess.mixed(drafter_module.softmax(logits, temperature), weight)
+
+
+KEPT = "vectors.append(q)"
+FAULTS = {
+    "q without the mixture": ("never", KEPT, "vectors.append(q if guess is None else tempered(logits, temperature))"),
+    "q mixed at another weight": (
+        "never",
+        KEPT,
+        "vectors.append(q if guess is None else surely(guess.chance / 2, logits, temperature, guess))",
+    ),
+    "q of the counts as one-hot": (
+        "always",
+        KEPT,
+        "vectors.append(q if guess is None else one_hot(guess.best, len(q)))",
+    ),
+    "trust chosen by the drawn token": (
+        "never",
+        KEPT,
+        "vectors.append(q if guess is None or token != guess.best else guess.over(len(q)))",
+    ),
+    "weight chosen by the drawn token": (
+        "never",
+        KEPT,
+        "vectors.append(q if guess is None or token != guess.best else surely(0.9, logits, temperature, guess))",
+    ),
+    "the draft counted before verification": (
+        "always",
+        "else draw(q)",
+        "else draw(with_the_draft_counted(self, tokens, q, guess))",
+    ),
+    "a counted token dropped after the draw": (
+        "always",
+        "tokens.append(token)",
+        "if guess is not None and token != guess.best: return tokens, vectors\n            tokens.append(token)",
+    ),
+}
+FAULTY = [CountsCase(shape, 1, tokens=2, learns=False) for shape in PROMPTS]
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    trust, old, new = FAULTS[name]
+    calls: Calls = []
+    for helper in (with_the_draft_counted, surely):
+        monkeypatch.setattr(drafter_module, helper.__name__, helper, raising=False)
+    tried = [
+        replace(case, trust=trust, verification=way)
+        for case, way in zip(FAULTY, ("block", "token", "block"), strict=True)
+    ]
+    assert max(case.deviation() for case in tried) < EXACT
+    Rewrite(Drafter.draft, old, new)(monkeypatch, calls)
+    assert max(case.deviation() for case in tried) > FAULT
+    assert calls
+
+
+def test_a_proposal_of_the_counts_verified_as_if_drawn_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a drafter a refused token is replaced by the one that was compared, not by another draw."""
+    from omnidraft.decoding import counted
+
+    def verify(proposals: Any, next_token: Any, eos: Any) -> Any:
+        outcome = true(proposals, next_token, eos)
+        if outcome.accepted == len(proposals):
+            return outcome
+        return replace(outcome, emitted=(*outcome.emitted[:-1], next_token(outcome.accepted)))
+
+    true, case = counted.verify_equal, CountsCase("full", 1, "always", alone=True, tokens=2)
+    assert case.deviation() < EXACT
+    monkeypatch.setattr(counted, "verify_equal", verify)
+    assert case.deviation() > FAULT
