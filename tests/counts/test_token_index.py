@@ -64,11 +64,25 @@ def test_no_more_is_dropped_than_is_held() -> None:
 
 @given(TOKENS, TOKENS, st.integers(1, 20), TEXT)
 def test_a_drop_from_a_full_ring_does_no_harm(one: list[int], two: list[int], capacity: int, text: list[int]) -> None:
-    """What was overwritten is gone; what is found are tokens that were there."""
-    index = filled(one, capacity)
-    index.drop(len(one) // 2)
-    index.extend(two)
-    assert {token for _, token in index.followers(text)} <= {*one, *two} - {BOUNDARY}
+    """What was overwritten is gone."""
+    index, half = filled(one, capacity), len(one) // 2
+    index.drop(half)
+    held = one[max(0, len(one) - capacity) : len(one) - half]
+    for added in ([], two):
+        index.extend(added)
+        held = [*held, *added][-capacity:]
+        assert index.tokens() == held
+        with mock.patch.object(token_index, "VISITED", 100):
+            assert index.followers(text) == by_search(held, text)
+
+
+def test_a_ring_that_was_emptied_is_as_new() -> None:
+    index = filled([5, 6, 7, 5], 3)
+    index.drop(3)
+    for _ in range(2):
+        index.extend([7, 6, 7])
+        assert (index.tokens(), index.followers([7, 6]), index.followers([6, 7])) == ([7, 6, 7], [(2, 7)], [])
+        index.drop(3)
 
 
 def test_a_text_matches_earlier_places_of_itself() -> None:
@@ -86,8 +100,8 @@ def test_no_match_goes_across_a_boundary() -> None:
 def test_a_match_may_begin_with_the_oldest_token() -> None:
     index = filled([7, 7, 0, 2, 1], 3)
     assert index.followers([7, 0, 2]) == [(2, 1)]
-    index = filled([0, 2, 1], 3)
-    assert index.followers([1, 0, 2]) == [(2, 1)], "the ring does not go on at its other end"
+    assert filled([0, 2, 1], 3).followers([1, 0, 2]) == [(2, 1)], "the ring does not go on at its other end"
+    assert filled([5, 6, 7, 5], 3).followers([5, 6]) == [], "its 5 was overwritten by one that comes later"
 
 
 @pytest.mark.parametrize("capacity", [1, 1000, 1025, 2**20])

@@ -23,7 +23,7 @@ class TokenIndex:
         self._tokens = array("i", bytes(4 * self._capacity))
         self._previous = array("q", bytes(8 * self._capacity))  # for each token, the one before it in its chain
         self._newest = array("q", [-1]) * (1 << (self._capacity - 1).bit_length())  # of each chain
-        self._end = 0  # tokens added, those that were overwritten included
+        self._begin = self._end = 0  # of the tokens held, in the order of all that were added
 
     @property
     def nbytes(self) -> int:
@@ -31,7 +31,7 @@ class TokenIndex:
 
     def __len__(self) -> int:
         """Number of tokens held, boundaries included."""
-        return min(self._end, self._capacity)
+        return self._end - self._begin
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Add tokens; `BOUNDARY` may be among them."""
@@ -44,6 +44,7 @@ class TokenIndex:
                 self._previous[place], self._newest[chain] = self._newest[chain], self._end
             last = token
             self._end += 1
+            self._begin = max(self._begin, self._end - self._capacity)
 
     def drop(self, count: int) -> None:
         """Take back the last `count` tokens, of those held."""
@@ -53,11 +54,12 @@ class TokenIndex:
             token, last = self._tokens[place], self._last()
             if BOUNDARY not in (token, last):
                 self._newest[self._chain(last, token)] = self._previous[place]
+        if not len(self):  # the chain of the oldest was that of a token overwritten
+            self._newest = array("q", [-1]) * len(self._newest)
 
     def tokens(self) -> list[int]:
         """What the index holds, the oldest first."""
-        place = self._end % self._capacity if self._end > self._capacity else 0
-        return [*self._tokens[place : len(self)], *self._tokens[:place]]
+        return [self._tokens[position % self._capacity] for position in range(self._begin, self._end)]
 
     def followers(self, text: Sequence[int]) -> list[tuple[int, int]]:
         """Where the end of `text` occurred before: how many tokens are equal, and the token that followed.
@@ -67,27 +69,27 @@ class TokenIndex:
         found: list[tuple[int, int]] = []
         if len(text) < SHORTEST:
             return found
-        tokens, capacity, end = self._tokens, self._capacity, self._end
-        oldest, most = max(0, end - capacity), min(LONGEST, len(text))
+        tokens, capacity, oldest, end = self._tokens, self._capacity, self._begin, self._end
+        most = min(LONGEST, len(text))
         # a match is at least as long as the chain says, but for two pairs with one hash
         position = self._newest[self._chain(text[-2], text[-1])]
         for _ in range(VISITED):
             if position < oldest:
                 break
             if (after := position + 1) < end:
-                place, length = position % capacity, 0
+                place, length, held = position % capacity, 0, min(most, after - oldest)
                 # a negative index goes on at the end of the ring
-                while length < most and tokens[place - length] == text[-1 - length]:
+                while length < held and tokens[place - length] == text[-1 - length]:
                     length += 1
                 token = tokens[after % capacity]
                 if length >= SHORTEST and token != BOUNDARY:
-                    found.append((min(length, position + 1 - oldest), token))
+                    found.append((length, token))
             position = self._previous[position % capacity]
         return found
 
     def _last(self) -> int:
         """The token added last, a boundary before any."""
-        return self._tokens[(self._end - 1) % self._capacity] if self._end else BOUNDARY
+        return self._tokens[(self._end - 1) % self._capacity] if len(self) else BOUNDARY
 
     def _chain(self, first: int, second: int) -> int:
         return (first * 0x9E3779B1 ^ second * 0x85EBCA6B) >> 7 & (len(self._newest) - 1)
