@@ -1,10 +1,11 @@
-"""Record the golden traces of greedy decoding: one JSON file for each target that ships, with the drafter that ships.
+"""Record the golden traces of greedy decoding: JSON files for each target that ships, with the drafter that ships.
 
     python tools/record_traces.py [FOLDER]
 
 A trace holds the token ids of each answer and, for a fixed draft length, the proposals and accepted tokens of each
 round, in fp32 on one thread.  Record them anew only for a change that is meant to change them: of the embedded models,
-the drafter's context, the n-gram cache or how a draft is read.  The token ids depend on the target alone.
+the drafter's context, the n-gram cache, the counts or how a draft is read.  The token ids depend on the target alone.
+One trace of each target counts the request's text alone; the other remembers answers, and asks twice.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ GOLDEN = Path(__file__).parents[1] / "tests" / "decoding" / "golden"
 TARGETS = ("zoo:target-a", "zoo:target-b")
 DRAFTER = "zoo:drafter"
 DRAFT_LENGTH, TOKENS = 4, 48
+ASKED = {"request": 1, "memory": 2}  # of what drafts count, how often each prompt is given
 PROMPTS = (
     "A baker makes 12 rolls an hour for 8 hours. How many rolls does she make?",
     "def is_even(n):\n    return",
@@ -31,15 +33,23 @@ PROMPTS = (
 )
 
 
-def trace(target: str) -> dict[str, Any]:
+def trace(target: str, remember: str = "request") -> dict[str, Any]:
     """Decode all prompts greedily; ids of the answers, and what each round proposed and accepted."""
     model = omnidraft.load(
-        target, DRAFTER, dtype="float32", profile=None, draft_length=DRAFT_LENGTH, drafter_step="transformers"
+        target,
+        DRAFTER,
+        dtype="float32",
+        profile=None,
+        draft_length=DRAFT_LENGTH,
+        drafter_step="transformers",
+        remember=remember,
     )
     answers = []
-    for prompt in PROMPTS:
+    for prompt in PROMPTS * ASKED[remember]:
         draw = GeneratorSampler(torch.Generator())
-        records = list(model.engine.rounds(model.encode(prompt), TOKENS, Sampling(), draw))
+        request, records = model.engine.begin(model.encode(prompt), TOKENS, Sampling(), draw, memory=model.memory), []
+        while request.open:
+            records.append(model.engine.commit(request, model.engine.verify(request)))
         answers.append(
             {
                 "prompt": prompt,
@@ -47,11 +57,12 @@ def trace(target: str) -> dict[str, Any]:
                 "rounds": [[list(record.proposals), record.counts.accepted] for record in records],
             }
         )
-    return {"target": target, "drafter": DRAFTER, "draft_length": DRAFT_LENGTH, "answers": answers}
+    head = {"target": target, "drafter": DRAFTER, "draft_length": DRAFT_LENGTH, "remember": remember}
+    return head | {"answers": answers}
 
 
-def path_of(target: str, folder: Path = GOLDEN) -> Path:
-    return folder / f"{target.removeprefix('zoo:')}.json"
+def path_of(target: str, remember: str = "request", folder: Path = GOLDEN) -> Path:
+    return folder / f"{target.removeprefix('zoo:')}{'-memory' if remember == 'memory' else ''}.json"
 
 
 def lines_of(found: dict[str, Any]) -> str:
@@ -68,6 +79,6 @@ def lines_of(found: dict[str, Any]) -> str:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     for name in TARGETS:
-        path_of(name, Path(sys.argv[1]) if len(sys.argv) > 1 else GOLDEN).write_text(
-            lines_of(trace(name)), encoding="utf-8"
-        )
+        for remembered in ASKED:
+            path = path_of(name, remembered, Path(sys.argv[1]) if len(sys.argv) > 1 else GOLDEN)
+            path.write_text(lines_of(trace(name, remembered)), encoding="utf-8")

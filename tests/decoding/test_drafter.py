@@ -7,17 +7,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
 from omnidraft.alignment.spelling_table import Probs
 from omnidraft.config import Sampling
+from omnidraft.counts.counts import Counts
 from omnidraft.decoding.drafter import Drafter
-from omnidraft.decoding.passes import Passes, alone
+from omnidraft.decoding.passes import Pass, Passes, alone
 from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.distillation.adaptation import Adaptation
 from omnidraft.draft_length.policy import Fixed
 from omnidraft.models.language_model import TransformersModel
+from omnidraft.models.lean import lean
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import Sampler, tempered
 from support.engines import context_of, engine, generate, sampler, tokens, written
@@ -249,3 +252,134 @@ def test_the_q_of_a_text_as_it_was_breaks_the_distribution() -> None:
     deviation, changes = joint_distribution(Late, 4, draft_length=1)
     assert changes > 10
     assert deviation > 0.001
+
+
+# ---------------------------------------------------------------- what the network missed
+
+
+class Counted(Fixed):
+    """Trusts the counts or not, in turns: + or -."""
+
+    def __init__(self, places: str) -> None:
+        super().__init__()
+        self._places = itertools.cycle(places)
+
+    def trusts(self, chance: float) -> bool:  # noqa: ARG002
+        return next(self._places) == "+"
+
+
+class StepByStep(Drafter):
+    """Reads each token with a pass of its own."""
+
+    def _next_logits(self, drafted: list[int], room: int) -> Passes[torch.Tensor]:
+        if not self._aligned:
+            self._align(drafted, room)
+        position = self._base + len(self._cached)
+        unread = self._text[position:] + drafted[max(0, position - len(self._text)) :]
+        for token in unread:
+            row = yield Pass(self.model, [token])
+            self._cached.append(token)
+        return row
+
+
+PERIOD = [3, 1, 4, 1, 5, 9]
+
+
+def counting(kind: type[Drafter] = Drafter, context: int | None = None) -> Drafter:
+    source = random_model("llama", 64, seed=1)
+    source.context = context or source.context
+    model = lean(source)
+    assert model is not None
+    drafter = kind(model)
+    drafter.counts = Counts()
+    return drafter
+
+
+def steps(context: int | None, places: str, rounds: int = 8) -> tuple[list[list[float]], int, int]:
+    """Drafts of both over rounds that keep some of a draft and spell the text anew; passes made and tokens counted."""
+    drafters, found = [counting(kind, context) for kind in (Drafter, StepByStep)], list[list[float]]()
+    passes = counted = 0
+    for drafter in drafters:
+        drafter.start(PERIOD * 2, new_tokens=64)
+    policies = [Counted(places) for _ in drafters]
+    for number in range(rounds):
+        (tokens, vectors), (same, others) = (
+            alone(drafter.draft(4, 1.0, sampler(number), lambda _: True, None, policy))
+            for drafter, policy in zip(drafters, policies, strict=True)
+        )
+        assert tokens == same
+        assert [one.tolist() for one in vectors] == [other.tolist() for other in others]
+        found += [one.tolist() for one in vectors]
+        passes, counted = passes + drafters[0].passes, counted + drafters[0].counted
+        kept = len(drafters[0].text) - (number % 3 == 2)
+        for drafter in drafters:
+            drafter.extend([*tokens[: number % 5], *PERIOD[number % 2 :]], kept)
+    return found, passes, counted
+
+
+@pytest.mark.parametrize("context", [None, 24])
+@pytest.mark.parametrize("places", ["+-", "++-", "-++++", "+++++++++-"])
+def test_what_the_network_missed_is_read_in_one_pass_bit_for_bit(context: int | None, places: str) -> None:
+    """In drafts, over rounds, where the text is spelled anew, and where the context is full."""
+    found, passes, counted = steps(context, places)
+    assert counted > 5
+    assert passes < len(found) - counted / 2
+    network = [row for row in found if min(row) > 0]  # the counts alone leave most tokens out
+    assert len(network) >= 2
+
+
+def test_a_draft_of_the_counts_alone_makes_no_pass() -> None:
+    drafter = counting()
+    drafter.start(PERIOD * 2)
+    tokens, vectors = alone(drafter.draft(4, 1.0, sampler(), lambda _: True, None, Counted("+")))
+    assert (tokens, drafter.passes, drafter.read, drafter.counted) == (PERIOD[:4], 0, 0, 4)
+    assert all(vector[token] == vector.sum() == 1 for token, vector in zip(tokens, vectors, strict=True))
+    drafter.extend(tokens)
+    alone(drafter.draft(1, 1.0, sampler(), lambda _: True, None, Counted("-")))
+    assert (drafter.passes, drafter.read, drafter.counted) == (1, 16, 0)
+
+
+def test_an_interrupted_pass_after_tokens_of_the_counts_is_made_again() -> None:
+    drafter, fresh = counting(), counting()
+    for each in (drafter, fresh):
+        each.start(PERIOD * 2)
+    for _ in range(2):
+        work = drafter.draft(4, 1.0, sampler(), lambda _: True, None, Counted("++-"))
+        asked = next(work)
+        assert list(asked.tokens) == [*PERIOD * 2, *PERIOD[:2]]
+        work.close()  # as where the answer is to stop
+    found, expected = (
+        alone(each.draft(4, 1.0, sampler(), lambda _: True, None, Counted("++-"))) for each in (drafter, fresh)
+    )
+    assert found[0] == expected[0]
+    assert [one.tolist() for one in found[1]] == [other.tolist() for other in expected[1]]
+
+
+def test_without_counts_nothing_is_guessed() -> None:
+    drafter = Drafter(random_model("llama", 64, seed=1))
+    assert drafter.counts is None
+    drafter.start(PERIOD * 2)
+    assert drafter.guess() is None
+    alone(drafter.draft(3, 1.0, sampler(), lambda _: True, None, Counted("+")))
+    assert (drafter.passes, drafter.counted) == (3, 0)
+    drafter.keep()
+
+
+def test_a_masked_draft_leaves_the_counts_out() -> None:
+    drafter = counting()
+    drafter.start(PERIOD * 2)
+    allowed = np.ones(64, bool)
+    alone(drafter.draft(3, 1.0, sampler(), lambda _: True, allowed, Counted("+")))
+    assert (drafter.passes, drafter.counted) == (3, 0)
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_a_greedy_draft_is_of_the_best_token_and_one_hot(*, trusted: bool) -> None:
+    drafter = counting()
+    drafter.start([*PERIOD, 7, *PERIOD[:2], *PERIOD[:2]])  # 3 1 is followed by 4, and by 3
+    tokens, vectors = alone(drafter.draft(2, 0.0, sampler(), lambda _: True, None, Counted("+" if trusted else "-")))
+    guess = drafter.guess()
+    assert guess is not None
+    assert [vector[token] for token, vector in zip(tokens, vectors, strict=True)] == [1, 1]
+    assert (tokens[0] == guess.best) or not trusted
+    assert drafter.passes == (0 if trusted else 2)

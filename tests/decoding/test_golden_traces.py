@@ -13,18 +13,32 @@ from support.project_files import tool
 recorder = tool("record_traces")
 
 
-def recorded(target: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(recorder.path_of(target).read_text(encoding="utf-8"))
+def recorded(target: str, remember: str = "request") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(recorder.path_of(target, remember).read_text(encoding="utf-8"))
     return found
+
+
+def ids(trace: dict[str, Any]) -> list[list[int]]:
+    return [answer["ids"] for answer in trace["answers"]]
 
 
 @pytest.mark.usefixtures("home")
 @pytest.mark.parametrize("target", recorder.TARGETS)
-def test_greedy_decoding_gives_the_recorded_trace(target: str) -> None:
-    wanted, found = recorded(target), recorder.trace(target)
-    assert [answer["ids"] for answer in found["answers"]] == [answer["ids"] for answer in wanted["answers"]]
+@pytest.mark.parametrize("remember", recorder.ASKED)
+def test_greedy_decoding_gives_the_recorded_trace(target: str, remember: str) -> None:
+    wanted, found = recorded(target, remember), recorder.trace(target, remember)
+    assert ids(found) == ids(wanted)
     assert found == wanted  # and the same proposals and accepted tokens in each round
     assert json.loads(recorder.lines_of(found)) == found
+
+
+@pytest.mark.parametrize("target", recorder.TARGETS)
+def test_an_answer_that_is_remembered_is_drafted_from_its_first_token_on(target: str) -> None:
+    wanted, twice = recorded(target), recorded(target, "memory")
+    assert ids(twice) == 2 * ids(wanted)
+    half = len(recorder.PROMPTS)
+    rounds = [len(answer["rounds"]) for answer in twice["answers"]]
+    assert all(later < first for first, later in zip(rounds[:half], rounds[half:], strict=True))
 
 
 @pytest.mark.usefixtures("home")
@@ -35,5 +49,5 @@ def test_a_drafter_that_reads_another_context_changes_the_rounds_and_not_the_tok
     monkeypatch.setattr(Drafter, "start", lambda self, tokens, **keep: start(self, tokens[1:], **keep))
     target = recorder.TARGETS[0]
     wanted, found = recorded(target), recorder.trace(target)
-    assert [answer["ids"] for answer in found["answers"]] == [answer["ids"] for answer in wanted["answers"]]
+    assert ids(found) == ids(wanted)
     assert found != wanted
