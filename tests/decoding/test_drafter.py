@@ -276,9 +276,11 @@ class StepByStep(Drafter):
             self._align(drafted, room)
         position = self._base + len(self._cached)
         unread = self._text[position:] + drafted[max(0, position - len(self._text)) :]
-        for token in unread:
-            row = yield Pass(self.model, [token])
-            self._cached.append(token)
+        *others, last = unread
+        for token in others:
+            yield Pass(self.model, [token])
+        row = yield Pass(self.model, [last])
+        self._cached += unread
         return row
 
 

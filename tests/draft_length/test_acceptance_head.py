@@ -12,6 +12,7 @@ import torch
 
 import omnidraft
 from distillation.test_losses import some_logits
+from omnidraft.counts.counts import Guess
 from omnidraft.decoding import passes
 from omnidraft.decoding.drafter import Drafter
 from omnidraft.draft_length.acceptance_head import Head, HeadNetwork, bound, hidden_size, spread, tap
@@ -102,9 +103,16 @@ class Listening(Fixed):
     """Keeps what it is shown."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.seen: list[tuple[torch.Tensor, torch.Tensor | None]] = []
 
-    def draws(self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None) -> bool:  # noqa: ARG002
+    def draws(
+        self,
+        logits: torch.Tensor,
+        temperature: float,  # noqa: ARG002
+        hidden: torch.Tensor | None,
+        guess: Guess | None = None,  # noqa: ARG002
+    ) -> bool:
         self.seen.append((logits.clone(), hidden if hidden is None else hidden.clone()))
         return True
 

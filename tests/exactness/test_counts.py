@@ -17,12 +17,14 @@ from omnidraft.alignment.drafter_context import DrafterContext
 from omnidraft.alignment.spelling_table import Probs
 from omnidraft.config import Drafting, Sampling
 from omnidraft.counts.counts import KINDS, AnswerMemory, Counts, Guess, HitRates
+from omnidraft.decoding import counted
 from omnidraft.decoding import drafter as drafter_module
 from omnidraft.decoding.drafter import AttachedDrafter, Drafter
 from omnidraft.decoding.engine import Engine
 from omnidraft.draft_length.policy import Fixed
+from omnidraft.verification.rejection_sampling import verify_equal
 from omnidraft.verification.round import Round
-from omnidraft.verification.sampling import Sampler
+from omnidraft.verification.sampling import Sampler, softmax
 from support.enumeration import (
     EXACT,
     SAMPLED,
@@ -254,7 +256,7 @@ def with_the_draft_counted(drafter: Drafter, tokens: list[int], q: Probs, guess:
 
 
 def surely(weight: float, logits: torch.Tensor, temperature: float, guess: Guess) -> Probs:
-    return guess.mixed(drafter_module.softmax(logits, temperature), weight)
+    return guess.mixed(softmax(logits, temperature), weight)
 
 
 KEPT = "vectors.append(q)"
@@ -313,15 +315,14 @@ def test_a_planted_fault_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_proposal_of_the_counts_verified_as_if_drawn_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a drafter a refused token is replaced by the one that was compared, not by another draw."""
-    from omnidraft.decoding import counted
 
     def verify(proposals: Any, next_token: Any, eos: Any) -> Any:
-        outcome = true(proposals, next_token, eos)
+        outcome = verify_equal(proposals, next_token, eos)
         if outcome.accepted == len(proposals):
             return outcome
         return replace(outcome, emitted=(*outcome.emitted[:-1], next_token(outcome.accepted)))
 
-    true, case = counted.verify_equal, CountsCase("full", 1, "always", alone=True, tokens=2)
+    case = CountsCase("full", 1, "always", alone=True, tokens=2)
     assert case.deviation() < EXACT
     monkeypatch.setattr(counted, "verify_equal", verify)
     assert case.deviation() > FAULT
