@@ -54,8 +54,6 @@ class TokenIndex:
             token, last = self._tokens[place], self._last()
             if BOUNDARY not in (token, last):
                 self._newest[self._chain(last, token)] = self._previous[place]
-        if not len(self):  # the chain of the oldest was that of a token overwritten
-            self._newest = array("q", [-1]) * len(self._newest)
 
     def tokens(self) -> list[int]:
         """What the index holds, the oldest first."""
