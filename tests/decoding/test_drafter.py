@@ -339,6 +339,8 @@ def test_a_draft_of_the_counts_alone_makes_no_pass() -> None:
     drafter.extend(tokens)
     alone(drafter.draft(1, 1.0, sampler(), lambda _: True, None, Counted("-")))
     assert (drafter.passes, drafter.read, drafter.counted) == (1, 16, 0)
+    alone(drafter.draft(2, 1.0, sampler(), lambda _: True, None, Counted("+-")))
+    assert (drafter.passes, drafter.read, drafter.counted) == (1, 1, 1), "of a text that was read, the draft alone"
 
 
 def test_an_interrupted_pass_after_tokens_of_the_counts_is_made_again() -> None:
