@@ -18,6 +18,7 @@ from omnidraft.alignment.vocab import Vocab, read_vocab
 from omnidraft.attach import LearningOptions, LearningSide, attach
 from omnidraft.config import (
     ADAPT,
+    NOTHING_TO_DRAFT,
     Details,
     Drafting,
     GenerationLimits,
@@ -30,7 +31,7 @@ from omnidraft.config import (
 )
 from omnidraft.counts.counts import AnswerMemory
 from omnidraft.counts.token_index import BOUNDARY
-from omnidraft.decoding.engine import NOTHING_TO_DRAFT, Engine
+from omnidraft.decoding.engine import Engine
 from omnidraft.decoding.passes import never
 from omnidraft.decoding.shared_drafter import SharedDrafter, Slot
 from omnidraft.defaults import AUTO, drafter_for, sampling_of

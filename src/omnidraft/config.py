@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 NGRAM_SEEDS = ("empty", "vocabulary")
 REMEMBER = ("memory", "nothing", "profile", "request")
+NOTHING_TO_DRAFT = (
+    "remember is 'nothing' without a drafter, so that there are no drafts: give a drafter, leave remember out, or use "
+    "draft_length=0"
+)
 DRAFT_LENGTHS = ("confidence", "entropy", "goodput", "head")  # or an integer: a fixed length
 LONGEST_DRAFT = 64
 ADAPTERS = ("full", "lora")

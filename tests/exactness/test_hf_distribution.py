@@ -114,9 +114,10 @@ def test_the_distribution_is_that_of_generate_alone(
         "omnidraft.alignment.ngram_cache.NgramCache.observe", lambda *_: None
     )  # the same n-grams for every choice
     options = LAWS[name] | {"do_sample": True, "max_new_tokens": 2, "ids": ids_of(model, "ab")}
+    again = {"omnidraft_options": OPTIONS | {"remember": "nothing"}}  # nor may one choice be counted for the next
     expected = plain_distribution(lambda: alone(model, **options), monkeypatch)
     assert len(expected) > 4
-    found = helped_distribution(lambda: helped(model, drafter, **options), monkeypatch)
+    found = helped_distribution(lambda: helped(model, drafter, **again, **options), monkeypatch)
     assert distance(found, expected) < SAME
 
     # the same comparison sees a setting that is left out, and another one
@@ -124,7 +125,8 @@ def test_the_distribution_is_that_of_generate_alone(
         with monkeypatch.context() as patch:
             patch.setattr(hf, "sampling_for", lambda _, __, drafting, wrong=wrong, **___: (wrong, (), drafting))
             assert (
-                distance(helped_distribution(lambda: helped(model, drafter, **options), monkeypatch), expected) > 0.01
+                distance(helped_distribution(lambda: helped(model, drafter, **again, **options), monkeypatch), expected)
+                > 0.01
             )
 
 

@@ -544,7 +544,7 @@ def test_8_bits_are_for_targets_alone(target: Path) -> None:
     for sampling in ({}, {"temperature": 1.0}):
         drafted = model.generate("Ann has 3 bags of 12 nuts.", max_new_tokens=40, **sampling)
         expected = plain.generate("Ann has 3 bags of 12 nuts.", max_new_tokens=40, **sampling)
-        assert len(drafted.token_ids) == 40
+        assert len(drafted.token_ids) == 40 or drafted.finish_reason == "eos"
         assert sampling or drafted.token_ids == expected.token_ids
 
 

@@ -10,7 +10,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from omnidraft.config import Drafting, Sampling
+from omnidraft.config import NOTHING_TO_DRAFT, Drafting, Sampling
 from omnidraft.counts.counts import AnswerMemory, Counts
 from omnidraft.decoding.counted import counted_draft
 from omnidraft.decoding.drafter import AttachedDrafter, common
@@ -27,11 +27,7 @@ from omnidraft.verification.sparse_probs import SparseProbs, sparse
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["NOTHING_TO_DRAFT", "Engine", "Request", "Verified"]
-NOTHING_TO_DRAFT = (
-    "remember is 'nothing' without a drafter, so that there are no drafts: give a drafter, leave remember out, or use "
-    "draft_length=0"
-)
+__all__ = ["Engine", "Request", "Verified"]
 
 
 @dataclass(kw_only=True)

@@ -339,8 +339,8 @@ def summary(result: Result) -> str:
     return (
         f"measured: chat {beside}{down(chat.plain_tokens_per_s, 1)} tokens/s without drafts, "
         f"{down(chat.tokens_per_s, 1)} with drafts ({down(chat.speedup, 2)}x); stream {down(first.speedup, 2)}x at "
-        f"first, {down(last.speedup, 2)}x in the end, {first.block_efficiency:.2f} and {last.block_efficiency:.2f} tokens "
-        f"a pass, after {result.updates} updates of the drafter; "
+        f"first, {down(last.speedup, 2)}x in the end, {down(first.block_efficiency, 2)} and "
+        f"{down(last.block_efficiency, 2)} tokens a pass, after {result.updates} updates of the drafter; "
         f"{sum(part.identical for part in parts)} of {sum(part.prompts for part in parts)} answers identical token for "
         f"token; {result.dtype}, threads: {result.threads}, {result.seconds:.0f} s in all"
     )
