@@ -146,7 +146,7 @@ def test_the_distribution_of_longer_texts(
 
     expected = plain_distribution(lambda: alone(model, stopping_criteria=criteria(), **options), monkeypatch)
     assert {len(text) for text in expected} == {length + ids_of(model, "ab").shape[1] for length in (1, 2, 3)}
-    own = OPTIONS | {"draft_length": 2, "verification": "token"}
+    own = OPTIONS | {"draft_length": 2, "verification": "token", "remember": "nothing"}
     rounds = recorded(monkeypatch)
     found = helped_distribution(
         lambda: helped(model, drafter, stopping_criteria=criteria(), omnidraft_options=own, **options), monkeypatch
