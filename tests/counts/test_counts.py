@@ -14,9 +14,21 @@ from hypothesis import strategies as st
 from counts.test_token_index import by_search
 from omnidraft.counts import counts as module
 from omnidraft.counts import token_index
-from omnidraft.counts.counts import DISCOUNT, KINDS, LENGTHS, NUMBERS, SHARES, AnswerMemory, Counts, Guess, kind_of
+from omnidraft.counts.counts import (
+    DISCOUNT,
+    KINDS,
+    LENGTHS,
+    NUMBERS,
+    PRIOR,
+    SHARES,
+    AnswerMemory,
+    Counts,
+    Guess,
+    kind_of,
+)
 from omnidraft.counts.token_index import BOUNDARY, LONGEST, TokenIndex
 
+RATE = PRIOR[0] / PRIOR[1]  # of a kind of which no guess was judged
 REPEATED = [1, 2, 3, 4, 5, 1, 2]  # after it comes 3
 TOKENS = st.lists(st.integers(0, 2), max_size=40)
 LEARNED = st.lists(st.tuples(st.integers(0, KINDS - 1), st.booleans()), max_size=200)
@@ -75,7 +87,7 @@ def test_the_guess_is_that_of_the_surest_kind(
         guess = begun(own, memory).guess(text)
         assert guess == by_counting(by_search(own, text) + by_search(stored, text), memory.rates.rates)
         alone = begun(own).guess(text)
-        assert alone == by_counting(by_search(own, text), [0.5] * KINDS)
+        assert alone == by_counting(by_search(own, text), [RATE] * KINDS)
     for one in (guess, alone):
         assert one is None or sum(one.shares.values()) == pytest.approx(1, abs=1e-12)
 
@@ -98,7 +110,7 @@ def test_a_longer_match_counts_until_it_was_wrong_more_often() -> None:
     assert guess is not None
     assert guess.best == 7
     memory.rates.learn(guess.kind, right=False)
-    assert counts.guess(text) == (shares(counts, text), 8, 0.5, kind_of(0, 2 / 3, 3))
+    assert counts.guess(text) == (shares(counts, text), 8, RATE, kind_of(0, 2 / 3, 3))
 
 
 def test_kinds_are_distinct() -> None:
@@ -138,7 +150,7 @@ def test_the_chance_is_the_discounted_rate_of_its_kind(outcomes: list[bool]) -> 
     right_ones = sum(weight for weight, right in zip(weights, outcomes, strict=True) if right)
     after = counts.guess(REPEATED)
     assert after is not None
-    assert after.chance == pytest.approx((0.5 * oldest + right_ones) / (oldest + sum(weights)))
+    assert after.chance == pytest.approx((PRIOR[0] * oldest + right_ones) / (PRIOR[1] * oldest + sum(weights)))
 
 
 class Judged(Counts):
@@ -230,7 +242,7 @@ def test_without_a_memory_nothing_outlives_the_request_but_hit_rates() -> None:
     learned = rates(counts).copy()
     counts.start([4, 1, 2], 10, None)
     assert shares(counts, [1, 2]) == {}
-    assert rates(counts) == learned != [0.5] * KINDS
+    assert rates(counts) == learned != [RATE] * KINDS
 
 
 def test_two_requests_share_a_memory() -> None:
@@ -244,7 +256,7 @@ def test_two_requests_share_a_memory() -> None:
     one.keep(text)
     assert shares(other, [7, 1, 2]) == {3: 1}  # of the answer with the end of its prompt
     kind = kind_of(0, 1.0, 1)
-    assert memory.rates.rates[kind] != 0.5
+    assert memory.rates.rates[kind] != RATE
     found = other.guess([7, 1, 2])
     assert found is not None
     assert found.chance == memory.rates.rates[found.kind]
@@ -256,14 +268,14 @@ def test_after_a_start_with_another_memory_nothing_of_the_first_shows() -> None:
     counts.follow(text, len(REPEATED))
     counts.keep(text)
     learned = first.rates.rates.copy()
-    assert learned != [0.5] * KINDS
+    assert learned != [RATE] * KINDS
     for memory in (second, None):
         counts.start([5, 6], 10, memory)
         assert [counts.guess(text[:end]) for end in range(len(text))] == [None] * len(text)
         counts.start(REPEATED, 10, memory)
         guess = counts.guess(REPEATED)
         assert guess is not None
-        assert guess.chance == 0.5
+        assert guess.chance == RATE
     counts.follow([*REPEATED, 9], len(REPEATED))
     counts.keep([*REPEATED, 9])
     assert first.rates.rates == learned
