@@ -24,7 +24,7 @@ from omnidraft.decoding.engine import Engine
 from omnidraft.draft_length.policy import Fixed
 from omnidraft.verification.rejection_sampling import verify_equal
 from omnidraft.verification.round import Round
-from omnidraft.verification.sampling import Sampler, softmax
+from omnidraft.verification.sampling import GeneratorSampler, Sampler, softmax
 from support.enumeration import (
     EXACT,
     SAMPLED,
@@ -326,3 +326,21 @@ def test_a_proposal_of_the_counts_verified_as_if_drawn_is_caught(monkeypatch: py
     assert case.deviation() < EXACT
     monkeypatch.setattr(counted, "verify_equal", verify)
     assert case.deviation() > FAULT
+
+
+def test_a_draft_that_is_cut_counts_no_tokens_that_are_not_in_it() -> None:
+    for alone in (True, False):
+        world = make_world("tiny", 3)
+        translator = DrafterContext(world.table, world.vocab, world.drafter_vocab, world.speller)
+        pair = AttachedDrafter(drafter=Drafter(world.drafter), context=translator, cache=frozen_cache(world, "all"))
+        drafting = Drafting(draft_length=4)
+        engine = Engine(world.target, world.vocab.eos, None if alone else pair, drafting, Watching("always"))
+        cut = 0
+        for seed in range(40):
+            draw = GeneratorSampler(torch.Generator().manual_seed(seed))
+            request = engine.begin(PROMPTS["tiny"][0], 20, SAMPLED, draw)
+            verified = engine.verify(request)
+            record = engine.commit(request, verified, 1)
+            cut += len(record.draft) < len(verified.draft.tokens)
+            assert record.counts.counted <= len(record.draft)
+        assert cut > 5

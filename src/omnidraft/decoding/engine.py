@@ -241,7 +241,7 @@ class Engine:
                 ngrams_accepted=self._ngrams(draft.proposals[: outcome.accepted]),
                 false_merges=int(failed is not None),
                 draft_accepted=draft.tokens_in(outcome.symbols_accepted),
-                counted=draft.counted,
+                counted=min(draft.counted, len(draft.tokens)),  # of a draft that was cut, its beginning
                 draft_passes=draft.passes,
                 draft_read=draft.read,
             ),
