@@ -18,7 +18,6 @@ from omnidraft.alignment.vocab import Vocab, read_vocab
 from omnidraft.attach import LearningOptions, LearningSide, attach
 from omnidraft.config import (
     ADAPT,
-    NOTHING_TO_DRAFT,
     Details,
     Drafting,
     GenerationLimits,
@@ -280,8 +279,8 @@ def _memory(drafter: str | Path | OmniDraft | None, drafting: Drafting, *, saved
 
     Raises ConfigError where they are to be kept in a profile that nothing is `saved` in, or where nothing drafts.
     """
-    if drafter is None and drafting.longest > 0 and not drafting.counts:
-        raise ConfigError(NOTHING_TO_DRAFT, option="remember")
+    if drafter is None:
+        drafting.check_alone()
     if drafting.remember == "profile" and not saved:
         fix = "use adapt='background', or leave remember out"
         raise ConfigError(f"remember is 'profile', which is that of a drafter that learns: {fix}", option="remember")

@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 
 NGRAM_SEEDS = ("empty", "vocabulary")
 REMEMBER = ("memory", "nothing", "profile", "request")
-NOTHING_TO_DRAFT = (
-    "remember is 'nothing' without a drafter, so that there are no drafts: give a drafter, leave remember out, or use "
-    "draft_length=0"
-)
 DRAFT_LENGTHS = ("confidence", "entropy", "goodput", "head")  # or an integer: a fixed length
 LONGEST_DRAFT = 64
 ADAPTERS = ("full", "lora")
@@ -213,6 +209,14 @@ class Drafting(Settings):
                 f"threshold is for confidence, entropy or head, not for {self.draft_length!r}: leave it out",
                 option="threshold",
             )
+
+    def check_alone(self) -> None:
+        """Raise ConfigError where there would be no drafts without a drafter."""
+        if self.counts or self.longest == 0:
+            return
+        option, use = ("remember", "leave remember out") if self.remember == "nothing" else ("mode", "use mode='exact'")
+        why = f"{option} is {getattr(self, option)!r} without a drafter, so that there are no drafts"
+        raise ConfigError(f"{why}: give a drafter, {use}, or use draft_length=0", option=option)
 
     @property
     def counts(self) -> bool:

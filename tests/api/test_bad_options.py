@@ -42,6 +42,7 @@ from omnidraft import ConfigError, ModelError
         ({"profile": ""}, "profile is ''"),
         ({"remember": "all"}, "remember is 'all'; use one of memory, nothing, profile, request"),
         ({"drafter": None, "remember": "nothing"}, "remember is 'nothing' without a drafter"),
+        ({"drafter": None, "mode": "paper"}, "give a drafter, use mode='exact', or use draft_length=0"),
         ({"remember": "profile"}, "use adapt='background', or leave remember out"),
         ({"remember": "profile", "adapt": "inline", "profile": None}, "or leave remember out"),
     ],

@@ -10,14 +10,14 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from omnidraft.config import NOTHING_TO_DRAFT, Drafting, Sampling
+from omnidraft.config import Drafting, Sampling
 from omnidraft.counts.counts import AnswerMemory, Counts
 from omnidraft.decoding.counted import counted_draft
 from omnidraft.decoding.drafter import AttachedDrafter, common
 from omnidraft.decoding.passes import Passes, Stop, alone, never, read
 from omnidraft.decoding.proposals import make_proposer
 from omnidraft.draft_length.policy import DraftLengthPolicy, make_policy
-from omnidraft.errors import CONTEXT_LENGTH, ConfigError, PromptError
+from omnidraft.errors import CONTEXT_LENGTH, PromptError
 from omnidraft.models.language_model import LanguageModel, check_ids
 from omnidraft.verification.rejection_sampling import Outcome
 from omnidraft.verification.round import Draft, Round, RoundCounts, RoundTimes, TokenLogprobs
@@ -86,8 +86,8 @@ class Engine:
         self.attached = attached
         self.teacher_temperature: float | None = None  # where one is set, records hold target distributions at it
         counts = self.drafting.counts
-        if attached is None and self.drafting.longest > 0 and not counts:
-            raise ConfigError(NOTHING_TO_DRAFT, option="remember")
+        if attached is None:
+            self.drafting.check_alone()
         self.counts = Counts() if counts else None  # of drafter tokens, of target tokens without a drafter
         head = None if attached is None else attached.head
         self.policy: DraftLengthPolicy = policy or make_policy(self.drafting, head)
