@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from itertools import groupby
 from typing import Any, Self
 
 import torch
@@ -300,7 +301,10 @@ def _keep_measurements(policy: Goodput, autosave: Autosave) -> None:
 
 def _keep_answers(memory: AnswerMemory, autosave: Autosave, size: int) -> None:
     """Go on from the answers that the profile holds, and save those in memory with it."""
-    memory.index.extend([token for token in autosave.answers() if BOUNDARY <= token < size])
+    held = set(_texts(memory.index.tokens()))  # of another target's profile, which saved those of both
+    for text in _texts([token for token in autosave.answers() if BOUNDARY <= token < size]):
+        if text not in held:
+            memory.index.extend([BOUNDARY, *text])
     autosave.answers = memory.index.tokens
 
 
@@ -308,6 +312,11 @@ def _check_models(target: object, drafter: object) -> None:
     """Raise ConfigError unless both name models; a model in memory is refused, too."""
     name = "give a folder, a GGUF file, a hub id or zoo:NAME"
     if not isinstance(target, str | Path):
+def _texts(tokens: Iterable[int]) -> list[tuple[int, ...]]:
+    """The texts between boundaries."""
+    return [tuple(part) for end, part in groupby(tokens, BOUNDARY.__eq__) if not end]
+
+
         fix = f"{name}; for a model in memory there is omnidraft.hf.generate"
         raise ConfigError(f"target is of type {type(target).__name__}: {fix}")
     if drafter is not None and not isinstance(drafter, str | Path | OmniDraft):
