@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from itertools import groupby
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -147,13 +148,14 @@ class OmniDraft:
         """Stream the answer to a prompt piece by piece; another request on the models ends it with an OmniDraftError.
 
         `seed` decides every draw; with `draft_length=4` it gives the same answer again, as long as the drafter, its
-        counts and the active n-grams, which earlier requests may have changed, are the same.  Without a drafter it
-        always does, and it is the answer of plain decoding: a token takes one draw, proposed or not.  The answer ends
-        before the first of the `stop` strings.  `template` is told to the chat template beside messages.  Each
-        `logits_processor`, as those of transformers, is given the ids so far (1, T) and the target's scores (1, V), and
-        returns scores.  With `logprobs`, 0 to 20, records of `Stream.rounds` hold `TokenLogprobs` with so many tokens.
-        `should_stop` is called between rounds, and between the parts in which a long prompt is read; the answer ends,
-        "interrupted", where it returns True.
+        counts and the active n-grams, which earlier requests may have changed, are the same.  Each sampled answer
+        after the first that drafts from one memory takes random numbers of its own, by the seed and its place.
+        Without a drafter a seed always gives the same answer, and it is that of plain decoding: a token takes one
+        draw, proposed or not.  The answer ends before the first of the `stop` strings.  `template` is told to the chat
+        template beside messages.  Each `logits_processor`, as those of transformers, is given the ids so far (1, T) and
+        the target's scores (1, V), and returns scores.  With `logprobs`, 0 to 20, records of `Stream.rounds` hold
+        `TokenLogprobs` with so many tokens.  `should_stop` is called between rounds, and between the parts in which a
+        long prompt is read; the answer ends, "interrupted", where it returns True.
         `sampling` takes the fields of `config.Sampling`, whose defaults are those of the target's generation config:
         `OmniDraft.sampling`.
         """
@@ -163,7 +165,9 @@ class OmniDraft:
         ends, processors = stop_strings(stop), _processors(logits_processor)
         ids = self.encode(prompt, template)
         self.engine.check(ids)
-        draw = GeneratorSampler(torch.Generator().manual_seed(extent.seed))
+        # without a drafter no draw depends on what is remembered
+        drawn_on = None if settings.greedy or self.engine.attached is None else self.memory
+        draw = GeneratorSampler(torch.Generator().manual_seed(_seed(extent.seed, drawn_on)))
         if self.side is not None and isinstance(self.engine.policy, Goodput):
             _keep_measurements(self.engine.policy, self.side.autosave)
         asked = (ids, extent.max_new_tokens, settings, draw, processors, details.logprobs, self.memory)
@@ -308,15 +312,15 @@ def _keep_answers(memory: AnswerMemory, autosave: Autosave, size: int) -> None:
     autosave.answers = memory.index.tokens
 
 
-def _check_models(target: object, drafter: object) -> None:
-    """Raise ConfigError unless both name models; a model in memory is refused, too."""
-    name = "give a folder, a GGUF file, a hub id or zoo:NAME"
-    if not isinstance(target, str | Path):
 def _texts(tokens: Iterable[int]) -> list[tuple[int, ...]]:
     """The texts between boundaries."""
     return [tuple(part) for end, part in groupby(tokens, BOUNDARY.__eq__) if not end]
 
 
+def _check_models(target: object, drafter: object) -> None:
+    """Raise ConfigError unless both name models; a model in memory is refused, too."""
+    name = "give a folder, a GGUF file, a hub id or zoo:NAME"
+    if not isinstance(target, str | Path):
         fix = f"{name}; for a model in memory there is omnidraft.hf.generate"
         raise ConfigError(f"target is of type {type(target).__name__}: {fix}")
     if drafter is not None and not isinstance(drafter, str | Path | OmniDraft):
@@ -330,6 +334,19 @@ def _shared(drafter: OmniDraft, options: Mapping[str, Any]) -> tuple[LoadedModel
     if "drafter_step" in options:
         raise ConfigError("drafter_step is that of the drafter that is shared: leave it out, or load the drafter anew")
     return drafter.side.loaded, drafter.side.adaptation.shared
+
+
+def _seed(seed: int, memory: AnswerMemory | None) -> int:
+    """The seed of a request's draws, another one for each sampled request that shares a memory; at first as it is.
+
+    Drafts from an answer that was made of the same random numbers would depend on those that are to judge them.
+    """
+    if memory is None:
+        return seed
+    memory.sampled += 1
+    if memory.sampled == 1:
+        return seed
+    return int.from_bytes(hashlib.blake2b(f"{seed} {memory.sampled}".encode(), digest_size=8).digest())
 
 
 def _processors(given: object) -> tuple[Processor, ...]:

@@ -139,6 +139,45 @@ def test_targets_that_share_a_drafter_share_its_memory(target: Path, drafter: Pa
     assert len(stored(first)) > len(held) > COUNT // 2
 
 
+def test_profiles_of_targets_that_share_a_drafter_do_not_grow_by_being_loaded(
+    target: Path, drafter: Path, tmp_path: Path
+) -> None:
+    other = save_model(tmp_path / "other", byte_level(), seed=5)
+    lengths = []
+    for _ in range(3):
+        with omnidraft.load(target, drafter, **KEEPS) as first, omnidraft.load(other, first, **KEEPS) as second:
+            lengths.append(len(stored(first)))
+            ask(first, "hello")
+            ask(second, "world")
+            lengths.append(len(stored(first)))
+    added = lengths[1]
+    assert lengths == [0, added, added, 2 * added, 2 * added, 3 * added]
+
+
+def test_no_sampled_answer_is_drawn_with_the_numbers_of_one_that_it_is_drafted_from(
+    target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given one seed, the drafts would depend on the numbers that are to judge them."""
+    seeds: list[int] = []
+    monkeypatch.setattr("omnidraft.api.GeneratorSampler", lambda made: seeds.append(made.initial_seed()))
+
+    def taken(helper: Path | None, **options: Any) -> list[int]:
+        model = omnidraft.load(target, helper, profile=None, **options)
+        asked: dict[str, Any] = {"seed": 7, "max_new_tokens": 1}
+        (lane,) = model.lanes(1)
+        seeds.clear()
+        for temperature in (0.0, 1.0, 1.0):
+            model.stream(PROMPT, temperature=temperature, **asked).close()
+        lane.stream(PROMPT, temperature=1.0, **asked).close()
+        return seeds.copy()
+
+    found = taken(drafter)
+    assert found[:2] == [7, 7]
+    assert len({*found}) == 3
+    assert found == taken(drafter), "a new process gives the same again"
+    assert taken(None) == taken(drafter, remember="request") == taken(drafter, remember="nothing") == [7] * 4
+
+
 def stored(model: OmniDraft) -> list[int]:
     assert model.memory is not None
     return model.memory.index.tokens()

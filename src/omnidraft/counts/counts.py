@@ -74,6 +74,7 @@ class AnswerMemory:
 
     def __init__(self, tokens: int = KEPT_TOKENS) -> None:
         self.index, self.rates = TokenIndex(tokens), HitRates()
+        self.sampled = 0  # requests so far whose answers were drawn
 
 
 class Counts:
