@@ -289,10 +289,12 @@ def _memory(drafter: str | Path | OmniDraft | None, drafting: Drafting, *, saved
     if drafting.remember == "profile" and not saved:
         fix = "use adapt='background', or leave remember out"
         raise ConfigError(f"remember is 'profile', which is that of a drafter that learns: {fix}", option="remember")
-    if not drafting.counts or drafting.remember == "request":
+    if not drafting.counts:
         return None
+    if drafting.remember == "request":
+        return AnswerMemory(0)
     shared = drafter.memory if isinstance(drafter, OmniDraft) else None
-    return shared or AnswerMemory()
+    return shared if shared is not None and shared.keeps else AnswerMemory()
 
 
 def _keep_measurements(policy: Goodput, autosave: Autosave) -> None:

@@ -73,6 +73,7 @@ class AnswerMemory:
     """
 
     def __init__(self, tokens: int = KEPT_TOKENS) -> None:
+        self.keeps = tokens > 0
         self.index, self.rates = TokenIndex(tokens), HitRates()
         self.sampled = 0  # requests so far whose answers were drawn
 
@@ -110,7 +111,7 @@ class Counts:
         Of the lengths that a match may have, that one counts whose best token was right most often.
         """
         found = self._own.followers(text)
-        if self.memory is not None:
+        if self.memory is not None and self.memory.keeps:
             found += self.memory.index.followers(text)
         if not found:
             return None
@@ -132,7 +133,7 @@ class Counts:
 
     def keep(self, text: Sequence[int]) -> None:
         """Keep a complete answer, the end of `text`, where answers are kept."""
-        if self.memory is not None and len(text) > self._begun:
+        if self.memory is not None and self.memory.keeps and len(text) > self._begun:
             # with the end of the prompt, which the answer's beginning is found by
             self.memory.index.extend([BOUNDARY, *text[max(0, self._begun - LONGEST) :]])
 
