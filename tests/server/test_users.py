@@ -124,6 +124,15 @@ def test_users_that_asked_longest_ago_are_forgotten(monkeypatch: pytest.MonkeyPa
     assert first.index.nbytes * 64 == 160 * 2**20
 
 
+def test_a_key_with_many_names_has_no_other_keys_user_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memories, "MOST", 3)
+    kept = Memories(Drafting(), None)
+    first = kept.of(User(0))
+    for name in range(9):
+        kept.of(User(1, bytes([name])))
+    assert kept.of(User(0)) is first
+
+
 def test_names_are_apart() -> None:
     assert digest(None, "") == b""
     assert len({digest("a", None), digest(None, "a"), digest("a", "a"), digest("aa", None)}) == 4

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import NamedTuple
 
 from omnidraft.config import Drafting
 from omnidraft.counts.counts import AnswerMemory
 
-MOST = 64  # users whose answers are kept for a drafter: the one that asked longest ago is forgotten
+MOST = 64  # users whose answers are kept for a drafter; then one of the key with most of them is forgotten, the idlest
 TOKENS = 2**17  # of answers kept for each user: 2.5 MiB, 160 MiB of all
 KEYLESS = -1  # the place of the key of a server without any
 
@@ -53,5 +53,8 @@ class Memories:
         memory = self._kept.pop(user, None) or AnswerMemory(self._tokens)
         self._kept[user] = memory
         if len(self._kept) > MOST:
-            self._kept.popitem(last=False)
+            # whoever has many names forgets his own, and nobody else's
+            users = Counter(each.key for each in self._kept)
+            most = max(users.values())
+            del self._kept[next(each for each in self._kept if users[each.key] == most)]
         return memory
