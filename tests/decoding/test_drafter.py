@@ -19,10 +19,11 @@ from omnidraft.decoding.passes import Pass, Passes, alone
 from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.distillation.adaptation import Adaptation
 from omnidraft.draft_length.policy import Fixed
-from omnidraft.models.language_model import TransformersModel
-from omnidraft.models.lean import lean
+from omnidraft.models.language_model import LanguageModel, TransformersModel
+from omnidraft.models.lean import LeanModel, lean
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import Sampler, tempered
+from support.compilers import needs_the_8_bit_step
 from support.engines import context_of, engine, generate, sampler, tokens, written
 from support.engines import family_language as small
 from support.enumeration import EXACT, Distribution, distance, enumerate_draws, first_tokens, plain_distribution
@@ -287,19 +288,25 @@ class StepByStep(Drafter):
 PERIOD = [3, 1, 4, 1, 5, 9]
 
 
-def counting(kind: type[Drafter] = Drafter, context: int | None = None) -> Drafter:
-    source = random_model("llama", 64, seed=1)
-    source.context = context or source.context
-    model = lean(source)
-    assert model is not None
-    drafter = kind(model)
+def counting(kind: type[Drafter] = Drafter, model: LanguageModel | None = None) -> Drafter:
+    drafter = kind(model or random_model("llama", 64, seed=1))
     drafter.counts = Counts()
     return drafter
 
 
+def exact(context: int | None) -> LeanModel:
+    """A model that says the same, bit by bit, however tokens are parted into passes."""
+    needs_the_8_bit_step()
+    source = random_model("llama", 64, seed=1)
+    source.context = context or source.context
+    model = lean(source)
+    assert model is not None
+    return model
+
+
 def steps(context: int | None, places: str, rounds: int = 8) -> tuple[list[list[float]], int, int]:
     """Drafts of both over rounds that keep some of a draft and spell the text anew; passes made and tokens counted."""
-    drafters, found = [counting(kind, context) for kind in (Drafter, StepByStep)], list[list[float]]()
+    drafters, found = [counting(kind, exact(context)) for kind in (Drafter, StepByStep)], list[list[float]]()
     passes = counted = 0
     for drafter in drafters:
         drafter.start(PERIOD * 2, new_tokens=64)

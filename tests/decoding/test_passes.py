@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -13,9 +13,11 @@ from omnidraft.counts.counts import Guess
 from omnidraft.decoding.drafter import Drafter
 from omnidraft.decoding.passes import SHORT, Pass, Passes, alone, together
 from omnidraft.draft_length.policy import Fixed
+from omnidraft.errors import PromptError
 from omnidraft.models.language_model import LanguageModel, TransformersModel
 from omnidraft.models.lean import LeanModel, lean
 from omnidraft.verification.sampling import Sampler
+from support.compilers import needs_the_8_bit_step
 from support.engines import sampler
 from support.models import random_model
 
@@ -24,14 +26,23 @@ LENGTHS = (4, 1, 3, 4, 2)
 
 
 def fast(seed: int) -> LeanModel:
+    needs_the_8_bit_step()
     model = lean(random_model("llama", 64, seed))
     assert model is not None
     return model
 
 
-def drafters() -> list[Drafter]:
-    """Of two models in 8 bits and one of transformers, each with a cache of its own."""
-    one, other = fast(0), fast(1)
+def slow(seed: int) -> TransformersModel:
+    return random_model("llama", 64, seed)
+
+
+Make = Callable[[int], LeanModel | TransformersModel]
+BOTH = pytest.mark.parametrize("make", [fast, slow])
+
+
+def drafters(make: Make = fast) -> list[Drafter]:
+    """Of two models, as a rule in 8 bits, and one of transformers, each with a cache of its own."""
+    one, other = make(0), make(1)
     models: list[LanguageModel] = [one, one.with_own_cache(), other, one.with_own_cache()]
     return [*map(Drafter, models), Drafter(TransformersModel(random_model("llama", 64, 2).model))]
 
@@ -41,8 +52,9 @@ def drafting(drafter: Drafter, place: int, draw: Sampler) -> Passes[tuple[list[i
     return tokens, [vector.tolist() for vector in vectors]
 
 
-def test_drafts_made_together_are_those_of_each_alone() -> None:
-    ours, theirs = drafters(), drafters()
+@BOTH
+def test_drafts_made_together_are_those_of_each_alone(make: Make) -> None:
+    ours, theirs = drafters(make), drafters(make)
     for drafter, prompt in zip([*ours, *theirs], [*PROMPTS, *PROMPTS], strict=True):
         drafter.start(prompt)
     for seed in range(4):
@@ -72,7 +84,8 @@ def test_models_of_the_same_weights_read_in_one_pass(monkeypatch: pytest.MonkeyP
     assert sizes == [3, 1, 2, 1, 2, 1, 1]
 
 
-def test_each_row_reads_the_hidden_state_of_its_own_pass() -> None:
+@BOTH
+def test_each_row_reads_the_hidden_state_of_its_own_pass(make: Make) -> None:
     """Of several drafters on one model of transformers, too, whose output layer is heard by one hook."""
 
     class Listening(Fixed):
@@ -87,42 +100,45 @@ def test_each_row_reads_the_hidden_state_of_its_own_pass() -> None:
             self.seen.append(hidden.clone())
             return super().draws(logits, temperature, hidden, guess)
 
-    source, eight_bits = random_model("llama", 64, 2), fast(0)
-    models: list[LanguageModel] = [source, source.with_own_cache(), eight_bits, eight_bits.with_own_cache()]
+    source, other = random_model("llama", 64, 2), make(0)
+    models: list[LanguageModel] = [source, source.with_own_cache(), other, other.with_own_cache()]
     found = []
-    for make in (together, lambda works: [alone(work) for work in works]):
+    for run in (together, lambda works: [alone(work) for work in works]):
         policies, works = [Listening() for _ in models], []
         for model, prompt, policy in zip(models, PROMPTS, policies, strict=False):
             drafter = Drafter(model)
             drafter.start(prompt)
             works.append(drafter.draft(3, 0.0, sampler(), lambda _: True, None, policy))
-        make(works)
+        run(works)
         found.append([torch.stack(policy.seen) for policy in policies])
     for ours, theirs in zip(*found, strict=True):
         assert torch.equal(ours, theirs)
     assert not torch.allclose(found[0][0], found[0][1])
 
 
-def test_work_that_asks_for_nothing_and_a_failure() -> None:
+@pytest.mark.parametrize(("make", "error"), [(fast, IndexError), (slow, PromptError)])
+def test_work_that_asks_for_nothing_and_a_failure(make: Make, error: type[Exception]) -> None:
+    model = make(0)
+
     def nothing() -> Passes[int]:
         yield from ()
         return 1
 
     def failing() -> Passes[int]:
-        yield Pass(fast(0), [10**6])
+        yield Pass(model, [10**6])
         raise AssertionError
 
     assert (alone(nothing()), together([nothing(), nothing()]), together([])) == (1, [1, 1], [])
-    with pytest.raises(IndexError):
+    with pytest.raises(error):
         together([nothing(), failing()])
 
 
 def test_an_end_of_a_model_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
     def asking() -> Passes[int]:
-        yield Pass(fast(0), [1])
+        yield Pass(slow(0), [1])
         return 1
 
-    monkeypatch.setattr(LeanModel, "forward", lambda *_: next(iter(())))
+    monkeypatch.setattr(TransformersModel, "forward", lambda *_: next(iter(())))
     with pytest.raises(StopIteration):
         alone(asking())
 
