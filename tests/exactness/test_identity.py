@@ -19,6 +19,7 @@ from omnidraft.models.lean import lean
 from omnidraft.models.loading import load_model
 from omnidraft.verification.round import Round
 from omnidraft.zoo import path as zoo_path
+from support.compilers import needs_the_8_bit_step
 from support.engines import Language, context_of, engine, generate, language, real_language, sampler, tokens
 from support.models import Constant, Scripted, random_model
 from support.project_files import shared
@@ -154,6 +155,7 @@ def test_trained_models(
 
 def test_fast_drafter_steps(zoo: dict[str, tuple[TransformersModel, Language]]) -> None:
     """A greedy target is not touched by how its drafter computes."""
+    needs_the_8_bit_step()
     (target, target_language), (source, drafter_language) = zoo["target-a"], zoo["drafter"]
     drafter = lean(source)
     assert drafter is not None
@@ -172,6 +174,7 @@ def test_fast_drafter_steps(zoo: dict[str, tuple[TransformersModel, Language]]) 
 
 def test_8_bit_targets_say_what_they_say_undrafted(zoo: dict[str, tuple[TransformersModel, Language]]) -> None:
     """On 200 prompts, with a drafter and with counts alone: the bits of a row are the same in every pass."""
+    needs_the_8_bit_step()
     (source, target_language), (drafter, drafter_language) = zoo["target-a"], zoo["drafter"]
     target = EightBitModel(source.model, source.model.state_dict())
     lines = (shared("data") / "gsm8k" / "test.jsonl").read_text(encoding="utf-8").splitlines()[:200]

@@ -12,6 +12,7 @@ from experiments import device
 from experiments.judging import Text, quality
 from experiments.results import Results, Row
 from omnidraft.bench import llama
+from support.compilers import needs_the_8_bit_step
 from support.gguf_files import small_model, write
 from support.table_models import TableModel
 
@@ -26,6 +27,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_quick_run_without_the_extra(
     file: Path, drafter: Path, tasks: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    needs_the_8_bit_step()  # of our ways
     monkeypatch.setattr(llama, "library", lambda: None)
     out = file.with_name("device.jsonl")
     words = ["--target", str(file), "--drafter", str(drafter), "--data", str(tasks), "--quick"]

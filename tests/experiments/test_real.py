@@ -10,6 +10,7 @@ import pytest
 
 from experiments import real
 from omnidraft.bench.interleaved import Answer, EngineWay
+from support.compilers import needs_the_8_bit_step
 
 Captured = pytest.CaptureFixture[str]
 NUMBERS = ("speedup", "tokens_per_s", "block_efficiency")
@@ -56,6 +57,8 @@ def test_a_quick_run(given: list[str], tmp_path: Path, capsys: Captured) -> None
 def test_a_stream_is_learned_from_and_a_run_goes_on(
     dtype: str, given: list[str], tmp_path: Path, home: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if dtype == "int8":
+        needs_the_8_bit_step()
     out = tmp_path / "real"
     words = [*given[:-1], dtype, "--task", "gsm8k", "--stream", "5", "--out", str(out)]
     assert real.main(words) == 0

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from support.compilers import needs_the_8_bit_step
 from support.project_files import tool
 from support.texts import TEXTS
 from support.tokenizer_families import family
@@ -38,6 +39,8 @@ def test_bookkeeping(
 
 @pytest.mark.parametrize("part", ["step", "swap", "together"])
 def test_parts_of_the_drafter(part: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    if part in {"step", "together"}:
+        needs_the_8_bit_step()  # which is timed
     parts = tool("measure_parts")
     monkeypatch.setattr(parts.turns, "__defaults__", (1,))
     getattr(parts, part)()

@@ -22,6 +22,7 @@ from omnidraft.decoding.drafter import Drafter
 from omnidraft.demo import scenes
 from omnidraft.errors import ModelError
 from omnidraft.models.gguf import converted
+from support.compilers import needs_the_8_bit_step
 from support.remembering import Remembering
 from support.serving import At, serving, user
 
@@ -57,6 +58,7 @@ def smollm2(home: None) -> Path:  # noqa: ARG001
 @pytest.fixture(scope="module")
 def model(smollm2: Path, home: None) -> OmniDraft:  # noqa: ARG001
     """The target in 8 bits, as people run it, with a drafter that drafts in every round."""
+    needs_the_8_bit_step()
     return omnidraft.load(smollm2, DRAFTER, dtype="int8", profile=None, draft_length=4)
 
 
@@ -92,6 +94,7 @@ def test_sampled_tokens_follow_the_distribution_of_the_target(model: OmniDraft) 
 
 @pytest.fixture(scope="module")
 def server(smollm2: Path, home: None) -> Iterator[At]:  # noqa: ARG001
+    needs_the_8_bit_step()
     with serving([smollm2], DRAFTER, {"draft_length": 4, "dtype": "int8"}) as at:
         yield at
 
