@@ -336,7 +336,7 @@ def test_a_draft_that_is_cut_counts_no_tokens_that_are_not_in_it() -> None:
         drafting = Drafting(draft_length=4)
         engine = Engine(world.target, world.vocab.eos, None if alone else pair, drafting, Watching("always"))
         cut = 0
-        for seed in range(40):
+        for seed in range(80):
             draw = GeneratorSampler(torch.Generator().manual_seed(seed))
             request = engine.begin(PROMPTS["tiny"][0], 20, SAMPLED, draw)
             verified = engine.verify(request)

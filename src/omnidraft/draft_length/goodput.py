@@ -89,11 +89,11 @@ class Goodput:
         self.no_draft_reason = self._obstacle()
         if self._alone and self.no_draft_reason != MEASURED:
             self.no_draft_reason = None if self._pays(chance) else TOO_DEAR if chance else NO_MATCH
+        elif self.no_draft_reason in (TOO_DEAR, TOO_SHORT) and self._pays(chance):
+            self._counts_alone, self.no_draft_reason = True, None  # explored is where they have nothing to say
         elif self.no_draft_reason in (TOO_DEAR, TOO_SHORT) and not self._first and self._explores():
             self._forced = LENGTHS[self._rounds % len(LENGTHS)]
             self.no_draft_reason = None if self._forced else MEASURED
-        elif self.no_draft_reason in (TOO_DEAR, TOO_SHORT) and self._pays(chance):
-            self._counts_alone, self.no_draft_reason = True, None
         elif self._rounds % PLAIN_EVERY == 0:  # a score whose tokens are never drawn would be misjudged for ever
             self._forced = 1
         return self.no_draft_reason is None
