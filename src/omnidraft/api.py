@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -167,7 +166,8 @@ class OmniDraft:
         self.engine.check(ids)
         # without a drafter no draw depends on what is remembered
         drawn_on = None if settings.greedy or self.engine.attached is None else self.memory
-        draw = GeneratorSampler(torch.Generator().manual_seed(_seed(extent.seed, drawn_on)))
+        own = extent.seed if drawn_on is None else drawn_on.seed_of(extent.seed)
+        draw = GeneratorSampler(torch.Generator().manual_seed(own))
         if self.side is not None and isinstance(self.engine.policy, Goodput):
             _keep_measurements(self.engine.policy, self.side.autosave)
         asked = (ids, extent.max_new_tokens, settings, draw, processors, details.logprobs, self.memory)
@@ -336,19 +336,6 @@ def _shared(drafter: OmniDraft, options: Mapping[str, Any]) -> tuple[LoadedModel
     if "drafter_step" in options:
         raise ConfigError("drafter_step is that of the drafter that is shared: leave it out, or load the drafter anew")
     return drafter.side.loaded, drafter.side.adaptation.shared
-
-
-def _seed(seed: int, memory: AnswerMemory | None) -> int:
-    """The seed of a request's draws, another one for each sampled request that shares a memory; at first as it is.
-
-    Drafts from an answer that was made of the same random numbers would depend on those that are to judge them.
-    """
-    if memory is None:
-        return seed
-    memory.sampled += 1
-    if memory.sampled == 1:
-        return seed
-    return int.from_bytes(hashlib.blake2b(f"{seed} {memory.sampled}".encode(), digest_size=8).digest())
 
 
 def _processors(given: object) -> tuple[Processor, ...]:

@@ -29,6 +29,7 @@ from omnidraft import ConfigError
 from omnidraft.decoding.drafter import Drafter
 from omnidraft.hf.text import Text
 from omnidraft.verification.round import Round
+from omnidraft.verification.sampling import GeneratorSampler
 from support.generating import COUNT, OPTIONS, Ends, alone, helped, ids_of, load, new_tokens, tokenizer_of
 from support.models import save_model
 
@@ -369,3 +370,22 @@ def test_autocast_is_as_without_drafts(model: PreTrainedModel, twin: PreTrainedM
         expected = alone(model, max_new_tokens=4)
         for helper in (twin, drafter):
             assert helped(model, helper, max_new_tokens=4).shape == expected.shape
+
+
+def test_no_sampled_answer_is_drawn_with_the_numbers_of_one_that_it_is_drafted_from(
+    model: PreTrainedModel, drafter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds: list[int] = []
+
+    def noted(made: torch.Generator) -> GeneratorSampler:
+        seeds.append(made.initial_seed())
+        return GeneratorSampler(made)
+
+    monkeypatch.setattr("omnidraft.hf.GeneratorSampler", noted)
+    for remember in ("nothing", "memory"):
+        seeds.clear()
+        for _ in range(2):
+            torch.manual_seed(3)
+            options = {"draft_length": 3, "remember": remember}
+            helped(model, drafter, do_sample=True, temperature=1.0, omnidraft_options=options)
+        assert (seeds[0] == seeds[1]) is (remember == "nothing")

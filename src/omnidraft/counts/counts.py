@@ -5,6 +5,7 @@ Each is as sure as guesses of its kind were right: by length of the match, share
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -75,7 +76,17 @@ class AnswerMemory:
     def __init__(self, tokens: int = KEPT_TOKENS) -> None:
         self.keeps = tokens > 0
         self.index, self.rates = TokenIndex(tokens), HitRates()
-        self.sampled = 0  # requests so far whose answers were drawn
+        self._sampled = 0  # requests so far whose answers were drawn
+
+    def seed_of(self, seed: int) -> int:
+        """The seed of the next request's draws, another one for each; of the first as it is.
+
+        Drafts from an answer that was made of the same random numbers would depend on those that are to judge them.
+        """
+        self._sampled += 1
+        if self._sampled == 1:
+            return seed
+        return int.from_bytes(hashlib.blake2b(f"{seed} {self._sampled}".encode(), digest_size=8).digest())
 
 
 class Counts:

@@ -81,7 +81,8 @@ def generate(  # noqa: PLR0913  transformers hands over those of its arguments t
     `config.Drafting`.  A drafter attached to a model is kept for later calls, as long as the model is.
 
     Takes input_ids (1, T) and returns what `generate` returns: ids (1, T + new), or with `return_dict_in_generate` a
-    GenerateDecoderOnlyOutput, without a cache.  Torch's global seed decides every draw.  Raises ConfigError
+    GenerateDecoderOnlyOutput, without a cache.  Torch's global seed decides every draw, with the place
+    among the answers that are remembered together.  Raises ConfigError
     for an option, ModelError for a model, PromptError for a prompt that is empty, over-long or of ids that the
     model does not have, NumericsError for logits that are NaN.
     """
@@ -99,7 +100,10 @@ def generate(  # noqa: PLR0913  transformers hands over those of its arguments t
     sampling, processors, drafting = sampling_for(text, logits_processor, drafting, sampled=sampled)
     adaptation = ready.side.adaptation
     engine = Engine(target, text.eos, adaptation.attached, drafting, ready.policy)
-    draw = GeneratorSampler(torch.Generator().manual_seed(int(torch.randint(2**63 - 1, ())) if sampled else 0))
+    seed = int(torch.randint(2**63 - 1, ())) if sampled else 0
+    if sampled and ready.memory is not None:
+        seed = ready.memory.seed_of(seed)
+    draw = GeneratorSampler(torch.Generator().manual_seed(seed))
     prompt = input_ids[0].tolist()
     engine.check(prompt)
     if streamer is not None:
