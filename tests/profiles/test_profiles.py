@@ -202,6 +202,13 @@ def test_a_file_that_is_no_profile_is_refused_and_left_alone(kind: str, file: Pr
     assert file.path.read_bytes() == content
 
 
+@pytest.mark.parametrize("ids", [np.zeros((3, 4), np.int32), np.array(5, np.int32), np.array([0.5]), np.array([2**40])])
+def test_answers_that_are_no_list_of_ids_are_refused(ids: np.ndarray[Any, Any]) -> None:
+    data = Profile(answers={"drafter_tokens": ids}).encode(KEY)
+    with pytest.raises(ProfileError, match="no list of token ids"):
+        Profile.decode(data)
+
+
 def test_setting_a_profile_aside_keeps_its_bytes_and_the_claim(file: ProfileFile) -> None:
     assert file.claim()
     for expected in ("p.aside-1", "p.aside-2"):

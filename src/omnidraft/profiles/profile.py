@@ -166,6 +166,7 @@ class Profile:
     @classmethod
     def decode(cls, data: bytes) -> tuple[Key, Profile]:
         """Read the bytes of a profile file; raises ProfileError for anything that is not a whole one."""
+        import torch
         from safetensors import torch as torch_format
 
         manifest = read_manifest(data, whole=True)
@@ -176,6 +177,8 @@ class Profile:
                 groups[group][own] = tensor
         except (SafetensorError, ValueError, LookupError, TypeError) as error:
             raise ProfileError(f"its tensors cannot be read ({error})") from error
+        if any(tensor.dim() != 1 or tensor.dtype != torch.int32 for tensor in groups["answers"].values()):
+            raise ProfileError("its earlier answers are no list of token ids")
         return manifest.key, cls(
             weights=groups["weights"],
             ngrams={name: tensor.numpy() for name, tensor in groups["ngrams"].items()},
