@@ -23,7 +23,7 @@ from omnidraft.config import Drafting, suggestion
 from omnidraft.decoding.engine import Engine
 from omnidraft.errors import ConfigError
 from omnidraft.generation import Session
-from omnidraft.hf.kept_drafters import Drafts, make_ready
+from omnidraft.hf.kept_drafters import Drafts, Ready, make_ready
 from omnidraft.hf.text import Text, sampling_for
 from omnidraft.models.language_model import CACHE_ARGUMENTS, TransformersModel
 from omnidraft.verification.sampling import GeneratorSampler
@@ -100,10 +100,7 @@ def generate(  # noqa: PLR0913  transformers hands over those of its arguments t
     sampling, processors, drafting = sampling_for(text, logits_processor, drafting, sampled=sampled)
     adaptation = ready.side.adaptation
     engine = Engine(target, text.eos, adaptation.attached, drafting, ready.policy)
-    seed = int(torch.randint(2**63 - 1, ())) if sampled else 0
-    if sampled and ready.memory is not None:
-        seed = ready.memory.seed_of(seed)
-    draw = GeneratorSampler(torch.Generator().manual_seed(seed))
+    draw = GeneratorSampler(torch.Generator().manual_seed(_seed(ready, sampled=sampled)))
     prompt = input_ids[0].tolist()
     engine.check(prompt)
     if streamer is not None:
@@ -124,6 +121,12 @@ def generate(  # noqa: PLR0913  transformers hands over those of its arguments t
         return GenerateDecoderOnlyOutput(sequences=text.ids, scores=text.scores, logits=text.logits)
     ids: torch.Tensor = text.ids
     return ids
+
+
+def _seed(ready: Ready, *, sampled: bool) -> int:
+    """The seed of an answer's draws, another one for each answer that is remembered."""
+    seed = int(torch.randint(2**63 - 1, ())) if sampled else 0
+    return ready.memory.seed_of(seed) if sampled and ready.memory is not None else seed
 
 
 def _refuse_streamer() -> None:
