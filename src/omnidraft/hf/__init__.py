@@ -81,10 +81,9 @@ def generate(  # noqa: PLR0913  transformers hands over those of its arguments t
     `config.Drafting`.  A drafter attached to a model is kept for later calls, as long as the model is.
 
     Takes input_ids (1, T) and returns what `generate` returns: ids (1, T + new), or with `return_dict_in_generate` a
-    GenerateDecoderOnlyOutput, without a cache.  Torch's global seed decides every draw, with the place
-    among the answers that are remembered together.  Raises ConfigError
-    for an option, ModelError for a model, PromptError for a prompt that is empty, over-long or of ids that the
-    model does not have, NumericsError for logits that are NaN.
+    GenerateDecoderOnlyOutput, without a cache.  Torch's global seed and the answers before decide every draw.  Raises
+    ConfigError for an option, ModelError for a model, PromptError for a prompt that is empty, over-long or of ids that
+    the model does not have, NumericsError for logits that are NaN.
     """
     _refuse_streamer()
     if model.training:
