@@ -121,7 +121,7 @@ def test_users_that_asked_longest_ago_are_forgotten(monkeypatch: pytest.MonkeyPa
     assert kept.of(one) is first
     assert kept.of(two) is not second
     assert first is not None
-    assert first.index.nbytes * 64 == 160 * 2**20
+    assert first.index.nbytes * 64 == 144 * 2**20
 
 
 def test_a_key_with_many_names_has_no_other_keys_user_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,22 +8,21 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
 
 from omnidraft.alignment.spelling_table import Probs
-from omnidraft.counts.token_index import BOUNDARY, LONGEST, TokenIndex
+from omnidraft.counts.token_index import BOUNDARY, LENGTHS, LONGEST, VISITED, TokenIndex
 
-LENGTHS = 2, 3, 4, 6  # tokens that match: of each class the fewest
 SHARES = 0.35, 0.55, 0.75, 0.999  # of the most frequent continuation: between the classes
-NUMBERS = 2, 3, 5, 9, 17  # occurrences: of each further class the fewest
+NUMBERS = 2, 3, 5, VISITED + 1  # occurrences: of each further class the fewest
 KINDS = len(LENGTHS) * (len(SHARES) + 1) * (len(NUMBERS) + 1)
-LEVELS = [bisect_right(LENGTHS, length) - 1 for length in range(LONGEST + 1)]  # of a match of each length
 PRIOR = 0.5, 2.0  # guesses of a kind that were right, and all, before any was made
 DISCOUNT = 0.998  # of earlier guesses of a kind, with each new one
-OWN_TOKENS = 2**20  # of a request, the latest are indexed
-KEPT_TOKENS = 2**20  # of earlier answers, the latest are kept: in 20 MiB
+OWN_TOKENS = 2**19  # of a request, the latest are indexed
+KEPT_TOKENS = 2**19  # of earlier answers, the latest are kept: in 18 MiB
 
 
 class Guess(NamedTuple):
@@ -123,31 +122,25 @@ class Counts:
         """
         found = self._own.followers(text)
         if self.memory is not None and self.memory.keeps:
-            found += self.memory.index.followers(text)
-        if not found:
+            earlier = self.memory.index.followers(text)
+            found = [[*own, *others] for own, others in zip_longest(found, earlier, fillvalue=())]
+        rates, chosen = self._rates.rates, None
+        for level, tokens in enumerate(found):
+            counts, most, best = dict[int, int](), 0, -1
+            for token in tokens:
+                counts[token] = count = counts.get(token, 0) + 1
+                if count > most:
+                    most, best = count, token
+            kind = kind_of(level, most / len(tokens), len(tokens))
+            if chosen is None or rates[kind] >= rates[chosen[0]]:
+                chosen = kind, best, counts, len(tokens)
+        if chosen is None:
             return None
-        found.sort(key=_length, reverse=True)
-        rates, counts = self._rates.rates, dict[int, int]()
-        most, best, chosen = 0, -1, (-1.0, counts, -1, -1, 1)
-        for number, (length, token) in enumerate(found, 1):
-            counts[token] = count = counts.get(token, 0) + 1
-            if count > most:
-                most, best = count, token
-            level = LEVELS[length]
-            if number < len(found) and LEVELS[found[number][0]] == level:
-                continue
-            kind = kind_of(level, most / number, number)
-            if rates[kind] > chosen[0]:
-                chosen = rates[kind], dict(counts), best, kind, number
-        chance, counts, best, kind, number = chosen
-        return Guess({token: count / number for token, count in counts.items()}, best, chance, kind)
+        kind, best, counts, number = chosen
+        return Guess({token: count / number for token, count in counts.items()}, best, rates[kind], kind)
 
     def keep(self, text: Sequence[int]) -> None:
         """Keep a complete answer, the end of `text`, where answers are kept."""
         if self.memory is not None and self.memory.keeps and len(text) > self._begun:
             # with the end of the prompt, which the answer's beginning is found by
             self.memory.index.extend([BOUNDARY, *text[max(0, self._begun - LONGEST) :]])
-
-
-def _length(one: tuple[int, int]) -> int:
-    return one[0]

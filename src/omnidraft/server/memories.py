@@ -14,7 +14,7 @@ from omnidraft.config import Drafting
 from omnidraft.counts.counts import AnswerMemory
 
 MOST = 64  # users whose answers are kept for a drafter; then one of the key with most of them is forgotten, the idlest
-TOKENS = 2**17  # of answers kept for each user: 2.5 MiB, 160 MiB of all
+TOKENS = 2**16  # of answers kept for each user: 2.3 MiB, 144 MiB of all
 KEYLESS = -1  # the place of the key of a server without any
 
 
