@@ -120,6 +120,7 @@ def test_an_interrupt_leaves_the_models_usable(
             raise KeyboardInterrupt
         return logits
 
+    model.engine.release()  # the prompt is to be read again
     parts.clear()
     with monkeypatch.context() as patch:
         patch.setattr(type(model.target.lm), reading, interrupted)

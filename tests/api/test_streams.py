@@ -6,13 +6,16 @@ import gc
 import threading
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import omnidraft
 from omnidraft.api import OmniDraft
 from omnidraft.errors import OmniDraftError
+from support.compilers import needs_the_8_bit_step
 
 PROMPT = "hello world"
 
@@ -74,6 +77,24 @@ def test_a_text_begun_inside_another_one_ends_that_one(model: OmniDraft) -> None
     with pytest.raises(OmniDraftError, match="another request was begun"):
         model.generate(PROMPT, max_new_tokens=8, logits_processor=[meddling])
     assert model.generate(PROMPT, max_new_tokens=8).finish_reason == "length"
+
+
+@pytest.mark.parametrize(("dtype", "keeps"), [("int8", True), ("float32", False)])
+def test_the_next_request_reads_what_is_new_to_it(target: Path, drafter: Path, dtype: str, *, keeps: bool) -> None:
+    """Where logits do not depend on what a pass reads at once; elsewhere answers could change."""
+    needs_the_8_bit_step()
+    options: dict[str, Any] = {"dtype": dtype, "profile": None, "draft_length": 4, "remember": "nothing"}
+    model, fresh = (omnidraft.load(target, drafter, **options) for _ in range(2))
+    prompt = model.encode(PROMPT)
+    answer = model.generate(prompt, max_new_tokens=8).token_ids
+    longer = [*prompt, *answer, *prompt]
+    # the last token of an answer is not read
+    assert model.engine.common(longer) == (len(prompt) + len(answer) - 1 if keeps else 0)
+    for asked in (longer, prompt[:1], prompt):
+        expected = fresh.generate(asked, max_new_tokens=8).token_ids
+        fresh.engine.release()
+        assert model.generate(asked, max_new_tokens=8).token_ids == expected
+        assert (model.engine.common(prompt) > 0) == keeps
 
 
 def test_a_logits_processor_decides_what_may_be_said(model: OmniDraft) -> None:
