@@ -96,10 +96,9 @@ class Contest:
         self.path, self.sizes, self.data = Path(options.target), sizes, options.data
         self.threads = torch.get_num_threads()
         skeleton: Any = load_skeleton(self.path)
-        dtype, _ = choose_dtype(torch.device("cpu"), skeleton.config.dtype, skeleton.num_parameters())
-        for each in dict.fromkeys((dtype, torch.bfloat16)):  # the latter for 8 bits; no part of what is loaded
-            gguf.converted(self.path, each, console.print)
-        name = str(dtype).removeprefix("torch.")
+        name, _ = choose_dtype(torch.device("cpu"), skeleton.config.dtype, skeleton.num_parameters())
+        for each in dict.fromkeys((name, "bfloat16")):  # the latter for 8 bits; no part of what is loaded
+            gguf.converted(self.path, getattr(torch, each), console.print)
         self.models: dict[str, Loaded] = {}
 
         def ours(drafter: str | None, dtype: str) -> OmniDraft:
@@ -135,8 +134,9 @@ class Contest:
         before = resident_mb()
         model = made()
         lm: Any = model.target.lm if isinstance(model, OmniDraft) else model
-        lm.forward([0, 1], 1)
-        lm.crop(0)
+        text = lm.new_sequence()
+        text.forward([0, 1], 1)
+        text.crop(0)
         self.models[name] = Loaded(lm, precision, resident_mb() - before)
         return model
 
@@ -156,7 +156,7 @@ class Contest:
 
     def figures(self) -> dict[str, Row]:
         """What each model takes, costs and loses; ways that draft have the memory alone."""
-        own = {name: each.lm for name, each in self.models.items() if name not in ALONE}
+        own = {name: each.lm.new_sequence() for name, each in self.models.items() if name not in ALONE}
         timed, judged = passes(own, self.texts[0].ids, self.sizes.passes), quality(own, self.texts)
         less = {} if self.data else {"perplexity": None}  # the project's own texts are too few
         return {

@@ -21,7 +21,7 @@ from experiments.real import texts_of
 from experiments.results import Row
 from omnidraft.api import OmniDraft
 from omnidraft.bench import prompts
-from omnidraft.models.language_model import LanguageModel
+from omnidraft.models.language_model import KVSequence
 
 CONTEXT, SEVERAL = 100, 5  # tokens before a timed pass, and in the longer one
 
@@ -55,7 +55,7 @@ def judged_texts(model: OmniDraft, data: Path | None, count: int) -> list[Text]:
     return texts
 
 
-def passes(models: Mapping[str, LanguageModel], ids: Sequence[int], repeats: int) -> dict[str, Row]:
+def passes(models: Mapping[str, KVSequence], ids: Sequence[int], repeats: int) -> dict[str, Row]:
     """Milliseconds of a pass of one token, and how many times as long one of several takes: medians, in turns."""
     text = list(itertools.islice(itertools.cycle(ids), CONTEXT + SEVERAL))
     seconds: dict[tuple[str, int], list[float]] = defaultdict(list)
@@ -73,7 +73,7 @@ def passes(models: Mapping[str, LanguageModel], ids: Sequence[int], repeats: int
     return rows
 
 
-def _pass(lm: LanguageModel, text: Sequence[int], count: int) -> float:
+def _pass(lm: KVSequence, text: Sequence[int], count: int) -> float:
     """Seconds of a pass of `count` tokens."""
     began = time.perf_counter()
     lm.forward(text[CONTEXT : CONTEXT + count], count)
@@ -82,7 +82,7 @@ def _pass(lm: LanguageModel, text: Sequence[int], count: int) -> float:
     return took
 
 
-def quality(models: Mapping[str, LanguageModel], texts: Sequence[Text]) -> dict[str, Row]:
+def quality(models: Mapping[str, KVSequence], texts: Sequence[Text]) -> dict[str, Row]:
     """Perplexity of each model on the texts, and how often its best next token is that of the first model."""
     found = {name: _judged(lm, texts) for name, lm in models.items()}
     _, expected = next(iter(found.values()))
@@ -93,7 +93,7 @@ def quality(models: Mapping[str, LanguageModel], texts: Sequence[Text]) -> dict[
     return rows
 
 
-def _judged(lm: LanguageModel, texts: Sequence[Text]) -> tuple[float, list[int]]:
+def _judged(lm: KVSequence, texts: Sequence[Text]) -> tuple[float, list[int]]:
     """The mean loss of the tokens that are judged, in nats, and the best token at each of their places."""
     loss = 0.0
     best: list[int] = []

@@ -20,8 +20,7 @@ from omnidraft import zoo
 from omnidraft.bench import environment as setting
 from omnidraft.bench.output import markdown_table, writing
 from omnidraft.config import Sampling
-from omnidraft.models.language_model import LanguageModel
-from omnidraft.models.lean import LeanModel
+from omnidraft.models.language_model import KVSequence
 from omnidraft.models.loading import load_tokenizer
 
 SHAPES = (
@@ -103,8 +102,8 @@ class Overhead:
 
         As many in a row as a draft has, each after a pass of the target, which leaves the caches to its own weights.
         """
-        target, steps = self.models.target, self.models.drafting.longest
-        kinds: list[LanguageModel] = [self.models.source, self.models.step]
+        target, steps = self.models.target.new_sequence(), self.models.drafting.longest
+        kinds: list[KVSequence] = [each.new_sequence() for each in (self.models.source, self.models.step)]
         for model in (*kinds, target):
             model.crop(0)
             model.forward([1] * 128, 1)
@@ -145,7 +144,7 @@ class Overhead:
         peak = memory_at_peak()
         if models.unused is None or peak is None:
             return
-        weights = models.step.nbytes if isinstance(models.step, LeanModel) else 0
+        weights = native.nbytes if (native := models.native) is not None else 0
         tokens = self.short + models.tokens
         mb = (peak - models.unused - models.cache_bytes(tokens) - weights) / 2**20
         copied = f", the drafter's copy but for its {weights / 2**20:.0f} MB of weights" if weights else ""

@@ -116,8 +116,8 @@ class Measurement:
     def __init__(self, options: argparse.Namespace, target: str, sizes: Sizes, console: Console) -> None:
         self.options, self.target, self.sizes, self.console = options, target, sizes, console
         self.model = self.load(profile=None)
-        self.dtype = str(self.model.target.lm.dtype).removeprefix("torch.")
-        self._exact = self.model.target.lm.with_own_cache()
+        self.dtype = self.model.target.lm.precision
+        self._exact = self.model.target.lm.new_sequence()
         self._frozen: dict[str, Engine] = {}
 
     @staticmethod

@@ -114,7 +114,7 @@ class Copying(Measurement):
         """Transformers, alone and with prompt lookup, and our loop with each source of drafts."""
         del task, learned
         ways, left_out = methods.make((BASELINE, "lookup"), self.model, 0, sampling)
-        target, eos = self.model.engine.target, sorted(self.model.engine.eos)
+        target, eos = self.model.target.lm, sorted(self.model.engine.eos)
         for source, drafting in SOURCES.items():
             alone = Engine(target, eos, None, drafting) if source == "retrieval" else engine_for(self.model, drafting)
             ways.append(EngineWay(source, alone, sampling))

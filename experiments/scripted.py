@@ -29,10 +29,10 @@ from omnidraft.attach import make_cache
 from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.drafter import AttachedDrafter, Drafter
 from omnidraft.decoding.engine import Engine
-from omnidraft.models.kv_cache import ROOM
-from omnidraft.models.language_model import LanguageModel, TransformersModel, cache_argument
-from omnidraft.models.lean import lean
+from omnidraft.models.language_model import ROOM, LanguageModel, SingleSequence
 from omnidraft.models.loading import choose_dtype
+from omnidraft.models.native_model import native_of
+from omnidraft.models.transformers_model import TransformersModel, cache_argument
 from omnidraft.verification.sampling import GeneratorSampler
 
 if TYPE_CHECKING:
@@ -123,26 +123,26 @@ class Watch:
         self.script_s += time.perf_counter() - done
 
 
-class ScriptedStep:
+class ScriptedStep(SingleSequence):
     """A drafter's step whose passes are timed and whose logits are rewritten."""
 
     def __init__(self, model: LanguageModel, watch: Watch, say: Say | None) -> None:
-        self._model, self._watch, self._say = model, watch, say
+        self._sequence, self._watch, self._say = model.new_sequence(), watch, say
         self.vocab_size, self.context = model.vocab_size, model.context
 
     @property
     def length(self) -> int:
-        return self._model.length
+        return self._sequence.length
 
     @torch.inference_mode()
     def forward(self, ids: Sequence[int], keep: int) -> torch.Tensor:
         began = time.perf_counter()
-        logits = self._model.forward(ids, keep)
+        logits = self._sequence.forward(ids, keep)
         self._watch.note(began, logits, self.length, self._say)
         return logits
 
     def crop(self, length: int) -> None:
-        self._model.crop(length)
+        self._sequence.crop(length)
 
 
 @contextmanager
@@ -235,7 +235,7 @@ class Models:
         size = -(-len(tokenizers[0]) // 128) * 128  # padded, as the logits of large vocabularies are
         # what `load` would choose for a checkpoint in bf16
         dtype, _ = choose_dtype(torch.device("cpu"), torch.bfloat16, shapes[0].parameters(size))
-        self.target = TransformersModel(shapes[0].build(size, context, dtype))
+        self.target = TransformersModel(shapes[0].build(size, context, getattr(torch, dtype)))
         self.source = TransformersModel(shapes[1].build(len(own_tokenizer), DRAFTER_CONTEXT, torch.float32))
         source: str = inspect.getsource(argparse) + inspect.getsource(random)
         self.ids: list[int] = tokenizers[0](source)["input_ids"]
@@ -246,7 +246,8 @@ class Models:
         speller = Speller(own_tokenizer, self.own)
         self.table = build_table(self.own, self.vocab, speller, Speller(tokenizers[0], self.vocab))
         self.context = DrafterContext(self.table, self.vocab, self.own, speller)
-        self.step: LanguageModel = lean(self.source) or self.source
+        self.native = native_of(self.source)
+        self.step: LanguageModel = self.native or self.source
         self._copies: dict[bool, PreTrainedModel] = {}
 
     def answer(self, start: int, sampling: Sampling, *, knowing: bool = True, after_prompt: bool = True) -> Answer:

@@ -199,7 +199,7 @@ def runnable(target: str, dtype: str) -> str:
     if dtype not in ("auto", "int8"):
         return dtype
     parameters = load_skeleton(zoo.resolve(target)).num_parameters()
-    return str(choose_dtype(choose_device("auto"), None, parameters)[0]).removeprefix("torch.")
+    return choose_dtype(choose_device("auto"), None, parameters)[0]
 
 
 @contextmanager

@@ -95,7 +95,7 @@ class Answering:
             drafter = None if name == PLAIN else options.drafter
             self.models[name] = model = load(options.target, drafter, **places, **WAYS[name])
             first = self.models[options.ways[0]].target
-            model.target, model.engine.target = first, first.lm.with_own_cache()
+            model.target, model.engine.target = first, first.lm.new_sequence()
             if temperature and name != PLAIN:
                 self._equal[name] = EqualDraws(model, temperature)
 
@@ -164,7 +164,7 @@ def _complete(options: argparse.Namespace, stream: str, results: Results, sizes:
     answering = Answering(options)
     new_tokens = sizes.edit_tokens if stream == EDITS else sizes.new_tokens
     first = answering.models[options.ways[0]]
-    exact = str(first.target.lm.dtype).removeprefix("torch.") in EXACT
+    exact = first.target.lm.precision in EXACT
     questions = questions_of(first, {stream: texts}, new_tokens, console)
     step = progress(console, place.replace("|", ", "), len(questions) - len(done))
     for number, row in follow(answering, questions, new_tokens, done):

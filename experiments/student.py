@@ -22,7 +22,7 @@ from omnidraft.distillation.inline import InlineTrainer
 from omnidraft.distillation.losses import HybridLoss, acceptance
 from omnidraft.distillation.teacher import Trace, exact_example, shared_tokens
 from omnidraft.distillation.trainer import Trainer
-from omnidraft.models.language_model import NO_LIMIT, LanguageModel
+from omnidraft.models.language_model import NO_LIMIT, LanguageModel, SingleSequence
 from omnidraft.verification.sparse_probs import SparseProbs
 
 GREEDY = Sampling()
@@ -49,7 +49,7 @@ def record(
     return Recorded(tuple(prompt), tuple(emitted(rounds)), teacher)
 
 
-class Replay:
+class Replay(SingleSequence):
     """A `LanguageModel` whose greedy text is the recorded one: only its greedy choices along that text are right."""
 
     context = NO_LIMIT
@@ -99,7 +99,7 @@ class Student:
         if shared is None:
             if model.drafter is None:
                 raise ValueError("a study of drafts needs a drafter")
-            shared = SharedDrafter(model.drafter.lm.with_own_cache())
+            shared = SharedDrafter(model.drafter.lm)
         self._model, self.drafting, self.shared = model, drafting, shared
         cache = make_cache(pair.cache.table, drafting)
         self.attached = AttachedDrafter(drafter=Drafter(shared.model), context=pair.context, cache=cache)
@@ -164,13 +164,13 @@ class Student:
         The recorded distributions are those at `teacher_temperature`.
         """
         self.adaptation.load_weights()
-        model = self.adaptation.lane().drafter.model
+        text = self.adaptation.lane().drafter.sequence
         total, count = 0.0, 0
         for test in tests:
             example = exact_example(self.attached.cache, self._trace(test))
             ids = example.ids.tolist()
-            model.crop(0)
-            logits = model.forward(ids, len(ids) - example.first)
+            text.crop(0)
+            logits = text.forward(ids, len(ids) - example.first)
             found = acceptance(logits, example.teacher, teacher_temperature)[:, 1 if temperature else 0]
             total, count = total + float(found.sum()), count + len(found)
         return total / count
@@ -183,7 +183,7 @@ class Student:
     def engine(self) -> Engine:
         """An engine over the target itself, with a KV cache of its own."""
         self.adaptation.load_weights()
-        return self._engine(self._model.target.lm.with_own_cache(), self.attached.cache)
+        return self._engine(self._model.target.lm, self.attached.cache)
 
     def _engine(self, target: LanguageModel, cache: NgramCache) -> Engine:
         return engine_for(self._model, self.drafting, target=target, attached=replace(self.attached, cache=cache))

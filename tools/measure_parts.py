@@ -8,7 +8,7 @@
 
 `bookkeeping`: a round over prepared logits, no forward passes, of texts that the n-gram cache knows and of a new one;
 PYTHONPATH=OTHER/src measures another checkout.
-`step`: one token through the drafter by `transformers`, lean, and lean in 8 bits.
+`step`: one token through the drafter by `transformers`, and in 8 bits.
 `cache`: one token and five at several contexts, on the cache of `transformers` and on ours.
 `swap`: the embedded drafter takes other weights, and reads a text of 200 tokens again.
 `together`: a token for each of several rows through the drafter that ships, one after the other and in one pass.
@@ -24,7 +24,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -35,8 +34,9 @@ from omnidraft.attach import attach_drafter, make_cache
 from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.engine import Engine
 from omnidraft.decoding.shared_drafter import SharedDrafter
-from omnidraft.models.language_model import TransformersModel, cache_argument
+from omnidraft.models.language_model import SingleSequence
 from omnidraft.models.loading import LoadedModel
+from omnidraft.models.transformers_model import TransformersModel, cache_argument
 from omnidraft.verification.sampling import GeneratorSampler
 
 TOKENS, PROMPT = 300, 100
@@ -49,14 +49,13 @@ SAMPLINGS = (
 )
 
 
-class Prepared:
+class Prepared(SingleSequence):
     """A LanguageModel whose logits are there already, but for the token that it is to say next.
 
     Where it samples, the others share what is left by the law of Zipf, in another order at each position.
     """
 
     eos: tuple[int, ...] = ()
-    model = SimpleNamespace(get_output_embeddings=lambda: None)  # so there is nothing for an acceptance head to read
 
     def __init__(self, vocab_size: int, said: float) -> None:
         self.vocab_size, self.context, self.length, self.seconds = vocab_size, 4096, 0, 0.0
@@ -67,6 +66,9 @@ class Prepared:
         self.said = math.log(said)
         self.temperature = 0.0
         self.say: Callable[[int], int] = lambda _: 0
+
+    def get_output_embeddings(self) -> None:
+        """There is nothing for an acceptance head to read."""
 
     def crop(self, length: int) -> None:
         self.length = length
@@ -98,7 +100,7 @@ def bookkeeping(target_name: str, drafter_name: str, text: Path, seed: str = "vo
         for model, tokenizer in zip((target, drafter), tokenizers, strict=True)
     )
     vocab = read_vocab(tokenizers[0], target.vocab_size, ())
-    pair = attach_drafter(large, vocab, small, Drafting(), print, SharedDrafter(drafter, lean_step=False))  # type: ignore[arg-type]
+    pair = attach_drafter(large, vocab, small, Drafting(), print, SharedDrafter(drafter, native_step=False))  # type: ignore[arg-type]
     script = tokenizers[0](text.read_text(encoding="utf-8"))["input_ids"]
     drafts = pair.context.prompt(script[:PROMPT]) + pair.context.tokens(script[PROMPT:])
     chance = random.Random(0)  # noqa: S311  the same in every run
@@ -154,8 +156,8 @@ def turns(actions: Mapping[str, Callable[[], object]], laps: int = 40) -> str:
 
 def step() -> None:
     from omnidraft import zoo
-    from omnidraft.models.lean import lean
     from omnidraft.models.loading import load_model
+    from omnidraft.models.native_model import native_of
 
     shape = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 2, "num_attention_heads": 12}
     sources = {
@@ -163,7 +165,8 @@ def step() -> None:
         "embedded drafter": load_model(zoo.path("drafter"), dtype="float32").lm,
     }
     for name, source in sources.items():
-        models: dict[str, Any] = {"transformers": source, "8 bits": lean(source)}
+        kinds: dict[str, Any] = {"transformers": source, "8 bits": native_of(source)}
+        models = {kind: model.new_sequence() for kind, model in kinds.items()}
         for model in models.values():
             model.forward(list(range(3, 131)), 1)
 
@@ -225,20 +228,20 @@ def swap() -> None:
         return lambda: serving.load_weights(merged(base, state), object())
 
     def read() -> None:
-        serving.model.crop(0)
-        serving.model.forward(list(range(3, 203)), 1)
+        serving.model.new_sequence().forward(list(range(3, 203)), 1)
 
     print(turns({"all weights": take(full), "LoRA of rank 32": take(lora), "reading 200 tokens": read}))
 
 
 def together() -> None:
     from omnidraft import zoo
-    from omnidraft.models.lean import LeanModel
+    from omnidraft.models.language_model import Read
     from omnidraft.models.loading import load_model
+    from omnidraft.models.native_model import NativeModel
 
     lm = load_model(zoo.resolve("zoo:general"), dtype="float32").lm
-    model = LeanModel(lm.model, lm.model.state_dict(), lm.vocab_size, lm.context)
-    rows = [model.with_own_cache() for _ in range(8)]
+    model = NativeModel(lm.model, lm.model.state_dict())
+    rows = [model.new_sequence() for _ in range(8)]
     for row in rows:
         row.forward(list(range(3, 131)), 1)
 
@@ -250,7 +253,7 @@ def together() -> None:
         return lambda: crop([(row, row.forward([5], 1))[0] for row in some])
 
     def joined(some: Sequence[Any]) -> Callable[[], None]:
-        return lambda: crop([some[0].forward_together(some[1:], [[5]] * len(some)), *some][1:])
+        return lambda: crop([model.read([Read(row, [5], 1) for row in some]), *some][1:])
 
     for count in (1, 2, 4, 8):
         actions = {"one after the other": apart(rows[:count]), "together": joined(rows[:count])}

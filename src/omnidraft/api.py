@@ -39,8 +39,8 @@ from omnidraft.detokenizer import Detokenizer, StopStrings
 from omnidraft.draft_length.goodput import Goodput
 from omnidraft.errors import ConfigError
 from omnidraft.generation import Generation, Lane, Session, Stream
-from omnidraft.models.lean import LeanModel, obstacle
 from omnidraft.models.loading import LoadedModel, load_model
+from omnidraft.models.native_model import obstacle
 from omnidraft.profiles.autosave import Autosave
 from omnidraft.prompting import Prompt, encode, has_template, usable
 from omnidraft.verification.sampling import GeneratorSampler, Processor
@@ -115,9 +115,8 @@ class OmniDraft:
         """Implementation of the drafter's forward pass, a phrase; None without a drafter."""
         if self.drafter is None or self.engine.attached is None:
             return None
-        step = self.engine.attached.drafter.model
-        if isinstance(step, LeanModel):
-            return "lean, weights of 8 bits"
+        if self.engine.attached.drafter.model.joint:
+            return f"native, weights in {self.engine.attached.drafter.model.precision}"
         return f"transformers, as {obstacle(self.drafter.lm.model) or 'asked for'}"
 
     def generate(self, prompt: Prompt, **options: Any) -> Generation:
@@ -186,8 +185,7 @@ class OmniDraft:
 
     def _lane(self) -> Lane:
         attached = None if self.side is None else self.side.adaptation.lane()
-        target = self.target.lm.with_own_cache()
-        engine = Engine(target, self.vocab.eos, attached, self.engine.drafting, keeps=True)
+        engine = Engine(self.target.lm, self.vocab.eos, attached, self.engine.drafting, keeps=True)
         engine.teacher_temperature = self.engine.teacher_temperature
         slot, own = self._slot.beside(), copy.copy(self)
         vars(own).update(engine=engine, _slot=slot, _origin=self)  # whose end would be that of what learns
@@ -267,7 +265,7 @@ def load(
     else:
         name = drafter_for(target, warn) if drafter == AUTO else drafter
         helper = load_model(zoo.resolve(name), "auto" if dtype == "int8" else dtype, device, warn)
-        shared = SharedDrafter(helper.lm, lean_step=settings.drafter_step == "auto")
+        shared = SharedDrafter(helper.lm, native_step=settings.drafter_step == "auto")
     use = LearningOptions(adapt=adapt, learning=learning, profile=profile, warn=warn)
     side = attach(loaded, vocab, helper, shared, settings, use)
     engine = Engine(loaded.lm, vocab.eos, side.adaptation.attached, settings, keeps=keeps)

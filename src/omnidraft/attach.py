@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from omnidraft.alignment.drafter_context import DrafterContext
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.spelling_table import SpellingTable, default_cache_dir, load_table
@@ -70,12 +68,10 @@ def attach_drafter(
 
 def check_precision(target: LoadedModel, warn: Warn) -> None:
     """Warn where the target's logits depend on how many tokens are verified at once: in anything but float32."""
-    dtype = target.lm.dtype
-    if dtype not in (torch.float32, torch.float64, torch.int8):  # in 8 bits, rows do not depend on each other
-        name = str(dtype).removeprefix("torch.")
+    if not target.lm.rows_independent and target.lm.precision not in ("float32", "float64"):
         warn(
-            f"target {target.name} computes in {name}, where drafting may change a greedy token if others are nearly "
-            "as likely: float32 keeps every token"
+            f"target {target.name} computes in {target.lm.precision}, where drafting may change a greedy token if "
+            "others are nearly as likely: float32 keeps every token"
         )
 
 

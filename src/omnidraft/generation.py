@@ -15,8 +15,6 @@ from omnidraft.decoding.shared_drafter import Slot
 from omnidraft.decoding.stats import Stats
 from omnidraft.detokenizer import StopStrings
 from omnidraft.errors import OmniDraftError
-from omnidraft.models.language_model import TransformersModel
-from omnidraft.models.lean import LeanModel
 from omnidraft.prompting import Prompt
 from omnidraft.verification.round import Round
 
@@ -232,8 +230,7 @@ class Lane:
     def nbytes(self) -> int:
         """Memory of the KV caches of target and drafter now, in bytes."""
         attached = self._engine.attached
-        models = [self._engine.target, *([attached.drafter.model] if attached else [])]
-        return sum(model.cache_bytes for model in models if isinstance(model, LeanModel | TransformersModel))
+        return self._engine.target.nbytes + (attached.drafter.sequence.nbytes if attached else 0)
 
     def clear(self) -> None:
         """Empty the KV caches; a stream that is still open cannot go on."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,10 @@ import omnidraft
 from omnidraft import ConfigError, OmniDraft, PromptError
 from omnidraft.alignment import spelling_table as spelling
 from omnidraft.config import Drafting, Sampling
+from omnidraft.models.language_model import Read
 from support.learning import alone
 from support.models import CONTEXT
+from support.reads import watch
 
 PROMPT = "hello world"
 COUNT = 24
@@ -102,16 +103,15 @@ def test_text_ends_where_the_context_is_full(model: OmniDraft) -> None:
 
 def test_an_interrupted_stream_keeps_its_text(model: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = model.generate(PROMPT, max_new_tokens=COUNT)
-    forward, calls = model.target.lm.forward, 0
+    calls = 0
 
-    def interrupted(ids: Sequence[int], keep: int) -> torch.Tensor:
+    def interrupted(read: Read) -> None:
         nonlocal calls
-        calls += 1
+        calls += read.sequence.model is model.target.lm
         if calls == 6:
             raise KeyboardInterrupt
-        return forward(ids, keep)
 
-    monkeypatch.setattr(model.target.lm, "forward", interrupted)
+    watch(monkeypatch, type(model.target.lm), interrupted)
     stream = model.stream(PROMPT, max_new_tokens=COUNT)
     with pytest.raises(KeyboardInterrupt):
         list(stream)

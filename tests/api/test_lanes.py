@@ -14,9 +14,10 @@ import omnidraft
 from omnidraft.api import Lane, OmniDraft
 from omnidraft.errors import ConfigError, NumericsError, OmniDraftError
 from omnidraft.generation import Generation, Stream
-from omnidraft.models.language_model import TransformersModel
+from omnidraft.models.language_model import Read
 from support.learning import FAST, alone, side_of
 from support.models import save_model
+from support.reads import watch
 from support.small_tokenizers import byte_level
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -57,14 +58,12 @@ def read(stream: Stream) -> Generation:
 def fed_to(model: OmniDraft, patch: pytest.MonkeyPatch) -> list[int]:
     """A list that grows by the number of ids of each pass of the target."""
     found: list[int] = []
-    forward = TransformersModel.forward
 
-    def counting(self: TransformersModel, ids: Sequence[int], keep: int) -> torch.Tensor:
-        if self.model is model.target.lm.model:
-            found.append(len(ids))
-        return forward(self, ids, keep)
+    def counting(read: Read) -> None:
+        if read.sequence.model is model.target.lm:
+            found.append(len(read.ids))
 
-    patch.setattr(TransformersModel, "forward", counting)
+    watch(patch, type(model.target.lm), counting)
     return found
 
 
@@ -82,7 +81,7 @@ def test_greedy_answers_are_those_of_the_target_alone(target: Path, drafter: Pat
         for prompt, size, answer in zip(prompts, sizes, found, strict=True):
             assert answer.token_ids == alone(model, prompt, size)
             assert answer.text == model.generate(prompt, max_new_tokens=size).text
-    assert model.target.lm.length == 0, "they leave the model's own cache alone"
+    assert model.engine.target.length == 0, "they leave the model's own cache alone"
 
 
 def test_a_seed_gives_the_answer_that_it_gives_alone(target: Path, drafter: Path) -> None:

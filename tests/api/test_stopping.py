@@ -12,11 +12,12 @@ import torch
 
 import omnidraft
 from omnidraft.api import OmniDraft
-from omnidraft.decoding.passes import Stopped, read
-from omnidraft.models.eight_bits import EightBitModel
-from omnidraft.models.language_model import TransformersModel
-from omnidraft.models.lean import LeanModel
+from omnidraft.decoding.passes import Stopped, alone, reading
+from omnidraft.models.language_model import Read, SingleSequence
+from omnidraft.models.native_model import NativeModel
+from omnidraft.models.transformers_model import TransformersModel
 from support.compilers import needs_the_8_bit_step
+from support.reads import watch
 
 pytestmark = pytest.mark.usefixtures("home")
 PART = 8  # tokens
@@ -25,23 +26,22 @@ PROMPT = "hello world, the world was hello " * 8
 
 @pytest.fixture(params=["float32", "int8"])
 def model(request: pytest.FixtureRequest, target: Path, drafter: Path) -> OmniDraft:
-    needs_the_8_bit_step()  # of the drafter, whose passes are told from the target's by it
+    needs_the_8_bit_step()  # of the drafter
     return omnidraft.load(target, drafter, dtype=request.param, profile=None, draft_length=4)
 
 
 @pytest.fixture(autouse=True)
-def parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def parts(model: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Models read a few tokens at once; a list that grows by the number of each pass of the target."""
     found: list[int] = []
-    forward = TransformersModel.forward
 
-    def counted(model: TransformersModel, ids: Sequence[int], keep: int) -> torch.Tensor:
-        found.append(len(ids))
-        return forward(model, ids, keep)
+    def counted(read: Read) -> None:
+        if read.sequence.model is model.target.lm:
+            found.append(len(read.ids))
 
-    for kind in (TransformersModel, EightBitModel, LeanModel):
+    for kind in (TransformersModel, NativeModel):
         monkeypatch.setattr(kind, "chunk", PART)
-    monkeypatch.setattr(TransformersModel, "forward", counted)
+    watch(monkeypatch, type(model.target.lm), counted)
     return found
 
 
@@ -69,17 +69,15 @@ def test_a_prompt_is_not_read_on_and_what_was_read_is_kept(model: OmniDraft, par
 
 def test_the_drafters_reading_is_stopped_too(model: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
     read_by_it: list[int] = []
-    forward = LeanModel.forward
 
-    def counted(lean: LeanModel, ids: Sequence[int], keep: int) -> torch.Tensor:
-        if lean.vocab_size == drafts.vocab_size:
-            read_by_it.append(len(ids))
-        return forward(lean, ids, keep)
+    def counted(read: Read) -> None:
+        if read.sequence.model is drafts:
+            read_by_it.append(len(read.ids))
 
     assert model.engine.attached is not None
     drafts = model.engine.attached.drafter.model
     expected = model.generate(PROMPT, max_new_tokens=12).token_ids
-    monkeypatch.setattr(LeanModel, "forward", counted)
+    watch(monkeypatch, NativeModel, counted)
     (lane,) = model.lanes(1)
     stream = lane.stream(PROMPT, max_new_tokens=12, should_stop=lambda: len(read_by_it) == 2)
     assert stream.step() is None
@@ -92,16 +90,13 @@ def test_the_drafters_reading_is_stopped_too(model: OmniDraft, monkeypatch: pyte
 def test_a_stream_closed_by_another_thread_reads_no_further(
     model: OmniDraft, parts: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forward = TransformersModel.forward
-
-    def closing(lm: TransformersModel, ids: Sequence[int], keep: int) -> torch.Tensor:
-        if len(parts) == 2:
+    def closing(read: Read) -> None:
+        if read.sequence.model is model.target.lm and len(parts) == 2:
             thread = threading.Thread(target=stream.close)
             thread.start()
             thread.join()
-        return forward(lm, ids, keep)
 
-    monkeypatch.setattr(TransformersModel, "forward", closing)
+    watch(monkeypatch, type(model.target.lm), closing)
     stream = model.stream(PROMPT, max_new_tokens=12)
     assert list(stream) == []
     assert parts == [PART] * 3
@@ -111,14 +106,14 @@ def test_an_interrupt_leaves_the_models_usable(
     model: OmniDraft, parts: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = model.generate(PROMPT, max_new_tokens=12).token_ids
-    reading = "_read"
+    reading = "_read" if model.target.lm.precision == "float32" else "_read_part"
     inner = getattr(type(model.target.lm), reading)
 
-    def interrupted(lm: Any, ids: Sequence[int], keep: int) -> torch.Tensor:
-        logits: torch.Tensor = inner(lm, ids, keep)
+    def interrupted(*arguments: Any) -> Any:
+        found = inner(*arguments)
         if len(parts) == 3:
             raise KeyboardInterrupt
-        return logits
+        return found
 
     model.engine.release()  # the prompt is to be read again
     parts.clear()
@@ -144,7 +139,7 @@ def test_an_interrupt_leaves_the_models_usable(
 def test_parts_are_those_of_the_model(count: int, keep: int, expected: list[tuple[int, int]]) -> None:
     found: list[tuple[int, int]] = []
 
-    class Noted:
+    class Noted(SingleSequence):
         chunk = PART
 
         def forward(self, ids: Sequence[int], keep: int) -> torch.Tensor:
@@ -152,10 +147,10 @@ def test_parts_are_those_of_the_model(count: int, keep: int, expected: list[tupl
             return torch.zeros(keep, 1)
 
     noted: Any = Noted()
-    assert len(read(noted, range(count), keep, lambda: False)) == keep
+    assert len(alone(reading(noted, range(count), keep), lambda: False)) == keep
     assert found == expected
     if len(expected) > 1:
         found.clear()
         with pytest.raises(Stopped):
-            read(noted, range(count), keep, lambda: True)
+            alone(reading(noted, range(count), keep), lambda: True)
         assert found == expected[:1]

@@ -142,7 +142,7 @@ def test_a_stream_lets_go_of_its_state(model: OmniDraft, ending: str) -> None:
     try:
         stream = model.stream(PROMPT, max_new_tokens=40)
         next(stream)
-        assert model.target.lm.length > 0
+        assert model.engine.target.length > 0
         if ending == "closed":
             stream.close()
         elif ending == "with":
@@ -154,11 +154,11 @@ def test_a_stream_lets_go_of_its_state(model: OmniDraft, ending: str) -> None:
             for _ in stream:
                 break
         del stream
-        assert model.target.lm.length == 0
+        assert model.engine.target.length == 0
     finally:
         gc.enable()
     assert model.engine.attached is not None
-    assert model.engine.attached.drafter.model.length == 0
+    assert model.engine.attached.drafter.sequence.length == 0
 
 
 def test_a_stream_that_was_overtaken_leaves_the_later_one_alone(model: OmniDraft) -> None:
@@ -196,7 +196,7 @@ def test_a_stream_is_closed_by_another_thread(model: OmniDraft) -> None:
     result = stream.result
     assert (result.stats.rounds, result.finish_reason, result.text) == (1, "interrupted", "".join(pieces))
     assert list(stream) == []
-    assert model.target.lm.length == 0
+    assert model.engine.target.length == 0
 
 
 def test_a_closed_stream_waits_for_no_later_text(model: OmniDraft) -> None:
@@ -249,7 +249,7 @@ def test_a_stream_that_its_own_processor_reads_or_closes(model: OmniDraft) -> No
 
     stream = model.stream(PROMPT, max_new_tokens=40, logits_processor=[closing])
     list(stream)
-    assert (stream.result.stats.rounds, model.target.lm.length) == (1, 0)
+    assert (stream.result.stats.rounds, model.engine.target.length) == (1, 0)
 
 
 class Trainer:

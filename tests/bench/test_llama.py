@@ -151,7 +151,7 @@ def test_a_cache_that_cannot_be_cropped_is_an_error() -> None:
 
 def test_llama_cpp_computes_what_transformers_compute(file: Path) -> None:
     pytest.importorskip("llama_cpp", reason=llama.EXTRA)
-    expected = load_model(file, "float32", "cpu").lm.forward([5, 6, 7, 8], 3)
+    expected = load_model(file, "float32", "cpu").lm.new_sequence().forward([5, 6, 7, 8], 3)
     model, smaller = (llama.LlamaModel(each, 64, 1) for each in (file, llama.requantized(file, 1)))
     assert (model.precision, smaller.precision) == ("all F32", "Q8_0")
     assert (model.forward([5, 6, 7, 8], 3) - expected).abs().max() < 0.01  # its keys and values have 16 bits

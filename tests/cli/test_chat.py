@@ -12,20 +12,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import omnidraft
 from omnidraft.api import Stream
 from omnidraft.cli import main as cli
 from omnidraft.cli.flags import INTERRUPTED
-from omnidraft.models.language_model import TransformersModel
+from omnidraft.models.language_model import Read
+from omnidraft.models.transformers_model import TransformersModel
 from support.homes import with_native
 from support.project_files import environment
+from support.reads import watch
 from support.waiting import WAIT_S
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -107,13 +108,7 @@ def test_the_flags_are_those_of_generate(chat: Chat, chatty: Path, capsys: Captu
 
 def test_a_later_message_is_read_alone(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
-    forward = TransformersModel.forward
-
-    def counting(model: TransformersModel, ids: Sequence[int], keep: int) -> torch.Tensor:
-        read.append(len(ids))
-        return forward(model, ids, keep)
-
-    monkeypatch.setattr(TransformersModel, "forward", counting)
+    watch(monkeypatch, TransformersModel, lambda each: read.append(len(each.ids)))
     assert chat("hello " * 300 + "\nworld\n", "--draft-length", "0") == 0
     passes = [count for count in read if count > 1]
     assert len(passes) == 2
@@ -212,18 +207,16 @@ def test_ctrl_c_ends_a_script_with_the_text_so_far(
 
 
 def test_ctrl_c_while_a_message_is_read_ends_it(chat: Chat, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    forward = TransformersModel.forward
     parts = 0
 
-    def interrupted(model: TransformersModel, ids: Sequence[int], keep: int) -> torch.Tensor:
+    def interrupted(read: Read) -> None:
         nonlocal parts
-        parts += keep == 0
+        parts += read.keep == 0
         if parts == 2:
             signal.raise_signal(signal.SIGINT)
-        return forward(model, ids, keep)
 
     monkeypatch.setattr(TransformersModel, "chunk", 8)
-    monkeypatch.setattr(TransformersModel, "forward", interrupted)
+    watch(monkeypatch, TransformersModel, interrupted)
     assert chat("hello world " * 40 + "\n", "--draft-length", "0") == INTERRUPTED
     assert parts == 2
     assert "stopped before the first token" in capsys.readouterr().err

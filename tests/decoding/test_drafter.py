@@ -15,12 +15,12 @@ from omnidraft.alignment.spelling_table import Probs
 from omnidraft.config import Sampling
 from omnidraft.counts.counts import Counts
 from omnidraft.decoding.drafter import Drafter
-from omnidraft.decoding.passes import Pass, Passes, alone
+from omnidraft.decoding.passes import Passes, alone
 from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.distillation.adaptation import Adaptation
 from omnidraft.draft_length.policy import Fixed
-from omnidraft.models.language_model import LanguageModel, TransformersModel
-from omnidraft.models.lean import LeanModel, lean
+from omnidraft.models.language_model import LanguageModel, Read
+from omnidraft.models.native_model import NativeModel, native_of
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import Sampler, tempered
 from support.compilers import needs_the_8_bit_step
@@ -41,7 +41,7 @@ def first_q(drafter: Drafter, length: int = 3) -> torch.Tensor:
 
 def test_after_a_change_the_drafter_reads_the_text_as_it_is_now() -> None:
     lm = random_model("llama", 64, seed=1)
-    drafter, fresh = Drafter(lm), TransformersModel(lm.model)
+    drafter, fresh = Drafter(lm), lm.new_sequence()
     drafter.start([1, 2, 3, 4, 5])
     for added, kept, text in (
         ([], 5, [1, 2, 3, 4, 5]),
@@ -61,13 +61,14 @@ def test_after_a_change_the_drafter_reads_the_text_as_it_is_now() -> None:
 def test_a_change_before_the_window_begins_it_anew() -> None:
     lm = random_model("llama", 64, seed=1)
     lm.context = 16
-    drafter, fresh = Drafter(lm), TransformersModel(lm.model)
+    drafter, fresh = Drafter(lm), lm.new_sequence()
     drafter.start(list(range(1, 15)))
     first_q(drafter, 4)  # slides the window
     for kept, added in ((3, [20, 21]), (4, [22]), (2, list(range(30, 50)))):
         drafter.extend(added, kept)
         found = first_q(drafter, 4)
-        window = drafter.text[len(drafter.text) - (lm.length - 3) :]  # three of the four tokens drawn were read, too
+        held = drafter.sequence.length - 3  # three of the four tokens drawn were read, too
+        window = drafter.text[len(drafter.text) - held :]
         assert 0 < len(window) <= 13
         fresh.crop(0)
         assert torch.allclose(found, torch.softmax(fresh.forward(window, 1)[-1], -1), atol=1e-5)
@@ -75,7 +76,7 @@ def test_a_change_before_the_window_begins_it_anew() -> None:
 
 def test_a_text_that_goes_on_from_the_last_one_is_read_from_there() -> None:
     lm = random_model("llama", 64, seed=1)
-    drafter, fresh = Drafter(lm), TransformersModel(lm.model)
+    drafter, fresh = Drafter(lm), lm.new_sequence()
     drafter.start(range(1, 11))
     first_q(drafter)
     for text, keep, kept in (
@@ -107,10 +108,10 @@ def test_a_window_is_kept_where_the_text_before_it_is_the_same() -> None:
 
 def test_a_pass_that_was_interrupted_is_not_gone_on_from() -> None:
     lm = random_model("llama", 64, seed=1)
-    drafter, fresh = Drafter(lm), TransformersModel(lm.model)
+    drafter, fresh = Drafter(lm), lm.new_sequence()
     drafter.start([1, 2, 3, 4])
     first_q(drafter)
-    lm.crop(0)  # as after NumericsError
+    drafter.sequence.crop(0)  # as after NumericsError
     assert drafter.start([1, 2, 3, 4, 5], keep=True) == 0
     assert torch.allclose(first_q(drafter), torch.softmax(fresh.forward([1, 2, 3, 4, 5], 1)[-1], -1), atol=1e-5)
 
@@ -279,10 +280,10 @@ class StepByStep(Drafter):
         unread = self._text[position:] + drafted[max(0, position - len(self._text)) :]
         *others, last = unread
         for token in others:
-            yield Pass(self.model, [token])
-        row = yield Pass(self.model, [last])
+            yield Read(self.sequence, [token], 1)
+        row = yield Read(self.sequence, [last], 1)
         self._cached += unread
-        return row
+        return row[-1]
 
 
 PERIOD = [3, 1, 4, 1, 5, 9]
@@ -294,13 +295,13 @@ def counting(kind: type[Drafter] = Drafter, model: LanguageModel | None = None) 
     return drafter
 
 
-def exact(context: int | None) -> LeanModel:
+def exact(context: int | None) -> NativeModel:
     """A model that says the same, bit by bit, however tokens are parted into passes."""
     needs_the_8_bit_step()
     source = random_model("llama", 64, seed=1)
-    source.context = context or source.context
-    model = lean(source)
+    model = native_of(source)
     assert model is not None
+    model.context = context or model.context
     return model
 
 
@@ -357,7 +358,7 @@ def test_an_interrupted_pass_after_tokens_of_the_counts_is_made_again() -> None:
     for _ in range(2):
         work = drafter.draft(4, 1.0, sampler(), lambda _: True, None, Counted("++-"))
         asked = next(work)
-        assert list(asked.tokens) == [*PERIOD * 2, *PERIOD[:2]]
+        assert list(asked.ids) == [*PERIOD * 2, *PERIOD[:2]]
         work.close()  # as where the answer is to stop
     found, expected = (
         alone(each.draft(4, 1.0, sampler(), lambda _: True, None, Counted("++-"))) for each in (drafter, fresh)

@@ -11,23 +11,24 @@ import torch
 
 from omnidraft.counts.counts import Guess
 from omnidraft.decoding.drafter import Drafter
-from omnidraft.decoding.passes import SHORT, Pass, Passes, alone, together
+from omnidraft.decoding.passes import Passes, alone, together
 from omnidraft.draft_length.policy import Fixed
 from omnidraft.errors import PromptError
-from omnidraft.models.language_model import LanguageModel, TransformersModel
-from omnidraft.models.lean import LeanModel, lean
+from omnidraft.models.language_model import LanguageModel, Read
+from omnidraft.models.native_model import NativeModel, native_of
+from omnidraft.models.transformers_model import TransformersModel
 from omnidraft.verification.sampling import Sampler
 from support.compilers import needs_the_8_bit_step
 from support.engines import sampler
 from support.models import random_model
 
-PROMPTS = ([3, 1, 4], [1, 5, 9, 2, 6], [5, 3], [8] * (SHORT + 5), [9, 7])
+PROMPTS = ([3, 1, 4], [1, 5, 9, 2, 6], [5, 3], [8] * 13, [9, 7])
 LENGTHS = (4, 1, 3, 4, 2)
 
 
-def fast(seed: int) -> LeanModel:
+def fast(seed: int) -> NativeModel:
     needs_the_8_bit_step()
-    model = lean(random_model("llama", 64, seed))
+    model = native_of(random_model("llama", 64, seed))
     assert model is not None
     return model
 
@@ -36,15 +37,15 @@ def slow(seed: int) -> TransformersModel:
     return random_model("llama", 64, seed)
 
 
-Make = Callable[[int], LeanModel | TransformersModel]
+Make = Callable[[int], NativeModel | TransformersModel]
 BOTH = pytest.mark.parametrize("make", [fast, slow])
 
 
 def drafters(make: Make = fast) -> list[Drafter]:
     """Of two models, as a rule in 8 bits, and one of transformers, each with a cache of its own."""
     one, other = make(0), make(1)
-    models: list[LanguageModel] = [one, one.with_own_cache(), other, one.with_own_cache()]
-    return [*map(Drafter, models), Drafter(TransformersModel(random_model("llama", 64, 2).model))]
+    models: list[LanguageModel] = [one, one, other, one]
+    return [*map(Drafter, models), Drafter(random_model("llama", 64, 2))]
 
 
 def drafting(drafter: Drafter, place: int, draw: Sampler) -> Passes[tuple[list[int], list[object]]]:
@@ -69,19 +70,19 @@ def test_drafts_made_together_are_those_of_each_alone(make: Make) -> None:
 
 
 def test_models_of_the_same_weights_read_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes, true = [], LeanModel.forward_together
+    sizes, true = [], NativeModel.read
 
-    def counted(self: LeanModel, others: Sequence[LeanModel], texts: Sequence[Sequence[int]]) -> torch.Tensor:
-        sizes.append(len(texts))
-        return true(self, others, texts)
+    def counted(self: NativeModel, reads: Sequence[Read]) -> list[torch.Tensor]:
+        sizes.append(len(reads))
+        return true(self, reads)
 
-    monkeypatch.setattr(LeanModel, "forward_together", counted)
+    monkeypatch.setattr(NativeModel, "read", counted)
     ours = drafters()
     for drafter, prompt in zip(ours, PROMPTS, strict=True):
         drafter.start(prompt)
     together([drafting(one, at, sampler()) for at, one in enumerate(ours)])
-    # two short prompts and the second token after the long one, beside the other weights; then rows end one by one
-    assert sizes == [3, 1, 2, 1, 2, 1, 1]
+    # three prompts, beside one of the other weights; then rows end one by one
+    assert sizes == [3, 1, 2, 1, 2, 1, 2]
 
 
 @BOTH
@@ -101,7 +102,7 @@ def test_each_row_reads_the_hidden_state_of_its_own_pass(make: Make) -> None:
             return super().draws(logits, temperature, hidden, guess)
 
     source, other = random_model("llama", 64, 2), make(0)
-    models: list[LanguageModel] = [source, source.with_own_cache(), other, other.with_own_cache()]
+    models: list[LanguageModel] = [source, source, other, other]
     found = []
     for run in (together, lambda works: [alone(work) for work in works]):
         policies, works = [Listening() for _ in models], []
@@ -116,8 +117,8 @@ def test_each_row_reads_the_hidden_state_of_its_own_pass(make: Make) -> None:
     assert not torch.allclose(found[0][0], found[0][1])
 
 
-@pytest.mark.parametrize(("make", "error"), [(fast, IndexError), (slow, PromptError)])
-def test_work_that_asks_for_nothing_and_a_failure(make: Make, error: type[Exception]) -> None:
+@BOTH
+def test_work_that_asks_for_nothing_and_a_failure(make: Make) -> None:
     model = make(0)
 
     def nothing() -> Passes[int]:
@@ -125,20 +126,20 @@ def test_work_that_asks_for_nothing_and_a_failure(make: Make, error: type[Except
         return 1
 
     def failing() -> Passes[int]:
-        yield Pass(model, [10**6])
+        yield Read(model.new_sequence(), [10**6], 1)
         raise AssertionError
 
     assert (alone(nothing()), together([nothing(), nothing()]), together([])) == (1, [1, 1], [])
-    with pytest.raises(error):
+    with pytest.raises(PromptError):
         together([nothing(), failing()])
 
 
 def test_an_end_of_a_model_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
     def asking() -> Passes[int]:
-        yield Pass(slow(0), [1])
+        yield Read(slow(0).new_sequence(), [1], 1)
         return 1
 
-    monkeypatch.setattr(TransformersModel, "forward", lambda *_: next(iter(())))
+    monkeypatch.setattr(TransformersModel, "read", lambda *_: next(iter(())))
     with pytest.raises(StopIteration):
         alone(asking())
 
@@ -147,15 +148,15 @@ def test_after_a_failed_pass_drafts_are_those_of_before(monkeypatch: pytest.Monk
     ours, theirs = drafters(), drafters()
     for drafter, prompt in zip([*ours, *theirs], [*PROMPTS, *PROMPTS], strict=True):
         drafter.start(prompt)
-    true, count = LeanModel.forward_together, itertools.count()
+    true, count = NativeModel.read, itertools.count()
 
-    def failing(self: LeanModel, *arguments: Any) -> torch.Tensor:
+    def failing(self: NativeModel, *arguments: Any) -> list[torch.Tensor]:
         if next(count) == 3:
             raise MemoryError
         return true(self, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(LeanModel, "forward_together", failing)
+        patch.setattr(NativeModel, "read", failing)
         with pytest.raises(MemoryError):
             together([drafting(one, at, sampler(at)) for at, one in enumerate(ours)])
     found = together([drafting(one, at, sampler(at)) for at, one in enumerate(ours)])

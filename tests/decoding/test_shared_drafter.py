@@ -9,21 +9,18 @@ import torch
 
 from omnidraft.decoding.shared_drafter import SharedDrafter, Slot
 from omnidraft.errors import OmniDraftError
-from omnidraft.models.language_model import TransformersModel
-from omnidraft.models.lean import LeanModel
+from omnidraft.models.language_model import LanguageModel
 from support.models import random_model
 
 IDS = [1, 5, 9, 40, 41]
 
 
-@pytest.mark.parametrize("lean_step", [True, False])
-def test_weights_are_lent_and_given_back(lean_step: bool) -> None:
+@pytest.mark.parametrize("native_step", [True, False])
+def test_weights_are_lent_and_given_back(native_step: bool) -> None:
     source = random_model("llama", 60, seed=1)
-    shared = SharedDrafter(source, lean_step=lean_step)
+    shared = SharedDrafter(source, native_step=native_step)
     learned = {name: torch.full_like(weight, 0.5) for name, weight in source.model.named_parameters() if "norm" in name}
-    plain = source.forward(IDS, 5).clone()
-    source.crop(0)
-    own = shared.model.forward(IDS, 5).clone()
+    plain, own = (model.new_sequence().forward(IDS, 5) for model in (source, shared.model))
     assert torch.allclose(own, plain, atol=0.2), "near it in 8 bits"
     assert shared.loaded is None
 
@@ -31,16 +28,14 @@ def test_weights_are_lent_and_given_back(lean_step: bool) -> None:
         model = shared.load_weights(weights, version)
         assert model is shared.model
         assert shared.loaded == version
-        model.crop(0)
-        return model.forward(IDS, 5).clone()
+        return model.new_sequence().forward(IDS, 5)
 
     assert torch.equal(logits("one", {}), own)
     changed = logits("other", learned)
     assert not torch.allclose(changed, plain, atol=0.5)
     assert torch.equal(logits("one", {}), own)
     assert torch.equal(logits("other", learned), changed)
-    source.crop(0)
-    assert torch.equal(source.forward(IDS, 5), plain)
+    assert torch.equal(source.new_sequence().forward(IDS, 5), plain)
 
 
 def test_a_request_goes_on_until_a_later_one_takes_the_slot() -> None:
@@ -75,15 +70,15 @@ def test_a_request_that_lost_the_slot_does_not_wait_for_the_lock() -> None:
     thread.join()
 
 
-@pytest.mark.parametrize("lean_step", [True, False])
-def test_what_is_lent_stays_as_it_is(lean_step: bool) -> None:
+@pytest.mark.parametrize("native_step", [True, False])
+def test_what_is_lent_stays_as_it_is(native_step: bool) -> None:
     source = random_model("llama", 60, seed=1)
-    shared = SharedDrafter(source, lean_step=lean_step)
+    shared = SharedDrafter(source, native_step=native_step)
     named = dict(source.model.named_parameters())
     one, other = ({name: torch.full_like(w, by) for name, w in named.items() if "norm" in name} for by in (0.5, 0.2))
 
-    def logits(lent: LeanModel | TransformersModel) -> torch.Tensor:
-        return lent.with_own_cache().forward(IDS, 5).clone()
+    def logits(lent: LanguageModel) -> torch.Tensor:
+        return lent.new_sequence().forward(IDS, 5)
 
     base, first, second = (
         shared.lend(weights, by, None) for weights, by in (({}, None), (one, "one"), (other, "other"))
@@ -91,7 +86,7 @@ def test_what_is_lent_stays_as_it_is(lean_step: bool) -> None:
     before = [logits(lent) for lent in (base, first, second)]
     shared.load_weights(other, "other")
     assert all(torch.equal(logits(lent), row) for lent, row in zip((base, first, second), before, strict=True))
-    assert torch.equal(before[0], SharedDrafter(source, lean_step=lean_step).model.forward(IDS, 5))
+    assert torch.equal(before[0], SharedDrafter(source, native_step=native_step).model.new_sequence().forward(IDS, 5))
     assert not torch.allclose(before[1], before[2], atol=1e-2)
     for lent, row in zip((shared.lend(other, "other", first), shared.lend({}, None, first)), before[::-2], strict=True):
         assert torch.equal(logits(lent), row), "nor does it matter what is loaded or was lent before"

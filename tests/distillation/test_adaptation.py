@@ -23,8 +23,8 @@ from omnidraft.distillation.lora import Weights, merged, parted
 from omnidraft.distillation.losses import HybridLoss
 from omnidraft.distillation.teacher import Trace, shared_tokens
 from omnidraft.distillation.trainer import Counters, Trainer
-from omnidraft.models.language_model import TransformersModel
-from omnidraft.models.lean import RoundedWeights
+from omnidraft.models.native_weights import RoundedWeights
+from omnidraft.models.transformers_model import PretrainedModel, TransformersModel
 from omnidraft.verification.sampling import Sampler, tempered
 from support.engines import SMALL, SMALL_PROMPTS, engine, generate, tokens
 from support.enumeration import EXACT, Distribution, distance, enumerate_draws, first_tokens, plain_distribution
@@ -103,7 +103,7 @@ def test_a_stale_q_breaks_the_law(shape: str) -> None:
 class Perturbing:
     """A learner whose weights are the source's with noise, new ones after every round."""
 
-    def __init__(self, source: TransformersModel) -> None:
+    def __init__(self, source: PretrainedModel) -> None:
         self.counters = Counters()
         self._base = dict(source.model.named_parameters())
         self._generator = torch.Generator().manual_seed(0)
@@ -146,7 +146,7 @@ class Setting:
         self.attached = self.engine.attached
 
     @property
-    def source(self) -> TransformersModel:
+    def source(self) -> PretrainedModel:
         return self.shared.source
 
     def adaptation(self, learner: Learner) -> Adaptation:
@@ -190,7 +190,7 @@ def test_after_a_change_drafts_are_those_of_the_new_weights_on_the_whole_text(
             fresh = TransformersModel(copy.deepcopy(setting.source.model))
             fresh.model.load_state_dict({**fresh.model.state_dict(), **merged(base, adaptation.state)})
             step = SharedDrafter(fresh).model  # as the drafter's, in 8 bits where the machine has that step
-            wanted = torch.softmax(step.forward(text, 1)[-1], -1)
+            wanted = torch.softmax(step.new_sequence().forward(text, 1)[-1], -1)
             seen.append(bool(torch.allclose(torch.from_numpy(vectors[0]).float(), wanted, atol=1e-4)))
         return drafted, vectors
 
@@ -230,8 +230,7 @@ def test_a_sampled_text_teaches_the_distributions_of_the_target_alone() -> None:
     assert answer.tokens == tuple(tokens(records))
     assert [len(answer.distributions), len(answer.written)] == [16, 16]
     assert answer.prompt == tuple(setting.attached.context.prompt(prompt))
-    setting.target.crop(0)
-    wanted = torch.softmax(setting.target.forward([*prompt, *answer.tokens[:-1]], 16), -1).numpy()
+    wanted = torch.softmax(setting.target.new_sequence().forward([*prompt, *answer.tokens[:-1]], 16), -1).numpy()
     for row, p in zip(wanted, answer.distributions, strict=True):
         assert p.probs == pytest.approx(row[p.tokens], abs=1e-5)
         assert p.probs.sum() > 0.999
@@ -269,10 +268,9 @@ def test_the_background_learns_what_inline_learns() -> None:
         assert isinstance(adaptation._weights, RoundedWeights) == (background and rounds)  # noqa: SLF001
         adaptation.load_weights()
         base = dict(setting.source.model.named_parameters())
-        drafting = setting.shared.model
         again = SharedDrafter(setting.source).load_weights(merged(base, parted(adaptation.state)[0]), object())
-        drafting.crop(0)
-        assert torch.equal(drafting.forward([1, 2, 3], 1), again.forward([1, 2, 3], 1)), "rounded there as here"
+        found, wanted = (each.new_sequence().forward([1, 2, 3], 1) for each in (setting.shared.model, again))
+        assert torch.equal(found, wanted), "rounded there as here"
         learner.close()
     assert waited, "the process takes long to start, and something else may be done meanwhile"
     assert states[0].keys() == states[1].keys()

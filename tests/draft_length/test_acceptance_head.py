@@ -15,11 +15,12 @@ from distillation.test_losses import some_logits
 from omnidraft.counts.counts import Guess
 from omnidraft.decoding import passes
 from omnidraft.decoding.drafter import Drafter
-from omnidraft.draft_length.acceptance_head import Head, HeadNetwork, bound, hidden_size, spread, tap
+from omnidraft.draft_length.acceptance_head import Head, HeadNetwork, bound, hidden_size, spread
 from omnidraft.draft_length.policy import Entropy, Fixed, HeadThreshold
 from omnidraft.errors import ModelError
-from omnidraft.models.language_model import LanguageModel, TransformersModel
-from omnidraft.models.lean import lean
+from omnidraft.models.language_model import LanguageModel
+from omnidraft.models.native_model import native_of
+from omnidraft.models.transformers_model import TransformersModel, tap
 from support.learning import FAST, PROMPTS, SIZE, alone, answers, saved, side_of
 from support.models import random_model
 
@@ -120,7 +121,7 @@ class Listening(Fixed):
 @pytest.mark.parametrize(("kind", "fast"), [("llama", True), ("llama", False), ("qwen2", True), ("qwen2", False)])
 def test_it_reads_what_the_next_distribution_is_made_of(kind: str, *, fast: bool) -> None:
     source = random_model(kind, SIZE, 0)
-    model: LanguageModel = (lean(source) if fast else None) or source
+    model: LanguageModel = (native_of(source) if fast else None) or source
     listening, one = Listening(), Drafter(model)
     one.start([3, 1, 4, 1, 5])
     passes.alone(one.draft(4, 0.0, lambda _: 0, lambda _: True, None, listening))

@@ -39,7 +39,7 @@ def again(model: TableModel) -> TableModel:
 
 def lane(world: World, cache: NgramCache, k: int) -> Engine:
     own = replace(world, target=again(world.target), drafter=again(world.drafter)).engine(cache, draft_length=k)
-    return Engine(own.target, world.vocab.eos, own.attached, own.drafting, keeps=True)
+    return Engine(own.target.model, world.vocab.eos, own.attached, own.drafting, keeps=True)
 
 
 def check_caches(engine: Engine, request: Request) -> None:

@@ -13,10 +13,10 @@ import pytest
 from omnidraft.alignment.vocab import Vocab
 from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.engine import Engine
-from omnidraft.models.eight_bits import EightBitModel
-from omnidraft.models.language_model import LanguageModel, TransformersModel
-from omnidraft.models.lean import lean
+from omnidraft.models.language_model import LanguageModel
 from omnidraft.models.loading import load_model
+from omnidraft.models.native_model import NativeModel, native_of
+from omnidraft.models.transformers_model import PretrainedModel, TransformersModel
 from omnidraft.verification.round import Round
 from omnidraft.zoo import path as zoo_path
 from support.compilers import needs_the_8_bit_step
@@ -102,7 +102,7 @@ def test_sampled_drafter_under_a_greedy_target() -> None:
 
 
 @pytest.fixture(scope="module")
-def zoo() -> dict[str, tuple[TransformersModel, Language]]:
+def zoo() -> dict[str, tuple[PretrainedModel, Language]]:
     """The embedded models, and the stories model where it is at hand, in fp32."""
     folders: dict[str, Path] = {name: zoo_path(name) for name in ("drafter", "target-a")}
     folders["stories"] = shared("models") / "stories260K"
@@ -127,9 +127,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("target_name", "drafter_name"), PAIRS)
-def test_trained_models(
-    zoo: dict[str, tuple[TransformersModel, Language]], target_name: str, drafter_name: str
-) -> None:
+def test_trained_models(zoo: dict[str, tuple[PretrainedModel, Language]], target_name: str, drafter_name: str) -> None:
     target, target_language = zoo[target_name]
     drafter, drafter_language = zoo[drafter_name]
     if drafter_name == target_name:  # two caches, so two models
@@ -153,11 +151,11 @@ def test_trained_models(
         assert sum(r.counts.accepted for r in rounds) / sum(len(r.proposals) for r in rounds) > 0.95
 
 
-def test_fast_drafter_steps(zoo: dict[str, tuple[TransformersModel, Language]]) -> None:
+def test_fast_drafter_steps(zoo: dict[str, tuple[PretrainedModel, Language]]) -> None:
     """A greedy target is not touched by how its drafter computes."""
     needs_the_8_bit_step()
     (target, target_language), (source, drafter_language) = zoo["target-a"], zoo["drafter"]
-    drafter = lean(source)
+    drafter = native_of(source)
     assert drafter is not None
     prompt = target_language.tokenizer(TEXT)["input_ids"]
     expected = generate(target, prompt, 64, target_language.vocab.eos)
@@ -172,15 +170,16 @@ def test_fast_drafter_steps(zoo: dict[str, tuple[TransformersModel, Language]]) 
     assert accepted > 0
 
 
-def test_8_bit_targets_say_what_they_say_undrafted(zoo: dict[str, tuple[TransformersModel, Language]]) -> None:
+def test_8_bit_targets_say_what_they_say_undrafted(zoo: dict[str, tuple[PretrainedModel, Language]]) -> None:
     """On 200 prompts, with a drafter and with counts alone: the bits of a row are the same in every pass."""
     needs_the_8_bit_step()
     (source, target_language), (drafter, drafter_language) = zoo["target-a"], zoo["drafter"]
-    target = EightBitModel(source.model, source.model.state_dict())
+    target = NativeModel(source.model, source.model.state_dict())
     lines = (shared("data") / "gsm8k" / "test.jsonl").read_text(encoding="utf-8").splitlines()[:200]
     plain, accepted = Engine(target, target_language.vocab.eos), 0
     drafted = [
-        engine(target, target_language, lean(drafter) or drafter, drafter_language, draft_length=k) for k in (1, 3, 8)
+        engine(target, target_language, native_of(drafter) or drafter, drafter_language, draft_length=k)
+        for k in (1, 3, 8)
     ]
     drafted.append(Engine(target, target_language.vocab.eos, None, Drafting()))
     for i, line in enumerate(lines):
@@ -192,7 +191,7 @@ def test_8_bit_targets_say_what_they_say_undrafted(zoo: dict[str, tuple[Transfor
     assert accepted > 500
 
 
-def test_repetition_penalty(zoo: dict[str, tuple[TransformersModel, Language]]) -> None:
+def test_repetition_penalty(zoo: dict[str, tuple[PretrainedModel, Language]]) -> None:
     (target, target_language), (drafter, drafter_language) = zoo["target-a"], zoo["drafter"]
     prompt = target_language.tokenizer(TEXT)["input_ids"]
     plain = generate(target, prompt, 64, target_language.vocab.eos)
@@ -202,7 +201,7 @@ def test_repetition_penalty(zoo: dict[str, tuple[TransformersModel, Language]]) 
     assert tokens(run(engine_, prompt, 64, repetition_penalty=1.3)) == expected
 
 
-def test_plain_decoding_through_the_same_loop(zoo: dict[str, tuple[TransformersModel, Language]]) -> None:
+def test_plain_decoding_through_the_same_loop(zoo: dict[str, tuple[PretrainedModel, Language]]) -> None:
     target, target_language = zoo["target-a"]
     prompt = target_language.tokenizer(TEXT)["input_ids"]
     rounds = run(Engine(target, target_language.vocab.eos), prompt, 50)
@@ -210,7 +209,7 @@ def test_plain_decoding_through_the_same_loop(zoo: dict[str, tuple[TransformersM
     assert all(len(record.emitted) == 1 for record in rounds)
 
 
-def test_the_drafter_slides_its_window(zoo: dict[str, tuple[TransformersModel, Language]]) -> None:
+def test_the_drafter_slides_its_window(zoo: dict[str, tuple[PretrainedModel, Language]]) -> None:
     (target, target_language), (drafter, drafter_language) = zoo["target-a"], zoo["drafter"]
     prompt = target_language.tokenizer(TEXT)["input_ids"]
     expected = generate(target, prompt, 120, target_language.vocab.eos)
@@ -222,7 +221,7 @@ def test_the_drafter_slides_its_window(zoo: dict[str, tuple[TransformersModel, L
     assert sum(r.counts.accepted for r in late) > 0, "the drafter must still be of use after its window moved"
 
 
-def test_the_target_s_context_ends_the_text(zoo: dict[str, tuple[TransformersModel, Language]]) -> None:
+def test_the_target_s_context_ends_the_text(zoo: dict[str, tuple[PretrainedModel, Language]]) -> None:
     (target, target_language), (drafter, drafter_language) = zoo["target-a"], zoo["drafter"]
     prompt = target_language.tokenizer(TEXT)["input_ids"]
     short = TransformersModel(target.model)
@@ -234,7 +233,7 @@ def test_the_target_s_context_ends_the_text(zoo: dict[str, tuple[TransformersMod
 
 
 @pytest.mark.parametrize("k", [1, 3, 8])
-def test_an_end_of_text_anywhere_in_a_round(zoo: dict[str, tuple[TransformersModel, Language]], k: int) -> None:
+def test_an_end_of_text_anywhere_in_a_round(zoo: dict[str, tuple[PretrainedModel, Language]], k: int) -> None:
     (target, target_language), (_, drafter_language) = zoo["target-a"], zoo["drafter"]
     prompt = target_language.tokenizer(TEXT)["input_ids"]
     text = generate(target, prompt, 24)
@@ -254,7 +253,7 @@ def _with_eos(language_: Language, eos: int) -> Vocab:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 9])
-def test_never_more_tokens_than_asked_for(zoo: dict[str, tuple[TransformersModel, Language]], count: int) -> None:
+def test_never_more_tokens_than_asked_for(zoo: dict[str, tuple[PretrainedModel, Language]], count: int) -> None:
     (target, target_language), (_, drafter_language) = zoo["target-a"], zoo["drafter"]
     prompt = target_language.tokenizer(TEXT)["input_ids"]
     text = generate(target, prompt, 24)
@@ -264,7 +263,7 @@ def test_never_more_tokens_than_asked_for(zoo: dict[str, tuple[TransformersModel
     assert rounds[-1].finish == "length"
 
 
-def test_bfloat16_differs_only_at_ties(zoo: dict[str, tuple[TransformersModel, Language]]) -> None:
+def test_bfloat16_differs_only_at_ties(zoo: dict[str, tuple[PretrainedModel, Language]]) -> None:
     """In bf16 logits depend on the batch shape; tokens may differ only where the top two logits are close."""
     margin = 0.25  # bf16 has 8 bits: a logit near 16 is known to 1/16, and two of them are compared after 16 layers
     (_, target_language), (drafter, drafter_language) = zoo["target-a"], zoo["drafter"]
@@ -274,6 +273,5 @@ def test_bfloat16_differs_only_at_ties(zoo: dict[str, tuple[TransformersModel, L
     got = tokens(run(engine(target, target_language, drafter, drafter_language, draft_length=4), prompt, 96))
     if got != expected:
         first = int(np.argmin([a == b for a, b in zip(got, expected, strict=False)]))
-        target.crop(0)
-        top = target.forward(prompt + expected[:first], 1)[-1].topk(2).values
+        top = target.new_sequence().forward(prompt + expected[:first], 1)[-1].topk(2).values
         assert float(top[0] - top[1]) < margin

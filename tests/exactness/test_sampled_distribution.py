@@ -18,8 +18,8 @@ from omnidraft.alignment.spelling_table import Probs
 from omnidraft.config import Sampling
 from omnidraft.decoding.engine import Engine
 from omnidraft.models.language_model import LanguageModel
-from omnidraft.models.lean import lean
 from omnidraft.models.loading import load_model
+from omnidraft.models.native_model import native_of
 from omnidraft.verification import rejection_sampling as verify
 from omnidraft.verification import residual
 from omnidraft.verification.sampling import GeneratorSampler, softmax, target_processors
@@ -40,11 +40,11 @@ def joint_distribution(
     model: LanguageModel, prompt: list[int], eos: tuple[int, ...], sampling: Sampling, floor: float
 ) -> Distribution:
     """Probabilities of the first two tokens, those of at least `floor`."""
-    processors = target_processors(sampling)
+    processors, text = target_processors(sampling), model.new_sequence()
 
     def next_distribution(ids: list[int]) -> Probs:
-        model.crop(0)
-        scores = processors(torch.tensor([ids]), model.forward(ids, 1).float())  # type: ignore[arg-type]
+        text.crop(0)
+        scores = processors(torch.tensor([ids]), text.forward(ids, 1).float())  # type: ignore[arg-type]
         return softmax(scores[0])
 
     distribution: Distribution = {}
@@ -120,7 +120,7 @@ def small_pair(target_name: str, drafter_name: str) -> World:
     folders = {"stories": shared("models") / "stories260K", "python": zoo_path(zoo_names("drafter")[0])}
     models = {name: load_model(folders[name], dtype="float32").lm for name in (target_name, drafter_name)}
     languages = {name: language(folders[name], lm.vocab_size) for name, lm in models.items()}
-    target, drafter = (lean(models[name]) or models[name] for name in (target_name, drafter_name))
+    target, drafter = (native_of(models[name]) or models[name] for name in (target_name, drafter_name))
     return World(target, languages[target_name], drafter, languages[drafter_name])
 
 

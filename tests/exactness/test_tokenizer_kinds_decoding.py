@@ -13,8 +13,8 @@ import torch
 from omnidraft.api import OmniDraft
 from omnidraft.config import Sampling
 from omnidraft.decoding.engine import Engine
-from omnidraft.models.language_model import TransformersModel
 from omnidraft.models.loading import LoadedModel
+from omnidraft.models.transformers_model import TransformersModel
 from omnidraft.verification import rejection_sampling as verify
 from omnidraft.verification import residual
 from omnidraft.verification.round import Round

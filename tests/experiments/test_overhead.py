@@ -55,7 +55,7 @@ def test_a_spread_row_has_the_distribution_it_says(temperature: float) -> None:
 
 
 def test_a_script_changes_one_logit_of_each_row(models: Models) -> None:
-    lm = models.target
+    lm = models.target.new_sequence()
     lm.crop(0)
     plain = lm.forward([1, 2, 3], 2).clone()
     lm.crop(0)
@@ -65,7 +65,7 @@ def test_a_script_changes_one_logit_of_each_row(models: Models) -> None:
         if position == 3:
             scripted.certain(row, position)
 
-    with watching(watch, lm.model, say, target=True):
+    with watching(watch, lm.model.model, say, target=True):
         changed = lm.forward([1, 2, 3], 2)
     assert torch.equal(changed[0], plain[0])
     assert int((changed[1] != plain[1]).sum()) == 1

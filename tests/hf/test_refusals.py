@@ -19,7 +19,7 @@ from transformers import (
 
 import omnidraft
 from omnidraft import ConfigError, ModelError, PromptError
-from omnidraft.models.language_model import cache_argument
+from omnidraft.models.transformers_model import cache_argument
 from support.generating import alone, helped, ids_of, load
 
 # ---------------------------------------------------------------- what is refused

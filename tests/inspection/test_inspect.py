@@ -28,8 +28,9 @@ from omnidraft.inspection.break_even import break_evens
 from omnidraft.inspection.models import Language, memory, read_model
 from omnidraft.inspection.report import Inspection, inspect_pair
 from omnidraft.inspection.texts import samples
-from omnidraft.models.language_model import NO_LIMIT, LanguageModel, TransformersModel, cache_argument
+from omnidraft.models.language_model import NO_LIMIT, LanguageModel
 from omnidraft.models.loading import load_model
+from omnidraft.models.transformers_model import TransformersModel, cache_argument
 from support import gguf_files
 from support.command_line import one_error
 from support.models import save_model
@@ -119,7 +120,7 @@ def test_the_memory_is_that_of_the_loaded_model(kind: str, tmp_path: Path) -> No
     assert found.parameters == sum(p.numel() for p in weights)
     assert found.weight_bytes == sum(p.nbytes for p in weights)
     assert (found.stored, found.stored_bytes) == ("bfloat16", 2 * found.parameters)
-    assert (found.dtype, found.dtype_reason) == (str(loaded.lm.dtype).removeprefix("torch."), loaded.dtype_reason)
+    assert (found.dtype, found.dtype_reason) == (loaded.lm.precision, loaded.dtype_reason)
     assert (found.context, found.device) == (loaded.lm.context, loaded.lm.device.type)
     cache = transformers.DynamicCache()
     loaded.lm.model(torch.tensor([[1, 2, 3]]), use_cache=True, **{cache_argument(loaded.lm.model): cache})
@@ -195,10 +196,10 @@ def test_a_gguf_target_is_timed_in_the_precision_that_load_takes(
     tmp_path: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cost_model, "SECONDS", 0.0)
-    timed: list[torch.dtype] = []
+    timed: list[str] = []
 
     def times(target: TransformersModel, drafter: LanguageModel) -> PassTimes:
-        timed.append(target.dtype)
+        timed.append(target.precision)
         return cost_model.time_passes(target, drafter)
 
     monkeypatch.setattr(report, "time_passes", times)
@@ -206,8 +207,8 @@ def test_a_gguf_target_is_timed_in_the_precision_that_load_takes(
     found = look(path, drafter, time=True)
     assert found.works, found.reason
     assert found.target.memory is not None
-    assert [str(one) for one in timed] == [f"torch.{found.target.memory.dtype}"]
-    assert timed == [omnidraft.load(path, None).target.lm.dtype]
+    assert timed == [found.target.memory.dtype]
+    assert timed == [omnidraft.load(path, None).target.lm.precision]
 
 
 # ------------------------------------------------------------ verdicts

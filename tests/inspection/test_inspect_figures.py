@@ -20,6 +20,7 @@ from omnidraft.inspection.break_even import LENGTHS, acceptance_at, break_evens
 from omnidraft.inspection.models import Language
 from omnidraft.inspection.texts import measure
 from omnidraft.inspection.vocabularies import Spellings, specials, spellings, vocabulary
+from omnidraft.models.language_model import SingleSequence
 from support.small_tokenizers import PARTIAL, SPECIAL, WHOLE, WORDS, sentencepiece, with_added_tokens, wrap
 from support.table_models import Greedy
 from support.table_models import vocabulary as small_vocabulary
@@ -251,7 +252,7 @@ def test_the_cost_of_a_round_is_linear_in_what_was_measured() -> None:
     assert CostModel.profiled(falling).tokens.of(8) == 0
 
 
-class Clocked:
+class Clocked(SingleSequence):
     """A model whose passes take a known time on a clock of their own; the first few take longer."""
 
     context, vocab_size = 1000, 50

@@ -15,8 +15,9 @@ from omnidraft.config import Sampling
 from omnidraft.decoding.drafter import Drafter
 from omnidraft.decoding.passes import Passes
 from omnidraft.decoding.shared_drafter import SharedDrafter
-from omnidraft.models.language_model import LanguageModel, TransformersModel
-from omnidraft.models.lean import obstacle
+from omnidraft.models.language_model import LanguageModel
+from omnidraft.models.native_model import obstacle
+from omnidraft.models.transformers_model import TransformersModel
 from omnidraft.verification.round import Round
 from support.engines import SMALL, engine, generate, sampler, tokens, written
 from support.models import KINDS, MORE, Knowing, Scripted, afresh, build, close

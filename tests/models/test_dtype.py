@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from omnidraft.api import load
-from omnidraft.models import lean, loading, native
+from omnidraft.models import loading, native, native_model
 from omnidraft.models.loading import BF16_PARAMETERS, choose_dtype, choose_precision, load_model, slow_path
 from support.models import random_model
 
@@ -22,15 +22,15 @@ SMALLER, BIG = BF16_PARAMETERS - 1, BF16_PARAMETERS
 @pytest.mark.parametrize(
     ("device", "native", "stored", "parameters", "dtype", "reason"),
     [
-        (CPU, True, torch.float32, BIG, torch.bfloat16, "this cpu computes in it"),
-        (CPU, True, torch.float32, SMALLER, torch.float32, "no faster below 100M"),
-        (CPU, False, torch.bfloat16, BIG, torch.float32, "this cpu does not compute in bfloat16"),
-        (GPU, True, torch.float32, BIG, torch.bfloat16, "this cuda computes in it"),
-        (GPU, True, torch.bfloat16, SMALLER, torch.bfloat16, "this cuda computes in it"),
-        (GPU, True, torch.float16, BIG, torch.float16, "as stored"),
-        (GPU, True, torch.float32, SMALLER, torch.float32, "as stored"),
-        (GPU, True, None, SMALLER, torch.float32, "as stored"),
-        (GPU, False, torch.bfloat16, BIG, torch.float32, "this cuda does not compute in bfloat16"),
+        (CPU, True, torch.float32, BIG, "bfloat16", "this cpu computes in it"),
+        (CPU, True, torch.float32, SMALLER, "float32", "no faster below 100M"),
+        (CPU, False, torch.bfloat16, BIG, "float32", "this cpu does not compute in bfloat16"),
+        (GPU, True, torch.float32, BIG, "bfloat16", "this cuda computes in it"),
+        (GPU, True, torch.bfloat16, SMALLER, "bfloat16", "this cuda computes in it"),
+        (GPU, True, torch.float16, BIG, "float16", "as stored"),
+        (GPU, True, torch.float32, SMALLER, "float32", "as stored"),
+        (GPU, True, None, SMALLER, "float32", "as stored"),
+        (GPU, False, torch.bfloat16, BIG, "float32", "this cuda does not compute in bfloat16"),
     ],
 )
 def test_the_dtype_that_auto_stands_for(
@@ -39,7 +39,7 @@ def test_the_dtype_that_auto_stands_for(
     native: bool,
     stored: torch.dtype | None,
     parameters: int,
-    dtype: torch.dtype,
+    dtype: str,
     reason: str,
 ) -> None:
     able = {"avx512_bf16": False, "amx_bf16": native}
@@ -50,13 +50,13 @@ def test_the_dtype_that_auto_stands_for(
     assert reason in why
 
 
-@pytest.mark.parametrize(("eight_bits_ms", "dtype"), [(1.0, torch.int8), (2.4, torch.int8), (2.6, torch.float32)])
+@pytest.mark.parametrize(("eight_bits_ms", "dtype"), [(1.0, "int8"), (2.4, "int8"), (2.6, "float32")])
 def test_of_a_file_8_bits_are_taken_unless_they_are_slower(
-    monkeypatch: pytest.MonkeyPatch, eight_bits_ms: float, dtype: torch.dtype
+    monkeypatch: pytest.MonkeyPatch, eight_bits_ms: float, dtype: str
 ) -> None:
-    seconds = {torch.int8: eight_bits_ms / 1e3, torch.float32: 2e-3}
+    seconds = {"int8": eight_bits_ms / 1e3, "float32": 2e-3}
     monkeypatch.setattr(native, "product_seconds", lambda dtype, _threads: seconds[dtype])
-    monkeypatch.setattr(lean, "obstacle", lambda _model: None)
+    monkeypatch.setattr(native_model, "obstacle", lambda _model: None)
     model = random_model("llama", 60, seed=0).model
     chosen, why = choose_precision(CPU, model, rounds=True)
     assert chosen == dtype
@@ -67,14 +67,14 @@ def test_of_a_file_8_bits_are_taken_unless_they_are_slower(
 def test_nothing_is_measured_where_8_bits_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "product_seconds", lambda *_: pytest.fail("it was measured"))
     model = random_model("llama", 60, seed=0).model
-    assert choose_precision(GPU, model, rounds=True)[0] != torch.int8
-    monkeypatch.setattr(lean, "obstacle", lambda _model: "there is no compiler")
+    assert choose_precision(GPU, model, rounds=True)[0] != "int8"
+    monkeypatch.setattr(native_model, "obstacle", lambda _model: "there is no compiler")
     assert choose_precision(CPU, model, rounds=True) == choose_dtype(CPU, torch.float32, 0)
 
 
 def test_a_product_is_measured_in_each_dtype_once_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fastest of five counts."""
-    able = [torch.bfloat16, torch.float32, *([torch.int8] if native.obstacle() is None else [])]
+    able = ["bfloat16", "float32", *(["int8"] if native.obstacle() is None else [])]
     for at, dtype in enumerate(able):
         now = iter([moment for taken in (7, 5, 3, 4, 6) for moment in (100.0, 100.0 + taken + at)])
         monkeypatch.setattr(native, "time", SimpleNamespace(perf_counter=partial(next, now)))
@@ -88,8 +88,8 @@ def test_a_product_is_measured_in_each_dtype_once_in_a_process(monkeypatch: pyte
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """One where a matrix takes 1 ms in 8 bits and 4 ms otherwise, and every model is large."""
-    monkeypatch.setattr(native, "product_seconds", lambda dtype, _: 1e-3 if dtype == torch.int8 else 4e-3)
-    monkeypatch.setattr(lean, "obstacle", lambda _: None)
+    monkeypatch.setattr(native, "product_seconds", lambda dtype, _: 1e-3 if dtype == "int8" else 4e-3)
+    monkeypatch.setattr(native_model, "obstacle", lambda _: None)
     monkeypatch.setattr(loading, "HINT_PARAMETERS", 0)
     return monkeypatch
 
@@ -110,26 +110,26 @@ def test_that_8_bits_would_be_faster_is_said_of_a_target_alone(target: Path) -> 
 
 def test_of_what_is_no_slow_path_nothing_is_said(machine: pytest.MonkeyPatch) -> None:
     model = random_model("llama", 60, seed=0).model
-    assert slow_path(model, CPU, torch.float32, of_file=False) is not None
-    assert slow_path(model, GPU, torch.float32, of_file=False) is None
-    assert slow_path(model, CPU, torch.int8, of_file=False) is None
-    assert slow_path(model, CPU, torch.float32, of_file=True) is None, "it was measured to be no slower"
+    assert slow_path(model, CPU, "float32", of_file=False) is not None
+    assert slow_path(model, GPU, "float32", of_file=False) is None
+    assert slow_path(model, CPU, "int8", of_file=False) is None
+    assert slow_path(model, CPU, "float32", of_file=True) is None, "it was measured to be no slower"
     with machine.context() as changed:
-        changed.setattr(native, "product_seconds", lambda dtype, _: 1e-3 if dtype == torch.int8 else 1.9e-3)
-        assert slow_path(model, CPU, torch.float32, of_file=False) is None
+        changed.setattr(native, "product_seconds", lambda dtype, _: 1e-3 if dtype == "int8" else 1.9e-3)
+        assert slow_path(model, CPU, "float32", of_file=False) is None
     with machine.context() as changed:
         changed.setattr(loading, "HINT_PARAMETERS", model.num_parameters() + 1)
-        assert slow_path(model, CPU, torch.float32, of_file=False) is None
-    machine.setattr(lean, "obstacle", lambda _: "there is no compiler")
+        assert slow_path(model, CPU, "float32", of_file=False) is None
+    machine.setattr(native_model, "obstacle", lambda _: "there is no compiler")
     machine.setattr(native, "product_seconds", lambda *_: pytest.fail("it was measured"))
-    assert slow_path(model, CPU, torch.float32, of_file=False) is None
-    assert slow_path(model, GPU, torch.float32, of_file=True) is None
+    assert slow_path(model, CPU, "float32", of_file=False) is None
+    assert slow_path(model, GPU, "float32", of_file=True) is None
 
 
 @pytest.mark.usefixtures("home")
 def test_of_a_file_the_obstacle_is_said(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
     files: Any = pytest.importorskip("support.gguf_files")
-    machine.setattr(lean, "obstacle", lambda _: f"there is no compiler: {native.REMEDY}")
+    machine.setattr(native_model, "obstacle", lambda _: f"there is no compiler: {native.REMEDY}")
     path = files.write(tmp_path / "small.gguf", files.small_model())
     said: list[str] = []
     load_model(path, say=said.append, verifies=True)

@@ -14,9 +14,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from omnidraft.errors import ModelError
-from omnidraft.models.eight_bits import EightBitModel
-from omnidraft.models.lean import LeanModel
 from omnidraft.models.loading import load_model, load_skeleton
+from omnidraft.models.native_model import NativeModel
 from support.compilers import needs_the_8_bit_step
 from support.gguf_models import (
     BASE,
@@ -66,15 +65,14 @@ def test_the_angles_are_those_of_the_header(name: str, tmp_path: Path) -> None:
     path = rotated_file(tmp_path / "m.gguf", HEADERS[name])
     loaded = load_model(path, "float32", "cpu")
     assert loaded.lm.context == (256 if "long" in HEADERS[name] else CONTEXT)
-    lean = LeanModel(load_skeleton(path), loaded.lm.model.state_dict(), loaded.lm.vocab_size, loaded.lm.context)
-    lean.reserve(loaded.lm.context)
+    ours = NativeModel(load_skeleton(path), loaded.lm.model.state_dict())._angles.upto(loaded.lm.context)  # noqa: SLF001
     for position in (0, 1, 33, loaded.lm.context - 1):
         turned, scale = angles(HEADERS[name], position)
         wanted = torch.tensor(np.concatenate([np.cos(turned), np.sin(turned)]) * scale, dtype=torch.float32)
         cosines, sines = loaded.lm.model.model.rotary_emb(torch.zeros(1), torch.tensor([[position]]))
         half = SIZE // 2
         assert close(torch.cat([cosines[0, 0, :half], sines[0, 0, :half]]), wanted, NEAR)
-        assert close(lean._angles[position], wanted, NEAR)  # noqa: SLF001
+        assert close(ours[position], wanted, NEAR)
 
 
 def test_llama_3s_factors_are_the_rotation_that_transformers_computes(tmp_path: Path) -> None:
@@ -95,11 +93,11 @@ def test_llama_3s_factors_are_the_rotation_that_transformers_computes(tmp_path: 
     expected = afresh(model, text)
     assert close(afresh(load_model(path, "float32", "cpu").lm.model, text), expected, 1e-4)
     int8 = load_model(path, "int8", "cpu", verifies=True).lm
-    assert isinstance(int8, EightBitModel)
-    given = int8.forward(text, len(text))
+    assert isinstance(int8, NativeModel)
+    given = int8.new_sequence().forward(text, len(text))
     distance = (given.softmax(-1) - expected.softmax(-1)).abs().sum(-1).mean() / 2
     without = write_file(tmp_path / "w.gguf", "llama", keys_of(model, "llama"), tensors_of(model, "llama"))
-    other = load_model(without, "int8", "cpu", verifies=True).lm.forward(text, len(text))
+    other = load_model(without, "int8", "cpu", verifies=True).lm.new_sequence().forward(text, len(text))
     assert distance < 0.1 < (other.softmax(-1) - expected.softmax(-1)).abs().sum(-1).mean() / 2
 
 

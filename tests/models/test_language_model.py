@@ -12,16 +12,17 @@ from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel
 
 from omnidraft.errors import InputError, ModelError, NumericsError, PromptError
 from omnidraft.models import kv_cache
-from omnidraft.models import language_model as models
-from omnidraft.models.language_model import NO_LIMIT, TransformersModel, cache_argument
+from omnidraft.models import transformers_model as models
+from omnidraft.models.language_model import NO_LIMIT
 from omnidraft.models.loading import load_model
+from omnidraft.models.transformers_model import TransformersModel, cache_argument
 from support.models import IDS, KINDS, LONGROPE, MORE, ROWS, afresh, build, close, one_line
 
 
 @pytest.mark.parametrize("kind", KINDS | MORE)
 def test_crop_equals_recompute(kind: str) -> None:
     model = build(kind)
-    lm = TransformersModel(model)
+    lm = TransformersModel(model).new_sequence()
     whole = afresh(model, IDS)
     assert close(lm.forward(IDS, len(IDS)), whole)
     for length in (39, 33, 26, 8, 1):  # back over a window, within one, to the start of one
@@ -35,24 +36,24 @@ def test_crop_equals_recompute(kind: str) -> None:
 
 
 def test_a_model_with_its_own_cache_shares_the_weights_alone() -> None:
-    lm = TransformersModel(build())
+    lm = TransformersModel(build()).new_sequence()
     whole = lm.forward(IDS, 1).clone()
-    other = lm.with_own_cache()
-    assert (other.model, other.length, other.cache_bytes) == (lm.model, 0, 0)
+    other = lm.model.new_sequence()
+    assert (other.model, other.length, other.nbytes) == (lm.model, 0, 0)
     other.forward(IDS[::-1], 1)
     lm.crop(20)
     assert close(lm.forward(IDS[20:], 1), whole)
     assert other.length == len(IDS)
     kept = 2 * 2 * 2 * 8 * len(IDS) * 4  # keys and values of layers and key heads, of 8 numbers in 4 bytes a token
-    assert kept <= other.cache_bytes
+    assert kept <= other.nbytes
     other.crop(0)
-    assert (other.cache_bytes, lm.length) == (0, len(IDS))
+    assert (other.nbytes, lm.length) == (0, len(IDS))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_crop_check_notices_one_wrong_token(kind: str) -> None:
     model = build(kind)
-    lm = TransformersModel(model)
+    lm = TransformersModel(model).new_sequence()
     lm.forward([*IDS[:30], (IDS[30] + 1) % ROWS], 0)
     assert not close(lm.forward(IDS[31:34], 3), afresh(model, IDS[:34])[31:])
 
@@ -83,7 +84,7 @@ def test_keys_are_written_where_there_is_room(kind: str, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("kind", ["llama", "mistral", "gpt2"])
 def test_prefill_in_chunks_equals_one_pass(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = build(kind)
-    lm = TransformersModel(model)
+    lm = TransformersModel(model).new_sequence()
     whole = afresh(model, IDS)
     monkeypatch.setattr(models, "CHUNK", 7)
     passes: list[int] = []
@@ -126,7 +127,7 @@ def of_kind(kind: type[LlamaForCausalLM], model: PreTrainedModel) -> LlamaForCau
 @pytest.mark.parametrize("kind", [LlamaForCausalLM, Older, Newer])
 def test_a_cache_is_given_by_the_name_that_the_model_has_for_it(kind: type[LlamaForCausalLM]) -> None:
     model = build()
-    lm = TransformersModel(of_kind(kind, model))
+    lm = TransformersModel(of_kind(kind, model)).new_sequence()
     lm.forward(IDS[:12], 0)
     assert close(lm.forward(IDS[12:], 3), afresh(model, IDS)[-3:])
 
@@ -143,7 +144,7 @@ def test_keep(selects: bool) -> None:
     whole = afresh(model, IDS)
     if not selects:
         model = of_kind(Older, model)
-    lm = TransformersModel(model)
+    lm = TransformersModel(model).new_sequence()
     kept = lm.forward(IDS[:12], 3)
     assert kept.dtype == torch.float32
     assert not kept.requires_grad
@@ -161,7 +162,7 @@ def test_keep(selects: bool) -> None:
 @pytest.mark.parametrize(("row", "fine"), [([torch.nan, 0], False), ([torch.inf, 0], False), ([-torch.inf, 0], True)])
 def test_logits_that_are_no_numbers(row: list[float], fine: bool) -> None:
     model = build()
-    lm = TransformersModel(model)
+    lm = TransformersModel(model).new_sequence()
     expected = lm.forward(IDS[:5], 2).clone()
     changed = torch.tensor(row[:1]).expand(2)
 
@@ -178,7 +179,7 @@ def test_logits_that_are_no_numbers(row: list[float], fine: bool) -> None:
         lm.crop(0)
     with pytest.raises(NumericsError) as error:
         lm.forward(IDS[:5], 2)
-    one_line(error, "LlamaForCausalLM", "torch.float32")
+    one_line(error, "LlamaForCausalLM", "float32")
     hook.remove()
     assert lm.length == 0
     assert close(lm.forward(IDS[:5], 2), expected)
@@ -186,7 +187,7 @@ def test_logits_that_are_no_numbers(row: list[float], fine: bool) -> None:
 
 def test_an_interrupted_pass_empties_the_cache() -> None:
     model = build()
-    lm = TransformersModel(model)
+    lm = TransformersModel(model).new_sequence()
     lm.forward(IDS[:9], 1)
 
     def interrupt(*_call: object) -> None:
@@ -202,7 +203,7 @@ def test_an_interrupted_pass_empties_the_cache() -> None:
 
 
 def test_ids_and_lengths_out_of_range() -> None:
-    lm = TransformersModel(build())
+    lm = TransformersModel(build()).new_sequence()
     lm.forward(IDS, 1)
     for ids, value in (([3, ROWS], str(ROWS)), ([-1], "-1")):
         with pytest.raises(PromptError) as error:
@@ -217,7 +218,7 @@ def test_ids_and_lengths_out_of_range() -> None:
         one_line(crop_error, str(length), "0..40")
     assert lm.length == 40
     lm.forward(IDS[:24], 1)  # the context is full now, not beyond
-    assert lm.length == lm.context
+    assert lm.length == lm.model.context
 
 
 KEPT = {"num_local_experts": 2, "layer_types": ["linear_attention", "full_attention"]}
@@ -267,8 +268,8 @@ def test_a_model_that_calls_itself_stateful_is_refused(monkeypatch: pytest.Monke
 
 
 def test_a_model_that_ignores_its_cache_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    lm = TransformersModel(build())
-    monkeypatch.setattr(lm, "model", lambda ids, **_options: build()(ids, use_cache=False))
+    lm = TransformersModel(build()).new_sequence()
+    monkeypatch.setattr(lm.model, "model", lambda ids, **_options: build()(ids, use_cache=False))
     with pytest.raises(ModelError) as error:
         lm.forward([1, 2], 1)
     one_line(error, "does not use the KV cache")
@@ -295,8 +296,8 @@ def test_what_a_model_says_of_itself() -> None:
 
 def test_past_its_first_window_longrope_depends_on_the_passes() -> None:
     """Why its context is cut there."""
-    lm = TransformersModel(build("phi3", **LONGROPE))
-    lm.context = 64
+    lm = TransformersModel(build("phi3", **LONGROPE)).new_sequence()
+    lm.model.context = 64
     whole = lm.forward(IDS, 1).clone()
     lm.crop(0)
     lm.forward(IDS[:20], 1)

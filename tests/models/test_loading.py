@@ -17,8 +17,8 @@ from transformers.utils import logging as transformers_logging
 
 from omnidraft.alignment.vocab import read_vocab
 from omnidraft.errors import ConfigError, ModelError
-from omnidraft.models import language_model as models
 from omnidraft.models import loading
+from omnidraft.models import transformers_model as models
 from omnidraft.models.loading import load_model
 from support.compilers import needs_the_8_bit_step
 from support.models import afresh, build, close, one_line
@@ -75,18 +75,18 @@ def test_a_folder_is_loaded_without_the_network(
 ) -> None:
     assert not huggingface_hub.constants.HF_HUB_OFFLINE  # else nothing would be asked for anyway
     loaded = load_model(folder)
-    assert (loaded.name, loaded.lm.dtype) == ("small", torch.float32)
+    assert (loaded.name, loaded.lm.precision) == ("small", "float32")
     assert loaded.dtype_reason
     rows = len(loaded.tokenizer)
     assert loaded.lm.vocab_size == rows
     ids = loaded.tokenizer("hello world")["input_ids"]
-    assert close(loaded.lm.forward(ids, 1), afresh(build(vocab_size=rows), ids)[-1:])
+    assert close(loaded.lm.new_sequence().forward(ids, 1), afresh(build(vocab_size=rows), ids)[-1:])
     monkeypatch.chdir(folder.parent)
     assert load_model("small").name == "small"
     monkeypatch.chdir(folder)
     half = load_model(".", dtype="bfloat16", device="cpu")
-    assert (half.name, half.lm.dtype, half.dtype_reason) == ("small", torch.bfloat16, "asked for")
-    assert half.lm.forward(ids, 1).dtype == torch.float32
+    assert (half.name, half.lm.precision, half.dtype_reason) == ("small", "bfloat16", "asked for")
+    assert half.lm.new_sequence().forward(ids, 1).dtype == torch.float32
     assert calls == []
 
 

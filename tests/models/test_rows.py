@@ -18,9 +18,9 @@ from transformers import AutoModelForCausalLM
 import omnidraft
 from omnidraft import zoo
 from omnidraft.errors import ModelError
-from omnidraft.models.lean import LeanModel, lean
 from omnidraft.models.loading import load_model
 from omnidraft.models.native import Rounded
+from omnidraft.models.native_model import NativeModel, native_of
 from omnidraft.models.rows import FILE, FORMAT, SCALE, packed, restored, rounded
 from omnidraft.models.tensors import Tensors, in_8_bits
 from support.compilers import needs_the_8_bit_step
@@ -58,8 +58,8 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
     return folders
 
 
-def lean_of(folder: Path) -> LeanModel:
-    model = lean(load_model(folder, "float32", "cpu").lm)
+def native_in(folder: Path) -> NativeModel:
+    model = native_of(load_model(folder, "float32", "cpu").lm)
     assert model is not None
     return model
 
@@ -96,16 +96,15 @@ def test_the_embedded_matrices_round_to_what_is_stored(name: str) -> None:
 def test_the_8_bit_step_is_that_of_the_unpacked_weights(pair: tuple[Path, Path]) -> None:
     """Matrices of several layers, which are one in it, and biases included."""
     needs_the_8_bit_step()
-    plain, ours = map(lean_of, pair)
-    matrices = [model.loaded.parts.matrices for model in (plain, ours)]
+    plain, ours = map(native_in, pair)
+    matrices = [model._parts.matrices for model in (plain, ours)]  # noqa: SLF001
     assert matrices[0].keys() == matrices[1].keys()
     for name, one in matrices[0].items():
         assert torch.equal(one.weights, matrices[1][name].weights)
         assert torch.equal(one.scales, matrices[1][name].scales)
-    assert torch.equal(plain.forward(IDS, 8), ours.forward(IDS, 8))
     targets = [load_model(folder, "int8", verifies=True).lm for folder in pair]
-    assert torch.equal(targets[0].forward(IDS, 8), targets[1].forward(IDS, 8))
-    assert torch.equal(targets[0].forward(IDS, 8), plain.forward(IDS, 8))
+    first, *others = (model.new_sequence().forward(IDS, 8) for model in (plain, ours, *targets))
+    assert all(torch.equal(first, other) for other in others)
 
 
 def test_weights_that_are_no_numbers_are_not_packed() -> None:

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from omnidraft.config import Sampling
 from omnidraft.decoding.engine import Engine
 from omnidraft.draft_length.acceptance_head import Head, HeadNetwork, spread
-from omnidraft.models.language_model import LanguageModel
+from omnidraft.models.language_model import LanguageModel, SingleSequence
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import Processing, TargetDistribution, largest, softmax
 from support.engines import SMALL, SMALL_PROMPTS, engine, sampler, tokens
@@ -75,24 +75,24 @@ class Devices(TorchFunctionMode):
         return made if where.type == "cpu" else self._checked(made, where)
 
 
-class Placed:
+class Placed(SingleSequence):
     """A model whose logits are on a device."""
 
     def __init__(self, model: LanguageModel, place: torch.device) -> None:
-        self._model, self._place = model, place
+        self._sequence, self._place = model.new_sequence(), place
         self.vocab_size, self.context = model.vocab_size, model.context
 
     @property
     def length(self) -> int:
-        return self._model.length
+        return self._sequence.length
 
     def crop(self, length: int) -> None:
-        self._model.crop(length)
+        self._sequence.crop(length)
 
     def forward(self, ids: Sequence[int], keep: int) -> torch.Tensor:
         assert all(type(i) is int for i in ids)
         with DisableTorchFunction():
-            logits = self._model.forward(ids, keep).clone()
+            logits = self._sequence.forward(ids, keep).clone()
             self.hidden = put(torch.ones(8), self._place)
         return put(logits, self._place)
 

@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,12 +17,13 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-import torch
 
 from omnidraft.api import OmniDraft
 from omnidraft.decoding.engine import Engine
-from omnidraft.models.language_model import TransformersModel
+from omnidraft.models.language_model import Read
+from omnidraft.models.transformers_model import TransformersModel
 from omnidraft.server.served import Served
+from support.reads import watch
 from support.serving import PATIENT, QUESTION, At, Rounds, serving, user
 from support.waiting import until
 
@@ -147,18 +148,17 @@ def test_a_client_that_goes_away_frees_its_lane_with_the_round_at_hand(
 def test_a_client_that_goes_away_while_its_prompt_is_read_frees_its_lane(
     narrow: At, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forward, began, parts = TransformersModel.forward, threading.Event(), 0
+    began, parts = threading.Event(), 0
 
-    def slow(model: TransformersModel, ids: Sequence[int], keep: int) -> torch.Tensor:
+    def slow(read: Read) -> None:
         nonlocal parts
-        if keep == 0:
+        if read.keep == 0:
             parts += 1
             began.set()
             time.sleep(0.2)
-        return forward(model, ids, keep)
 
     monkeypatch.setattr(TransformersModel, "chunk", 4)
-    monkeypatch.setattr(TransformersModel, "forward", slow)
+    watch(monkeypatch, TransformersModel, slow)
     messages = user(f"{QUESTION} And one more. " * 20)  # read in about 100 parts
     with socket.create_connection(("127.0.0.1", int(narrow.url.rsplit(":", 1)[1]))) as client:
         body = json.dumps({"messages": messages, "max_tokens": 4})

@@ -73,7 +73,7 @@ def test_the_length_goes_by_its_newer_name(plain: At) -> None:
 
 def expected(model: OmniDraft, ids: list[int], made: list[int]) -> list[float]:
     """The target's own log-probabilities of these tokens after these ids."""
-    rows = model.target.lm.with_own_cache().forward(ids + made, len(made) + 1)[:-1]
+    rows = model.target.lm.new_sequence().forward(ids + made, len(made) + 1)[:-1]
     return [float(row[token]) for row, token in zip(torch.log_softmax(rows.float(), -1), made, strict=True)]
 
 

@@ -133,14 +133,14 @@ def test_a_server_that_loads_can_be_ended(target: Path, monkeypatch: pytest.Monk
 MAIN = "from omnidraft.cli.main import main; raise SystemExit(main())"
 SLOW = f"""
 import sys, time
-from omnidraft.models.language_model import TransformersModel
-forward = TransformersModel.forward
-def slow(model, ids, keep):
-    if keep == 0:
+from omnidraft.models.transformers_model import TransformersModel
+read = TransformersModel.read
+def slow(model, reads):
+    if any(each.keep == 0 for each in reads):
         print("a part is read", file=sys.stderr, flush=True)
         time.sleep(0.3)
-    return forward(model, ids, keep)
-TransformersModel.chunk, TransformersModel.forward = 4, slow
+    return read(model, reads)
+TransformersModel.chunk, TransformersModel.read = 4, slow
 {MAIN}
 """
 

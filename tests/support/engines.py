@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -18,7 +18,8 @@ from omnidraft.alignment.vocab import Speller, Vocab, read_vocab
 from omnidraft.config import Drafting
 from omnidraft.decoding.drafter import AttachedDrafter, Drafter
 from omnidraft.decoding.engine import Engine
-from omnidraft.models.language_model import LanguageModel, TransformersModel
+from omnidraft.models.language_model import LanguageModel
+from omnidraft.models.transformers_model import PretrainedModel
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import GeneratorSampler
 from support.project_files import real_tokenizer
@@ -108,11 +109,11 @@ def engine(
 
 
 def generate(
-    model: TransformersModel, prompt: list[int], count: int, eos: tuple[int, ...] = (), **options: Any
+    model: PretrainedModel, prompt: list[int], count: int, eos: tuple[int, ...] = (), **options: Any
 ) -> list[int]:
     """What `transformers` alone continues a prompt with, greedily."""
     ids = torch.tensor([prompt])
-    output = model.model.generate(
+    output = cast(Any, model.model).generate(
         ids,
         attention_mask=torch.ones_like(ids),
         do_sample=False,

@@ -17,7 +17,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Co
 
 from omnidraft.alignment.vocab import Speller, Vocab
 from omnidraft.errors import OmniDraftError
-from omnidraft.models.language_model import TransformersModel
+from omnidraft.models.language_model import SingleSequence
+from omnidraft.models.transformers_model import TransformersModel
 from support.small_tokenizers import wrap
 
 CONTEXT = 4096  # of the models in folders
@@ -170,7 +171,7 @@ def save_model(folder: Path, tokenizer: Tokenizer, seed: int, context: int = CON
 # ---------------------------------------------------------------- models that are functions of their input
 
 
-class InputFunction:
+class InputFunction(SingleSequence):
     """A `LanguageModel` whose logits are a function of all the ids in its cache, `row`."""
 
     def __init__(self, vocab_size: int, context: int) -> None:

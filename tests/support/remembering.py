@@ -7,14 +7,14 @@ from itertools import takewhile
 
 import torch
 
-from omnidraft.models.language_model import LanguageModel
+from omnidraft.models.language_model import LanguageModel, SingleSequence
 
 
-class Remembering:
+class Remembering(SingleSequence):
     """A model that reads each beginning of a text once; many texts begin alike."""
 
     def __init__(self, model: LanguageModel) -> None:
-        self._model = model
+        self._sequence = model.new_sequence()
         self.vocab_size, self.context = model.vocab_size, model.context
         self._text: list[int] = []
         self._read: list[int] = []  # by the model, last
@@ -32,8 +32,8 @@ class Remembering:
         if any(begin not in self._rows for begin in begins):
             pairs = zip(self._read, text[: len(text) - keep], strict=False)
             alike = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
-            self._model.crop(alike)
-            rows = self._model.forward(text[alike:], keep)
+            self._sequence.crop(alike)
+            rows = self._sequence.forward(text[alike:], keep)
             self._read = list(text)
             self._rows |= dict(zip(begins, rows.clone(), strict=True))
         return torch.stack([self._rows[begin] for begin in begins]) if begins else torch.empty(0, self.vocab_size)

@@ -81,11 +81,11 @@ def joint_distribution(
 
     Pairs of tokens of at least `floor`, and for what lies below it the first token alone, as far as that is so likely.
     """
-    processors = target_processors(sampling)
+    processors, text = target_processors(sampling), model.new_sequence()
 
     def next_probs(ids: list[int]) -> Probs:
-        model.crop(0)
-        return softmax(processors(torch.tensor([ids]), model.forward(ids, 1).cpu().float())[0])  # type: ignore[arg-type]
+        text.crop(0)
+        return softmax(processors(torch.tensor([ids]), text.forward(ids, 1).cpu().float())[0])  # type: ignore[arg-type]
 
     distribution: dict[Text, float] = {}
     first = next_probs(list(prompt))

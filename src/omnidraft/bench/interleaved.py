@@ -21,7 +21,6 @@ from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.drafter import AttachedDrafter, Drafter
 from omnidraft.decoding.engine import Engine
 from omnidraft.models.language_model import LanguageModel
-from omnidraft.models.lean import LeanModel
 from omnidraft.verification.sampling import GeneratorSampler
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ class EngineWay:
         old = self.engine
         if old.attached is not None:
             attached = replace(old.attached, cache=make_cache(old.attached.cache.table, old.drafting))
-            self.engine = Engine(old.target, sorted(old.eos), attached, old.drafting, old.policy)
+            self.engine = Engine(old.target.model, sorted(old.eos), attached, old.drafting, old.policy)
             self.engine.counts = old.counts
 
     def begin(self, ids: list[int], new_tokens: int, seed: int) -> None:
@@ -158,7 +157,7 @@ def engine_for(
     policy: DraftLengthPolicy | None = None,
 ) -> Engine:
     """An engine over loaded models: by default over the target and drafter themselves, with a new n-gram cache."""
-    target, eos = target or model.engine.target, sorted(model.engine.eos)
+    target, eos = target or model.target.lm, sorted(model.engine.eos)
     if drafting.longest == 0:
         return Engine(target, eos)
     if attached is None and model.drafter is not None:
@@ -169,16 +168,14 @@ def engine_for(
 
 def isolated(model: OmniDraft, drafting: Drafting, head: Head | None = None) -> Engine:
     """An engine with separate KV caches and n-grams, which may take turns with others within an answer."""
-    target = model.target.lm.with_own_cache()
     if drafting.longest == 0 or model.drafter is None:
-        return engine_for(model, target=target)
+        return engine_for(model)
     attached = drafter_of(model)
-    step = attached.drafter.model
     # with the same weights as the others, which would else crowd the processor's caches
-    drafter = Drafter((step if isinstance(step, LeanModel) else model.drafter.lm).with_own_cache())
+    drafter = Drafter(attached.drafter.model)
     cache = make_cache(attached.cache.table, drafting)
     attached = replace(attached, drafter=drafter, cache=cache, head=head or attached.head)
-    return engine_for(model, drafting, target=target, attached=attached)
+    return engine_for(model, drafting, attached=attached)
 
 
 def drafter_of(model: OmniDraft) -> AttachedDrafter:

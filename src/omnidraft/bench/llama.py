@@ -24,7 +24,8 @@ from omnidraft.bench.methods import UnavailableError
 from omnidraft.bench.records import LLAMA, LLAMA_LOOKUP
 from omnidraft.config import cache_folder
 from omnidraft.errors import ConfigError, InputError, ModelError
-from omnidraft.models.language_model import CHUNK, LanguageModel, TransformersModel
+from omnidraft.models.language_model import LanguageModel, SingleSequence
+from omnidraft.models.transformers_model import CHUNK, PretrainedModel
 
 EXTRA = "pip install 'omnidraft[llama-cpp]'"
 LOOKUP_TOKENS = 2  # num_pred_tokens: what its documentation has for machines without a GPU
@@ -67,7 +68,7 @@ def requantized(path: Path, threads: int) -> Path:
     return kept
 
 
-class LlamaModel:
+class LlamaModel(SingleSequence):
     """A `LanguageModel` of a GGUF file, on the CPU; raises ModelError for a file that llama.cpp cannot load."""
 
     def __init__(self, path: Path, context: int, threads: int) -> None:
@@ -134,7 +135,7 @@ class LlamaWay:
     """Greedy decoding by llama.cpp, with `draft` of copied drafts that are checked in the same pass."""
 
     def __init__(self, name: str, model: LanguageModel, eos: Sequence[int], draft: Lookup | None = None) -> None:
-        self.name, self._model, self._eos, self._draft = name, model, frozenset(eos), draft
+        self.name, self._sequence, self._eos, self._draft = name, model.new_sequence(), frozenset(eos), draft
         self._prompt: list[int] = []
         self._tokens: list[int] = []
         self._passes: list[int] = []
@@ -154,18 +155,18 @@ class LlamaWay:
 
     def _answer(self, length: int) -> bool:
         text, said = list(self._prompt), self._tokens
-        self._model.crop(0)
+        self._sequence.crop(0)
         while len(said) < length and self._eos.isdisjoint(said[-1:]):
             draft: list[int] = []
             if self._draft is not None:
                 draft = self._draft(np.array(text, np.intc)).tolist()[: length - len(said) - 1]
-            fed = [*text[self._model.length :], *draft]
-            best: list[int] = self._model.forward(fed, len(draft) + 1).numpy().argmax(-1).tolist()
+            fed = [*text[self._sequence.length :], *draft]
+            best: list[int] = self._sequence.forward(fed, len(draft) + 1).numpy().argmax(-1).tolist()
             self._passes.append(len(fed))
             right = next((i for i, token in enumerate(draft) if token != best[i]), len(draft))
             new = best[: right + 1]
             new = new[: next((i + 1 for i, token in enumerate(new) if token in self._eos), len(new))]
-            self._model.crop(len(text) + right)
+            self._sequence.crop(len(text) + right)
             text += new
             said += new
         return len(said) >= length
@@ -181,7 +182,7 @@ def check(path: Path) -> None:
         raise InputError(f"{str(path)!r} is no file: give --gguf a GGUF file of the target")
 
 
-def ways(model: LlamaModel, target: TransformersModel, eos: Sequence[int]) -> list[Way]:
+def ways(model: LlamaModel, target: PretrainedModel, eos: Sequence[int]) -> list[Way]:
     """llama.cpp with the model of a target's file, plain and with prompt lookup; ConfigError for another target's."""
     config: Any = target.model.config
     shape = target.vocab_size, config.num_hidden_layers, config.hidden_size

@@ -119,14 +119,14 @@ def make(
     """
     made: list[Way] = []
     left_out = {}
-    eight_bits = model.target.lm.dtype == torch.int8
+    ours_alone = not model.target.lm.generates
     for name in names:
         if name in GREEDY_ONLY and not sampling.greedy:
             left_out[name] = "greedy only: transformers' sampling of drafts does not follow the target's distribution"
-        elif name == BASELINE and eight_bits:  # the same weights without drafts
+        elif name == BASELINE and ours_alone:  # the same weights without drafts
             made.append(EngineWay(name, engine_for(model, PLAIN), sampling))
-        elif name in (BASELINE, "lookup", "uad") and eight_bits:
-            left_out[name] = "transformers has no 8-bit weights on a CPU"
+        elif name in (BASELINE, "lookup", "uad") and ours_alone:
+            left_out[name] = "transformers cannot run these weights"
         elif name in (BASELINE, "lookup"):
             made.append(Transformers(name, model, sampling))
         elif name == "uad":

@@ -58,7 +58,7 @@ def described(model: OmniDraft) -> dict[str, dict[str, str | None]]:
     return {
         role: {
             "name": m.name,
-            "dtype": str(m.lm.dtype).removeprefix("torch."),
+            "dtype": m.lm.precision,
             "dtype_reason": m.dtype_reason,
             "device": str(m.lm.device),
             "step": model.drafter_step if role == "drafter" else None,

@@ -146,7 +146,7 @@ def _setting(
         "drafter": model.drafter and model.drafter.name,
         "drafter_step": model.drafter_step,
         **{name: getattr(options, name) for name in names},
-        "dtype": str(model.target.lm.dtype).removeprefix("torch."),
+        "dtype": model.target.lm.precision,
         **environment.machine(model.target.lm.device),
         "command": environment.command(options.words),
         "tasks": {

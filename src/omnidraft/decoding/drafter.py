@@ -14,12 +14,14 @@ from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.spelling_table import Probs
 from omnidraft.counts.counts import AnswerMemory, Counts, Guess
 from omnidraft.counts.token_index import LONGEST
-from omnidraft.decoding.passes import Pass, Passes
-from omnidraft.draft_length.acceptance_head import Head, tap
+from omnidraft.decoding.passes import Passes, reading
+from omnidraft.draft_length.acceptance_head import Head
 from omnidraft.draft_length.policy import DraftLengthPolicy, Fixed
 from omnidraft.errors import NumericsError
-from omnidraft.models.language_model import LanguageModel, TransformersModel
+from omnidraft.models.language_model import LanguageModel
 from omnidraft.verification.sampling import Sampler, one_hot, softmax, tempered
+
+UNUSABLE = "the drafter's logits are NaN or infinite: check its weights, or use another drafter"
 
 
 class Drafter:
@@ -30,16 +32,14 @@ class Drafter:
     """
 
     def __init__(self, model: LanguageModel) -> None:
-        self.model = model
+        self.sequence = model.new_sequence(hidden=True)
         self.version: object = None  # of its weights, as `load_model` was told
-        self._tap = tap(model.model) if isinstance(model, TransformersModel) else None
         self._text: list[int] = []  # the committed text
         self.begun = 0  # how many of its tokens are the prompt
         self._base = 0  # where the model's window begins in it
         self._cached: list[int] = []  # the tokens in the model's cache, from `_base` on
         self._agreed = 0  # how many of them are known to be committed text
         self._aligned = False  # in the present draft
-        self._hidden: torch.Tensor | None = None  # (H,) what the last logits were made of, of a model that tells
         self.counts: Counts | None = None  # none: the network drafts alone
         # of the last draft: passes of the model, the tokens they read, and the tokens drawn from the counts alone
         self.passes = self.read = self.counted = 0
@@ -55,13 +55,17 @@ class Drafter:
         base, text = self._base, list(tokens)
         if self.counts is not None:
             self.counts.start(text, new_tokens, memory)
-        held = self._cached[: self.model.length]  # an interrupted pass may have emptied it
+        held = self._cached[: self.sequence.length]  # an interrupted pass may have emptied it
         kept = common(held, text[base:]) if keep and self._text[:base] == text[:base] else 0
         self._text, self.begun, self._agreed = text, len(text), kept
         if not kept:
             self._base, self._cached = 0, []
-            self.model.crop(0)
+            self.sequence.crop(0)
         return base + kept if kept else 0
+
+    @property
+    def model(self) -> LanguageModel:
+        return self.sequence.model
 
     @property
     def text(self) -> list[int]:
@@ -70,8 +74,7 @@ class Drafter:
 
     def load_model(self, model: LanguageModel, version: object = None) -> None:
         """Draft with this model, or with the same one after a change of its weights; the text is prefilled again."""
-        self.model, self.version = model, version
-        self._tap = tap(model.model) if isinstance(model, TransformersModel) else None
+        self.sequence, self.version = model.new_sequence(hidden=True), version
         self._cached, self._agreed = [], 0
 
     def extend(self, tokens: Sequence[int], kept: int | None = None) -> None:
@@ -131,7 +134,7 @@ class Drafter:
             else:
                 logits = yield from self._next_logits(tokens, room=length)
                 seen = logits if allowed is None else _only(logits, allowed)
-                if not policy.draws(seen, temperature, self._hidden, guess):
+                if not policy.draws(seen, temperature, self.sequence.hidden, guess):
                     return tokens, vectors
                 q = _distribution(seen, temperature, guess)
             token = int(q.argmax()) if temperature == 0 else draw(q)
@@ -148,13 +151,12 @@ class Drafter:
         unread = self._text[position:] + drafted[max(0, position - len(self._text)) :]
         self.passes += 1
         self.read += len(unread)
-        logits = yield Pass(self.model, unread)
+        try:
+            logits = yield from reading(self.sequence, unread, 1)
+        except NumericsError as error:
+            raise NumericsError(UNUSABLE) from error
         self._cached += unread
-        if self._tap is None:
-            self._hidden = getattr(self.model, "hidden", None)
-        else:
-            self._hidden = None if self._tap.last is None else self._tap.last[0, -1]
-        return logits
+        return logits[-1]
 
     def _align(self, drafted: list[int], room: int) -> None:
         """Cut the cache back to a beginning of the committed text that leaves something to read."""
@@ -169,8 +171,8 @@ class Drafter:
         while agreed < end and self._cached[agreed] == text[self._base + agreed]:
             agreed += 1
         agreed = min(agreed, end)
-        if agreed < self.model.length:
-            self.model.crop(agreed)
+        if agreed < self.sequence.length:
+            self.sequence.crop(agreed)
         del self._cached[agreed:]
         self._agreed, self._aligned = len(text) - self._base, True
 
@@ -245,9 +247,7 @@ def _distribution(logits: torch.Tensor, temperature: float, guess: Guess | None)
             return guess.mixed(softmax(logits, temperature))
         return one_hot(int(guess.mixed(softmax(logits)).argmax()), logits.shape[-1])
     except NumericsError as error:
-        raise NumericsError(
-            "the drafter's logits are NaN or infinite: check its weights, or use another drafter"
-        ) from error
+        raise NumericsError(UNUSABLE) from error
 
 
 def _only(logits: torch.Tensor, allowed: npt.NDArray[np.bool_]) -> torch.Tensor:

@@ -14,7 +14,7 @@ from omnidraft.config import Drafting, Sampling
 from omnidraft.counts.counts import AnswerMemory, Counts
 from omnidraft.decoding.counted import counted_draft
 from omnidraft.decoding.drafter import AttachedDrafter, common
-from omnidraft.decoding.passes import Passes, Stop, alone, never, read
+from omnidraft.decoding.passes import Passes, Stop, alone, never, reading
 from omnidraft.decoding.proposals import make_proposer
 from omnidraft.draft_length.policy import DraftLengthPolicy, make_policy
 from omnidraft.errors import CONTEXT_LENGTH, PromptError
@@ -80,7 +80,7 @@ class Engine:
         *,
         keeps: bool = False,
     ) -> None:
-        self.target = target
+        self.target = target.new_sequence()
         self.eos = frozenset(eos)
         self.drafting = drafting or Drafting(draft_length=0)
         self.attached = attached
@@ -135,7 +135,7 @@ class Engine:
         self.target.crop(min(self.common(prompt), len(prompt) - 1) if self.keeps else 0)
         began = time.perf_counter()
         # a text may be one token longer than the context
-        coming = min(max_new_tokens, self.target.context + 1 - len(prompt))
+        coming = min(max_new_tokens, self.target.model.context + 1 - len(prompt))
         unread = prompt
         if self.attached is None:
             if self.counts is not None:
@@ -160,12 +160,12 @@ class Engine:
         """Raise PromptError for a prompt that is empty, or that the target has no rows or no room for."""
         if not prompt:
             raise PromptError("the prompt is empty: give at least one token")
-        if len(prompt) > self.target.context:
+        if len(prompt) > (most := self.target.model.context):
             raise PromptError(
-                f"the prompt has {len(prompt)} tokens; the target's context holds {self.target.context}: shorten it",
+                f"the prompt has {len(prompt)} tokens; the target's context holds {most}: shorten it",
                 code=CONTEXT_LENGTH,
             )
-        check_ids(prompt, self.target.vocab_size)
+        check_ids(prompt, self.target.model.vocab_size)
 
     def common(self, prompt: Sequence[int]) -> int:
         """How many leading ids of a prompt the target's cache holds."""
@@ -197,7 +197,7 @@ class Engine:
 
         # the ids that the target has not seen yet, and the proposals (nothing follows an end of text)
         fed = list(draft.proposals[:-1] if draft.ended else draft.proposals)
-        logits = read(self.target, request.ids[self.target.length :] + fed, len(fed) + 1, request.stop)
+        logits = alone(reading(self.target, request.ids[self.target.length :] + fed, len(fed) + 1), request.stop)
         verified = time.perf_counter()
 
         target = TargetDistribution(logits, request.ids, fed, request.processing)
@@ -255,14 +255,16 @@ class Engine:
     def propose(self, request: Request) -> Passes[Draft]:
         """A draft no longer than could be emitted, and none where the context may run out whatever is drawn."""
         used = len(request.ids)
-        room = min(self.drafting.longest, request.end - used - 1, self.target.context - used)
+        room = min(self.drafting.longest, request.end - used - 1, self.target.model.context - used)
         if room <= 0:
             return Draft()
         if self.attached is None and self.counts is not None:
             return counted_draft(self.counts, request.ids, room, self.policy, self.eos)
         if self.attached is None or self._proposer is None:
             return Draft(no_draft_reason=self.policy.no_draft_reason)
-        length = min(room, self.attached.drafter.model.context // 2, (self.target.context - used) // self._longest)
+        length = min(
+            room, self.attached.drafter.model.context // 2, (self.target.model.context - used) // self._longest
+        )
         if length <= 0:
             return Draft()
         own = self.drafting.drafter_temperature
@@ -289,7 +291,7 @@ class Engine:
                 return kept[: position + 1], "eos"
         if length >= request.end:
             return kept, "length"
-        return kept, "context" if length > self.target.context else None
+        return kept, "context" if length > self.target.model.context else None
 
     def _teacher(self, logits: torch.Tensor, count: int) -> tuple[SparseProbs, ...]:
         """The target's own distributions at the first `count` rows, whatever the request is sampled with."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -12,8 +12,10 @@ import torch
 
 from omnidraft.errors import OmniDraftError
 from omnidraft.models.forks import ForkLock
-from omnidraft.models.language_model import LanguageModel, TransformersModel
-from omnidraft.models.lean import LeanModel, RoundedWeights, lean
+from omnidraft.models.language_model import LanguageModel
+from omnidraft.models.native_model import native_of
+from omnidraft.models.native_weights import RoundedWeights, Weights
+from omnidraft.models.transformers_model import PretrainedModel, TransformersModel
 
 LOOK_S = 0.02  # seconds between looks at whether a waiting request still has the slot
 
@@ -98,12 +100,12 @@ class LentWeights(TransformersModel):
     """A copy of a model that can be given other weights, and its own again."""
 
     @torch.inference_mode(mode=False)  # weights made inside it could not be changed outside
-    def __init__(self, source: TransformersModel) -> None:
+    def __init__(self, source: PretrainedModel) -> None:
         super().__init__(copy.deepcopy(source.model))
         self._source = source
 
     @torch.no_grad()
-    def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+    def load_weights(self, weights: Weights) -> None:
         """Copy these weights in, by the names of `named_parameters`, and the source's for the rest; keep the cache."""
         own = dict(self.model.named_parameters())
         for name, weight in self._source.model.named_parameters():
@@ -116,54 +118,45 @@ class SharedDrafter:
     The source it was made from stays as it is.
     """
 
-    def __init__(self, source: TransformersModel, *, lean_step: bool = True) -> None:
+    def __init__(self, source: PretrainedModel, *, native_step: bool = True) -> None:
         self.source = source
         self.slot = Slot()
-        self._lean = lean(source) if lean_step else None
+        self._native = native_of(source) if native_step else None
         self._own: LentWeights | None = None
         self.loaded: object = None  # the version of the weights that draft; None: the source's own
 
     @property
     def model(self) -> LanguageModel:
-        return self._lean or self._own or self.source
+        return self._native or self._own or self.source
 
     @property
     def rounds(self) -> bool:
         """Whether it drafts in 8 bits, and so takes weights that are rounded."""
-        return self._lean is not None
+        return self._native is not None
 
-    def load_weights(self, weights: Mapping[str, torch.Tensor] | RoundedWeights, version: object) -> LanguageModel:
+    def load_weights(self, weights: Weights | RoundedWeights, version: object) -> LanguageModel:
         """Load these weights over the source's; returns the model to draft with from now on."""
-        if self._lean is not None:
-            self._lean.load_weights(weights)
-        elif isinstance(weights, RoundedWeights):
-            raise TypeError("weights that are rounded are for the 8-bit step")
+        if self._native is not None:
+            self._native = self._native.with_weights(weights)
         elif self._own is not None or weights:
-            self._own = self._own or LentWeights(self.source)
-            self._own.load_weights(weights)
+            self._own = self._copied(weights, self._own)
         self.loaded = version
         return self.model
 
-    def lend(
-        self,
-        weights: Mapping[str, torch.Tensor] | RoundedWeights,
-        version: object,
-        before: LeanModel | TransformersModel | None,
-    ) -> LeanModel | TransformersModel:
+    def lend(self, weights: Weights | RoundedWeights, version: object, before: LanguageModel | None) -> LanguageModel:
         """Another model with these weights, whatever is loaded into `model` later.
 
-        It is for `with_own_cache`, and shares the weights that are in memory where these are the source's, or loaded.
-        `before` is what was lent to the same borrower last, which may be given the new weights.
+        It shares the weights that are in memory where these are the source's, or loaded.  `before` is what was lent to
+        the same borrower last, which may be given the new weights.
         """
-        if self._lean is not None:
-            lent = self._lean.with_own_cache()
-            if self.loaded is not version:
-                lent.load_weights(weights)
-            return lent
+        if self._native is not None:
+            return self._native if self.loaded is version else self._native.with_weights(weights)
+        return self._copied(weights, before) if weights else self.source
+
+    def _copied(self, weights: Weights | RoundedWeights, before: LanguageModel | None) -> LentWeights:
+        """A copy of the source with these weights, `before` where that is one."""
         if isinstance(weights, RoundedWeights):
             raise TypeError("weights that are rounded are for the 8-bit step")
-        if not weights:
-            return self.source
-        own = before if isinstance(before, LentWeights) else LentWeights(self.source)
-        own.load_weights(weights)
-        return own
+        copied = before if isinstance(before, LentWeights) else LentWeights(self.source)
+        copied.load_weights(weights)
+        return copied

@@ -127,7 +127,7 @@ def run(
     with load(shown.target, profile=None, warn=say, adapt=adapt, interval=GROUP, **options) as model:
         stream = _stream(_ready(model, shown.stream[0]), shown.stream, tokens[1], console, began + BUDGET_S)
         updates = int(model.learned["updates"])
-        dtype = str(model.target.lm.dtype).removeprefix("torch.")
+        dtype = model.target.lm.precision
         return Result(
             target=model.target.name,
             drafter=drafter,
@@ -143,11 +143,11 @@ def run(
 
 def _usual(model: OmniDraft, shown: Scene, say: Callable[[str], None], options: Mapping[str, Any]) -> OmniDraft | None:
     """A target of 8 bits as transformers runs it, in the precision that suits this machine; None for other targets."""
-    if model.target.lm.dtype != torch.int8:
+    if model.target.lm.generates:
         return None
     skeleton = model.target.lm.model
     dtype, _ = choose_dtype(torch.device("cpu"), skeleton.config.dtype, skeleton.num_parameters())
-    named = {**options, "drafter": None, "dtype": str(dtype).removeprefix("torch.")}
+    named = {**options, "drafter": None, "dtype": dtype}
     usual = load(shown.target, profile=None, warn=say, **named)
     _plain(usual, usual.encode_message(shown.chat[0]), 2, lambda _: None)
     return usual
@@ -243,7 +243,7 @@ def _plain(model: OmniDraft, prompt: list[int], new_tokens: int, show: Show, way
     """Answer with `generate` of transformers, the target alone; with 8-bit weights, which it has not, with our loop."""
     ids = torch.tensor([prompt], device=model.target.lm.device)
     tokens = _Tokens(way, model, prompt, show)
-    if model.target.lm.dtype == torch.int8:
+    if not model.target.lm.generates:
         tokens.put(ids)
         engine = Engine(model.target.lm, model.vocab.eos)
         for made in engine.rounds(prompt, new_tokens, Sampling(), GeneratorSampler(torch.Generator())):

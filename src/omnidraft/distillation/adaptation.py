@@ -22,8 +22,8 @@ from omnidraft.verification.round import Round
 
 if TYPE_CHECKING:
     from omnidraft.distillation.trainer import Counters
-    from omnidraft.models.language_model import TransformersModel
-    from omnidraft.models.lean import LeanModel, RoundedWeights
+    from omnidraft.models.language_model import LanguageModel
+    from omnidraft.models.native_weights import RoundedWeights
 
 _log = logging.getLogger("omnidraft")
 
@@ -76,7 +76,7 @@ class Adaptation:
         self._base = dict(shared.source.model.named_parameters())
         self._weights: Weights | RoundedWeights = {}
         self._version: object = None  # another one for other weights; None: those of the base
-        self._lent: LeanModel | TransformersModel | None = None  # to lanes, with the weights of this version
+        self._lent: LanguageModel | None = None  # to lanes, with the weights of this version
         self._lent_version: object = None
         self.state: Weights = {}
         self._learned(Learned(state or {}, None))
@@ -88,7 +88,7 @@ class Adaptation:
 
     def lane(self) -> AttachedDrafter:
         """The drafter once more, with a KV cache of its own and n-grams and head in common."""
-        lane = replace(self.attached, drafter=Drafter(self.shared.source.with_own_cache()))
+        lane = replace(self.attached, drafter=Drafter(self.shared.source))
         self._lend(lane)
         return lane
 
@@ -147,7 +147,7 @@ class Adaptation:
         if self._lent is None or self._lent_version is not self._version:
             self._lent = self.shared.lend(self._weights, self._version, self._lent)
             self._lent_version = self._version
-        lane.drafter.load_model(self._lent.with_own_cache(), self._version)
+        lane.drafter.load_model(self._lent, self._version)
 
     def _learned(self, learned: Learned) -> None:
         (drafter, head), (before, _) = parted(learned.state), parted(self.state)

@@ -34,8 +34,8 @@ from omnidraft.distillation.replay_buffer import REPLAY_BYTES
 from omnidraft.distillation.teacher import Trace, shared_tokens
 from omnidraft.distillation.trainer import Counters, Trainer, check_memory
 from omnidraft.errors import OmniDraftError
-from omnidraft.models.language_model import TransformersModel
-from omnidraft.models.lean import lean
+from omnidraft.models.native_model import native_of
+from omnidraft.models.transformers_model import TransformersModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -229,7 +229,7 @@ class _Worker:
         rounds: bool = False,
     ) -> None:
         self._model = model
-        self._lean = lean(TransformersModel(model)) if rounds else None
+        self._native = native_of(TransformersModel(model)) if rounds else None
         self._source, self._sink, self._cache = source, sink, NgramCache(table)
         self._idle = threading.Event()  # no reply is being made
         self._idle.set()
@@ -274,7 +274,7 @@ class _Worker:
 
     def _learned(self, state: Weights) -> Learned:
         """What is handed over: beside the state what would cost time in a round, where that can be made here."""
-        if self._lean is None:
+        if self._native is None:
             return Learned(state, None)
-        self._lean.load_weights(merged(dict(self._model.named_parameters()), parted(state)[0]))
-        return Learned(state, self._lean.rounded_weights())
+        weights = merged(dict(self._model.named_parameters()), parted(state)[0])
+        return Learned(state, self._native.with_weights(weights).rounded_weights())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 MISFIT = "the learned acceptance head does not fit the drafter: use another profile"
-MARK = "omnidraft_tap"  # attribute of an output layer
 PREFIX = "acceptance_head."  # of its tensors among those of the drafter
 SLOPE = 0.2  # γ of the bound by entropy
 LEAST = -80.0  # a log-probability that is as good as minus infinity, and finite
@@ -42,35 +41,6 @@ def spread(logits: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torc
 def bound(nats: float) -> float:
     """AdaEDL's bound on the acceptance of a token whose distribution has this entropy; 0 at least."""
     return max(0.0, 1 - math.sqrt(SLOPE * max(0.0, nats)))
-
-
-class HiddenStateHook:
-    """Keeps the last input of an output layer; a copy of the model has a hook of its own that holds nothing."""
-
-    def __init__(self) -> None:
-        self.last: torch.Tensor | None = None  # (B, T, H)
-
-    def __call__(self, _: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
-        self.last = inputs[0]
-
-    def __reduce__(self) -> tuple[type[HiddenStateHook], tuple[()]]:
-        return HiddenStateHook, ()
-
-
-def tap(model: PreTrainedModel) -> HiddenStateHook | None:
-    """The hook on the output layer of a model, added once; None of a model without an output layer.
-
-    It is never removed: the model may be pickled in another thread, which must not meet it half added.
-    """
-    layer = model.get_output_embeddings()
-    if layer is None:
-        return None
-    found = getattr(layer, MARK, None)
-    if not isinstance(found, HiddenStateHook):
-        found = HiddenStateHook()
-        layer.register_forward_pre_hook(found)
-        setattr(layer, MARK, found)
-    return found
 
 
 def hidden_size(model: PreTrainedModel) -> int | None:

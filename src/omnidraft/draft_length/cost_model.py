@@ -48,23 +48,24 @@ def time_passes(
     """
     context = max(1, min(CONTEXT, target.context - SIZES[-1], drafter.context - STEPS))
     sizes = [size for size in SIZES if context + size <= target.context]
-    for model in (target, drafter):
-        model.crop(0)
-        model.forward(_ids(context, model), 1)
+    read, drafts = (model.new_sequence() for model in (target, drafter))
+    for each in (read, drafts):
+        each.crop(0)
+        each.forward(_ids(context, each.model), 1)
     laps: list[list[float]] = []
     began = clock()
     while len(laps) <= LAPS or clock() - began <= SECONDS:
         lap = []
         for size in sizes:
             ids, start = _ids(size, target), clock()
-            target.forward(ids, size)
+            read.forward(ids, size)
             lap.append(clock() - start)
-            target.crop(context)
+            read.crop(context)
         ids, start = _ids(STEPS, drafter), clock()
         for token in ids:
-            drafter.forward([token], 1)
+            drafts.forward([token], 1)
         lap.append((clock() - start) / STEPS)
-        drafter.crop(context)
+        drafts.crop(context)
         laps.append(lap)
     taken = np.array(laps[1:])  # (L, sizes + 1)
     whole = taken.sum(1, keepdims=True)

@@ -15,8 +15,8 @@ from omnidraft.config import Drafting
 from omnidraft.decoding.drafter import AttachedDrafter
 from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.defaults import AUTO, drafter_for
-from omnidraft.models.language_model import TransformersModel
 from omnidraft.models.loading import LoadedModel, load_model, load_skeleton, load_tokenizer
+from omnidraft.models.transformers_model import TransformersModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ def load_pair(
     vocab = read_vocab(known.tokenizer, lm.vocab_size, lm.eos)
     name = drafter_for(target, warn) if drafter == AUTO else drafter
     loaded = load_model(zoo.resolve(name), "auto", device, warn)
-    shared = SharedDrafter(loaded.lm, lean_step=drafting.drafter_step == "auto")
+    shared = SharedDrafter(loaded.lm, native_step=drafting.drafter_step == "auto")
     attached = attach_drafter(known, vocab, loaded, drafting, warn, shared)
     return RemotePair(attached=attached, shared=shared, drafter=loaded, vocab=vocab)
 

@@ -27,6 +27,7 @@ from omnidraft.fleet.batch_goodput import BatchCosts, RowGoodput
 from omnidraft.fleet.pair import RemotePair, fits
 from omnidraft.fleet.releases import Follower
 from omnidraft.fleet.spool import Answer, Spool
+from omnidraft.models.language_model import SingleSequence
 from omnidraft.verification.rejection_sampling import Outcome
 from omnidraft.verification.round import Draft, Round, RoundTimes
 
@@ -40,17 +41,13 @@ Ids = npt.NDArray[np.integer[Any]]
 _log = logging.getLogger("omnidraft")
 
 
-class RemoteTarget:
+class RemoteTarget(SingleSequence):
     """In place of the target's weights: a `LanguageModel` that only says how many ids it takes."""
 
     length = 0  # of a cache, which the engine elsewhere keeps
 
     def __init__(self, vocab_size: int, context: int) -> None:
         self.vocab_size, self.context = vocab_size, context
-
-    def forward(self, ids: Sequence[int], keep: int) -> torch.Tensor:
-        """Never called: the engine elsewhere verifies."""
-        raise NotImplementedError
 
     def crop(self, length: int) -> None:
         """Do nothing."""

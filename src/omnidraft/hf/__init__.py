@@ -25,7 +25,7 @@ from omnidraft.errors import ConfigError
 from omnidraft.generation import Session
 from omnidraft.hf.kept_drafters import Drafts, Ready, make_ready
 from omnidraft.hf.text import Text, sampling_for
-from omnidraft.models.language_model import CACHE_ARGUMENTS, TransformersModel
+from omnidraft.models.transformers_model import CACHE_ARGUMENTS, TransformersModel
 from omnidraft.verification.sampling import GeneratorSampler
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from omnidraft.counts.counts import AnswerMemory
 from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.draft_length.policy import DraftLengthPolicy, make_policy
 from omnidraft.errors import ConfigError, ModelError
-from omnidraft.models.language_model import TransformersModel
 from omnidraft.models.loading import LoadedModel, load_model, load_tokenizer
+from omnidraft.models.transformers_model import PretrainedModel, TransformersModel
 
 MARK = "_omnidraft_drafters"
 KEPT = 4  # for a model: a drafter with its options each, the latest ones
@@ -56,7 +56,7 @@ def ready_drafters(model: PreTrainedModel) -> ReadyDrafters:
 
 
 def make_ready(
-    target: TransformersModel,
+    target: PretrainedModel,
     drafter: Drafts | None,
     drafter_tokenizer: Tokenizer,
     tokenizer: Tokenizer,
@@ -91,32 +91,32 @@ def _make(
 
 
 def _source(
-    target: TransformersModel, drafter: object, tokenizer: Tokenizer, drafting: Drafting
+    target: PretrainedModel, drafter: object, tokenizer: Tokenizer, drafting: Drafting
 ) -> tuple[object, Callable[[], tuple[LoadedModel, SharedDrafter]]]:
     """The identity of a drafter, and a function that loads it; raises ConfigError for anything else."""
     if drafter is target.model:
         raise ConfigError("omnidraft_drafter is the model itself: give a smaller one")
-    lean_step = drafting.drafter_step == "auto"
+    native_step = drafting.drafter_step == "auto"
     if isinstance(drafter, PreTrainedModel):
-        return drafter, lambda: _shared(_given(drafter, tokenizer), lean_step)
+        return drafter, lambda: _shared(_given(drafter, tokenizer), native_step)
     if tokenizer is not None:
         raise ConfigError("omnidraft_drafter_tokenizer is for a drafter that is given as a model: leave it out")
     if isinstance(drafter, str | Path):
         place = zoo.resolve(drafter)
-        return place, lambda: _shared(load_model(place, device=str(target.device)), lean_step)
+        return place, lambda: _shared(load_model(place, device=str(target.device)), native_step)
     if isinstance(drafter, OmniDraft):
         side = drafter.side
         if side is None:
             raise ConfigError("the OmniDraft given has no drafter to share: load one with it")
-        if not lean_step:
+        if not native_step:
             raise ConfigError("drafter_step is that of the drafter that is shared: leave it out, or give its folder")
         return side.adaptation.shared, lambda: (side.loaded, side.adaptation.shared)
     given = "missing" if drafter is None else f"of type {type(drafter).__name__}"
     raise ConfigError(f"omnidraft_drafter is {given}: give {KINDS}")
 
 
-def _shared(drafter: LoadedModel, lean_step: bool) -> tuple[LoadedModel, SharedDrafter]:
-    return drafter, SharedDrafter(drafter.lm, lean_step=lean_step)
+def _shared(drafter: LoadedModel, native_step: bool) -> tuple[LoadedModel, SharedDrafter]:
+    return drafter, SharedDrafter(drafter.lm, native_step=native_step)
 
 
 def _given(drafter: PreTrainedModel, tokenizer: Tokenizer) -> LoadedModel:

@@ -11,11 +11,13 @@ import torch
 from omnidraft import zoo
 from omnidraft.alignment.vocab import Speller, Vocab, read_vocab
 from omnidraft.errors import ModelError
+from omnidraft.models import native
 from omnidraft.models.gguf import KeyReport, is_gguf, read_keys
 from omnidraft.models.kv_cache import new_cache
-from omnidraft.models.language_model import NO_LIMIT, TransformersModel, cache_argument
+from omnidraft.models.language_model import NO_LIMIT
 from omnidraft.models.loading import choose_device, choose_precision, load_skeleton, load_tokenizer, locate
 from omnidraft.models.tensors import in_8_bits
+from omnidraft.models.transformers_model import TransformersModel, cache_argument
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -90,16 +92,18 @@ def memory(model: TransformersModel, *, rounds: bool = False, packed: bool = Fal
     stored: torch.dtype | None = torch.int8 if packed else getattr(model.model.config, "dtype", None)
     device = choose_device("auto")
     dtype, reason = choose_precision(device, model.model, rounds=rounds)
-    entries = _cache_entries(model)
+    entries, itemsize = _cache_entries(model), getattr(torch, dtype).itemsize
     return Memory(
         parameters=parameters,
         stored=None if stored is None else str(stored).removeprefix("torch."),
         stored_bytes=None if stored is None else parameters * stored.itemsize,
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=dtype,
         dtype_reason=reason,
         device=device.type,
-        weight_bytes=parameters * dtype.itemsize,
-        kv_bytes=None if entries is None else entries * (4 if dtype == torch.int8 else dtype.itemsize),
+        weight_bytes=parameters * itemsize,
+        kv_bytes=None
+        if entries is None
+        else entries * (torch.float32.itemsize if dtype in native.PRECISIONS else itemsize),
         context=None if model.context >= NO_LIMIT else model.context,
     )
 

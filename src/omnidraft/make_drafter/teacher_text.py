@@ -19,7 +19,7 @@ from omnidraft.errors import InputError, ModelError
 from omnidraft.make_drafter import shards
 from omnidraft.make_drafter.settings import Writing
 from omnidraft.make_drafter.shards import Conversation
-from omnidraft.models.language_model import cache_argument
+from omnidraft.models.transformers_model import cache_argument
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -8,7 +8,7 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-ROOM = 256  # minimum number of tokens that a buffer grows by
+from omnidraft.models.language_model import ROOM
 
 
 class GrowingLayer(DynamicLayer):

@@ -1,193 +1,171 @@
-"""The interface of a language model (append ids, read logits, crop the cache), and `transformers` models behind it."""
+"""The interface of a language model: weights that any number of sequences share.
+
+A sequence is one text in a KV cache of its own.  A read appends ids to it and asks for logits; reads of several
+sequences go to the model together, in one pass where it can.
+"""
 
 from __future__ import annotations
 
-import copy
-import inspect
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from dataclasses import dataclass
+from typing import Protocol, Self
 
 import torch
 
-from omnidraft.errors import CONTEXT_LENGTH, InputError, ModelError, NumericsError, PromptError
-from omnidraft.models.forks import mind_forks
+from omnidraft.errors import CONTEXT_LENGTH, InputError, NumericsError, PromptError
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
-
-CHUNK = 512  # ids in one forward pass: bounds the memory of the attention over a long prompt
 NO_LIMIT = 2**63 - 1  # context of a model without a maximum position
-ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}  # layers that cache one entry a token
-CACHE_ARGUMENTS = ("past_key_values", "cache")  # of models' `forward`, by the version that they were written for
-# kinds of rotation whose angles do not depend on how a text is split into passes, within the context
-ROTATIONS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
-SUPPORTED = "a decoder-only causal model whose layers are all full, sliding or chunked attention"
+ROOM = 256  # tokens that a KV cache grows by, at least
 
 
-class LanguageModel(Protocol):
-    """A causal language model with a KV cache that holds one sequence."""
+class KVSequence(Protocol):
+    """One text in a KV cache of its own."""
 
-    vocab_size: int  # rows of the logits, padded ids included
-    context: int  # maximum number of tokens in the cache
+    hidden: torch.Tensor | None  # (H,) input of the LM head at the last id read, where `new_sequence` was asked for it
+
+    @property
+    def model(self) -> LanguageModel:
+        """The weights that read it."""
 
     @property
     def length(self) -> int:
         """Number of tokens in the cache."""
 
+    @property
+    def nbytes(self) -> int:
+        """Memory of the cache, room to grow included."""
+
     def forward(self, ids: Sequence[int], keep: int) -> torch.Tensor:
-        """Append `ids` to the cache and return the logits of the last `keep` of them, (keep, vocab_size) float32."""
+        """Append `ids` and return the logits of the last `keep` of them, (keep, vocab_size) float32."""
 
     def crop(self, length: int) -> None:
         """Keep the first `length` tokens of the cache, 0 <= length <= self.length."""
 
 
-class TransformersModel:
-    """A `transformers` causal language model, batch 1; raises ModelError where its state cannot be rolled back."""
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Ids to append to a sequence, of which the last `keep` are to have logits."""
 
-    chunk = CHUNK
+    sequence: KVSequence
+    ids: Sequence[int]
+    keep: int
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        from omnidraft.models.kv_cache import new_cache
+    def check(self) -> None:
+        """Raise PromptError for ids outside the vocabulary or beyond the context, InputError for a wrong `keep`."""
+        model, ids, length = self.sequence.model, self.ids, self.sequence.length
+        if not 0 <= self.keep <= len(ids):
+            raise InputError(f"cannot return logits of {self.keep} positions out of {len(ids)}: use 0..{len(ids)}")
+        if length + len(ids) > model.context:
+            raise PromptError(
+                f"{length} + {len(ids)} tokens do not fit model {model.name!r}, which holds {model.context}: "
+                "shorten the prompt or generate fewer tokens",
+                code=CONTEXT_LENGTH,
+            )
+        check_ids(
+            ids, model.vocab_size
+        )  # on a GPU an id out of range is an error that only a new process recovers from
 
-        check_supported(model)
-        mind_forks()
-        config = model.config.get_text_config(decoder=True)
-        self.model = model.eval()
-        self.name = model.name_or_path or type(model).__name__
-        self.device, self.dtype = model.device, model.dtype
-        self.vocab_size: int = getattr(model.get_output_embeddings(), "out_features", config.vocab_size)
-        self.context = _context(config)
-        self.eos = _eos(model)  # ids that end a sequence
-        self._cache_argument = cache_argument(model)
-        self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._new_cache = new_cache
-        self._cache = new_cache()
-        self._length = 0
+    def checked(self, logits: torch.Tensor) -> torch.Tensor:
+        """The logits; raises NumericsError where they are NaN or +inf, or -inf throughout a row: the cache is empty."""
+        # the largest entry of a row is NaN or infinite if any is NaN or +inf, or if all are -inf
+        # (numpy finds it three times as fast as torch on a CPU)
+        best = logits.numpy().max(-1) if logits.device.type == "cpu" else logits.amax(-1)
+        if not all(map(math.isfinite, best.tolist())):
+            self.sequence.crop(0)
+            model = self.sequence.model
+            raise NumericsError(
+                f"model {model.name!r} returned NaN or infinite logits in {model.precision}, finite ones are needed: "
+                "load it with dtype='float32', or check its weights"
+            )
+        return logits
 
-    def with_own_cache(self) -> Self:
-        """Return a model that shares these weights and has a cache of its own, empty."""
-        other = copy.copy(self)
-        vars(other).update(_cache=self._new_cache(), _length=0)
-        return other
 
-    def tensors(self) -> dict[str, Any]:
-        """The weights by name."""
-        return dict(self.model.state_dict())
+class LanguageModel(Protocol):
+    """Weights of a causal language model, without the state of any text."""
+
+    name: str
+    vocab_size: int  # rows of the logits, padded ids included
+    context: int  # maximum number of tokens in a cache
+    chunk: int  # ids of a long text that are read at a time: more take as long
+    joint: bool  # reads of several sequences are one pass
 
     @property
-    def cache_bytes(self) -> int:
-        """Memory of the cache, room to grow included."""
-        return sum(getattr(layer, "nbytes", 0) for layer in self._cache.layers)
+    def precision(self) -> str:
+        """What the weights are held in: float32, bfloat16, float16, int8."""
 
     @property
-    def length(self) -> int:
-        """Number of tokens in the cache."""
-        return self._length
+    def token_bytes(self) -> float:
+        """Memory of a token in a cache."""
 
-    @torch.inference_mode()
+    def new_sequence(self, *, hidden: bool = False) -> KVSequence:
+        """Return an empty sequence; one with `hidden` keeps the input of the LM head."""
+
+    def read(self, reads: Sequence[Read]) -> list[torch.Tensor]:
+        """Append the ids of each read, of different sequences, and return the logits of each, (keep, vocab_size).
+
+        The reads are `check`ed before, and the logits after.  Where it raises, no sequence has read anything: each is
+        as long as before, or empty.
+        """
+
+
+class CachedSequence:
+    """What sequences have in common."""
+
+    hidden: torch.Tensor | None = None
+    length: int = 0
+    nbytes: int
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.model = model
+
     def forward(self, ids: Sequence[int], keep: int) -> torch.Tensor:
         """Append `ids` to the cache and return the logits of the last `keep` of them.
 
         Returns (keep, vocab_size) float32 on the model's device, an inference tensor: clone it before autograd or
-        in-place work.  Raises PromptError for ids outside the vocabulary or beyond the context, InputError for a
-        `keep` outside 0..len(ids), both before anything is read; NumericsError for logits that are NaN or +inf, or
-        -inf throughout a row.  After NumericsError, or any interruption, the cache is empty.
+        in-place work.  Raises what `Read.check` and `Read.checked` raise.
         """
-        self._check(ids, keep)
-        try:
-            logits = self._read(ids, keep)
-            # the largest entry of a row is NaN or infinite if any is NaN or +inf, or if all are -inf
-            # (numpy finds it three times as fast as torch on a CPU)
-            best = logits.numpy().max(-1) if self.device.type == "cpu" else logits.amax(-1)
-            if not all(map(math.isfinite, best.tolist())):
-                raise NumericsError(
-                    f"model {self.name!r} returned NaN or infinite logits in {self.dtype}, finite ones are needed: "
-                    "load it with dtype='float32', or check its weights"
-                )
-        except BaseException:
-            # an interrupted pass leaves layers of unequal length, which no crop can repair
-            self.crop(0)
-            raise
-        return logits
+        read = Read(self, ids, keep)
+        read.check()
+        return read.checked(self.model.read([read])[0])
 
     def crop(self, length: int) -> None:
         """Keep the first `length` tokens of the cache; raises InputError unless 0 <= length <= self.length."""
-        if not 0 <= length <= self._length:
-            raise InputError(f"cannot crop a cache of {self._length} tokens to {length}: use 0..{self._length}")
-        if length == 0:
-            self._cache = self._new_cache()
-        elif length < self._length:
-            self._cache.crop(length - self._length)  # negative: the number of tokens to remove
-        self._length = length
-
-    def _check(self, ids: Sequence[int], keep: int) -> None:
-        if not 0 <= keep <= len(ids):
-            raise InputError(f"cannot return logits of {keep} positions out of {len(ids)}: use 0..{len(ids)}")
-        if self._length + len(ids) > self.context:
-            raise PromptError(
-                f"{self._length} + {len(ids)} tokens do not fit model {self.name!r}, which holds {self.context}: "
-                "shorten the prompt or generate fewer tokens",
-                code=CONTEXT_LENGTH,
-            )
-        check_ids(ids, self.vocab_size)  # on a GPU an id out of range is an error that only a new process recovers from
-
-    def _read(self, ids: Sequence[int], keep: int) -> torch.Tensor:
-        """Run the model over `ids` in chunks; logits (keep, vocab_size) float32."""
-        kept = []
-        for start in range(0, len(ids), CHUNK):
-            chunk = ids[start : start + CHUNK]
-            inputs = torch.tensor([chunk], device=self.device)  # (1, T)
-            rows = len(chunk) - max(0, len(ids) - keep - start)  # positions of this chunk whose logits are kept
-            select = {"logits_to_keep": max(rows, 1)} if self._selects else {}  # 0 would mean all
-            output = self.model(inputs, use_cache=True, **{self._cache_argument: self._cache}, **select)
-            self._length += len(chunk)
-            if self._cache.get_seq_length() != self._length:
-                raise ModelError(f"model {self.name!r} does not use the KV cache it is given: use {SUPPORTED}")
-            if rows > 0:
-                kept.append(output.logits[0, -rows:].float())
-        if not kept:
-            return torch.empty(0, self.vocab_size, dtype=torch.float32, device=self.device)
-        return kept[0] if len(kept) == 1 else torch.cat(kept)
+        raise NotImplementedError
 
 
-def check_supported(model: PreTrainedModel) -> None:
-    """Raise ModelError unless the state of `model` is a causal KV cache: one entry a token and layer."""
-    config = model.config
-    kinds = set(getattr(config.get_text_config(decoder=True), "layer_types", None) or ()) - ATTENTION
-    # encoders set one or the other to False; the configs of some decoders say that they are none
-    blind = all(getattr(module, name, True) for module in model.modules() for name in ("is_causal", "is_decoder"))
-    if config.is_encoder_decoder:
-        found = "an encoder"
-    elif kinds:
-        found = f"layers of kind {', '.join(sorted(kinds))}, whose state cannot be rolled back"
-    elif getattr(model, "_is_stateful", False) or not cache_argument(model):
-        found = "a state other than a KV cache, which cannot be rolled back"
-    elif not blind and not getattr(config, "is_decoder", True):  # an image tower may attend both ways
-        found = "attention to later tokens"
-    else:
-        return
-    raise ModelError(f"model {model.name_or_path!r} ({type(model).__name__}) has {found}: use {SUPPORTED}")
+class SingleSequence:
+    """Base of a model with room for the state of one text: it is its own only sequence."""
+
+    name = "it"
+    vocab_size: int
+    context: int
+    precision = "float32"
+    chunk = NO_LIMIT
+    joint = False
+    token_bytes = 0.0
+    hidden: torch.Tensor | None = None
+    nbytes = 0
+
+    @property
+    def model(self) -> Self:
+        return self
+
+    def new_sequence(self, *, hidden: bool = False) -> Self:  # noqa: ARG002
+        return self
+
+    def forward(self, ids: Sequence[int], keep: int) -> torch.Tensor:
+        """Append `ids` and return the logits of the last `keep` of them."""
+        raise NotImplementedError
+
+    def read(self, reads: Sequence[Read]) -> list[torch.Tensor]:
+        return [self.forward(each.ids, each.keep) for each in reads]
 
 
-def cache_argument(model: torch.nn.Module) -> str:
-    """The name by which `model.forward` takes a KV cache; empty where it takes none."""
-    parameters = inspect.signature(model.forward).parameters
-    found = (name for name in CACHE_ARGUMENTS if name in parameters)
-    # what XLM calls a cache is a dict of tensors
-    return next((name for name in found if "dict" not in str(parameters[name].annotation)), "")
-
-
-def check_rotation(config: PreTrainedConfig, name: str) -> None:
-    """Raise ModelError for a rotation of queries and keys of a kind that is not known."""
-    rope = getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
-    for part in (rope, *rope.values()):  # one set for all layers, or one a kind of layer
-        kind = part.get("rope_type", "default") if isinstance(part, dict) else "default"
-        if kind not in ROTATIONS:
-            raise ModelError(
-                f"model {name!r} has rotary positions of type {kind!r}, which is not supported: use a model with one "
-                f"of {', '.join(ROTATIONS)}"
-            )
+def check_crop(length: int, held: int) -> None:
+    """Raise InputError unless 0 <= length <= held."""
+    if not 0 <= length <= held:
+        raise InputError(f"cannot crop a cache of {held} tokens to {length}: use 0..{held}")
 
 
 def check_ids(ids: Sequence[int], size: int) -> None:
@@ -196,23 +174,3 @@ def check_ids(ids: Sequence[int], size: int) -> None:
         wrong = next(i for i in ids if not 0 <= i < size)
         fix = "use only tokens that it has rows of logits for"  # its own tokenizer may have more
         raise PromptError(f"token id {wrong} is not in 0..{size - 1}, the model's vocabulary: {fix}")
-
-
-def _context(config: PreTrainedConfig) -> int:
-    """Largest number of positions at which the logits do not depend on the split of the input into passes."""
-    names = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
-    sizes = [getattr(config, name, None) for name in names]
-    rope = getattr(config, "rope_parameters", None) or {}
-    for part in (rope, *rope.values()):  # one set for all layers, or one a kind of layer
-        # beyond this length longrope rotates the keys of a pass by other angles than those already in the cache
-        longer = isinstance(part, dict) and part.get("rope_type") == "longrope"
-        if longer and part.get("short_factor") != part.get("long_factor"):
-            sizes += [part.get("original_max_position_embeddings")]
-    return min((int(size) for size in sizes if size), default=NO_LIMIT)
-
-
-def _eos(model: PreTrainedModel) -> tuple[int, ...]:
-    """End-of-sequence ids: the generation config's, else the model config's."""
-    sources = (model.generation_config, model.config, model.config.get_text_config(decoder=True))
-    eos = next((ids for source in sources if (ids := getattr(source, "eos_token_id", None)) is not None), ())
-    return tuple(eos) if isinstance(eos, list | tuple) else (eos,)

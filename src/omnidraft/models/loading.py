@@ -16,12 +16,18 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from omnidraft.errors import ConfigError, ModelError
-from omnidraft.models import gguf, lean, native
-from omnidraft.models.eight_bits import EightBitModel
+from omnidraft.models import gguf, native, native_model
 from omnidraft.models.gguf.config import SUFFIX
 from omnidraft.models.gguf.foreign import is_pointer, pointer_fault
-from omnidraft.models.language_model import SUPPORTED, TransformersModel, check_rotation, check_supported
+from omnidraft.models.native_model import NativeModel
 from omnidraft.models.tensors import Tensors, check_weights, in_8_bits
+from omnidraft.models.transformers_model import (
+    SUPPORTED,
+    PretrainedModel,
+    TransformersModel,
+    check_rotation,
+    check_supported,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -32,19 +38,14 @@ BF16_PARAMETERS = 100_000_000  # below this, a token took as long in bfloat16 as
 HINT_PARAMETERS = 100_000_000  # below, a token takes milliseconds in any dtype, and most such models are for tests
 HINT_TIMES = 2.0  # those of 8 bits: a dtype that takes fewer is no slow path
 _log = logging.getLogger("omnidraft")
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "int8": torch.int8,  # of a target on a CPU
-}
+PRECISIONS = ("float32", "bfloat16", "float16", "int8")  # the last of a target on a CPU
 
 
 @dataclass(frozen=True)
 class LoadedModel:
     """A language model with the tokenizer it came with."""
 
-    lm: TransformersModel
+    lm: PretrainedModel
     tokenizer: PreTrainedTokenizerBase
     name: str  # hub id, or the folder's own name
     dtype_reason: str  # why this dtype was chosen, a phrase
@@ -61,35 +62,36 @@ def load_model(
     """Load a causal language model and its tokenizer from a folder, a GGUF file or by its hub id.
 
     A folder or file is read without network access, and code that comes with a model is never run.  `dtype` is auto or
-    a key of DTYPES; `device` is auto, cpu, cuda, cuda:N or mps.  A model that only `verifies` drafts, a target, need
+    one of PRECISIONS; `device` is auto, cpu, cuda, cuda:N or mps.  A model that only `verifies` drafts, a target, need
     not be one that can be trained: of a GGUF file, auto then takes 8 bits where it can and they are no slower.  `say`
     is told where a GGUF file is converted first.  Raises ConfigError for an unknown dtype or device, ModelError for
     whatever is wrong with the model.
     """
-    if dtype not in ("auto", *DTYPES):
-        raise ConfigError(f"dtype {dtype!r} is not known: use auto, {', '.join(DTYPES)}")
-    if dtype == "int8" and not verifies:
-        raise ConfigError("dtype is 'int8', which is for targets alone: use auto, float32, bfloat16 or float16")
+    if dtype not in ("auto", *PRECISIONS):
+        raise ConfigError(f"dtype {dtype!r} is not known: use auto, {', '.join(PRECISIONS)}")
+    if dtype in native.PRECISIONS and not verifies:
+        raise ConfigError(f"dtype is {dtype!r}, which is for targets alone: use auto, float32, bfloat16 or float16")
     place = choose_device(device)
     source, local = locate(name)
     shown = Path(source).resolve().name if local else source
     skeleton: Any = load_skeleton(name)  # checked before gigabytes of weights are read
-    chosen, reason = DTYPES.get(dtype), "asked for"
-    if chosen is None:
+    chosen, reason = dtype, "asked for"
+    if chosen == "auto":
         chosen, reason = choose_precision(place, skeleton, rounds=verifies and gguf.is_gguf(source))
         slow = slow_path(skeleton, place, chosen, of_file=gguf.is_gguf(source)) if verifies else None
         if slow is not None:
             say(f"target {shown} {slow}")
-    if chosen == torch.int8 and (obstacle := _obstacle(skeleton, place)):
-        raise ModelError(f"model {source!r} cannot be used in int8, as {obstacle}: use dtype='auto'")
+    ours = chosen in native.PRECISIONS
+    if ours and (obstacle := _obstacle(skeleton, place)):
+        raise ModelError(f"model {source!r} cannot be used in {chosen}, as {obstacle}: use dtype='auto'")
     tokenizer = _tokenizer(source, local)  # of a file, not of its conversion, where `transformers` would change it
     if gguf.is_gguf(source):
-        source = str(gguf.converted(Path(source), torch.bfloat16 if chosen == torch.int8 else chosen, say))
+        source = str(gguf.converted(Path(source), torch.bfloat16 if ours else getattr(torch, chosen), say))
     _end_turns(skeleton, tokenizer)
-    if chosen == torch.int8:
+    if ours:
         with _reading("weights", source, local), Tensors(source, local) as weights:
-            return LoadedModel(EightBitModel(skeleton, weights), tokenizer, shown, reason)
-    model = _read_model(skeleton, source, local, chosen, place)
+            return LoadedModel(NativeModel(skeleton, weights), tokenizer, shown, reason)
+    model = _read_model(skeleton, source, local, getattr(torch, chosen), place)
     _end_turns(model, tokenizer)
     return LoadedModel(TransformersModel(model), tokenizer, shown, reason)
 
@@ -133,7 +135,7 @@ def _end_turns(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> No
 
 def _obstacle(skeleton: PreTrainedModel, place: torch.device) -> str | None:
     """The reason why a model cannot be used in 8 bits, a phrase, or None."""
-    return f"it is on {place.type}" if place.type != "cpu" else lean.obstacle(skeleton)
+    return f"it is on {place.type}" if place.type != "cpu" else native_model.obstacle(skeleton)
 
 
 def load_skeleton(name: str | Path) -> PreTrainedModel:
@@ -259,47 +261,46 @@ def choose_device(asked: str) -> torch.device:
     return torch.device(asked)
 
 
-def choose_precision(device: torch.device, model: PreTrainedModel, *, rounds: bool) -> tuple[torch.dtype, str]:
-    """Return the dtype for `auto` and the reason, a phrase; where `rounds`, 8 bits are taken unless they are slower."""
+def choose_precision(device: torch.device, model: PreTrainedModel, *, rounds: bool) -> tuple[str, str]:
+    """Return the precision for `auto` and why, a phrase; where `rounds`, 8 bits are taken unless they are slower."""
     dtype, reason = choose_dtype(device, getattr(model.config, "dtype", None), model.num_parameters())
     if not rounds or _obstacle(model, device) is not None:
         return dtype, reason
-    ours, other = (1e3 * native.product_seconds(each, native.threads()) for each in (torch.int8, dtype))
-    name = str(dtype).removeprefix("torch.")
-    measured = f"of a GGUF file, as this cpu takes {ours:.1f} ms for a matrix in 8 bits and {other:.1f} in {name}"
-    return torch.int8 if ours < SLOWER * other else dtype, measured
+    ours, other = (1e3 * native.product_seconds(each, native.threads()) for each in ("int8", dtype))
+    measured = f"of a GGUF file, as this cpu takes {ours:.1f} ms for a matrix in 8 bits and {other:.1f} in {dtype}"
+    return "int8" if ours < SLOWER * other else dtype, measured
 
 
-def slow_path(model: PreTrainedModel, device: torch.device, dtype: torch.dtype, *, of_file: bool) -> str | None:
+def slow_path(model: PreTrainedModel, device: torch.device, dtype: str, *, of_file: bool) -> str | None:
     """Say how a target would be faster than in the dtype that `auto` chose, a phrase; None where it would not.
 
     `of_file` is of a GGUF file, for which 8 bits are chosen where they can be and are no slower.
     """
-    if dtype == torch.int8 or device.type != "cpu":
+    if dtype in native.PRECISIONS or device.type != "cpu":
         return None
-    obstacle, slow = _obstacle(model, device), f"is decoded in {str(dtype).removeprefix('torch.')} by transformers"
+    obstacle, slow = _obstacle(model, device), f"is decoded in {dtype} by transformers"
     if of_file:
         return f"{slow}, several times slower than in 8 bits: {obstacle}" if obstacle else None
     if obstacle or model.num_parameters() < HINT_PARAMETERS:
         return None
-    ours, other = (1e3 * native.product_seconds(each, native.threads()) for each in (torch.int8, dtype))
+    ours, other = (1e3 * native.product_seconds(each, native.threads()) for each in ("int8", dtype))
     if other < HINT_TIMES * ours:
         return None
     better = f"{ours:.1f} ms for a matrix and not {other:.1f}, and answers may differ from the unrounded model's"
     return f"{slow}: with dtype='int8' (--dtype int8) this cpu takes {better}"
 
 
-def choose_dtype(device: torch.device, stored: torch.dtype | None, parameters: int) -> tuple[torch.dtype, str]:
-    """Return the dtype to compute in and the reason, a phrase; `stored` is the checkpoint's dtype."""
+def choose_dtype(device: torch.device, stored: torch.dtype | None, parameters: int) -> tuple[str, str]:
+    """Return the name of the dtype to compute in and the reason, a phrase; `stored` is the checkpoint's dtype."""
     small = parameters < BF16_PARAMETERS
     gpu = device.type == "cuda"
     if gpu and (stored == torch.float16 or (small and stored in {torch.float32, None})):
-        return stored or torch.float32, "as stored"
+        return str(stored or torch.float32).removeprefix("torch."), "as stored"
     if not has_bfloat16(device):
-        return torch.float32, f"this {device.type} does not compute in bfloat16"
+        return "float32", f"this {device.type} does not compute in bfloat16"
     if small and not gpu:
-        return torch.float32, f"bfloat16 is no faster below {BF16_PARAMETERS // 10**6}M parameters"
-    return torch.bfloat16, f"this {device.type} computes in it, and half the bytes are read"
+        return "float32", f"bfloat16 is no faster below {BF16_PARAMETERS // 10**6}M parameters"
+    return "bfloat16", f"this {device.type} computes in it, and half the bytes are read"
 
 
 def has_bfloat16(device: torch.device) -> bool:

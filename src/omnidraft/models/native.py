@@ -25,6 +25,7 @@ from omnidraft.config import cache_folder
 from omnidraft.errors import ConfigError, ModelError
 from omnidraft.models.rows import rounded
 
+PRECISIONS = ("int8",)  # of weights that step.c takes
 WIDTH = 32  # columns of a chunk are padded to a multiple of it, as in step.c
 CHUNK = 1280  # columns, at most: of 8 inputs they fit in the innermost cache, 20 KB
 LANES = 16  # tokens whose keys lie together in a cache, as in step.c
@@ -118,13 +119,14 @@ class Rounded:
 
 
 @cache
-def product_seconds(dtype: torch.dtype, threads: int) -> float:  # noqa: ARG001  they are torch's own
+def product_seconds(precision: str, threads: int) -> float:  # noqa: ARG001  they are torch's own
     """Seconds that the product of one row and a large matrix takes on this CPU in a dtype, in 8 bits by step.c."""
     weight, row = (torch.ones(shape, dtype=torch.float32, device="cpu") for shape in (MEASURED, (1, MEASURED[1])))
     product: Callable[[torch.Tensor], torch.Tensor]
-    if dtype == torch.int8:
+    if precision in PRECISIONS:
         product = Rounded("measured", weight)
     else:
+        dtype = getattr(torch, precision)
         row = row.to(dtype)
         product = partial(torch.nn.functional.linear, weight=weight.to(dtype))
     taken = []

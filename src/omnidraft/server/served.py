@@ -14,6 +14,7 @@ from omnidraft import zoo
 from omnidraft.api import OmniDraft, load
 from omnidraft.defaults import AUTO, drafter_for
 from omnidraft.errors import ConfigError
+from omnidraft.models.language_model import ROOM
 from omnidraft.server.estimate import Estimate
 from omnidraft.server.memories import Memories, User
 from omnidraft.server.settings import Serving
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from omnidraft.decoding.stats import Stats
 
 SERIES = 300  # answers whose figures are kept
-ROOM = 256  # tokens that a KV cache grows by at least; it grows by no more than a half of itself beyond that
 Say = Callable[[str], None]
 
 
@@ -57,9 +57,7 @@ class Served:
         self._sources = sources  # target and drafter, as they can be loaded
         self.seats = [Seat(lane) for lane in model.lanes(lanes)]
         attached = model.engine.attached
-        self._token_bytes = _token_bytes(model.target.lm) + (
-            2 * _token_bytes(attached.drafter.model) if attached else 0
-        )
+        self._token_bytes = model.target.lm.token_bytes + (2 * attached.drafter.model.token_bytes if attached else 0)
         self.lock = threading.Lock()
         self.answers = 0
         self.series: dict[str, deque[float | None]] = {
@@ -88,7 +86,7 @@ class Served:
     def needs(self, tokens: int) -> int:
         """Bytes of KV caches that a lane comes to with so many tokens; a drafter may write a text in twice as many."""
         tokens = min(tokens, self.model.target.lm.context + 1)
-        return round(self._token_bytes * (tokens + max(ROOM, tokens // 2)))
+        return round(self._token_bytes * (tokens + max(ROOM, tokens // 2)))  # with room to grow
 
     @cached_property
     def tokens(self) -> LLTokenizer:
@@ -129,7 +127,7 @@ class Served:
             "requests": self.answers,
             "profile": None if self.profile is None else str(self.profile),
             "learned": self.learned,
-            "precision": str(self.model.target.lm.dtype).removeprefix("torch."),
+            "precision": self.model.target.lm.precision,
             "series": {key: list(values) for key, values in self.series.items()},
         }
 
@@ -147,13 +145,6 @@ class Served:
                 found = inspect_pair(target, drafter, samples(), say=quiet, warn=quiet)
                 self._report = asdict(found)
         return self._report
-
-
-def _token_bytes(model: Any) -> float:
-    """Bytes of a token in a model's KV cache, as they are with one."""
-    own = model.with_own_cache()
-    own.forward([0], 0)
-    return float(own.cache_bytes) / (1 + ROOM)
 
 
 def name_of(target: str) -> str:

@@ -18,15 +18,14 @@ from safetensors.torch import save_file
 
 import omnidraft
 from omnidraft import zoo
-from omnidraft.errors import ConfigError, InputError, ModelError, NumericsError
-from omnidraft.models import lean as lean_module
-from omnidraft.models import native
-from omnidraft.models.eight_bits import EightBitModel
-from omnidraft.models.language_model import TransformersModel
-from omnidraft.models.lean import LeanModel, lean, obstacle
+from omnidraft.errors import ConfigError, InputError, ModelError, NumericsError, PromptError
+from omnidraft.models import native, native_model
+from omnidraft.models.language_model import Read
 from omnidraft.models.loading import load_model
 from omnidraft.models.native import Rounded
+from omnidraft.models.native_model import NativeModel, NativeSequence, native_of, obstacle
 from omnidraft.models.tensors import Tensors
+from omnidraft.models.transformers_model import PretrainedModel, TransformersModel, TransformersSequence
 from support.compilers import needs_the_8_bit_step
 from support.homes import NATIVE
 from support.models import IDS, build, one_line, random_model
@@ -112,11 +111,15 @@ def source_of(kind: str = "llama", **changes: Any) -> TransformersModel:
     return TransformersModel(model)
 
 
-def both(kind: str = "llama", **changes: Any) -> tuple[TransformersModel, LeanModel]:
-    source = source_of(kind, **changes)
-    fast = lean(source)
+def made(source: PretrainedModel) -> NativeModel:
+    fast = native_of(source)
     assert fast is not None
-    return source, fast
+    return fast
+
+
+def both(kind: str = "llama", **changes: Any) -> tuple[TransformersSequence, NativeSequence]:
+    source = source_of(kind, **changes)
+    return source.new_sequence(), made(source).new_sequence()
 
 
 @pytest.fixture(autouse=True)
@@ -163,15 +166,18 @@ def test_texts_that_are_read_together_get_what_each_gets_alone(kind: str, thread
     """Of other lengths, with room for more in one cache than in another, and over several passes."""
     _, fast = both(kind)
     starts = [(IDS * 9)[at : at + length] for at, length in enumerate((3, 300, 16, 1))]
-    rows, others = ([fast.with_own_cache() for _ in starts] for _ in range(2))
+    rows, others = ([fast.model.new_sequence(hidden=True) for _ in starts] for _ in range(2))
     torch.set_num_threads(threads)
     try:
         for model, ids in zip([*rows, *others], [*starts, *starts], strict=True):
             model.forward(ids, 1)
         for turn in range(3):
-            texts = [IDS[turn + at : turn + at + 1 + (at + turn) % 3] for at in range(len(rows))]
-            expected = torch.cat([model.forward(ids, 1) for model, ids in zip(others, texts, strict=True)])
-            assert torch.equal(rows[0].forward_together(rows[1:], texts), expected)
+            texts = [(IDS * 4)[turn + at : turn + at + 1 + (at + turn) % 3 * (1 + 69 * (at == 3))] for at in range(4)]
+            keeps = [1 if turn == 0 else min(len(ids), turn + at) for at, ids in enumerate(texts)]
+            expected = [one.forward(ids, keep) for one, ids, keep in zip(others, texts, keeps, strict=True)]
+            found = fast.model.read([Read(*each) for each in zip(rows, texts, keeps, strict=True)])
+            assert all(map(torch.equal, found, expected))
+            assert [len(logits) for logits in found] == keeps
             for one, other in zip(rows, others, strict=True):
                 assert one.length == other.length
                 assert one.hidden is not None
@@ -185,12 +191,39 @@ def test_texts_that_are_read_together_get_what_each_gets_alone(kind: str, thread
 
 def test_texts_that_have_no_room_are_not_read_together() -> None:
     _, fast = both(max_position_embeddings=20)
-    other = fast.with_own_cache()
+    other = fast.model.new_sequence()
     other.forward(IDS[:19], 1)
-    for texts in ([[1], [2, 3]], [[1], []]):
-        with pytest.raises(InputError, match="the cache holds 20"):
-            fast.forward_together([other], texts)
+    with pytest.raises(PromptError, match=r"19 \+ 2 tokens do not fit .* holds 20"):
+        Read(other, [2, 3], 1).check()
+    with pytest.raises(InputError, match=r"1 positions out of 0"):
+        Read(other, [], 1).check()
+    with pytest.raises(PromptError, match="token id 96"):
+        Read(other, [96], 1).check()
     assert (fast.length, other.length) == (0, 19)
+
+
+def test_a_pass_that_fails_leaves_every_text_as_long_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its second part, when the first is in the caches."""
+    _, one = both()
+    other, alone = one.model.new_sequence(), one.model.new_sequence()
+    for text in (one, other, alone):
+        text.forward(IDS[:5], 1)
+    true, calls = NativeModel._read_part, 0  # noqa: SLF001
+
+    def failing(self: NativeModel, *arguments: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise MemoryError
+        true(self, *arguments)
+
+    reads = [Read(one, (IDS * 3)[:90], 2), Read(other, IDS[5:9], 1)]
+    with monkeypatch.context() as patch:
+        patch.setattr(NativeModel, "_read_part", failing)
+        with pytest.raises(MemoryError):
+            one.model.read(reads)
+    assert (one.length, other.length) == (5, 5)
+    assert torch.equal(one.model.read(reads)[0], alone.forward((IDS * 3)[:90], 2))
 
 
 @EVERY
@@ -201,9 +234,9 @@ def test_how_columns_lie_in_memory_changes_nothing(kind: str, monkeypatch: pytes
     _, parted = both(kind)
     for part in (IDS[:9], IDS[9:10], IDS[10:15]):
         assert torch.equal(whole.forward(part, len(part)), parted.forward(part, len(part)))
-    names = whole.tensors()
-    assert names.keys() == parted.tensors().keys()
-    assert all(torch.equal(names[name], found) for name, found in parted.tensors().items())
+    names, others = (text.model.tensors() for text in (whole, parted))
+    assert names.keys() == others.keys()
+    assert all(torch.equal(names[name], found) for name, found in others.items())
 
 
 def test_other_processors_compute_the_same_products(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
@@ -291,7 +324,7 @@ def test_zeros_and_what_is_no_number() -> None:
 
 def test_a_model_with_its_own_cache_shares_nothing_else_that_changes() -> None:
     _, fast = both()
-    other, ids = fast.with_own_cache(), [5, 9, 17, 33, 2, 8]
+    other, ids = fast.model.new_sequence(), [5, 9, 17, 33, 2, 8]
     expected = fast.forward(ids, 6).clone()
     assert other.length == 0
     for token in (7, *ids[::-1]):  # another text in between
@@ -300,14 +333,11 @@ def test_a_model_with_its_own_cache_shares_nothing_else_that_changes() -> None:
     assert torch.equal(fast.forward(ids, 6), expected)
     other.crop(0)
     assert torch.equal(other.forward(ids, 6), expected)
-    other.load_weights({"model.norm.weight": torch.full((32,), 0.5)})
-    for model in (fast, other):
-        model.crop(0)
+    changed = fast.model.with_weights({"model.norm.weight": torch.full((32,), 0.5)})
+    fast.crop(0)
     assert torch.equal(fast.forward(ids, 6), expected), "what one is given is not given to the other"
-    assert not torch.allclose(other.forward(ids, 6), expected)
-    other.load_weights({})
-    other.crop(0)
-    assert torch.equal(other.forward(ids, 6), expected)
+    assert not torch.allclose(changed.new_sequence().forward(ids, 6), expected)
+    assert torch.equal(changed.with_weights({}).new_sequence().forward(ids, 6), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -316,24 +346,23 @@ def test_it_does_not_follow_the_default_dtype_or_device(dtype: torch.dtype) -> N
     torch.set_default_dtype(dtype)
     try:
         with torch.device("meta"):
-            fast = lean(slow)
-            assert fast is not None
+            fast = made(slow).new_sequence()
             given = [fast.forward(part, len(part)) for part in ([5, 9, 17], [33], [])]
     finally:
         torch.set_default_dtype(torch.float32)
     assert {(part.dtype, part.device.type) for part in given} == {(torch.float32, "cpu")}
-    torch.testing.assert_close(torch.cat(given), slow.forward([5, 9, 17, 33], 4), atol=4e-3, rtol=4e-3)
+    torch.testing.assert_close(torch.cat(given), slow.new_sequence().forward([5, 9, 17, 33], 4), atol=4e-3, rtol=4e-3)
 
 
 def test_long_texts_in_chunks_and_a_cache_that_grows_and_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     _, fast = both()
     ids = (IDS * 30)[:1100]
     whole = fast.forward(ids, 30)
-    taken = fast.cache_bytes
+    taken = fast.nbytes
     assert taken >= 1100 * 2 * 2 * 2 * 8 * 4  # layers, keys and values, heads, size, bytes
     fast.crop(0)
-    assert fast.cache_bytes == 0
-    monkeypatch.setattr(lean_module, "CHUNK", 70)
+    assert fast.nbytes == 0
+    monkeypatch.setattr(native_model, "CHUNK", 70)
     parts = [fast.forward(ids[start : start + 10], 10) for start in range(0, 1100, 10)]
     assert torch.equal(torch.cat(parts)[-30:], whole)
     fast.crop(0)
@@ -348,10 +377,8 @@ def test_long_texts_in_chunks_and_a_cache_that_grows_and_is_given_back(monkeypat
 
 def test_the_shipped_drafter() -> None:
     source = load_model(zoo.path("drafter"), dtype="float32").lm
-    fast = lean(source)
-    assert fast is not None
     ids = list(range(300, 340))
-    wanted, given = (model.forward(ids, 40).softmax(-1) for model in (source, fast))
+    wanted, given = (each.new_sequence().forward(ids, 40).softmax(-1) for each in (source, made(source)))
     assert float((wanted - given).abs().sum(-1).mean()) / 2 < 0.03  # total variation
 
 
@@ -365,15 +392,15 @@ def test_what_it_cannot_do_is_left_to_transformers() -> None:
     quantized.config.quantization_config = {"quant_method": "fp8"}
     assert obstacle(quantized) == "its weights are quantized"
     assert "cannot share" in str(obstacle(build("llama", num_attention_heads=4, num_key_value_heads=3)))
-    assert lean(random_model("qwen2", 60, seed=0)) is not None
+    assert native_of(random_model("qwen2", 60, seed=0)) is not None
 
 
 def test_a_head_that_is_not_the_embedding_is_used_whatever_the_config_says() -> None:
     source = source_of("llama")
     weights = dict(source.model.state_dict())
     source.model.config.tie_word_embeddings = True
-    fast = LeanModel(source.model, weights, source.vocab_size, source.context)
-    torch.testing.assert_close(fast.forward(IDS, 40), source.forward(IDS, 40), atol=4e-3, rtol=4e-3)
+    fast, slow = NativeModel(source.model, weights).new_sequence(), source.new_sequence()
+    torch.testing.assert_close(fast.forward(IDS, 40), slow.forward(IDS, 40), atol=4e-3, rtol=4e-3)
 
 
 @pytest.mark.parametrize("name", ["model.layers.1.self_attn.k_proj.bias", "model.layers.0.self_attn.q_norm.weight"])
@@ -383,12 +410,11 @@ def test_what_the_model_has_must_be_there(name: str) -> None:
     for wrong, said in ((None, "missing"), (weights[name].to(torch.int8), "type")):
         given = {key: value for key, value in weights.items() if key != name}
         with pytest.raises(ModelError) as error:
-            EightBitModel(source.model, given if wrong is None else given | {name: wrong})
+            NativeModel(source.model, given if wrong is None else given | {name: wrong})
         one_line(error, name, said)
     more = weights | {"model.layers.0.self_attn.o_proj.bias": torch.ones(32)}  # which transformers leaves out as well
-    assert torch.equal(
-        EightBitModel(source.model, more).forward(IDS, 9), EightBitModel(source.model, weights).forward(IDS, 9)
-    )
+    one, other = (NativeModel(source.model, each).new_sequence() for each in (more, weights))
+    assert torch.equal(one.forward(IDS, 9), other.forward(IDS, 9))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -422,9 +448,9 @@ def test_a_library_that_cannot_be_kept_is_made_again(cache: str, home: Path, mon
     native._loaded.cache_clear()  # noqa: SLF001
     monkeypatch.setenv("CC", "cc -pipe")
     assert native.obstacle() is None
-    made = {path.name for path in home.rglob("*.so") if path.stat().st_size > 1000}
-    assert len(made) == (cache == "damaged")
-    assert made <= {path.name for path in kept.iterdir()}
+    files = {path.name for path in home.rglob("*.so") if path.stat().st_size > 1000}
+    assert len(files) == (cache == "damaged")
+    assert files <= {path.name for path in kept.iterdir()}
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes are forked here")
@@ -445,7 +471,7 @@ def test_a_forked_process_computes_on() -> None:
 @pytest.mark.usefixtures("without_compiler")
 def test_without_a_compiler_transformers_does_it() -> None:
     target, drafter = (zoo.path(name) for name in ("target-a", "drafter"))
-    assert lean(source_of()) is None
+    assert native_of(source_of()) is None
     model = omnidraft.load(target, drafter, dtype="float32", profile=None)
     assert "C compiler" in str(model.drafter_step)
     assert model.generate("def mean(values):", max_new_tokens=4).token_ids
@@ -481,9 +507,10 @@ def test_a_drafter_that_returns_nan_is_noticed() -> None:
     model = omnidraft.load(target=target, drafter=drafter, dtype="float32", remember="nothing")
     assert model.engine.attached is not None
     steps = model.engine.attached.drafter.model
-    assert isinstance(steps, LeanModel)
+    assert isinstance(steps, NativeModel)
     norm = load_model(drafter).lm.model.get_parameter("model.norm.weight")
-    steps.load_weights({"model.norm.weight": torch.full_like(norm, torch.nan)})
+    broken = steps.with_weights({"model.norm.weight": torch.full_like(norm, torch.nan)})
+    model.engine.attached.drafter.load_model(broken)
     with pytest.raises(NumericsError, match="the drafter's logits"):
         model.generate("def mean(values):", max_new_tokens=12, temperature=1.0)
 
@@ -500,16 +527,15 @@ def test_weights_are_read_from_safetensors(kind: str, shards: bool, tmp_path: Pa
     with torch.device("meta"):
         skeleton = type(source.model)(source.model.config)
     with Tensors(str(tmp_path), local=True) as weights:
-        model = EightBitModel(skeleton, weights)
-    fast = lean(source)
-    assert fast is not None
-    assert torch.equal(model.forward(IDS, 40), fast.forward(IDS, 40))
-    assert (model.device.type, model.dtype, model.length) == ("cpu", torch.int8, 40)
-    other = model.with_own_cache()
+        model = NativeModel(skeleton, weights)
+    text = model.new_sequence()
+    assert torch.equal(text.forward(IDS, 40), made(source).new_sequence().forward(IDS, 40))
+    assert (model.device.type, model.precision, text.length) == ("cpu", "int8", 40)
+    other = model.new_sequence()
     assert other.length == 0
     other.forward(IDS[:5], 1)
-    assert model.length == 40
-    assert model.cache_bytes > 0
+    assert text.length == 40
+    assert text.nbytes > 0
     assert {tensor.dtype for tensor in model.tensors().values()} == {torch.int8}
 
 
@@ -539,7 +565,7 @@ def test_8_bits_are_for_targets_alone(target: Path) -> None:
     one_line(error, "int8", "targets")
     model = omnidraft.load(target, target, dtype="int8", profile=None)
     assert model.drafter is not None
-    assert (model.target.lm.dtype, model.drafter.lm.dtype) == (torch.int8, torch.float32)
+    assert (model.target.lm.precision, model.drafter.lm.precision) == ("int8", "float32")
     plain = omnidraft.load(target, None, dtype="int8", draft_length=0)
     for sampling in ({}, {"temperature": 1.0}):
         drafted = model.generate("Ann has 3 bags of 12 nuts.", max_new_tokens=40, **sampling)
@@ -552,10 +578,10 @@ def test_nan_logits_of_a_target_are_named_and_leave_an_empty_cache() -> None:
     source = source_of()
     weights = {name: value.clone() for name, value in source.model.state_dict().items()}
     weights["model.norm.weight"][3] = torch.nan
-    model = EightBitModel(source.model, weights)
+    text = NativeModel(source.model, weights).new_sequence()
     with pytest.raises(NumericsError):
-        model.forward(IDS, 1)
-    assert model.length == 0
+        text.forward(IDS, 1)
+    assert text.length == 0
 
 
 def test_the_struct_layouts_are_those_of_c() -> None:

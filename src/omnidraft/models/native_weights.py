@@ -1,0 +1,85 @@
+"""Weights as step.c takes them, made of a model's named weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+
+from omnidraft.errors import ModelError
+from omnidraft.models.native import Matrix, Rounded, pointer
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # of weights that are what they say
+Weights = Mapping[str, torch.Tensor]
+
+
+class RoundedWeights(NamedTuple):
+    """All weights of a model as step.c takes them, made of tensors alone, so that they can go to another process."""
+
+    matrices: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, int]]  # of `_Restored`, by first layer
+    vectors: dict[str, torch.Tensor]
+
+
+class _Restored(Rounded):
+    """A matrix that was rounded elsewhere."""
+
+    def __init__(self, weights: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, columns: int) -> None:
+        self.weights, self.scales, self.bias, self.columns = weights, scales, bias, columns
+        chunks, out, width = weights.shape
+        addresses = (weights.data_ptr(), scales.data_ptr(), pointer(bias))
+        self.struct = Matrix(*addresses, out, columns, chunks, width)
+
+
+class Parts:
+    """Matrices and vectors by name, which keep the memory that step.c points to.
+
+    They are those of `own` where it has the name, else of `base`; rounded ones are used where they are.  Raises
+    ModelError for weights that are missing or not of their shape.
+    """
+
+    def __init__(self, base: Weights, own: Weights | RoundedWeights, shapes: Mapping[str, torch.Size]) -> None:
+        self.matrices: dict[str, Rounded] = {}
+        self._vectors: dict[str, torch.Tensor] = {}
+        self._own, self._ready = (own.vectors, own.matrices) if isinstance(own, RoundedWeights) else (own, {})
+        self._base, self._shapes = base, shapes
+
+    def rounded_weights(self) -> RoundedWeights:
+        """What was made so far."""
+        matrices = {name: (m.weights, m.scales, m.bias, m.columns) for name, m in self.matrices.items()}
+        return RoundedWeights(matrices, self._vectors)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the matrices, which the source does not share."""
+        return sum(matrix.nbytes for matrix in self.matrices.values())
+
+    def vector(self, name: str) -> torch.Tensor:
+        """A vector in float32."""
+        self._vectors[name] = self._get(name).float().contiguous()
+        return self._vectors[name]
+
+    def optional(self, name: str) -> torch.Tensor | None:
+        """A vector that not every model has."""
+        return self.vector(name) if name in self._shapes else None
+
+    def matrix(self, *names: str) -> Rounded:
+        """The matrices of these layers, one below the other."""
+        if names[0] in self._ready:
+            self.matrices[names[0]] = _Restored(*self._ready[names[0]])
+            return self.matrices[names[0]]
+        weights = [self._get(f"{name}.weight") for name in names]
+        biases = [self._get(f"{name}.bias") for name in names if f"{name}.bias" in self._shapes]
+        bias = torch.cat(biases) if biases else None
+        rounded = Rounded(names[0], torch.cat(weights) if len(names) > 1 else weights[0], bias)
+        self.matrices[names[0]] = rounded
+        return rounded
+
+    def _get(self, name: str) -> torch.Tensor:
+        found = self._own.get(name)
+        if found is None:
+            found = self._base.get(name)
+        if found is None or found.shape != self._shapes[name] or found.dtype not in DTYPES:
+            fault = "missing" if found is None else f"of another shape or type, {tuple(found.shape)} of {found.dtype}"
+            raise ModelError(f"weights {name} are {fault}: get the complete files of the model")
+        return found.detach()
