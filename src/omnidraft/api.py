@@ -256,9 +256,8 @@ def load(
     loaded = load_model(zoo.resolve(target), dtype, device, warn, verifies=True)
     vocab = read_vocab(loaded.tokenizer, loaded.lm.vocab_size, loaded.lm.eos)
     sampling = sampling_of(loaded.lm.model.generation_config, warn)
-    keeps = loaded.lm.dtype == torch.int8  # where logits do not depend on what a pass reads at once
     if drafter is None:
-        engine = Engine(loaded.lm, vocab.eos, None, settings, keeps=keeps)
+        engine = Engine(loaded.lm, vocab.eos, None, settings, keeps=loaded.lm.rows_independent)
         return OmniDraft(loaded, vocab, engine, sampling=sampling, memory=memory)
     if isinstance(drafter, OmniDraft):
         helper, shared = _shared(drafter, options)
@@ -268,7 +267,7 @@ def load(
         shared = SharedDrafter(helper.lm, native_step=settings.drafter_step == "auto")
     use = LearningOptions(adapt=adapt, learning=learning, profile=profile, warn=warn)
     side = attach(loaded, vocab, helper, shared, settings, use)
-    engine = Engine(loaded.lm, vocab.eos, side.adaptation.attached, settings, keeps=keeps)
+    engine = Engine(loaded.lm, vocab.eos, side.adaptation.attached, settings, keeps=loaded.lm.rows_independent)
     if adapt != "off":
         engine.teacher_temperature = side.autosave.learning.teacher_temperature
     if isinstance(engine.policy, Goodput):
