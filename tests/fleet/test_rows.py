@@ -15,10 +15,10 @@ import pytest
 import omnidraft
 from omnidraft import OmniDraft
 from omnidraft.config import Drafting
+from omnidraft.draft_length.batch_goodput import BatchCosts
 from omnidraft.fleet import releases as releases_module
 from omnidraft.fleet import rows as rows_module
 from omnidraft.fleet import spool as spool_module
-from omnidraft.fleet.batch_goodput import BatchCosts
 from omnidraft.fleet.pair import RemotePair, load_pair
 from omnidraft.fleet.releases import Follower, Releases
 from omnidraft.fleet.rows import Rows

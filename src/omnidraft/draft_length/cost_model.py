@@ -112,13 +112,15 @@ class Linear:
 
 
 class CostModel:
-    """Costs of draft steps, verified draft tokens and the drafter's prefill, in plain steps of the target."""
+    """Costs of draft steps, verified draft tokens and the drafter's prefill, in plain steps of the target of one row."""
 
-    def __init__(self) -> None:
+    def __init__(self, row: float = 0.0) -> None:
+        self.rows = Linear(row)  # of a row beside the first, in a pass of several
         self.steps = Linear(PRIOR, PRIOR)  # of the first and of each further step of the drafter
         self.tokens = Linear(PRIOR, PRIOR)  # of the first and of each further draft token verified
         self.prefill = Linear(PRIOR / PREFILL)  # of a token of the context that the drafter has yet to read
-        self._mean = [0.0, 0.0, 0.0]  # over the latest rounds: seconds of the target, and first_and_more draft tokens
+        # over the latest rounds: seconds of the target, first_and_more draft tokens, and rows beside the first
+        self._mean = [0.0, 0.0, 0.0, 0.0]
         self._seen = 0
         self._met: set[int] = set()
 
@@ -134,17 +136,17 @@ class CostModel:
 
     @property
     def seconds(self) -> float:
-        """Seconds of a plain step at present; 0 before the first."""
-        seconds, *tokens = self._mean
-        return seconds / (1 + self.tokens(*tokens))
+        """Seconds of a plain step of one row at present; 0 before the first."""
+        seconds, *tokens, rows = self._mean
+        return seconds / (1 + self.tokens(*tokens) + self.rows(rows))
 
-    def learn(self, record: Round, *, first: bool) -> None:
-        """Take in a round; the `first` of a request includes the target's prefill."""
+    def learn(self, record: Round, *, first: bool, rows: int = 1) -> None:
+        """Take in a round of so many rows; the `first` of a request includes the target's prefill."""
         drafted, passes = len(record.draft), record.counts.draft_passes
         new = drafted not in self._met  # libraries prepare for the first pass of each shape
         self._met.add(drafted)
         if not first and not new and record.finish != "stop":
-            self._learn_target(drafted, record.times.verify_s + record.times.overhead_s)
+            self._learn_target(drafted, rows - 1, record.times.verify_s + record.times.overhead_s)
         if not passes or not self.seconds:
             return
         cost, prefill = record.times.draft_s / self.seconds, record.counts.draft_read - passes
@@ -154,13 +156,16 @@ class CostModel:
         else:
             self.steps.learn(min(cost, STALL * max(0.5, expected)), *first_and_more(passes))
 
-    def _learn_target(self, drafted: int, seconds: float) -> None:
-        x = first_and_more(drafted)
+    def _learn_target(self, drafted: int, beside: int, seconds: float) -> None:
+        x = (*first_and_more(drafted), float(beside))
         if plain := self.seconds:
-            seconds = min(seconds, STALL * plain * (1 + self.tokens(*x)))
+            seconds = min(seconds, STALL * plain * (1 + self.tokens(*x[:2]) + self.rows(beside)))
             # deviations from the average, so that a phase in which the machine is slower moves no weight
             mean, *means = self._mean
-            self.tokens.learn((seconds - mean) / plain, *(now - before for now, before in zip(x, means, strict=True)))
+            *tokens, rows = (now - before for now, before in zip(x, means, strict=True))
+            longer, of_tokens = (seconds - mean) / plain, self.tokens(*tokens)
+            self.tokens.learn(longer - self.rows(rows), *tokens)
+            self.rows.learn(longer - of_tokens, rows)
         self._seen = min(LEVEL_MEMORY, self._seen + 1)
         observed = zip((seconds, *x), self._mean, strict=True)
         self._mean = [mean + (now - mean) / self._seen for now, mean in observed]

@@ -213,7 +213,8 @@ class Goodput:
         if start:
             self._budget -= self._prefill if self._budget > 0 else 0.0
             self._unread = False
-        self._behind = len(record.emitted) + (0 if passes else self._behind)
+        unread = 0 if passes else max(0, self._behind - record.counts.draft_read)
+        self._behind = len(record.emitted) + unread
         if not self._first and self.costs.seconds and not start:
             self._learn_goodput(record)
         self._first = False

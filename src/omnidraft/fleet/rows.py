@@ -22,8 +22,8 @@ from omnidraft.decoding.drafter import common
 from omnidraft.decoding.engine import Engine, Request, Verified
 from omnidraft.decoding.passes import together
 from omnidraft.distillation.adaptation import Adaptation
+from omnidraft.draft_length.batch_goodput import BatchCosts, RowGoodput
 from omnidraft.draft_length.policy import DraftLengthPolicy, make_policy
-from omnidraft.fleet.batch_goodput import BatchCosts, RowGoodput
 from omnidraft.fleet.pair import RemotePair, fits
 from omnidraft.fleet.releases import Follower
 from omnidraft.fleet.spool import Answer, Spool

@@ -1,0 +1,99 @@
+"""Goodput where rows are verified in one pass: a draft token of any row delays all of them.
+
+Costs are those of the pass, in plain steps of a single row, so that they hold for any number of rows.  Acceptance and
+gain are a row's own.  So the more rows there are, the more a draft token has to gain, and a loaded batch gets none.
+"""
+
+from __future__ import annotations
+
+from omnidraft.draft_length.acceptance import DISCOUNT
+from omnidraft.draft_length.acceptance_head import Head
+from omnidraft.draft_length.cost_model import MEMORY, PREFILL, PRIOR, STALL, CostModel
+from omnidraft.draft_length.goodput import EXPLORATION, Goodput
+from omnidraft.verification.round import Round, RoundCounts, RoundTimes
+
+SPREAD = 8  # rows that the costs before any measurement are for
+PART_S = 0.15  # seconds that others may wait for a part of a prompt
+LEAST = 8  # ids of a part: fewer take as long
+
+
+class BatchCosts:
+    """What a pass of several rows costs and brings, measured from outside the engines that verify.
+
+    `row` is the cost of another row before any measurement.
+    """
+
+    def __init__(self, row: float = 0.0) -> None:
+        self.costs = CostModel(row)
+        # of a batch, which a token or a step of one row delays by less than it would delay the row alone
+        for each in (self.costs.steps, self.costs.tokens):
+            each.weights = [PRIOR / SPREAD] * 2
+        self.costs.prefill.weights = [PRIOR / PREFILL / SPREAD]
+        self.rows = 1  # of the present pass
+        self._tokens = self._time = 1.0  # of the latest passes: tokens a row, and passes without drafts
+        self._read_s = 0.0  # seconds for an id of a prompt
+        self._parts = 0
+
+    @property
+    def rate(self) -> float:
+        """Target tokens of all rows, without drafts, per plain step of a single row."""
+        return self.rows / self._plain(self.rows)
+
+    @property
+    def goodput(self) -> float:
+        """Target tokens of all rows per plain step of a single row; no less than without drafts."""
+        return max(1.0, self._tokens / self._time) * self.rate
+
+    def learn(
+        self, *, rows: int, emitted: int, proposed: int, passes: int, read: int, draft_s: float, verify_s: float
+    ) -> None:
+        """Take in a pass in which every row decoded: `proposed` tokens were verified in `verify_s`."""
+        counts = RoundCounts(draft_passes=passes, draft_read=read)
+        times = RoundTimes(draft_s=draft_s, verify_s=verify_s)
+        self.costs.learn(Round(emitted=(), draft=(0,) * proposed, counts=counts, times=times), first=False, rows=rows)
+        for each, count in ((self.costs.steps, passes), (self.costs.tokens, proposed)):
+            if count and rows > 1:  # several rows have a first one: no first differs from the others
+                each.weights = [each.of(count) / count] * 2
+        if plain := self.costs.seconds * self._plain(rows):
+            self._tokens = DISCOUNT * self._tokens + emitted / rows
+            self._time = DISCOUNT * self._time + min((draft_s + verify_s) / plain, STALL * emitted / rows)
+
+    def learn_part(self, count: int, seconds: float) -> None:
+        """Take in that a pass with so many ids of prompts took so long."""
+        self._parts = min(MEMORY, self._parts + 1)
+        self._read_s += (seconds / count - self._read_s) / self._parts
+
+    def part(self, most: int) -> int:
+        """Ids of prompts to read in a pass, `most` at most: as many as others can wait for."""
+        return most if not self._read_s else min(most, max(LEAST, int(PART_S / self._read_s)))
+
+    def _plain(self, rows: int) -> float:
+        """Cost of a pass of so many rows without drafts."""
+        return 1 + self.costs.rows(rows - 1)
+
+
+class RowGoodput(Goodput):
+    """The policy of one row of a batch."""
+
+    def __init__(self, longest: int, head: Head | None, batch: BatchCosts, *, alone: bool = False) -> None:
+        super().__init__(longest, head, alone=alone)
+        self.costs, self._batch = batch.costs, batch
+
+    @property
+    def goodput(self) -> float:
+        return self._batch.goodput
+
+    @property
+    def _prefill(self) -> float:
+        return super()._prefill * self._batch.rate
+
+    def _learn_costs(self, record: Round) -> None:
+        """The batch learns them."""
+
+    def _learn_goodput(self, record: Round) -> None:
+        """What the present exploration has lost: what all rows would have said meanwhile, less the tokens gained."""
+        passes = record.counts.draft_passes
+        if passes and self._budget > 0:
+            delay = self.costs.steps.of(passes) + self.costs.tokens.of(len(record.draft))
+            gained = len(record.emitted) - 1
+            self._budget = min(2 * EXPLORATION, self._budget - delay * self._batch.rate + gained)
