@@ -31,6 +31,7 @@ from omnidraft.bench.output import progress, writing
 from omnidraft.cli import flags
 from omnidraft.config import Sampling
 from omnidraft.decoding.engine import Request, Verified
+from omnidraft.decoding.passes import Passes
 from omnidraft.errors import ConfigError
 from omnidraft.verification.sampling import softmax
 
@@ -68,12 +69,12 @@ class EqualDraws:
 
     def __init__(self, model: OmniDraft, temperature: float) -> None:
         self.tokens = self.seconds = 0.0
-        self._temperature, self._verify = temperature, model.engine.verify
-        vars(model.engine).update(verify=self.verify)
+        self._temperature, self._verifying = temperature, model.engine.verifying
+        vars(model.engine).update(verifying=self.verifying)
 
-    def verify(self, request: Request) -> Verified:
+    def verifying(self, request: Request) -> Passes[Verified]:
         """A round of the engine."""
-        verified = self._verify(request)
+        verified = yield from self._verifying(request)
         began = time.perf_counter()
         proposals = list(verified.draft.proposals)
         rows = softmax(verified.logits[: len(proposals)], self._temperature)

@@ -36,6 +36,8 @@ from omnidraft.decoding.passes import never
 from omnidraft.decoding.shared_drafter import SharedDrafter, Slot
 from omnidraft.defaults import AUTO, drafter_for, sampling_of
 from omnidraft.detokenizer import Detokenizer, StopStrings
+from omnidraft.draft_length.batch_goodput import BatchCosts
+from omnidraft.draft_length.cost_model import PRIOR
 from omnidraft.draft_length.goodput import Goodput
 from omnidraft.errors import ConfigError
 from omnidraft.generation import Generation, Lane, Session, Stream
@@ -181,11 +183,12 @@ class OmniDraft:
         """
         if count < 1:
             raise ConfigError(f"count is {count}; there must be a lane at least: use 1 or more")
-        return [self._lane() for _ in range(count)]
+        batch = BatchCosts(PRIOR)
+        return [self._lane(batch) for _ in range(count)]
 
-    def _lane(self) -> Lane:
+    def _lane(self, batch: BatchCosts) -> Lane:
         attached = None if self.side is None else self.side.adaptation.lane()
-        engine = Engine(self.target.lm, self.vocab.eos, attached, self.engine.drafting, keeps=True)
+        engine = Engine(self.target.lm, self.vocab.eos, attached, self.engine.drafting, batch=batch, keeps=True)
         engine.teacher_temperature = self.engine.teacher_temperature
         slot, own = self._slot.beside(), copy.copy(self)
         vars(own).update(engine=engine, _slot=slot, _origin=self)  # whose end would be that of what learns

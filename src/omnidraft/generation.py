@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from omnidraft.attach import LearningSide
 from omnidraft.counts.counts import AnswerMemory
-from omnidraft.decoding.engine import Engine, Request
-from omnidraft.decoding.passes import Stop, Stopped, never
+from omnidraft.decoding.engine import Engine, Request, Verified
+from omnidraft.decoding.passes import Passes, Seconds, Stop, Stopped, Work, never, turn
 from omnidraft.decoding.shared_drafter import Slot
 from omnidraft.decoding.stats import Stats
 from omnidraft.detokenizer import StopStrings
+from omnidraft.draft_length.batch_goodput import LEAST
 from omnidraft.errors import OmniDraftError
 from omnidraft.prompting import Prompt
 from omnidraft.verification.round import Round
@@ -32,6 +35,22 @@ class Generation:
     token_ids: tuple[int, ...]
     finish_reason: str
     stats: Stats
+
+
+Cut = Callable[[Sequence[int]], int | None]
+"""Is told the tokens of a round before they count; how many of them stay, where the answer ends among them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a turn made of a request: the record of a round, or an error, or neither, where it is over.
+
+    Of one that `waits` the prompt is not read yet.
+    """
+
+    record: Round | None = None
+    error: Exception | None = None
+    waits: bool = False
 
 
 class Session:
@@ -54,41 +73,90 @@ class Session:
     ) -> None:
         self.records: list[Round] = []
         self.stopping = False
-        self._engine, self._slot, self._learning = engine, slot, learning
+        self.engine = engine
+        self._slot, self._learning = slot, learning
         self._begin, self._stop = begin, stop
         self._request: Request | None = None
         self._closed = self._failed = False
+        self._held = ExitStack()  # the models, for a turn
         self._ticket = object()  # not this object, which its slot would keep alive
         slot.take(self._ticket)
 
-    def round(self, cut: Callable[[Sequence[int]], int | None]) -> Round | None:
+    def round(self, cut: Cut) -> Round | None:
         """The next round, or None after the last one, or where the request is to stop.
 
-        `cut` is told the tokens of the round before they count, and says how many of them stay where the answer ends
-        among them.  Raises OmniDraftError where a later request has the slot, and what `Engine.verify` raises.
+        Raises OmniDraftError where a later request has the slot, and what `Engine.verify` raises.
         """
+        while (outcome := take_turn([self], [cut])[0]).waits:
+            pass
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome.record
+
+    def enter(self) -> Outcome | None:
+        """Hold the models for a turn, until `leave`; what became of the request where it has no round any more."""
         if self._closed or self._stops() or (self._request is not None and not self._request.open):
             self.close()
-            return None
+            return Outcome()
         try:
-            with self._slot.round(self._ticket):
-                if self._learning is not None:
-                    self._learning.adaptation.load_weights(self._engine.attached)
-                self._slot.pause()
-                if self._request is None:
-                    self._request = self._begin()
-                    self._request.stop = self._stops
-                verified = self._engine.verify(self._request)
-                record = self._engine.commit(self._request, verified, cut(verified.emitted))
+            self._held.enter_context(self._slot.round(self._ticket))
+            if self._learning is not None:
+                self._learning.adaptation.load_weights(self.engine.attached)
+            self._slot.pause()
+            if self._request is None:
+                self._request = self._begin()
+                self._request.stop = self._stops
+        except Exception as error:  # noqa: BLE001  one request's failure is no other's
+            return self.fail(error)
+        return None
+
+    @property
+    def behind(self) -> int:
+        """Ids that the target has yet to read."""
+        return 0 if self._request is None else self.engine.behind(self._request)
+
+    def work(self, part: int) -> Work[Verified | None]:
+        """The next round as the reads that it asks for, or where there is a `part` of the prompt, that."""
+        request, engine = cast("Request", self._request), self.engine
+        passes: Passes[Verified | None] = engine.read_part(request, part) if part else engine.verifying(request)
+        return Work(passes, engine.target, self._stops)
+
+    def take(self, work: Work[Verified | None], cut: Cut) -> Outcome:
+        """Add what came of the work to the answer."""
+        try:
+            verified = work.done()
+            if verified is None or self._request is None:
+                return Outcome(waits=True)
+            self._slot.check(self._ticket)  # a logits processor may have begun another request
+            record = self.engine.commit(self._request, verified, cut(verified.emitted))
         except Stopped:
             self.close()
-            return None
-        except BaseException:
-            self._request, self._failed = None, True  # nothing to learn from, or to go on from
-            self.close()
-            raise
-        self.records.append(record)
-        return record
+            return Outcome()
+        except Exception as error:  # noqa: BLE001  likewise
+            return self.fail(error)
+        return Outcome(record=record)
+
+    def leave(self, outcome: Outcome) -> Outcome:
+        """Let go of the models; the outcome, or the error of one whose state a later request has taken meanwhile."""
+        try:
+            self._held.close()
+        except OmniDraftError as error:
+            return self.fail(error)
+        if outcome.record is not None:
+            self.records.append(outcome.record)
+        return outcome
+
+    def fail(self, error: Exception) -> Outcome:
+        """End the request with an error: there is nothing to learn from, or to go on from."""
+        self.abandon()
+        return Outcome(error=error)
+
+    def abandon(self) -> None:
+        """End the request where its round is not whole."""
+        self._request, self._failed = None, True
+        with suppress(OmniDraftError):
+            self._held.close()
+        self.close()
 
     def _stops(self) -> bool:
         return self.stopping or self._stop()
@@ -104,26 +172,114 @@ class Session:
             try:
                 self._slot.resume()
                 if self._learning is not None and self._request is not None and self._request.finish is not None:
-                    self._learning.autosave.teach(self.records, self._engine.attached)
+                    self._learning.autosave.teach(self.records, self.engine.attached)
             finally:
-                if self._failed or not self._engine.keeps:
-                    self._engine.release()
+                if self._failed or not self.engine.keeps:
+                    self.engine.release()
                 else:
-                    self._engine.end()
+                    self.engine.end()
+
+
+def take_turn(sessions: Sequence[Session], cuts: Sequence[Cut]) -> list[Outcome]:
+    """A round of each of several sessions, in joint passes, or of those with a long prompt a part of it.
+
+    An error is that of the session whose it is.  After an interruption all are ended.
+    """
+    found = [Outcome(waits=True) for _ in sessions]
+    try:
+        ended = [session.enter() for session in sessions]
+        parts = _parts({at: session for at, session in enumerate(sessions) if ended[at] is None})
+        for batch in {id(s.engine.batch): s.engine.batch for s in sessions if s.engine.batch is not None}.values():
+            batch.rows = max(1, sum(sessions[at].engine.batch is batch for at, part in parts.items() if not part))
+        read = {at: sessions[at].behind for at in parts if not sessions[at].records}
+        works = {at: sessions[at].work(part) for at, part in parts.items()}
+        seconds = turn(list(works.values()))
+        began = time.perf_counter()
+        for at, work in works.items():
+            found[at] = sessions[at].take(work, cuts[at])
+        _measure(
+            sessions,
+            {at: found[at] for at in works},
+            {at: parts[at] or ids for at, ids in read.items()},
+            seconds,
+            time.perf_counter() - began,
+        )
+        return [
+            session.leave(outcome) if end is None else end
+            for session, outcome, end in zip(sessions, found, ended, strict=True)
+        ]
+    except BaseException:
+        for session in sessions:
+            session.abandon()
+        raise
+
+
+def _parts(sessions: Mapping[int, Session]) -> dict[int, int]:
+    """Whose turn it is: 0 for a round, or so many ids of a prompt; prompts come one after the other."""
+    parts, room = dict[int, int](), dict[int, int]()
+    for at, session in sessions.items():
+        model, behind = session.engine.target.model, session.behind
+        if session.records:
+            parts[at] = 0
+            continue
+        most = model.chunk
+        if model.rows_independent and session.engine.batch is not None:  # else logits depend on how a prompt is parted
+            most = session.engine.batch.part(most, alone=len(sessions) == 1)
+        left = room.setdefault(id(model), most)
+        if behind <= left:
+            parts[at] = 0
+        elif left == most or (model.rows_independent and left >= LEAST):
+            parts[at] = left
+        room[id(model)] = left - parts.get(at, 0) if parts.get(at) else max(0, left - behind)
+    return parts
+
+
+def _measure(
+    sessions: Sequence[Session], found: Mapping[int, Outcome], read: Mapping[int, int], seconds: Seconds, rest_s: float
+) -> None:
+    """Let batches learn what the turn cost; `read` are ids of prompts, which have no plain rounds."""
+    batches = {id(sessions[at].engine.batch): sessions[at].engine for at in found}
+    for engine in batches.values():
+        batch, taken = engine.batch, seconds.targets.get(id(engine.target.model))
+        if batch is None or taken is None:
+            continue
+        records = [each.record for at, each in found.items() if each.record and sessions[at].engine.batch is batch]
+        if ids := sum(count for at, count in read.items() if sessions[at].engine.batch is batch):
+            batch.learn_part(ids, taken)
+        elif records:
+            batch.learn(
+                rows=len(records),
+                emitted=sum(len(record.emitted) for record in records),
+                proposed=sum(len(record.proposals) for record in records),
+                passes=sum(record.counts.draft_passes for record in records),
+                read=sum(record.counts.draft_read for record in records),
+                draft_s=seconds.drafts,
+                verify_s=taken + rest_s,
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What a turn added to an answer: the text of a round, None without one, or an error; see `Outcome`."""
+
+    text: str | None = None
+    error: Exception | None = None
+    waits: bool = False
 
 
 class Stream:
     """An answer in the making: iterate over it for pieces of text, whole characters each.
 
-    Or call `step` for each round, of the streams of several lanes in turns.  `result` is the `Generation` so far, also
-    after an interruption.  One that is not read to its end is to be closed, by `close`, of any thread, or at the end of
-    a `with` block.  One thread at a time reads it, else OmniDraftError.
+    Or call `step` for each round, of the streams of several lanes in turns, or `step_together` for one of each.
+    `result` is the `Generation` so far, also after an interruption.  One that is not read to its end is to be closed,
+    by `close`, of any thread, or at the end of a `with` block.  One thread at a time reads it, else OmniDraftError.
     """
 
     def __init__(self, session: Session, text: StopStrings) -> None:
-        self._session = session
+        self.session = session
         self._text = text
         self._pieces: list[str] = []
+        self._piece = ""  # of the present round
         self._busy = threading.Lock()  # never waited for: who holds it may wait for the models
         self._closed = False
 
@@ -138,20 +294,11 @@ class Stream:
 
     def step(self) -> str | None:
         """Do one round: the text that it completes, which may be empty, or None after the last one."""
-        if not self._busy.acquire(blocking=False):
-            if self._closed:
-                return None
-            raise OmniDraftError("the stream is being read already: read it in one thread, not in its processors")
-        try:
-            return self._round()
-        except OmniDraftError:
-            if self._closed:  # while it waited for the models, which have a later request now
-                return None
-            raise
-        finally:
-            self._busy.release()
-            if self._closed:  # meanwhile
-                self.close()
+        while (step := step_together([self])[0]).waits:
+            pass
+        if step.error is not None:
+            raise step.error
+        return step.text
 
     def __enter__(self) -> Self:
         return self
@@ -167,17 +314,17 @@ class Stream:
 
         A long prompt that is being read is not read to its end.
         """
-        self._closed = self._session.stopping = True
+        self._closed = self.session.stopping = True
         if self._busy.acquire(blocking=False):  # else the reader sees to it
             try:
-                self._session.close()
+                self.session.close()
             finally:
                 self._busy.release()
 
     @property
     def rounds(self) -> tuple[Round, ...]:
         """Records of the rounds so far."""
-        return tuple(self._session.records)
+        return tuple(self.session.records)
 
     @property
     def result(self) -> Generation:
@@ -189,20 +336,52 @@ class Stream:
             stats=Stats.of(rounds),
         )
 
-    def _round(self) -> str | None:
-        found: list[str] = []
+    def enter(self) -> Step | None:
+        """Take the stream for a turn, until `leave`; what its reader is to be told where it cannot be."""
+        if not self._busy.acquire(blocking=False):
+            fix = "read it in one thread, not in its processors"
+            error = None if self._closed else OmniDraftError(f"the stream is being read already: {fix}")
+            return Step(error=error)
+        if self._closed:
+            self.leave()
+            return Step()
+        return None
 
-        def cut(tokens: Sequence[int]) -> int | None:
-            piece, kept = self._text.feed(tokens)
-            found.append(piece)
-            return kept
+    def leave(self) -> None:
+        """Let go of it, and end it where it was closed meanwhile."""
+        self._busy.release()
+        if self._closed:
+            self.close()
 
-        record = None if self._closed else self._session.round(cut)
-        if record is None:
-            return None
-        piece = "".join(found) + (self._text.end() if record.finish else "")
-        self._pieces.append(piece)
-        return piece
+    def cut(self, tokens: Sequence[int]) -> int | None:
+        """Take in the tokens of a round; how many of them stay, where a stop string ends the answer."""
+        self._piece, kept = self._text.feed(tokens)
+        return kept
+
+    def taken(self, outcome: Outcome) -> Step:
+        """What a turn added to the answer."""
+        if isinstance(outcome.error, OmniDraftError) and self._closed:
+            return Step()  # while it waited for the models, which have a later request now
+        if outcome.record is None:
+            return Step(error=outcome.error, waits=outcome.waits)
+        self._pieces.append(self._piece + (self._text.end() if outcome.record.finish else ""))
+        return Step(text=self._pieces[-1])
+
+
+def step_together(streams: Sequence[Stream]) -> list[Step]:
+    """A round of each of several streams, in joint passes of the models that they share; an error is one stream's own.
+
+    Of one whose prompt is long a part is read; prompts one after the other.
+    """
+    steps = {at: step for at, stream in enumerate(streams) if (step := stream.enter()) is not None}
+    going = {at: stream for at, stream in enumerate(streams) if at not in steps}
+    try:
+        outcomes = take_turn([each.session for each in going.values()], [each.cut for each in going.values()])
+        steps |= {at: each.taken(outcome) for (at, each), outcome in zip(going.items(), outcomes, strict=True)}
+    finally:
+        for stream in going.values():
+            stream.leave()
+    return [steps[at] for at in range(len(streams))]
 
 
 class Lane:

@@ -22,6 +22,7 @@ from omnidraft.api import OmniDraft
 from omnidraft.bench.compare import Question
 from omnidraft.bench.prompts import read
 from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.passes import Passes, alone
 from omnidraft.distillation.inline import InlineTrainer
 from omnidraft.errors import ConfigError
 from support.project_files import ROOT, shared
@@ -182,7 +183,7 @@ def test_learning_is_timed_apart(words: list[str], monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(kind, name, timed)
 
     monkeypatch.setattr(streams, "time", SimpleNamespace(perf_counter=lambda: now))
-    takes(0.25, Engine, "verify")
+    takes(0.25, Engine, "verifying")
     takes(8.0, InlineTrainer, "teach")
     assert streams.main([*words, "--prompts", "2"]) == 0
     for row in Results(Path(words[-1]).with_suffix(".jsonl"), "streams").of("answers").values():
@@ -207,11 +208,16 @@ def test_equal_draws_are_kept_with_the_target_s_probability(*, ended: bool) -> N
     chances = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.7, 0.2], [0.2, 0.2, 0.6]])
     drafts = [SimpleNamespace(proposals=[1, 2], ended=ended), SimpleNamespace(proposals=(), ended=False)]
     rounds = iter([SimpleNamespace(draft=draft, logits=chances.log()) for draft in drafts])
-    model: Any = SimpleNamespace(engine=SimpleNamespace(verify=lambda _request: next(rounds)))
+
+    def verifying(_: object) -> Passes[Any]:
+        yield from ()
+        return next(rounds)
+
+    model: Any = SimpleNamespace(engine=SimpleNamespace(verifying=verifying))
     equal = streams.EqualDraws(cast(OmniDraft, model), 1.0)
-    assert model.engine.verify(None).draft is drafts[0]
+    assert alone(model.engine.verifying(None)).draft is drafts[0]
     assert equal.tokens == pytest.approx(1 + 0.3 + (0 if ended else 0.3 * 0.2))
-    model.engine.verify(None)
+    alone(model.engine.verifying(None))
     assert equal.tokens == pytest.approx(2 + 0.3 + (0 if ended else 0.3 * 0.2))
 
 

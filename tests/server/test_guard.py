@@ -190,14 +190,14 @@ def test_requests_are_limited(chat: Path, monkeypatch: pytest.MonkeyPatch) -> No
     body = json.dumps({"messages": user(QUESTION), "max_tokens": 2, "stream": True, "temperature": 0}).encode()
     whole = HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
     with serving([chat], None, {"draft_length": 0}, lanes=1, max_queue=0) as at:
-        verify = Engine.verify
+        verifying = Engine.verifying
 
         def held(engine: Engine, request: Any) -> Any:
             assert go.wait(60)
-            return verify(engine, request)
+            return verifying(engine, request)
 
         go = threading.Event()
-        monkeypatch.setattr(Engine, "verify", held)
+        monkeypatch.setattr(Engine, "verifying", held)
         with connected(at, 1, whole):
             until(lambda: at.figures()["active"] == 1)
             refused = at.post("/tokenize", {"content": "x"})

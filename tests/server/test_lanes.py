@@ -202,15 +202,16 @@ def test_late_answers_are_ended(chat: Path, rounds: Rounds, monkeypatch: pytest.
 
 
 def test_a_failure_is_one_requests_own(server: At, monkeypatch: pytest.MonkeyPatch) -> None:
-    verify = Engine.verify
+    verifying = Engine.verifying
 
     def failing(engine: Engine, request: Any) -> Any:
+        verified = yield from verifying(engine, request)
         if request.sampling.top_k == 7:
             raise RuntimeError("planted")
-        return verify(engine, request)
+        return verified
 
     expected = server.chat(temperature=0, max_tokens=24).json()["choices"]
-    monkeypatch.setattr(Engine, "verify", failing)
+    monkeypatch.setattr(Engine, "verifying", failing)
     with ThreadPoolExecutor(2) as pool:
         good = pool.submit(server.chat, temperature=0, max_tokens=24)
         failed = server.chat(top_k=7)

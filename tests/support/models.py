@@ -192,8 +192,10 @@ class InputFunction(SingleSequence):
         del self._ids[length:]
 
     def forward(self, ids: Sequence[int], keep: int) -> torch.Tensor:
-        assert len(ids) >= keep >= 1
+        assert len(ids) >= keep
         self._ids += ids
+        if not keep:  # a part of a long text
+            return torch.empty(0, self.vocab_size)
         end = len(self._ids)
         assert end <= self.context, "more tokens than the context holds"
         return torch.stack([self.row(tuple(self._ids[: end - keep + i + 1])) for i in range(keep)])

@@ -104,13 +104,13 @@ class Rounds:
 @contextmanager
 def rounds_of_requests(patch: pytest.MonkeyPatch) -> Iterator[Rounds]:
     """Rounds that are counted, and held where that is asked for."""
-    rounds, verify = Rounds(), Engine.verify
+    rounds, verifying = Rounds(), Engine.verifying
 
     def counted(engine: Engine, request: Any) -> Any:
         rounds.begin()
-        return verify(engine, request)
+        return verifying(engine, request)
 
-    patch.setattr(Engine, "verify", counted)
+    patch.setattr(Engine, "verifying", counted)
     try:
         yield rounds
     finally:

@@ -14,11 +14,11 @@ from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.spelling_table import Probs
 from omnidraft.counts.counts import AnswerMemory, Counts, Guess
 from omnidraft.counts.token_index import LONGEST
-from omnidraft.decoding.passes import Passes, reading
+from omnidraft.decoding.passes import Passes
 from omnidraft.draft_length.acceptance_head import Head
 from omnidraft.draft_length.policy import DraftLengthPolicy, Fixed
 from omnidraft.errors import NumericsError
-from omnidraft.models.language_model import LanguageModel
+from omnidraft.models.language_model import LanguageModel, Read
 from omnidraft.verification.sampling import Sampler, one_hot, softmax, tempered
 
 UNUSABLE = "the drafter's logits are NaN or infinite: check its weights, or use another drafter"
@@ -133,8 +133,8 @@ class Drafter:
                 return tokens, vectors
             else:
                 logits = yield from self._next_logits(tokens, room=length)
-                seen = logits if allowed is None else _only(logits, allowed)
-                if not policy.draws(seen, temperature, self.sequence.hidden, guess):
+                seen = logits if logits is None or allowed is None else _only(logits, allowed)
+                if seen is None or not policy.draws(seen, temperature, self.sequence.hidden, guess):
                     return tokens, vectors
                 q = _distribution(seen, temperature, guess)
             token = int(q.argmax()) if temperature == 0 else draw(q)
@@ -143,16 +143,36 @@ class Drafter:
             if not read(token) or len(tokens) == length:
                 return tokens, vectors
 
-    def _next_logits(self, drafted: list[int], room: int) -> Passes[torch.Tensor]:
-        """Logits (V_q,) of what follows the text and a draft, of which all that is unread is read in one pass."""
+    @property
+    def _behind(self) -> int:
+        """Tokens of the text that the cache does not hold."""
+        return len(self._text) - self._base - len(self._cached)
+
+    def _catch_up(self) -> Passes[None]:
+        """Read a long text, but for its end, in parts; what was read before an interruption stays."""
+        while self._behind > (size := self.model.chunk):
+            position = self._base + len(self._cached)
+            part = self._text[position : position + size]
+            yield Read(self.sequence, part, 0)
+            self._cached += part
+            self.read += size
+
+    def _next_logits(self, drafted: list[int], room: int) -> Passes[torch.Tensor | None]:
+        """Logits (V_q,) of what follows the text and a draft, of which all that is unread is read in one pass.
+
+        None for a draft that has begun, from the counts, where a long text is unread: that is read before others.
+        """
         if not self._aligned:
             self._align(drafted, room)
+        if drafted and self._behind > self.model.chunk:
+            return None
+        yield from self._catch_up()
         position = self._base + len(self._cached)
         unread = self._text[position:] + drafted[max(0, position - len(self._text)) :]
         self.passes += 1
         self.read += len(unread)
         try:
-            logits = yield from reading(self.sequence, unread, 1)
+            logits = yield Read(self.sequence, unread, 1)
         except NumericsError as error:
             raise NumericsError(UNUSABLE) from error
         self._cached += unread

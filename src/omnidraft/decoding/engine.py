@@ -14,11 +14,12 @@ from omnidraft.config import Drafting, Sampling
 from omnidraft.counts.counts import AnswerMemory, Counts
 from omnidraft.decoding.counted import counted_draft
 from omnidraft.decoding.drafter import AttachedDrafter, common
-from omnidraft.decoding.passes import Passes, Stop, alone, never, reading
+from omnidraft.decoding.passes import Behind, Passes, Stop, alone, never
 from omnidraft.decoding.proposals import make_proposer
+from omnidraft.draft_length.batch_goodput import BatchCosts
 from omnidraft.draft_length.policy import DraftLengthPolicy, make_policy
 from omnidraft.errors import CONTEXT_LENGTH, PromptError
-from omnidraft.models.language_model import LanguageModel, check_ids
+from omnidraft.models.language_model import LanguageModel, Read, check_ids
 from omnidraft.verification.rejection_sampling import Outcome
 from omnidraft.verification.round import Draft, Round, RoundCounts, RoundTimes, TokenLogprobs
 from omnidraft.verification.sampling import Processing, Processor, Sampler, TargetDistribution, softmax
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = ["Engine", "Request", "Verified"]
+BEHIND = "the drafter still reads the prompt"
 
 
 @dataclass(kw_only=True)
@@ -67,7 +69,7 @@ class Engine:
 
     `eos` are the target's token ids that end a text.  With `draft_length` 0 the same loop is plain decoding.  Both
     models hold the state of one request at a time.  With `keeps` that state outlives the request: the next one reads
-    only what follows the beginning that they have in common.
+    only what follows the beginning that they have in common.  `batch` is what passes with other engines' requests cost.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Engine:
         drafting: Drafting | None = None,
         policy: DraftLengthPolicy | None = None,
         *,
+        batch: BatchCosts | None = None,
         keeps: bool = False,
     ) -> None:
         self.target = target.new_sequence()
@@ -90,7 +93,8 @@ class Engine:
             self.drafting.check_alone()
         self.counts = Counts() if counts else None  # of drafter tokens, of target tokens without a drafter
         head = None if attached is None else attached.head
-        self.policy: DraftLengthPolicy = policy or make_policy(self.drafting, head)
+        self.policy: DraftLengthPolicy = policy or make_policy(self.drafting, head, batch)
+        self.batch = batch
         self._proposer = make_proposer(attached, self.eos, self.drafting) if attached else None
         self._longest = attached.longest if attached else 1
         self.keeps = keeps
@@ -191,21 +195,39 @@ class Engine:
 
         Raises Stopped where the request is to stop; what was read stays in the caches, and the round did not happen.
         """
+        return alone(self.verifying(request), request.stop)
+
+    def behind(self, request: Request) -> int:
+        """How many ids of a request the target has yet to read."""
+        return len(request.ids) - self.target.length
+
+    def read_part(self, request: Request, count: int) -> Passes[None]:
+        """Have the target read so many ids more, which are not all."""
+        yield Read(self.target, request.ids[(start := self.target.length) : start + count], 0)
+
+    def verifying(self, request: Request) -> Passes[Verified]:
+        """`verify` as the reads that it asks for, of a long text a part at a time."""
         began = time.perf_counter()
-        draft = alone(self.propose(request), request.stop)
+        while self.behind(request) > self.target.model.chunk:
+            yield from self.read_part(request, self.target.model.chunk)
+        caught_up = time.perf_counter()
+        try:
+            draft = yield from self.propose(request)
+        except Behind:
+            draft = Draft(no_draft_reason=BEHIND, read=self.attached.drafter.read if self.attached else 0)
         drafted = time.perf_counter()
 
         # the ids that the target has not seen yet, and the proposals (nothing follows an end of text)
         fed = list(draft.proposals[:-1] if draft.ended else draft.proposals)
-        logits = alone(reading(self.target, request.ids[self.target.length :] + fed, len(fed) + 1), request.stop)
+        logits = yield Read(self.target, request.ids[self.target.length :] + fed, len(fed) + 1)
         verified = time.perf_counter()
 
         target = TargetDistribution(logits, request.ids, fed, request.processing)
         outcome = draft.verify(target, request.draw, greedy=request.sampling.greedy, lazy=request.lazy)
         emitted, finish = self._until_end(outcome.emitted, request)
         times = RoundTimes(
-            draft_s=drafted - began,
-            verify_s=verified - drafted,
+            draft_s=drafted - caught_up,
+            verify_s=verified - drafted + caught_up - began,
             overhead_s=time.perf_counter() - verified,
             policy_s=request.policy_s,
         )

@@ -1,17 +1,23 @@
-"""Drafting and verifying as generators that ask for reads, so that those of several requests can be made together."""
+"""Drafting and verifying as generators that ask for reads, so that those of several requests are made in one pass.
+
+`alone` makes the reads of one after another.  A `turn` gives each of several a round: the drafts of all first, then one
+pass of each target.
+"""
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 import torch
 
 from omnidraft.errors import OmniDraftError
-from omnidraft.models.language_model import KVSequence, Read
+from omnidraft.models.language_model import KVSequence, LanguageModel, Read
 
+PARTS = 4  # of texts that drafters have yet to read, in a turn of several requests
 T = TypeVar("T")
 Stop = Callable[[], bool]  # whether to stop, asked between the parts of a long text
 Passes = Generator[Read, torch.Tensor, T]
@@ -22,72 +28,142 @@ class Stopped(Exception):  # noqa: N818  not an error
     """A text was not read to its end, as it was to stop; its cache holds the beginning."""
 
 
+class Behind(Exception):  # noqa: N818  likewise
+    """A drafter has not read its text, and the others do not wait for it."""
+
+
 def never() -> bool:
     """Do not stop."""
     return False
 
 
-def reading(sequence: KVSequence, ids: Sequence[int], keep: int) -> Passes[torch.Tensor]:
-    """Append ids, in the parts that the model reads at once; the logits of the last `keep`."""
-    start, size = 0, sequence.model.chunk
-    while len(ids) - start - size >= max(1, keep):
-        yield Read(sequence, ids[start : start + size], 0)
-        start += size
-    return (yield Read(sequence, ids[start:] if start else ids, keep))
+class Work(Generic[T]):
+    """Some work on its way: the read that it asks for, or its `result`, or the `error` that ended it."""
 
+    def __init__(self, passes: Passes[T], target: KVSequence | None = None, stop: Stop = never) -> None:
+        self.asked: Read | None = None
+        self.result: T | None = None
+        self.error: Exception | None = None
+        self._passes, self._target, self._stop = passes, target, stop
+        self._go_on(lambda: next(passes))
 
-@dataclass(frozen=True)
-class Done(Generic[T]):
-    """The result of some work."""
+    @property
+    def verifies(self) -> bool:
+        """Whether it asks for a read of its target."""
+        return self.asked is not None and self.asked.sequence is self._target
 
-    result: T
+    def send(self, logits: torch.Tensor) -> None:
+        """Go on with the logits that it asked for."""
+        if self.asked is not None and not self.asked.keep and self._stop():
+            self.fail(Stopped())
+        else:
+            self._go_on(lambda: self._passes.send(logits))
 
+    def fail(self, error: Exception) -> None:
+        """Tell it that there are no logits: it may go on in another way."""
+        self._go_on(lambda: self._passes.throw(error))
 
-def alone(work: Passes[T], stop: Stop = never) -> T:
-    """The result of some work, its reads made one by one; raises Stopped where `stop` says so between two parts."""
-    asked = _advance(work)
-    while isinstance(asked, Read):
+    def done(self) -> T:
+        """The result; raises the error."""
+        if self.error is not None:
+            raise self.error
+        return cast("T", self.result)
+
+    def _go_on(self, act: Callable[[], Read]) -> None:
+        self.asked = None
         try:
-            logits = asked.sequence.forward(asked.ids, asked.keep)
+            self.asked = act()
+        except StopIteration as end:
+            self.result = end.value
+        except Exception as error:  # noqa: BLE001  whoever began it is told
+            self.error = error
+
+
+def alone(passes: Passes[T], stop: Stop = never) -> T:
+    """The result of some work, its reads made one by one; raises Stopped where `stop` says so between two parts."""
+    work = Work(passes, stop=stop)
+    while work.asked is not None:
+        try:
+            logits = work.asked.sequence.forward(work.asked.ids, work.asked.keep)
         except OmniDraftError as error:
-            asked = _advance(work, error=error)
-            continue
-        if not asked.keep and stop():
-            raise Stopped
-        asked = _advance(work, logits)
-    return asked.result
+            work.fail(error)
+        else:
+            work.send(logits)
+    return work.done()
 
 
-def together(works: Sequence[Passes[T]]) -> list[T]:
-    """The results of several, each as alone; reads of sequences of one model are made together."""
-    found = [_advance(work) for work in works]
-    while asked := {at: one for at, one in enumerate(found) if isinstance(one, Read)}:
-        for at, logits in _made(asked).items():
-            found[at] = _advance(works[at], logits)
-    return [one.result for one in found if isinstance(one, Done)]
+def together(passes: Sequence[Passes[T]]) -> list[T]:
+    """The results of several, each as alone, reads of one model made together; raises an error when all have ended."""
+    works = [Work(each) for each in passes]
+    while asking := [each for each in works if each.asked is not None]:
+        _make(asking)
+    return [each.done() for each in works]
 
 
-def _advance(
-    work: Passes[T], logits: torch.Tensor | None = None, *, error: OmniDraftError | None = None
-) -> Read | Done[T]:
-    """The next read that some work asks for, or its result; it is sent logits, or told of an error."""
-    try:
-        if error is not None:
-            return work.throw(error)
-        return next(work) if logits is None else work.send(logits)
-    except StopIteration as end:
-        return Done(end.value)
+@dataclass
+class Seconds:
+    """What a turn took: all drafts, and the pass of each target."""
+
+    drafts: float
+    targets: dict[int, float]  # by the id of the model
 
 
-def _made(asked: dict[int, Read]) -> dict[int, torch.Tensor]:
-    """The logits of each read."""
-    groups = defaultdict[int, dict[int, Read]](dict)  # by their weights
-    for at, one in asked.items():
-        one.check()
-        groups[id(one.sequence.model)][at] = one
-    logits: dict[int, torch.Tensor] = {}
-    for group in groups.values():
-        reads = list(group.values())
-        rows = reads[0].sequence.model.read(reads)
-        logits |= {at: one.checked(each) for (at, one), each in zip(group.items(), rows, strict=True)}
-    return logits
+def turn(works: Sequence[Work[T]]) -> Seconds:
+    """Take each to the end of its round: one read of its target, after the reads of its draft.
+
+    Beside others a drafter reads no more than some parts of a long text, and the round goes on without it.
+    """
+    began, parts, targets = time.perf_counter(), 0, dict[int, float]()
+    while drafting := [each for each in works if each.asked is not None and not each.verifies]:
+        for each in drafting:
+            if each.asked is not None and not each.asked.keep and len(works) > 1:
+                parts += 1
+                if parts > PARTS:
+                    each.fail(Behind())
+        _make([each for each in drafting if each.asked is not None and not each.verifies])
+    drafted = time.perf_counter()
+    for model, group in _by_model([each for each in works if each.verifies]):
+        begun = time.perf_counter()
+        _make_group(model, group)
+        targets[id(model)] = time.perf_counter() - begun
+    return Seconds(drafted - began, targets)
+
+
+def _make(works: Sequence[Work[T]]) -> None:
+    """Make the reads that these ask for."""
+    for model, group in _by_model(works):
+        _make_group(model, group)
+
+
+def _make_group(model: LanguageModel, group: Sequence[Work[T]]) -> None:
+    """Make the reads of one model, together where it can; an error is told to whom it is of alone."""
+    fine: list[tuple[Work[T], Read]] = []
+    for each in group:
+        try:
+            if each.asked is not None:
+                each.asked.check()
+                fine.append((each, each.asked))
+        except OmniDraftError as error:
+            each.fail(error)
+    rows: Sequence[torch.Tensor] | None = None
+    if model.joint and len(fine) > 1:
+        try:
+            rows = model.read([asked for _, asked in fine])
+        except Exception:  # noqa: BLE001  read one by one, it comes again where it is of one of them
+            rows = None
+    for place, (each, asked) in enumerate(fine):
+        try:
+            logits = asked.checked(model.read([asked])[0] if rows is None else rows[place])
+        except Exception as error:  # noqa: BLE001  whoever began it is told
+            each.fail(error)
+        else:
+            each.send(logits)
+
+
+def _by_model(works: Sequence[Work[T]]) -> list[tuple[LanguageModel, list[Work[T]]]]:
+    """The works whose reads one model makes."""
+    groups = defaultdict[int, list[Work[T]]](list)
+    for each in works:
+        if each.asked is not None:
+            groups[id(each.asked.sequence.model)].append(each)
+    return [(group[0].asked.sequence.model, group) for group in groups.values() if group[0].asked is not None]

@@ -74,10 +74,10 @@ class Slot:
         """Use the models for a round; raises OmniDraftError, before or after it, where a later request has the slot."""
         try:
             with self.turn(request):
-                self._check(request)
+                self.check(request)
                 yield
         finally:
-            self._check(request)  # a logits processor may begin a request, and take the state of this one away
+            self.check(request)  # a logits processor may begin a request, and take the state of this one away
 
     @contextmanager
     def turn(self, request: object) -> Iterator[None]:
@@ -90,7 +90,8 @@ class Slot:
             if held:
                 self.lock.release()
 
-    def _check(self, request: object) -> None:
+    def check(self, request: object) -> None:
+        """Raise OmniDraftError where a later request has the slot."""
         if not self.held_by(request):
             # the models now hold the later request: going on would continue that one
             raise OmniDraftError("another request was begun on the same models: read a stream to its end first")

@@ -13,7 +13,7 @@ from omnidraft.draft_length.goodput import EXPLORATION, Goodput
 from omnidraft.verification.round import Round, RoundCounts, RoundTimes
 
 SPREAD = 8  # rows that the costs before any measurement are for
-PART_S = 0.15  # seconds that others may wait for a part of a prompt
+PART_S = 0.15, 0.25  # seconds that a part of a prompt takes, where others wait for it and where none does
 LEAST = 8  # ids of a part: fewer take as long
 
 
@@ -63,9 +63,9 @@ class BatchCosts:
         self._parts = min(MEMORY, self._parts + 1)
         self._read_s += (seconds / count - self._read_s) / self._parts
 
-    def part(self, most: int) -> int:
-        """Ids of prompts to read in a pass, `most` at most: as many as others can wait for."""
-        return most if not self._read_s else min(most, max(LEAST, int(PART_S / self._read_s)))
+    def part(self, most: int, *, alone: bool) -> int:
+        """Ids of prompts to read in a pass, `most` at most: as many as can be waited for."""
+        return most if not self._read_s else min(most, max(LEAST, int(PART_S[alone] / self._read_s)))
 
     def _plain(self, rows: int) -> float:
         """Cost of a pass of so many rows without drafts."""

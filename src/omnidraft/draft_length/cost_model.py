@@ -112,7 +112,7 @@ class Linear:
 
 
 class CostModel:
-    """Costs of draft steps, verified draft tokens and the drafter's prefill, in plain steps of the target of one row."""
+    """Costs of draft steps, verified draft tokens and the drafter's prefill, in the target's plain steps of one row."""
 
     def __init__(self, row: float = 0.0) -> None:
         self.rows = Linear(row)  # of a row beside the first, in a pass of several

@@ -10,6 +10,7 @@ import torch
 from omnidraft.config import Drafting
 from omnidraft.counts.counts import Guess
 from omnidraft.draft_length.acceptance_head import Head, bound, spread
+from omnidraft.draft_length.batch_goodput import BatchCosts, RowGoodput
 from omnidraft.draft_length.goodput import UNSURE, Goodput
 
 if TYPE_CHECKING:
@@ -169,9 +170,14 @@ class HeadThreshold(Fixed):
         return sure
 
 
-def make_policy(drafting: Drafting, head: Head | None = None) -> DraftLengthPolicy:
-    """The policy that these settings ask for; `head` is the acceptance head of the drafter, if there is one."""
+def make_policy(drafting: Drafting, head: Head | None = None, batch: BatchCosts | None = None) -> DraftLengthPolicy:
+    """The policy that these settings ask for; `head` is the acceptance head of the drafter, if there is one.
+
+    With `batch` it is for one row of several.
+    """
     threshold = 0.4 if drafting.threshold is None else drafting.threshold
+    if drafting.draft_length == "goodput" and batch is not None:
+        return RowGoodput(drafting.longest, head, batch, alone=head is None)
     if drafting.draft_length == "goodput":
         return Goodput(drafting.longest, head, alone=head is None)
     if head is None:

@@ -22,8 +22,7 @@ from omnidraft.decoding.drafter import common
 from omnidraft.decoding.engine import Engine, Request, Verified
 from omnidraft.decoding.passes import together
 from omnidraft.distillation.adaptation import Adaptation
-from omnidraft.draft_length.batch_goodput import BatchCosts, RowGoodput
-from omnidraft.draft_length.policy import DraftLengthPolicy, make_policy
+from omnidraft.draft_length.batch_goodput import BatchCosts
 from omnidraft.fleet.pair import RemotePair, fits
 from omnidraft.fleet.releases import Follower
 from omnidraft.fleet.spool import Answer, Spool
@@ -298,13 +297,7 @@ class Rows:
             self._idle.remove(best)
             return best
         attached = self._adaptation.lane()
-        goodput = self._drafting.draft_length == "goodput"
-        policy: DraftLengthPolicy = (
-            RowGoodput(self._drafting.longest, attached.head, self.batch)
-            if goodput
-            else make_policy(self._drafting, attached.head)
-        )
-        return Engine(self._target, self._pair.vocab.eos, attached, self._drafting, policy, keeps=True)
+        return Engine(self._target, self._pair.vocab.eos, attached, self._drafting, batch=self.batch, keeps=True)
 
     def _retire(self) -> None:
         """End rows that come no more: at once after an end of text, else after a while, as they may be preempted."""

@@ -89,6 +89,7 @@ class LanguageModel(Protocol):
     context: int  # maximum number of tokens in a cache
     chunk: int  # ids of a long text that are read at a time: more take as long
     joint: bool  # reads of several sequences are one pass
+    rows_independent: bool  # the logits of a row are the same bits whatever rows are read in its pass
 
     @property
     def precision(self) -> str:
@@ -142,7 +143,7 @@ class SingleSequence:
     context: int
     precision = "float32"
     chunk = NO_LIMIT
-    joint = False
+    joint = rows_independent = False
     token_bytes = 0.0
     hidden: torch.Tensor | None = None
     nbytes = 0

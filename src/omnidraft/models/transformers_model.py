@@ -34,7 +34,7 @@ class PretrainedModel:
     chunk: int
     joint: bool
     generates: bool  # `model` has the weights, with which transformers can generate, too
-    rows_independent: bool  # the logits of a row are the same bits whatever rows are read in its pass
+    rows_independent: bool
     device: torch.device
     precision: str
 

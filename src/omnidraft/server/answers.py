@@ -10,7 +10,7 @@ from typing import Any
 
 from omnidraft.server.errors import ApiError
 from omnidraft.server.memories import User
-from omnidraft.server.scheduler import Done, Event, Job, Scheduler, Step
+from omnidraft.server.scheduler import Done, Event, Job, Scheduler, Told
 from omnidraft.server.tasks import Task
 from omnidraft.server.tools import Call, Reader
 from omnidraft.verification.round import Round
@@ -72,7 +72,7 @@ class Answer:
             event = await self._events.get()
             if isinstance(event, ApiError):
                 raise event
-            delta = self._step(event) if isinstance(event, Step) else self._end(event)
+            delta = self._step(event) if isinstance(event, Told) else self._end(event)
             self.content += delta.content
             self.logprobs += delta.logprobs
             yield delta
@@ -144,7 +144,7 @@ class Answer:
             raise RuntimeError("the answer is not complete: read its deltas first")
         return self.done
 
-    def _step(self, step: Step) -> Delta:
+    def _step(self, step: Told) -> Delta:
         content, record = self._reader.feed(step.text), step.record
         trace = None if self._sources is None else self._sources.of(record, content)
         return Delta(content=content, logprobs=self._infos(record), trace=trace)

@@ -1,4 +1,4 @@
-"""The model thread: it drives the lanes of all targets round by round, in turns.
+"""The model thread: it drives the lanes of all targets in turns, a round of each in joint passes.
 
 Requests wait in a bounded queue until a lane of their target is free.  Everything that touches the models happens in
 this thread; it tells each request of its rounds, and never waits for a client.
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from omnidraft.errors import InputError, OmniDraftError
+from omnidraft.generation import Step, step_together
 from omnidraft.server.errors import ENDING, INTERNAL, LOADING, ApiError, of_input
 from omnidraft.server.memories import User
 from omnidraft.server.metrics import Metrics
@@ -31,7 +32,7 @@ OPENING = 4  # tokens fewer than these at the end of a prompt may be written oth
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class Told:
     """A round, and the text that it completes."""
 
     text: str
@@ -53,7 +54,7 @@ class Done:
     learned: Mapping[str, int | float]
 
 
-Event = Step | Done | ApiError
+Event = Told | Done | ApiError
 
 
 @dataclass(eq=False, kw_only=True)
@@ -169,8 +170,7 @@ class Scheduler:
         try:
             saved = time.monotonic()
             while self._admit():
-                for run in list(self._running):
-                    self._round(run)
+                self._turn(list(self._running))
                 if time.monotonic() - saved >= self._settings.save_s:
                     saved = time.monotonic()
                     self._save()
@@ -255,15 +255,22 @@ class Scheduler:
         self._metrics.began(job.served.name, len(job.ids), cached)
         self._running.append(_Running(job=job, seat=seat, stream=stream, cached=cached))
 
-    def _round(self, run: _Running) -> None:
-        """One round of a request, or its end."""
-        job, stream = run.job, run.stream
+    def _turn(self, runs: Sequence[_Running]) -> None:
+        """A round of each request, in joint passes, or of a prompt a part; or its end."""
         try:
-            text = stream.step()
-        except Exception as error:  # noqa: BLE001  one request's failure is no other's
-            self._running.remove(run)
-            self._failed(job, run.seat, error)
-            return
+            steps = step_together([run.stream for run in runs])
+        except Exception as error:  # noqa: BLE001  of no single request, so that all of them end
+            steps = [Step(error=error)] * len(runs)
+        for run, step in zip(runs, steps, strict=True):
+            if step.error is not None:
+                self._running.remove(run)
+                self._failed(run.job, run.seat, step.error)
+            elif not step.waits:
+                self._stepped(run, step.text)
+
+    def _stepped(self, run: _Running, text: str | None) -> None:
+        """Tell a request of its round, or None, of its end."""
+        job, stream = run.job, run.stream
         now, rounds = time.monotonic(), stream.rounds
         if text is None and not (rounds and rounds[-1].finish):  # it was stopped
             end = "cancelled" if job.cancelled else "timeout"
@@ -277,7 +284,7 @@ class Scheduler:
             else:
                 job.served.estimate.measure(rounds[-1], len(job.ids) + run.made)
             run.made += len(rounds[-1].emitted)
-            self._send(job, Step(text=text, record=rounds[-1]))
+            self._send(job, Told(text=text, record=rounds[-1]))
         if text is None or rounds[-1].finish is not None:
             self._done(run, now)
 
