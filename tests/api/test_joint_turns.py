@@ -1,0 +1,312 @@
+"""Requests whose rounds are read in joint passes: each is answered as it is alone, whatever becomes of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import omnidraft
+from omnidraft.api import Lane, OmniDraft
+from omnidraft.counts.counts import AnswerMemory
+from omnidraft.errors import NumericsError
+from omnidraft.generation import Step, Stream, step_together
+from omnidraft.models.language_model import Read
+from omnidraft.models.native_model import NativeModel
+from omnidraft.verification.sampling import Processor
+from support.compilers import needs_the_8_bit_step
+from support.reads import watch
+
+pytestmark = pytest.mark.usefixtures("home")
+PROMPTS = ("hello world", "the world was hello", "don't", "def ing 10 the", "hello the 10")
+COUNT = 24
+CHUNK = 8  # ids of a prompt in a pass
+LONG = "hello world, the world was hello " * 12
+
+
+@pytest.fixture(scope="module")
+def exact(target: Path, tmp_path_factory: pytest.TempPathFactory) -> OmniDraft:
+    """A target in 8 bits that drafts for itself, in the one mode in which no answer changes how others are drafted."""
+    needs_the_8_bit_step()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMNIDRAFT_HOME", str(tmp_path_factory.mktemp("home")))
+        options: dict[str, Any] = {"dtype": "int8", "profile": None, "draft_length": 3, "mode": "intersection"}
+        return omnidraft.load(target, target, warn=pytest.fail, **options)
+
+
+def banned(*tokens: int) -> Processor:
+    """As a grammar: what the text may not go on with depends on how long it is."""
+
+    def processor(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores[:, [(each + ids.shape[1]) % scores.shape[1] for each in tokens]] = -torch.inf
+        return scores
+
+    return processor
+
+
+ASKED: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 1.0, "top_k": 40, "seed": 3},
+    {"temperature": 0.0, "logits_processor": [banned(5, 6, 7)]},
+    {"temperature": 0.0, "repetition_penalty": 1.3, "logprobs": 2},
+    {"temperature": 1.0, "seed": 8, "top_p": 0.9, "logits_processor": [banned(9)]},
+)
+
+
+def turns_of(streams: Sequence[Stream], each: Callable[[list[Step]], object] = lambda _: None) -> int:
+    """Read streams to their ends, a turn after the other; how many that took."""
+    left, turns = list(streams), 0
+    while left:
+        steps = step_together(left)
+        turns += 1
+        each(steps)
+        left = [stream for stream, step in zip(left, steps, strict=True) if step.waits or step.text is not None]
+    return turns
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_each_answer_is_the_one_that_it_is_alone(exact: OmniDraft, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Each with sampling, a memory and a grammar of its own; one ends earlier, one begins later."""
+    asked = [{"max_new_tokens": COUNT - 5 * (at == 1), **options} for at, options in enumerate(ASKED[:count])]
+    expected = [exact.generate(prompt, **options) for prompt, options in zip(PROMPTS, asked, strict=False)]
+    passes: list[int] = []
+    true = NativeModel.read
+
+    def counted(model: NativeModel, reads: Sequence[Read]) -> list[torch.Tensor]:
+        passes.append(len(reads))
+        return true(model, reads)
+
+    monkeypatch.setattr(NativeModel, "read", counted)
+    lanes = exact.lanes(count)
+    for _ in range(2):  # lanes are used again
+        streams = [
+            lane.stream(prompt, memory=AnswerMemory(), **options)
+            for lane, prompt, options in zip(lanes, PROMPTS, asked, strict=False)
+        ]
+        late = streams[-1:] if count > 1 else []
+        early = streams[: len(streams) - len(late)]
+        for _ in range(3):
+            step_together(early)
+        turns_of([*early, *late])
+        for stream, answer, options in zip(streams, expected, asked, strict=True):
+            found = stream.result
+            assert (found.token_ids, found.text, found.finish_reason) == (
+                answer.token_ids, answer.text, answer.finish_reason,
+            )  # fmt: skip
+            if "logprobs" in options:
+                assert all(record.logprobs for record in stream.rounds)
+        assert sum(stream.result.stats.accepted for stream in streams) > 0
+    assert max(passes) == count
+
+
+def test_a_turn_is_one_pass_of_the_target(exact: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes: list[int] = []
+    true = NativeModel.read
+
+    def counted(model: NativeModel, reads: Sequence[Read]) -> list[torch.Tensor]:
+        if model is exact.target.lm:
+            passes.append(len(reads))
+        return true(model, reads)
+
+    monkeypatch.setattr(NativeModel, "read", counted)
+    streams = [lane.stream(prompt, max_new_tokens=COUNT) for lane, prompt in zip(exact.lanes(5), PROMPTS, strict=True)]
+    turns = turns_of(streams)
+    assert passes[:1] == [5]
+    assert turns - 1 <= len(passes) <= turns  # the last one finds that all have ended
+
+
+# ------------------------------------------------------------ prompts beside answers
+
+
+@pytest.fixture
+def parted(exact: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> OmniDraft:
+    """Prompts are read a few ids at a time."""
+    monkeypatch.setattr(NativeModel, "chunk", CHUNK)
+    return exact
+
+
+def lanes_of(model: OmniDraft, *prompts: str, **options: Any) -> tuple[list[Lane], list[Stream]]:
+    lanes = model.lanes(len(prompts))
+    pairs = zip(lanes, prompts, strict=True)
+    return lanes, [lane.stream(prompt, max_new_tokens=COUNT, **options) for lane, prompt in pairs]
+
+
+def test_no_answer_waits_for_the_prompt_of_another(parted: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each turn it has a round, and no more of prompts is read beside it than one part."""
+    expected = [parted.generate(prompt, max_new_tokens=COUNT) for prompt in (PROMPTS[0], LONG, LONG[5:])]
+    _, (running, *reading) = lanes_of(parted, PROMPTS[0], LONG, LONG[5:])
+    assert step_together([running])[0].text is not None
+    read: list[int] = []
+    watch(monkeypatch, NativeModel, lambda each: read.append(0 if each.keep else len(each.ids)))
+    waited = 0
+    while len(running.result.token_ids) < COUNT:
+        read.clear()
+        first, *others = step_together([running, *reading])
+        assert first.text is not None
+        assert all(step.waits for step in others)
+        assert sum(read) <= CHUNK
+        waited += 1
+    assert waited > 3
+    turns_of([running, *reading])
+    for stream, answer in zip((running, *reading), expected, strict=True):
+        assert stream.result.token_ids == answer.token_ids
+    assert reading[0].rounds
+
+
+def test_prompts_are_read_one_after_the_other(parted: OmniDraft) -> None:
+    _, streams = lanes_of(parted, LONG, LONG[5:], PROMPTS[0])
+    order: list[int] = []
+    while len(order) < len(streams):
+        for at, step in enumerate(step_together(streams)):
+            if step.text is not None and at not in order:
+                order.append(at)
+    assert order == [0, 1, 2]
+
+
+def test_a_prompt_whose_client_leaves_is_read_no_further(parted: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = parted.generate(PROMPTS[0], max_new_tokens=COUNT)
+    (first, lane), left = parted.lanes(2), False
+    running = first.stream(PROMPTS[0], max_new_tokens=COUNT)
+    running.step()
+    reading = lane.stream(LONG, max_new_tokens=COUNT, should_stop=lambda: left)
+    for _ in range(3):
+        assert step_together([running, reading])[1].waits
+    left = True
+    ids: list[int] = []
+    with monkeypatch.context() as patch:
+        watch(patch, NativeModel, lambda each: ids.append(len(each.ids) if each.sequence is held else 0))
+        held = reading.session.engine.target
+        assert step_together([running, reading])[1] == Step()
+    assert not sum(ids)
+    assert reading.result.finish_reason == "interrupted"
+    assert lane.common(parted.encode(LONG)) == 3 * CHUNK, "what was read is kept"
+    turns_of([running])
+    assert running.result.token_ids == expected.token_ids
+
+
+def test_a_drafter_that_is_behind_lets_others_go_on(parted: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads some parts a turn, and its request has rounds without a draft meanwhile."""
+    asked = ((PROMPTS[0], 6 * COUNT), (LONG, COUNT))  # the first one runs on until the drafter has caught up
+    expected = [parted.generate(prompt, max_new_tokens=count) for prompt, count in asked]
+    pairs = zip(parted.lanes(2), asked, strict=True)
+    streams = [lane.stream(prompt, max_new_tokens=count) for lane, (prompt, count) in pairs]
+    read: list[int] = []
+    assert parted.engine.attached is not None
+    drafts = parted.engine.attached.drafter.model
+    watch(monkeypatch, NativeModel, lambda each: read.append(each.sequence.model is drafts and not each.keep))
+    most = 0
+
+    def look(_: object) -> None:
+        nonlocal most
+        most = max(most, sum(read))
+        read.clear()
+
+    turns_of(streams, look)
+    assert 0 < most <= omnidraft.decoding.passes.PARTS
+    without = [record.no_draft_reason for record in streams[1].rounds]
+    assert "the drafter still reads the prompt" in without
+    assert any(record.draft for record in streams[1].rounds)
+    assert [stream.result.token_ids for stream in streams] == [answer.token_ids for answer in expected]
+
+
+# ------------------------------------------------------------ failures
+
+
+def failing(model: OmniDraft, stream: Stream, how: str, patch: pytest.MonkeyPatch) -> type[Exception]:
+    """Have a stream fail in its third round."""
+    engine = stream.session.engine
+    if how == "the pass":  # each time that the sequence is in it
+        watch(patch, NativeModel, lambda each: _fail(each.sequence is engine.target and len(stream.rounds) == 2))
+        return MemoryError
+    if how == "logits":
+        true = Read.checked
+
+        def checked(read: Read, logits: torch.Tensor) -> torch.Tensor:
+            if read.sequence is engine.target and len(stream.rounds) == 2:
+                logits = logits * torch.nan
+            return true(read, logits)
+
+        patch.setattr(Read, "checked", checked)
+        return NumericsError
+    if how == "ids":
+        true_propose = engine.propose
+
+        def propose(request: Any) -> Any:
+            if len(stream.rounds) == 2:
+                request.ids[-1] = model.vocab.size + 5
+            return true_propose(request)
+
+        patch.setattr(engine, "propose", propose)
+        return omnidraft.errors.PromptError
+    true_commit = engine.commit
+
+    def commit(*arguments: Any) -> Any:
+        _fail(len(stream.rounds) == 2)
+        return true_commit(*arguments)
+
+    patch.setattr(engine, "commit", commit)
+    return MemoryError
+
+
+def _fail(now: bool) -> None:
+    if now:
+        raise MemoryError
+
+
+@pytest.mark.parametrize("how", ["the pass", "logits", "ids", "commit"])
+def test_a_request_that_fails_is_alone_with_it(exact: OmniDraft, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    expected = [exact.generate(prompt, max_new_tokens=COUNT) for prompt in PROMPTS[:3]]
+    lanes, streams = lanes_of(exact, *PROMPTS[:3])
+    errors: list[Exception] = []
+
+    def look(steps: list[Step]) -> None:
+        errors.extend(step.error for step in steps if step.error is not None)
+
+    with monkeypatch.context() as patch:
+        kind = failing(exact, streams[1], how, patch)
+        turns_of(streams, look)
+    assert [type(error) for error in errors] == [kind]
+    assert [streams[at].result.token_ids for at in (0, 2)] == [expected[at].token_ids for at in (0, 2)]
+    assert len(streams[1].rounds) == 2
+    assert lanes[1].nbytes == 0, "nothing stays of it"
+    again = lanes[1].stream(PROMPTS[1], max_new_tokens=COUNT)
+    turns_of([again])
+    assert again.result.token_ids == expected[1].token_ids
+
+
+def test_a_pass_that_fails_once_is_made_again_one_by_one(exact: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = [exact.generate(prompt, max_new_tokens=COUNT) for prompt in PROMPTS[:3]]
+    _, streams = lanes_of(exact, *PROMPTS[:3])
+    true, calls = NativeModel._read_part, 0  # noqa: SLF001
+
+    def failing_once(model: NativeModel, reads: Sequence[Read], *arguments: Any) -> None:
+        nonlocal calls
+        true(model, reads, *arguments)  # what it wrote to the caches is to count for nothing
+        calls += len(reads) == 3
+        _fail(calls == 4 and len(reads) == 3)
+
+    monkeypatch.setattr(NativeModel, "_read_part", failing_once)
+    turns_of(streams)
+    assert calls > 4
+    assert [stream.result.token_ids for stream in streams] == [answer.token_ids for answer in expected]
+
+
+def test_an_interruption_ends_all(exact: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = exact.generate(PROMPTS[0], max_new_tokens=COUNT)
+    lanes, streams = lanes_of(exact, *PROMPTS[:2])
+    step_together(streams)
+
+    def interrupt(_: Read) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        watch(patch, NativeModel, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            step_together(streams)
+    assert step_together(streams) == [Step(), Step()]
+    again = lanes[0].stream(PROMPTS[0], max_new_tokens=COUNT)
+    turns_of([again])
+    assert again.result.token_ids == expected.token_ids

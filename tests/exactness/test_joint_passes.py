@@ -1,0 +1,211 @@
+"""Several requests read in joint passes: the joint distribution of all that they emit, and bit for bit what each says.
+
+The production code has faults planted in it, which both harnesses must reject.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from exactness.test_planted_faults import PLAIN, Rewrite
+from omnidraft.alignment.ngram_cache import NgramCache
+from omnidraft.decoding import passes
+from omnidraft.decoding.engine import Engine, Request
+from omnidraft.decoding.passes import Work, turn
+from omnidraft.models.language_model import Read
+from omnidraft.models.native_model import NativeModel, NativeSequence, native_of
+from omnidraft.verification.sampling import Sampler
+from support.compilers import needs_the_8_bit_step
+from support.enumeration import (
+    EXACT,
+    SAMPLED,
+    Distribution,
+    clone,
+    distance,
+    enumerate_draws,
+    first_tokens,
+    plain_distribution,
+)
+from support.models import IDS, InputFunction, random_model
+from support.table_models import PROMPT, Ids, TableModel, World, make_world
+
+ASKED = ([PROMPT], [PROMPT, 1])
+COUNT = 2  # tokens of an answer
+
+
+class JointTable:
+    """A table model that reads any number of sequences in one pass."""
+
+    name, precision, chunk, joint, rows_independent, token_bytes = "it", "float64", 2**30, True, True, 0.0
+
+    def __init__(self, table: TableModel) -> None:
+        self.table, self.vocab_size, self.context = table, table.vocab_size, table.context
+        self.rows: list[int] = []  # of each pass
+
+    def new_sequence(self, *, hidden: bool = False) -> Any:  # noqa: ARG002
+        return JointText(self)
+
+    def read(self, reads: Sequence[Read]) -> list[torch.Tensor]:
+        self.rows.append(len(reads))
+        return [InputFunction.forward(each.sequence, each.ids, each.keep) for each in reads]  # type: ignore[arg-type]
+
+
+class JointText(InputFunction):
+    def __init__(self, model: JointTable) -> None:
+        super().__init__(model.vocab_size, model.context)
+        self._model: Any = model
+
+    @property
+    def model(self) -> Any:
+        return self._model
+
+    def row(self, ids: Ids) -> torch.Tensor:
+        row: torch.Tensor = self._model.table.row(ids)
+        return row
+
+
+def rounds(engines: Sequence[Engine], requests: Sequence[Request]) -> None:
+    """All rounds of requests, in joint passes."""
+    while going := [(one, each) for one, each in zip(engines, requests, strict=True) if each.open]:
+        works = [Work(engine.verifying(request), engine.target) for engine, request in going]
+        turn(works)
+        for (engine, request), work in zip(going, works, strict=True):
+            engine.commit(request, work.done())
+
+
+def joint(world: World, k: int, seen: Callable[[list[int]], None] = lambda _: None) -> Distribution:
+    """The distribution of two answers, drafted and verified together, which learn into one n-gram cache."""
+    cache = NgramCache(world.table, seed="vocabulary")
+
+    def run(draw: Sampler) -> Ids:
+        models: list[Any] = [JointTable(copy.copy(each)) for each in (world.target, world.drafter)]
+        shared = clone(cache)
+        own: Any = replace(world, target=models[0], drafter=models[1])
+        engines = [own.engine(shared, draft_length=k) for _ in ASKED]
+        requests = [one.begin(prompt, COUNT, SAMPLED, draw) for one, prompt in zip(engines, ASKED, strict=True)]
+        rounds(engines, requests)
+        seen([max(model.rows) for model in models])
+        return (*requests[0].ids[1:], *requests[1].ids[2:])
+
+    found: Distribution = {}
+    for probability, emitted in enumerate_draws(run):
+        found[emitted] = found.get(emitted, 0.0) + probability
+    return found
+
+
+def deviation(world: World, k: int, seen: Callable[[list[int]], None] = lambda _: None) -> float:
+    next_token = plain_distribution(world)
+
+    def said(before: Ids) -> Distribution:
+        return first_tokens(lambda context: next_token((*before, *context)), COUNT, ())
+
+    expected = {(*one, *other): p * q for one, p in said(()).items() for other, q in said((1,)).items()}
+    found = joint(world, k, seen)
+    assert abs(sum(found.values()) - 1) < EXACT
+    return distance(found, expected)
+
+
+@pytest.mark.parametrize(("seed", "k"), [(1, 1), (2, 2)])
+def test_requests_together_have_the_targets_joint_distribution(seed: int, k: int) -> None:
+    sizes: list[list[int]] = []
+    assert deviation(make_world("tiny", seed), k, sizes.append) < EXACT
+    assert [2, 2] in sizes, "target and drafter have read both in one pass"
+
+
+FAULTS = {
+    "a row is given another's logits": Rewrite(passes._make_group, "rows[place]", "rows[place - 1]"),
+    "a row follows one id less": Rewrite(
+        Engine.verifying,
+        "request.ids[self.target.length :] + fed, len(fed) + 1)",
+        "request.ids[self.target.length :] + fed, len(fed) + 1 + (len(fed) < self.behind(request)))",
+    ),
+    "a row that was refused stays": Rewrite(
+        Engine.commit,
+        "self.target.crop(len(request.ids) + min(outcome.accepted, len(verified.logits) - 1))",
+        "pass",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_enumeration_rejects_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    FAULTS[name](monkeypatch, calls)
+    with suppress(ValueError, IndexError):  # where no draw could be made of it
+        assert deviation(make_world("tiny", 2), 2) > PLAIN
+    assert calls
+
+
+# ------------------------------------------------------------ the native pass, bit for bit
+
+
+def script(turns: int = 6) -> list[list[tuple[list[int], int, int]]]:
+    """What each of three texts is given in each turn: ids, how many have logits, and how many are dropped then."""
+    found = []
+    for turn_ in range(turns):
+        long = [IDS[: 20 + turn_] if turn_ == at else [] for at in range(3)]
+        ids = [
+            one or [(7 * turn_ + 3 * at + i) % 96 for i in range(2 + (turn_ + at) % 4)] for at, one in enumerate(long)
+        ]
+        found.append([(one, min(len(one), 1 + (turn_ + at) % 3), (turn_ + at) % 2) for at, one in enumerate(ids)])
+    return found
+
+
+def native() -> NativeModel:
+    needs_the_8_bit_step()
+    model = native_of(random_model("llama", 96, seed=1))
+    assert model is not None
+    return model
+
+
+def read_alone(model: NativeModel) -> list[torch.Tensor]:
+    """The logits of each turn and text, each time of a new sequence that reads the whole text."""
+    found, texts = [], [list[int]() for _ in range(3)]
+    for turn_ in script():
+        for text, (ids, keep, dropped) in zip(texts, turn_, strict=True):
+            text.extend(ids)
+            found.append(model.new_sequence().forward(text, keep))
+            del text[len(text) - dropped :]
+    return found
+
+
+def read_together(model: NativeModel) -> list[torch.Tensor]:
+    found, texts = [], [model.new_sequence() for _ in range(3)]
+    for turn_ in script():
+        found += model.read([Read(text, ids, keep) for text, (ids, keep, _) in zip(texts, turn_, strict=True)])
+        for text, (*_, dropped) in zip(texts, turn_, strict=True):
+            text.crop(text.length - dropped)
+    return found
+
+
+def test_a_joint_pass_has_the_bits_of_each_text_alone() -> None:
+    model = native()
+    assert all(map(torch.equal, read_together(model), read_alone(model)))
+
+
+NATIVE = {
+    "a row reads another's cache": Rewrite(NativeModel._read_part, "text.cache.place(", "texts[-1].cache.place("),
+    "a position is off by one": Rewrite(NativeModel._read_part, "text.length + at)", "text.length + at + 1)"),
+    "a cropped row is kept": Rewrite(
+        NativeSequence.crop, "self.length = length", "self.length = min(self.length, length + (length > 0))"
+    ),
+    "a row is that before it": Rewrite(
+        NativeModel._read_part, "x[end - count : end]", "x[max(0, end - count - 1) : max(count, end - 1)]"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_the_bits_tell_of_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, calls = native(), list[str]()
+    expected = read_alone(model)
+    NATIVE[name](monkeypatch, calls)
+    assert not all(map(torch.equal, read_together(model), expected))
+    assert calls
