@@ -585,9 +585,12 @@ def test_nan_logits_of_a_target_are_named_and_leave_an_empty_cache() -> None:
 
 
 def test_the_struct_layouts_are_those_of_c() -> None:
-    assert [ctypes.sizeof(each) for each in (native.Matrix, native.Layer, native.Shape, native.Cache)] == [
-        56,
-        4 * 56 + 5 * 8,
+    assert [
+        ctypes.sizeof(each) for each in (native.Matrix, native.Matrices, native.Layer, native.Shape, native.Cache)
+    ] == [
+        64,
+        3 * 64 + 16,
+        4 * (3 * 64 + 16) + 5 * 8,
         40,
         40,
     ]

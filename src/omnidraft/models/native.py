@@ -28,10 +28,13 @@ from omnidraft.models.rows import rounded
 PRECISIONS = ("int8",)  # of weights that step.c takes
 WIDTH = 32  # columns of a chunk are padded to a multiple of it, as in step.c
 CHUNK = 1280  # columns, at most: of 8 inputs they fit in the innermost cache, 20 KB
+PARTS = 3  # matrices that have the same inputs, at most, as in step.c
+ROWS8 = 24  # the kind of 8-bit integers with one scale a row, as in blocks.h
 LANES = 16  # tokens whose keys lie together in a cache, as in step.c
 BLOCK = 4096  # rows
 # products and sums are rounded one by one, so that no compiler's choice of loops shows in a row
 OPTIONS = ("-O3", "-ffp-contract=off", "-shared", "-fPIC", "-pthread", "-Wno-psabi")
+SOURCES = ("step.c", "threads.h", "blocks.h", "kernels.h")
 SECONDS = 120  # for the compiler
 MEASURED = 8192, 2048  # entries of a matrix: 64 MiB in 32 bits
 TIMES = 5  # of which the fastest counts
@@ -44,15 +47,26 @@ class Matrix(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("weights", "scales", "bias")),
-        *((name, ctypes.c_int64) for name in ("out", "columns", "chunks", "width")),
+        *((name, ctypes.c_int64) for name in ("out", "columns", "chunks", "width", "kind")),
     )
+
+
+class Matrices(ctypes.Structure):
+    """Matrices of step.c with the same inputs, one below the other."""
+
+    _fields_ = (("part", Matrix * PARTS), ("parts", ctypes.c_int64), ("out", ctypes.c_int64))
+
+
+def matrices(*parts: Matrix) -> Matrices:
+    """Up to PARTS matrices, one below the other."""
+    return Matrices((Matrix * PARTS)(*parts), len(parts), sum(part.out for part in parts))
 
 
 class Layer(ctypes.Structure):
     """A layer of step.c."""
 
     _fields_ = (
-        *((name, Matrix) for name in ("qkv", "output", "gate_up", "down")),
+        *((name, Matrices) for name in ("qkv", "output", "gate_up", "down")),
         *((name, ctypes.c_void_p) for name in ("before_attention", "before_mlp", "query_norm", "key_norm")),
         ("window", ctypes.c_int64),
     )
@@ -94,11 +108,15 @@ class Rounded:
         self.bias = None if bias is None else bias.float().contiguous()
         self.columns = columns
         addresses = (self.weights.data_ptr(), self.scales.data_ptr(), pointer(self.bias))
-        self.struct = Matrix(*addresses, out, columns, chunks, width)
+        self.struct = matrices(Matrix(*addresses, out, columns, chunks, width, ROWS8))
 
     @property
     def nbytes(self) -> int:
         return self.weights.nbytes + self.scales.nbytes
+
+    def sample(self) -> torch.Tensor:
+        """The first columns, which tell the matrix from others, (out, WIDTH) int8: however they lie in memory."""
+        return self.weights[0, :, :WIDTH]
 
     def rows(self, ids: Sequence[int]) -> torch.Tensor:
         """Rows of the matrix, (T, in) float32."""
@@ -110,12 +128,17 @@ class Rounded:
 
     def __call__(self, x: torch.Tensor, norm: torch.Tensor | None = None, epsilon: float = 0.0) -> torch.Tensor:
         """x (T, in) float32, normalized where there are weights of a norm -> (T, out) float32."""
-        x = x.contiguous()
-        y = torch.empty(len(x), len(self.scales), dtype=torch.float32, device="cpu")
-        library().apply_matrix(
-            ctypes.byref(self.struct), pointer(norm), epsilon, x.data_ptr(), len(x), y.data_ptr(), threads()
-        )
-        return y
+        return products(self.struct, x, norm, epsilon)
+
+
+def products(struct: Matrices, x: torch.Tensor, norm: torch.Tensor | None, epsilon: float) -> torch.Tensor:
+    """x (T, in) float32, normalized where there are weights of a norm, times matrices -> (T, out) float32."""
+    x = x.contiguous()
+    y = torch.empty(len(x), struct.out, dtype=torch.float32, device="cpu")
+    library().apply_matrices(
+        ctypes.byref(struct), pointer(norm), epsilon, x.data_ptr(), len(x), y.data_ptr(), threads()
+    )
+    return y
 
 
 @cache
@@ -170,15 +193,20 @@ def _loaded() -> tuple[ctypes.CDLL | None, str | None]:
     address, number = ctypes.c_void_p, ctypes.c_int64
     found.read_tokens.argtypes = [address, address, address, ctypes.c_int, address, number]
     found.read_tokens.restype = None
-    found.apply_matrix.argtypes = [address, address, ctypes.c_float, address, number, address, ctypes.c_int]
-    found.apply_matrix.restype = None
+    found.apply_matrices.argtypes = [address, address, ctypes.c_float, address, number, address, ctypes.c_int]
+    found.apply_matrices.restype = None
+    found.packed_bytes.argtypes = [ctypes.c_int, number, number]
+    found.packed_bytes.restype = number
+    found.pack_rows.argtypes = [ctypes.c_int, address, address, number, number, address, ctypes.c_int]
+    found.unpack_rows.argtypes = [address, address, number, address]
+    found.unpack_rows.restype = None
     return found, None
 
 
 def _kept_or_made() -> ctypes.CDLL:
     """The library of the cache folder, made where it is not there or does not load: homes are shared, and moved."""
-    source, used = (Path(__file__).with_name(name) for name in ("step.c", "threads.h"))
-    text = f"{OPTIONS} {FLAGS} {_processor()}".encode() + source.read_bytes() + used.read_bytes()
+    source, *used = (Path(__file__).with_name(name) for name in SOURCES)
+    text = f"{OPTIONS} {FLAGS} {_processor()}".encode() + b"".join(path.read_bytes() for path in (source, *used))
     name = f"step-{hashlib.sha256(text).hexdigest()[:16]}.so"
     folder = None  # it is made anew by every process
     with suppress(OSError, ConfigError):

@@ -16,7 +16,7 @@ import torch
 
 from omnidraft.models import native
 from omnidraft.models.language_model import CachedSequence, Read, check_crop
-from omnidraft.models.native import WIDTH, pointer
+from omnidraft.models.native import pointer
 from omnidraft.models.native_cache import Angles, NativeCache
 from omnidraft.models.native_weights import Parts, RoundedWeights, Weights
 from omnidraft.models.transformers_model import PretrainedModel
@@ -80,8 +80,8 @@ class NativeModel(PretrainedModel):
         return float(2 * shape.layers * shape.key_heads * shape.size * torch.float32.itemsize)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The first columns of the rounded matrices by name, (out, WIDTH): however they lie in memory."""
-        return {name: matrix.weights[0, :, :WIDTH] for name, matrix in self._parts.matrices.items()}
+        """A sample of each matrix by name, whatever the others are: however they lie in memory."""
+        return {name: matrix.sample() for name, matrix in self._parts.matrices.items()}
 
     def new_sequence(self, *, hidden: bool = False) -> NativeSequence:
         return NativeSequence(self, self._shape, hidden=hidden)

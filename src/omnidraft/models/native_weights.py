@@ -8,7 +8,9 @@ from typing import NamedTuple
 import torch
 
 from omnidraft.errors import ModelError
+from omnidraft.models import native
 from omnidraft.models.native import Matrix, Rounded, pointer
+from omnidraft.models.packed import Packed, StoredWeights, packed
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # of weights that are what they say
 Weights = Mapping[str, torch.Tensor]
@@ -28,7 +30,7 @@ class _Restored(Rounded):
         self.weights, self.scales, self.bias, self.columns = weights, scales, bias, columns
         chunks, out, width = weights.shape
         addresses = (weights.data_ptr(), scales.data_ptr(), pointer(bias))
-        self.struct = Matrix(*addresses, out, columns, chunks, width)
+        self.struct = native.matrices(Matrix(*addresses, out, columns, chunks, width, native.ROWS8))
 
 
 class Parts:
@@ -39,14 +41,15 @@ class Parts:
     """
 
     def __init__(self, base: Weights, own: Weights | RoundedWeights, shapes: Mapping[str, torch.Size]) -> None:
-        self.matrices: dict[str, Rounded] = {}
+        self.matrices: dict[str, Rounded | Packed] = {}
         self._vectors: dict[str, torch.Tensor] = {}
         self._own, self._ready = (own.vectors, own.matrices) if isinstance(own, RoundedWeights) else (own, {})
         self._base, self._shapes = base, shapes
 
     def rounded_weights(self) -> RoundedWeights:
-        """What was made so far."""
-        matrices = {name: (m.weights, m.scales, m.bias, m.columns) for name, m in self.matrices.items()}
+        """What was made so far, but for matrices as a file holds them, which are left to the source."""
+        rounded = {name: matrix for name, matrix in self.matrices.items() if isinstance(matrix, Rounded)}
+        matrices = {name: (m.weights, m.scales, m.bias, m.columns) for name, m in rounded.items()}
         return RoundedWeights(matrices, self._vectors)
 
     @property
@@ -63,13 +66,18 @@ class Parts:
         """A vector that not every model has."""
         return self.vector(name) if name in self._shapes else None
 
-    def matrix(self, *names: str) -> Rounded:
-        """The matrices of these layers, one below the other."""
+    def matrix(self, *names: str) -> Rounded | Packed:
+        """The matrices of these layers, one below the other, as the source's file holds them where they can be."""
         if names[0] in self._ready:
             self.matrices[names[0]] = _Restored(*self._ready[names[0]])
             return self.matrices[names[0]]
-        weights = [self._get(f"{name}.weight") for name in names]
         biases = [self._get(f"{name}.bias") for name in names if f"{name}.bias" in self._shapes]
+        if isinstance(self._base, StoredWeights) and not any(f"{name}.weight" in self._own for name in names):
+            stored = [self._base.stored(f"{name}.weight") for name in names]
+            if (found := packed(stored, biases or [None] * len(names))) is not None:
+                self.matrices[names[0]] = found
+                return found
+        weights = [self._get(f"{name}.weight") for name in names]
         bias = torch.cat(biases) if biases else None
         rounded = Rounded(names[0], torch.cat(weights) if len(names) > 1 else weights[0], bias)
         self.matrices[names[0]] = rounded

@@ -11,6 +11,8 @@
 #include <string.h>
 
 #include "threads.h"
+#include "blocks.h"
+#include "kernels.h"
 
 #define LANES 16  /* partial sums, in an order that does not depend on the processor's vectors */
 #ifndef SPAN      /* floats of a vector; the compiler keeps wider ones than the processor has in memory, which is slow */
@@ -28,18 +30,16 @@
 #define AHEAD 2048 /* bytes: the processor itself fetches no further than to the end of a page */
 #define MANY 4  /* vectors of a result that are summed together */
 #define MOST 64 /* rows of weights whose sums are kept while chunks are read */
-#define PART 65536 /* bytes of weights in a part of a job, about */
-#define INLINE static inline __attribute__((always_inline))
+#define PART 65536 /* bytes of weights in a share of a job, about */
+#define PARTS 3 /* matrices that are multiplied with the same inputs */
 
 typedef struct {
-    const int8_t *weights; /* (chunks, out, width): columns that are read together */
-    const float *scales;   /* (out) */
-    const float *bias;     /* (out), or NULL */
-    int64_t out, in, chunks, width;
-} Matrix;
+    Matrix part[PARTS]; /* one below the other, each of a kind of its own */
+    int64_t parts, out; /* rows in all */
+} Matrices;
 
 typedef struct {
-    Matrix qkv, output, gate_up, down;
+    Matrices qkv, output, gate_up, down;
     const float *before_attention, *before_mlp; /* weights of norms */
     const float *query_norm, *key_norm;         /* (size), or NULL */
     int64_t window;                             /* positions that a token attends to, 0 for all */
@@ -178,11 +178,10 @@ INLINE Floats exponential(Floats x) {
     return choose(x == x, value * power, x);
 }
 
-/* the input of a matrix as integers, whose chunks lie `apart`; returns their scale, which is NaN where an entry is NaN
-   or infinite; `kind` is a constant where this is inlined */
-INLINE float rounded(const float *x, const Matrix *matrix, int kind, const float *norm, float epsilon, float *values,
-                     int16_t *result, int64_t apart) {
-    int64_t count = matrix->in, width = matrix->width, stride = matrix->chunks * width;
+/* the inputs of matrices, `stride` values, those after `count` zeros; returns the size of the largest, which is NaN or
+   infinite where one is; `kind` is a constant where this is inlined */
+INLINE float prepared(const float *x, int64_t count, int64_t stride, int kind, const float *norm, float epsilon,
+                      float *values) {
     float factor = kind == NORMALIZED ? normalizer(x, count, epsilon) : 1;
     Whole largest = {0};
     for (int64_t k = 0; k < stride; k += SPAN) { /* sizes of floats are in the order of their bits */
@@ -193,95 +192,163 @@ INLINE float rounded(const float *x, const Matrix *matrix, int kind, const float
         Whole size = (Whole)value & INT32_MAX, more = size > largest;
         largest = (size & more) | (largest & ~more);
     }
-    union { int32_t bits; float value; } most = {0}, infinite = {.value = INFINITY};
+    union { int32_t bits; float value; } most = {0};
     for (int i = 0; i < SPAN; i++) most.bits = largest[i] > most.bits ? largest[i] : most.bits;
-    int64_t limit = INT32_MAX / (127 * stride);
+    return most.value;
+}
+
+INLINE Whole nearest(Floats values) {
+    return __builtin_convertvector((values + 12582912) - 12582912, Whole);
+}
+
+/* values as integers, whose chunks lie `apart`; returns their scale, NaN where the largest is no number */
+static float rounded(const float *values, float most, int64_t chunks, int64_t width, int16_t *result, int64_t apart) {
+    int64_t limit = INT32_MAX / (127 * chunks * width);
     if (limit > INT16_MAX) limit = INT16_MAX;
-    float inverse = most.bits > 0 && most.bits < infinite.bits ? limit / most.value : 0;
-    for (int64_t k = 0; k < stride; k += SPAN) {
-        Floats nearest = (floats_at(values + k) * inverse + 12582912) - 12582912;
-        Whole whole = __builtin_convertvector(nearest, Whole);
-        Short narrow = __builtin_convertvector(whole, Short);
+    float inverse = most > 0 && most < INFINITY ? limit / most : 0;
+    for (int64_t k = 0; k < chunks * width; k += SPAN) {
+        Short narrow = __builtin_convertvector(nearest(floats_at(values + k) * inverse), Short);
         memcpy(result + k / width * apart + k % width, &narrow, sizeof narrow);
     }
-    return most.bits < infinite.bits ? most.value / limit : NAN;
+    return most < INFINITY ? most / limit : NAN;
 }
 
 typedef struct {
-    const Matrix *matrix;
+    const Matrices *matrices;
     const float *x, *norm;
     float *values, *scales, *y;
-    int16_t *integers;
-    int64_t rows, part; /* inputs, and rows of the matrix in a part */
+    int16_t *integers; /* for matrices of ROWS8, NULL where there are none */
+    Piece *pieces;     /* for those of codes */
+    int64_t stride, rows, share[PARTS], shares[PARTS]; /* of each matrix rows or panels in a share, and shares */
     float epsilon;
     int kind, adds;
 } Projection;
 
 static void round_row(const void *job, int64_t m) {
     const Projection *one = job;
-    int64_t in = one->matrix->in, width = one->matrix->width, apart = one->rows * width;
+    int64_t in = one->matrices->part->in, rows = one->rows;
     const float *x = one->x + m * (one->kind == GATED ? 2 * in : in);
-    float *values = one->values + m * one->matrix->chunks * width;
-    int16_t *integers = one->integers + m * width;
+    float *values = one->values + m * one->stride, most = 0;
     switch (one->kind) {
-#define KIND(kind) \
-    case kind: one->scales[m] = rounded(x, one->matrix, kind, one->norm, one->epsilon, values, integers, apart); break;
+#define KIND(kind) case kind: most = prepared(x, in, one->stride, kind, one->norm, one->epsilon, values); break;
         KIND(AS_IS) KIND(NORMALIZED) KIND(GATED)
     }
+    if (one->integers) {
+        const Matrix *matrix = one->matrices->part;
+        while (matrix->kind != ROWS8) matrix++; /* all of that kind take the same */
+        int64_t width = matrix->width;
+        one->scales[m] = rounded(values, most, matrix->chunks, width, one->integers + m * width, rows * width);
+    }
+    for (int64_t g = 0; one->pieces && g < in / GROUP; g++) one->pieces[g * rows + m] = piece_of(values + g * GROUP);
 }
 
-/* a part of the matrix times inputs first..first + rows; a chunk of these stays in the innermost cache meanwhile */
-INLINE void multiply_inputs(const Projection *one, int64_t part, int64_t first, int rows) {
-    const Matrix *matrix = one->matrix;
-    int64_t out = matrix->out, width = matrix->width, begin = part * one->part, end = begin + one->part;
-    if (end > out) end = out;
+/* where the result of an input and a row of a matrix is */
+INLINE float *result_at(const Projection *one, int64_t number, int64_t m, int64_t o) {
+    for (int64_t i = 0; i < number; i++) o += one->matrices->part[i].out;
+    return one->y + m * one->matrices->out + o;
+}
+
+INLINE void put_result(const Projection *one, const Matrix *matrix, float value, int64_t o, float *y) {
+    if (matrix->bias) value += matrix->bias[o];
+    *y = one->adds ? *y + value : value;
+}
+
+/* a share of a matrix times inputs first..first + rows; a chunk of these stays in the innermost cache meanwhile */
+INLINE void multiply_inputs(const Projection *one, int64_t number, int64_t begin, int64_t end, int64_t first,
+                            int rows) {
+    const Matrix *matrix = one->matrices->part + number;
+    int64_t out = matrix->out, width = matrix->width;
+    const int8_t *weights = matrix->weights;
     int32_t sums[MOST][8];
     for (int64_t from = begin; from < end; from += MOST) {
         int64_t count = end - from < MOST ? end - from : MOST;
         memset(sums, 0, count * sizeof *sums);
         for (int64_t chunk = 0; chunk < matrix->chunks; chunk++)
             for (int64_t o = 0; o < count; o++)
-                products(matrix->weights + (chunk * out + from + o) * width,
+                products(weights + (chunk * out + from + o) * width,
                          one->integers + (chunk * one->rows + first) * width, width, rows, sums[o]);
         for (int64_t o = from; o < from + count; o++)
             for (int m = 0; m < rows; m++) {
                 float value = (float)sums[o - from][m] * (matrix->scales[o] * one->scales[first + m]);
-                float *y = one->y + (first + m) * out + o;
-                if (matrix->bias) value += matrix->bias[o];
-                *y = one->adds ? *y + value : value;
+                put_result(one, matrix, value, o, result_at(one, number, first + m, o));
             }
     }
 }
 
-static void multiply_part(const void *job, int64_t part) {
-    const Projection *one = job;
-    for (int64_t first = 0; first < one->rows; first += 8) /* 8 inputs and the part stay in the inner caches */
+static void multiply_rows(const Projection *one, int64_t number, int64_t begin, int64_t end) {
+    for (int64_t first = 0; first < one->rows; first += 8) /* 8 inputs and the share stay in the inner caches */
         switch (one->rows - first) {
-#define CASE(n) case n: multiply_inputs(one, part, first, n); break;
+#define CASE(n) case n: multiply_inputs(one, number, begin, end, first, n); break;
             CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7)
-            default: multiply_inputs(one, part, first, 8);
+            default: multiply_inputs(one, number, begin, end, first, 8);
         }
 }
 
-/* y (rows, out) = input (rows, in) times the matrix, added to y where `adds`; GATED inputs are (rows, 2 in) */
-static void project(const Matrix *matrix, const float *x, int64_t rows, int kind, const float *norm, float epsilon,
+static void multiply_panels(const Projection *one, int64_t number, int64_t begin, int64_t end) {
+    const Matrix *matrix = one->matrices->part + number;
+    int64_t turns = (one->rows + TOGETHER - 1) / TOGETHER;
+    float result[TOGETHER][PANEL];
+    for (int64_t panel = begin; panel < end; panel++)
+        for (int64_t turn = 0; turn < turns; turn++) { /* as many inputs in each: 9 as 5 and 4 */
+            int64_t first = one->rows * turn / turns, o = panel * PANEL;
+            int rows = one->rows * (turn + 1) / turns - first, count = matrix->out - o < PANEL ? matrix->out - o : PANEL;
+            multiply_panel(matrix, panel, rows, one->pieces + first, one->rows, one->values + first * one->stride,
+                           one->stride, result);
+            for (int m = 0; m < rows; m++) {
+                float *y = result_at(one, number, first + m, o);
+                for (int i = 0; i < count; i++) put_result(one, matrix, result[m][i], o + i, y + i);
+            }
+        }
+}
+
+static void multiply_share(const void *job, int64_t share) {
+    const Projection *one = job;
+    int64_t number = 0;
+    for (; share >= one->shares[number]; number++) share -= one->shares[number];
+    const Matrix *matrix = one->matrices->part + number;
+    int64_t rows = matrix->kind == ROWS8 ? matrix->out : (matrix->out + PANEL - 1) / PANEL;
+    int64_t begin = share * one->share[number], end = begin + one->share[number];
+    if (end > rows) end = rows;
+    (matrix->kind == ROWS8 ? multiply_rows : multiply_panels)(one, number, begin, end);
+}
+
+/* y (rows, out) = input (rows, in) times the matrices, added to y where `adds`; GATED inputs are (rows, 2 in) */
+static void project(const Matrices *matrices, const float *x, int64_t rows, int kind, const float *norm, float epsilon,
                     int adds, float *y, int threads) {
-    int64_t stride = matrix->chunks * matrix->width, held = rows < ROWS ? rows : ROWS;
+    int64_t in = matrices->part->in, held = rows < ROWS ? rows : ROWS, stride = (in + LANES - 1) / LANES * LANES;
+    int64_t integers = 0, pieces = 0, shares = 0;
     float scales[ROWS];
     Projection one = {
-        .matrix = matrix, .norm = norm, .scales = scales, .epsilon = epsilon, .kind = kind, .adds = adds,
-        .values = aligned_alloc(64, held * stride * sizeof(float)),
-        .integers = aligned_alloc(64, held * stride * sizeof(int16_t)),
+        .matrices = matrices, .norm = norm, .scales = scales, .epsilon = epsilon, .kind = kind, .adds = adds,
     };
-    int64_t parts = threads * (matrix->out * stride / (threads * PART) + 1); /* as many for each thread */
-    one.part = (matrix->out + parts - 1) / parts;
+    for (int64_t i = 0; i < matrices->parts; i++) {
+        const Matrix *matrix = matrices->part + i;
+        int64_t units = matrix->out, size = matrix->chunks * matrix->width;
+        if (matrix->kind == ROWS8) {
+            integers = size;
+            if (size > stride) stride = size;
+        } else {
+            units = (matrix->out + PANEL - 1) / PANEL;
+            size = bytes_of_panel(matrix->kind, in);
+            if (bits_of(matrix->kind)) pieces = in / GROUP;
+        }
+        int64_t count = threads * (units * size / (threads * PART) + 1); /* as many for each thread */
+        one.share[i] = (units + count - 1) / count;
+        one.shares[i] = (units + one.share[i] - 1) / one.share[i];
+        shares += one.shares[i];
+    }
+    one.stride = stride;
+    one.values = aligned_alloc(64, held * stride * sizeof(float));
+    if (integers) one.integers = aligned_alloc(64, held * integers * sizeof(int16_t));
+    if (pieces) one.pieces = aligned_alloc(64, held * pieces * sizeof(Piece));
     for (int64_t first = 0; first < rows; first += ROWS) {
         one.rows = rows - first < ROWS ? rows - first : ROWS;
-        one.x = x + first * matrix->in * (kind == GATED ? 2 : 1);
-        one.y = y + first * matrix->out;
+        one.x = x + first * in * (kind == GATED ? 2 : 1);
+        one.y = y + first * matrices->out;
         run(round_row, &one, one.rows, one.rows > 4 ? threads : 1);
-        run(multiply_part, &one, (matrix->out + one.part - 1) / one.part, threads);
+        run(multiply_share, &one, shares, threads);
     }
+    free(one.pieces);
     free(one.integers);
     free(one.values);
 }
@@ -414,7 +481,7 @@ static void attention(const Attention *one, int64_t rows) {
    they are `apart`, each row has a cache of its own, of which several may be of one text in its order */
 void read_tokens(const Layer *layers, const Shape *shape, const Cache *caches, int apart, float *x, int64_t rows) {
     float *qkv = malloc(rows * layers->qkv.out * sizeof *qkv);
-    float *seen = malloc(rows * layers->output.in * sizeof *seen);
+    float *seen = malloc(rows * layers->output.part->in * sizeof *seen);
     float *inner = malloc(rows * layers->gate_up.out * sizeof *inner), epsilon = shape->epsilon;
     int threads = caches->threads;
     for (const Layer *layer = layers; layer < layers + shape->layers; layer++) {
@@ -430,8 +497,8 @@ void read_tokens(const Layer *layers, const Shape *shape, const Cache *caches, i
     free(inner);
 }
 
-/* y (rows, out) = x (rows, in), normalized where there are weights of a norm, times the matrix */
-void apply_matrix(const Matrix *matrix, const float *norm, float epsilon, const float *x, int64_t rows, float *y,
+/* y (rows, out) = x (rows, in), normalized where there are weights of a norm, times the matrices */
+void apply_matrices(const Matrices *matrices, const float *norm, float epsilon, const float *x, int64_t rows, float *y,
                   int threads) {
-    project(matrix, x, rows, norm ? NORMALIZED : AS_IS, norm, epsilon, 0, y, threads);
+    project(matrices, x, rows, norm ? NORMALIZED : AS_IS, norm, epsilon, 0, y, threads);
 }

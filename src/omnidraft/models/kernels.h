@@ -1,0 +1,395 @@
+/* Products of panels (blocks.h) and rows of inputs.
+
+   Codes are unpacked once for all rows of a pass.  Inputs are whole numbers with one scale for 32 of them, so that the
+   products of a group are exact; these are added in the order of the groups, each row of the matrix in a lane of its
+   own.  So a result has the same bits on every processor, and whatever rows are beside it. */
+
+#include <stdint.h>
+#include <string.h>
+
+#define LARGEST 127 /* whole number of an input */
+#define TOGETHER 16 /* rows of inputs, at most, for which codes are unpacked */
+#define FETCHED 16384 /* bytes ahead: matrices come from memory, and less leaves its channels idle */
+
+/* a group of an input, each half of it with a scale */
+typedef struct {
+    int32_t x[GROUP / 4]; /* 4 columns each, of 8 bits */
+    float scale[2], sum;  /* of an entry, and of all entries */
+    int32_t less[2];      /* minus the sum of the entries of each half */
+    int32_t room[3];      /* a piece is in one line of a cache */
+} Piece;
+
+/* ---- vectors: some rows of a panel, 4 columns of each in a vector of codes */
+
+#if defined(__AVX512BW__) && defined(__FMA__) && !defined(PLAIN)
+#include <immintrin.h>
+#define SIDE 16 /* rows of a panel in a vector */
+typedef __m512i Codes;
+typedef __m512i Counts;
+typedef __m512 Reals;
+INLINE Codes codes_in(const void *at) { return _mm512_loadu_si512(at); }
+INLINE Codes code_of(int8_t code) { return _mm512_set1_epi8(code); }
+INLINE Codes masked(Codes codes, Codes mask) { return _mm512_and_si512(codes, mask); }
+INLINE Codes joined(Codes low, Codes high) { return _mm512_or_si512(low, high); }
+INLINE Codes raised(Codes codes, int bits) { return bits ? _mm512_slli_epi16(codes, bits) : codes; }
+INLINE Codes lowered(Codes codes, int bits) { return bits ? _mm512_srli_epi16(codes, bits) : codes; }
+INLINE Codes looked_up(Codes codes) {
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const void *)NONLINEAR)), codes);
+}
+INLINE Counts count_of(int32_t count) { return _mm512_set1_epi32(count); }
+INLINE Counts shifted(Counts a, int bits) { return _mm512_slli_epi32(a, bits); }
+INLINE Reals real_of(float real) { return _mm512_set1_ps(real); }
+INLINE Reals reals_in(const float *at) { return _mm512_loadu_ps(at); }
+INLINE Reals reals_of(Counts counts) { return _mm512_cvtepi32_ps(counts); }
+INLINE Reals halves_in(const void *at) { return _mm512_cvtph_ps(_mm256_loadu_si256(at)); }
+INLINE Reals brains_in(const void *at) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(at)), 16));
+}
+INLINE Reals unsigned_in(const void *at) { return reals_of(_mm512_cvtepu8_epi32(_mm_loadu_si128(at))); }
+INLINE Reals signed_in(const void *at) { return reals_of(_mm512_cvtepi8_epi32(_mm_loadu_si128(at))); }
+INLINE Reals product(Reals a, Reals b) { return _mm512_mul_ps(a, b); }
+INLINE Reals sum_with(Reals a, Reals b, Reals c) { return _mm512_fmadd_ps(a, b, c); }
+INLINE void keep_reals(float *at, Reals reals) { _mm512_storeu_ps(at, reals); }
+INLINE Counts sizes_of(Reals reals) {
+    return _mm512_and_si512(_mm512_castps_si512(reals), _mm512_set1_epi32(INT32_MAX));
+}
+INLINE Counts added(Counts a, Counts b) { return _mm512_add_epi32(a, b); }
+INLINE Counts larger(Counts a, Counts b) { return _mm512_max_epi32(a, b); }
+INLINE int32_t largest_in(Counts counts) { return _mm512_reduce_max_epi32(counts); }
+INLINE int32_t total_in(Counts counts) { return _mm512_reduce_add_epi32(counts); }
+INLINE Counts nearest_to(Reals reals) { return _mm512_cvtps_epi32(reals); }
+INLINE void keep_bytes(void *at, Counts counts) { _mm_storeu_si128(at, _mm512_cvtepi32_epi8(counts)); }
+#ifdef __AVX512VNNI__
+#define SIGNLESS
+INLINE Counts dot(Counts counts, Codes codes, int32_t x) {
+    return _mm512_dpbusd_epi32(counts, codes, _mm512_set1_epi32(x));
+}
+#else
+typedef __m512i Pairs;
+#define PAIRS_OF(codes, x) _mm512_maddubs_epi16(codes, _mm512_set1_epi32(x))
+#define PAIRS_ADDED(a, b) _mm512_add_epi16(a, b)
+#define PAIRS_COUNTED(counts, pairs) \
+    _mm512_add_epi32(counts, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))
+INLINE Pairs signed_pairs(Codes codes, int32_t x) {
+    __m512i all = _mm512_set1_epi32(x);
+    __m512i same = _mm512_mask_sub_epi8(all, _mm512_movepi8_mask(codes), _mm512_setzero_si512(), all);
+    return _mm512_maddubs_epi16(_mm512_abs_epi8(codes), same);
+}
+#endif
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__) && !defined(PLAIN)
+#include <immintrin.h>
+#define SIDE 8
+typedef __m256i Codes;
+typedef __m256i Counts;
+typedef __m256 Reals;
+INLINE Codes codes_in(const void *at) { return _mm256_loadu_si256(at); }
+INLINE Codes code_of(int8_t code) { return _mm256_set1_epi8(code); }
+INLINE Codes masked(Codes codes, Codes mask) { return _mm256_and_si256(codes, mask); }
+INLINE Codes joined(Codes low, Codes high) { return _mm256_or_si256(low, high); }
+INLINE Codes raised(Codes codes, int bits) { return bits ? _mm256_slli_epi16(codes, bits) : codes; }
+INLINE Codes lowered(Codes codes, int bits) { return bits ? _mm256_srli_epi16(codes, bits) : codes; }
+INLINE Codes looked_up(Codes codes) {
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const void *)NONLINEAR)), codes);
+}
+INLINE Counts count_of(int32_t count) { return _mm256_set1_epi32(count); }
+INLINE Counts shifted(Counts a, int bits) { return _mm256_slli_epi32(a, bits); }
+INLINE Reals real_of(float real) { return _mm256_set1_ps(real); }
+INLINE Reals reals_in(const float *at) { return _mm256_loadu_ps(at); }
+INLINE Reals reals_of(Counts counts) { return _mm256_cvtepi32_ps(counts); }
+INLINE Reals halves_in(const void *at) { return _mm256_cvtph_ps(_mm_loadu_si128(at)); }
+INLINE Reals brains_in(const void *at) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(at)), 16));
+}
+INLINE Reals unsigned_in(const void *at) { return reals_of(_mm256_cvtepu8_epi32(_mm_loadl_epi64(at))); }
+INLINE Reals signed_in(const void *at) { return reals_of(_mm256_cvtepi8_epi32(_mm_loadl_epi64(at))); }
+INLINE Reals product(Reals a, Reals b) { return _mm256_mul_ps(a, b); }
+INLINE Reals sum_with(Reals a, Reals b, Reals c) { return _mm256_fmadd_ps(a, b, c); }
+INLINE void keep_reals(float *at, Reals reals) { _mm256_storeu_ps(at, reals); }
+INLINE Counts sizes_of(Reals reals) {
+    return _mm256_and_si256(_mm256_castps_si256(reals), _mm256_set1_epi32(INT32_MAX));
+}
+INLINE Counts added(Counts a, Counts b) { return _mm256_add_epi32(a, b); }
+INLINE Counts larger(Counts a, Counts b) { return _mm256_max_epi32(a, b); }
+INLINE int32_t largest_in(Counts counts) {
+    __m128i half = _mm_max_epi32(_mm256_castsi256_si128(counts), _mm256_extracti128_si256(counts, 1));
+    half = _mm_max_epi32(half, _mm_shuffle_epi32(half, 0x4e));
+    return _mm_cvtsi128_si32(_mm_max_epi32(half, _mm_shuffle_epi32(half, 0xb1)));
+}
+INLINE int32_t total_in(Counts counts) {
+    __m128i half = _mm_add_epi32(_mm256_castsi256_si128(counts), _mm256_extracti128_si256(counts, 1));
+    half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(half, _mm_shuffle_epi32(half, 0xb1)));
+}
+INLINE Counts nearest_to(Reals reals) { return _mm256_cvtps_epi32(reals); }
+INLINE void keep_bytes(void *at, Counts counts) {
+    __m128i pairs = _mm_packs_epi32(_mm256_castsi256_si128(counts), _mm256_extracti128_si256(counts, 1));
+    _mm_storel_epi64(at, _mm_packs_epi16(pairs, pairs));
+}
+#ifdef __AVXVNNI__
+#define SIGNLESS
+INLINE Counts dot(Counts counts, Codes codes, int32_t x) {
+    return _mm256_dpbusd_avx_epi32(counts, codes, _mm256_set1_epi32(x));
+}
+#else
+typedef __m256i Pairs;
+#define PAIRS_OF(codes, x) _mm256_maddubs_epi16(codes, _mm256_set1_epi32(x))
+#define PAIRS_ADDED(a, b) _mm256_add_epi16(a, b)
+#define PAIRS_COUNTED(counts, pairs) \
+    _mm256_add_epi32(counts, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+INLINE Pairs signed_pairs(Codes codes, int32_t x) {
+    return _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(_mm256_set1_epi32(x), codes));
+}
+#endif
+#else
+#define SIDE 4
+typedef uint8_t Codes __attribute__((vector_size(16)));
+typedef int32_t Counts __attribute__((vector_size(16)));
+typedef float Reals __attribute__((vector_size(16)));
+INLINE Codes codes_in(const void *at) {
+    Codes codes;
+    memcpy(&codes, at, sizeof codes);
+    return codes;
+}
+INLINE Codes code_of(int8_t code) { return (Codes){0} + (uint8_t)code; }
+INLINE Codes masked(Codes codes, Codes mask) { return codes & mask; }
+INLINE Codes joined(Codes low, Codes high) { return low | high; }
+INLINE Codes raised(Codes codes, int bits) { return codes << bits; }
+INLINE Codes lowered(Codes codes, int bits) { return codes >> bits; }
+INLINE Codes looked_up(Codes codes) {
+    for (int i = 0; i < 16; i++) codes[i] = NONLINEAR[codes[i]];
+    return codes;
+}
+INLINE Counts count_of(int32_t count) { return (Counts){0} + count; }
+INLINE Counts shifted(Counts a, int bits) { return a << bits; }
+INLINE Reals real_of(float real) { return (Reals){0} + real; }
+INLINE Reals reals_in(const float *at) {
+    Reals reals;
+    memcpy(&reals, at, sizeof reals);
+    return reals;
+}
+INLINE Reals reals_of(Counts counts) { return __builtin_convertvector(counts, Reals); }
+#define READ(at, type, value) \
+    Reals reals; \
+    const uint8_t *bytes = at; \
+    type entry; \
+    for (int i = 0; i < SIDE; i++) { \
+        memcpy(&entry, bytes + i * sizeof entry, sizeof entry); \
+        reals[i] = value; \
+    } \
+    return reals;
+INLINE Reals halves_in(const void *at) { READ(at, uint16_t, half_value(entry)) }
+INLINE Reals brains_in(const void *at) { READ(at, uint16_t, brain_value(entry)) }
+INLINE Reals unsigned_in(const void *at) { READ(at, uint8_t, entry) }
+INLINE Reals signed_in(const void *at) { READ(at, int8_t, entry) }
+INLINE Reals product(Reals a, Reals b) { return a * b; }
+INLINE Reals sum_with(Reals a, Reals b, Reals c) {
+    for (int i = 0; i < SIDE; i++) c[i] = fmaf(a[i], b[i], c[i]);
+    return c;
+}
+INLINE void keep_reals(float *at, Reals reals) { memcpy(at, &reals, sizeof reals); }
+INLINE Counts sizes_of(Reals reals) { return (Counts)reals & INT32_MAX; }
+INLINE Counts added(Counts a, Counts b) { return a + b; }
+INLINE Counts larger(Counts a, Counts b) { return (a & (a > b)) | (b & ~(a > b)); }
+INLINE int32_t largest_in(Counts counts) {
+    int32_t largest = counts[0];
+    for (int i = 1; i < SIDE; i++) largest = counts[i] > largest ? counts[i] : largest;
+    return largest;
+}
+INLINE int32_t total_in(Counts counts) { return counts[0] + counts[1] + counts[2] + counts[3]; }
+INLINE Counts nearest_to(Reals reals) { return __builtin_convertvector((reals + 12582912) - 12582912, Counts); }
+INLINE void keep_bytes(void *at, Counts counts) {
+    for (int i = 0; i < SIDE; i++) ((int8_t *)at)[i] = counts[i];
+}
+typedef int8_t Signed __attribute__((vector_size(16)));
+typedef int16_t Pairs __attribute__((vector_size(32)));
+INLINE Pairs repeated(int32_t x) { return __builtin_convertvector((Signed)count_of(x), Pairs); }
+INLINE Counts counted(Counts counts, Pairs pairs) {
+    for (int i = 0; i < SIDE; i++)
+        counts[i] += pairs[4 * i] + pairs[4 * i + 1] + pairs[4 * i + 2] + pairs[4 * i + 3];
+    return counts;
+}
+#define PAIRS_OF(codes, x) (__builtin_convertvector(codes, Pairs) * repeated(x))
+#define PAIRS_ADDED(a, b) ((a) + (b))
+#define PAIRS_COUNTED(counts, pairs) counted(counts, pairs)
+INLINE Pairs signed_pairs(Codes codes, int32_t x) {
+    return __builtin_convertvector((Signed)codes, Pairs) * repeated(x);
+}
+#endif
+#define SIDES (PANEL / SIDE)
+
+/* ---- a group */
+
+INLINE int is_signed(int kind) { return kind == Q8_0 || kind == IQ4_NL; }
+
+/* values as whole numbers; the scale of a half with a value that is NaN or infinite is NaN */
+INLINE Piece piece_of(const float *values) {
+    Piece piece = {0};
+    for (int half = 0; half < 2; half++) {
+        Counts largest = count_of(0), all = count_of(0);
+        for (int k = 16 * half; k < 16 * half + 16; k += SIDE) largest = larger(largest, sizes_of(reals_in(values + k)));
+        union { int32_t bits; float value; } most = {largest_in(largest)};
+        float inverse = most.value > 1e-30f && most.value < INFINITY ? LARGEST / most.value : 0;
+        for (int k = 16 * half; k < 16 * half + 16; k += SIDE) {
+            Counts whole = nearest_to(product(reals_in(values + k), real_of(inverse)));
+            keep_bytes((int8_t *)piece.x + k, whole);
+            all = added(all, whole);
+        }
+        piece.scale[half] = most.value < INFINITY ? most.value / LARGEST : NAN;
+        piece.less[half] = -total_in(all);
+        piece.sum -= piece.scale[half] * piece.less[half];
+    }
+    return piece;
+}
+
+/* adds the products of 16 columns; sums of pairs have 16 bits, which as many products of codes fit in */
+INLINE Counts dots(int kind, Counts counts, const Codes *codes, const int32_t *x) {
+#ifdef SIGNLESS
+    (void)kind;
+    for (int j = 0; j < 4; j++) counts = dot(counts, codes[j], x[j]);
+#else
+    int most = is_signed(kind) ? 1 : bits_of(kind) == 6 ? 2 : 4;
+    for (int j = 0; j < 4; j += most) {
+        Pairs pairs = is_signed(kind) ? signed_pairs(codes[j], x[j]) : PAIRS_OF(codes[j], x[j]);
+        for (int i = j + 1; i < j + most; i++) pairs = PAIRS_ADDED(pairs, PAIRS_OF(codes[i], x[i]));
+        counts = PAIRS_COUNTED(counts, pairs);
+    }
+#endif
+    return counts;
+}
+
+INLINE void unpack(int kind, const uint8_t *at, Codes *codes) {
+    int bits = bits_of(kind);
+    for (int j = 0; j < 8 && bits == 8; j++) codes[j] = codes_in(at + 64 * j);
+    for (int j = 0; j < 4 && bits < 8; j++) {
+        Codes both = codes_in(at + 64 * j);
+        codes[j] = masked(both, code_of(15));
+        codes[j + 4] = masked(lowered(both, 4), code_of(15));
+    }
+    for (int j = 0; j < 8 && (bits == 5 || bits == 6); j++) { /* the bits above the low 4 are moved to where they are */
+        Codes high = codes_in(at + (bits == 6 && j > 3 ? 320 : 256));
+        int up = bits == 6 ? 4 - j % 4 * 2 : 4 - j;
+        high = masked(up > 0 ? raised(high, up) : lowered(high, -up), code_of(bits == 6 ? 48 : 16));
+        codes[j] = joined(codes[j], high);
+    }
+    for (int j = 0; j < 8 && kind == IQ4_NL; j++) codes[j] = looked_up(codes[j]);
+#ifdef SIGNLESS
+    for (int j = 0; j < 8 && is_signed(kind); j++) codes[j] ^= code_of(-128);
+#endif
+}
+
+typedef struct { Reals scale[2], least; } Scales; /* of a group, or of its halves */
+
+INLINE Scales scales_at(int kind, const uint8_t *at, int64_t g, int row) {
+    int64_t of = entries_of(kind) / GROUP, in = g % of;
+    const uint8_t *block = at + g / of * scale_bytes(kind);
+    Scales found = {{halves_in(block + 2 * row)}, real_of(0)};
+    if (has_least(kind)) found.least = halves_in(block + 2 * (PANEL + row));
+    if (kind == Q6_K) {
+        found.scale[1] = product(found.scale[0], signed_in(block + (3 + 2 * in) * PANEL + row));
+        found.scale[0] = product(found.scale[0], signed_in(block + (2 + 2 * in) * PANEL + row));
+    }
+    if (kind == Q4_K || kind == Q5_K) {
+        found.scale[0] = product(found.scale[0], unsigned_in(block + (4 + in) * PANEL + row));
+        found.least = product(found.least, product(unsigned_in(block + (12 + in) * PANEL + row), real_of(-1)));
+    }
+    return found;
+}
+
+/* the sums of products of half a group, which are exact */
+INLINE Reals half_products(int kind, const Codes *codes, const Piece *piece, int half) {
+    int offset = kind == Q4_0 ? 3 : kind == Q5_0 ? 4 : kind == Q6_K ? 5 : 0; /* the power of 2 that codes count from */
+#ifdef SIGNLESS
+    if (is_signed(kind)) offset = 7;
+#endif
+    Counts start = offset ? shifted(count_of(piece->less[half]), offset) : count_of(0);
+    return reals_of(dots(kind, start, codes + 4 * half, piece->x + 4 * half));
+}
+
+/* a panel times `rows` inputs, whose groups lie `apart`; `kind` and `rows` are constants where this is inlined */
+INLINE void multiply_codes(int kind, int rows, const uint8_t *panel, int64_t in, const Piece *pieces, int64_t apart,
+                           float (*result)[PANEL]) {
+    int bits = bits_of(kind), bytes = 64 * bits + scale_bytes(kind) * GROUP / entries_of(kind); /* of a group */
+    const uint8_t *scales = panel + code_bytes(kind, in), *ahead = panel + FETCHED;
+    Reals sums[TOGETHER][SIDES];
+    for (int m = 0; m < rows; m++)
+        for (int s = 0; s < SIDES; s++) sums[m][s] = real_of(0);
+    for (int64_t g = 0; g < in / GROUP; g++, panel += 64 * bits, pieces += apart, ahead += bytes) {
+        for (int line = 0; line < bytes; line += 64) __builtin_prefetch(ahead + line);
+        for (int s = 0; s < SIDES; s++) {
+            Codes codes[8];
+            unpack(kind, panel + 4 * SIDE * s, codes);
+            Scales of = scales_at(kind, scales, g, SIDE * s);
+            for (int m = 0; m < rows; m++) {
+                const Piece *piece = pieces + m;
+                Reals first = product(half_products(kind, codes, piece, 0), real_of(piece->scale[0])), sum = sums[m][s];
+                Reals second = half_products(kind, codes, piece, 1), scale = real_of(piece->scale[1]);
+                if (kind == Q6_K) {
+                    sum = sum_with(first, of.scale[0], sum);
+                    sum = sum_with(product(second, scale), of.scale[1], sum);
+                } else sum = sum_with(sum_with(second, scale, first), of.scale[0], sum);
+                if (has_least(kind)) sum = sum_with(of.least, real_of(piece->sum), sum);
+                sums[m][s] = sum;
+            }
+        }
+    }
+    for (int m = 0; m < rows; m++)
+        for (int s = 0; s < SIDES; s++) keep_reals(result[m] + SIDE * s, sums[m][s]);
+}
+
+/* the same for a panel of numbers, and inputs (rows, apart) as they are */
+INLINE void multiply_numbers(int kind, int rows, const uint8_t *panel, int64_t in, const float *x, int64_t apart,
+                             float (*result)[PANEL]) {
+    Reals sums[2][TOGETHER][SIDES]; /* two, as each sum waits for the one before */
+    for (int m = 0; m < rows; m++)
+        for (int s = 0; s < SIDES; s++) sums[0][m][s] = sums[1][m][s] = real_of(0);
+    for (int64_t k = 0; k < in; k += 2)
+        for (int odd = 0; odd < 2 && k + odd < in; odd++) {
+            const uint8_t *at = panel + (k + odd) * PANEL * bytes_of(kind);
+            __builtin_prefetch(at + FETCHED);
+            for (int s = 0; s < SIDES; s++) {
+                const void *place = at + SIDE * s * bytes_of(kind);
+                Reals w = kind == F32 ? reals_in(place) : kind == F16 ? halves_in(place) : brains_in(place);
+                for (int m = 0; m < rows; m++)
+                    sums[odd][m][s] = sum_with(w, real_of(x[m * apart + k + odd]), sums[odd][m][s]);
+            }
+        }
+    for (int m = 0; m < rows; m++)
+        for (int s = 0; s < SIDES; s++)
+            keep_reals(result[m] + SIDE * s, sum_with(sums[0][m][s], real_of(1), sums[1][m][s]));
+}
+
+/* ---- a function for each kind */
+
+#define OF_ROWS(n, multiply, kind) case n: multiply(kind, n, panel, in, x, apart, result); break;
+#if SIDE == 16 /* the sums of so many rows stay in registers */
+#define FEW(multiply, kind) \
+    OF_ROWS(1, multiply, kind) OF_ROWS(2, multiply, kind) OF_ROWS(3, multiply, kind) OF_ROWS(4, multiply, kind) \
+    OF_ROWS(5, multiply, kind) OF_ROWS(6, multiply, kind) OF_ROWS(7, multiply, kind) OF_ROWS(8, multiply, kind)
+#else
+#define FEW(multiply, kind) OF_ROWS(1, multiply, kind)
+#endif
+#define EACH_NUMBER(multiply, kind) \
+    switch (rows) { \
+        FEW(multiply, kind) \
+        default: multiply(kind, rows, panel, in, x, apart, result); \
+    }
+#define CODES(kind) \
+    static void panel_##kind(int rows, const uint8_t *panel, int64_t in, const Piece *x, int64_t apart, \
+                             float (*result)[PANEL]) { EACH_NUMBER(multiply_codes, kind) }
+#define NUMBERS(kind) \
+    static void panel_##kind(int rows, const uint8_t *panel, int64_t in, const float *x, int64_t apart, \
+                             float (*result)[PANEL]) { EACH_NUMBER(multiply_numbers, kind) }
+CODES(Q4_0) CODES(Q4_1) CODES(Q5_0) CODES(Q5_1) CODES(Q8_0) CODES(IQ4_NL) CODES(Q4_K) CODES(Q5_K) CODES(Q6_K)
+NUMBERS(F32) NUMBERS(F16) NUMBERS(BF16)
+
+/* the product of a panel and `rows` inputs, up to TOGETHER, in the form that the kind takes */
+static void multiply_panel(const Matrix *matrix, int64_t panel, int rows, const Piece *pieces, int64_t apart,
+                           const float *values, int64_t stride, float (*result)[PANEL]) {
+    const uint8_t *at = (const uint8_t *)matrix->weights + panel * bytes_of_panel(matrix->kind, matrix->in);
+    switch (matrix->kind) {
+#define OF_CODES(kind) case kind: panel_##kind(rows, at, matrix->in, pieces, apart, result); break;
+#define OF_NUMBERS(kind) case kind: panel_##kind(rows, at, matrix->in, values, stride, result); break;
+        OF_CODES(Q4_0) OF_CODES(Q4_1) OF_CODES(Q5_0) OF_CODES(Q5_1) OF_CODES(Q8_0) OF_CODES(IQ4_NL) OF_CODES(Q4_K)
+        OF_CODES(Q5_K) OF_CODES(Q6_K) OF_NUMBERS(F32) OF_NUMBERS(F16) OF_NUMBERS(BF16)
+    }
+}

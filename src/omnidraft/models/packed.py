@@ -1,0 +1,109 @@
+"""Matrices of a GGUF file as step.c reads them: every weight has the value that the file gives it."""
+
+from __future__ import annotations
+
+import ctypes
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from omnidraft.errors import ModelError
+from omnidraft.models import native
+from omnidraft.models.native import Matrix, pointer
+
+KINDS = (0, 1, 2, 3, 6, 7, 8, 12, 13, 14, 20, 30)  # numbers in a file of the kinds that step.c takes, as in blocks.h
+NUMBERS = (0, 1, 30)  # those without scales: of more than 8 bits
+PANEL = 16  # rows that lie side by side, as in blocks.h
+SAMPLED = 16  # rows
+PART = 2**24  # bytes of a file that are read at a time, about
+LINE = 64  # bytes: where a vector begins
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A matrix as a file holds it."""
+
+    name: str
+    kind: int  # its number in a file
+    out: int
+    columns: int
+    rows: Callable[[int, int], np.ndarray[Any, Any]]  # those from one number to another, (rows, bytes) uint8
+    order: np.ndarray[Any, Any] | None = None  # (out) int64: which row of the file is where
+    bias: torch.Tensor | None = None  # (out)
+
+
+class StoredWeights(Mapping[str, torch.Tensor]):
+    """Weights by name, of which matrices can be had as a file holds them."""
+
+    @abstractmethod
+    def stored(self, name: str) -> Stored | None:
+        """A matrix as it is in the file; None where the file lacks it."""
+
+
+class Packed:
+    """Matrices (out, in), one below the other; raises ModelError for NaN or infinite weights.
+
+    16 rows lie side by side, with the bits of the file: the memory is that of the file and up to 3 % more.
+    """
+
+    def __init__(self, *parts: Stored) -> None:
+        made = [_packed(part) for part in parts]
+        self.columns = parts[0].columns
+        self.weights = [weights for weights, _ in made]
+        self._biases = [None if part.bias is None else part.bias.float().contiguous() for part in parts]
+        structs = [struct for _, struct in made]
+        for struct, bias in zip(structs, self._biases, strict=True):
+            struct.bias = pointer(bias)
+        self.struct = native.matrices(*structs)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(weights.nbytes for weights in self.weights)
+
+    def sample(self) -> torch.Tensor:
+        """Some rows that tell the matrix from others, (T, in) float32."""
+        return self.rows(range(min(SAMPLED, self.struct.part[0].out)))
+
+    def rows(self, ids: Sequence[int]) -> torch.Tensor:
+        """Rows of the first matrix, (T, in) float32."""
+        places = np.asarray(ids, dtype=np.int64)
+        values = torch.empty(len(places), self.columns, dtype=torch.float32, device="cpu")
+        first = ctypes.byref(self.struct.part[0])
+        native.library().unpack_rows(first, places.ctypes.data, len(places), values.data_ptr())
+        return values
+
+    def __call__(self, x: torch.Tensor, norm: torch.Tensor | None = None, epsilon: float = 0.0) -> torch.Tensor:
+        """x (T, in) float32, normalized where there are weights of a norm -> (T, out) float32."""
+        return native.products(self.struct, x, norm, epsilon)
+
+
+def packed(parts: Sequence[Stored | None], biases: Sequence[torch.Tensor | None]) -> Packed | None:
+    """Matrices as they are in a file; None where it lacks one, has a kind that step.c does not take, or numbers alone.
+
+    Numbers of 16 or 32 bits would take two to four times as long as when they are rounded to 8.
+    """
+    found = [part for part in parts if part is not None and part.kind in KINDS]
+    if len(found) < len(parts) or all(part.kind in NUMBERS for part in found):
+        return None
+    return Packed(*(replace(part, bias=bias) for part, bias in zip(found, biases, strict=True)))
+
+
+def _packed(part: Stored) -> tuple[torch.Tensor, Matrix]:
+    library, out = native.library(), part.out
+    size = library.packed_bytes(part.kind, out, part.columns)
+    room = torch.empty(size + LINE, dtype=torch.uint8, device="cpu")
+    weights = room[-room.data_ptr() % LINE :][:size]
+    panels = -(-out // PANEL)
+    step = out if part.order is not None else max(1, PART * panels // size) * PANEL
+    order = None if part.order is None else np.ascontiguousarray(part.order, dtype=np.int64)
+    for start in range(0, out, step):
+        rows = np.ascontiguousarray(part.rows(start, min(out, start + step)))
+        places = (rows.ctypes.data, None if order is None else order.ctypes.data, len(rows), part.columns)
+        to = weights.data_ptr() + start // PANEL * (size // panels)
+        if not library.pack_rows(part.kind, *places, to, native.threads()):
+            raise ModelError(f"weights {part.name} are NaN or infinite: get the complete files of the model")
+    return weights, Matrix(weights.data_ptr(), None, None, out, part.columns, 0, 0, part.kind)

@@ -1,0 +1,203 @@
+"""Matrices of GGUF blocks: the file's values bit by bit, exact products, and each row as if it were alone."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from omnidraft.errors import ModelError
+from omnidraft.models import native
+from omnidraft.models import packed as packed_module
+from omnidraft.models.gguf.header import QUANTIZATIONS
+from omnidraft.models.native import Rounded
+from omnidraft.models.packed import KINDS, Packed, Stored
+from support.blocks import HALVES, Raw, blocks, filled, values
+from support.compilers import needs_the_8_bit_step
+from support.models import one_line
+
+EVERY = pytest.mark.parametrize("kind", KINDS, ids=[QUANTIZATIONS[kind][0] for kind in KINDS])
+X86 = platform.machine() in {"x86_64", "AMD64"}
+# the parts of the C code that this machine can run, and is not the first to choose
+WAYS = [("-DPLAIN",)] + [("-mno-avx512f",), ("-mno-avx512f", "-mno-avxvnni"), ("-mno-avx512vnni",)] * X86
+
+
+@pytest.fixture(autouse=True)
+def _compiled() -> None:
+    needs_the_8_bit_step()
+
+
+@pytest.fixture
+def three_threads() -> Iterator[None]:
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(1)
+
+
+def packed(kind: int, out: int, columns: int) -> Packed:
+    return Packed(stored(kind, blocks(kind, out, columns), columns))
+
+
+def stored(kind: int, rows: Raw, columns: int, **options: Any) -> Stored:
+    return Stored("blk.3.ffn_down.weight", kind, len(rows), columns, lambda start, end: rows[start:end], **options)
+
+
+def whole_inputs(rows: int, columns: int) -> torch.Tensor:
+    """Small whole numbers, and in each 16 of them the largest that an input can be: rounding changes none."""
+    x = torch.randint(-9, 10, (rows, columns), generator=torch.Generator().manual_seed(0)).float()
+    x[:, ::16] = 127
+    return x
+
+
+@EVERY
+@pytest.mark.parametrize(("out", "columns"), [(1, 256), (16, 768), (37, 1280)])
+def test_the_values_are_those_of_the_file(kind: int, out: int, columns: int) -> None:
+    raw = blocks(kind, out, columns)
+    matrix = Packed(stored(kind, raw, columns))
+    assert torch.equal(matrix.rows(range(out)), values(kind, raw))
+    ids = [out - 1, 0, out - 1]
+    assert torch.equal(matrix.rows(ids), values(kind, raw)[ids])
+    assert matrix.rows([]).shape == (0, columns)
+    if out % 16 == 0:
+        assert raw.nbytes <= matrix.nbytes <= 1.03 * raw.nbytes + 64
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if QUANTIZATIONS[kind][1] == 1])
+def test_numbers_take_any_columns(kind: int) -> None:
+    raw, x = blocks(kind, 19, 37, scale=1), whole_inputs(3, 37)
+    assert torch.equal(Packed(stored(kind, raw, 37))(x), x @ values(kind, raw).T)
+
+
+@EVERY
+def test_the_rows_are_where_the_order_says(kind: int) -> None:
+    raw, order = blocks(kind, 35, 256), np.random.default_rng(0).permutation(35)
+    matrix = Packed(stored(kind, raw, 256, order=order))
+    assert torch.equal(matrix.rows(range(35)), values(kind, raw)[torch.from_numpy(order)])
+
+
+@EVERY
+def test_it_is_read_in_parts(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = packed(kind, 83, 512)
+    monkeypatch.setattr(packed_module, "PART", 1)
+    assert torch.equal(whole.weights[0], packed(kind, 83, 512).weights[0])
+
+
+@EVERY
+@pytest.mark.parametrize("columns", [256, 512])
+def test_products_of_whole_numbers_are_exact(kind: int, columns: int) -> None:
+    raw, x = blocks(kind, 37, columns, scale=1), whole_inputs(13, columns)
+    weights = values(kind, raw)
+    assert float((weights.abs() @ x.abs().T).max()) < 2**24, "float32 holds all sums"
+    wanted = x.long() @ weights.long().T
+    assert torch.equal(Packed(stored(kind, raw, columns))(x).long(), wanted)
+
+
+@EVERY
+@pytest.mark.parametrize("byte", [0, 0x7F, 0x80, 0xFF])
+def test_the_largest_products_fit(kind: int, byte: int) -> None:
+    raw, x = filled(kind, 20, 512, byte), torch.full((3, 512), 127.0)
+    x[1], x[2, ::2] = -127, -127
+    weights = values(kind, raw)
+    bound = 1e-5 * (x.double().abs() @ weights.double().abs().T)
+    given = Packed(stored(kind, raw, 512))(x).double()
+    assert bool(((given - x.double() @ weights.double().T).abs() <= bound).all())
+
+
+@EVERY
+def test_inputs_are_rounded_by_halves_of_a_group(kind: int) -> None:
+    raw, x = blocks(kind, 37, 768), torch.randn(5, 768, generator=torch.Generator().manual_seed(0))
+    x[0, 7] = 1000  # which takes the precision of 15 others
+    weights = values(kind, raw)
+    steps = x.view(5, -1, 16).abs().amax(-1).div(254).repeat_interleave(16, 1)
+    bound = steps @ weights.abs().T + 1e-5 * (x.abs() @ weights.abs().T)
+    off = (Packed(stored(kind, raw, 768))(x) - x @ weights.T).abs()
+    assert bool((off <= bound).all())
+    assert QUANTIZATIONS[kind][1] > 1 or float((off / bound).max()) < 0.1, "numbers take inputs as they are"
+
+
+@EVERY
+@pytest.mark.usefixtures("three_threads")
+def test_a_row_does_not_depend_on_those_beside_it(kind: int) -> None:
+    matrix, x = packed(kind, 700, 512), torch.randn(85, 512, generator=torch.Generator().manual_seed(0))
+    alone = torch.cat([matrix(x[m : m + 1]) for m in range(len(x))])
+    for count in (*range(2, 18), 64, 65, 85):
+        assert torch.equal(matrix(x[:count]), alone[:count]), count
+    torch.set_num_threads(1)
+    assert torch.equal(matrix(x), alone)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=" ".join)
+@pytest.mark.usefixtures("home")
+def test_each_processor_gets_the_same_bits(way: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    matrices = {kind: packed(kind, 37, 768) for kind in KINDS}
+    largest = [
+        Packed(stored(kind, filled(kind, 9, 768, byte), 768)) for kind in KINDS for byte in (0, 0x7F, 0x80, 0xFF)
+    ]
+    x = torch.randn(9, 768, generator=torch.Generator().manual_seed(0))
+    x[3, 5] = x[4, 700] = 300
+    x[5], x[6], x[7, ::2] = 1, -1, 1
+    given = [matrix(x) for matrix in (*matrices.values(), *largest)]
+    monkeypatch.setattr(native, "FLAGS", (("-march=native", *way),))
+    native._loaded.cache_clear()  # noqa: SLF001  compiled with these flags from now on
+    try:
+        assert native.obstacle() is None
+        for number, (matrix, wanted) in enumerate(zip((*matrices.values(), *largest), given, strict=True)):
+            assert torch.equal(matrix(x), wanted), number
+        for kind, matrix in matrices.items():
+            assert torch.equal(packed(kind, 37, 768).rows(range(37)), matrix.rows(range(37)))
+    finally:
+        native._loaded.cache_clear()  # noqa: SLF001
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_matrices_of_several_kinds_have_the_same_inputs() -> None:
+    """As queries, keys and values have in one file; one may be rounded to 8 bits a row."""
+    torch.manual_seed(0)
+    sizes, kinds, bias = (40, 16, 7), (12, 14, 1), torch.randn(16)
+    parts = [
+        stored(kind, blocks(kind, out, 512), 512, bias=bias if out == 16 else None)
+        for kind, out in zip(kinds, sizes, strict=True)
+    ]
+    x, norm = torch.randn(11, 512), torch.rand(512)
+    alone = [Packed(each)(x, norm, 1e-6) for each in parts]
+    together = Packed(*parts)
+    assert torch.equal(together(x, norm, 1e-6), torch.cat(alone, 1))
+    assert together.nbytes == sum(Packed(each).nbytes for each in parts)
+    without = Packed(stored(14, blocks(14, 16, 512), 512))(x, norm, 1e-6)
+    assert torch.equal(alone[1], without + bias)
+    rounded = Rounded("it", torch.randn(33, 512), torch.randn(33))
+    mixed = native.matrices(together.struct.part[0], rounded.struct.part[0], together.struct.part[2])
+    wanted = torch.cat([alone[0], rounded(x, norm, 1e-6), alone[2]], 1)
+    assert torch.equal(native.products(mixed, x, norm, 1e-6), wanted)
+
+
+@EVERY
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_no_number_is_refused(kind: int, value: float) -> None:
+    name, entries, size = QUANTIZATIONS[kind]
+    for at in HALVES.get(name, (0,)):
+        raw = blocks(kind, 20, 512).reshape(20, 512 // entries, size)
+        broken = np.array([value], np.float32).view(np.uint8)
+        if name == "BF16":
+            broken = broken[2:]
+        elif name != "F32":
+            broken = np.array([value], np.float16).view(np.uint8)
+        raw[17, -1, at : at + len(broken)] = broken
+        with pytest.raises(ModelError, match="NaN or infinite") as error:
+            Packed(stored(kind, raw.reshape(20, -1), 512))
+        one_line(error, "ffn_down")
+
+
+@EVERY
+def test_what_is_no_number_in_an_input_shows_in_its_row_alone(kind: int) -> None:
+    matrix = packed(kind, 20, 256)
+    for value in (torch.nan, torch.inf, -torch.inf):
+        x = torch.ones(3, 256)
+        x[1, 77] = value
+        assert matrix(x).isfinite().all(-1).tolist() == [True, False, True]
+    assert bool((matrix(torch.zeros(2, 256)) == 0).all())
+    assert bool(matrix(torch.full((1, 256), 1e-38)).isfinite().all())
