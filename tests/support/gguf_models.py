@@ -209,15 +209,20 @@ def write_file(
     others: Keys | None = None,
     *,
     vocabulary: bool = True,
+    kinds: Mapping[str, int] | None = None,
 ) -> Path:
-    """Write a GGUF file with these keys of the architecture, `others` by full names, and the tokenizer `byte_level`."""
+    """Write a GGUF file with these keys of the architecture, `others` by full names, and the tokenizer `byte_level`.
+
+    Tensors of `kinds` are bytes of blocks.
+    """
     out = writer.GGUFWriter(path, architecture)
     for name, value in ({f"{architecture}.{key}": value for key, value in keys.items()} | dict(others or {})).items():
         _add(out, name, value)
     if vocabulary:
         _add_tokenizer(out)
     for name, tensor in tensors.items():
-        out.add_tensor(name, tensor)
+        kind = None if kinds is None or name not in kinds else writer.GGMLQuantizationType(kinds[name])
+        out.add_tensor(name, tensor, raw_dtype=kind)
     out.write_header_to_file()
     out.write_kv_data_to_file()
     out.write_tensors_to_file()

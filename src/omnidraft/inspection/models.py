@@ -12,7 +12,7 @@ from omnidraft import zoo
 from omnidraft.alignment.vocab import Speller, Vocab, read_vocab
 from omnidraft.errors import ModelError
 from omnidraft.models import native
-from omnidraft.models.gguf import KeyReport, is_gguf, read_keys
+from omnidraft.models.gguf import KeyReport, held_bytes, is_gguf, read_keys
 from omnidraft.models.kv_cache import new_cache
 from omnidraft.models.language_model import NO_LIMIT
 from omnidraft.models.loading import choose_device, choose_precision, load_skeleton, load_tokenizer, locate
@@ -42,6 +42,7 @@ class UnloadedModel:
     problem: str | None  # the message with which `load` would refuse it
     rounds: bool  # `load` may take 8 bits
     packed: bool  # its files hold 8 bits, whatever its config says
+    held: int | None  # bytes of its weights in at most 8 bits, where these are as the file has them
     keys: KeyReport | None  # of a GGUF file
 
 
@@ -80,14 +81,22 @@ def read_model(name: str | Path, *, drafts: bool = False) -> UnloadedModel:
             raise  # a mistyped name, or no network: no verdict on the model
         problem = str(error)
     shown = Path(source).resolve().name if local else source
+    held = held_bytes(Path(source)) if model is not None and is_gguf(source) else None
     rounds, packed = is_gguf(source) and not drafts, local and in_8_bits(Path(source))
     return UnloadedModel(
-        name=shown, model=model, language=language, problem=problem, rounds=rounds, packed=packed, keys=keys
+        name=shown,
+        model=model,
+        language=language,
+        problem=problem,
+        rounds=rounds,
+        packed=packed,
+        held=held,
+        keys=keys,
     )
 
 
-def memory(model: TransformersModel, *, rounds: bool = False, packed: bool = False) -> Memory:
-    """Memory of a model on the meta device; `rounds` and `packed` as in `UnloadedModel`."""
+def memory(model: TransformersModel, *, rounds: bool = False, packed: bool = False, held: int | None = None) -> Memory:
+    """Memory of a model on the meta device; `rounds`, `packed` and `held` as in `UnloadedModel`."""
     parameters = model.model.num_parameters()
     stored: torch.dtype | None = torch.int8 if packed else getattr(model.model.config, "dtype", None)
     device = choose_device("auto")
@@ -100,7 +109,7 @@ def memory(model: TransformersModel, *, rounds: bool = False, packed: bool = Fal
         dtype=dtype,
         dtype_reason=reason,
         device=device.type,
-        weight_bytes=parameters * itemsize,
+        weight_bytes=held if held is not None and dtype in native.PRECISIONS else parameters * itemsize,
         kv_bytes=None
         if entries is None
         else entries * (torch.float32.itemsize if dtype in native.PRECISIONS else itemsize),

@@ -90,7 +90,7 @@ def _model(one: UnloadedModel) -> Model:
     return Model(
         name=one.name,
         vocabulary=None if one.language is None else vocabulary(one.language),
-        memory=None if one.model is None else memory(one.model, rounds=one.rounds, packed=one.packed),
+        memory=None if one.model is None else memory(one.model, rounds=one.rounds, packed=one.packed, held=one.held),
         keys=one.keys,
     )
 

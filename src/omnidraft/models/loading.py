@@ -85,9 +85,11 @@ def load_model(
     if ours and (obstacle := _obstacle(skeleton, place)):
         raise ModelError(f"model {source!r} cannot be used in {chosen}, as {obstacle}: use dtype='auto'")
     tokenizer = _tokenizer(source, local)  # of a file, not of its conversion, where `transformers` would change it
-    if gguf.is_gguf(source):
-        source = str(gguf.converted(Path(source), torch.bfloat16 if ours else getattr(torch, chosen), say))
     _end_turns(skeleton, tokenizer)
+    if ours and gguf.is_gguf(source):
+        return LoadedModel(NativeModel(skeleton, gguf.weights_of(Path(source), skeleton)), tokenizer, shown, reason)
+    if gguf.is_gguf(source):
+        source = str(gguf.converted(Path(source), getattr(torch, chosen), say))
     if ours:
         with _reading("weights", source, local), Tensors(source, local) as weights:
             return LoadedModel(NativeModel(skeleton, weights), tokenizer, shown, reason)

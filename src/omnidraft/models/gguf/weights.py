@@ -72,7 +72,7 @@ def read(source: Source, dtype: torch.dtype) -> torch.Tensor:
         values[at : at + len(piece)] = piece - 1 if source.shifted else piece
         at += len(piece)
     if source.heads:
-        values = _parted(values.reshape(shape), source.heads)
+        values = values.reshape(shape)[torch.from_numpy(source_rows(shape[0], source.heads))]
     return values.reshape(shape)
 
 
@@ -82,17 +82,21 @@ def _dequantized(info: TensorInfo, rows: int) -> Iterator[np.ndarray[Any, Any]]:
     from gguf.quants import dequantize
 
     kind = GGMLQuantizationType[QUANTIZATIONS[info.quantization][0]]
-    width = info.nbytes // rows
-    data = np.memmap(info.path, np.uint8, "r", info.start, (rows, width))
     step = max(1, CHUNK // info.shape[-1])
     for start in range(0, rows, step):
-        yield np.asarray(dequantize(data[start : start + step], kind), dtype=np.float32)
+        data = rows_in(info, rows, start, min(rows, start + step))
+        yield np.asarray(dequantize(data, kind), dtype=np.float32)
 
 
-def _parted(values: torch.Tensor, heads: int) -> torch.Tensor:
-    """Rows from pairs of neighbors to halves of each head: 0 a 1 b 2 c -> 0 1 2 a b c."""
-    rows = values.reshape(heads, -1, 2, *values.shape[1:])
-    return rows.transpose(1, 2).reshape(values.shape)
+def rows_in(info: TensorInfo, rows: int, start: int, end: int) -> np.memmap[Any, Any]:
+    """Rows start..end of `rows` of a tensor where they are in the file, (end - start, bytes of a row) uint8."""
+    width = info.nbytes // rows
+    return np.memmap(info.path, np.uint8, "r", info.start + start * width, (end - start, width))
+
+
+def source_rows(count: int, heads: int) -> np.ndarray[Any, Any]:
+    """Which row of the file is where: those of each head are pairs of neighbors there, 0 a 1 b 2 c -> 0 1 2 a b c."""
+    return np.arange(count).reshape(heads, -1, 2).transpose(0, 2, 1).reshape(count)
 
 
 def _name_in_file(name: str, described: Described) -> str:

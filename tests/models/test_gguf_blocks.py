@@ -1,0 +1,119 @@
+"""GGUF files in the native step: the blocks of the file, in the places of the model, and no conversion."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from omnidraft.errors import ModelError
+from omnidraft.models import gguf
+from omnidraft.models.gguf.header import QUANTIZATIONS
+from omnidraft.models.loading import load_model
+from omnidraft.models.native import Rounded
+from omnidraft.models.native_model import NativeModel
+from omnidraft.models.packed import Packed
+from support.blocks import blocks
+from support.compilers import needs_the_8_bit_step
+from support.gguf_models import keys_of, model_of, tensors_of, write_file
+from support.models import IDS, one_line
+
+KIND = {name: kind for kind, (name, *_) in QUANTIZATIONS.items()}
+# as in files of several kinds: those of queries, keys and values differ, and are not the same in every layer
+MIXED = {
+    "attn_q": "Q4_K", "attn_k": "Q5_0", "attn_v": "Q6_K", "attn_output": "Q5_K", "ffn_gate": "Q4_1", "ffn_up": "IQ4_NL",
+    "ffn_down": "Q8_0", "token_embd": "Q4_0", "output": "Q6_K",
+}  # fmt: skip
+SIZES = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+
+
+@pytest.fixture(autouse=True)
+def _home(home: Path) -> None:  # noqa: ARG001
+    needs_the_8_bit_step()
+
+
+def file_of(
+    path: Path, kinds: Mapping[str, str], architecture: str = "llama", broken: str = "", **changes: bool
+) -> Path:
+    """A random model whose matrices are random blocks of these kinds, by the parts of their names."""
+    model = model_of(architecture, **SIZES, **changes)
+    keys = keys_of(model, architecture) | {"attention.key_length": 64, "attention.value_length": 64}
+    if architecture == "llama":
+        keys |= {"rope.dimension_count": 64}
+    tensors, chosen = tensors_of(model, architecture), {}
+    for number, (name, tensor) in enumerate(tensors.items()):
+        part = name.split(".")[-2]
+        if tensor.ndim == 2 and part in kinds:
+            chosen[name] = kind = KIND[kinds[part]]
+            scale = 2.0**-13 if QUANTIZATIONS[kind][1] == 256 else 2.0**-10
+            tensors[name] = blocks(kind, *tensor.shape, seed=number, scale=scale)
+            if name == broken:
+                tensors[name][5, :2] = np.array([np.nan], np.float16).view(np.uint8)
+    return write_file(path, architecture, keys, tensors, kinds=chosen)
+
+
+def native_of(path: Path) -> NativeModel:
+    said: list[str] = []
+    model = load_model(path, "int8", say=said.append, verifies=True).lm
+    assert isinstance(model, NativeModel)
+    assert said == []
+    assert gguf.kept() == [], "nothing is converted"
+    return model
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+def test_the_logits_are_those_of_the_values_of_the_file(architecture: str, tied: bool, tmp_path: Path) -> None:
+    path = file_of(tmp_path / "m.gguf", MIXED, architecture, tie_word_embeddings=tied)
+    model, plain = native_of(path), load_model(path, "float32", "cpu").lm
+    given, wanted = (each.new_sequence().forward(IDS, len(IDS)) for each in (model, plain))
+    assert float((given - wanted).norm() / wanted.norm()) < 0.02
+    weights = plain.model.state_dict()
+    for name, matrix in model._parts.matrices.items():  # noqa: SLF001
+        assert isinstance(matrix, Packed)
+        weight = weights[f"{name}.weight"]
+        assert torch.equal(matrix.rows(range(len(weight))), weight), name
+
+
+@pytest.mark.parametrize("kinds", [MIXED, dict.fromkeys(MIXED, "F16"), MIXED | {"ffn_down": "Q2_K"}])
+def test_the_bytes_that_it_takes_are_known_before(kinds: dict[str, str], tmp_path: Path) -> None:
+    path = file_of(tmp_path / "m.gguf", kinds)
+    assert gguf.held_bytes(path) == pytest.approx(native_of(path).nbytes, rel=0.03)
+
+
+def test_parts_of_a_pass_do_not_change_its_rows(tmp_path: Path) -> None:
+    model = native_of(file_of(tmp_path / "m.gguf", MIXED))
+    together, alone = model.new_sequence().forward(IDS, len(IDS)), model.new_sequence()
+    assert torch.equal(torch.cat([alone.forward([token], 1) for token in IDS]), together)
+
+
+@pytest.mark.parametrize("kinds", [MIXED | {"attn_k": "Q3_K", "ffn_down": "Q2_K"}, dict.fromkeys(MIXED, "F16")])
+def test_what_step_c_does_not_take_is_rounded(kinds: dict[str, str], tmp_path: Path) -> None:
+    """Kinds that it does not know, with what has the same inputs, and numbers of 16 bits."""
+    path = file_of(tmp_path / "m.gguf", kinds)
+    model, plain = native_of(path), load_model(path, "float32", "cpu").lm
+    given, wanted = (each.new_sequence().forward(IDS, len(IDS)) for each in (model, plain))
+    assert float((given - wanted).norm() / wanted.norm()) < 0.05
+    rounded = {name.split(".")[-1] for name, each in model._parts.matrices.items() if isinstance(each, Rounded)}  # noqa: SLF001
+    assert rounded == ({"q_proj", "down_proj"} if "Q3_K" in kinds.values() else {
+        "q_proj", "o_proj", "gate_proj", "down_proj", "embed_tokens", "lm_head"
+    })  # fmt: skip
+
+
+def test_weights_of_its_own_take_the_place_of_those_of_the_file(tmp_path: Path) -> None:
+    model = native_of(file_of(tmp_path / "m.gguf", MIXED))
+    name = "model.layers.1.mlp.up_proj"
+    other = model.with_weights({f"{name}.weight": torch.zeros(512, 256)})
+    assert not torch.equal(*(each.new_sequence().forward(IDS, 1) for each in (model, other)))
+    again = other.with_weights(model.rounded_weights())
+    assert torch.equal(*(each.new_sequence().forward(IDS, 1) for each in (model, again)))
+
+
+def test_a_scale_that_is_no_number_is_named(tmp_path: Path) -> None:
+    path = file_of(tmp_path / "m.gguf", MIXED, broken="blk.2.ffn_down.weight")
+    with pytest.raises(ModelError) as error:
+        native_of(path)
+    one_line(error, "model.layers.2.mlp.down_proj.weight", "NaN or infinite")
