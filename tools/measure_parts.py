@@ -5,6 +5,7 @@
     python tools/measure_parts.py cache
     python tools/measure_parts.py swap
     python tools/measure_parts.py together
+    python tools/measure_parts.py matrices MODEL.gguf [REPEATS]
 
 `bookkeeping`: a round over prepared logits, no forward passes, of texts that the n-gram cache knows and of a new one;
 PYTHONPATH=OTHER/src measures another checkout.
@@ -12,6 +13,8 @@ PYTHONPATH=OTHER/src measures another checkout.
 `cache`: one token and five at several contexts, on the cache of `transformers` and on ours.
 `swap`: the embedded drafter takes other weights, and reads a text of 200 tokens again.
 `together`: a token for each of several rows through the drafter that ships, one after the other and in one pass.
+`matrices`: those of a file's layers, for 1 to 16 rows of inputs, and sums over the same bytes by numpy. One thread, in
+seconds of the processor, which other programs on it change little.
 """
 
 from __future__ import annotations
@@ -23,9 +26,11 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoTokenizer, DynamicCache, LlamaConfig, LlamaForCausalLM
 
@@ -260,9 +265,43 @@ def together() -> None:
         print(f"{count} rows: {turns(actions)}")
 
 
+def matrices(path: Path, repeats: int = 7) -> None:
+    from omnidraft.models import gguf
+    from omnidraft.models.loading import load_skeleton
+    from omnidraft.models.native_model import NativeModel
+
+    torch.set_num_threads(1)
+    skeleton = load_skeleton(path)
+    began = time.process_time()
+    model = NativeModel(skeleton, gguf.weights_of(path, skeleton))
+    took = time.process_time() - began
+    layers = [each for name, each in model._parts.matrices.items() if ".layers." in name]  # noqa: SLF001
+    size = sum(each.nbytes for each in layers)
+    inputs = {each.columns: torch.randn(16, each.columns) for each in layers}
+    memory = [part.numpy()[: len(part) // 8 * 8].view(np.int64) for each in layers for part in each.weights]
+
+    def seconds(action: Callable[[], object]) -> float:
+        began = time.process_time()
+        action()
+        return time.process_time() - began
+
+    taken: dict[int, list[float]] = {rows: [] for rows in (0, 1, 2, 3, 5, 8, 9, 16)}
+    for _ in range(repeats):
+        for rows, times in taken.items():
+            read = [each.sum for each in memory]
+            products = [partial(each, inputs[each.columns][:rows]) for each in layers]
+            times.append(sum(map(seconds, products if rows else read)))
+    best = {rows: min(times) for rows, times in taken.items()}
+    print(f"loaded in {took:.2f} s; {size / 1e9:.3f} GB in the layers, {size / best[0] / 1e9:.1f} GB/s by numpy")
+    for rows in list(best)[1:]:
+        print(f"{rows} rows: {1e3 * best[rows]:.1f} ms, {best[rows] / best[1]:.2f} times one row")
+
+
 if __name__ == "__main__":
     torch.set_grad_enabled(False)
     if sys.argv[1] == "bookkeeping":
         bookkeeping(sys.argv[2], sys.argv[3], Path(sys.argv[4]), *sys.argv[5:])
+    elif sys.argv[1] == "matrices":
+        matrices(Path(sys.argv[2]), *map(int, sys.argv[3:]))
     else:
         {"step": step, "cache": cache, "swap": swap, "together": together}[sys.argv[1]]()
