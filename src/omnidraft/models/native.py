@@ -30,14 +30,17 @@ WIDTH = 32  # columns of a chunk are padded to a multiple of it, as in step.c
 CHUNK = 1280  # columns, at most: of 8 inputs they fit in the innermost cache, 20 KB
 PARTS = 3  # matrices that have the same inputs, at most, as in step.c
 ROWS8 = 24  # the kind of 8-bit integers with one scale a row, as in blocks.h
-LANES = 16  # tokens whose keys lie together in a cache, as in step.c
-BLOCK = 4096  # rows
+PANEL = 16  # rows of matrices of other kinds that lie side by side, as in blocks.h
+LANES = 16  # tokens whose keys lie side by side, as in step.c
+BLOCK = 256  # tokens whose keys and values lie in one piece of memory, as in step.c
+ROWS = 4096  # of a matrix that are rounded at once
 # products and sums are rounded one by one, so that no compiler's choice of loops shows in a row
 OPTIONS = ("-O3", "-ffp-contract=off", "-shared", "-fPIC", "-pthread", "-Wno-psabi")
-SOURCES = ("step.c", "threads.h", "blocks.h", "kernels.h")
 SECONDS = 120  # for the compiler
 MEASURED = 8192, 2048  # entries of a matrix: 64 MiB in 32 bits
 TIMES = 5  # of which the fastest counts
+DONE = 0  # what functions of step.c return; else memory was short
+SHORT = "end other programs, or take a smaller model"
 REMEDY = "install a C compiler (apt install gcc, or pip install 'omnidraft[compiler]')"
 FLAGS = (("-march=native",), ("-mcpu=native",))  # tried in this order: compilers name the processor differently
 
@@ -82,12 +85,15 @@ class Shape(ctypes.Structure):
 
 
 class Cache(ctypes.Structure):
-    """Keys and values of step.c."""
+    """Keys and values of step.c, and the position of the first token that is read."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("entries", "angles")),
-        *((name, ctypes.c_int64) for name in ("capacity", "length", "threads")),
+        *((name, ctypes.c_void_p) for name in ("blocks", "angles")),
+        ("length", ctypes.c_int64),
     )
+
+
+LAYOUT = (*map(ctypes.sizeof, (Matrices, Layer, Shape, Cache)), WIDTH, LANES, BLOCK, PANEL)  # as step.c has it
 
 
 class Rounded:
@@ -99,10 +105,10 @@ class Rounded:
         width = -(-columns // (chunks * WIDTH)) * WIDTH
         self.weights = torch.empty(chunks, out, width, dtype=torch.int8, device="cpu")
         self.scales = torch.empty(out, dtype=torch.float32, device="cpu")
-        for start in range(0, out, BLOCK):  # a large matrix is never whole in 32 bits
-            block, self.scales[start : start + BLOCK] = rounded(weight[start : start + BLOCK])
+        for start in range(0, out, ROWS):  # a large matrix is never whole in 32 bits
+            block, self.scales[start : start + ROWS] = rounded(weight[start : start + ROWS])
             block = torch.nn.functional.pad(block, (0, chunks * width - columns)).view(-1, chunks, width)
-            self.weights[:, start : start + BLOCK] = block.transpose(0, 1)
+            self.weights[:, start : start + ROWS] = block.transpose(0, 1)
         if not self.scales.isfinite().all():
             raise ModelError(f"weights {name} are NaN or infinite: get the complete files of the model")
         self.bias = None if bias is None else bias.float().contiguous()
@@ -135,10 +141,26 @@ def products(struct: Matrices, x: torch.Tensor, norm: torch.Tensor | None, epsil
     """x (T, in) float32, normalized where there are weights of a norm, times matrices -> (T, out) float32."""
     x = x.contiguous()
     y = torch.empty(len(x), struct.out, dtype=torch.float32, device="cpu")
-    library().apply_matrices(
-        ctypes.byref(struct), pointer(norm), epsilon, x.data_ptr(), len(x), y.data_ptr(), threads()
-    )
+    given = pointer(norm), epsilon, x.data_ptr(), len(x), y.data_ptr(), threads()
+    _check(library().apply_matrices(ctypes.byref(struct), *given), len(x))
     return y
+
+
+def read_tokens(
+    layers: ctypes.Array[Layer], shape: Shape, caches: ctypes.Array[Cache], x: torch.Tensor, *, apart: bool
+) -> None:
+    """Make embeddings x (T, hidden), float32, the output of the last layer; keys and values go into the caches.
+
+    There is one cache, or, where rows are `apart`, one for each.  Raises ModelError where memory is short; then nothing
+    has changed.
+    """
+    given = layers, ctypes.byref(shape), caches, apart, x.data_ptr(), len(x), threads()
+    _check(library().read_tokens(*given), len(x))
+
+
+def _check(code: int, rows: int) -> None:
+    if code != DONE:
+        raise ModelError(f"there is no memory for a pass over {rows} tokens: {SHORT}")
 
 
 @cache
@@ -190,14 +212,16 @@ def _loaded() -> tuple[ctypes.CDLL | None, str | None]:
         found = _kept_or_made()
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         return None, f"step.c cannot be compiled for this machine ({_last_line(error)}): {REMEDY}"
-    address, number = ctypes.c_void_p, ctypes.c_int64
-    found.read_tokens.argtypes = [address, address, address, ctypes.c_int, address, number]
-    found.read_tokens.restype = None
-    found.apply_matrices.argtypes = [address, address, ctypes.c_float, address, number, address, ctypes.c_int]
-    found.apply_matrices.restype = None
-    found.packed_bytes.argtypes = [ctypes.c_int, number, number]
+    address, number, whole = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+    found.layout.argtypes = [address, whole]
+    sizes = (number * len(LAYOUT))()
+    if found.layout(sizes, len(LAYOUT)) != len(LAYOUT) or tuple(sizes) != LAYOUT:
+        return None, f"step.c has a layout of {list(sizes)}, and this version {list(LAYOUT)}: install omnidraft anew"
+    found.read_tokens.argtypes = [address, address, address, whole, address, number, whole]
+    found.apply_matrices.argtypes = [address, address, ctypes.c_float, address, number, address, whole]
+    found.packed_bytes.argtypes = [whole, number, number]
     found.packed_bytes.restype = number
-    found.pack_rows.argtypes = [ctypes.c_int, address, address, number, number, address, ctypes.c_int]
+    found.pack_rows.argtypes = [whole, address, address, number, number, address, whole]
     found.unpack_rows.argtypes = [address, address, number, address]
     found.unpack_rows.restype = None
     return found, None
@@ -205,8 +229,9 @@ def _loaded() -> tuple[ctypes.CDLL | None, str | None]:
 
 def _kept_or_made() -> ctypes.CDLL:
     """The library of the cache folder, made where it is not there or does not load: homes are shared, and moved."""
-    source, *used = (Path(__file__).with_name(name) for name in SOURCES)
-    text = f"{OPTIONS} {FLAGS} {_processor()}".encode() + b"".join(path.read_bytes() for path in (source, *used))
+    source = Path(__file__).with_name("step.c")
+    files = [source, *sorted(source.parent.glob("*.h"))]
+    text = f"{OPTIONS} {FLAGS} {_processor()}".encode() + b"".join(file.read_bytes() for file in files)
     name = f"step-{hashlib.sha256(text).hexdigest()[:16]}.so"
     folder = None  # it is made anew by every process
     with suppress(OSError, ConfigError):

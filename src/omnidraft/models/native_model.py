@@ -7,7 +7,6 @@ a target's it is the target.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, cast
@@ -15,9 +14,10 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from omnidraft.models import native
+from omnidraft.models.angles import Angles
+from omnidraft.models.kv_blocks import KVBlocks
 from omnidraft.models.language_model import CachedSequence, Read, check_crop
 from omnidraft.models.native import pointer
-from omnidraft.models.native_cache import Angles, NativeCache
 from omnidraft.models.native_weights import Parts, RoundedWeights, Weights
 from omnidraft.models.transformers_model import PretrainedModel
 
@@ -77,7 +77,7 @@ class NativeModel(PretrainedModel):
     @property
     def token_bytes(self) -> float:
         shape = self._shape
-        return float(2 * shape.layers * shape.key_heads * shape.size * torch.float32.itemsize)
+        return KVBlocks.token_bytes(shape)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """A sample of each matrix by name, whatever the others are: however they lie in memory."""
@@ -117,18 +117,17 @@ class NativeModel(PretrainedModel):
         parts = [each.ids[begin : begin + CHUNK] for each in reads]
         texts = [cast("NativeSequence", each.sequence) for each in reads]
         for text, ids in zip(texts, parts, strict=True):
-            text.cache.reserve(text.length + len(ids), text.length)
+            text.cache.reserve(text.length + len(ids))
         angles = self._angles.upto(max(text.length + len(ids) for text, ids in zip(texts, parts, strict=True)))
         several = len(reads) > 1
         places = [
-            text.cache.place(angles, text.length + at)
+            text.cache.at(text.length + at, angles)
             for text, ids in zip(texts, parts, strict=True)
             for at in range(len(ids) if several else 1)
         ]
         caches = (native.Cache * len(places))(*places)
         x = self._embedding.rows([token for ids in parts for token in ids] if several else parts[0])
-        shape = ctypes.byref(self._shape)
-        native.library().read_tokens(self._layers, shape, caches, int(several), x.data_ptr(), len(x))
+        native.read_tokens(self._layers, self._shape, caches, x, apart=several)
         end = 0
         for each, text, ids, rows in zip(reads, texts, parts, kept, strict=True):
             text.length += len(ids)
@@ -144,8 +143,8 @@ class NativeSequence(CachedSequence):
 
     def __init__(self, model: NativeModel, shape: native.Shape, *, hidden: bool) -> None:
         super().__init__(model)
-        self._shape, self.keeps_hidden = shape, hidden
-        self.cache = NativeCache(shape, model.context)
+        self.keeps_hidden = hidden
+        self.cache = KVBlocks(shape)
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
@@ -153,8 +152,9 @@ class NativeSequence(CachedSequence):
 
     def crop(self, length: int) -> None:
         check_crop(length, self.length)
+        self.cache.crop(length)
         if length == 0:
-            self.cache, self.hidden = NativeCache(self._shape, self.model.context), None
+            self.hidden = None
         self.length = length
 
 

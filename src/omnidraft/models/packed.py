@@ -13,11 +13,10 @@ import torch
 
 from omnidraft.errors import ModelError
 from omnidraft.models import native
-from omnidraft.models.native import Matrix, pointer
+from omnidraft.models.native import PANEL, Matrix, pointer
 
 KINDS = (0, 1, 2, 3, 6, 7, 8, 12, 13, 14, 20, 30)  # numbers in a file of the kinds that step.c takes, as in blocks.h
 NUMBERS = (0, 1, 30)  # those without scales: of more than 8 bits
-PANEL = 16  # rows that lie side by side, as in blocks.h
 SAMPLED = 16  # rows
 PART = 2**24  # bytes of a file that are read at a time, about
 LINE = 64  # bytes: where a vector begins

@@ -2,6 +2,8 @@
 others for the part that it is at, and no longer.  With OpenMP every loop waits for every thread, which on a machine
 with something else to do made a pass fifty times as long. */
 
+#pragma once
+
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
