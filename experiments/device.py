@@ -134,9 +134,7 @@ class Contest:
         before = resident_mb()
         model = made()
         lm: Any = model.target.lm if isinstance(model, OmniDraft) else model
-        text = lm.new_sequence()
-        text.forward([0, 1], 1)
-        text.crop(0)
+        lm.new_sequence().forward([0, 1], 1)
         self.models[name] = Loaded(lm, precision, resident_mb() - before)
         return model
 

@@ -40,11 +40,12 @@ from omnidraft.draft_length.batch_goodput import BatchCosts
 from omnidraft.draft_length.cost_model import PRIOR
 from omnidraft.draft_length.goodput import Goodput
 from omnidraft.errors import ConfigError
-from omnidraft.generation import Generation, Lane, Session, Stream
+from omnidraft.generation import Generation, Lane, Stream
 from omnidraft.models.loading import LoadedModel, load_model
 from omnidraft.models.native_model import obstacle
 from omnidraft.profiles.autosave import Autosave
 from omnidraft.prompting import Prompt, encode, has_template, usable
+from omnidraft.session import Session
 from omnidraft.verification.sampling import GeneratorSampler, Processor
 
 __all__ = ["Generation", "Lane", "OmniDraft", "Stream", "load"]

@@ -114,7 +114,7 @@ def test_a_turn_is_one_pass_of_the_target(exact: OmniDraft, monkeypatch: pytest.
     monkeypatch.setattr(NativeModel, "read", counted)
     streams = [lane.stream(prompt, max_new_tokens=COUNT) for lane, prompt in zip(exact.lanes(5), PROMPTS, strict=True)]
     turns = turns_of(streams)
-    assert passes[:1] == [5]
+    assert max(passes) == 5
     assert turns - 1 <= len(passes) <= turns  # the last one finds that all have ended
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -133,8 +134,13 @@ def test_an_interrupt_leaves_the_models_usable(
     ("count", "expected"),
     [(5, [(5, 1)]), (8, [(8, 1)]), (9, [(8, 0), (1, 1)]), (16, [(8, 0), (8, 1)]), (20, [(8, 0), (8, 0), (4, 1)])],
 )
-def test_parts_are_those_of_the_model(count: int, expected: list[tuple[int, int]]) -> None:
+def test_parts_are_those_of_the_model(
+    count: int, expected: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the time that each takes is of the round."""
     found: list[tuple[int, int]] = []
+    clock = SimpleNamespace(perf_counter=lambda: float(sum(map(sum, found))))
+    monkeypatch.setattr("omnidraft.decoding.engine.time", clock)
 
     class Noted(Constant):
         chunk = PART
@@ -153,6 +159,8 @@ def test_parts_are_those_of_the_model(count: int, expected: list[tuple[int, int]
                 engine.verify(request)
             assert found == expected[:1]
         else:
-            assert engine.verify(request).emitted == (1,)
+            verified = engine.verify(request)
+            assert verified.emitted == (1,)
             assert found == expected
+            assert verified.times.verify_s == sum(map(sum, expected))
         found.clear()

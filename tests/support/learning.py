@@ -24,10 +24,10 @@ from omnidraft.distillation.lora import Weights, merged, parted
 from omnidraft.distillation.losses import TeacherDistributions, TokenLabels, divergence, hybrid
 from omnidraft.distillation.teacher import TrainingExample
 from omnidraft.distillation.trainer import Trainer
-from omnidraft.generation import Session
 from omnidraft.profiles.autosave import Autosave
 from omnidraft.profiles.pair_profile import PairProfile
 from omnidraft.profiles.profile import Profile
+from omnidraft.session import Session
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import GeneratorSampler
 from support.engines import generate

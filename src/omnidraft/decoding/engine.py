@@ -45,6 +45,7 @@ class Request:
     logprobs: int | None = None  # where set, records hold log-probabilities, and of so many tokens at each place
     stop: Stop = never  # asked while a long prompt is read: where it says so, the round ends with `Stopped`
     policy_s: float = 0.0  # seconds of the policy since the last record
+    read_s: float = 0.0  # seconds of reading parts of the text since then
     finish: str | None = None
 
     @property
@@ -203,14 +204,15 @@ class Engine:
 
     def read_part(self, request: Request, count: int) -> Passes[None]:
         """Have the target read so many ids more, which are not all."""
+        began = time.perf_counter()
         yield Read(self.target, request.ids[(start := self.target.length) : start + count], 0)
+        request.read_s += time.perf_counter() - began
 
     def verifying(self, request: Request) -> Passes[Verified]:
         """`verify` as the reads that it asks for, of a long text a part at a time."""
-        began = time.perf_counter()
         while self.behind(request) > self.target.model.chunk:
             yield from self.read_part(request, self.target.model.chunk)
-        caught_up = time.perf_counter()
+        began = time.perf_counter()
         try:
             draft = yield from self.propose(request)
         except Behind:
@@ -226,8 +228,8 @@ class Engine:
         outcome = draft.verify(target, request.draw, greedy=request.sampling.greedy, lazy=request.lazy)
         emitted, finish = self._until_end(outcome.emitted, request)
         times = RoundTimes(
-            draft_s=drafted - caught_up,
-            verify_s=verified - drafted + caught_up - began,
+            draft_s=drafted - began,
+            verify_s=verified - drafted + request.read_s,
             overhead_s=time.perf_counter() - verified,
             policy_s=request.policy_s,
         )
@@ -271,7 +273,7 @@ class Engine:
         )
         began = time.perf_counter()
         self.policy.learn(record)
-        request.policy_s = time.perf_counter() - began
+        request.policy_s, request.read_s = time.perf_counter() - began, 0.0
         return record
 
     def propose(self, request: Request) -> Passes[Draft]:

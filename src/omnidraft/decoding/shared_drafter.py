@@ -34,15 +34,15 @@ class Slot:
     """The place of one request at a time on models that hold the state of one; a later request takes it over."""
 
     def __init__(self) -> None:
-        self.lock = ForkLock()  # held by whoever uses the models, from round to round
+        self.lock = ForkLock()  # held by whoever uses the models, for a turn
         self.background: list[Pausable] = []  # trainers of the drafter, for all its targets
-        self._request: object = None
         self._still = threading.Event()  # set while background work stands still
+        self._request: object = None
 
     def beside(self) -> Slot:
-        """The place of another request on the same weights, with other caches: the two take turns round by round."""
-        other = copy.copy(self)
-        vars(other).update(_request=None)
+        """The place of another request on the same weights, with caches of its own."""
+        other = Slot()
+        other.lock, other.background, other._still = self.lock, self.background, self._still
         return other
 
     def take(self, request: object) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from omnidraft.draft_length.acceptance import DISCOUNT
 from omnidraft.draft_length.acceptance_head import Head
-from omnidraft.draft_length.cost_model import MEMORY, PREFILL, PRIOR, STALL, CostModel
+from omnidraft.draft_length.cost_model import LEVEL_MEMORY, PREFILL, PRIOR, STALL, CostModel
 from omnidraft.draft_length.goodput import EXPLORATION, Goodput
 from omnidraft.verification.round import Round, RoundCounts, RoundTimes
 
 SPREAD = 8  # rows that the costs before any measurement are for
-PART_S = 0.15, 0.25  # seconds that a part of a prompt takes, where others wait for it and where none does
-LEAST = 8  # ids of a part: fewer take as long
+PART_S = 0.2, 0.25  # seconds that a part of a prompt takes, where others wait for it and where none does
+LEAST, FIRST = 8, 16  # ids of a part: fewer take as long; before it is known how long they take
 
 
 class BatchCosts:
@@ -60,12 +60,12 @@ class BatchCosts:
 
     def learn_part(self, count: int, seconds: float) -> None:
         """Take in that a pass with so many ids of prompts took so long."""
-        self._parts = min(MEMORY, self._parts + 1)
+        self._parts = min(LEVEL_MEMORY, self._parts + 1)
         self._read_s += (seconds / count - self._read_s) / self._parts
 
     def part(self, most: int, *, alone: bool) -> int:
         """Ids of prompts to read in a pass, `most` at most: as many as can be waited for."""
-        return most if not self._read_s else min(most, max(LEAST, int(PART_S[alone] / self._read_s)))
+        return min(most, max(LEAST, int(PART_S[alone] / self._read_s) if self._read_s else FIRST))
 
     def _plain(self, rows: int) -> float:
         """Cost of a pass of so many rows without drafts."""

@@ -22,10 +22,10 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from omnidraft.config import Drafting, suggestion
 from omnidraft.decoding.engine import Engine
 from omnidraft.errors import ConfigError
-from omnidraft.generation import Session
 from omnidraft.hf.kept_drafters import Drafts, Ready, make_ready
 from omnidraft.hf.text import Text, sampling_for
 from omnidraft.models.transformers_model import CACHE_ARGUMENTS, TransformersModel
+from omnidraft.session import Session
 from omnidraft.verification.sampling import GeneratorSampler
 
 if TYPE_CHECKING:

@@ -58,7 +58,7 @@ class Serving(Settings):
         None, "key, or keys of several users, one of which every request must bring", _keys, "none"
     )
     cors_origin: tuple[str, ...] = _own((), "origin of web pages that may use the server", _origins)
-    lanes: int = integer(4, "answers of one target that are made at once", low=1, high=256, fix="use 4")
+    lanes: int = integer(8, "answers of one target that are made at once", low=1, high=256, fix="use 8")
     max_queue: int = integer(64, "requests that may wait; more are answered with 429", low=0, fix="use 64")
     max_tokens: int = integer(4096, "maximum tokens of an answer", low=1, fix="use 4096")
     max_prompt_tokens: int | None = integer(
