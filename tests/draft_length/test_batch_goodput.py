@@ -1,0 +1,82 @@
+"""What a pass of several rows costs, on a scripted clock: measurements hold while the number of rows changes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from omnidraft.draft_length.batch_goodput import FIRST, LEAST, PART_S, BatchCosts, RowGoodput
+from omnidraft.draft_length.cost_model import PRIOR
+
+ROW, TOKEN, STEP, PLAIN_S = 0.15, 0.12, 0.1, 0.01  # in plain steps of one row, and seconds of one
+
+
+def measured(rows: list[int], passes: int = 600, accepted: float = 0.5, batch: BatchCosts | None = None) -> BatchCosts:
+    """Costs of passes with these numbers of rows in turns, of which each drafts up to two tokens."""
+    draw, batch = random.Random(1), batch or BatchCosts(PRIOR)
+    for number in range(passes):
+        batch.rows = count = rows[number * len(rows) // passes]
+        proposed = sum(draw.randint(0, 2) for _ in range(count))
+        batch.learn(
+            rows=count,
+            emitted=count + round(accepted * proposed),
+            proposed=proposed,
+            passes=proposed,
+            read=proposed,
+            draft_s=PLAIN_S * STEP * proposed,
+            verify_s=PLAIN_S * (1 + ROW * (count - 1) + TOKEN * proposed),
+        )
+    return batch
+
+
+def test_a_row_and_a_draft_token_have_costs_of_their_own() -> None:
+    batch = measured([1, 8, 3, 1, 5, 8, 2, 6] * 3)
+    costs = batch.costs
+    assert costs.seconds == pytest.approx(PLAIN_S, rel=0.1)
+    assert costs.rows(1) == pytest.approx(ROW, rel=0.25)
+    assert costs.tokens.next(1) == pytest.approx(TOKEN, rel=0.25)
+    batch.rows = 8
+    assert batch.rate == pytest.approx(8 / (1 + 7 * ROW), rel=0.2)
+
+
+def test_of_a_single_row_the_costs_are_those_of_a_request_alone() -> None:
+    batch = measured([1])
+    assert batch.costs.rows.weights == [PRIOR], "nothing was to be learned of others"
+    assert batch.rate == 1
+    assert batch.costs.tokens.of(1) == pytest.approx(TOKEN, rel=0.25)
+
+
+def test_goodput_follows_the_rows_of_the_pass_at_once() -> None:
+    """As what drafts brought in earlier passes counts by the row."""
+    batch = measured([8], accepted=1.0)
+    assert batch.goodput > 1.04 * batch.rate
+    eight = batch.goodput
+    batch.rows = 1
+    assert batch.goodput == pytest.approx(eight * (1 + batch.costs.rows(7)) / 8)
+    assert measured([8], accepted=0.0).goodput == pytest.approx(8 / (1 + 7 * PRIOR)), "no less than without drafts"
+
+
+def test_the_more_rows_the_more_a_draft_has_to_gain() -> None:
+    batch = measured([1, 8])
+    wanted = []
+    for rows in (1, 2, 4, 8):
+        batch.rows = rows
+        policy = RowGoodput(16, None, batch)
+        policy.open([], 100)
+        wanted.append(next((chance / 100 for chance in range(100) if policy._pays(chance / 100)), 1.0))  # noqa: SLF001
+    assert wanted == sorted(wanted)
+    assert wanted[0] < 0.3
+    assert wanted[-1] > 0.4
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_part_of_a_prompt_is_as_long_as_can_be_waited_for(alone: bool) -> None:
+    batch = BatchCosts()
+    assert batch.part(64, alone=alone) == FIRST
+    assert batch.part(4, alone=alone) == 4
+    for seconds in (1e-4, 5e-3, 1.0):
+        for _ in range(40):
+            batch.learn_part(20, 20 * seconds)
+        expected = min(64, max(LEAST, int(PART_S[alone] / seconds)))
+        assert batch.part(64, alone=alone) == pytest.approx(expected, abs=1)
