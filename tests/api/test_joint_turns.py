@@ -18,7 +18,9 @@ from omnidraft.models.language_model import Read
 from omnidraft.models.native_model import NativeModel
 from omnidraft.verification.sampling import Processor
 from support.compilers import needs_the_8_bit_step
+from support.models import save_model
 from support.reads import watch
+from support.small_tokenizers import byte_level
 
 pytestmark = pytest.mark.usefixtures("home")
 PROMPTS = ("hello world", "the world was hello", "don't", "def ing 10 the", "hello the 10")
@@ -116,6 +118,34 @@ def test_a_turn_is_one_pass_of_the_target(exact: OmniDraft, monkeypatch: pytest.
     turns = turns_of(streams)
     assert max(passes) == 5
     assert turns - 1 <= len(passes) <= turns  # the last one finds that all have ended
+
+
+def test_two_targets_share_the_passes_of_their_drafter(
+    exact: OmniDraft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has a pass of its own in a turn; what a drafter of either has learned is its own."""
+    place = save_model(tmp_path / "other", byte_level(), seed=5)
+    other = omnidraft.load(place, exact, dtype="int8", profile=None, draft_length=3, mode="intersection")
+    models = (exact, other, exact, other)
+    expected = [model.generate(prompt, max_new_tokens=COUNT) for model, prompt in zip(models, PROMPTS, strict=False)]
+    sizes: dict[int, set[int]] = {}
+    true = NativeModel.read
+
+    def counted(model: NativeModel, reads: Sequence[Read]) -> list[torch.Tensor]:
+        sizes.setdefault(id(model), set()).add(len(reads))
+        return true(model, reads)
+
+    monkeypatch.setattr(NativeModel, "read", counted)
+    lanes = {id(model): iter(model.lanes(2)) for model in (exact, other)}
+    streams = [
+        next(lanes[id(model)]).stream(prompt, max_new_tokens=COUNT)
+        for model, prompt in zip(models, PROMPTS, strict=False)
+    ]
+    turns_of(streams)
+    assert [stream.result.token_ids for stream in streams] == [answer.token_ids for answer in expected]
+    assert exact.engine.attached is not None
+    assert max(sizes[id(exact.engine.attached.drafter.model)]) == 4
+    assert [max(sizes[id(model.target.lm)]) for model in (exact, other)] == [2, 2]
 
 
 # ------------------------------------------------------------ prompts beside answers
