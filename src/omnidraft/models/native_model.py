@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from omnidraft.models import native
-from omnidraft.models.angles import Angles
-from omnidraft.models.kv_blocks import KVBlocks
+from omnidraft.models.kv_blocks import Angles, KVBlocks
 from omnidraft.models.language_model import CachedSequence, Read, check_crop
 from omnidraft.models.native import pointer
 from omnidraft.models.native_weights import Parts, RoundedWeights, Weights
