@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from omnidraft.errors import ModelError
-from omnidraft.models import gguf
+from omnidraft.models import gguf, packed
+from omnidraft.models.gguf import parts
 from omnidraft.models.gguf.header import QUANTIZATIONS
 from omnidraft.models.loading import load_model
 from omnidraft.models.native import Rounded
@@ -82,6 +83,19 @@ def test_the_logits_are_those_of_the_values_of_the_file(architecture: str, tied:
 def test_the_bytes_that_it_takes_are_known_before(kinds: dict[str, str], tmp_path: Path) -> None:
     path = file_of(tmp_path / "m.gguf", kinds)
     assert gguf.held_bytes(path) == pytest.approx(native_of(path).nbytes, rel=0.03)
+
+
+def test_the_header_is_let_go_of_before_memory_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    held: list[int] = []
+    true = packed.Packed.__init__
+
+    def init(self: Packed, *stored: packed.Stored) -> None:
+        held.append(parts._joined.cache_info().currsize)  # noqa: SLF001
+        true(self, *stored)
+
+    monkeypatch.setattr(packed.Packed, "__init__", init)
+    native_of(file_of(tmp_path / "m.gguf", MIXED))
+    assert set(held) == {0}
 
 
 def test_parts_of_a_pass_do_not_change_its_rows(tmp_path: Path) -> None:

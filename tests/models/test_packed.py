@@ -62,6 +62,9 @@ def test_the_values_are_those_of_the_file(kind: int, out: int, columns: int) -> 
     ids = [out - 1, 0, out - 1]
     assert torch.equal(matrix.rows(ids), values(kind, raw)[ids])
     assert matrix.rows([]).shape == (0, columns)
+    for wrong in (-1, out):
+        with pytest.raises(IndexError, match=f"that has {out}"):
+            matrix.rows([0, wrong])
     if out % 16 == 0:
         assert raw.nbytes <= matrix.nbytes <= 1.03 * raw.nbytes + 64
 

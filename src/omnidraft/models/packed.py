@@ -69,7 +69,9 @@ class Packed:
 
     def rows(self, ids: Sequence[int]) -> torch.Tensor:
         """Rows of the first matrix, (T, in) float32."""
-        places = np.asarray(ids, dtype=np.int64)
+        places, out = np.asarray(ids, dtype=np.int64), self.struct.part[0].out
+        if len(places) and not 0 <= places.min() <= places.max() < out:
+            raise IndexError(f"rows {places.min()} to {places.max()} of a matrix that has {out}")
         values = torch.empty(len(places), self.columns, dtype=torch.float32, device="cpu")
         first = ctypes.byref(self.struct.part[0])
         native.library().unpack_rows(first, places.ctypes.data, len(places), values.data_ptr())

@@ -13,7 +13,7 @@ import torch
 from omnidraft.models.gguf.config import model_tensors
 from omnidraft.models.gguf.guards import reading
 from omnidraft.models.gguf.header import TensorInfo
-from omnidraft.models.gguf.parts import read_header
+from omnidraft.models.gguf.parts import forget_headers, read_header
 from omnidraft.models.gguf.weights import Source, read, rows_in, source_rows
 from omnidraft.models.packed import KINDS, NUMBERS, Stored, StoredWeights
 
@@ -75,4 +75,6 @@ def _held(info: TensorInfo) -> int:
 
 def weights_of(path: Path, skeleton: PreTrainedModel) -> BlockWeights:
     """The weights of a file's model; raises ModelError unless the file has those of the skeleton, and no other."""
-    return BlockWeights(path, model_tensors(path, skeleton))
+    found = BlockWeights(path, model_tensors(path, skeleton))
+    forget_headers()  # before memory is taken for the weights
+    return found

@@ -28,6 +28,11 @@ def read_metadata(path: Path) -> dict[str, Any]:
     return dict(read_header(path).metadata)
 
 
+def forget_headers() -> None:
+    """Free the headers that were read, with vocabularies of tens of MB: they are read again where they are needed."""
+    _joined.cache_clear()
+
+
 def first_part(path: Path) -> Path:
     """The file itself, or the first of the parts that it is one of."""
     return _named(path)[0]
