@@ -14,13 +14,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import DynamicCache
 
 import omnidraft
 from omnidraft import zoo
 from omnidraft.errors import ConfigError, InputError, ModelError, NumericsError, PromptError
 from omnidraft.models import native, native_model
-from omnidraft.models.kv_cache import GrowingLayer, new_cache
 from omnidraft.models.language_model import Read
 from omnidraft.models.loading import load_model
 from omnidraft.models.native import Rounded
@@ -28,6 +26,7 @@ from omnidraft.models.native_model import NativeModel, NativeSequence, native_of
 from omnidraft.models.tensors import Tensors
 from omnidraft.models.transformers_model import PretrainedModel, TransformersModel, TransformersSequence
 from support.compilers import needs_the_8_bit_step
+from support.halves import half_cache
 from support.homes import NATIVE
 from support.models import IDS, build, one_line, random_model
 
@@ -97,23 +96,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 EVERY = pytest.mark.parametrize("kind", KINDS)
 
 
-class HalfLayer(GrowingLayer):
-    """Keys and values of a layer of `transformers`, rounded to 16 bits as those of step.c."""
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return super().update(key_states.half().float(), value_states.half().float())
-
-
-def half_cache() -> DynamicCache:
-    cache = new_cache()
-    cache.layer_class_to_replicate = HalfLayer
-    return cache
-
-
 class HalfModel(TransformersModel):
-    """A model whose sequences have such keys and values."""
+    """A model whose sequences have keys and values of 16 bits."""
 
     def new_sequence(self, *, hidden: bool = False) -> TransformersSequence:
         sequence = super().new_sequence(hidden=hidden)

@@ -110,9 +110,7 @@ def memory(model: TransformersModel, *, rounds: bool = False, packed: bool = Fal
         dtype_reason=reason,
         device=device.type,
         weight_bytes=held if held is not None and dtype in native.PRECISIONS else parameters * itemsize,
-        kv_bytes=None
-        if entries is None
-        else entries * (torch.float32.itemsize if dtype in native.PRECISIONS else itemsize),
+        kv_bytes=None if entries is None else entries * (2 if dtype in native.PRECISIONS else itemsize),
         context=None if model.context >= NO_LIMIT else model.context,
     )
 

@@ -40,7 +40,7 @@ SECONDS = 120  # for the compiler
 MEASURED = 8192, 2048  # entries of a matrix: 64 MiB in 32 bits
 TIMES = 5  # of which the fastest counts
 DONE = 0  # what functions of step.c return; else memory was short
-SHORT = "end other programs, or take a smaller model"
+SHORT = "use a smaller model, or end other programs"
 REMEDY = "install a C compiler (apt install gcc, or pip install 'omnidraft[compiler]')"
 FLAGS = (("-march=native",), ("-mcpu=native",))  # tried in this order: compilers name the processor differently
 

@@ -20,14 +20,15 @@ typedef void Work(const void *job, int64_t part);
 
 static struct {
     pthread_mutex_t busy, lock; /* one job at a time; and of those who sleep */
-    pthread_cond_t wake;
-    atomic_int sleeping, allowed; /* threads beside the caller's */
+    pthread_cond_t wake, more;    /* a job, and one for more threads than the last */
+    atomic_int sleeping, allowed; /* threads beside the caller's; of those that are not allowed none counts as asleep */
     int started;
     Work *work;
     const void *job;
     atomic_ullong parts; /* number of parts << 32 | next part: read together, since the next job may have others */
     atomic_uint done;
-} pool = {.busy = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
+} pool = {.busy = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER,
+          .more = PTHREAD_COND_INITIALIZER};
 
 static int is_open(void) {
     uint64_t parts = atomic_load(&pool.parts);
@@ -44,19 +45,21 @@ static void take_parts(void) {
     }
 }
 
+static int is_allowed(void *number) { return (intptr_t)number < atomic_load(&pool.allowed); }
+
 static void *serve(void *number) {
     for (;;) {
         int spins = 0;
         while (!is_open() && ++spins < SPINS) PAUSE;
-        if (spins == SPINS || (intptr_t)number >= atomic_load(&pool.allowed)) {
+        if (spins == SPINS || !is_allowed(number)) {
             pthread_mutex_lock(&pool.lock);
+            while (!is_allowed(number)) pthread_cond_wait(&pool.more, &pool.lock);
             atomic_fetch_add(&pool.sleeping, 1);
-            while (!is_open() || (intptr_t)number >= atomic_load(&pool.allowed))
-                pthread_cond_wait(&pool.wake, &pool.lock);
+            while (!is_open() && is_allowed(number)) pthread_cond_wait(&pool.wake, &pool.lock);
             atomic_fetch_sub(&pool.sleeping, 1);
             pthread_mutex_unlock(&pool.lock);
         }
-        take_parts();
+        if (is_allowed(number)) take_parts();
     }
     return NULL;
 }
@@ -66,6 +69,7 @@ static void forget_threads(void) {
     pthread_mutex_init(&pool.busy, NULL);
     pthread_mutex_init(&pool.lock, NULL);
     pthread_cond_init(&pool.wake, NULL);
+    pthread_cond_init(&pool.more, NULL);
     atomic_store(&pool.sleeping, 0);
     atomic_store(&pool.parts, 0);
     pool.started = 0;
@@ -81,6 +85,7 @@ static void start_threads(int count) {
     }
 }
 
+/* all parts of a job are done; a caller that finds the threads busy with another's job does its own alone */
 static void run(Work *work, const void *job, int64_t parts, int threads) {
     if (parts < 2 || threads < 2 || pthread_mutex_trylock(&pool.busy)) {
         for (int64_t part = 0; part < parts; part++) work(job, part);
@@ -89,12 +94,13 @@ static void run(Work *work, const void *job, int64_t parts, int threads) {
     start_threads(threads - 1);
     pool.work = work;
     pool.job = job;
-    atomic_store(&pool.allowed, threads - 1);
+    int before = atomic_exchange(&pool.allowed, threads - 1);
     atomic_store(&pool.done, 0);
     atomic_store(&pool.parts, (uint64_t)parts << 32);
-    if (atomic_load(&pool.sleeping)) {
+    if (atomic_load(&pool.sleeping) || before < threads - 1) {
         pthread_mutex_lock(&pool.lock);
         pthread_cond_broadcast(&pool.wake);
+        if (before < threads - 1) pthread_cond_broadcast(&pool.more);
         pthread_mutex_unlock(&pool.lock);
     }
     take_parts();

@@ -1,0 +1,174 @@
+/* Passes of step.c over a small random model, for the sanitizers of a compiler: see test_sanitizers.py. */
+
+#include <stdlib.h>
+
+static _Atomic int left = -1; /* allocations that succeed from now on, -1 for all */
+
+static int refuses(void) { return left >= 0 && left-- == 0; }
+static void *some(size_t size) { return refuses() ? NULL : malloc(size); }
+static void *aligned(size_t alignment, size_t size) { return refuses() ? NULL : aligned_alloc(alignment, size); }
+#define malloc some
+#define aligned_alloc aligned
+#include "step.c"
+#undef malloc
+#undef aligned_alloc
+
+#include <stdio.h>
+
+enum { LAYERS = 2, HEADS = 6, KEY_HEADS = 2, SIZE = 10, HIDDEN = 40, INNER = 70, TOKENS = 2 * BLOCK + 70, TEXTS = 3 };
+enum { QUEUE = (HEADS + 2 * KEY_HEADS) * SIZE };
+
+#define CHECK(holds) \
+    if (!(holds)) { \
+        fprintf(stderr, "line %d: %s does not hold\n", __LINE__, #holds); \
+        exit(1); \
+    }
+
+typedef struct {
+    Half *blocks[TOKENS / BLOCK + 1];
+    Cache cache;
+    float x[TOKENS][HIDDEN];
+} Text;
+
+static Layer layers[LAYERS];
+static Shape shape = {LAYERS, HEADS, KEY_HEADS, SIZE, 1e-5f};
+static float angles[TOKENS][SIZE], ones[HIDDEN];
+static uint32_t state = 1;
+
+static float random_number(void) {
+    state = state * 1664525 + 1013904223;
+    return (float)(state >> 8) / (1 << 24) - 0.5f;
+}
+
+static Matrices matrix(int64_t out, int64_t in) {
+    int64_t chunks = in > WIDTH ? 2 : 1, width = (in + chunks * WIDTH - 1) / (chunks * WIDTH) * WIDTH;
+    int8_t *weights = calloc(out * chunks * width, 1);
+    float *scales = calloc(out, sizeof *scales);
+    for (int64_t o = 0; o < out; o++) {
+        scales[o] = 0.003f;
+        for (int64_t i = 0; i < in; i++)
+            weights[(i / width * out + o) * width + i % width] = (int8_t)(random_number() * 254);
+    }
+    return (Matrices){.part = {{weights, scales, NULL, out, in, chunks, width, ROWS8}}, .parts = 1, .out = out};
+}
+
+static void start(Text *text) {
+    int64_t halves = LAYERS * KEY_HEADS * head_halves(&shape);
+    for (int i = 0; i <= TOKENS / BLOCK; i++) {
+        text->blocks[i] = calloc(halves, sizeof(Half));
+        for (int64_t k = 0; k < halves; k++) text->blocks[i][k] = 0x7e00; /* what was not written is no number */
+    }
+    text->cache = (Cache){text->blocks, *angles, 0};
+}
+
+static void stop(Text *text) {
+    for (int i = 0; i <= TOKENS / BLOCK; i++) free(text->blocks[i]);
+    free(text);
+}
+
+/* reads tokens in calls of so many rows */
+static void read_text(Text *text, const float *x, int64_t rows, int threads) {
+    memcpy(text->x, x, sizeof text->x);
+    for (int64_t t = 0; t < TOKENS; t += rows) {
+        text->cache.length = t;
+        CHECK(read_tokens(layers, &shape, &text->cache, 0, text->x[t], t + rows < TOKENS ? rows : TOKENS - t,
+                          threads) == DONE);
+    }
+}
+
+typedef struct {
+    const float *x, *expected;
+    int64_t rows;
+    int threads;
+} Reader;
+
+static void *reads(void *given) {
+    const Reader *reader = given;
+    Text *text = calloc(1, sizeof *text);
+    start(text);
+    read_text(text, reader->x, reader->rows, reader->threads);
+    CHECK(!memcmp(text->x, reader->expected, sizeof text->x));
+    stop(text);
+    return NULL;
+}
+
+int main(void) {
+    static float x[TOKENS][HIDDEN], others[TEXTS][TOKENS][HIDDEN], rows[TEXTS * 3][HIDDEN];
+    Text *text = calloc(1, sizeof *text), *texts[TEXTS];
+    for (int i = 0; i < HIDDEN; i++) ones[i] = 1;
+    for (int t = 0; t < TOKENS; t++) {
+        for (int i = 0; i < HIDDEN; i++) x[t][i] = random_number();
+        for (int i = 0; i < TEXTS * HIDDEN; i++) others[i / HIDDEN][t][i % HIDDEN] = random_number();
+        for (int i = 0; i < SIZE / 2; i++) angles[t][i] = cosf(t / (1.f + i)), angles[t][SIZE / 2 + i] = sinf(t / (1.f + i));
+    }
+    for (int i = 0; i < LAYERS; i++)
+        layers[i] = (Layer){matrix(QUEUE, HIDDEN), matrix(HIDDEN, HEADS * SIZE), matrix(2 * INNER, HIDDEN),
+                            matrix(HIDDEN, INNER), ones, ones, NULL, NULL, i ? BLOCK + 9 : 0};
+    start(text);
+    read_text(text, *x, 64, 4);
+    for (int i = 0; i < TOKENS * HIDDEN; i++) CHECK(isfinite(text->x[i / HIDDEN][i % HIDDEN]));
+    for (int i = 0; i < 1000; i++) { /* the number of threads changes from call to call */
+        float y[3][HIDDEN];
+        CHECK(apply_matrices(&layers->output, NULL, 0, rows[0], 1, *y, i % 3 ? 2 : 8) == DONE);
+    }
+
+    /* two callers at once, one of whom has the threads */
+    pthread_t callers[2];
+    Reader readers[] = {{*x, *text->x, 7, 4}, {*x, *text->x, 150, 2}};
+    for (int i = 0; i < 2; i++) CHECK(!pthread_create(callers + i, NULL, reads, readers + i));
+    for (int i = 0; i < 2; i++) CHECK(!pthread_join(callers[i], NULL));
+
+    /* tokens of several texts in one pass, each text at the position where the one before ends: as each alone */
+    Cache places[TEXTS * 3];
+    for (int i = 0; i < TEXTS; i++) {
+        int64_t from = BLOCK - 4 + 3 * i;
+        start(texts[i] = calloc(1, sizeof **texts));
+        read_text(texts[i], *others[i], TOKENS, 2);
+        for (int m = 0; m < 3; m++) {
+            memcpy(rows[3 * i + m], others[i][from + m], sizeof *rows);
+            places[3 * i + m] = (Cache){texts[i]->blocks, *angles, from + m};
+        }
+    }
+    CHECK(read_tokens(layers, &shape, places, 1, *rows, TEXTS * 3, 3) == DONE);
+    for (int i = 0; i < TEXTS; i++) CHECK(!memcmp(rows[3 * i], texts[i]->x[BLOCK - 4 + 3 * i], 3 * sizeof *rows));
+
+    /* a text that was cropped and goes on in another way: nothing is left of what was there */
+    memcpy(others[1], others[0], (BLOCK + 30) * sizeof *x);
+    texts[0]->cache.length = BLOCK + 30;
+    memcpy(texts[0]->x, others[1], sizeof x);
+    CHECK(read_tokens(layers, &shape, &texts[0]->cache, 0, texts[0]->x[BLOCK + 30], 20, 2) == DONE);
+    read_text(texts[1], *others[1], 31, 2);
+    CHECK(!memcmp(texts[0]->x[BLOCK + 30], texts[1]->x[BLOCK + 30], 20 * sizeof *x));
+    for (int i = 0; i < TEXTS; i++) stop(texts[i]);
+
+    /* numbers at the edges, which must not be converted to integers that do not exist */
+    const float edges[] = {0, 1e-45f, 1e-38f, 1e-33f, 3e38f, INFINITY, -INFINITY, NAN};
+    for (int i = 0; i < 8; i++) {
+        text->cache.length = 5;
+        memcpy(*rows, x[5], sizeof *rows);
+        for (int k = 0; k < HIDDEN; k += i % 2 + 1) rows[0][k] = edges[i];
+        CHECK(read_tokens(layers, &shape, &text->cache, 0, *rows, 1, 2) == DONE);
+        float y[HIDDEN], wide[2 * INNER];
+        for (int k = 0; k < 2 * INNER; k++) wide[k] = edges[i];
+        CHECK(apply_matrices(&layers->output, NULL, 0, wide, 1, y, 1) == DONE);
+        CHECK(i == 0 ? y[0] == 0 : i < 4 ? isfinite(y[0]) : i == 4 || !isfinite(y[0])); /* products of the fifth are too large */
+    }
+
+    /* each allocation fails once, and nothing has changed */
+    int failures = 0;
+    for (int code = NO_MEMORY; code != DONE; failures++) {
+        memcpy(rows, x, sizeof rows);
+        left = failures;
+        code = read_tokens(layers, &shape, &text->cache, 0, *rows, 3, 2);
+        CHECK(code == DONE || !memcmp(rows, x, sizeof rows));
+    }
+    CHECK(failures == 3);
+    left = 0;
+    CHECK(apply_matrices(&layers->output, NULL, 0, *x, 1, *rows, 1) == NO_MEMORY);
+    for (int i = 0; i < LAYERS; i++) {
+        Matrices *all[] = {&layers[i].qkv, &layers[i].output, &layers[i].gate_up, &layers[i].down};
+        for (int k = 0; k < 4; k++) free((void *)all[k]->part->weights), free((void *)all[k]->part->scales);
+    }
+    stop(text);
+    return 0;
+}
