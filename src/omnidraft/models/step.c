@@ -322,6 +322,7 @@ int layout(int64_t *sizes, int room) {
 int read_tokens(const Layer *layers, const Shape *shape, const Cache *caches, int apart, float *x, int64_t rows,
                 int threads) {
     int64_t used = 0, stride = 0, tasks = 0;
+    if (rows < 1) return DONE; /* of no bytes, NULL would be no failure */
     Run *runs = malloc(rows * sizeof *runs);
     if (!runs) return NO_MEMORY;
     Attention one = {.shape = shape, .runs = runs, .rows = rows, .threads = threads};
@@ -374,6 +375,7 @@ int read_tokens(const Layer *layers, const Shape *shape, const Cache *caches, in
 int apply_matrices(const Matrices *matrices, const float *norm, float epsilon, const float *x, int64_t rows, float *y,
                    int threads) {
     int64_t stride = stride_of(matrices), used = 0;
+    if (rows < 1) return DONE;
     room_at(NULL, &used, rows, stride);
     char *memory = aligned_alloc(64, used);
     if (!memory) return NO_MEMORY;
