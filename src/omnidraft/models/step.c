@@ -1,9 +1,10 @@
-/* Forward pass of a decoder-only transformer with 8-bit weights and 16-bit keys and values.
+/* Forward pass of a decoder-only transformer with weights of 4 to 8 bits and 16-bit keys and values.
 
    A pass over a few tokens takes as long as reading the weights once.  Every row of a pass is computed by the same
    operations in the same order whatever rows are beside it: tokens verified together get the logits, bit by bit, that
-   they get one by one.  Inputs of matrices are rounded to integers of up to 16 bits with one scale a row, as many bits
-   as 32-bit sums hold, so that products are exact and large entries of an input cost the others little. */
+   they get one by one.  Inputs of matrices with one scale a row are rounded to integers of up to 16 bits, as many as
+   32-bit sums hold, so that products are exact and large entries of an input cost the others little; those of matrices
+   in blocks (kernels.h) to 8 bits with a scale for 16 of them. */
 
 #include <math.h>
 #include <stdint.h>
