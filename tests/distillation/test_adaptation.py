@@ -179,6 +179,7 @@ def test_after_a_change_drafts_are_those_of_the_new_weights_on_the_whole_text(
 ) -> None:
     """The drafter's keys and values of before are not used again."""
     setting = Setting(kind)
+    setting.engine.counts = None  # drafts are the network's alone
     adaptation = setting.adaptation(Perturbing(setting.source))
     drafter = setting.attached.drafter
     original, base, seen = Drafter.draft, dict(setting.source.model.named_parameters()), list[bool]()

@@ -98,10 +98,11 @@ class CountsCase:
     sampling: Sampling = SAMPLED
     zero: float = 0.0
     learns: bool = True  # whether rates differ at first
+    begins: int | None = None  # tokens of the prompt: few are not repeated
 
     @property
     def prompt(self) -> Ids:
-        return PROMPTS[self.shape][self.seed % 2]
+        return PROMPTS[self.shape][self.seed % 2][: self.begins]
 
     def deviation(self, seen: Callable[[Engine, Watching, Round, int], None] | None = None) -> float:
         """Total variation between what whole requests emit and the target's joint distribution."""
@@ -158,6 +159,8 @@ def cases() -> Iterator[CountsCase]:
         yield CountsCase(shape, 7, "sometimes", sampling=Sampling(), alone=True, length=3, tokens=6)
         yield CountsCase(shape, 7, "sometimes", temperature=0.5, tokens=2)
         yield CountsCase(shape, 7, "always", temperature=0.0, tokens=2)
+        for trust in LEAST:
+            yield CountsCase(shape, 3, trust, tokens=3, begins=2)
         yield CountsCase(shape, 8, "sometimes", sampling=Sampling(temperature=0.7, top_k=3), tokens=2, zero=0.3)
     yield CountsCase("tiny", 2, "sometimes", tokens=4)
     yield CountsCase("tiny", 3, "sometimes", length=4, tokens=3, earlier=1)
@@ -228,10 +231,7 @@ def test_what_a_round_commits_is_counted_in_the_next(*, alone: bool) -> None:
         for fresh, text in zip((before, now), texts, strict=True):
             fresh.start(text, 9, None)
         for pair in ((0, 0), (0, 1), (1, 0), (1, 1), (4, 0)):
-            found = [
-                None if guess is None else guess.shares
-                for guess in (each.guess(pair) for each in (counts, now, before))
-            ]
+            found = [each._own.followers(pair) for each in (counts, now, before)]
             assert found[0] == found[1]
             compared += 1
             changed += found[0] != found[2]

@@ -191,8 +191,8 @@ def test_a_joint_pass_has_the_bits_of_each_text_alone() -> None:
 
 
 NATIVE = {
-    "a row reads another's cache": Rewrite(NativeModel._read_part, "text.cache.place(", "texts[-1].cache.place("),
-    "a position is off by one": Rewrite(NativeModel._read_part, "text.length + at)", "text.length + at + 1)"),
+    "a row reads another's cache": Rewrite(NativeModel._read_part, "text.cache.at(", "texts[-1].cache.at("),
+    "a position is off by one": Rewrite(NativeModel._read_part, "text.length + at, ", "text.length + at + 1, "),
     "a cropped row is kept": Rewrite(
         NativeSequence.crop, "self.length = length", "self.length = min(self.length, length + (length > 0))"
     ),

@@ -94,6 +94,8 @@ def distributions(name: str, script: str, **drafting: object) -> tuple[float, in
         **drafting,
     )
     prompt, most = spoken(name).read(PROMPTS[script]), 0
+    if engine_.counts is not None:  # no path of the enumeration is to tell of another
+        vars(engine_.counts._own_rates).update(learn=lambda *_, **__: None)
 
     def seen(_: float, record: Round) -> None:
         nonlocal most
