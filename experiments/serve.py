@@ -95,6 +95,7 @@ class ServerWay:
         self._process = subprocess.Popen(  # noqa: S603  our own command
             [sys.executable, "-m", "omnidraft", "serve", *words], stderr=subprocess.PIPE, text=True, encoding="utf-8"
         )
+        self._users = itertools.count()
         self._said: list[str] = []  # for the message where it ends
         self._listener = threading.Thread(target=self._listen)
         self._listener.start()
@@ -104,7 +105,9 @@ class ServerWay:
 
     def ask(self, place: int, prompt: str) -> Reply:
         """The answer to a prompt, streamed."""
-        body = {"model": self._model, "temperature": 0, "max_tokens": self._tokens, "stream": True, "user": str(place)}
+        body = {"model": self._model, "temperature": 0, "max_tokens": self._tokens, "stream": True}
+        # each request is another user's: none is drafted from an earlier answer to the same prompt
+        body |= {"user": str(next(self._users))}
         body |= {"messages": [{"role": "user", "content": prompt}]} if self._chats else {"prompt": prompt}
         body |= {"stream_options": {"include_usage": True}}
         began, first, text, tokens = time.perf_counter(), 0.0, "", 0
@@ -287,7 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     flags.add(options, "--target", action="append", help="a folder, a GGUF file, a hub id or zoo:NAME; repeatable")
     flags.add(options, "--drafter", "--dtype")
-    options.add_argument("--lanes", type=flags.at_least(1), default=4, metavar="N", help="of the server (default: 4)")
+    options.add_argument("--lanes", type=flags.at_least(1), default=8, metavar="N", help="of the server (default: 8)")
     for name, about in (
         ("clients", "clients at once"),
         ("seconds", "seconds of load, of each way"),
