@@ -93,8 +93,9 @@ def at_depth(model: OmniDraft, forms: Mapping[str, KVSequence], depth: int, size
     for name, sequence in forms.items():
         read[name] = read_seconds(sequence, ids[:depth])
     for _ in range(sizes.repeats + 1):  # the first one warms up
-        for rows in ROWS:
-            for name, sequence in forms.items():
+        for name, sequence in forms.items():
+            pass_seconds(sequence, ids[depth : depth + 1])  # meanwhile the other's threads end to wait for work
+            for rows in ROWS:
                 taken[name, rows].append(pass_seconds(sequence, ids[depth : depth + rows]))
     found: dict[str, Row] = {
         name: {"read_per_s": depth / read[name]}
