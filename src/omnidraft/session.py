@@ -74,10 +74,10 @@ class Session:
 
     def enter(self) -> Outcome | None:
         """Hold the models for a turn, until `leave`; what became of the request where it has no round any more."""
-        if self._closed or self._stops() or (self._request is not None and not self._request.open):
-            self.close()
-            return Outcome()
         try:
+            if self._closed or self._stops() or (self._request is not None and not self._request.open):
+                self.close()
+                return Outcome()
             self._held.enter_context(self._slot.round(self._ticket))
             if self._learning is not None:
                 self._learning.adaptation.load_weights(self.engine.attached)
@@ -194,9 +194,9 @@ def take_turn(sessions: Sequence[Session], cuts: Sequence[Cut]) -> list[Outcome]
 
 
 def _parts(sessions: Mapping[int, Session]) -> dict[int, int]:
-    """Whose turn it is: 0 for a round, or so many ids of a prompt; prompts come one after the other."""
+    """Whose turn it is: 0 for a round, or so many ids of a prompt; that with the fewest left to read comes first."""
     parts, room = dict[int, int](), dict[int, int]()
-    for at, session in sessions.items():
+    for at, session in sorted(sessions.items(), key=lambda each: each[1].behind):
         model, behind = session.engine.target.model, session.behind
         if session.records:
             parts[at] = 0

@@ -186,14 +186,37 @@ def test_no_answer_waits_for_the_prompt_of_another(parted: OmniDraft, monkeypatc
     assert reading[0].rounds
 
 
-def test_prompts_are_read_one_after_the_other(parted: OmniDraft) -> None:
+def test_the_prompt_with_the_fewest_ids_left_is_read_first(parted: OmniDraft) -> None:
     _, streams = lanes_of(parted, LONG, LONG[5:], PROMPTS[0])
     order: list[int] = []
     while len(order) < len(streams):
         for at, step in enumerate(step_together(streams)):
             if step.text is not None and at not in order:
                 order.append(at)
-    assert order == [0, 1, 2]
+    assert order == [2, 1, 0]
+
+
+@pytest.mark.parametrize("calls", [1, 2, 5])
+def test_an_error_in_asking_whether_to_stop_is_one_request_s_own(parted: OmniDraft, calls: int) -> None:
+    """Asked before each turn, and between the parts of a prompt."""
+    expected = parted.generate(PROMPTS[0], max_new_tokens=COUNT).token_ids
+    first, other = parted.lanes(2)
+    asked: list[int] = []
+
+    def fails() -> bool:
+        asked.append(1)
+        if len(asked) == calls:
+            raise ZeroDivisionError
+        return False
+
+    streams = [
+        first.stream(PROMPTS[0], max_new_tokens=COUNT),
+        other.stream(LONG, max_new_tokens=COUNT, should_stop=fails),
+    ]
+    errors: list[Exception | None] = []
+    turns_of(streams, lambda steps: errors.extend(step.error for step in steps if step.error))
+    assert list(map(type, errors)) == [ZeroDivisionError]
+    assert streams[0].result.token_ids == expected
 
 
 def test_a_prompt_whose_client_leaves_is_read_no_further(parted: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:

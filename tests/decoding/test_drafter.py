@@ -106,6 +106,18 @@ def test_a_window_is_kept_where_the_text_before_it_is_the_same() -> None:
     assert drafter.start([60, *text[1:]], keep=True) == 0, "the window is not that of this text"
 
 
+def test_a_window_that_holds_little_of_the_next_text_is_not_kept() -> None:
+    lm = random_model("llama", 64, seed=1)
+    lm.context = 16
+    drafter, fresh = Drafter(lm), Drafter(lm)
+    text = list(range(1, 31))
+    drafter.start(text)
+    first_q(drafter, 4)  # the window begins at token 22
+    assert drafter.start(text[:25], keep=True) == 0, "three tokens would be left"
+    fresh.start(text[:25])
+    assert torch.allclose(first_q(drafter, 4), first_q(fresh, 4), atol=1e-5)
+
+
 def test_a_pass_that_was_interrupted_is_not_gone_on_from() -> None:
     lm = random_model("llama", 64, seed=1)
     drafter, fresh = Drafter(lm), lm.new_sequence()

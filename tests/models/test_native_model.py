@@ -589,6 +589,27 @@ def test_8_bits_are_for_targets_alone(target: Path) -> None:
         assert sampling or drafted.token_ids == expected.token_ids
 
 
+def test_a_pass_that_fails_after_its_layers_has_read_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = made(source_of())
+    texts = [model.new_sequence() for _ in range(2)]
+    reads = [Read(text, IDS[at : at + 9], 1) for at, text in enumerate(texts)]
+    for text in texts:
+        text.forward(IDS[20:25], 1)
+    expected = [rows.clone() for rows in model.read(reads)]
+    for text in texts:
+        text.crop(5)
+
+    def failing(*_: object) -> torch.Tensor:
+        raise ModelError("there is no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "_head", failing)
+        with pytest.raises(ModelError):
+            model.read(reads)
+    assert [text.length for text in texts] == [5, 5]
+    assert all(map(torch.equal, model.read(reads), expected))
+
+
 def test_nan_logits_of_a_target_are_named_and_leave_an_empty_cache() -> None:
     source = source_of()
     weights = {name: value.clone() for name, value in source.model.state_dict().items()}

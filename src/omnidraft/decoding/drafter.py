@@ -57,6 +57,8 @@ class Drafter:
             self.counts.start(text, new_tokens, memory)
         held = self._cached[: self.sequence.length]  # an interrupted pass may have emptied it
         kept = common(held, text[base:]) if keep and self._text[:base] == text[:base] else 0
+        if base and len(text) - base < min(len(text), self.model.context // 2):
+            kept = 0  # a new window holds more of the text than is left of this one
         self._text, self.begun, self._agreed = text, len(text), kept
         if not kept:
             self._base, self._cached = 0, []

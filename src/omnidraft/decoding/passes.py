@@ -54,10 +54,8 @@ class Work(Generic[T]):
 
     def send(self, logits: torch.Tensor) -> None:
         """Go on with the logits that it asked for."""
-        if self.asked is not None and not self.asked.keep and self._stop():
-            self.fail(Stopped())
-        else:
-            self._go_on(lambda: self._passes.send(logits))
+        part = self.asked is not None and not self.asked.keep
+        self._go_on(lambda: self._passes.throw(Stopped()) if part and self._stop() else self._passes.send(logits))
 
     def fail(self, error: Exception) -> None:
         """Tell it that there are no logits: it may go on in another way."""

@@ -256,6 +256,7 @@ def _plain(model: OmniDraft, prompt: list[int], new_tokens: int, show: Show, way
 
 
 def _drafted(model: OmniDraft, prompt: list[int], new_tokens: int, show: Show) -> Answer:
+    model.engine.release()  # as without drafts, the whole prompt is read
     began = time.perf_counter()
     stream = model.stream(prompt, max_new_tokens=new_tokens, temperature=0.0)
 

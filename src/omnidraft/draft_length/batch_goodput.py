@@ -13,7 +13,8 @@ from omnidraft.draft_length.goodput import EXPLORATION, Goodput
 from omnidraft.verification.round import Round, RoundCounts, RoundTimes
 
 SPREAD = 8  # rows that the costs before any measurement are for
-PART_S = 0.2, 0.25  # seconds that a part of a prompt takes, where others wait for it and where none does
+PART_S = 0.2  # seconds that a part of a prompt adds to a pass that others wait for
+SHORTEST_S = 1e-6  # for an id
 LEAST, FIRST = 8, 16  # ids of a part: fewer take as long; before it is known how long they take
 
 
@@ -60,12 +61,18 @@ class BatchCosts:
 
     def learn_part(self, count: int, seconds: float) -> None:
         """Take in that a pass with so many ids of prompts took so long."""
+        # what the rows beside it take would else count as that of few ids, and ever fewer were read
+        added = max(0.0, seconds - self.costs.seconds * self._plain(self.rows)) / count
+        if self._parts:
+            added = min(added, STALL * self._read_s)
         self._parts = min(LEVEL_MEMORY, self._parts + 1)
-        self._read_s += (seconds / count - self._read_s) / self._parts
+        self._read_s = max(SHORTEST_S, self._read_s + (added - self._read_s) / self._parts)
 
     def part(self, most: int, *, alone: bool) -> int:
-        """Ids of prompts to read in a pass, `most` at most: as many as can be waited for."""
-        return min(most, max(LEAST, int(PART_S[alone] / self._read_s) if self._read_s else FIRST))
+        """Ids of prompts to read in a pass, `most` at most; where others wait, as many as they can wait for."""
+        if alone:
+            return most
+        return min(most, max(LEAST, int(PART_S / self._read_s) if self._read_s else FIRST))
 
     def _plain(self, rows: int) -> float:
         """Cost of a pass of so many rows without drafts."""

@@ -89,14 +89,17 @@ class NativeModel(PretrainedModel):
     def read(self, reads: Sequence[Read]) -> list[torch.Tensor]:
         """All in one call of step.c, but that it takes no more than CHUNK ids of a text at a time."""
         starts = [each.sequence.length for each in reads]
-        kept: list[list[torch.Tensor]] = [[] for _ in reads]  # of each, outputs of the last layer
         try:
-            for begin in range(0, max((len(each.ids) for each in reads), default=0), CHUNK):
-                self._read_part(reads, begin, kept)
+            return self._read(reads)
         except BaseException:
             for each, start in zip(reads, starts, strict=True):
                 cast("NativeSequence", each.sequence).length = start
             raise
+
+    def _read(self, reads: Sequence[Read]) -> list[torch.Tensor]:
+        kept: list[list[torch.Tensor]] = [[] for _ in reads]  # of each, outputs of the last layer
+        for begin in range(0, max((len(each.ids) for each in reads), default=0), CHUNK):
+            self._read_part(reads, begin, kept)
         rows = [row for each in kept for row in each]
         if not rows:
             return [torch.empty(0, self.vocab_size, dtype=torch.float32, device="cpu") for _ in reads]
