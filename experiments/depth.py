@@ -130,7 +130,7 @@ def measure(options: argparse.Namespace, console: Console) -> int:
     results.begin(command(options.words), asdict(sizes) | {"threads": torch.get_num_threads()})
     model = load(options.target, options.drafter, dtype="int8", profile=None, warn=console.print)
     forms: dict[str, KVSequence] = {OURS: model.target.lm.new_sequence()}
-    if llama.library() is None:
+    if llama.llama_module() is None:
         console.print(f"llama.cpp is left out, as it is not installed: {llama.EXTRA}")
     else:
         context = max(sizes.depths) + ROOM

@@ -114,7 +114,7 @@ class Contest:
         self.ways, _ = methods.make((BASELINE,), plain, 0, Sampling())
         for name, drafting in ((OURS, PLAIN), (DRAFTED, Drafting()), (BY_MODEL, Drafting(remember="nothing"))):
             self.ways.append(EngineWay(name, engine_for(drafted, drafting), Sampling()))
-        if llama.library() is not None:
+        if llama.llama_module() is not None:
             self._add_llama(sorted(plain.engine.eos))
         del alone
 
@@ -234,7 +234,7 @@ def measure(options: argparse.Namespace, console: Console) -> int:
     sizes = replace(QUICK if options.quick else FULL, **given)
     if not gguf.is_gguf(options.target):
         raise InputError(f"target {options.target!r} is no GGUF file, which llama.cpp needs: give --target FILE.gguf")
-    found = [name for name in METHODS if llama.library() is not None or name not in OF_LLAMA]
+    found = [name for name in METHODS if llama.llama_module() is not None or name not in OF_LLAMA]
     if len(found) < len(METHODS):
         console.print(ABSENT)
     target = shown(options.target)

@@ -55,7 +55,7 @@ def asked(target: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, .
     def last(text: npt.NDArray[np.intc]) -> npt.NDArray[np.intc]:
         return text[-2:]
 
-    monkeypatch.setattr(llama, "library", object)
+    monkeypatch.setattr(llama, "llama_module", object)
     monkeypatch.setattr(llama, "LlamaModel", loaded)
     monkeypatch.setattr(llama, "lookup", lambda: last)
     return calls
@@ -123,7 +123,7 @@ def test_no_file_and_files_of_another_model_are_refused(
 def test_without_the_extra_it_is_refused(
     command: list[str], file: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llama, "library", lambda: None)
+    monkeypatch.setattr(llama, "llama_module", lambda: None)
     said = one_error(capsys, *command, "--gguf", str(file))
     assert said.endswith("llama.cpp is not installed: pip install 'omnidraft[llama-cpp]'")
 

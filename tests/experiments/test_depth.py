@@ -43,7 +43,7 @@ def test_a_quick_run(
     target: Path, drafter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needs_the_8_bit_step()
-    monkeypatch.setattr(llama, "library", lambda: None)
+    monkeypatch.setattr(llama, "llama_module", lambda: None)
     out = tmp_path / "depth"
     words = ["--target", str(target), "--drafter", str(drafter), "--quick", "--out", str(out)]
     assert depth.main(words) == 0

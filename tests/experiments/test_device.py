@@ -28,7 +28,7 @@ def test_a_quick_run_without_the_extra(
     file: Path, drafter: Path, tasks: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needs_the_8_bit_step()  # of our ways
-    monkeypatch.setattr(llama, "library", lambda: None)
+    monkeypatch.setattr(llama, "llama_module", lambda: None)
     out = file.with_name("device.jsonl")
     words = ["--target", str(file), "--drafter", str(drafter), "--data", str(tasks), "--quick"]
     words += ["--out", str(out.with_suffix(""))]

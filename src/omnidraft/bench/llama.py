@@ -33,7 +33,7 @@ Lookup = Callable[[Any], Any]  # (T,) int32 -> (D,) int32
 
 
 @cache
-def library() -> Any | None:
+def llama_module() -> Any | None:
     """The module llama_cpp, None where it is not installed."""
     try:
         found = importlib.import_module("llama_cpp")
@@ -193,7 +193,7 @@ def ways(model: LlamaModel, target: PretrainedModel, eos: Sequence[int]) -> list
 
 
 def _needed() -> Any:
-    found = library()
+    found = llama_module()
     if found is None:
         raise ModelError(f"llama.cpp is not installed: {EXTRA}")
     return found

@@ -142,7 +142,7 @@ def products(struct: Matrices, x: torch.Tensor, norm: torch.Tensor | None, epsil
     x = x.contiguous()
     y = torch.empty(len(x), struct.out, dtype=torch.float32, device="cpu")
     given = pointer(norm), epsilon, x.data_ptr(), len(x), y.data_ptr(), threads()
-    _check(library().apply_matrices(ctypes.byref(struct), *given), len(x))
+    _check(step_functions().apply_matrices(ctypes.byref(struct), *given), len(x))
     return y
 
 
@@ -155,7 +155,7 @@ def read_tokens(
     has changed.
     """
     given = layers, ctypes.byref(shape), caches, apart, x.data_ptr(), len(x), threads()
-    _check(library().read_tokens(*given), len(x))
+    _check(step_functions().read_tokens(*given), len(x))
 
 
 def _check(code: int, rows: int) -> None:
@@ -198,7 +198,7 @@ def obstacle() -> str | None:
     return _loaded()[1]
 
 
-def library() -> ctypes.CDLL:
+def step_functions() -> ctypes.CDLL:
     """The compiled step.c; raises ModelError where there is an `obstacle`."""
     found, reason = _loaded()
     if found is None:

@@ -74,7 +74,7 @@ class Packed:
             raise IndexError(f"rows {places.min()} to {places.max()} of a matrix that has {out}")
         values = torch.empty(len(places), self.columns, dtype=torch.float32, device="cpu")
         first = ctypes.byref(self.struct.part[0])
-        native.library().unpack_rows(first, places.ctypes.data, len(places), values.data_ptr())
+        native.step_functions().unpack_rows(first, places.ctypes.data, len(places), values.data_ptr())
         return values
 
     def __call__(self, x: torch.Tensor, norm: torch.Tensor | None = None, epsilon: float = 0.0) -> torch.Tensor:
@@ -94,7 +94,7 @@ def packed(parts: Sequence[Stored | None], biases: Sequence[torch.Tensor | None]
 
 
 def _packed(part: Stored) -> tuple[torch.Tensor, Matrix]:
-    library, out = native.library(), part.out
+    library, out = native.step_functions(), part.out
     size = library.packed_bytes(part.kind, out, part.columns)
     room = torch.empty(size + LINE, dtype=torch.uint8, device="cpu")
     weights = room[-room.data_ptr() % LINE :][:size]
