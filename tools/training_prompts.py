@@ -39,7 +39,20 @@ PASSAGE_FORMS = (
     "Explain this to a beginner:\n\n{text}",
 )
 FUNCTIONS = 2_000
-CODE, PASSAGE = range(150, 500), range(200, 700)  # characters
+LONG_FORMS = (
+    "Summarize the following text:\n\n{text}",
+    "{text}\n\nWhat are the three most important points of the text above?",
+    "Read this documentation, then write an example of how it is used.\n\n{text}",
+    "{text}\n\nWrite five questions and answers about this text.",
+)
+MODULE_FORMS = (
+    "{code}\n\nWhat does this code do? Go through it function by function.",
+    "Find mistakes in this code and fix them:\n\n```python\n{code}\n```",
+    "Rewrite this code with type annotations and docstrings. Give the whole code.\n\n```python\n{code}\n```",
+    "```python\n{code}\n```\n\nWrite unit tests for it.",
+)
+LONG = 500  # prompts of each kind with a long text
+CODE, PASSAGE, DOCUMENT = range(150, 500), range(200, 700), range(1500, 5000)  # characters
 
 
 def prompts(data: Path, library: Path) -> list[str]:
@@ -54,16 +67,46 @@ def prompts(data: Path, library: Path) -> list[str]:
     functions, passages = (sorted(set(part) - {""}) for part in zip(*library_parts(library), strict=True))
     chance = random.Random(0)  # noqa: S311
     words += [chance.choice(FUNCTION_FORMS).format(code=code) for code in chance.sample(functions, FUNCTIONS)]
-    return words + [chance.choice(PASSAGE_FORMS).format(text=text) for text in passages]
+    words += [chance.choice(PASSAGE_FORMS).format(text=text) for text in passages]
+    documents, modules = long_texts(library)
+    words += [
+        chance.choice(LONG_FORMS).format(text=text) for text in chance.sample(documents, min(LONG, len(documents)))
+    ]
+    return words + [
+        chance.choice(MODULE_FORMS).format(code=code) for code in chance.sample(modules, min(LONG, len(modules)))
+    ]
+
+
+def long_texts(library: Path) -> tuple[list[str], list[str]]:
+    """Long docstrings of a library, and long definitions."""
+    documents, modules = set(), set()
+    for text, tree in _files(library):
+        lines = text.splitlines(keepends=True)
+        for part in tree.body:
+            if isinstance(part, ast.FunctionDef | ast.ClassDef):
+                code = "".join(lines[part.lineno - 1 : part.end_lineno])
+                if len(code) in DOCUMENT:
+                    modules.add(code)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
+                document = ast.get_docstring(node) or ""
+                if len(document) >= DOCUMENT.start:
+                    documents.add(document[: DOCUMENT.stop])
+    return sorted(documents), sorted(modules)
+
+
+def _files(library: Path) -> Iterator[tuple[str, ast.Module]]:
+    """The source files of a library with their syntax, tests left out."""
+    for path in sorted(library.rglob("*.py")):
+        if not {"test", "tests", "idle_test", "site-packages", "lib2to3"} & set(path.parts):
+            text = path.read_text(encoding="utf-8", errors="ignore")
+            yield text, ast.parse(text)
 
 
 def library_parts(library: Path) -> Iterator[tuple[str, str]]:
     """A short function and a passage of prose, or empty text for either, for each definition of a library."""
-    for path in sorted(library.rglob("*.py")):
-        if {"test", "tests", "idle_test", "site-packages", "lib2to3"} & set(path.parts):
-            continue
-        text = path.read_text(encoding="utf-8", errors="ignore")
-        for node in ast.walk(ast.parse(text)):
+    for text, tree in _files(library):
+        for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
                 code = ""
                 if isinstance(node, ast.FunctionDef):

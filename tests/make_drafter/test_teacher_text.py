@@ -27,10 +27,15 @@ def teacher() -> LoadedModel:
 
 
 @pytest.fixture(scope="module")
+def native() -> LoadedModel:
+    return load_model(zoo.path("target-b"), "int8", "cpu", verifies=True)
+
+
+@pytest.fixture(scope="module")
 def written(teacher: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Conversation]]:
     folder = tmp_path_factory.mktemp("text")
     with pytest.MonkeyPatch.context() as patch:  # so that some conversations end in time
-        patch.setattr(teacher_text, "ANSWER", 40)
+        patch.setattr(teacher_text, "ANSWERS", {40: 1.0})
         write_text(teacher, QUESTIONS, ENOUGH, folder, lambda _: None)
     return folder, [each for path in shards.find(folder) for each in shards.load(path)]
 
@@ -71,6 +76,42 @@ def test_questions_are_given_or_written_by_the_teacher(
     assert min(asked.values()) > 0
 
 
+def test_conversations_go_on_for_some_turns(
+    native: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(teacher_text, "TURNS", {3: 1.0})
+    monkeypatch.setattr(teacher_text, "ANSWERS", {60: 1.0})
+    monkeypatch.setattr(teacher_text, "FOLLOWED", 0.25)
+    write_text(native, QUESTIONS, Writing(text_tokens=3000, rows=16, own=0.2), tmp_path, lambda _: None)
+    several, followed = 0, 0
+    for each in itertools.chain.from_iterable(map(shards.load, shards.find(tmp_path))):
+        turns = str(native.tokenizer.decode(each.ids)).split("<|im_start|>")
+        roles = [turn.split("\n")[0] for turn in turns if turn and not turn.startswith("system")]
+        assert roles == ["user", "assistant"] * (len(roles) // 2)  # it ends with an answer, whatever began after that
+        assert len(each.top_ids) == each.written.sum()
+        assert each.written[-1]
+        words = [turn.removeprefix("user\n").removesuffix("<|im_end|>\n") for turn in turns if turn.startswith("user")]
+        for said in words[1:]:
+            several, followed = several + 1, followed + (said in teacher_text.FOLLOW_UPS)
+    assert 0 < followed < several
+
+
+def test_a_native_teacher_writes_the_same_in_any_company(native: LoadedModel, tmp_path: Path) -> None:
+    """All rows are one pass of step.c, which does not change what any of them says."""
+    found: list[dict[int, list[int]]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(teacher_text, "ANSWERS", {24: 1.0})
+        patch.setattr(teacher_text, "GREEDY", 1.0)
+        for rows in (1, 7):
+            folder = tmp_path / str(rows)
+            write_text(native, QUESTIONS, Writing(text_tokens=150, rows=rows, own=0), folder, lambda _: None)
+            kept = itertools.chain.from_iterable(map(shards.load, shards.find(folder)))
+            found.append({each.number: each.ids.tolist() for each in kept})
+    both = found[0].keys() & found[1].keys()
+    assert len(both) >= 2
+    assert all(found[0][number] == found[1][number] for number in both)
+
+
 def test_a_second_run_goes_on_where_the_first_ended(
     teacher: LoadedModel, written: tuple[Path, list[Conversation]]
 ) -> None:
@@ -78,7 +119,7 @@ def test_a_second_run_goes_on_where_the_first_ended(
     write_text(teacher, QUESTIONS, ENOUGH, folder, lambda _: None)  # there is enough
     assert len(shards.find(folder)) == 1
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(teacher_text, "ANSWER", 40)
+        patch.setattr(teacher_text, "ANSWERS", {40: 1.0})
         more = Writing(text_tokens=sum(int(each.written.sum()) for each in before) + 1, rows=2)
         write_text(teacher, QUESTIONS, more, folder, lambda _: None)
     after = [each for path in shards.find(folder) for each in shards.load(path)]
@@ -104,7 +145,7 @@ def test_a_teacher_that_ends_no_question_of_its_own_is_refused(
     teacher: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(teacher_text, "TRIED", 2)
-    monkeypatch.setattr(teacher_text, "ANSWER", 5)
+    monkeypatch.setattr(teacher_text, "ANSWERS", {5: 1.0})
     torch.manual_seed(0)
     own = teacher_text.Teacher(teacher, [], Writing(rows=1))
     ends = (len(some) for some in own.write(itertools.count()))
@@ -119,18 +160,18 @@ def test_a_teacher_that_ends_no_question_of_its_own_is_refused(
 def test_prompts_that_are_all_too_long_are_refused(
     teacher: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(InputError, match="each of the prompts takes more than 200 tokens of target-b"):
-        write_text(teacher, ["word " * 200], ENOUGH, tmp_path, lambda _: None)
-    monkeypatch.setattr(teacher_text, "ANSWER", 9)
+    with pytest.raises(InputError, match="each of the prompts takes more than 1500 tokens of target-b"):
+        write_text(teacher, ["word " * 1500], ENOUGH, tmp_path, lambda _: None)
+    monkeypatch.setattr(teacher_text, "ANSWERS", {9: 1.0})
     given = Writing(text_tokens=9, rows=2, own=0)
-    write_text(teacher, ["word " * 200, QUESTIONS[0]], given, tmp_path, lambda _: None)
+    write_text(teacher, ["word " * 1500, QUESTIONS[0]], given, tmp_path, lambda _: None)
 
 
 @pytest.mark.parametrize("own", [0, 1])
 def test_a_long_header_is_no_part_of_the_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: float) -> None:
     loaded = load_model(zoo.path("target-b"), "float32", "cpu")
     loaded.tokenizer.chat_template = "word " * 520 + str(loaded.tokenizer.chat_template)
-    monkeypatch.setattr(teacher_text, "ANSWER", 9)
+    monkeypatch.setattr(teacher_text, "ANSWERS", {9: 1.0})
     write_text(loaded, QUESTIONS, Writing(text_tokens=9, rows=6, own=own), tmp_path, lambda _: None)
     (each,) = itertools.islice(shards.load(tmp_path / "shard-00000.npz"), 1)
     assert str(loaded.tokenizer.decode(each.ids)).startswith("word " * 520)
@@ -151,7 +192,7 @@ def test_rows_of_all_lengths_share_the_cache(teacher: LoadedModel) -> None:
         raise AssertionError
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(teacher_text, "ANSWER", 24)
+        patch.setattr(teacher_text, "ANSWERS", {24: 1.0})
         alone, together = greedy(1, 3), greedy(5, 5)
     assert alone
     assert all(together[number] == ids for number, ids in alone.items() if number in together)

@@ -173,7 +173,7 @@ def test_training_takes_place_on_the_device_of_the_teacher(
     teacher: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elsewhere = load_model(zoo.path("target-b"), "float32", "cpu")
-    elsewhere.lm.model.to("meta")
+    elsewhere.lm.device = torch.device("meta")
     write(teacher, tmp_path, 1, 4)
     devices = []
 

@@ -42,17 +42,17 @@ def main(arguments: Sequence[str]) -> int:
 
     flags.prepare_libraries(options.threads)
     with flags.interruptible():
-        source = load_model(zoo.resolve(options.source), "float32", "cpu", flags.say)
         teachers = [
-            load_model(zoo.resolve(name), options.dtype, options.device, flags.say)
+            load_model(zoo.resolve(name), options.dtype, options.device, flags.say, verifies=True)
             for name in options.teacher or [options.source]
         ]
-        begin = None if options.begin is None else load_model(zoo.resolve(options.begin), "float32", "cpu", flags.say)
         if options.only != "training":
             for teacher in teachers:
                 write_text(teacher, texts, writing, make.text_folder(options.out, teacher), flags.say)
         if options.only != "text":
+            source = load_model(zoo.resolve(options.source), "float32", "cpu", flags.say)
             shape = Shape(layers=options.layers, vocab=options.vocab)
+            begin = options.begin and load_model(zoo.resolve(options.begin), "float32", "cpu", flags.say)
             make.train(source, teachers, shape, training, options.out, flags.say, begin)
     return 0
 

@@ -81,7 +81,8 @@ def train(
     if begin is not None and (out / "config.json").exists():
         say(f"{out} holds a drafter already, which is trained on: it does not begin with the weights of {begin.name}")
     tokenizer, model = _begin(source, teachers, shape, out, begin)
-    model.to(teachers[0].lm.model.device)
+    place: Any = teachers[0].lm.device
+    model.to(place)
     texts = [
         _Text(Examples(tokenizer, each.tokenizer, each.lm.vocab_size, each.lm.eos), text_folder(out, each))
         for each in teachers

@@ -23,7 +23,7 @@ class Writing(Settings):
     own: float = number(
         0.67, "share of the questions that the teacher writes itself", low=0, high=1, fix="use 0.67, or 0 for none"
     )
-    rows: int = number(96, "conversations written at once", low=1, fix="use 96, or fewer to save memory")
+    rows: int = number(32, "conversations written at once", low=1, fix="use 32, or fewer to save memory")
     minutes: float = number(5, "between two files", low=0, fix="use 5")
 
 

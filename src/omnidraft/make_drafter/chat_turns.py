@@ -1,0 +1,46 @@
+"""The parts of a chat template between the words of a conversation, as ids of a teacher."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from omnidraft.errors import ModelError
+
+if TYPE_CHECKING:
+    from omnidraft.models.loading import LoadedModel
+
+USER, ANSWER, NEXT = "\1", "\2", "\3"  # stand for the words of turns
+
+
+class ChatTurns:
+    """What a teacher's chat template writes around the words of users and answers.
+
+    Raises ModelError for a model without a chat template, or whose template does not end turns with the end token.
+    """
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._tokenizer = loaded.tokenizer
+        if not loaded.tokenizer.chat_template:
+            raise ModelError(f"{loaded.name} has no chat template: use a chat model as teacher")
+        self._before, _, after = self._written([USER]).partition(USER)
+        self.header = self.ids(self._before)  # before the first words
+        self.after = self.ids(after)  # from the end of the user's words to the answer
+        end = loaded.tokenizer.eos_token_id
+        if self.after[:1] != [end] or not self.header:
+            raise ModelError(f"the chat template of {loaded.name} does not end turns with the end token: use another")
+        between = self._written([USER, ANSWER, NEXT]).partition(ANSWER)[2].partition(NEXT)[0]
+        ids = self.ids(between)
+        self.between = ids[1:] if ids[:1] == [end] else []  # from the end of an answer to the next words, if it can be
+
+    def ids(self, text: str) -> list[int]:
+        """The ids of a part of a conversation."""
+        found: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return found
+
+    def given(self, words: str) -> list[int]:
+        """The ids of the first words, and what follows them, up to the answer."""
+        return self.ids(self._written([words]).removeprefix(self._before))
+
+    def _written(self, words: list[str]) -> str:
+        turns = [{"role": ("user", "assistant")[at % 2], "content": each} for at, each in enumerate(words)]
+        return str(self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
