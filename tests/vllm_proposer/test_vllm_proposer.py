@@ -1,4 +1,4 @@
-"""The proposer class as vLLM makes and calls it; vLLM itself is tested by `make fleet-test`."""
+"""The proposer class as vLLM makes and calls it; vLLM itself is tested by `make vllm-test`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_an_error_ends_the_drafts_and_not_the_engine(
     for _ in range(3):
         assert proposer.propose([[50], [1]], lengths, rows) == [[], []]
     (said,) = [record.getMessage() for record in caplog.records]
-    assert said == "no more drafts are made (ZeroDivisionError: division by zero): restart the replica"
+    assert said == "no more drafts are made (ZeroDivisionError: division by zero): restart vLLM"
 
 
 class Group:
@@ -89,8 +89,8 @@ def test_a_version_that_was_not_tested_is_named(version: str) -> None:
 
 
 def test_what_is_wrong_is_said_when_the_proposer_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="did you mean 'spool'"):
-        Proposer(config(spol="x"))
+    with pytest.raises(ConfigError, match="did you mean 'device'"):
+        Proposer(config(devise="x"))
     monkeypatch.undo()
     monkeypatch.setattr(omnidraft.vllm, "DISTRIBUTIONS", ("no-such-package",))
     with pytest.raises(ConfigError, match="vLLM is not installed"):

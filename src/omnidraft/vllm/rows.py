@@ -6,11 +6,9 @@ drafter's likeliest tokens, whatever the request is sampled with, and what is em
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
@@ -18,26 +16,20 @@ import numpy.typing as npt
 import torch
 
 from omnidraft.config import Drafting, Sampling
-from omnidraft.decoding.drafter import common
+from omnidraft.decoding.drafter import Drafter, common
 from omnidraft.decoding.engine import Engine, Request, Verified
 from omnidraft.decoding.passes import together
-from omnidraft.distillation.adaptation import Adaptation
 from omnidraft.draft_length.batch_goodput import BatchCosts
-from omnidraft.fleet.pair import RemotePair, fits
-from omnidraft.fleet.releases import Follower
-from omnidraft.fleet.spool import Answer, Spool
 from omnidraft.models.language_model import SingleSequence
 from omnidraft.verification.rejection_sampling import Outcome
 from omnidraft.verification.round import Draft, Round, RoundTimes
+from omnidraft.vllm.pair import RemotePair, fits
 
-UNSEEN = 32  # steps without a row after which its answer counts as complete
+UNSEEN = 32  # steps without a row after which it counts as ended
 IDLE = 8  # KV caches of the drafter that are kept for texts to come
-IDLE_S = 60.0  # without a step, after which all rows count as complete: a step may take long
-TEND_S = 1.0  # between looks at files
 TAIL = 64  # tokens by which a row is known where it was a step ago
 UNKNOWN = -1  # in place of a target token that the engine did not give
 Ids = npt.NDArray[np.integer[Any]]
-_log = logging.getLogger("omnidraft")
 
 
 class RemoteTarget(SingleSequence):
@@ -69,14 +61,9 @@ class Row:
 
     engine: Engine
     request: Request
-    prompt: int  # tokens
     seen: int  # the step in which it came last
-    version: int  # of the weights when it began
     draft: Draft = field(default_factory=Draft)
-    drafted: int = 0  # proposals
-    accepted: int = 0
     ended: bool = False  # by the tokens that came last, unless the engine goes on all the same
-    mixed: bool = False  # drafted for by several versions
 
     def begins(self, text: Ids, *, tail: int | None = None) -> bool:
         """Whether a text begins with the row's tokens, of which the last `tail` are compared, or all."""
@@ -93,31 +80,15 @@ class Row:
         else:
             draft, outcome = Draft(), Outcome(emitted, 0, 0, None)
         self.ended = not self.engine.eos.isdisjoint(emitted)
-        self.drafted += min(len(draft.proposals), self.engine.drafting.longest)
-        self.accepted += outcome.accepted
         nothing = torch.empty(count + 1, 0)
         verified = Verified(
             emitted=emitted, finish=None, draft=draft, outcome=outcome, logits=nothing, times=RoundTimes()
         )
         return self.engine.commit(self.request, verified)
 
-    @property
-    def answer(self) -> Answer:
-        ids = self.request.ids
-        return Answer(
-            prompt=ids[: self.prompt],
-            tokens=ids[self.prompt :],
-            drafted=0 if self.mixed else self.drafted,
-            accepted=0 if self.mixed else self.accepted,
-            version=self.version,
-        )
-
 
 class Rows:
-    """Drafts for up to `most` rows at a time; `propose` is what an engine calls after each of its steps.
-
-    A `follower` brings the weights of the fleet's versions; complete answers go to the `spool`.
-    """
+    """Drafts for up to `most` rows at a time; `propose` is what an engine calls after each of its steps."""
 
     def __init__(
         self,
@@ -126,16 +97,11 @@ class Rows:
         *,
         context: int,
         most: int,
-        follower: Follower | None = None,
-        spool: Spool | None = None,
         clock: Callable[[], float] = time.perf_counter,
-        warn: Callable[[str], None] = _log.warning,
     ) -> None:
         self.rounds: list[Round] = []  # of the last step
         self.batch = BatchCosts()
         self._pair, self._drafting, self._most, self._clock = pair, drafting, max(1, most), clock
-        self._follower, self._spool, self._warn = follower, spool, warn
-        self._adaptation = Adaptation(pair.attached, pair.shared, follower, {}, warn)
         self._target = RemoteTarget(pair.vocab.size, context)
         self._rows: list[Row] = []
         self._places: dict[int, Row] = {}  # of the last step
@@ -144,7 +110,6 @@ class Rows:
         self._step = 0
         self._left: float | None = None  # when the last drafts were handed over
         self._drafted_s = 0.0  # that they took
-        self._lock, self._stopped = threading.Lock(), threading.Event()
 
     def propose(self, sampled: Sequence[Sequence[int]], lengths: Sequence[int] | Ids, table: Ids) -> list[list[int]]:
         """The drafts of all rows, none for a row without new tokens.
@@ -152,10 +117,6 @@ class Rows:
         `sampled` are the new tokens of each row, which are the last of the first `lengths[i]` ids of row i of `table`
         (rows, tokens) by now.
         """
-        with self._lock:
-            return self._propose(sampled, lengths, table)
-
-    def _propose(self, sampled: Sequence[Sequence[int]], lengths: Sequence[int] | Ids, table: Ids) -> list[list[int]]:
         began = self._clock()
         self._step += 1
         before, bare = self._places, self._bare
@@ -176,7 +137,6 @@ class Rows:
                 verify_s=began - self._left,
             )
         self.batch.rows = max(1, len(sampled))
-        self._adaptation.take_over()  # once, as rows that are drafted for together have the same weights
         drafting = [row for row in self._places.values() if self._drafts(row)]
         for row, draft in zip(drafting, together([row.engine.propose(row.request) for row in drafting]), strict=True):
             row.draft = draft
@@ -192,54 +152,10 @@ class Rows:
         """Number of rows that are remembered."""
         return len(self._rows)
 
-    def tend(self) -> None:
-        """Read and write files where that is due, and end the rows of a replica that has nothing to do."""
-        with self._lock:
-            if self._left is not None and self._clock() - self._left > IDLE_S:
-                self._end_all()
-        if self._spool is not None:
-            self._spool.write()
-        if self._follower is not None:
-            self._follower.look()
-
-    def tend_aside(self) -> None:
-        """Let a thread do that from now on, so that a file system that is slow, or hangs, delays no step."""
-        threading.Thread(target=self._tend_on, name="omnidraft-files", daemon=True).start()
-
-    def _tend_on(self) -> None:
-        said = ""
-        while not self._stopped.wait(TEND_S):
-            try:
-                self.tend()
-            except Exception as error:  # noqa: BLE001  whatever it is: the next look may find nothing wrong
-                if said != (said := f"{type(error).__name__}: {error}"):
-                    self._warn(f"files of the fleet cannot be read or written ({said}): see to the folders")
-
-    def stop(self) -> None:
-        """Read and write no more files; what is not spooled yet is lost."""
-        self._stopped.set()
-
-    def close(self) -> None:
-        """Hand over all answers, and stop."""
-        self.stop()
-        with self._lock:
-            self._end_all()
-        if self._spool is not None:
-            self._spool.write(now=True)
-
-    def _end_all(self) -> None:
-        for row in list(self._rows):
-            self._end(row)
-
     def _drafts(self, row: Row) -> bool:
-        """Whether a row is to be drafted for, which then has the latest weights."""
+        """Whether a row is to be drafted for."""
         row.draft = Draft()
-        if not row.request.open or row.ended:
-            return False
-        if row.engine.attached is not None:
-            self._adaptation.lend(row.engine.attached)
-        row.mixed |= self._follower is not None and self._follower.version != row.version
-        return True
+        return row.request.open and not row.ended
 
     # ------------------------------------------------------------ which row is which
 
@@ -284,8 +200,7 @@ class Rows:
             self._end(oldest)
         engine = self._engine(prompt)
         request = engine.begin(prompt, self._target.context + 1 - len(prompt), Sampling(), _never)
-        version = 0 if self._follower is None else self._follower.version
-        row = Row(engine=engine, request=request, prompt=len(prompt), seen=self._step, version=version)
+        row = Row(engine=engine, request=request, seen=self._step)
         self._rows.append(row)
         return row
 
@@ -296,7 +211,7 @@ class Rows:
             best = max(self._idle, key=lambda engine: 0 if engine.attached is None else _read(engine, drafted))
             self._idle.remove(best)
             return best
-        attached = self._adaptation.lane()
+        attached = replace(self._pair.attached, drafter=Drafter(self._pair.shared.model))
         return Engine(self._target, self._pair.vocab.eos, attached, self._drafting, batch=self.batch, keeps=True)
 
     def _retire(self) -> None:
@@ -310,8 +225,6 @@ class Rows:
         self._places = {at: other for at, other in self._places.items() if other is not row}
         row.engine.end()
         self._idle = [*self._idle, row.engine][-IDLE:]
-        if self._spool is not None and row.answer.tokens:
-            self._spool.add(row.answer)
 
 
 def _read(engine: Engine, tokens: Sequence[int]) -> int:

@@ -1,6 +1,6 @@
-"""`python -m experiments.fleet`: drafting inside vLLM, beside vLLM alone and with its own ways to draft.
+"""`python -m experiments.vllm`: drafting inside vLLM, beside vLLM alone and with its own ways to draft.
 
-It runs in an environment with vLLM, made by `make fleet`.  The engines take turns, and their batches stay full.
+It runs in an environment with vLLM, made by `make vllm`.  The engines take turns, and their batches stay full.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def measure(options: argparse.Namespace, console: Console) -> int:
         texts = [text for name in ("instructions", "gsm8k", "code") for text in texts_of(name, options.data, count)][
             :count
         ]
-    results = Results(options.out and options.out.with_name(options.out.name + ".jsonl"), "fleet")
+    results = Results(options.out and options.out.with_name(options.out.name + ".jsonl"), "vllm")
     results.begin(command(options.words), {"length": options.length, "new_tokens": options.new_tokens})
     methods = (BASELINE, *(options.method or METHODS[1:]))
     engines = {}
@@ -202,10 +202,10 @@ def measure(options: argparse.Namespace, console: Console) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare ways to draft inside vLLM, and return the exit code."""
     made = parser(
-        "fleet",
+        "vllm",
         "Drafting inside vLLM, beside vLLM alone and with its own ways to draft.",
         "--target FOLDER --quick",
-        "--target FOLDER --dtype bfloat16 --data DIR --out results/fleet",
+        "--target FOLDER --dtype bfloat16 --data DIR --out results/vllm",
     )
     made.add_argument("--target", required=True, type=Path, metavar="FOLDER", help="of a chat model")
     made.add_argument(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
 
 from omnidraft import zoo
 from omnidraft.alignment.vocab import Vocab, read_vocab
@@ -25,21 +23,9 @@ class RemotePair:
 
     attached: AttachedDrafter
     shared: SharedDrafter
-    drafter: LoadedModel
     vocab: Vocab  # of the target
 
-    @property
-    def key(self) -> str:
-        """What learned weights are for: the two tokenizers."""
-        return self.attached.cache.table.fingerprint
 
-    @property
-    def base(self) -> Mapping[str, torch.Tensor]:
-        """The drafter's own weights by name."""
-        return dict(self.drafter.lm.model.named_parameters())
-
-
-@torch.inference_mode(mode=False)  # weights made inside it could never be trained
 def load_pair(
     target: str | Path, drafter: str | Path, drafting: Drafting, device: str, warn: Callable[[str], None]
 ) -> RemotePair:
@@ -52,7 +38,7 @@ def load_pair(
     loaded = load_model(zoo.resolve(name), "auto", device, warn)
     shared = SharedDrafter(loaded.lm, native_step=drafting.drafter_step == "auto")
     attached = attach_drafter(known, vocab, loaded, drafting, warn, shared)
-    return RemotePair(attached=attached, shared=shared, drafter=loaded, vocab=vocab)
+    return RemotePair(attached=attached, shared=shared, vocab=vocab)
 
 
 def fits(tokens: Sequence[object], vocab: Vocab) -> bool:
