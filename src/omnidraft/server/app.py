@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +17,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
+from omnidraft import __version__
 from omnidraft.errors import InputError
-from omnidraft.server import errors, tasks
+from omnidraft.server import anthropic, anthropic_bodies, errors, ollama, tasks
 from omnidraft.server import protocol as p
 from omnidraft.server.answers import Answer
 from omnidraft.server.bodies import Received, described, receive, taking
@@ -35,8 +36,9 @@ from omnidraft.server.tasks import Task
 
 PAGE = Path(__file__).parent / "page"
 GONE = 499  # nobody reads it
+EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 AnyT = TypeVar("AnyT", bound=p.Body)
-BodyT = TypeVar("BodyT", p.ChatRequest, p.CompletionRequest, p.ResponseRequest)
+Form = Chat | Completion | ResponseForm | anthropic.Messages | ollama.Lines
 REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"description": "a parameter that cannot be, by its name"},
     401: {"description": "no or a wrong API key"},
@@ -62,7 +64,7 @@ class Server:
         """The target of this name, or the first; raises ApiError."""
         if (error := self.scheduler.refusal) is not None:
             raise error
-        found = [one for one in self.scheduler.served if name in (None, one.name)]
+        found = [one for one in self.scheduler.served if name is None or one.name in (name, ollama.plain_name(name))]
         if not found:
             known = ", ".join(one.name for one in self.scheduler.served)
             raise ApiError(404, f"no such model: use one of {known}", param="model", code="model_not_found")
@@ -73,10 +75,10 @@ class Server:
         return await receive(request, kind, int(self.settings.max_body_mb * MEGABYTE))
 
     async def begin(
-        self, request: Request, asked: Received[BodyT], make: Callable[[BodyT, Served, Serving], Task]
+        self, request: Request, asked: Received[AnyT], make: Callable[[AnyT, Served, Serving], Task]
     ) -> Answer:
         """Queue a request; raises ApiError."""
-        served = self.model(asked.body.model)
+        served = self.model(getattr(asked.body, "model", None))
         task: Task = await run_in_threadpool(make, asked.body, served, self.settings)
         whole = tuple(f"{path}." for path in task.ignored)  # what is within is not named again
         parts: list[str] = [path for path in asked.ignored if not path.startswith(whole)]
@@ -105,6 +107,81 @@ class Server:
         answer = await self.begin(request, asked, tasks.response_task)
         form = ResponseForm(answer, answer.task.served.name, asked)
         return await self._out(request, answer, form, stream=bool(asked.body.stream))
+
+    async def messages(self, request: Request) -> Response:
+        """Answer a conversation in Anthropic's form."""
+        asked = await self.received(request, anthropic_bodies.MessagesRequest)
+        answer = await self.begin(request, asked, anthropic.messages_task)
+        form = anthropic.Messages(answer, answer.task.served.name)
+        return await self._out(request, answer, form, stream=bool(asked.body.stream))
+
+    async def count_tokens(self, request: Request) -> Json:
+        """How many tokens a conversation in Anthropic's form has."""
+        asked = await self.received(request, anthropic_bodies.CountRequest)
+        served = self.model(asked.body.model)
+        task: Task = await run_in_threadpool(anthropic.messages_task, asked.body, served, self.settings)
+        return Json({"input_tokens": len(task.ids)})
+
+    async def ollama_chat(self, request: Request) -> Response:
+        """Answer a conversation in Ollama's form; without messages, say that the model is loaded."""
+        asked = await self.received(request, ollama.ChatRequest)
+        if not asked.body.messages:
+            return Json(ollama.loaded(self.model(asked.body.model).name, chat=True))
+        answer = await self.begin(request, asked, ollama.chat_of)
+        form = ollama.Lines(answer, asked.body.model, chat=True)
+        return await self._out(request, answer, form, stream=asked.body.stream is not False)
+
+    async def ollama_generate(self, request: Request) -> Response:
+        """Answer a prompt in Ollama's form; without one, say that the model is loaded."""
+        asked = await self.received(request, ollama.GenerateRequest)
+        if not asked.body.prompt:
+            return Json(ollama.loaded(self.model(asked.body.model).name, chat=False))
+        answer = await self.begin(request, asked, ollama.generate_of)
+        form = ollama.Lines(answer, asked.body.model, chat=False)
+        return await self._out(request, answer, form, stream=asked.body.stream is not False)
+
+    async def ollama_show(self, request: Request) -> Json:
+        """A target in Ollama's form."""
+        asked = await self.received(request, ollama.ShowRequest)
+        return Json(ollama.shown(self.model(asked.body.model)))
+
+    async def ollama_tags(self) -> Json:
+        """The targets in Ollama's form."""
+        self.model(None)
+        return Json({"models": [ollama.listed(one) for one in self.scheduler.served]})
+
+    async def ollama_ps(self) -> Json:
+        """The targets that are loaded, which are all."""
+        self.model(None)
+        return Json({"models": [ollama.listed(one, running=True) for one in self.scheduler.served]})
+
+    async def version(self) -> Json:
+        """The version, where clients of Ollama look for one."""
+        return Json({"version": __version__})
+
+    async def props(self) -> Json:
+        """What llama-server tells of its model."""
+        served = self.model(None)
+        target = served.model.target
+        return Json(
+            {
+                "model_alias": served.name,
+                "model_path": served.source,
+                "chat_template": str(target.tokenizer.chat_template or ""),
+                "default_generation_settings": {"n_ctx": target.lm.context},
+                "total_slots": self.settings.lanes,
+                "modalities": {"vision": False, "audio": False},
+                "build_info": f"omnidraft {__version__}",
+            }
+        )
+
+    async def apply_template(self, request: Request) -> Json:
+        """The text that the chat template makes of a conversation."""
+        asked = await self.received(request, p.ChatRequest)
+        served = self.model(asked.body.model)
+        task: Task = await run_in_threadpool(tasks.chat_task, asked.body, served, self.settings)
+        with served.lock:
+            return Json({"prompt": str(served.model.target.tokenizer.decode(list(task.ids)))})
 
     async def models(self) -> Json:
         """The targets."""
@@ -170,11 +247,9 @@ class Server:
         except InputError as error:
             raise of_input(error, "model") from error
 
-    async def _out(
-        self, request: Request, answer: Answer, form: Chat | Completion | ResponseForm, *, stream: bool
-    ) -> Response:
+    async def _out(self, request: Request, answer: Answer, form: Form, *, stream: bool) -> Response:
         if stream:
-            return Events(form.events(), answer, self._note)
+            return Events(form.events(), answer, self._note, LINES if isinstance(form, ollama.Lines) else EVENTS)
         try:
             if not await _read(request, answer):
                 return Response(status_code=GONE)
@@ -197,12 +272,12 @@ class Server:
 
 
 class Events(StreamingResponse):
-    """An answer as server-sent events; a client that goes away ends it."""
+    """An answer piece by piece; a client that goes away ends it."""
 
-    media_type = "text/event-stream"
-
-    def __init__(self, events: AsyncIterator[bytes], answer: Answer, note: Callable[[Answer], None]) -> None:
-        super().__init__(events)
+    def __init__(
+        self, events: AsyncIterator[bytes], answer: Answer, note: Callable[[Answer], None], media_type: str
+    ) -> None:
+        super().__init__(events, media_type=media_type)
         self._answer, self._note = answer, note
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -239,6 +314,40 @@ def _usage(body: p.Options) -> bool:
     return bool(body.stream_options and body.stream_options.include_usage)
 
 
+def _answering(server: Server) -> Iterator[tuple[str, Any, type[p.Body]]]:
+    """The routes that take a body; OpenAI's and Anthropic's without /v1, too."""
+    for path, endpoint, kind in (
+        ("/chat/completions", server.chat, p.ChatRequest),
+        ("/completions", server.complete, p.CompletionRequest),
+        ("/responses", server.respond, p.ResponseRequest),
+        ("/messages", server.messages, anthropic_bodies.MessagesRequest),
+        ("/messages/count_tokens", server.count_tokens, anthropic_bodies.CountRequest),
+    ):
+        yield f"/v1{path}", endpoint, kind
+        yield path, endpoint, kind
+    yield "/api/chat", server.ollama_chat, ollama.ChatRequest
+    yield "/api/generate", server.ollama_generate, ollama.GenerateRequest
+    yield "/api/show", server.ollama_show, ollama.ShowRequest
+    yield "/tokenize", server.tokenize, p.TokenizeRequest
+    yield "/detokenize", server.detokenize, p.DetokenizeRequest
+    yield "/apply-template", server.apply_template, p.ChatRequest
+
+
+def _telling(server: Server) -> Iterator[tuple[str, Any]]:
+    """The routes that only tell something."""
+    for start in ("/v1", ""):
+        yield f"{start}/models", server.models
+        yield f"{start}/models/{{model:path}}", server.one_model
+        yield f"{start}/health", server.health
+    yield "/metrics", server.prometheus
+    yield "/stats", server.stats
+    yield "/report", server.report
+    yield "/props", server.props
+    yield "/api/tags", server.ollama_tags
+    yield "/api/ps", server.ollama_ps
+    yield "/api/version", server.version
+
+
 def make_app(server: Server, start: Callable[[], None], most: int) -> FastAPI:
     """The application, for at most so many requests at once; `start` begins to load the models when it is up."""
 
@@ -253,25 +362,20 @@ def make_app(server: Server, start: Callable[[], None], most: int) -> FastAPI:
     app.openapi = described(app.openapi)  # type: ignore[method-assign]
     post: dict[str, Any] = {"methods": ["POST"], "responses": REFUSALS}
     get: dict[str, Any] = {"methods": ["GET"], "responses": {code: REFUSALS[code] for code in (401, 403, 404, 503)}}
-    app.add_api_route("/v1/chat/completions", server.chat, **post, openapi_extra=taking(p.ChatRequest))
-    app.add_api_route("/v1/completions", server.complete, **post, openapi_extra=taking(p.CompletionRequest))
-    app.add_api_route("/v1/responses", server.respond, **post, openapi_extra=taking(p.ResponseRequest))
-    app.add_api_route("/tokenize", server.tokenize, **post, openapi_extra=taking(p.TokenizeRequest))
-    app.add_api_route("/detokenize", server.detokenize, **post, openapi_extra=taking(p.DetokenizeRequest))
-    app.add_api_route("/v1/models", server.models, **get)
-    app.add_api_route("/v1/models/{model:path}", server.one_model, **get)
-    app.add_api_route("/health", server.health, **get)
-    app.add_api_route("/metrics", server.prometheus, **get)
-    app.add_api_route("/stats", server.stats, **get)
-    app.add_api_route("/report", server.report, **get)
+    for path, endpoint, kind in _answering(server):
+        app.add_api_route(path, endpoint, **post, openapi_extra=taking(kind))
+    for path, endpoint in _telling(server):
+        app.add_api_route(path, endpoint, **get)
+        app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)
     if PAGE.is_dir():
-        app.add_api_route("/", lambda: FileResponse(PAGE / "index.html"), methods=["GET"], include_in_schema=False)
+        page: dict[str, Any] = {"methods": ["GET", "HEAD"], "include_in_schema": False}
+        app.add_api_route("/", lambda: FileResponse(PAGE / "index.html"), **page)
         app.mount("/page", StaticFiles(directory=PAGE))
     app.add_middleware(Guard, settings=server.settings, most=most)
     if server.settings.cors_origin:
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=server.settings.cors_origin,
+            allow_origin_regex=server.settings.origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
             expose_headers=["retry-after"],

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from pydantic.json_schema import models_json_schema
 from starlette.requests import ClientDisconnect
 
+from omnidraft.server import anthropic_bodies, ollama
 from omnidraft.server import protocol as p
 from omnidraft.server.errors import LONGEST, ApiError, as_json
 from omnidraft.server.parameters import RULES, TEXT_ALONE, settled
@@ -27,6 +28,11 @@ KINDS: Mapping[type[p.Body], str] = {
     p.ResponseRequest: "response",
     p.TokenizeRequest: "tokenize",
     p.DetokenizeRequest: "detokenize",
+    anthropic_bodies.MessagesRequest: "messages",
+    anthropic_bodies.CountRequest: "messages",
+    ollama.ChatRequest: "ollama",
+    ollama.GenerateRequest: "ollama",
+    ollama.ShowRequest: "ollama",
 }
 # clients that set no type of their own send the last two
 TYPES = re.compile(r"application/(?:[\w.+-]+\+)?json|text/json|text/plain|application/x-www-form-urlencoded|")

@@ -37,6 +37,8 @@ class ApiError(Exception):
 
 
 KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+ANTHROPIC = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large"}
+ANTHROPIC |= {429: "rate_limit_error", 503: "overloaded_error"}
 INTERNAL = ApiError(500, "internal error: the server's log has it")
 ENDING = ApiError(503, "the server is shutting down: try later")
 LOADING = ApiError(503, "the models are being loaded: try again soon", code="loading")
@@ -56,9 +58,22 @@ def to_json(content: Any) -> bytes:
     return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
-def response(error: ApiError) -> Json:
-    """The response for an error."""
-    return Json(error.body, status_code=error.status, headers=error.headers)
+def response(error: ApiError, path: str = "") -> Json:
+    """The response for an error, in the form of the API that the path is of."""
+    return Json(shaped(error, path), status_code=error.status, headers=error.headers)
+
+
+def shaped(error: ApiError, path: str) -> dict[str, Any]:
+    """The body for an error: Anthropic's, Ollama's or OpenAI's."""
+    if "/messages" in path:
+        return {"type": "error", "error": of_anthropic(error)}
+    return {"error": str(error)} if path.startswith("/api/") else error.body
+
+
+def of_anthropic(error: ApiError) -> dict[str, Any]:
+    """An error in Anthropic's form."""
+    default = "api_error" if error.status >= 500 else "invalid_request_error"
+    return {"type": ANTHROPIC.get(error.status, default), "message": str(error)}
 
 
 def of_input(error: InputError, param: str | None = None) -> ApiError:
@@ -83,20 +98,22 @@ def of_query(errors: Sequence[Mapping[str, Any]]) -> ApiError:
 def install(app: FastAPI) -> None:
     """Have every error of the app's routes answered in OpenAI's form."""
 
-    async def own(_: Request, error: Exception) -> Response:
-        return response(error if isinstance(error, ApiError) else INTERNAL)
+    async def own(request: Request, error: Exception) -> Response:
+        return response(error if isinstance(error, ApiError) else INTERNAL, request.url.path)
 
-    async def invalid(_: Request, error: Exception) -> Response:
-        return response(of_query(error.errors() if isinstance(error, RequestValidationError) else ()))
+    async def invalid(request: Request, error: Exception) -> Response:
+        found = of_query(error.errors() if isinstance(error, RequestValidationError) else ())
+        return response(found, request.url.path)
 
-    async def http(_: Request, error: Exception) -> Response:
+    async def http(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         detail = str(error.detail) if isinstance(error, HTTPException) else "internal error"
         headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
-        return Json(ApiError(status, detail).body, status_code=status, headers=headers)
+        body = shaped(ApiError(status, detail), request.url.path)
+        return Json(body, status_code=status, headers=headers)
 
-    async def unforeseen(_: Request, __: Exception) -> Response:
-        return response(INTERNAL)
+    async def unforeseen(request: Request, _: Exception) -> Response:
+        return response(INTERNAL, request.url.path)
 
     app.add_exception_handler(ApiError, own)
     app.add_exception_handler(RequestValidationError, invalid)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
@@ -37,6 +38,7 @@ class Guard:
         self._app, self._settings = app, settings
         self._most, self._open = most, 0
         self._limit = int(settings.max_body_mb * MEGABYTE)
+        self._origins = re.compile(settings.origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -51,7 +53,7 @@ class Guard:
         headers = Headers(scope=scope)
         error = self._refusal(scope, headers) or self._size(headers)
         if error is not None:
-            await response(error)(scope, receive, safely)
+            await response(error, scope["path"])(scope, receive, safely)
             return
         taken, coming, counted = 0, True, False
         end = asyncio.get_running_loop().time() + self._settings.body_s
@@ -92,11 +94,13 @@ class Guard:
         """Why a request is refused, if it is; else the key that it brings is noted in the scope."""
         path: str = scope["path"]
         host = headers.get("host", "")
-        if self._settings.loopback and not is_loopback(_name(f"//{host}")):  # a name that is made to point here
-            return ApiError(403, "the Host header names another machine: use localhost or 127.0.0.1")
+        name = _name(f"//{host}")
+        # a name that is made to point here
+        if self._settings.loopback and not (is_loopback(name) or name in self._settings.allowed_host):
+            return ApiError(403, "the Host header names another machine: use localhost, or --allowed-host")
         origin = headers.get("origin")
         if origin is not None:
-            foreign = origin not in self._settings.cors_origin and _place(origin) != host
+            foreign = self._origins.fullmatch(origin) is None and _place(origin) != host
         else:  # browsers leave it out of images, scripts, frames and links
             foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")
             foreign &= (path, headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) != LINK
@@ -105,7 +109,7 @@ class Guard:
         keys = self._settings.api_key
         if not keys or path in OPEN or path.startswith(PAGE):
             return None
-        kind, _, given = headers.get("authorization", "").partition(" ")
+        kind, _, given = headers.get("authorization", f"bearer {headers.get('x-api-key', '')}").partition(" ")
         sent = given.strip().encode()
         # each is compared, in a time that does not depend on how much of it is right
         found = [place for place, key in enumerate(keys) if hmac.compare_digest(sent, key.encode())]

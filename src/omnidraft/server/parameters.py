@@ -130,6 +130,17 @@ MESSAGE: Rules = {
 PART = _ignored("id", "index", "citations", "logprobs", "prompt_cache_breakpoint")
 FORMAT = _ignored("description")
 REASONING = _ignored("summary", "generate_summary", "max_tokens", "exclude", "enabled", "context")
+MESSAGES: Rules = {
+    **_ignored("service_tier", "context_management", "inference_geo", "cache_control", "speed", "diagnostics"),
+    **_ignored("user_profile_id", "workspace_id"),
+    **_only("this server runs no tools of its own: leave it out", [[]], "mcp_servers"),
+    **_only(STATELESS, [], "container"),
+}
+BLOCK = _ignored("citations", "signature", "caller", "toolset_id")
+OLLAMA: Rules = {
+    **_ignored("keep_alive", "context", "template", "verbose", "logprobs", "top_logprobs", "truncate", "shift"),
+    **_only(TEXT_ALONE, [[]], "images"),
+}
 RULES: Mapping[str, Mapping[str, Rules]] = {  # by path, "[]" being any item of a list
     "chat": {
         "": CHAT,
@@ -160,6 +171,29 @@ RULES: Mapping[str, Mapping[str, Rules]] = {  # by path, "[]" being any item of 
         "text": {"verbosity": Rule(("medium",))},
         "text.format": FORMAT,
         "reasoning": REASONING,
+    },
+    "messages": {
+        "": MESSAGES,
+        "omnidraft": {},
+        "system[]": BLOCK,
+        "messages[]": MESSAGE,
+        "messages[].content[]": BLOCK,
+        "messages[].content[].content[]": BLOCK,
+        "tools[]": _ignored("eager_input_streaming", "defer_loading", "input_examples", "allowed_callers"),
+        "tool_choice": {},
+        "thinking": _ignored("budget_tokens", "display"),
+        "metadata": {},
+        "output_config": _ignored("task_budget"),
+    },
+    "ollama": {
+        "": OLLAMA,
+        "omnidraft": {},
+        "messages[]": MESSAGE,
+        "messages[].tool_calls[]": _ignored("id", "type"),
+        "messages[].tool_calls[].function": _ignored("index"),
+        "tools[]": {},
+        "tools[].function": {},
+        "options": {},
     },
     "tokenize": {"": {**_only(OUT, [True], "parse_special")}},
     "detokenize": {"": {}},

@@ -17,12 +17,12 @@ NO_MORE: Any = {"additionalProperties": {"type": "null"}}
 Schema = Annotated[dict[str, Any], AfterValidator(plain)]
 
 
-def _of_kind(allowed: str) -> Discriminator:
+def of_kind(allowed: str) -> Discriminator:
     """Which of several types a value is of, by JSON's own types; the tags begin with ~, which no path shows."""
     return Discriminator(lambda value: f"~{KINDS.get(type(value))}", OF_KIND, allowed)
 
 
-def _named(key: str, allowed: str, default: str = "", **same: str) -> Discriminator:
+def named(key: str, allowed: str, default: str = "", **same: str) -> Discriminator:
     """Which of several kinds of objects a value is, by what it says in `key`; `same` are other words for a kind."""
 
     def tag(value: Any) -> str | None:
@@ -45,7 +45,7 @@ class Body(BaseModel):
 Stop = Annotated[
     Annotated[str, Tag("~string")]
     | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16), Tag("~list")],
-    _of_kind("a string or a list of strings"),
+    of_kind("a string or a list of strings"),
 ]
 Token = Annotated[int, Field(ge=0, le=2**31)]
 Length = Annotated[int, BeforeValidator(whole), Field(ge=-2, le=2**63)]  # -1 and -2: to the end of the context
@@ -131,13 +131,13 @@ class RefusalPart(Body):
 
 Part = Annotated[
     Annotated[TextPart, Tag("~text")] | Annotated[RefusalPart, Tag("~refusal")],
-    _named("type", "text", input_text="text", output_text="text"),
+    named("type", "text", input_text="text", output_text="text"),
 ]
 Content = Annotated[
-    Annotated[str, Tag("~string")] | Annotated[list[Part], Tag("~list")], _of_kind("a string or a list of parts")
+    Annotated[str, Tag("~string")] | Annotated[list[Part], Tag("~list")], of_kind("a string or a list of parts")
 ]
 Arguments = Annotated[
-    Annotated[str, Tag("~string")] | Annotated[dict[str, Any], Tag("~object")], _of_kind("JSON in a string")
+    Annotated[str, Tag("~string")] | Annotated[dict[str, Any], Tag("~object")], of_kind("JSON in a string")
 ]
 
 
@@ -187,7 +187,7 @@ class ToolResult(Body):
 
 Message = Annotated[
     Annotated[Said, Tag("~user")] | Annotated[Answer, Tag("~assistant")] | Annotated[ToolResult, Tag("~tool")],
-    _named("role", "system, developer, user, assistant or tool", system="user", developer="user"),
+    named("role", "system, developer, user, assistant or tool", system="user", developer="user"),
 ]
 
 
@@ -259,7 +259,7 @@ class ChatRequest(Options):
             Annotated[TextFormat, Tag("~text")]
             | Annotated[ObjectFormat, Tag("~json_object")]
             | Annotated[ChatSchemaFormat, Tag("~json_schema")],
-            _named("type", "text, json_object or json_schema"),
+            named("type", "text, json_object or json_schema"),
         ]
         | None
     ) = None
@@ -332,7 +332,7 @@ Item = Annotated[
     | Annotated[CallItem, Tag("~function_call")]
     | Annotated[OutputItem, Tag("~function_call_output")]
     | Annotated[ReasoningItem, Tag("~reasoning")],
-    _named("type", "message, function_call, function_call_output or reasoning: send its text as a message", "message"),
+    named("type", "message, function_call, function_call_output or reasoning: send its text as a message", "message"),
 ]
 
 
@@ -356,7 +356,7 @@ class ResponseText(Body):
             Annotated[TextFormat, Tag("~text")]
             | Annotated[ObjectFormat, Tag("~json_object")]
             | Annotated[ResponseSchemaFormat, Tag("~json_schema")],
-            _named("type", "text, json_object or json_schema"),
+            named("type", "text, json_object or json_schema"),
         ]
         | None
     ) = None
@@ -367,7 +367,7 @@ class ResponseRequest(Options):
 
     input: Annotated[
         Annotated[str, Tag("~string")] | Annotated[list[Item], Field(min_length=1), Tag("~list")],
-        _of_kind("a string or a list of items"),
+        of_kind("a string or a list of items"),
     ]
     instructions: str | None = None
     max_output_tokens: Length | None = None

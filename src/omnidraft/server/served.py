@@ -69,6 +69,11 @@ class Served:
         self._report: dict[str, Any] | None = None
 
     @property
+    def source(self) -> str:
+        """The target as it can be loaded."""
+        return self._sources[0]
+
+    @property
     def drafter(self) -> str | None:
         return None if self.model.drafter is None else self.model.drafter.name
 

@@ -36,12 +36,19 @@ def _origins(name: str, value: Any) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise ConfigError(f"{name} is {shown(value)}; it must be a list: give one origin or more", option=name)
     for each in value:
-        if not isinstance(each, str) or not re.fullmatch(r"https?://[\w.:\[\]-]+", each):
+        if not isinstance(each, str) or not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[\w.:\[\]-]*", each):
             raise ConfigError(
-                f"{name} holds {shown(each)}; an origin is a scheme and a host: use http://localhost:3000",
+                f"{name} holds {shown(each)}; an origin is a scheme and a host: use http://localhost:3000, or app://",
                 option=name,
             )
     return tuple(value)
+
+
+def _hosts(name: str, value: Any) -> tuple[str, ...]:
+    given = (value,) if isinstance(value, str) else value
+    if not isinstance(given, Sequence):
+        raise ConfigError(f"{name} is {shown(value)}; it must be a list: give one name or more", option=name)
+    return tuple(_host(name, each).lower() for each in given)
 
 
 def _own(default: Any, about: str, check: Any, none: str | None = None) -> Any:
@@ -57,7 +64,10 @@ class Serving(Settings):
     api_key: tuple[str, ...] | str | None = _own(
         None, "key, or keys of several users, one of which every request must bring", _keys, "none"
     )
-    cors_origin: tuple[str, ...] = _own((), "origin of web pages that may use the server", _origins)
+    cors_origin: tuple[str, ...] = _own(
+        (), "origin of web pages that may use the server; * is any, a scheme such as app:// any of that", _origins
+    )
+    allowed_host: tuple[str, ...] = _own((), "name that requests may have for this machine, such as a LAN's", _hosts)
     lanes: int = integer(8, "answers of one target that are made at once", low=1, high=256, fix="use 8")
     max_queue: int = integer(64, "requests that may wait; more are answered with 429", low=0, fix="use 64")
     max_tokens: int = integer(4096, "maximum tokens of an answer", low=1, fix="use 4096")
@@ -87,6 +97,17 @@ class Serving(Settings):
                 "give --api-key (or OMNIDRAFT_API_KEY), or use 127.0.0.1",
                 option="api_key",
             )
+
+    @property
+    def origins(self) -> str:
+        """A pattern of the origins that may use the server."""
+        return (
+            "|".join(
+                ".*" if each == "*" else re.escape(each) + (".*" if each.endswith("://") else "")
+                for each in self.cors_origin
+            )
+            or "(?!)"
+        )
 
     @property
     def cache_bytes(self) -> float:

@@ -1,0 +1,226 @@
+"""Anthropic's Messages: a request as that of a chat, and its answer as messages and events."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from omnidraft.server import protocol as p
+from omnidraft.server.answers import Answer
+from omnidraft.server.anthropic_bodies import (
+    CountRequest,
+    Message,
+    MessagesRequest,
+    TextBlock,
+    Thinking,
+    Tool,
+    ToolChoice,
+    ToolResult,
+    ToolUse,
+)
+from omnidraft.server.errors import ApiError, of_anthropic, to_json
+from omnidraft.server.served import Served
+from omnidraft.server.settings import Serving
+from omnidraft.server.tasks import Task, chat_task
+from omnidraft.server.tools import Call
+
+SAME = ("model", "stream", "temperature", "top_p", "top_k", "max_tokens")  # as in a chat
+PATHS = {  # of what a chat calls otherwise
+    "chat_template_kwargs.enable_thinking": "thinking",
+    "reasoning_effort": "output_config.effort",
+    "response_format": "output_config.format",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+}
+
+
+def messages_task(body: MessagesRequest | CountRequest, served: Served, settings: Serving) -> Task:
+    """The task of a request; raises ApiError."""
+    made = chat_task(p.ChatRequest.model_validate(as_chat(body)), served, settings)
+    return replace(made, ignored=[PATHS.get(path, path) for path in made.ignored])
+
+
+def as_chat(body: MessagesRequest | CountRequest) -> dict[str, Any]:
+    """The body of the chat that asks for the same."""
+    messages = [{"role": "system", "content": _joined(body.system)}] if body.system else []
+    for each in body.messages:
+        messages += _as_messages(each)
+    if not messages:
+        raise ApiError(400, "messages holds nothing to answer: add a text", param="messages")
+    made: dict[str, Any] = {name: value for name in SAME if (value := getattr(body, name, None)) is not None}
+    made["messages"] = messages
+    if body.tools:
+        made["tools"] = [_as_tool(each) for each in body.tools]
+    if body.tool_choice is not None:
+        made |= _as_choice(body.tool_choice)
+    if body.thinking is not None:
+        made["chat_template_kwargs"] = {"enable_thinking": body.thinking.type != "disabled"}
+    if isinstance(body, MessagesRequest):
+        made |= _as_options(body)
+    return made
+
+
+def _as_options(body: MessagesRequest) -> dict[str, Any]:
+    """What does not change the prompt."""
+    made: dict[str, Any] = {}
+    if body.output_config is not None and body.output_config.effort is not None:
+        made["reasoning_effort"] = body.output_config.effort
+    if body.output_config is not None and (form := body.output_config.format) is not None:
+        made["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": form.schema_}}
+    if body.stop_sequences:
+        made["stop"] = body.stop_sequences
+    if body.metadata is not None and body.metadata.user_id is not None:
+        made["user"] = body.metadata.user_id
+    if body.omnidraft is not None:
+        made["omnidraft"] = body.omnidraft.model_dump(exclude_none=True)
+    return made
+
+
+def _as_messages(message: Message) -> list[dict[str, Any]]:
+    """The messages of a chat that a turn stands for: the result of each tool is one of its own."""
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    texts = [block.text for block in message.content if isinstance(block, TextBlock)]
+    if message.role == "assistant":
+        said: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
+        if thoughts := [block.thinking for block in message.content if isinstance(block, Thinking)]:
+            said["reasoning_content"] = "".join(thoughts)
+        calls = [block for block in message.content if isinstance(block, ToolUse)]
+        if calls:
+            said["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": json.dumps(call.input)},
+                }
+                for call in calls
+            ]
+        return [said]
+    results = [
+        {"role": "tool", "tool_call_id": block.tool_use_id, "content": _joined(block.content)}
+        for block in message.content
+        if isinstance(block, ToolResult)
+    ]
+    return [*results, {"role": message.role, "content": "\n".join(texts)}] if texts else results
+
+
+def _joined(content: str | Sequence[TextBlock]) -> str:
+    return content if isinstance(content, str) else "\n".join(block.text for block in content)
+
+
+def _as_tool(tool: Tool | p.OtherTool) -> dict[str, Any]:
+    if isinstance(tool, p.OtherTool):
+        return {"type": tool.type}
+    given = {"description": tool.description, "strict": tool.strict}
+    function = {"name": tool.name, "parameters": tool.input_schema}
+    return {"type": "function", "function": function | {key: v for key, v in given.items() if v is not None}}
+
+
+def _as_choice(choice: ToolChoice) -> dict[str, Any]:
+    named = {"type": "function", "function": {"name": choice.name or ""}}
+    made: dict[str, Any] = {"tool_choice": {"any": "required", "tool": named}.get(choice.type, choice.type)}
+    if choice.disable_parallel_tool_use is not None:
+        made["parallel_tool_calls"] = not choice.disable_parallel_tool_use
+    return made
+
+
+class Messages:
+    """The form of one answer."""
+
+    def __init__(self, answer: Answer, model: str) -> None:
+        self.answer = answer
+        self._head = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant", "model": model}
+        self._index = -1  # of the block that goes out
+
+    def whole(self) -> dict[str, Any]:
+        """The body for a complete answer."""
+        answer = self.answer
+        content: list[dict[str, Any]] = []
+        if answer.content or not answer.calls:
+            content.append({"type": "text", "text": answer.content})
+        content += [_use(call) | {"input": _input(call)} for call in answer.calls]
+        return self._head | {"content": content} | self._end() | {"usage": self._usage()} | answer.beside
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """The answer as server-sent events."""
+        try:
+            begun = {"input_tokens": len(self.answer.task.ids), "output_tokens": 0}
+            nothing: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": begun}
+            yield _event("message_start", message=self._head | nothing)
+            yield _event("ping")
+            open_text = False
+            async for delta in self.answer.deltas():
+                if delta.content:
+                    if not open_text:
+                        yield self._started({"type": "text", "text": ""})
+                        open_text = True
+                    yield self._changed({"type": "text_delta", "text": delta.content})
+                if delta.calls and open_text:
+                    yield self._stopped()
+                    open_text = False
+                for call in delta.calls:
+                    yield self._started(_use(call) | {"input": {}})
+                    yield self._changed({"type": "input_json_delta", "partial_json": call.arguments})
+                    yield self._stopped()
+            if open_text:
+                yield self._stopped()
+            yield _event("message_delta", delta=self._end(), usage=self._usage(), **self.answer.beside)
+            yield _event("message_stop")
+        except ApiError as error:
+            yield _event("error", error=of_anthropic(error))
+
+    def _started(self, block: Mapping[str, Any]) -> bytes:
+        self._index += 1
+        return _event("content_block_start", index=self._index, content_block=block)
+
+    def _changed(self, delta: Mapping[str, Any]) -> bytes:
+        return _event("content_block_delta", index=self._index, delta=delta)
+
+    def _stopped(self) -> bytes:
+        return _event("content_block_stop", index=self._index)
+
+    def _end(self) -> dict[str, Any]:
+        answer = self.answer
+        reasons = {"tool_calls": "tool_use", "length": "max_tokens"}
+        stop = self._stop_string() if answer.finish == "stop" else None
+        return {
+            "stop_reason": reasons.get(answer.finish, "end_turn" if stop is None else "stop_sequence"),
+            "stop_sequence": stop,
+        }
+
+    def _stop_string(self) -> str | None:
+        """The stop string that ended the answer, if one did."""
+        done, task = self.answer.done, self.answer.task
+        if done is None or done.result.finish_reason != "stop":
+            return None
+        text = str(task.served.model.target.tokenizer.decode(list(done.result.token_ids)))
+        found = {text.find(each): each for each in task.options["stop"] if each in text}
+        return found[min(found)] if found else next(iter(task.options["stop"]), None)
+
+    def _usage(self) -> dict[str, int]:
+        used = self.answer.usage
+        return {
+            "input_tokens": used["prompt"] - used["cached"],
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": used["cached"],
+            "output_tokens": used["completion"],
+        }
+
+
+def _use(call: Call) -> dict[str, Any]:
+    return {"type": "tool_use", "id": f"toolu_{secrets.token_hex(12)}", "name": call.name}
+
+
+def _input(call: Call) -> dict[str, Any]:
+    """The arguments; of a call that is cut there are none."""
+    try:
+        found = json.loads(call.arguments)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _event(kind: str, **rest: Any) -> bytes:
+    return b"event: " + kind.encode() + b"\ndata: " + to_json({"type": kind, **rest}) + b"\n\n"

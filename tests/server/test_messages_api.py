@@ -1,0 +1,162 @@
+"""Anthropic's official client, unchanged, against a server: the same answers as a chat's, in its own form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import httpx2
+import pytest
+from anthropic import Anthropic
+
+from support.serving import PATIENT, QUESTION, At, Rounds, user
+from support.waiting import WAIT_S
+
+ASKED: dict[str, Any] = {"model": "chat", "max_tokens": 40, "extra_body": {"temperature": 0}}
+TOOL: dict[str, Any] = {
+    "name": "count",
+    "description": "count things",
+    "input_schema": {"type": "object", "properties": {"pens": {"type": "integer"}}, "required": ["pens"]},
+}
+
+
+@pytest.fixture(scope="module")
+def client(server: At) -> Iterator[Anthropic]:
+    with httpx2.Client(**PATIENT) as http:
+        options: Any = {"base_url": server.url, "api_key": "none", "max_retries": 0, "timeout": WAIT_S}
+        yield Anthropic(http_client=http, **options)
+
+
+def chat(server: At, **body: Any) -> dict[str, Any]:
+    """The message of the chat that asks for the same."""
+    found: dict[str, Any] = server.chat(**{"model": "chat", "max_tokens": 40, "temperature": 0} | body).json()
+    return found["choices"][0] | {"usage": found["usage"]}  # type: ignore[no-any-return]
+
+
+def test_a_greedy_message_is_the_answer_of_the_chat(server: At, client: Anthropic) -> None:
+    alone = chat(server, messages=user(QUESTION))
+    for content in (QUESTION, [{"type": "text", "text": QUESTION, "cache_control": {"type": "ephemeral"}}]):
+        made = client.messages.create(messages=[{"role": "user", "content": content}], **ASKED)
+        (block,) = made.content
+        assert (made.type, made.role, block.type) == ("message", "assistant", "text")
+        assert block.text == alone["message"]["content"]
+        assert made.stop_reason == {"length": "max_tokens", "stop": "end_turn"}[alone["finish_reason"]]
+        assert made.usage.output_tokens == alone["usage"]["completion_tokens"]
+        read = made.usage.input_tokens + (made.usage.cache_read_input_tokens or 0)
+        assert read == alone["usage"]["prompt_tokens"]
+
+
+def test_a_stream_has_the_same_text_and_anthropics_events(server: At, client: Anthropic) -> None:
+    alone = chat(server, messages=user(QUESTION))["message"]["content"]
+    with client.messages.stream(messages=user(QUESTION), **ASKED) as stream:  # type: ignore[arg-type]
+        kinds = [event.type for event in stream if event.type not in ("text", "content_block_delta")]
+        final = stream.get_final_message()
+    assert kinds == ["message_start", "content_block_start", "content_block_stop", "message_delta", "message_stop"]
+    assert final.content[0].type == "text"
+    assert final.content[0].text == alone
+    assert final.usage.output_tokens > 0
+
+
+def test_the_system_text_and_earlier_turns_are_part_of_the_prompt(server: At, client: Anthropic) -> None:
+    turns: Any = [
+        {"role": "user", "content": "Hi."},
+        {
+            "role": "assistant",
+            "content": [{"type": "thinking", "thinking": "hm", "signature": "x"}, {"type": "text", "text": "Hello."}],
+        },
+        {"role": "user", "content": QUESTION},
+    ]
+    system: Any = [{"type": "text", "text": "Be short."}, {"type": "text", "text": "Be kind."}]
+    made = client.messages.create(messages=turns, system=system, **ASKED)
+    messages = [
+        {"role": "system", "content": "Be short.\nBe kind."},
+        *user("Hi."),
+        {"role": "assistant", "content": "Hello."},
+        *user(QUESTION),
+    ]
+    assert made.content[0].type == "text"
+    assert made.content[0].text == chat(server, messages=messages)["message"]["content"]
+    counted = client.messages.count_tokens(model="chat", messages=turns, system=system)
+    assert counted.input_tokens == made.usage.input_tokens + (made.usage.cache_read_input_tokens or 0)
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "count"}])
+def test_a_tool_is_called_and_its_result_taken_back(client: Anthropic, choice: Any) -> None:
+    asked: Any = {"tools": [TOOL], "tool_choice": choice, **ASKED}
+    made = client.messages.create(messages=user(QUESTION), **asked)  # type: ignore[arg-type]
+    call = made.content[-1]
+    assert (made.stop_reason, call.type) == ("tool_use", "tool_use")
+    assert call.type == "tool_use"
+    assert call.name == "count"
+    assert isinstance(call.input["pens"], int)
+    with client.messages.stream(messages=user(QUESTION), **asked) as stream:  # type: ignore[arg-type]
+        streamed = stream.get_final_message()
+    assert streamed.content[-1].type == "tool_use"
+    assert streamed.content[-1].input == call.input
+    result: Any = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "24"}]}
+    turns: Any = [
+        *user(QUESTION),
+        {"role": "assistant", "content": [each.model_dump() for each in made.content]},
+        {"role": "user", "content": [result, {"type": "text", "text": "So?"}]},
+    ]
+    assert client.messages.create(messages=turns, tools=[TOOL], **ASKED).content
+
+
+def test_a_stop_string_is_named(server: At, client: Anthropic) -> None:
+    text = chat(server, messages=user(QUESTION))["message"]["content"]
+    stop = text[5:8]
+    made = client.messages.create(messages=user(QUESTION), stop_sequences=["@@@", stop], **ASKED)  # type: ignore[arg-type]
+    assert (made.stop_reason, made.stop_sequence) == ("stop_sequence", stop)
+    assert made.content[0].type == "text"
+    assert made.content[0].text == text[: text.index(stop)]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"messages": []}, "messages holds 0"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "takes text alone"),
+        ({"messages": [{"role": "user", "content": 3}]}, "must be a string or a list of blocks"),
+        ({"max_tokens": "x"}, "max_tokens"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
+        ({"mcp_servers": [{"type": "url"}]}, "mcp_servers is"),
+    ],
+)
+def test_errors_have_anthropics_form(server: At, change: dict[str, Any], message: str) -> None:
+    body = {"model": "chat", "max_tokens": 4, "messages": user("Hi.")} | change
+    found = server.post("/v1/messages", body)
+    assert found.status_code == 400
+    error = found.json()
+    assert (error["type"], error["error"]["type"]) == ("error", "invalid_request_error")
+    assert message in error["error"]["message"]
+
+
+def test_an_unknown_model_is_a_not_found_error(client: Anthropic) -> None:
+    with pytest.raises(anthropic.NotFoundError, match="use one of chat"):
+        client.messages.create(model="claude-9", max_tokens=4, messages=user("Hi."))  # type: ignore[arg-type]
+
+
+def test_what_cannot_change_the_answer_is_named_with_its_own_path(server: At) -> None:
+    body = {
+        "model": "chat",
+        "max_tokens": 4,
+        "messages": user("Hi."),
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+        "service_tier": "auto",
+        "metadata": {"user_id": "me"},
+        "tools": [{"type": "web_search_20250305", "name": "web_search"}],
+    }
+    ignored = server.post("/v1/messages", body).json()["omnidraft"]["ignored"]
+    assert {"thinking.budget_tokens", "thinking", "service_tier", "tools[0]"} >= set(ignored) >= {"service_tier"}
+    assert "thinking" in ignored or "thinking.budget_tokens" in ignored
+
+
+def test_a_client_that_goes_away_ends_its_message(client: Anthropic, rounds: Rounds) -> None:
+    rounds.let(1)
+    stream = client.messages.create(messages=user(QUESTION), stream=True, **ASKED | {"max_tokens": 200})  # type: ignore[arg-type]
+    next(iter(stream))
+    stream.close()
+    rounds.let()
+    assert client.messages.create(messages=user("Hi."), **ASKED).content  # type: ignore[arg-type]
+    assert rounds.begun < 200

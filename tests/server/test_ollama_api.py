@@ -1,0 +1,115 @@
+"""Ollama's official client, unchanged, against a server: the same answers as a chat's, in its own form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import ollama
+import pytest
+
+from support.serving import PATIENT, QUESTION, At, user
+
+OPTIONS: dict[str, Any] = {"temperature": 0, "num_predict": 40, "num_ctx": 4096, "num_thread": 2}
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"pens": {"type": "integer"}}, "required": ["pens"]}
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "count", "description": "", "parameters": SCHEMA}}
+
+
+@pytest.fixture(scope="module")
+def client(server: At) -> Iterator[ollama.Client]:
+    with ollama.Client(host=server.url, **PATIENT) as made:
+        yield made
+
+
+def chat(server: At, **body: Any) -> Any:
+    found = server.chat(**{"model": "chat", "max_tokens": 40, "temperature": 0} | body).json()
+    return found["choices"][0]["message"]["content"]
+
+
+@pytest.mark.parametrize("name", ["chat", "chat:latest"])
+def test_a_greedy_chat_is_that_of_openais_api(server: At, client: ollama.Client, name: str) -> None:
+    made = client.chat(model=name, messages=user(QUESTION), options=OPTIONS)
+    assert made.message.content == chat(server, messages=user(QUESTION))
+    assert made.done
+    assert made.done_reason in ("stop", "length")
+    assert made.eval_count
+    assert made.prompt_eval_count
+    pieces = list(client.chat(model=name, messages=user(QUESTION), options=OPTIONS, stream=True))
+    assert "".join(each.message.content or "" for each in pieces) == made.message.content
+    assert [each.done for each in pieces[-2:]] == [False, True]
+    assert pieces[-1].eval_count == made.eval_count
+
+
+def test_a_prompt_is_a_users_words_unless_it_is_raw(server: At, client: ollama.Client) -> None:
+    made = client.generate(model="chat", prompt=QUESTION, system="Be short.", options=OPTIONS)
+    messages = [{"role": "system", "content": "Be short."}, *user(QUESTION)]
+    assert made.response == chat(server, messages=messages)
+    raw = client.generate(model="zoo:target-a", prompt="def mean(values):", raw=True, options=OPTIONS)
+    asked = {"model": "zoo:target-a", "prompt": "def mean(values):", "max_tokens": 40, "temperature": 0}
+    assert raw.response == server.post("/v1/completions", asked).json()["choices"][0]["text"]
+    pieces = list(client.generate(model="chat", prompt=QUESTION, system="Be short.", options=OPTIONS, stream=True))
+    assert "".join(each.response for each in pieces) == made.response
+
+
+def test_answers_follow_a_format(client: ollama.Client) -> None:
+    options = OPTIONS | {"num_predict": 100}
+    for form in ("json", SCHEMA):
+        made = client.chat(model="chat", messages=user(QUESTION), format=form, options=options)
+        if made.done_reason == "stop":
+            assert isinstance(json.loads(made.message.content or ""), dict)
+
+
+def test_tools_are_shown_and_what_they_say_is_taken_back(client: ollama.Client) -> None:
+    call = {"function": {"name": "count", "arguments": {"pens": 24}}}
+    turns: Any = [
+        *user(QUESTION),
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_name": "count", "content": "24"},
+    ]
+    made = client.chat(model="chat", messages=turns, tools=[TOOL], options=OPTIONS)
+    assert made.message.content or made.message.tool_calls
+
+
+def test_models_are_listed_shown_and_loaded(client: ollama.Client, server: At) -> None:
+    assert [each.model for each in client.list().models] == ["chat", "zoo:target-a"]
+    assert [each.model for each in client.ps().models] == ["chat", "zoo:target-a"]
+    shown = client.show("chat")
+    assert "completion" in (shown.capabilities or [])
+    assert "tools" in (shown.capabilities or [])
+    assert shown.modelinfo
+    assert client.generate(model="chat", prompt="").done_reason == "load"
+    assert client.chat(model="chat").done_reason == "load"
+    assert server.get("/api/version").json()["version"]
+
+
+def test_errors_have_ollamas_form(client: ollama.Client, server: At) -> None:
+    with pytest.raises(ollama.ResponseError, match="use one of chat") as error:
+        client.chat(model="llama9", messages=user("Hi."))
+    assert error.value.status_code == 404
+    found = server.post("/api/chat", {"model": "chat", "messages": [{"role": "user", "content": 3}]})
+    assert found.status_code == 400
+    assert isinstance(found.json()["error"], str)
+    images = {"model": "chat", "messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}
+    assert "takes text alone" in server.post("/api/chat", images).json()["error"]
+
+
+def test_llama_servers_own_routes(server: At) -> None:
+    props = server.get("/props").json()
+    assert props["default_generation_settings"]["n_ctx"] > 0
+    assert "{%" in props["chat_template"]
+    made = server.post("/apply-template", {"model": "chat", "messages": user("Hi.")}).json()["prompt"]
+    assert made.endswith("<|im_start|>assistant\n")
+    assert "Hi." in made
+    assert server.get("/v1/health").json() == {"status": "ok"}
+
+
+def test_openais_routes_are_there_without_v1_and_to_be_looked_at(server: At) -> None:
+    import httpx
+
+    body = {"model": "chat", "messages": user(QUESTION), "max_tokens": 8, "temperature": 0}
+    found = [server.post(path, body).json()["choices"] for path in ("/chat/completions", "/v1/chat/completions")]
+    assert found[0] == found[1]
+    assert server.get("/models").json() == server.get("/v1/models").json()
+    for path in ("/", "/health", "/v1/models", "/api/version"):
+        assert httpx.head(server.url + path, **PATIENT).status_code == 200
