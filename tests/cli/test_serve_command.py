@@ -14,7 +14,7 @@ from omnidraft.server.settings import Serving
 from support.command_line import one_error
 
 TARGET = ("serve", "--target", "zoo:target-a")
-ORIGINS = ("--cors-origin", "http://a", "--cors-origin", "https://b:1")
+ORIGINS = ("--cors-origin", "http://a", "--cors-origin", "https://b:1", "--allowed-host", "box")
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_flags_reach_the_server(begun: dict[str, Any]) -> None:
     more = ("--adapt", "background", "--log-prompts", "--set", "save_s=5", "--set", "interval=2")
     assert main([*TARGET, *server, *models, *more]) == 0
     assert begun.pop("settings") == Serving(
-        port=0, lanes=2, api_key=("123", "ab"), cors_origin=("http://a", "https://b:1"), save_s=5
+        port=0, lanes=2, api_key=("123", "ab"), cors_origin=("http://a", "https://b:1"), allowed_host=("box",), save_s=5
     )
     begun.pop("say")
     assert begun == {
@@ -63,7 +63,7 @@ def test_keys_may_come_from_the_environment(begun: dict[str, Any], monkeypatch: 
         (("--adapt", "inline"), "adapt is 'inline'; a server learns in the background or not"),
         (("--port", "70000"), "port is 70000; it must be an integer at least 0, at most 65535"),
         (("--api-key", "ключ"), "api_key must be ASCII"),
-        (("--cors-origin", "*"), "cors_origin holds '*'; an origin is a scheme and a host"),
+        (("--cors-origin", "a"), "cors_origin holds 'a'; an origin is a scheme and a host"),
         (("--lane", "2"), "unknown argument '--lane': did you mean '--lanes'?"),
         (("--set", "timeout_s=0"), "timeout_s is 0; it must be a finite number at least 0.1"),
     ],

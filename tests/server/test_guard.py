@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -221,3 +222,36 @@ def test_the_default_address_is_this_machine_alone(server: At) -> None:
     for address in (each for each in own if not is_loopback(str(each))):
         with pytest.raises(httpx.TransportError):
             httpx.get(f"http://{address}:{server.url.rsplit(':', 1)[1]}/health", timeout=2)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "origin", "taken"),
+    [
+        ("*", "http://anything.example", True),
+        ("*", "null", True),
+        ("null", "null", True),
+        ("null", "http://anything.example", False),
+        ("app://", "app://obsidian.md", True),
+        ("vscode-webview://", "vscode-webview://1f3c", True),
+        ("app://", "http://app", False),
+        ("http://a.example", "http://a.example.evil.example", False),
+        ("http://a.example", "http://aXexample", False),
+    ],
+)
+def test_origins_are_matched_whole_or_by_their_scheme(allowed: str, origin: str, taken: bool) -> None:
+    assert bool(re.fullmatch(Serving(cors_origin=(allowed,)).origins, origin)) == taken
+
+
+def test_a_host_that_is_allowed_may_name_this_machine(target: Path, drafter: Path) -> None:
+    with serving([target], drafter, allowed_host=("Host.docker.internal",)) as at:
+        for host, status in (("host.docker.internal:80", 200), ("elsewhere.example", 403)):
+            assert at.get("/v1/models", headers={"Host": host}).status_code == status
+
+
+def test_anthropics_header_for_keys_is_taken(guarded: At) -> None:
+    for headers, status in (({"x-api-key": KEY}, 200), ({"x-api-key": "wrong"}, 401), ({}, 401)):
+        found = guarded.get("/v1/models", headers=headers)
+        assert found.status_code == status
+    refused = guarded.post("/v1/messages", {"messages": []}).json()
+    assert (refused["type"], refused["error"]["type"]) == ("error", "authentication_error")
+    assert isinstance(guarded.post("/api/chat", {}).json()["error"], str)

@@ -22,7 +22,7 @@ TOOL: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def client(server: At) -> Iterator[Anthropic]:
+def client(server: At) -> Iterator[Any]:
     with httpx2.Client(**PATIENT) as http:
         options: Any = {"base_url": server.url, "api_key": "none", "max_retries": 0, "timeout": WAIT_S}
         yield Anthropic(http_client=http, **options)
@@ -34,7 +34,7 @@ def chat(server: At, **body: Any) -> dict[str, Any]:
     return found["choices"][0] | {"usage": found["usage"]}  # type: ignore[no-any-return]
 
 
-def test_a_greedy_message_is_the_answer_of_the_chat(server: At, client: Anthropic) -> None:
+def test_a_greedy_message_is_the_answer_of_the_chat(server: At, client: Any) -> None:
     alone = chat(server, messages=user(QUESTION))
     for content in (QUESTION, [{"type": "text", "text": QUESTION, "cache_control": {"type": "ephemeral"}}]):
         made = client.messages.create(messages=[{"role": "user", "content": content}], **ASKED)
@@ -47,9 +47,9 @@ def test_a_greedy_message_is_the_answer_of_the_chat(server: At, client: Anthropi
         assert read == alone["usage"]["prompt_tokens"]
 
 
-def test_a_stream_has_the_same_text_and_anthropics_events(server: At, client: Anthropic) -> None:
+def test_a_stream_has_the_same_text_and_anthropics_events(server: At, client: Any) -> None:
     alone = chat(server, messages=user(QUESTION))["message"]["content"]
-    with client.messages.stream(messages=user(QUESTION), **ASKED) as stream:  # type: ignore[arg-type]
+    with client.messages.stream(messages=user(QUESTION), **ASKED) as stream:
         kinds = [event.type for event in stream if event.type not in ("text", "content_block_delta")]
         final = stream.get_final_message()
     assert kinds == ["message_start", "content_block_start", "content_block_stop", "message_delta", "message_stop"]
@@ -58,7 +58,7 @@ def test_a_stream_has_the_same_text_and_anthropics_events(server: At, client: An
     assert final.usage.output_tokens > 0
 
 
-def test_the_system_text_and_earlier_turns_are_part_of_the_prompt(server: At, client: Anthropic) -> None:
+def test_the_system_text_and_earlier_turns_are_part_of_the_prompt(server: At, client: Any) -> None:
     turns: Any = [
         {"role": "user", "content": "Hi."},
         {
@@ -82,15 +82,15 @@ def test_the_system_text_and_earlier_turns_are_part_of_the_prompt(server: At, cl
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "count"}])
-def test_a_tool_is_called_and_its_result_taken_back(client: Anthropic, choice: Any) -> None:
+def test_a_tool_is_called_and_its_result_taken_back(client: Any, choice: Any) -> None:
     asked: Any = {"tools": [TOOL], "tool_choice": choice, **ASKED}
-    made = client.messages.create(messages=user(QUESTION), **asked)  # type: ignore[arg-type]
+    made = client.messages.create(messages=user(QUESTION), **asked)
     call = made.content[-1]
     assert (made.stop_reason, call.type) == ("tool_use", "tool_use")
     assert call.type == "tool_use"
     assert call.name == "count"
     assert isinstance(call.input["pens"], int)
-    with client.messages.stream(messages=user(QUESTION), **asked) as stream:  # type: ignore[arg-type]
+    with client.messages.stream(messages=user(QUESTION), **asked) as stream:
         streamed = stream.get_final_message()
     assert streamed.content[-1].type == "tool_use"
     assert streamed.content[-1].input == call.input
@@ -103,10 +103,10 @@ def test_a_tool_is_called_and_its_result_taken_back(client: Anthropic, choice: A
     assert client.messages.create(messages=turns, tools=[TOOL], **ASKED).content
 
 
-def test_a_stop_string_is_named(server: At, client: Anthropic) -> None:
+def test_a_stop_string_is_named(server: At, client: Any) -> None:
     text = chat(server, messages=user(QUESTION))["message"]["content"]
     stop = text[5:8]
-    made = client.messages.create(messages=user(QUESTION), stop_sequences=["@@@", stop], **ASKED)  # type: ignore[arg-type]
+    made = client.messages.create(messages=user(QUESTION), stop_sequences=["@@@", stop], **ASKED)
     assert (made.stop_reason, made.stop_sequence) == ("stop_sequence", stop)
     assert made.content[0].type == "text"
     assert made.content[0].text == text[: text.index(stop)]
@@ -132,9 +132,9 @@ def test_errors_have_anthropics_form(server: At, change: dict[str, Any], message
     assert message in error["error"]["message"]
 
 
-def test_an_unknown_model_is_a_not_found_error(client: Anthropic) -> None:
+def test_an_unknown_model_is_a_not_found_error(client: Any) -> None:
     with pytest.raises(anthropic.NotFoundError, match="use one of chat"):
-        client.messages.create(model="claude-9", max_tokens=4, messages=user("Hi."))  # type: ignore[arg-type]
+        client.messages.create(model="claude-9", max_tokens=4, messages=user("Hi."))
 
 
 def test_what_cannot_change_the_answer_is_named_with_its_own_path(server: At) -> None:
@@ -152,11 +152,11 @@ def test_what_cannot_change_the_answer_is_named_with_its_own_path(server: At) ->
     assert "thinking" in ignored or "thinking.budget_tokens" in ignored
 
 
-def test_a_client_that_goes_away_ends_its_message(client: Anthropic, rounds: Rounds) -> None:
+def test_a_client_that_goes_away_ends_its_message(client: Any, rounds: Rounds) -> None:
     rounds.let(1)
-    stream = client.messages.create(messages=user(QUESTION), stream=True, **ASKED | {"max_tokens": 200})  # type: ignore[arg-type]
+    stream = client.messages.create(messages=user(QUESTION), stream=True, **ASKED | {"max_tokens": 200})
     next(iter(stream))
     stream.close()
     rounds.let()
-    assert client.messages.create(messages=user("Hi."), **ASKED).content  # type: ignore[arg-type]
+    assert client.messages.create(messages=user("Hi."), **ASKED).content
     assert rounds.begun < 200

@@ -49,7 +49,7 @@ def test_a_prompt_is_a_users_words_unless_it_is_raw(server: At, client: ollama.C
     asked = {"model": "zoo:target-a", "prompt": "def mean(values):", "max_tokens": 40, "temperature": 0}
     assert raw.response == server.post("/v1/completions", asked).json()["choices"][0]["text"]
     pieces = list(client.generate(model="chat", prompt=QUESTION, system="Be short.", options=OPTIONS, stream=True))
-    assert "".join(each.response for each in pieces) == made.response
+    assert "".join(each.response or "" for each in pieces) == made.response
 
 
 def test_answers_follow_a_format(client: ollama.Client) -> None:

@@ -24,10 +24,9 @@ EXAMPLES = (
 def main(arguments: Sequence[str]) -> int:
     """Run `omnidraft serve` until a signal comes; raises InputError and its kinds."""
     options = _parser().read(arguments)
-    if options.cors_origin:
-        options.cors_origin = tuple(options.cors_origin)
-    else:
-        del options.cors_origin
+    for name in ("cors_origin", "allowed_host"):
+        if name in options:
+            setattr(options, name, tuple(getattr(options, name)))
     keys = options.api_key if "api_key" in options else os.environ.get(KEY, "").split()
     if keys:
         options.api_key = tuple(keys)
@@ -71,8 +70,17 @@ def _parser() -> flags.CommandParser:
     server.add_argument(
         "--cors-origin",
         action="append",
+        default=argparse.SUPPRESS,
         metavar="URL",
-        help="origin of web pages that may use the server; repeatable (default: none but its own)",
+        help="origin of web pages that may use the server; * is any, a scheme such as app:// any of that; repeatable "
+        "(default: none but its own)",
+    )
+    server.add_argument(
+        "--allowed-host",
+        action="append",
+        default=argparse.SUPPRESS,
+        metavar="NAME",
+        help="name that requests may have for this machine, such as host.docker.internal; repeatable",
     )
     server.add_argument("--log-prompts", action="store_true", help="write prompts to the log")
     more = parser.add_argument_group("drafting, learning and devices")
