@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,17 +39,18 @@ from omnidraft.draft_length.batch_goodput import BatchCosts
 from omnidraft.draft_length.cost_model import PRIOR
 from omnidraft.draft_length.goodput import Goodput
 from omnidraft.errors import ConfigError
-from omnidraft.generation import Generation, Lane, Stream
+from omnidraft.generation import Generation, Stream
 from omnidraft.models.loading import LoadedModel, load_model
 from omnidraft.models.native_model import obstacle
 from omnidraft.profiles.autosave import Autosave
 from omnidraft.prompting import Prompt, encode, has_template, usable
-from omnidraft.session import Session
 from omnidraft.verification.sampling import GeneratorSampler, Processor
 
 __all__ = ["Generation", "Lane", "OmniDraft", "Stream", "load"]
 # of a request, beside sampling
-OPTIONS = ("max_new_tokens", "seed", "stop", "template", "logits_processor", "logprobs", "should_stop")
+OPTIONS = (
+    *("max_new_tokens", "seed", "stop", "template", "logits_processor", "logprobs", "should_stop", "memory", "lane"),
+)
 _log = logging.getLogger("omnidraft")
 
 
@@ -133,7 +133,7 @@ class OmniDraft:
                 pass
             return stream.result
 
-    def stream(
+    def stream(  # noqa: PLR0913  all that a request may ask for, by name
         self,
         prompt: Prompt,
         *,
@@ -144,6 +144,8 @@ class OmniDraft:
         logits_processor: Sequence[Processor] | None = None,
         logprobs: int | None = None,
         should_stop: Callable[[], bool] | None = None,
+        memory: AnswerMemory | None = None,
+        lane: Lane | None = None,
         **sampling: Any,
     ) -> Stream:
         """Stream the answer to a prompt piece by piece; another request on the models ends it with an OmniDraftError.
@@ -156,7 +158,8 @@ class OmniDraft:
         template beside messages.  Each `logits_processor`, as those of transformers, is given the ids so far (1, T) and
         the target's scores (1, V), and returns scores.  With `logprobs`, 0 to 20, records of `Stream.rounds` hold
         `TokenLogprobs` with so many tokens.  `should_stop` is called between rounds, and between the parts in which a
-        long prompt is read; the answer ends, "interrupted", where it returns True.
+        long prompt is read; the answer ends, "interrupted", where it returns True.  `memory` holds the earlier answers
+        of one user among several, in place of the model's own.  With `lane`, one of `lanes`, the request is on that.
         `sampling` takes the fields of `config.Sampling`, whose defaults are those of the target's generation config:
         `OmniDraft.sampling`.
         """
@@ -165,16 +168,18 @@ class OmniDraft:
         details = Details(logprobs=logprobs)
         ends, processors = stop_strings(stop), _processors(logits_processor)
         ids = self.encode(prompt, template)
-        self.engine.check(ids)
+        engine, slot = (self.engine, self._slot) if lane is None else (lane.engine, lane.slot)
+        engine.check(ids)
+        memory = memory or self.memory
         # without a drafter no draw depends on what is remembered
-        drawn_on = None if settings.greedy or self.engine.attached is None else self.memory
+        drawn_on = None if settings.greedy or engine.attached is None else memory
         own = extent.seed if drawn_on is None else drawn_on.seed_of(extent.seed)
         draw = GeneratorSampler(torch.Generator().manual_seed(own))
-        if self.side is not None and isinstance(self.engine.policy, Goodput):
-            _keep_measurements(self.engine.policy, self.side.autosave)
-        asked = (ids, extent.max_new_tokens, settings, draw, processors, details.logprobs, self.memory)
-        session = Session(self.engine, self._slot, self.side, partial(self.engine.begin, *asked), should_stop or never)
-        return Stream(session, StopStrings(self.text_after(ids), ends))
+        if self.side is not None and isinstance(engine.policy, Goodput):
+            _keep_measurements(engine.policy, self.side.autosave)
+        asked = (ids, extent.max_new_tokens, settings, draw, processors, details.logprobs, memory)
+        text = StopStrings(self.text_after(ids), ends)
+        return Stream(engine, slot, self.side, partial(engine.begin, *asked), text, should_stop or never)
 
     def lanes(self, count: int) -> list[Lane]:
         """Places for so many requests on these weights, whose rounds take turns; each has KV caches of its own.
@@ -185,20 +190,7 @@ class OmniDraft:
         if count < 1:
             raise ConfigError(f"count is {count}; there must be a lane at least: use 1 or more")
         batch = BatchCosts(PRIOR)
-        return [self._lane(batch) for _ in range(count)]
-
-    def _lane(self, batch: BatchCosts) -> Lane:
-        attached = None if self.side is None else self.side.adaptation.lane()
-        engine = Engine(self.target.lm, self.vocab.eos, attached, self.engine.drafting, batch=batch, keeps=True)
-        engine.teacher_temperature = self.engine.teacher_temperature
-        slot, own = self._slot.beside(), copy.copy(self)
-        vars(own).update(engine=engine, _slot=slot, _origin=self)  # whose end would be that of what learns
-
-        def stream(prompt: Prompt, memory: AnswerMemory | None, **options: Any) -> Stream:
-            own.memory = memory or self.memory
-            return own.stream(prompt, **options)
-
-        return Lane(engine, slot, stream)
+        return [Lane(self, self._slot.beside(), batch) for _ in range(count)]
 
     def encode(self, prompt: Prompt, template: Mapping[str, Any] | None = None) -> list[int]:
         """The prompt as token ids of the target, its first token included; raises PromptError where it is unusable.
@@ -217,6 +209,41 @@ class OmniDraft:
         return Detokenizer(
             self.vocab.tokens, prompt, fallback=self._fallback, opening=partial(_text_of_one, self.target)
         )
+
+
+class Lane:
+    """A place for one request at a time, beside those of a model's other lanes; made by `OmniDraft.lanes`.
+
+    After an answer its KV caches stay, and the next request reads only what follows the beginning that it has in common
+    with that one: of a conversation, the new messages.  A round that fails leaves them empty.
+    """
+
+    def __init__(self, model: OmniDraft, slot: Slot, batch: BatchCosts) -> None:
+        self._model = model
+        attached = None if model.side is None else model.side.adaptation.lane()
+        self.engine = Engine(model.target.lm, model.vocab.eos, attached, model.engine.drafting, batch=batch, keeps=True)
+        self.engine.teacher_temperature = model.engine.teacher_temperature
+        self.slot = slot
+
+    def stream(self, prompt: Prompt, **options: Any) -> Stream:
+        """Stream the answer to a prompt, as `OmniDraft.stream` does; another request on this lane ends it, too."""
+        return self._model.stream(prompt, lane=self, **options)
+
+    def common(self, ids: Sequence[int]) -> int:
+        """How many leading token ids of a prompt the target's KV cache holds."""
+        return self.engine.common(ids)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the KV caches of target and drafter now, in bytes."""
+        attached = self.engine.attached
+        return self.engine.target.nbytes + (attached.drafter.sequence.nbytes if attached else 0)
+
+    def clear(self) -> None:
+        """Empty the KV caches; a stream that is still open cannot go on."""
+        with self.slot.lock:
+            self.slot.take(object())
+            self.engine.release()
 
 
 @torch.inference_mode(mode=False)  # weights made inside it could never be trained

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Protocol, Self, cast
 
-from omnidraft.counts.counts import AnswerMemory
-from omnidraft.decoding.engine import Engine
+from omnidraft.attach import LearningSide
+from omnidraft.decoding.engine import Engine, Request, Verified
+from omnidraft.decoding.passes import Passes, Seconds, Stop, Stopped, Work, never, turn
 from omnidraft.decoding.shared_drafter import Slot
 from omnidraft.decoding.stats import Stats
-from omnidraft.detokenizer import StopStrings
+from omnidraft.draft_length.batch_goodput import LEAST
 from omnidraft.errors import OmniDraftError
-from omnidraft.prompting import Prompt
-from omnidraft.session import Outcome, Session, take_turn
 from omnidraft.verification.round import Round
 
 
@@ -35,28 +36,59 @@ class Generation:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What a turn added to an answer: the text of a round, None without one, or an error; see `Outcome`."""
+    """What a turn added to an answer: the text of a round, or None where it is over, or an error.
+
+    Of one that `waits` the prompt is not read yet.
+    """
 
     text: str | None = None
     error: Exception | None = None
     waits: bool = False
 
 
+class Text(Protocol):
+    """What becomes of the tokens of an answer."""
+
+    def feed(self, ids: Sequence[int], /) -> tuple[str, int | None]:
+        """The text that a round's tokens complete, and how many of them stay, where the answer ends among them."""
+
+    def end(self) -> str:
+        """The rest of the text at its end."""
+
+
 class Stream:
-    """An answer in the making: iterate over it for pieces of text, whole characters each.
+    """A request and its answer in the making: iterate over it for pieces of text, whole characters each.
 
     Or call `step` for each round, of the streams of several lanes in turns, or `step_together` for one of each.
     `result` is the `Generation` so far, also after an interruption.  One that is not read to its end is to be closed,
     by `close`, of any thread, or at the end of a `with` block.  One thread at a time reads it, else OmniDraftError.
+
+    It takes the slot of the models when it is made, and drafts with the latest learned weights from round to round.
+    `begin` is `Engine.begin` with what is asked for; `stop` says, between rounds and while a long prompt is read,
+    whether to end here.  In the end a complete answer is learned from, and the models drop its state, unless their
+    engine keeps it and no round has failed.
     """
 
-    def __init__(self, session: Session, text: StopStrings) -> None:
-        self.session = session
-        self._text = text
+    def __init__(
+        self,
+        engine: Engine,
+        slot: Slot,
+        learning: LearningSide | None,
+        begin: Callable[[], Request],
+        text: Text,
+        stop: Stop = never,
+    ) -> None:
+        self.engine = engine
+        self.records: list[Round] = []  # of the rounds so far
+        self._slot, self._learning = slot, learning
+        self._begin, self._text, self._stop = begin, text, stop
         self._pieces: list[str] = []
-        self._piece = ""  # of the present round
+        self._request: Request | None = None
+        self._closed = self._ended = self._failed = False
         self._busy = threading.Lock()  # never waited for: who holds it may wait for the models
-        self._closed = False
+        self._holds = False  # the models, for a turn
+        self._ticket = object()  # not this object, which its slot would keep alive
+        slot.take(self._ticket)
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -89,105 +121,200 @@ class Stream:
 
         A long prompt that is being read is not read to its end.
         """
-        self._closed = self.session.stopping = True
+        self._closed = True
         if self._busy.acquire(blocking=False):  # else the reader sees to it
             try:
-                self.session.close()
+                self._end()
             finally:
                 self._busy.release()
 
     @property
     def rounds(self) -> tuple[Round, ...]:
         """Records of the rounds so far."""
-        return tuple(self.session.records)
+        return tuple(self.records)
 
     @property
     def result(self) -> Generation:
-        rounds = self.rounds
         return Generation(
             text="".join(self._pieces),
-            token_ids=tuple(token for record in rounds for token in record.emitted),
-            finish_reason=(rounds[-1].finish if rounds else None) or "interrupted",
-            stats=Stats.of(rounds),
+            token_ids=tuple(token for record in self.records for token in record.emitted),
+            finish_reason=(self.records[-1].finish if self.records else None) or "interrupted",
+            stats=Stats.of(self.records),
         )
 
+    # ------------------------------------------------------------ for a turn
+
     def enter(self) -> Step | None:
-        """Take the stream for a turn, until `leave`; what its reader is to be told where it cannot be."""
+        """Take the stream and its models for a turn, until `leave`; what its reader is told where that cannot be."""
         if not self._busy.acquire(blocking=False):
             fix = "read it in one thread, not in its processors"
             error = None if self._closed else OmniDraftError(f"the stream is being read already: {fix}")
             return Step(error=error)
-        if self._closed:
+        try:
+            if self._ended or self._stops() or (self._request is not None and not self._request.open):
+                self._end()
+                step = Step()
+            else:
+                self._slot.hold(self._ticket)
+                self._holds = True
+                self._slot.pause()
+                if self._learning is not None:
+                    self._learning.adaptation.load_weights(self.engine.attached)
+                if self._request is None:
+                    self._request = self._begin()
+                return None
+        except Exception as error:  # noqa: BLE001  one request's failure is no other's
+            step = self._fail(error)
+        except BaseException:
+            self.abandon()
             self.leave()
+            raise
+        self.leave()
+        return step
+
+    @property
+    def behind(self) -> int:
+        """Ids that the target has yet to read."""
+        return 0 if self._request is None else self.engine.behind(self._request)
+
+    def work(self, part: int) -> Work[Verified | None]:
+        """The next round as the reads that it asks for, or where there is a `part` of the prompt, that."""
+        request, engine = cast("Request", self._request), self.engine
+        passes: Passes[Verified | None] = engine.read_part(request, part) if part else engine.verifying(request)
+        return Work(passes, engine.target, self._stops)
+
+    def take(self, work: Work[Verified | None]) -> Step:
+        """Add what came of the work to the answer."""
+        try:
+            verified = work.done()
+            if verified is None or self._request is None:
+                return Step(waits=True)
+            self._slot.check(self._ticket)  # a logits processor may have begun another request
+            piece, kept = self._text.feed(verified.emitted)
+            self._slot.check(self._ticket)  # likewise a stopping criterion
+            record = self.engine.commit(self._request, verified, kept)
+            if record.finish is not None:
+                piece += self._text.end()
+        except Stopped:
+            self._end()
             return Step()
-        return None
+        except Exception as error:  # noqa: BLE001  likewise
+            return self._fail(error)
+        self.records.append(record)
+        self._pieces.append(piece)
+        return Step(text=piece)
 
     def leave(self) -> None:
-        """Let go of it, and end it where it was closed meanwhile."""
+        """Let go of it; it ends here where it was closed meanwhile."""
+        if self._holds:
+            self._holds = False
+            self._slot.lock.release()
         self._busy.release()
         if self._closed:
             self.close()
 
-    def cut(self, tokens: Sequence[int]) -> int | None:
-        """Take in the tokens of a round; how many of them stay, where a stop string ends the answer."""
-        self._piece, kept = self._text.feed(tokens)
-        return kept
+    def abandon(self) -> None:
+        """End where a round is not whole: there is nothing to learn from, or to go on from."""
+        self._request, self._failed = None, True
+        self._end()
 
-    def taken(self, outcome: Outcome) -> Step:
-        """What a turn added to the answer."""
-        if isinstance(outcome.error, OmniDraftError) and self._closed:
-            return Step()  # while it waited for the models, which have a later request now
-        if outcome.record is None:
-            return Step(error=outcome.error, waits=outcome.waits)
-        self._pieces.append(self._piece + (self._text.end() if outcome.record.finish else ""))
-        return Step(text=self._pieces[-1])
+    def _fail(self, error: Exception) -> Step:
+        """End with an error, of which nobody is told who closed the stream while it waited for the models."""
+        self.abandon()
+        return Step() if isinstance(error, OmniDraftError) and self._closed else Step(error=error)
+
+    def _stops(self) -> bool:
+        return self._closed or self._stop()
+
+    def _end(self) -> None:
+        """Let the models go, once; a complete answer is learned from."""
+        if self._ended:
+            return
+        self._ended = True
+        try:
+            self._slot.hold(self._ticket)
+        except OmniDraftError:  # a later request has them
+            return
+        try:
+            self._slot.resume()
+            if self._learning is not None and self._request is not None and self._request.finish is not None:
+                self._learning.autosave.teach(self.records, self.engine.attached)
+        finally:
+            if self._failed or not self.engine.keeps:
+                self.engine.release()
+            else:
+                self.engine.end()
+            self._slot.lock.release()
 
 
 def step_together(streams: Sequence[Stream]) -> list[Step]:
     """A round of each of several streams, in joint passes of the models that they share; an error is one stream's own.
 
-    Of one whose prompt is long a part is read; prompts one after the other.
+    Of one whose prompt is long a part is read.  After an interruption all are ended.
     """
-    steps = {at: step for at, stream in enumerate(streams) if (step := stream.enter()) is not None}
-    going = {at: stream for at, stream in enumerate(streams) if at not in steps}
+    steps, going = dict[int, Step](), dict[int, Stream]()
     try:
-        outcomes = take_turn([each.session for each in going.values()], [each.cut for each in going.values()])
-        steps |= {at: each.taken(outcome) for (at, each), outcome in zip(going.items(), outcomes, strict=True)}
+        for at, stream in enumerate(streams):
+            if (step := stream.enter()) is None:
+                going[at] = stream
+            else:
+                steps[at] = step
+        parts = _parts(list(going.values()))
+        rows = Counter(each.engine.batch for each, part in parts.items() if not part)
+        for batch in {each.engine.batch for each in parts}:
+            if batch is not None:
+                batch.rows = max(1, rows[batch])
+        read = {each: part or each.behind for each, part in parts.items() if not each.records}
+        works = {each: each.work(part) for each, part in parts.items()}
+        seconds = turn(list(works.values()))
+        began = time.perf_counter()
+        found = {each: each.take(work) for each, work in works.items()}
+        _measure(found, read, seconds, time.perf_counter() - began)
+        steps |= {at: found.get(each, Step(waits=True)) for at, each in going.items()}
+    except BaseException:
+        for stream in going.values():
+            stream.abandon()
+        raise
     finally:
         for stream in going.values():
             stream.leave()
     return [steps[at] for at in range(len(streams))]
 
 
-class Lane:
-    """A place for one request at a time, beside those of a model's other lanes; made by `OmniDraft.lanes`.
+def _parts(streams: Sequence[Stream]) -> dict[Stream, int]:
+    """Whose turn it is: 0 for a round, or so many ids of a prompt; that with the fewest left to read comes first."""
+    parts, room = {each: 0 for each in streams if each.records}, dict[int, int]()
+    for each in sorted((each for each in streams if not each.records), key=lambda each: each.behind):
+        model, behind = each.engine.target.model, each.behind
+        most = model.chunk
+        if model.rows_independent and each.engine.batch is not None:  # else logits depend on how a prompt is parted
+            most = each.engine.batch.part(most, alone=len(streams) == 1)
+        left = room.setdefault(id(model), most)
+        if behind <= left:
+            parts[each] = 0
+        elif left == most or (model.rows_independent and left >= LEAST):
+            parts[each] = left
+        room[id(model)] = left - parts.get(each, 0) if parts.get(each) else max(0, left - behind)
+    return parts
 
-    After an answer its KV caches stay, and the next request reads only what follows the beginning that it has in common
-    with that one: of a conversation, the new messages.  A round that fails leaves them empty.
-    """
 
-    def __init__(self, engine: Engine, slot: Slot, stream: Callable[..., Stream]) -> None:
-        self._engine, self._slot, self._stream = engine, slot, stream
-
-    def stream(self, prompt: Prompt, *, memory: AnswerMemory | None = None, **options: Any) -> Stream:
-        """Stream the answer to a prompt, as `OmniDraft.stream` does; another request on this lane ends it, too.
-
-        `memory` holds the earlier answers of one user among several, in place of the model's own.
-        """
-        return self._stream(prompt, memory, **options)
-
-    def common(self, ids: Sequence[int]) -> int:
-        """How many leading token ids of a prompt the target's KV cache holds."""
-        return self._engine.common(ids)
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of the KV caches of target and drafter now, in bytes."""
-        attached = self._engine.attached
-        return self._engine.target.nbytes + (attached.drafter.sequence.nbytes if attached else 0)
-
-    def clear(self) -> None:
-        """Empty the KV caches; a stream that is still open cannot go on."""
-        with self._slot.lock:
-            self._slot.take(object())
-            self._engine.release()
+def _measure(found: Mapping[Stream, Step], read: Mapping[Stream, int], seconds: Seconds, rest_s: float) -> None:
+    """Let batches learn what the turn cost; `read` are ids of prompts, which have no plain rounds."""
+    for batch, model in {each.engine.batch: each.engine.target.model for each in found}.items():
+        taken = seconds.targets.get(id(model))
+        if batch is None or taken is None:
+            continue
+        own = [each for each in found if each.engine.batch is batch]
+        records = [each.records[-1] for each in own if found[each].text is not None]
+        if ids := sum(read.get(each, 0) for each in own):
+            batch.learn_part(ids, taken)
+        elif records:
+            batch.learn(
+                rows=len(records),
+                emitted=sum(len(record.emitted) for record in records),
+                proposed=sum(len(record.proposals) for record in records),
+                passes=sum(record.counts.draft_passes for record in records),
+                read=sum(record.counts.draft_read for record in records),
+                draft_s=seconds.drafts,
+                verify_s=taken + rest_s,
+            )

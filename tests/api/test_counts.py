@@ -261,7 +261,7 @@ def test_a_lane_keeps_no_index_after_an_answer(target: Path) -> None:
         stream = lane.stream(PROMPT, max_new_tokens=COUNT)
         assert "".join(stream)
         stream.close()
-        engine = stream.session.engine
+        engine = stream.engine
         assert engine.counts is not None
         assert engine.counts.memory is None
         assert engine.counts.guess(model_text(stream)) is None

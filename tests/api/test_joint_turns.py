@@ -231,7 +231,7 @@ def test_a_prompt_whose_client_leaves_is_read_no_further(parted: OmniDraft, monk
     ids: list[int] = []
     with monkeypatch.context() as patch:
         watch(patch, NativeModel, lambda each: ids.append(len(each.ids) if each.sequence is held else 0))
-        held = reading.session.engine.target
+        held = reading.engine.target
         assert step_together([running, reading])[1] == Step()
     assert not sum(ids)
     assert reading.result.finish_reason == "interrupted"
@@ -270,7 +270,7 @@ def test_a_drafter_that_is_behind_lets_others_go_on(parted: OmniDraft, monkeypat
 
 def failing(model: OmniDraft, stream: Stream, how: str, patch: pytest.MonkeyPatch) -> type[Exception]:
     """Have a stream fail in its third round."""
-    engine = stream.session.engine
+    engine = stream.engine
     if how == "the pass":  # each time that the sequence is in it
         watch(patch, NativeModel, lambda each: _fail(each.sequence is engine.target and len(stream.rounds) == 2))
         return MemoryError

@@ -24,10 +24,10 @@ from omnidraft.distillation.lora import Weights, merged, parted
 from omnidraft.distillation.losses import TeacherDistributions, TokenLabels, divergence, hybrid
 from omnidraft.distillation.teacher import TrainingExample
 from omnidraft.distillation.trainer import Trainer
+from omnidraft.generation import Stream
 from omnidraft.profiles.autosave import Autosave
 from omnidraft.profiles.pair_profile import PairProfile
 from omnidraft.profiles.profile import Profile
-from omnidraft.session import Session
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import GeneratorSampler
 from support.engines import generate
@@ -123,16 +123,26 @@ COUNT = 16
 FAST: dict[str, Any] = {"draft_length": 4, "interval": 2, "learning_rate": 1e-2}
 
 
+class NoText:
+    """Of an answer whose tokens alone are looked at."""
+
+    def feed(self, _: Sequence[int], /) -> tuple[str, None]:
+        return "", None
+
+    def end(self) -> str:
+        return ""
+
+
 def answered(adaptation: Adaptation, engine: Engine, prompt: list[int], count: int, **sampling: Any) -> list[Round]:
     """The rounds of an answer that is learned from, as a request goes through them."""
     profile = PairProfile(None, lambda: pytest.fail("asked for"), learns=False, warn=pytest.fail)
     side = LearningSide(loaded=None, autosave=Autosave(adaptation, profile, Profile(), Learning()))  # type: ignore[arg-type]
     draw = GeneratorSampler(torch.Generator().manual_seed(3))
     begin = partial(engine.begin, prompt, count, Sampling(**sampling), draw)
-    session = Session(engine, adaptation.shared.slot, side, begin)
-    while session.round(lambda _: None) is not None:
+    stream = Stream(engine, adaptation.shared.slot, side, begin, NoText())
+    while stream.step() is not None:
         pass
-    return session.records
+    return stream.records
 
 
 def side_of(model: OmniDraft) -> LearningSide:

@@ -7,7 +7,6 @@ pass of each target.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
@@ -42,24 +41,20 @@ class Work(Generic[T]):
 
     def __init__(self, passes: Passes[T], target: KVSequence | None = None, stop: Stop = never) -> None:
         self.asked: Read | None = None
+        self.verifies = False  # whether that is of its target
         self.result: T | None = None
         self.error: Exception | None = None
         self._passes, self._target, self._stop = passes, target, stop
-        self._go_on(lambda: next(passes))
-
-    @property
-    def verifies(self) -> bool:
-        """Whether it asks for a read of its target."""
-        return self.asked is not None and self.asked.sequence is self._target
+        self._go_on(passes.__next__)
 
     def send(self, logits: torch.Tensor) -> None:
         """Go on with the logits that it asked for."""
         part = self.asked is not None and not self.asked.keep
-        self._go_on(lambda: self._passes.throw(Stopped()) if part and self._stop() else self._passes.send(logits))
+        self._go_on(self._after_part if part else self._passes.send, logits)
 
     def fail(self, error: Exception) -> None:
         """Tell it that there are no logits: it may go on in another way."""
-        self._go_on(lambda: self._passes.throw(error))
+        self._go_on(self._passes.throw, error)
 
     def done(self) -> T:
         """The result; raises the error."""
@@ -67,10 +62,14 @@ class Work(Generic[T]):
             raise self.error
         return cast("T", self.result)
 
-    def _go_on(self, act: Callable[[], Read]) -> None:
-        self.asked = None
+    def _after_part(self, logits: torch.Tensor) -> Read:
+        return self._passes.throw(Stopped()) if self._stop() else self._passes.send(logits)
+
+    def _go_on(self, act: Callable[..., Read], *given: object) -> None:
+        self.asked, self.verifies = None, False
         try:
-            self.asked = act()
+            self.asked = act(*given)
+            self.verifies = self.asked.sequence is self._target
         except StopIteration as end:
             self.result = end.value
         except Exception as error:  # noqa: BLE001  whoever began it is told
@@ -111,7 +110,7 @@ def turn(works: Sequence[Work[T]]) -> Seconds:
 
     Beside others a drafter reads no more than some parts of a long text, and the round goes on without it.
     """
-    began, parts, targets = time.perf_counter(), 0, dict[int, float]()
+    began, parts = time.perf_counter(), 0
     while drafting := [each for each in works if each.asked is not None and not each.verifies]:
         for each in drafting:
             if each.asked is not None and not each.asked.keep and len(works) > 1:
@@ -120,17 +119,22 @@ def turn(works: Sequence[Work[T]]) -> Seconds:
                     each.fail(Behind())
         _make([each for each in drafting if each.asked is not None and not each.verifies])
     drafted = time.perf_counter()
-    for model, group in _by_model([each for each in works if each.verifies]):
-        begun = time.perf_counter()
-        _make_group(model, group)
-        targets[id(model)] = time.perf_counter() - begun
-    return Seconds(drafted - began, targets)
+    return Seconds(drafted - began, _make([each for each in works if each.verifies]))
 
 
-def _make(works: Sequence[Work[T]]) -> None:
-    """Make the reads that these ask for."""
-    for model, group in _by_model(works):
+def _make(works: Sequence[Work[T]]) -> dict[int, float]:
+    """Make the reads that these ask for, those of one model together; the seconds of each model, by its id."""
+    groups = dict[int, tuple[LanguageModel, list[Work[T]]]]()
+    for each in works:
+        if each.asked is not None:
+            model = each.asked.sequence.model
+            groups.setdefault(id(model), (model, []))[1].append(each)
+    taken = dict[int, float]()
+    for place, (model, group) in groups.items():
+        began = time.perf_counter()
         _make_group(model, group)
+        taken[place] = time.perf_counter() - began
+    return taken
 
 
 def _make_group(model: LanguageModel, group: Sequence[Work[T]]) -> None:
@@ -156,12 +160,3 @@ def _make_group(model: LanguageModel, group: Sequence[Work[T]]) -> None:
             each.fail(error)
         else:
             each.send(logits)
-
-
-def _by_model(works: Sequence[Work[T]]) -> list[tuple[LanguageModel, list[Work[T]]]]:
-    """The works whose reads one model makes."""
-    groups = defaultdict[int, list[Work[T]]](list)
-    for each in works:
-        if each.asked is not None:
-            groups[id(each.asked.sequence.model)].append(each)
-    return [(group[0].asked.sequence.model, group) for group in groups.values() if group[0].asked is not None]

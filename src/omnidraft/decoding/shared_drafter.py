@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -65,34 +63,19 @@ class Slot:
         for each in self.background:
             each.resume()
 
-    def held_by(self, request: object) -> bool:
-        """Whether no later request has taken the slot."""
-        return self._request is request
-
-    @contextmanager
-    def round(self, request: object) -> Iterator[None]:
-        """Use the models for a round; raises OmniDraftError, before or after it, where a later request has the slot."""
+    def hold(self, request: object) -> None:
+        """Take the lock for a turn of a request; raises OmniDraftError where a later one has the slot, at once."""
+        while not self.lock.acquire(timeout=LOOK_S):
+            self.check(request)  # the later one may hold the lock for long
         try:
-            with self.turn(request):
-                self.check(request)
-                yield
-        finally:
-            self.check(request)  # a logits processor may begin a request, and take the state of this one away
-
-    @contextmanager
-    def turn(self, request: object) -> Iterator[None]:
-        """Hold the lock, or go on without it once a later request has the slot, which may hold it for long."""
-        while not (held := self.lock.acquire(timeout=LOOK_S)) and self.held_by(request):
-            pass
-        try:
-            yield
-        finally:
-            if held:
-                self.lock.release()
+            self.check(request)
+        except BaseException:
+            self.lock.release()
+            raise
 
     def check(self, request: object) -> None:
         """Raise OmniDraftError where a later request has the slot."""
-        if not self.held_by(request):
+        if self._request is not request:
             # the models now hold the later request: going on would continue that one
             raise OmniDraftError("another request was begun on the same models: read a stream to its end first")
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,10 +21,10 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from omnidraft.config import Drafting, suggestion
 from omnidraft.decoding.engine import Engine
 from omnidraft.errors import ConfigError
+from omnidraft.generation import Stream
 from omnidraft.hf.kept_drafters import Drafts, Ready, make_ready
 from omnidraft.hf.text import Text, sampling_for
 from omnidraft.models.transformers_model import CACHE_ARGUMENTS, TransformersModel
-from omnidraft.session import Session
 from omnidraft.verification.sampling import GeneratorSampler
 
 if TYPE_CHECKING:
@@ -106,9 +105,9 @@ def generate(  # noqa: PLR0913  transformers hands over those of its arguments t
         streamer.put(input_ids.cpu())
     with adaptation.shared.slot.lock:  # requests of several threads are decoded one after the other
         begin = partial(engine.begin, prompt, text.most, sampling, draw, processors, memory=ready.memory)
-        session = Session(engine, adaptation.shared.slot, ready.side, begin)
-        with closing(session):
-            while (record := session.round(text.cut)) is not None:
+        with Stream(engine, adaptation.shared.slot, ready.side, begin, text) as stream:
+            while stream.step() is not None:
+                record = stream.records[-1]
                 if record.finish == "context":
                     _log.warning("the text ends where the model's context does, at %d tokens", target.context)
                 if streamer is not None:

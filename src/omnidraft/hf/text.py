@@ -76,17 +76,21 @@ class Text:
             self.scores += (self._answer,)
         return self._answer
 
-    def cut(self, emitted: Sequence[int]) -> int | None:
-        """Add the tokens of a round; returns how many of them stay where a criterion ends the answer among them."""
+    def feed(self, emitted: Sequence[int]) -> tuple[str, int | None]:
+        """Add the tokens of a round: no text, and how many of them stay where a criterion ends the answer."""
         before = self.ids.shape[1]
         # int64, as those that generate adds, whatever the prompt's are
         new = torch.tensor([list(emitted)], dtype=torch.long, device=self.ids.device)
         self.ids = torch.cat([self.ids, new], dim=1)
         self._judge(self.ids)
         if self._end is None:
-            return None
+            return "", None
         self.ids = self.ids[:, : self._end]
-        return int(self.ids.shape[1] - before)
+        return "", int(self.ids.shape[1] - before)
+
+    def end(self) -> str:
+        """Nothing was held back."""
+        return ""
 
     def _judge(self, ids: Any) -> None:
         """Ask the criteria about each new token of `ids` (1, T), until they end the text."""
