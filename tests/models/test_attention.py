@@ -132,6 +132,39 @@ def test_blocks_are_taken_as_a_text_grows_and_given_back() -> None:
     assert blocks.at(0, torch.empty(0)).blocks == first
 
 
+def test_blocks_are_taken_all_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one text, and of those in one pass with it."""
+    true, left = torch.empty, 3
+
+    def scarce(*size: Any, **options: Any) -> torch.Tensor:
+        nonlocal left
+        if options.get("dtype") == torch.float16:
+            if not left:
+                raise RuntimeError("planted")
+            left -= 1
+        return true(*size, **options)
+
+    monkeypatch.setattr(torch, "empty", scarce)
+    blocks = KVBlocks(Shape(2, 12, 3, 20, 1e-5))
+    blocks.reserve(1)
+    held = blocks.nbytes
+    with pytest.raises(ModelError):
+        blocks.reserve(5 * BLOCK)
+    assert blocks.nbytes == held
+    _, one = both("all")
+    texts, left = [one, one.model.new_sequence()], 3
+    text = ids(BLOCK)
+    for each in texts:
+        each.forward(text, 1)
+    held, left = one.nbytes, 3
+    with pytest.raises(ModelError):
+        one.model.read([Read(each, [*text, *text], 1) for each in texts])
+    assert [each.length for each in texts] == [BLOCK, BLOCK]
+    assert [each.nbytes for each in texts] == [2 * held, 2 * held], "a spare block each"
+    left = 9
+    assert texts[1].forward(text[:5], 1).isfinite().all()
+
+
 @pytest.mark.usefixtures("home")
 def test_want_of_memory_is_named_and_changes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _, fast = both("all")

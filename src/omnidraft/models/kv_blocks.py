@@ -34,16 +34,17 @@ class KVBlocks:
         return sum(block.nbytes for block in self._blocks)
 
     def reserve(self, length: int) -> None:
-        """Take blocks for so many positions; raises ModelError where there is no memory for them."""
-        for number in range(len(self._blocks), -(-length // BLOCK)):
-            try:
-                block = torch.empty(self._shape, dtype=torch.float16, device="cpu")
-            except RuntimeError as error:  # what torch raises for want of memory
-                raise ModelError(f"there is no memory for keys and values of {length} tokens: {REMEDY}") from error
-            if number == len(self._pointers):
-                self._pointers = (ctypes.c_void_p * (2 * number))(*self._pointers)
+        """Take blocks for so many positions; raises ModelError, and takes none, where there is no memory for them."""
+        held, needed = len(self._blocks), -(-length // BLOCK)
+        try:
+            made = [torch.empty(self._shape, dtype=torch.float16, device="cpu") for _ in range(held, needed)]
+        except RuntimeError as error:  # what torch raises for want of memory
+            raise ModelError(f"there is no memory for keys and values of {length} tokens: {REMEDY}") from error
+        while needed > len(self._pointers):
+            self._pointers = (ctypes.c_void_p * (2 * len(self._pointers)))(*self._pointers)
+        for number, block in enumerate(made, held):
             self._pointers[number] = pointer(block)
-            self._blocks.append(block)
+        self._blocks += made
 
     def crop(self, length: int) -> None:
         """Give back the blocks beyond so many positions, all of them for none."""

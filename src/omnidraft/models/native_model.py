@@ -93,7 +93,7 @@ class NativeModel(PretrainedModel):
             return self._read(reads)
         except BaseException:
             for each, start in zip(reads, starts, strict=True):
-                cast("NativeSequence", each.sequence).length = start
+                each.sequence.crop(start)  # with the blocks that it took
             raise
 
     def _read(self, reads: Sequence[Read]) -> list[torch.Tensor]:
