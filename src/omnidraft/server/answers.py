@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from omnidraft.server.errors import ApiError
-from omnidraft.server.memories import User
-from omnidraft.server.scheduler import Done, Event, Job, Scheduler, Told
-from omnidraft.server.tasks import Task
+from omnidraft.server.scheduler import Done, Event, Scheduler, Task, Told
 from omnidraft.server.tools import Call, Reader
 from omnidraft.verification.round import Round
 
@@ -47,7 +45,7 @@ class Delta:
 class Answer:
     """Reads the events of one task: `deltas` while it is made, then the rest of the attributes."""
 
-    def __init__(self, task: Task, user: User, scheduler: Scheduler) -> None:
+    def __init__(self, task: Task, scheduler: Scheduler) -> None:
         self.task = task
         self.content = ""
         self.calls: Sequence[Call] = ()
@@ -63,8 +61,8 @@ class Answer:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._events.put_nowait, event)
 
-        self._job = Job(served=task.served, ids=task.ids, options=task.options, send=send, user=user)
-        scheduler.submit(self._job)
+        task.send = send
+        scheduler.submit(task)
 
     async def deltas(self) -> AsyncIterator[Delta]:
         """One delta a round, and one at the end; raises ApiError."""
@@ -80,7 +78,7 @@ class Answer:
     def close(self) -> None:
         """Have the answer end, if it is not complete; to be called in any case."""
         if self.done is None:
-            self._scheduler.cancel(self._job)
+            self._scheduler.cancel(self.task)
 
     @property
     def finish(self) -> str:

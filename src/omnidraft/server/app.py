@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -26,13 +25,12 @@ from omnidraft.server.bodies import Received, described, receive, taking
 from omnidraft.server.chat import Chat, Completion
 from omnidraft.server.errors import ApiError, Json, of_input
 from omnidraft.server.guard import USED_KEY, Guard
-from omnidraft.server.memories import KEYLESS, User
+from omnidraft.server.memories import KEYLESS
 from omnidraft.server.metrics import CONTENT_TYPE, Metrics
 from omnidraft.server.responses import Response as ResponseForm
-from omnidraft.server.scheduler import Scheduler
+from omnidraft.server.scheduler import Scheduler, Task
 from omnidraft.server.served import Say, Served
 from omnidraft.server.settings import MEGABYTE, Serving
-from omnidraft.server.tasks import Task
 
 PAGE = Path(__file__).parent / "page"
 GONE = 499  # nobody reads it
@@ -82,10 +80,11 @@ class Server:
         task: Task = await run_in_threadpool(make, asked.body, served, self.settings)
         whole = tuple(f"{path}." for path in task.ignored)  # what is within is not named again
         parts: list[str] = [path for path in asked.ignored if not path.startswith(whole)]
-        task = replace(task, ignored=[*parts, *task.ignored])
+        task.ignored = [*parts, *task.ignored]
+        task.user = task.user._replace(key=request.scope.get(USED_KEY, KEYLESS))
         if self._prompts:
             self._log(f"prompt: {served.model.target.tokenizer.decode(list(task.ids))}")
-        return Answer(task, User(request.scope.get(USED_KEY, KEYLESS), task.names), self.scheduler)
+        return Answer(task, self.scheduler)
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""

@@ -58,21 +58,41 @@ Event = Told | Done | ApiError
 
 
 @dataclass(eq=False, kw_only=True)
-class Job:
-    """A request: token ids of its prompt, options of `Lane.stream`, and where its events go."""
+class Task:
+    """A request: what is asked of a target, with options of `Lane.stream`, and where its events go."""
 
     served: Served
     ids: Sequence[int]
     options: Mapping[str, Any]
-    send: Callable[[Event], None]
-    user: User
+    functions: frozenset[str] = frozenset()  # that may be called
+    forced: bool = False  # the answer is a call of one of them
+    one_call: bool = False
+    trace: bool = False
+    ignored: Sequence[str] = ()  # paths of parameters that have no effect on this answer
+    user: User = field(default_factory=User)
+    send: Callable[[Event], object] = lambda _: None
     cancelled: bool = False
     born: float = field(default_factory=time.monotonic)
+
+    @property
+    def age(self) -> float:
+        """Seconds since it came."""
+        return time.monotonic() - self.born
+
+    @property
+    def needs(self) -> int:
+        """Bytes of KV caches that it may come to."""
+        return self.served.needs(len(self.ids) + int(self.options["max_new_tokens"]))
+
+    def tell(self, event: Event) -> None:
+        """Send an event, if anybody waits for it."""
+        if not self.cancelled:
+            self.send(event)
 
 
 @dataclass(eq=False, kw_only=True)
 class _Running:
-    job: Job
+    task: Task
     seat: Seat
     stream: Stream
     cached: int
@@ -90,7 +110,7 @@ class Scheduler:
         self.ready = threading.Event()
         self._settings, self._metrics = settings, metrics
         self._change = threading.Condition()
-        self._queue: list[Job] = []
+        self._queue: list[Task] = []
         self._running: list[_Running] = []
         self._stopping = False
         self._uses = 0
@@ -121,16 +141,16 @@ class Scheduler:
             return ENDING
         return None if self.ready.is_set() else LOADING
 
-    def submit(self, job: Job) -> None:
+    def submit(self, task: Task) -> None:
         """Queue a request; raises ApiError where no more may wait, or nothing is served now."""
         with self._change:
             if (error := self.refusal) is not None:
                 raise error
-            taken = Counter(each.served.name for each in [*self._queue, *(run.job for run in self._running), job])
+            taken = Counter(each.served.name for each in [*self._queue, *(run.task for run in self._running), task])
             if sum(max(0, taken[one.name] - len(one.seats)) for one in self.served) > self._settings.max_queue:
                 self._metrics.refused()
                 raise ApiError(429, "the queue is full: try again later", code="queue_full")
-            self._queue.append(job)
+            self._queue.append(task)
             self._change.notify()
 
     def end_requests(self) -> None:
@@ -140,22 +160,22 @@ class Scheduler:
         """
         with self._change:
             self._stopping = True
-            for job in [*self._queue, *(run.job for run in self._running)]:
-                self._send(job, ENDING)
-                job.cancelled = True
+            for task in [*self._queue, *(run.task for run in self._running)]:
+                task.tell(ENDING)
+                task.cancelled = True
             self._change.notify()
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, task: Task) -> None:
         """Have a request end with the round at hand, or before it where its prompt is read; it is sent nothing more."""
-        job.cancelled = True
+        task.cancelled = True
         with self._change:
             self._change.notify()
 
     def count(self, served: Served) -> tuple[int, int]:
         """Numbers of active and of queued requests of a target."""
         with self._change:
-            queued = sum(job.served is served for job in self._queue)
-            return sum(run.job.served is served for run in self._running), queued
+            queued = sum(task.served is served for task in self._queue)
+            return sum(run.task.served is served for run in self._running), queued
 
     # ------------------------------------------------------------ the thread
 
@@ -188,31 +208,31 @@ class Scheduler:
             if self._stopping:
                 return False
             full = False
-            for job in list(self._queue):
-                if job.cancelled or self._late(job):
-                    self._send(job, ApiError(504, "no lane was free in time: try again later", code="timeout"))
-                    self._metrics.ended(job.served.name, "cancelled" if job.cancelled else "timeout", _age(job), None)
-                elif full or (seat := self._seat(job)) is None:
+            for task in list(self._queue):
+                if task.cancelled or self._late(task):
+                    task.tell(ApiError(504, "no lane was free in time: try again later", code="timeout"))
+                    self._metrics.ended(task.served.name, "cancelled" if task.cancelled else "timeout", task.age, None)
+                elif full or (seat := self._seat(task)) is None:
                     continue
-                elif not self._room(job, seat):
+                elif not self._room(task, seat):
                     full = True  # none overtakes a request that waits for memory
                     continue
                 else:
-                    self._begin(job, seat)
-                self._queue.remove(job)
+                    self._begin(task, seat)
+                self._queue.remove(task)
             self._metrics.queued.set(len(self._queue))
             self._metrics.active.set(len(self._running))
         return True
 
-    def _room(self, job: Job | None = None, seat: Seat | None = None) -> bool:
+    def _room(self, task: Task | None = None, seat: Seat | None = None) -> bool:
         """Whether there is memory for this request, once idle lanes were cleared for it; always where none runs.
 
         Those that run are counted with all that they may still need.
         """
         limit = self._settings.cache_bytes
-        taken = {id(run.seat): max(run.seat.lane.nbytes, _needs(run.job)) for run in self._running}
-        if job is not None and seat is not None:
-            taken[id(seat)] = max(seat.lane.nbytes, _needs(job))
+        taken = {id(run.seat): max(run.seat.lane.nbytes, run.task.needs) for run in self._running}
+        if task is not None and seat is not None:
+            taken[id(seat)] = max(seat.lane.nbytes, task.needs)
         total = sum(taken.values())
         if total > limit and self._running:
             return False
@@ -225,35 +245,35 @@ class Scheduler:
         self._metrics.cache.set(sum(one.nbytes for one in self.served))
         return True
 
-    def _seat(self, job: Job) -> Seat | None:
+    def _seat(self, task: Task) -> Seat | None:
         """The user's free lane whose conversation the prompt goes on with, else that used longest ago; None for none.
 
         A beginning in common, as of one system prompt, is not enough: of what free lanes hold, only the oldest is lost.
         """
         busy = {id(run.seat) for run in self._running}
-        free = [seat for seat in job.served.seats if id(seat) not in busy]
-        held = {id(seat): seat.lane.common(job.ids) for seat in free if seat.user == job.user}
+        free = [seat for seat in task.served.seats if id(seat) not in busy]
+        held = {id(seat): seat.lane.common(task.ids) for seat in free if seat.user == task.user}
         going_on = [seat for seat in free if held.get(id(seat), 0) > max(0, seat.prompt - OPENING)]
         if going_on:
             return max(going_on, key=lambda seat: held[id(seat)])
         return min(free, key=lambda seat: seat.used, default=None)
 
-    def _begin(self, job: Job, seat: Seat) -> None:
+    def _begin(self, task: Task, seat: Seat) -> None:
         self._uses += 1
         try:
-            if seat.user != job.user:  # what another user's prompt left would tell of it, by the time that it saves
+            if seat.user != task.user:  # what another user's prompt left would tell of it, by the time that it saves
                 seat.clear()
-            seat.used, seat.user, seat.prompt = self._uses, job.user, len(job.ids)
-            cached = min(seat.lane.common(job.ids), len(job.ids) - 1)
-            memory = job.served.memories.of(job.user)
+            seat.used, seat.user, seat.prompt = self._uses, task.user, len(task.ids)
+            cached = min(seat.lane.common(task.ids), len(task.ids) - 1)
+            memory = task.served.memories.of(task.user)
             stream = seat.lane.stream(
-                job.ids, memory=memory, **job.options, should_stop=lambda: job.cancelled or self._late(job)
+                task.ids, memory=memory, **task.options, should_stop=lambda: task.cancelled or self._late(task)
             )
         except Exception as error:  # noqa: BLE001  one request's failure is no other's
-            self._failed(job, seat, error)
+            self._failed(task, seat, error)
             return
-        self._metrics.began(job.served.name, len(job.ids), cached)
-        self._running.append(_Running(job=job, seat=seat, stream=stream, cached=cached))
+        self._metrics.began(task.served.name, len(task.ids), cached)
+        self._running.append(_Running(task=task, seat=seat, stream=stream, cached=cached))
 
     def _turn(self, runs: Sequence[_Running]) -> None:
         """A round of each request, in joint passes, or of a prompt a part; or its end."""
@@ -264,73 +284,69 @@ class Scheduler:
         for run, step in zip(runs, steps, strict=True):
             if step.error is not None:
                 self._running.remove(run)
-                self._failed(run.job, run.seat, step.error)
+                self._failed(run.task, run.seat, step.error)
             elif not step.waits:
                 self._stepped(run, step.text)
 
     def _stepped(self, run: _Running, text: str | None) -> None:
         """Tell a request of its round, or None, of its end."""
-        job, stream = run.job, run.stream
-        now, rounds = time.monotonic(), stream.rounds
+        task, stream = run.task, run.stream
+        now, rounds = time.monotonic(), stream.records
         if text is None and not (rounds and rounds[-1].finish):  # it was stopped
-            end = "cancelled" if job.cancelled else "timeout"
-            self._send(job, ApiError(504, "the answer took too long: ask for fewer tokens", code="timeout"))
+            end = "cancelled" if task.cancelled else "timeout"
+            task.tell(ApiError(504, "the answer took too long: ask for fewer tokens", code="timeout"))
             self._leave(run, end)
             return
         if text is not None:
             if run.first is None:
                 run.first = now
-                self._metrics.first(job.served.name, now - job.born)
+                self._metrics.first(task.served.name, now - task.born)
             else:
-                job.served.estimate.measure(rounds[-1], len(job.ids) + run.made)
+                task.served.estimate.measure(rounds[-1], len(task.ids) + run.made)
             run.made += len(rounds[-1].emitted)
-            self._send(job, Told(text=text, record=rounds[-1]))
+            task.tell(Told(text=text, record=rounds[-1]))
         if text is None or rounds[-1].finish is not None:
             self._done(run, now)
 
     def _done(self, run: _Running, now: float) -> None:
-        job, result, rounds = run.job, run.stream.result, run.stream.rounds
-        read, made = len(job.ids) - run.cached, len(rounds[0].emitted)
+        task, result, rounds = run.task, run.stream.result, run.stream.records
+        read, made = len(task.ids) - run.cached, len(rounds[0].emitted)
         prompt_s = ((run.first or now) - run.began) * read / (read + made)
         done = Done(
             result=result,
             cached=run.cached,
             prompt_s=prompt_s,
             predicted_s=now - run.began - prompt_s,
-            speedup=job.served.estimate.speedup(rounds, len(job.ids)),
-            learned=job.served.learned,
+            speedup=task.served.estimate.speedup(rounds, len(task.ids)),
+            learned=task.served.learned,
         )
-        self._send(job, done)
+        task.tell(done)
         self._leave(run, result.finish_reason)
-        job.served.note(time.time(), result.stats)
+        task.served.note(time.time(), result.stats)
 
     def _leave(self, run: _Running, end: str) -> None:
         """Free the lane of a request; a complete answer is learned from."""
         self._running.remove(run)
-        self._metrics.ended(run.job.served.name, end, _age(run.job), run.stream.result.stats)
+        self._metrics.ended(run.task.served.name, end, run.task.age, run.stream.result.stats)
         try:
             run.stream.close()
         except Exception:  # noqa: BLE001  of an answer that is out already
             _log.exception("an answer could not be closed")
         self._room()
 
-    def _failed(self, job: Job, seat: Seat, error: Exception) -> None:
+    def _failed(self, task: Task, seat: Seat, error: Exception) -> None:
         """Tell a request of its failure; what its lane holds is dropped."""
         if isinstance(error, InputError):
-            self._send(job, of_input(error))
+            task.tell(of_input(error))
         else:
             _log.error("a request failed: %s", error, exc_info=not isinstance(error, OmniDraftError))
-            self._send(job, ApiError(500, str(error)) if isinstance(error, OmniDraftError) else INTERNAL)
-        self._metrics.ended(job.served.name, "error", _age(job), None)
+            task.tell(ApiError(500, str(error)) if isinstance(error, OmniDraftError) else INTERNAL)
+        self._metrics.ended(task.served.name, "error", task.age, None)
         with suppress(Exception):
             seat.clear()
 
-    def _late(self, job: Job) -> bool:
-        return _age(job) > self._settings.timeout_s
-
-    def _send(self, job: Job, event: Event) -> None:
-        if not job.cancelled:
-            job.send(event)
+    def _late(self, task: Task) -> bool:
+        return task.age > self._settings.timeout_s
 
     def _save(self) -> None:
         """Save what was learned since the last time, each profile in a thread; a failure is a warning."""
@@ -347,21 +363,11 @@ class Scheduler:
     def _close(self) -> None:
         with self._change:
             self._stopping = True
-            left, self._queue = [*self._queue, *(run.job for run in self._running)], []
-        for job in left:
-            self._send(job, self.refusal or ENDING)
+            left, self._queue = [*self._queue, *(run.task for run in self._running)], []
+        for task in left:
+            task.tell(self.refusal or ENDING)
         with ExitStack() as stack:  # from the last to the first, and each whatever fails
             for one in self.served:
                 stack.callback(one.model.close)
             for run in self._running:
                 stack.callback(self._leave, run, "shutdown")
-
-
-def _needs(job: Job) -> int:
-    """Bytes of KV caches that a request may come to."""
-    return job.served.needs(len(job.ids) + int(job.options["max_new_tokens"]))
-
-
-def _age(job: Job) -> float:
-    """Seconds since a request came."""
-    return time.monotonic() - job.born

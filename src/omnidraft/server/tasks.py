@@ -11,8 +11,9 @@ from omnidraft.config import COLDEST, GenerationLimits, Sampling, settings_of, s
 from omnidraft.errors import CONTEXT_LENGTH, ConfigError, InputError
 from omnidraft.server import protocol as p
 from omnidraft.server.errors import ApiError, as_json, of_input
-from omnidraft.server.memories import digest
+from omnidraft.server.memories import User, digest
 from omnidraft.server.messages import Prompt, encoded, of_chat, of_response
+from omnidraft.server.scheduler import Task
 from omnidraft.server.schemas import Schemas
 from omnidraft.server.served import Served
 from omnidraft.server.settings import Serving
@@ -21,21 +22,6 @@ SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 COMPLETION_TOKENS = 16  # as OpenAI's completions have it
 LOGPROBS = "message.output_text.logprobs"
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """What is asked of a target; `options` are those of `Lane.stream`."""
-
-    served: Served
-    ids: Sequence[int]
-    options: Mapping[str, Any]
-    functions: frozenset[str] = frozenset()  # that may be called
-    forced: bool = False  # the answer is a call of one of them
-    one_call: bool = False
-    trace: bool = False
-    names: bytes = b""  # digest of those that tell users apart
-    ignored: Sequence[str] = ()  # paths of parameters that have no effect on this answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +156,8 @@ def response_task(body: p.ResponseRequest, served: Served, settings: Serving) ->
     asked["logprobs"] = (body.top_logprobs or 0) if wanted else None
     task = _conversation(served, settings, of_response(body), body, asked, schema, "text.format.schema")
     absent = [f"include[{place}]" for place, each in enumerate(body.include or ()) if each != LOGPROBS]
-    return replace(task, ignored=[*task.ignored, *absent])
+    task.ignored = [*task.ignored, *absent]
+    return task
 
 
 def _conversation(
@@ -202,8 +189,9 @@ def _conversation(
         asked |= _following(_grammar(served, functions, schema, len(ids), form), asked, served)
     without = dict.fromkeys([*prompt.dropped, *ignored, *unused, *_unstreamed(body)])
     task = _task(served, ids, asked, body, ignored=[*without])
-    names = frozenset(each["name"] for each in functions.values())
-    return replace(task, functions=names, forced=tools.forced, one_call=tools.parallel is False or tools.forced)
+    task.functions = frozenset(each["name"] for each in functions.values())
+    task.forced, task.one_call = tools.forced, tools.parallel is False or tools.forced
+    return task
 
 
 def _grammar(
@@ -260,7 +248,7 @@ def _check(served: Served, settings: Serving, ids: Sequence[int], where: str) ->
 def _task(served: Served, ids: list[int], asked: Mapping[str, Any], body: p.Options, *, ignored: Sequence[str]) -> Task:
     trace = bool(body.omnidraft and body.omnidraft.trace)
     names = digest(body.user, body.prompt_cache_key, body.safety_identifier, body.cache_salt)
-    return Task(served=served, ids=ids, options=asked, trace=trace, names=names, ignored=ignored)
+    return Task(served=served, ids=ids, options=asked, trace=trace, user=User(names=names), ignored=ignored)
 
 
 def _sampling(body: p.Options, settings: Serving, default: int, *counts: str) -> dict[str, Any]:
