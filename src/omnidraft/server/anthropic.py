@@ -22,9 +22,10 @@ from omnidraft.server.anthropic_bodies import (
     ToolUse,
 )
 from omnidraft.server.errors import ApiError, of_anthropic, to_json
+from omnidraft.server.scheduler import Task
 from omnidraft.server.served import Served
 from omnidraft.server.settings import Serving
-from omnidraft.server.tasks import Task, chat_task
+from omnidraft.server.tasks import chat_task
 from omnidraft.server.tools import Call
 
 SAME = ("model", "stream", "temperature", "top_p", "top_k", "max_tokens")  # as in a chat

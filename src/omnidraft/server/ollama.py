@@ -14,9 +14,10 @@ from pydantic import BaseModel, Field, Tag
 from omnidraft.server import protocol as p
 from omnidraft.server.answers import Answer
 from omnidraft.server.errors import ApiError, to_json
+from omnidraft.server.scheduler import Task
 from omnidraft.server.served import Served
 from omnidraft.server.settings import Serving
-from omnidraft.server.tasks import Task, chat_task, completion_task
+from omnidraft.server.tasks import chat_task, completion_task
 from omnidraft.server.tools import Call
 
 LATEST = ":latest"
