@@ -16,13 +16,18 @@ import torch
 
 from exactness.test_planted_faults import PLAIN, Rewrite
 from omnidraft.alignment.ngram_cache import NgramCache
+from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding import passes
 from omnidraft.decoding.engine import Engine, Request
 from omnidraft.decoding.passes import Work, turn
+from omnidraft.errors import InputError
 from omnidraft.models.language_model import Read
+from omnidraft.models.native import BLOCK
 from omnidraft.models.native_model import NativeModel, NativeSequence, native_of
+from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import Sampler
 from support.compilers import needs_the_8_bit_step
+from support.engines import sampler
 from support.enumeration import (
     EXACT,
     SAMPLED,
@@ -38,6 +43,7 @@ from support.table_models import PROMPT, Ids, TableModel, World, make_world
 
 ASKED = ([PROMPT], [PROMPT, 1])
 COUNT = 2  # tokens of an answer
+LENGTH = 6000  # of a long text
 
 
 class JointTable:
@@ -71,13 +77,18 @@ class JointText(InputFunction):
         return row
 
 
-def rounds(engines: Sequence[Engine], requests: Sequence[Request]) -> None:
-    """All rounds of requests, in joint passes."""
+def rounds(engines: Sequence[Engine], requests: Sequence[Request]) -> list[list[Round]]:
+    """All rounds of requests, in joint passes, once long prompts are read."""
+    found: dict[int, list[Round]] = {id(request): [] for request in requests}
     while going := [(one, each) for one, each in zip(engines, requests, strict=True) if each.open]:
+        for engine, request in going:
+            while engine.behind(request) > (chunk := engine.target.model.chunk):
+                passes.alone(engine.read_part(request, chunk))
         works = [Work(engine.verifying(request), engine.target) for engine, request in going]
         turn(works)
         for (engine, request), work in zip(going, works, strict=True):
-            engine.commit(request, work.done())
+            found[id(request)].append(engine.commit(request, work.done()))
+    return [found[id(request)] for request in requests]
 
 
 def joint(world: World, k: int, seen: Callable[[list[int]], None] = lambda _: None) -> Distribution:
@@ -158,6 +169,19 @@ def script(turns: int = 6) -> list[list[tuple[list[int], int, int]]]:
     return found
 
 
+def grown() -> NativeModel:
+    """One with room for a long text."""
+    needs_the_8_bit_step()
+    model = native_of(random_model("llama", 96, seed=1, context=2 * LENGTH))
+    assert model is not None
+    return model
+
+
+def ids(count: int) -> list[int]:
+    """A text that says the same now and then, so that counts find something."""
+    return [(7 * at * at + at // 40) % 96 if at % 40 < 25 else at % 40 for at in range(count)]
+
+
 def native() -> NativeModel:
     needs_the_8_bit_step()
     model = native_of(random_model("llama", 96, seed=1))
@@ -208,4 +232,46 @@ def test_the_bits_tell_of_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     expected = read_alone(model)
     NATIVE[name](monkeypatch, calls)
     assert not all(map(torch.equal, read_together(model), expected))
+    assert calls
+
+
+# ------------------------------------------------------------ answers, where caches grow
+
+EDGES = sorted({edge + step for edge in range(BLOCK, LENGTH, BLOCK) for step in (-1, 0, 1)} | {LENGTH})
+ANSWER = 8  # tokens, in the middle of which a cache is as long as an edge
+
+
+def answers(model: NativeModel, edges: Sequence[int], count: int, **drafting: Any) -> list[list[tuple[int, float]]]:
+    """Tokens and log-probabilities after prompts of about these lengths, so many at a time, from the longest on."""
+    text = ids(LENGTH)
+    engines = [Engine(model, (), None, Drafting(**drafting), keeps=True) for _ in range(count)]
+    found: dict[int, list[tuple[int, float]]] = {}
+    for start in range(0, len(edges), count):
+        group = list(reversed(edges))[start : start + count]
+        requests = [
+            engine.begin(text[: edge - ANSWER // 2], ANSWER, Sampling(temperature=0), sampler(), logprobs=0)
+            for engine, edge in zip(engines, group, strict=False)
+        ]
+        records = rounds(engines[: len(group)], requests)
+        for edge, own in zip(group, records, strict=True):
+            found[edge] = [
+                (token, info.logprob)
+                for record in own
+                for token, info in zip(record.emitted, record.logprobs, strict=True)
+            ]
+    return [found[edge] for edge in edges]
+
+
+def test_answers_are_those_of_each_alone_wherever_a_cache_grows() -> None:
+    """Of four at once, drafted from what followed before, at each step of their caches and at 6,000 tokens."""
+    model = grown()
+    assert answers(model, EDGES, 4, draft_length=3) == answers(model, EDGES, 1, draft_length=0)
+
+
+def test_the_answers_tell_of_a_row_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, calls, edges = grown(), list[str](), EDGES[:8]
+    expected = answers(model, edges, 1, draft_length=0)
+    NATIVE["a cropped row is kept"](monkeypatch, calls)
+    with suppress(InputError):  # where no ids are left for the logits that are asked for
+        assert answers(model, edges, 4, draft_length=3) != expected
     assert calls
