@@ -189,7 +189,7 @@ class OmniDraft:
         """
         if count < 1:
             raise ConfigError(f"count is {count}; there must be a lane at least: use 1 or more")
-        batch = BatchCosts(PRIOR)
+        batch = BatchCosts(PRIOR, count)
         return [Lane(self, self._slot.beside(), batch) for _ in range(count)]
 
     def encode(self, prompt: Prompt, template: Mapping[str, Any] | None = None) -> list[int]:

@@ -18,6 +18,8 @@ from omnidraft.draft_length.batch_goodput import LEAST
 from omnidraft.errors import OmniDraftError
 from omnidraft.verification.round import Round
 
+AGING = 64  # ids of a prompt that count as read for each turn since it came
+
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
@@ -80,11 +82,14 @@ class Stream:
     ) -> None:
         self.engine = engine
         self.records: list[Round] = []  # of the rounds so far
+        self._turns = 0  # for which its prompt has waited, or was read
         self._slot, self._learning = slot, learning
-        self._begin, self._text, self._stop = begin, text, stop
+        self._begin, self._text = begin, text
         self._pieces: list[str] = []
         self._request: Request | None = None
-        self._closed = self._ended = self._failed = False
+        self._ended = self._failed = False
+        self._closed = closed = threading.Event()
+        self._stops: Stop = lambda: closed.is_set() or stop()  # a request asks this, and does not keep the stream
         self._busy = threading.Lock()  # never waited for: who holds it may wait for the models
         self._holds = False  # the models, for a turn
         self._ticket = object()  # not this object, which its slot would keep alive
@@ -121,7 +126,7 @@ class Stream:
 
         A long prompt that is being read is not read to its end.
         """
-        self._closed = True
+        self._closed.set()
         if self._busy.acquire(blocking=False):  # else the reader sees to it
             try:
                 self._end()
@@ -148,7 +153,7 @@ class Stream:
         """Take the stream and its models for a turn, until `leave`; what its reader is told where that cannot be."""
         if not self._busy.acquire(blocking=False):
             fix = "read it in one thread, not in its processors"
-            error = None if self._closed else OmniDraftError(f"the stream is being read already: {fix}")
+            error = None if self._closed.is_set() else OmniDraftError(f"the stream is being read already: {fix}")
             return Step(error=error)
         try:
             if self._ended or self._stops() or (self._request is not None and not self._request.open):
@@ -160,8 +165,10 @@ class Stream:
                 self._slot.pause()
                 if self._learning is not None:
                     self._learning.adaptation.load_weights(self.engine.attached)
+                self._turns += 1
                 if self._request is None:
                     self._request = self._begin()
+                    self._request.stop = self._stops
                 return None
         except Exception as error:  # noqa: BLE001  one request's failure is no other's
             step = self._fail(error)
@@ -177,11 +184,16 @@ class Stream:
         """Ids that the target has yet to read."""
         return 0 if self._request is None else self.engine.behind(self._request)
 
+    @property
+    def rank(self) -> int:
+        """What prompts are read in the order of: the ids left, less some for each turn, as new short ones may come."""
+        return self.behind - AGING * self._turns
+
     def work(self, part: int) -> Work[Verified | None]:
         """The next round as the reads that it asks for, or where there is a `part` of the prompt, that."""
         request, engine = cast("Request", self._request), self.engine
         passes: Passes[Verified | None] = engine.read_part(request, part) if part else engine.verifying(request)
-        return Work(passes, engine.target, self._stops)
+        return Work(passes, engine.target, request)
 
     def take(self, work: Work[Verified | None]) -> Step:
         """Add what came of the work to the answer."""
@@ -210,7 +222,7 @@ class Stream:
             self._holds = False
             self._slot.lock.release()
         self._busy.release()
-        if self._closed:
+        if self._closed.is_set():
             self.close()
 
     def abandon(self) -> None:
@@ -221,10 +233,7 @@ class Stream:
     def _fail(self, error: Exception) -> Step:
         """End with an error, of which nobody is told who closed the stream while it waited for the models."""
         self.abandon()
-        return Step() if isinstance(error, OmniDraftError) and self._closed else Step(error=error)
-
-    def _stops(self) -> bool:
-        return self._closed or self._stop()
+        return Step() if isinstance(error, OmniDraftError) and self._closed.is_set() else Step(error=error)
 
     def _end(self) -> None:
         """Let the models go, once; a complete answer is learned from."""
@@ -282,13 +291,18 @@ def step_together(streams: Sequence[Stream]) -> list[Step]:
 
 
 def _parts(streams: Sequence[Stream]) -> dict[Stream, int]:
-    """Whose turn it is: 0 for a round, or so many ids of a prompt; that with the fewest left to read comes first."""
+    """Whose turn it is: 0 for a round, or so many ids of a prompt; that of the lowest rank comes first."""
     parts, room = {each: 0 for each in streams if each.records}, dict[int, int]()
-    for each in sorted((each for each in streams if not each.records), key=lambda each: each.behind):
-        model, behind = each.engine.target.model, each.behind
+    measuring = {each.engine.batch for each in parts if each.engine.batch is not None and each.engine.batch.measures}
+    for each in sorted((each for each in streams if not each.records), key=lambda each: each.rank):
+        model, batch, behind = each.engine.target.model, each.engine.batch, each.behind
+        if batch in measuring:
+            continue
         most = model.chunk
-        if model.rows_independent and each.engine.batch is not None:  # else logits depend on how a prompt is parted
-            most = each.engine.batch.part(most, alone=len(streams) == 1)
+        if batch is not None and batch.most > 1:
+            # where logits depend on how a prompt is parted, its parts are the same whoever waits
+            alone = len(streams) == 1
+            most = batch.part(most, alone=alone) if model.rows_independent else min(most, model.part)
         left = room.setdefault(id(model), most)
         if behind <= left:
             parts[each] = 0

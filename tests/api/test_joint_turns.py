@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ PROMPTS = ("hello world", "the world was hello", "don't", "def ing 10 the", "hel
 COUNT = 24
 CHUNK = 8  # ids of a prompt in a pass
 LONG = "hello world, the world was hello " * 12
+ID_S = 0.004  # of a drafter, where the clock is scripted
 
 
 @pytest.fixture(scope="module")
@@ -196,6 +198,23 @@ def test_the_prompt_with_the_fewest_ids_left_is_read_first(parted: OmniDraft) ->
     assert order == [2, 1, 0]
 
 
+def test_a_long_prompt_is_read_however_many_short_ones_come(parted: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each turn there is another one, of which a part would fill the pass."""
+    monkeypatch.setattr("omnidraft.generation.AGING", CHUNK)
+    short = "the world was hello"
+    lane, *others = parted.lanes(3)
+    long, turns, come = lane.stream(LONG, max_new_tokens=1), 0, list[Stream]()
+    while not long.rounds:
+        come = [stream for stream in come if not stream.rounds]
+        if len(come) < len(others):
+            free = next(each for each in others if all(each.engine is not stream.engine for stream in come))
+            free.clear()
+            come.append(free.stream(short * 2, max_new_tokens=1))
+        step_together([long, *come])
+        turns += 1
+        assert turns < 4 * len(parted.encode(LONG)) / CHUNK, "it waits for ever"
+
+
 @pytest.mark.parametrize("calls", [1, 2, 5])
 def test_an_error_in_asking_whether_to_stop_is_one_request_s_own(parted: OmniDraft, calls: int) -> None:
     """Asked before each turn, and between the parts of a prompt."""
@@ -241,7 +260,7 @@ def test_a_prompt_whose_client_leaves_is_read_no_further(parted: OmniDraft, monk
 
 
 def test_a_drafter_that_is_behind_lets_others_go_on(parted: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It reads some parts a turn, and its request has rounds without a draft meanwhile."""
+    """It reads for some time in a turn, and its request has rounds without a draft meanwhile."""
     asked = ((PROMPTS[0], 6 * COUNT), (LONG, COUNT))  # the first one runs on until the drafter has caught up
     expected = [parted.generate(prompt, max_new_tokens=count) for prompt, count in asked]
     pairs = zip(parted.lanes(2), asked, strict=True)
@@ -249,7 +268,13 @@ def test_a_drafter_that_is_behind_lets_others_go_on(parted: OmniDraft, monkeypat
     read: list[int] = []
     assert parted.engine.attached is not None
     drafts = parted.engine.attached.drafter.model
-    watch(monkeypatch, NativeModel, lambda each: read.append(each.sequence.model is drafts and not each.keep))
+    watch(
+        monkeypatch,
+        NativeModel,
+        lambda each: read.append(len(each.ids) * (each.sequence.model is drafts and not each.keep)),
+    )
+    clock = SimpleNamespace(perf_counter=lambda: ID_S * sum(read))
+    monkeypatch.setattr("omnidraft.decoding.passes.time", clock)
     most = 0
 
     def look(_: object) -> None:
@@ -258,7 +283,7 @@ def test_a_drafter_that_is_behind_lets_others_go_on(parted: OmniDraft, monkeypat
         read.clear()
 
     turns_of(streams, look)
-    assert 0 < most <= omnidraft.decoding.passes.PARTS
+    assert CHUNK <= most <= omnidraft.decoding.passes.PARTS_S / ID_S
     without = [record.no_draft_reason for record in streams[1].rounds]
     assert "the drafter still reads the prompt" in without
     assert any(record.draft for record in streams[1].rounds)

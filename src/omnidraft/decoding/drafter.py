@@ -21,6 +21,7 @@ from omnidraft.errors import NumericsError
 from omnidraft.models.language_model import LanguageModel, Read
 from omnidraft.verification.sampling import Sampler, one_hot, softmax, tempered
 
+TAIL = 16  # ids that a drafter reads with the logits after them where others may wait: fewer take as long
 UNUSABLE = "the drafter's logits are NaN or infinite: check its weights, or use another drafter"
 
 
@@ -31,7 +32,8 @@ class Drafter:
     the network makes no pass, and reads the token with the next one that it makes.
     """
 
-    def __init__(self, model: LanguageModel) -> None:
+    def __init__(self, model: LanguageModel, *, beside: bool = False) -> None:
+        self._beside = beside  # others may wait while it reads
         self.sequence = model.new_sequence(hidden=True)
         self.version: object = None  # of its weights, as `load_model` was told
         self._text: list[int] = []  # the committed text
@@ -150,14 +152,21 @@ class Drafter:
         """Tokens of the text that the cache does not hold."""
         return len(self._text) - self._base - len(self._cached)
 
+    @property
+    def _tail(self) -> int:
+        """Ids at the end of a long text that are read with the logits that follow it."""
+        return min(TAIL, self.model.chunk) if self._beside else self.model.chunk
+
     def _catch_up(self) -> Passes[None]:
-        """Read a long text, but for its end, in parts; what was read before an interruption stays."""
-        while self._behind > (size := self.model.chunk):
-            position = self._base + len(self._cached)
+        """Read a long text, but for its end, in parts, or of each a beginning; what was read stays whatever happens."""
+        while self._behind > self._tail:
+            position, held = self._base + len(self._cached), self.sequence.length
+            size = min(self.model.chunk, self._behind - (self._tail if self._beside else 0))
             part = self._text[position : position + size]
             yield Read(self.sequence, part, 0)
-            self._cached += part
-            self.read += size
+            read = self.sequence.length - held
+            self._cached += part[:read]
+            self.read += read
 
     def _next_logits(self, drafted: list[int], room: int) -> Passes[torch.Tensor | None]:
         """Logits (V_q,) of what follows the text and a draft, of which all that is unread is read in one pass.
@@ -166,7 +175,7 @@ class Drafter:
         """
         if not self._aligned:
             self._align(drafted, room)
-        if drafted and self._behind > self.model.chunk:
+        if drafted and self._behind > self._tail:
             return None
         yield from self._catch_up()
         position = self._base + len(self._cached)

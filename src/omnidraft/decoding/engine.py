@@ -14,7 +14,7 @@ from omnidraft.config import Drafting, Sampling
 from omnidraft.counts.counts import AnswerMemory, Counts
 from omnidraft.decoding.counted import counted_draft
 from omnidraft.decoding.drafter import AttachedDrafter, common
-from omnidraft.decoding.passes import Behind, Passes, Stop, alone, never
+from omnidraft.decoding.passes import Behind, Pace, Passes, alone
 from omnidraft.decoding.proposals import make_proposer
 from omnidraft.draft_length.batch_goodput import BatchCosts
 from omnidraft.draft_length.policy import DraftLengthPolicy, make_policy
@@ -33,8 +33,11 @@ BEHIND = "the drafter still reads the prompt"
 
 
 @dataclass(kw_only=True)
-class Request:
-    """The state of one request: its ids so far, and how tokens are drawn for it."""
+class Request(Pace):
+    """The state of one request: its ids so far, and how tokens are drawn for it.
+
+    Where it is to `stop` while a long prompt is read, the round ends with `Stopped`.
+    """
 
     ids: list[int]  # prompt and committed tokens
     end: int  # most ids there may be
@@ -43,7 +46,6 @@ class Request:
     draw: Sampler
     lazy: bool  # the caller's processors may keep state: each is to see only ids that stay
     logprobs: int | None = None  # where set, records hold log-probabilities, and of so many tokens at each place
-    stop: Stop = never  # asked while a long prompt is read: where it says so, the round ends with `Stopped`
     policy_s: float = 0.0  # seconds of the policy since the last record
     read_s: float = 0.0  # seconds of reading parts of the text since then
     finish: str | None = None
@@ -196,7 +198,7 @@ class Engine:
 
         Raises Stopped where the request is to stop; what was read stays in the caches, and the round did not happen.
         """
-        return alone(self.verifying(request), request.stop)
+        return alone(self.verifying(request), request)
 
     def behind(self, request: Request) -> int:
         """How many ids of a request the target has yet to read."""
@@ -204,25 +206,25 @@ class Engine:
 
     def read_part(self, request: Request, count: int) -> Passes[None]:
         """Have the target read so many ids more, which are not all."""
-        began = time.perf_counter()
+        began = _now(request)
         yield Read(self.target, request.ids[(start := self.target.length) : start + count], 0)
-        request.read_s += time.perf_counter() - began
+        request.read_s += _now(request) - began
 
     def verifying(self, request: Request) -> Passes[Verified]:
         """`verify` as the reads that it asks for, of a long text a part at a time."""
         while self.behind(request) > self.target.model.chunk:
             yield from self.read_part(request, self.target.model.chunk)
-        began = time.perf_counter()
+        began = _now(request)
         try:
             draft = yield from self.propose(request)
         except Behind:
             draft = Draft(no_draft_reason=BEHIND, read=self.attached.drafter.read if self.attached else 0)
-        drafted = time.perf_counter()
+        drafted = _now(request)
 
         # the ids that the target has not seen yet, and the proposals (nothing follows an end of text)
         fed = list(draft.proposals[:-1] if draft.ended else draft.proposals)
         logits = yield Read(self.target, request.ids[self.target.length :] + fed, len(fed) + 1)
-        verified = time.perf_counter()
+        verified = _now(request)
 
         target = TargetDistribution(logits, request.ids, fed, request.processing)
         outcome = draft.verify(target, request.draw, greedy=request.sampling.greedy, lazy=request.lazy)
@@ -230,7 +232,7 @@ class Engine:
         times = RoundTimes(
             draft_s=drafted - began,
             verify_s=verified - drafted + request.read_s,
-            overhead_s=time.perf_counter() - verified,
+            overhead_s=_now(request) - verified,
             policy_s=request.policy_s,
         )
         return Verified(emitted=emitted, finish=finish, draft=draft, outcome=outcome, logits=logits, times=times)
@@ -325,3 +327,8 @@ class Engine:
 
     def _ngrams(self, tokens: Sequence[int]) -> int:
         return 0 if self.attached is None else self.attached.ngrams(tokens)
+
+
+def _now(request: Request) -> float:
+    """Seconds on a clock that stands still while the request waits for reads of others."""
+    return time.perf_counter() - request.waited_s

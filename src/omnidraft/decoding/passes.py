@@ -6,9 +6,11 @@ pass of each target.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar, cast
 
 import torch
@@ -16,7 +18,9 @@ import torch
 from omnidraft.errors import OmniDraftError
 from omnidraft.models.language_model import KVSequence, LanguageModel, Read
 
-PARTS = 4  # of texts that drafters have yet to read, in a turn of several requests
+PARTS_S = 0.1  # seconds that drafters read long texts for, in a turn of several requests
+LEAST, FIRST = 8, 16  # ids of a part: fewer take as long; before it is known how long they take
+SHORTEST_S = 1e-6
 T = TypeVar("T")
 Stop = Callable[[], bool]  # whether to stop, asked between the parts of a long text
 Passes = Generator[Read, torch.Tensor, T]
@@ -36,25 +40,34 @@ def never() -> bool:
     return False
 
 
+@dataclass(kw_only=True)
+class Pace:
+    """When some work is to stop, and for how many seconds it waited while reads were made that are not its own."""
+
+    stop: Stop = never
+    waited_s: float = 0.0
+
+
 class Work(Generic[T]):
     """Some work on its way: the read that it asks for, or its `result`, or the `error` that ended it."""
 
-    def __init__(self, passes: Passes[T], target: KVSequence | None = None, stop: Stop = never) -> None:
+    def __init__(self, passes: Passes[T], target: KVSequence | None = None, pace: Pace | None = None) -> None:
         self.asked: Read | None = None
         self.verifies = False  # whether that is of its target
         self.result: T | None = None
         self.error: Exception | None = None
-        self._passes, self._target, self._stop = passes, target, stop
-        self._go_on(passes.__next__)
+        self._passes, self._target, self._pace = passes, target, pace or Pace()
+        self._since = 0.0  # when it asked
+        self._go_on(0.0, passes.__next__)
 
-    def send(self, logits: torch.Tensor) -> None:
-        """Go on with the logits that it asked for."""
+    def send(self, logits: torch.Tensor, took_s: float) -> None:
+        """Go on with the logits that it asked for, of a pass that took so long."""
         part = self.asked is not None and not self.asked.keep
-        self._go_on(self._after_part if part else self._passes.send, logits)
+        self._go_on(took_s, self._after_part if part else self._passes.send, logits)
 
     def fail(self, error: Exception) -> None:
         """Tell it that there are no logits: it may go on in another way."""
-        self._go_on(self._passes.throw, error)
+        self._go_on(0.0, self._passes.throw, error)
 
     def done(self) -> T:
         """The result; raises the error."""
@@ -63,9 +76,11 @@ class Work(Generic[T]):
         return cast("T", self.result)
 
     def _after_part(self, logits: torch.Tensor) -> Read:
-        return self._passes.throw(Stopped()) if self._stop() else self._passes.send(logits)
+        return self._passes.throw(Stopped()) if self._pace.stop() else self._passes.send(logits)
 
-    def _go_on(self, act: Callable[..., Read], *given: object) -> None:
+    def _go_on(self, took_s: float, act: Callable[..., Read], *given: object) -> None:
+        if self.asked is not None:
+            self._pace.waited_s += max(0.0, time.perf_counter() - self._since - took_s)
         self.asked, self.verifies = None, False
         try:
             self.asked = act(*given)
@@ -74,18 +89,19 @@ class Work(Generic[T]):
             self.result = end.value
         except Exception as error:  # noqa: BLE001  whoever began it is told
             self.error = error
+        self._since = time.perf_counter()
 
 
-def alone(passes: Passes[T], stop: Stop = never) -> T:
-    """The result of some work, its reads made one by one; raises Stopped where `stop` says so between two parts."""
-    work = Work(passes, stop=stop)
+def alone(passes: Passes[T], pace: Pace | None = None) -> T:
+    """The result of some work, its reads made one by one; raises Stopped where it is to stop between two parts."""
+    work = Work(passes, pace=pace)
     while work.asked is not None:
         try:
             logits = work.asked.sequence.forward(work.asked.ids, work.asked.keep)
         except OmniDraftError as error:
             work.fail(error)
         else:
-            work.send(logits)
+            work.send(logits, math.inf)  # there is nothing to wait for
     return work.done()
 
 
@@ -108,18 +124,33 @@ class Seconds:
 def turn(works: Sequence[Work[T]]) -> Seconds:
     """Take each to the end of its round: one read of its target, after the reads of its draft.
 
-    Beside others a drafter reads no more than some parts of a long text, and the round goes on without it.
+    Beside others drafters read no more of long texts than can be waited for, and rounds go on without them.
     """
-    began, parts = time.perf_counter(), 0
+    began, read = time.perf_counter(), 0
     while drafting := [each for each in works if each.asked is not None and not each.verifies]:
-        for each in drafting:
-            if each.asked is not None and not each.asked.keep and len(works) > 1:
-                parts += 1
-                if parts > PARTS:
-                    each.fail(Behind())
+        if len(works) > 1:
+            read += _limit(drafting, _room(read, time.perf_counter() - began))
         _make([each for each in drafting if each.asked is not None and not each.verifies])
     drafted = time.perf_counter()
     return Seconds(drafted - began, _make([each for each in works if each.verifies]))
+
+
+def _room(read: int, seconds: float) -> int:
+    """How many ids of long texts drafters may read yet in a turn, of which so many have taken so long."""
+    return FIRST if not read else int(read * (PARTS_S - seconds) / max(seconds, SHORTEST_S))
+
+
+def _limit(works: Sequence[Work[T]], room: int) -> int:
+    """Have parts of long texts be no longer together; how many ids they are."""
+    read = 0
+    for each in works:
+        if each.asked is not None and not each.asked.keep:
+            if room - read < LEAST:
+                each.fail(Behind())
+            else:
+                each.asked = replace(each.asked, ids=each.asked.ids[: room - read])
+                read += len(each.asked.ids)
+    return read
 
 
 def _make(works: Sequence[Work[T]]) -> dict[int, float]:
@@ -148,15 +179,20 @@ def _make_group(model: LanguageModel, group: Sequence[Work[T]]) -> None:
         except OmniDraftError as error:
             each.fail(error)
     rows: Sequence[torch.Tensor] | None = None
+    began, took_s = time.perf_counter(), 0.0
     if model.joint and len(fine) > 1:
-        try:
+        with suppress(Exception):  # read one by one, it comes again where it is of one of them
             rows = model.read([asked for _, asked in fine])
-        except Exception:  # noqa: BLE001  read one by one, it comes again where it is of one of them
-            rows = None
+        took_s = time.perf_counter() - began
     for place, (each, asked) in enumerate(fine):
         try:
-            logits = asked.checked(model.read([asked])[0] if rows is None else rows[place])
+            if rows is None:
+                began = time.perf_counter()
+                logits = asked.checked(model.read([asked])[0])
+                took_s = time.perf_counter() - began
+            else:
+                logits = asked.checked(rows[place])
         except Exception as error:  # noqa: BLE001  whoever began it is told
             each.fail(error)
         else:
-            each.send(logits)
+            each.send(logits, took_s)

@@ -88,13 +88,14 @@ class Adaptation:
 
     def lane(self) -> AttachedDrafter:
         """The drafter once more, with a KV cache of its own and n-grams and head in common."""
-        lane = replace(self.attached, drafter=Drafter(self.shared.source))
+        lane = replace(self.attached, drafter=Drafter(self.shared.source, beside=True))
         self._lend(lane)
         return lane
 
     def load_weights(self, lane: AttachedDrafter | None = None) -> None:
         """Draft with the latest learned weights, between two rounds; without a lane, only for who has the slot."""
-        self.take_over()
+        if self.learner is not None:
+            self.take_over()
         if lane is not None and lane is not self.attached:
             self.lend(lane)
         elif self.shared.loaded is not self._version:

@@ -15,17 +15,18 @@ from omnidraft.verification.round import Round, RoundCounts, RoundTimes
 SPREAD = 8  # rows that the costs before any measurement are for
 PART_S = 0.2  # seconds that a part of a prompt adds to a pass that others wait for
 SHORTEST_S = 1e-6  # for an id
+EVERY = 8  # passes after which one has no part of a prompt, so that what rows cost is measured
 LEAST, FIRST = 8, 16  # ids of a part: fewer take as long; before it is known how long they take
 
 
 class BatchCosts:
     """What a pass of several rows costs and brings, measured from outside the engines that verify.
 
-    `row` is the cost of another row before any measurement.
+    `row` is the cost of another row before any measurement, `most` how many there may be.
     """
 
-    def __init__(self, row: float = 0.0) -> None:
-        self.costs = CostModel(row)
+    def __init__(self, row: float = 0.0, most: int = 2) -> None:
+        self.costs, self.most = CostModel(row), most
         # of a batch, which a token or a step of one row delays by less than it would delay the row alone
         for each in (self.costs.steps, self.costs.tokens):
             each.weights = [PRIOR / SPREAD] * 2
@@ -34,6 +35,7 @@ class BatchCosts:
         self._tokens = self._time = 1.0  # of the latest passes: tokens a row, and passes without drafts
         self._read_s = 0.0  # seconds for an id of a prompt
         self._parts = 0
+        self._unmeasured = 0  # passes in a row with ids of prompts, which say nothing of other costs
 
     @property
     def rate(self) -> float:
@@ -49,6 +51,7 @@ class BatchCosts:
         self, *, rows: int, emitted: int, proposed: int, passes: int, read: int, draft_s: float, verify_s: float
     ) -> None:
         """Take in a pass in which every row decoded: `proposed` tokens were verified in `verify_s`."""
+        self._unmeasured = 0
         counts = RoundCounts(draft_passes=passes, draft_read=read)
         times = RoundTimes(draft_s=draft_s, verify_s=verify_s)
         self.costs.learn(Round(emitted=(), draft=(0,) * proposed, counts=counts, times=times), first=False, rows=rows)
@@ -61,12 +64,18 @@ class BatchCosts:
 
     def learn_part(self, count: int, seconds: float) -> None:
         """Take in that a pass with so many ids of prompts took so long."""
+        self._unmeasured += 1
         # what the rows beside it take would else count as that of few ids, and ever fewer were read
         added = max(0.0, seconds - self.costs.seconds * self._plain(self.rows)) / count
         if self._parts:
             added = min(added, STALL * self._read_s)
         self._parts = min(LEVEL_MEMORY, self._parts + 1)
         self._read_s = max(SHORTEST_S, self._read_s + (added - self._read_s) / self._parts)
+
+    @property
+    def measures(self) -> bool:
+        """Whether the pass is to have no part of a prompt beside rows that decode."""
+        return self._unmeasured >= EVERY
 
     def part(self, most: int, *, alone: bool) -> int:
         """Ids of prompts to read in a pass, `most` at most; where others wait, as many as they can wait for."""

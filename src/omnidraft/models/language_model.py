@@ -88,6 +88,7 @@ class LanguageModel(Protocol):
     vocab_size: int  # rows of the logits, padded ids included
     context: int  # maximum number of tokens in a cache
     chunk: int  # ids of a long text that are read at a time: more take as long
+    part: int  # likewise of a target where others may wait, and logits depend on how a text is parted
     joint: bool  # reads of several sequences are one pass
     rows_independent: bool  # the logits of a row are the same bits whatever rows are read in its pass
 
@@ -142,7 +143,7 @@ class SingleSequence:
     vocab_size: int
     context: int
     precision = "float32"
-    chunk = NO_LIMIT
+    chunk = part = NO_LIMIT
     joint = rows_independent = False
     token_bytes = 0.0
     hidden: torch.Tensor | None = None

@@ -38,7 +38,7 @@ class NativeModel(PretrainedModel):
     infinite, of another shape, or missing.
     """
 
-    chunk, joint, generates, rows_independent = CHUNK, True, False, True
+    chunk, part, joint, generates, rows_independent = CHUNK, CHUNK, True, False, True
     precision = "int8"
     device = torch.device("cpu")
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 CHUNK = 512  # ids in one forward pass: bounds the memory of the attention over a long prompt
+PART, WORK = 16, 2**34  # ids that a CPU reads while others wait: fewer take as long; weights times ids in .2 s or so
 ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}  # layers that cache one entry a token
 CACHE_ARGUMENTS = ("past_key_values", "cache")  # of models' `forward`, by the version that they were written for
 # kinds of rotation whose angles do not depend on how a text is split into passes, within the context
@@ -32,6 +33,7 @@ class PretrainedModel:
     """
 
     chunk: int
+    part: int
     joint: bool
     generates: bool  # `model` has the weights, with which transformers can generate, too
     rows_independent: bool
@@ -72,6 +74,9 @@ class TransformersModel(PretrainedModel):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
         self.device, self.dtype = model.device, model.dtype
+        weights = sum(each.numel() for each in model.parameters())
+        # by the model alone, as logits depend on how a prompt is parted
+        self.part = min(CHUNK, max(PART, WORK // max(1, weights))) if self.device.type == "cpu" else CHUNK
         self.precision = str(model.dtype).removeprefix("torch.")
         self._cache_argument = cache_argument(model)
         self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
