@@ -13,6 +13,7 @@ import torch
 import omnidraft
 from omnidraft.api import Lane, OmniDraft
 from omnidraft.counts.counts import AnswerMemory
+from omnidraft.detokenizer import StopStrings
 from omnidraft.errors import NumericsError
 from omnidraft.generation import Step, Stream, step_together
 from omnidraft.models.language_model import Read
@@ -353,6 +354,27 @@ def test_a_request_that_fails_is_alone_with_it(exact: OmniDraft, monkeypatch: py
     again = lanes[1].stream(PROMPTS[1], max_new_tokens=COUNT)
     turns_of([again])
     assert again.result.token_ids == expected[1].token_ids
+
+
+@pytest.mark.parametrize("step", ["feed", "end"])
+def test_a_failure_to_write_the_text_is_one_request_s_own(
+    exact: OmniDraft, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    expected = [exact.generate(prompt, max_new_tokens=COUNT).token_ids for prompt in PROMPTS[:3]]
+    lanes, streams = lanes_of(exact, *PROMPTS[:3])
+    texts, true = [stream._text for stream in streams], getattr(StopStrings, step)  # noqa: SLF001
+
+    def write(text: StopStrings, *ids: Any) -> Any:
+        _fail(text is texts[1])
+        return true(text, *ids)
+
+    errors: list[Exception] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(StopStrings, step, write)
+        turns_of(streams, lambda steps: errors.extend(step.error for step in steps if step.error is not None))
+    assert list(map(type, errors)) == [MemoryError]
+    assert [streams[at].result.token_ids for at in (0, 2)] == [expected[0], expected[2]]
+    assert lanes[1].nbytes == 0, "nothing stays of it"
 
 
 def test_a_pass_that_fails_once_is_made_again_one_by_one(exact: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
