@@ -2,58 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from omnidraft.errors import ModelError
 from omnidraft.models import gguf, packed
 from omnidraft.models.gguf import parts
-from omnidraft.models.gguf.header import QUANTIZATIONS
 from omnidraft.models.loading import load_model
 from omnidraft.models.native import Rounded
 from omnidraft.models.native_model import NativeModel
-from omnidraft.models.packed import Packed
-from support.blocks import blocks
+from omnidraft.models.packed import InFile, Packed
 from support.compilers import needs_the_8_bit_step
-from support.gguf_models import keys_of, model_of, tensors_of, write_file
+from support.gguf_models import MIXED, file_of
 from support.models import IDS, one_line
-
-KIND = {name: kind for kind, (name, *_) in QUANTIZATIONS.items()}
-# as in files of several kinds: those of queries, keys and values differ, and are not the same in every layer
-MIXED = {
-    "attn_q": "Q4_K", "attn_k": "Q5_0", "attn_v": "Q6_K", "attn_output": "Q5_K", "ffn_gate": "Q4_1", "ffn_up": "IQ4_NL",
-    "ffn_down": "Q8_0", "token_embd": "Q4_0", "output": "Q6_K",
-}  # fmt: skip
-SIZES = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 
 
 @pytest.fixture(autouse=True)
 def _home(home: Path) -> None:  # noqa: ARG001
     needs_the_8_bit_step()
-
-
-def file_of(
-    path: Path, kinds: Mapping[str, str], architecture: str = "llama", broken: str = "", **changes: bool
-) -> Path:
-    """A random model whose matrices are random blocks of these kinds, by the parts of their names."""
-    model = model_of(architecture, **SIZES, **changes)
-    keys = keys_of(model, architecture) | {"attention.key_length": 64, "attention.value_length": 64}
-    if architecture == "llama":
-        keys |= {"rope.dimension_count": 64}
-    tensors, chosen = tensors_of(model, architecture), {}
-    for number, (name, tensor) in enumerate(tensors.items()):
-        part = name.split(".")[-2]
-        if tensor.ndim == 2 and part in kinds:
-            chosen[name] = kind = KIND[kinds[part]]
-            scale = 2.0**-13 if QUANTIZATIONS[kind][1] == 256 else 2.0**-10
-            tensors[name] = blocks(kind, *tensor.shape, seed=number, scale=scale)
-            if name == broken:
-                tensors[name][5, :2] = np.array([np.nan], np.float16).view(np.uint8)
-    return write_file(path, architecture, keys, tensors, kinds=chosen)
 
 
 def native_of(path: Path) -> NativeModel:
@@ -72,16 +40,27 @@ def test_the_logits_are_those_of_the_values_of_the_file(architecture: str, tied:
     model, plain = native_of(path), load_model(path, "float32", "cpu").lm
     given, wanted = (each.new_sequence().forward(IDS, len(IDS)) for each in (model, plain))
     assert float((given - wanted).norm() / wanted.norm()) < 0.02
-    weights = plain.model.state_dict()
-    for name, matrix in model._parts.matrices.items():  # noqa: SLF001
-        assert isinstance(matrix, Packed)
+    weights, parts = plain.model.state_dict(), model._parts  # noqa: SLF001
+    assert set(parts.in_file) == (set() if tied else {"model.embed_tokens"})
+    for name, matrix in (parts.matrices | parts.in_file).items():
+        assert isinstance(matrix, Packed | InFile)
         weight = weights[f"{name}.weight"]
         assert torch.equal(matrix.rows(range(len(weight))), weight), name
 
 
-@pytest.mark.parametrize("kinds", [MIXED, dict.fromkeys(MIXED, "F16"), MIXED | {"ffn_down": "Q2_K"}])
-def test_the_bytes_that_it_takes_are_known_before(kinds: dict[str, str], tmp_path: Path) -> None:
-    path = file_of(tmp_path / "m.gguf", kinds)
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        MIXED,
+        dict.fromkeys(MIXED, "F16"),
+        MIXED | {"ffn_down": "Q2_K", "token_embd": "Q2_K"},
+        MIXED | {"ffn_up": "F16", "attn_v": "F32"},
+        MIXED | {"ffn_up": "Q3_K", "attn_v": "IQ4_XS"},
+    ],
+)
+def test_the_bytes_that_it_takes_are_known_before(kinds: dict[str, str], tied: bool, tmp_path: Path) -> None:
+    path = file_of(tmp_path / "m.gguf", kinds, tie_word_embeddings=tied)
     assert gguf.held_bytes(path) == pytest.approx(native_of(path).nbytes, rel=0.03)
 
 
@@ -113,7 +92,7 @@ def test_what_step_c_does_not_take_is_rounded(kinds: dict[str, str], tmp_path: P
     assert float((given - wanted).norm() / wanted.norm()) < 0.05
     rounded = {name.split(".")[-1] for name, each in model._parts.matrices.items() if isinstance(each, Rounded)}  # noqa: SLF001
     assert rounded == ({"q_proj", "down_proj"} if "Q3_K" in kinds.values() else {
-        "q_proj", "o_proj", "gate_proj", "down_proj", "embed_tokens", "lm_head"
+        "q_proj", "o_proj", "gate_proj", "down_proj", "lm_head"
     })  # fmt: skip
 
 

@@ -12,6 +12,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from omnidraft.models.gguf.header import QUANTIZATIONS
+from support.blocks import blocks
 from support.gguf_files import merges
 from support.small_tokenizers import byte_level
 
@@ -96,6 +98,13 @@ MODELS: Mapping[str, tuple[str, Keys, Keys]] = {
         {"logit_scale": 0.25, "rope.scaling.type": "none"},
     ),
 }  # fmt: skip
+KIND = {name: kind for kind, (name, *_) in QUANTIZATIONS.items()}
+# as in files of several kinds: those of queries, keys and values differ, and are not the same in every layer
+MIXED = {
+    "attn_q": "Q4_K", "attn_k": "Q5_0", "attn_v": "Q6_K", "attn_output": "Q5_K", "ffn_gate": "Q4_1", "ffn_up": "IQ4_NL",
+    "ffn_down": "Q8_0", "token_embd": "Q4_0", "output": "Q6_K",
+}  # fmt: skip
+SIZES = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 LONG_TEXT = [(7 * i * i + 3 * i) % 290 + 3 for i in range(200)]
 FACTORS = {"phi3": {"rope_factors_short.weight": [1.0, 3.0], "rope_factors_long.weight": [1.0, 40.0]}}
 
@@ -238,6 +247,26 @@ def write_model(
     given = keys_of(model, architecture) | dict(keys or {})
     given = {key: value for key, value in given.items() if key not in set(without)}
     return write_file(path, architecture, given, tensors_of(model, architecture)), model
+
+
+def file_of(
+    path: Path, kinds: Mapping[str, str], architecture: str = "llama", broken: str = "", **changes: Any
+) -> Path:
+    """A random model whose matrices are random blocks of these kinds, by the parts of their names."""
+    model = model_of(architecture, **SIZES, **changes)
+    keys = keys_of(model, architecture) | {"attention.key_length": 64, "attention.value_length": 64}
+    if architecture == "llama":
+        keys |= {"rope.dimension_count": 64}
+    tensors, chosen = tensors_of(model, architecture), {}
+    for number, (name, tensor) in enumerate(tensors.items()):
+        part = name.split(".")[-2]
+        if tensor.ndim == 2 and part in kinds:
+            chosen[name] = kind = KIND[kinds[part]]
+            scale = 2.0**-13 if QUANTIZATIONS[kind][1] == 256 else 2.0**-10
+            tensors[name] = blocks(kind, *tensor.shape, seed=number, scale=scale)
+            if name == broken:
+                tensors[name][5, :2] = np.array([np.nan], np.float16).view(np.uint8)
+    return write_file(path, architecture, keys, tensors, kinds=chosen)
 
 
 def rotated_file(path: Path, header: Mapping[str, Any], architecture: str = "llama") -> Path:

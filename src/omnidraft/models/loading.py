@@ -86,6 +86,8 @@ def load_model(
         raise ModelError(f"model {source!r} cannot be used in {chosen}, as {obstacle}: use dtype='auto'")
     tokenizer = _tokenizer(source, local)  # of a file, not of its conversion, where `transformers` would change it
     _end_turns(skeleton, tokenizer)
+    if gguf.is_gguf(source) and (freed := gguf.remove_old()):
+        say(f"removed conversions of GGUF files that were not used for 30 days ({freed / 1e6:.0f} MB)")
     if ours and gguf.is_gguf(source):
         return LoadedModel(NativeModel(skeleton, gguf.weights_of(Path(source), skeleton)), tokenizer, shown, reason)
     if gguf.is_gguf(source):

@@ -52,9 +52,9 @@ class NativeModel(PretrainedModel):
         shapes = {name: tensor.shape for name, tensor in skeleton.state_dict().items()}
         parts = Parts(source, own or {}, shapes)
         tied = bool(config.tie_word_embeddings) and not _apart(source)
-        stored = EMBEDDING in source or not tied  # tied ones are stored by either name
-        self._embedding = parts.matrix("model.embed_tokens" if stored else "lm_head")
-        self._head = self._embedding if tied else parts.matrix("lm_head")
+        stored = EMBEDDING in source  # tied ones are stored by either name
+        self._head = parts.matrix("model.embed_tokens" if tied and stored else "lm_head")
+        self._embedding = self._head if tied else parts.looked_up("model.embed_tokens")
         layers = [_layer(parts, f"model.layers.{i}.", window) for i, window in enumerate(_windows(skeleton))]
         self._layers = (native.Layer * len(layers))(*layers)
         self._norm = parts.vector("model.norm.weight")
@@ -80,7 +80,7 @@ class NativeModel(PretrainedModel):
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """A sample of each matrix by name, whatever the others are: however they lie in memory."""
-        return {name: matrix.sample() for name, matrix in self._parts.matrices.items()}
+        return {name: each.sample() for name, each in {**self._parts.matrices, **self._parts.in_file}.items()}
 
     def new_sequence(self, *, hidden: bool = False) -> NativeSequence:
         return NativeSequence(self, self._shape, hidden=hidden)

@@ -10,7 +10,7 @@ import torch
 from omnidraft.errors import ModelError
 from omnidraft.models import native
 from omnidraft.models.native import Matrix, Rounded, pointer
-from omnidraft.models.packed import Packed, StoredWeights, packed
+from omnidraft.models.packed import InFile, Packed, StoredWeights, in_file, packed
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # of weights that are what they say
 Weights = Mapping[str, torch.Tensor]
@@ -42,6 +42,7 @@ class Parts:
 
     def __init__(self, base: Weights, own: Weights | RoundedWeights, shapes: Mapping[str, torch.Size]) -> None:
         self.matrices: dict[str, Rounded | Packed] = {}
+        self.in_file: dict[str, InFile] = {}  # those whose rows alone are asked for
         self._vectors: dict[str, torch.Tensor] = {}
         self._own, self._ready = (own.vectors, own.matrices) if isinstance(own, RoundedWeights) else (own, {})
         self._base, self._shapes = base, shapes
@@ -82,6 +83,15 @@ class Parts:
         rounded = Rounded(names[0], torch.cat(weights) if len(names) > 1 else weights[0], bias)
         self.matrices[names[0]] = rounded
         return rounded
+
+    def looked_up(self, name: str) -> Rounded | Packed | InFile:
+        """The matrix of a layer whose rows alone are asked for: it stays in the source's file where it can."""
+        if isinstance(self._base, StoredWeights) and name not in self._ready and f"{name}.weight" not in self._own:
+            found = in_file(self._base.stored(f"{name}.weight"))
+            if found is not None:
+                self.in_file[name] = found
+                return found
+        return self.matrix(name)
 
     def _get(self, name: str) -> torch.Tensor:
         found = self._own.get(name)

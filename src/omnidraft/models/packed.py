@@ -69,9 +69,8 @@ class Packed:
 
     def rows(self, ids: Sequence[int]) -> torch.Tensor:
         """Rows of the first matrix, (T, in) float32."""
-        places, out = np.asarray(ids, dtype=np.int64), self.struct.part[0].out
-        if len(places) and not 0 <= places.min() <= places.max() < out:
-            raise IndexError(f"rows {places.min()} to {places.max()} of a matrix that has {out}")
+        places = np.asarray(ids, dtype=np.int64)
+        _check_ids(ids, self.struct.part[0].out)
         values = torch.empty(len(places), self.columns, dtype=torch.float32, device="cpu")
         first = ctypes.byref(self.struct.part[0])
         native.step_functions().unpack_rows(first, places.ctypes.data, len(places), values.data_ptr())
@@ -80,6 +79,39 @@ class Packed:
     def __call__(self, x: torch.Tensor, norm: torch.Tensor | None = None, epsilon: float = 0.0) -> torch.Tensor:
         """x (T, in) float32, normalized where there are weights of a norm -> (T, out) float32."""
         return native.products(self.struct, x, norm, epsilon)
+
+
+class InFile:
+    """A matrix whose rows alone are asked for: it stays in its file, and takes no memory.
+
+    Raises ModelError for rows that are NaN or infinite, and where the file was changed.
+    """
+
+    def __init__(self, stored: Stored) -> None:
+        self._stored = stored
+
+    def sample(self) -> torch.Tensor:
+        """Some rows that tell the matrix from others, (T, in) float32."""
+        return self.rows(range(min(SAMPLED, self._stored.out)))
+
+    def rows(self, ids: Sequence[int]) -> torch.Tensor:
+        """Rows of the matrix, (T, in) float32."""
+        if not len(ids):
+            return torch.empty(0, self._stored.columns, dtype=torch.float32, device="cpu")
+        _check_ids(ids, self._stored.out)
+        found = np.concatenate([self._stored.rows(row, row + 1) for row in ids])
+        few = replace(self._stored, out=len(ids), rows=lambda start, end: found[start:end])
+        return Packed(few).rows(range(len(ids)))
+
+
+def in_file(part: Stored | None) -> InFile | None:
+    """A matrix whose rows alone are asked for; None where its file lacks it, or step.c does not take its kind."""
+    return InFile(part) if part is not None and part.kind in KINDS and part.order is None else None
+
+
+def _check_ids(ids: Sequence[int], out: int) -> None:
+    if len(ids) and not 0 <= min(ids) <= max(ids) < out:
+        raise IndexError(f"rows {min(ids)} to {max(ids)} of a matrix that has {out}")
 
 
 def packed(parts: Sequence[Stored | None], biases: Sequence[torch.Tensor | None]) -> Packed | None:
@@ -96,7 +128,10 @@ def packed(parts: Sequence[Stored | None], biases: Sequence[torch.Tensor | None]
 def _packed(part: Stored) -> tuple[torch.Tensor, Matrix]:
     library, out = native.step_functions(), part.out
     size = library.packed_bytes(part.kind, out, part.columns)
-    room = torch.empty(size + LINE, dtype=torch.uint8, device="cpu")
+    try:
+        room = torch.empty(size + LINE, dtype=torch.uint8, device="cpu")
+    except RuntimeError as error:
+        raise ModelError(f"there is no memory for weights {part.name}, {size} bytes: {native.SHORT}") from error
     weights = room[-room.data_ptr() % LINE :][:size]
     panels = -(-out // PANEL)
     step = out if part.order is not None else max(1, PART * panels // size) * PANEL

@@ -2,7 +2,7 @@
 
 from omnidraft.models.gguf.blocks import held_bytes, weights_of
 from omnidraft.models.gguf.config import is_gguf, load_config, model_tensors, read_keys
-from omnidraft.models.gguf.conversion import clear, converted, kept
+from omnidraft.models.gguf.conversion import clear, converted, kept, remove_old
 from omnidraft.models.gguf.keys import KeyReport
 from omnidraft.models.gguf.tokenizer import load_tokenizer
 
@@ -17,5 +17,6 @@ __all__ = [
     "load_tokenizer",
     "model_tensors",
     "read_keys",
+    "remove_old",
     "weights_of",
 ]

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import math
+import re
+import weakref
 from collections.abc import Iterator, Sequence
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from omnidraft.errors import ModelError
+from omnidraft.models.gguf.architectures import EMBEDDING, HEAD
 from omnidraft.models.gguf.config import model_tensors
 from omnidraft.models.gguf.guards import reading
 from omnidraft.models.gguf.header import TensorInfo
 from omnidraft.models.gguf.parts import forget_headers, read_header
-from omnidraft.models.gguf.weights import Source, read, rows_in, source_rows
+from omnidraft.models.gguf.weights import Source, check_unchanged, read, rows_in, source_rows
 from omnidraft.models.packed import KINDS, NUMBERS, Stored, StoredWeights
+
+# matrices of a layer that are kept as they are, or rounded, together
+SAME_INPUTS = re.compile(r"(blk\.\d+\.(?:attn|ffn))_(?:q|k|v|gate|up)\.weight")
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -24,12 +32,14 @@ if TYPE_CHECKING:
 class BlockWeights(StoredWeights):
     """The tensors of a file by their names in `transformers`; each is read when it is asked for.
 
-    Raises ModelError, as all of this package, where the file cannot be read.
+    Files stay open: one that takes the name of another, as updates do, changes nothing.  Raises ModelError, as all of
+    this package, where a file cannot be read, or was written to since its header was read.
     """
 
     def __init__(self, path: Path, sources: Sequence[Source]) -> None:
         self._path = path
         self._sources = {source.name: source for source in sources}
+        self._files: dict[Path, FileIO] = {}
 
     def stored(self, name: str) -> Stored | None:
         """A matrix as it is in the file; None where the file lacks it."""
@@ -41,9 +51,17 @@ class BlockWeights(StoredWeights):
 
         def rows(start: int, end: int) -> np.ndarray[Any, Any]:
             with reading(self._path):
-                return rows_in(info, out, start, end)
+                return rows_in(self._file(info), info, out, start, end)
 
         return Stored(name, info.quantization, out, columns, rows, order)
+
+    def _file(self, info: TensorInfo) -> FileIO:
+        """The open file of a tensor, which is what it was when its header was read."""
+        if info.path not in self._files:
+            self._files[info.path] = file = FileIO(info.path)
+            weakref.finalize(self, file.close)
+        check_unchanged(self._files[info.path], info)
+        return self._files[info.path]
 
     def __getitem__(self, name: str) -> torch.Tensor:
         with reading(self._path):
@@ -62,19 +80,38 @@ class BlockWeights(StoredWeights):
 def held_bytes(path: Path) -> int:
     """Bytes of a file's weights as the native step holds them, which may take up to 3 % more."""
     with reading(path):
-        tensors = read_header(path).tensors.values()
-        return sum(_held(info) for info in tensors)
+        tensors = read_header(path).tensors
+    together: dict[str, list[TensorInfo]] = {}
+    for name, info in tensors.items():
+        looked_up = name == EMBEDDING and HEAD in tensors and info.quantization in KINDS
+        if not looked_up:
+            together.setdefault(SAME_INPUTS.sub(r"\1", name), []).append(info)
+    return sum(map(_held, together.values()))
 
 
-def _held(info: TensorInfo) -> int:
-    if len(info.shape) == 1:
-        return info.shape[0] * torch.float32.itemsize
-    kept = info.quantization in KINDS and info.quantization not in NUMBERS
-    return info.nbytes if kept else math.prod(info.shape)  # others are rounded to 8 bits
+def _held(parts: Sequence[TensorInfo]) -> int:
+    """Bytes of matrices with the same inputs, or of one vector."""
+    if len(parts[0].shape) == 1:
+        return sum(4 * part.shape[0] for part in parts)
+    kinds = {part.quantization for part in parts}
+    if kinds <= set(KINDS) and not kinds <= set(NUMBERS):
+        return sum(part.nbytes for part in parts)
+    return sum(math.prod(part.shape) for part in parts)  # they are rounded to 8 bits
 
 
 def weights_of(path: Path, skeleton: PreTrainedModel) -> BlockWeights:
-    """The weights of a file's model; raises ModelError unless the file has those of the skeleton, and no other."""
+    """The weights of a file's model.
+
+    Raises ModelError unless the file has those of the skeleton, and no other, and there is memory for them.
+    """
+    import psutil
+
+    needed, free = held_bytes(path), psutil.virtual_memory().available
     found = BlockWeights(path, model_tensors(path, skeleton))
     forget_headers()  # before memory is taken for the weights
+    if needed > free:
+        raise ModelError(
+            f"the weights of {path.name} take {needed / 2**30:.1f} GiB of memory, and there are {free / 2**30:.1f}: "
+            "use a smaller model, or free some"
+        )
     return found

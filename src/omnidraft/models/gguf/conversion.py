@@ -9,8 +9,11 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +29,8 @@ from omnidraft.models.gguf.weights import Source, read
 
 FORMAT = 3  # of conversions; raised by each change to what one holds
 KEPT_BYTES = 64 * 2**30  # of all conversions together; the one used longest ago is removed first
+KEPT_SECONDS = 30 * 24 * 3600  # since it was last used: most files have been loaded without one since
+OWN = re.compile(r"[0-9a-f]{16}-\d+-\w+")  # folders of conversions; others beside them are not ours to remove
 SPARE_BYTES = 2**30  # of disk and memory, left free by a conversion
 NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}  # in safetensors files
 
@@ -74,6 +79,17 @@ def kept() -> list[Kept]:
             size = sum(file.stat().st_size for file in folder.iterdir())
             found.append(Kept(folder, (folder / "NAME").read_text(encoding="utf-8"), size, folder.stat().st_mtime))
     return sorted(found, key=lambda each: -each.used)
+
+
+def remove_old() -> int:
+    """Remove the conversions that were not used for KEPT_SECONDS, where that can be done; returns the bytes freed."""
+    freed = 0
+    for each in kept():
+        if OWN.fullmatch(each.folder.name) and time.time() - each.used > KEPT_SECONDS:
+            with suppress(OSError):
+                shutil.rmtree(each.folder)
+                freed += each.size
+    return freed
 
 
 def clear() -> int:

@@ -1,18 +1,19 @@
 """The header of one GGUF file: its keys, and where each tensor lies.
 
 Every count and length is checked against the file's size, so a damaged file gives one ModelError.  Little-endian
-files of versions 2 and 3 are read.
+files of versions 2 and 3 are read.  Nothing is mapped: of a file that another program cuts meanwhile, a mapping kills
+the process.
 """
 
 from __future__ import annotations
 
 import math
-import mmap
+import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from omnidraft.errors import ModelError
 from omnidraft.models.gguf.foreign import MAGIC, foreign
@@ -22,6 +23,8 @@ ALIGNMENT = 32  # bytes, where the header gives no other
 MAX_ITEMS = 2**24  # of an array, keys or tensors
 MAX_DIMENSIONS = 4
 MAX_NAME = 256  # characters
+BEGINNING = 2**24  # bytes that are read first: most headers are in them
+MAX_HEADER = 2**28  # bytes
 STRING, ARRAY = 8, 9
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 # number of the type in a file: its name, entries of a block, bytes of a block
@@ -46,6 +49,19 @@ class TensorInfo:
     path: Path
     start: int  # byte in the file
     nbytes: int
+    stamp: Stamp  # of the file
+
+
+class Stamp(NamedTuple):
+    """What changes where a file is changed, or another takes its name."""
+
+    number: int
+    size: int
+    written: int  # ns
+
+    @classmethod
+    def of(cls, found: os.stat_result) -> Stamp:
+        return cls(found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 @dataclass(frozen=True)
@@ -64,19 +80,42 @@ class Header:
 
 def read_part(path: Path) -> Header:
     """Read the header of one file; raises ModelError for a file that is damaged, or of another kind."""
-    size = path.stat().st_size
     with path.open("rb") as file:
-        if fault := foreign(path.name, file.read(512)):
+        stamp = Stamp.of(os.fstat(file.fileno()))
+        blob = file.read(BEGINNING)
+        if fault := foreign(path.name, blob[:512]):
             raise ModelError(fault)
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as blob:
-            return _Reader(path, blob, size).header()
+        while True:
+            try:
+                return _Reader(path, blob, stamp).header()
+            except _MoreError as error:
+                if error.end > MAX_HEADER:
+                    raise ModelError(
+                        f"{path.name} is damaged: its header has more than {MAX_HEADER} bytes: get the complete file"
+                    ) from None
+                more = file.read(max(error.end, 2 * len(blob)) - len(blob))
+                if not more:
+                    raise ModelError(changed(path.name)) from None
+                blob += more
+
+
+def changed(name: str) -> str:
+    """The message for a file that another program writes to, or has replaced."""
+    return f"{name} was changed while it was read: load it again once it is complete"
+
+
+class _MoreError(Exception):
+    """A header goes on behind what was read of the file, up to byte `end` at least."""
+
+    def __init__(self, end: int) -> None:
+        self.end = end
 
 
 class _Reader:
-    """Reads a header from its beginning to its end."""
+    """Reads a header from its beginning to its end; `blob` is the file's beginning."""
 
-    def __init__(self, path: Path, blob: mmap.mmap, size: int) -> None:
-        self._path, self._blob, self._size = path, blob, size
+    def __init__(self, path: Path, blob: bytes, stamp: Stamp) -> None:
+        self._path, self._blob, self._stamp, self._size = path, blob, stamp, stamp.size
         self._at = len(MAGIC)
 
     def header(self) -> Header:
@@ -116,7 +155,7 @@ class _Reader:
             if data + offset + nbytes > self._size:
                 raise self._damaged(f"tensor {name} ends at byte {data + offset + nbytes}, the file has {self._size}")
             end, previous = offset + nbytes, name
-            found[name] = TensorInfo(name, shape, kind, self._path, data + offset, nbytes)
+            found[name] = TensorInfo(name, shape, kind, self._path, data + offset, nbytes, self._stamp)
         return found
 
     def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
@@ -152,15 +191,15 @@ class _Reader:
 
     def _texts(self, count: int, errors: str, key: str) -> list[str]:
         """A list of texts: vocabularies have some 100,000, so this is a plain loop."""
-        blob, at, size, unpack = self._blob, self._at, self._size, struct.Struct("<Q").unpack_from
+        blob, at, there, unpack = self._blob, self._at, len(self._blob), struct.Struct("<Q").unpack_from
         found = []
         for _ in range(count):
             begin = at + 8
-            if begin > size:
-                raise self._cut()
+            if begin > there:
+                raise self._cut(begin)
             at = begin + unpack(blob, at)[0]
-            if at > size:
-                raise self._cut()
+            if at > there:
+                raise self._cut(at)
             found.append(blob[begin:at])
         self._at = at
         try:
@@ -190,11 +229,13 @@ class _Reader:
     def _numbers(self, code: str, count: int) -> tuple[Any, ...]:
         form = f"<{count}{code}"
         begin, self._at = self._at, self._at + struct.calcsize(form)
-        if self._at > self._size:
-            raise self._cut()
+        if self._at > len(self._blob):
+            raise self._cut(self._at)
         return struct.unpack_from(form, self._blob, begin)
 
-    def _cut(self) -> ModelError:
+    def _cut(self, end: int) -> Exception:
+        if end <= self._size:
+            return _MoreError(end)
         return self._damaged(f"its header goes on where the file ends, at byte {self._size}")
 
     def _damaged(self, fault: str) -> ModelError:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from omnidraft.errors import ModelError
-from omnidraft.models.gguf.header import Header, TensorInfo, read_part
+from omnidraft.models.gguf.header import Header, Stamp, TensorInfo, read_part
 
 PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.IGNORECASE)
 SAME = ("general.architecture", "general.name", "split.count", "split.tensors.count")  # in all parts, where given
@@ -20,7 +20,7 @@ def read_header(path: Path) -> Header:
     Raises ModelError for a part that is missing or of another model, and for damaged files.
     """
     paths = _named(path)
-    return _joined(paths, tuple((each.stat().st_mtime_ns, each.stat().st_size) for each in paths if each.is_file()))
+    return _joined(paths, tuple(Stamp.of(each.stat()) for each in paths if each.is_file()))
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def _named(path: Path) -> tuple[Path, ...]:
 
 
 @lru_cache(maxsize=4)
-def _joined(paths: tuple[Path, ...], _stamps: tuple[tuple[int, int], ...]) -> Header:
+def _joined(paths: tuple[Path, ...], _stamps: tuple[Stamp, ...]) -> Header:
     first, count = paths[0], len(paths)
     missing = next((number for number, path in enumerate(paths) if not path.is_file()), None)
     if missing is not None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from io import FileIO
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ import torch
 
 from omnidraft.errors import ModelError
 from omnidraft.models.gguf.architectures import OUTSIDE, Described
-from omnidraft.models.gguf.header import QUANTIZATIONS, Header, TensorInfo
+from omnidraft.models.gguf.header import QUANTIZATIONS, Header, Stamp, TensorInfo, changed
 
 CHUNK = 2**22  # entries that are dequantized at a time
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
@@ -83,15 +85,40 @@ def _dequantized(info: TensorInfo, rows: int) -> Iterator[np.ndarray[Any, Any]]:
 
     kind = GGMLQuantizationType[QUANTIZATIONS[info.quantization][0]]
     step = max(1, CHUNK // info.shape[-1])
-    for start in range(0, rows, step):
-        data = rows_in(info, rows, start, min(rows, start + step))
-        yield np.asarray(dequantize(data, kind), dtype=np.float32)
+    with FileIO(info.path) as file:
+        for start in range(0, rows, step):
+            check_unchanged(file, info)
+            data = rows_in(file, info, rows, start, min(rows, start + step))
+            with np.errstate(all="ignore"):  # what is no number is seen in the values
+                values = np.asarray(dequantize(data, kind), dtype=np.float32)
+            yield values
 
 
-def rows_in(info: TensorInfo, rows: int, start: int, end: int) -> np.memmap[Any, Any]:
-    """Rows start..end of `rows` of a tensor where they are in the file, (end - start, bytes of a row) uint8."""
+def rows_in(file: FileIO, info: TensorInfo, rows: int, start: int, end: int) -> np.ndarray[Any, Any]:
+    """Rows start..end of `rows` of a tensor as they are in its open file, (end - start, bytes of a row) uint8.
+
+    Raises ModelError where the file ends before.  Nothing is mapped, as in `header.py`.
+    """
     width = info.nbytes // rows
-    return np.memmap(info.path, np.uint8, "r", info.start + start * width, (end - start, width))
+    found = np.empty((end - start, width), np.uint8)
+    view, done = found.reshape(-1).data, 0
+    while done < found.nbytes:  # the system gives no more than 2 GiB at once
+        place = info.start + start * width + done
+        if hasattr(os, "preadv"):  # which does not move the place of a file that a fork shares
+            some = os.preadv(file.fileno(), [view[done:]], place)
+        else:
+            file.seek(place)
+            some = file.readinto(view[done:])
+        if not some:
+            raise ModelError(changed(info.path.name))
+        done += some
+    return found
+
+
+def check_unchanged(file: FileIO, info: TensorInfo) -> None:
+    """Raise ModelError where an open file is no longer what it was when its header was read."""
+    if Stamp.of(os.fstat(file.fileno())) != info.stamp:
+        raise ModelError(changed(info.path.name))
 
 
 def source_rows(count: int, heads: int) -> np.ndarray[Any, Any]:
