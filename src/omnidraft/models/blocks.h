@@ -4,6 +4,8 @@
    instruction and a row's sum never leaves its lane.  A panel has the codes of its groups of 32 columns, then their
    scales.  Of codes of 4 to 6 bits the low 4 of columns 0 to 15 and of 16 to 31 share bytes; the high ones follow.  */
 
+#pragma once
+
 #include <math.h>
 #include <stdatomic.h>
 #include <stdint.h>

@@ -19,203 +19,7 @@ typedef struct {
     int32_t room[3];      /* a piece is in one line of a cache */
 } Piece;
 
-/* ---- vectors: some rows of a panel, 4 columns of each in a vector of codes */
-
-#if defined(__AVX512BW__) && defined(__FMA__) && !defined(PLAIN)
-#include <immintrin.h>
-#define SIDE 16 /* rows of a panel in a vector */
-typedef __m512i Codes;
-typedef __m512i Counts;
-typedef __m512 Reals;
-INLINE Codes codes_in(const void *at) { return _mm512_loadu_si512(at); }
-INLINE Codes code_of(int8_t code) { return _mm512_set1_epi8(code); }
-INLINE Codes masked(Codes codes, Codes mask) { return _mm512_and_si512(codes, mask); }
-INLINE Codes joined(Codes low, Codes high) { return _mm512_or_si512(low, high); }
-INLINE Codes raised(Codes codes, int bits) { return bits ? _mm512_slli_epi16(codes, bits) : codes; }
-INLINE Codes lowered(Codes codes, int bits) { return bits ? _mm512_srli_epi16(codes, bits) : codes; }
-INLINE Codes looked_up(Codes codes) {
-    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const void *)NONLINEAR)), codes);
-}
-INLINE Counts count_of(int32_t count) { return _mm512_set1_epi32(count); }
-INLINE Counts shifted(Counts a, int bits) { return _mm512_slli_epi32(a, bits); }
-INLINE Reals real_of(float real) { return _mm512_set1_ps(real); }
-INLINE Reals reals_in(const float *at) { return _mm512_loadu_ps(at); }
-INLINE Reals reals_of(Counts counts) { return _mm512_cvtepi32_ps(counts); }
-INLINE Reals halves_in(const void *at) { return _mm512_cvtph_ps(_mm256_loadu_si256(at)); }
-INLINE Reals brains_in(const void *at) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(at)), 16));
-}
-INLINE Reals unsigned_in(const void *at) { return reals_of(_mm512_cvtepu8_epi32(_mm_loadu_si128(at))); }
-INLINE Reals signed_in(const void *at) { return reals_of(_mm512_cvtepi8_epi32(_mm_loadu_si128(at))); }
-INLINE Reals product(Reals a, Reals b) { return _mm512_mul_ps(a, b); }
-INLINE Reals sum_with(Reals a, Reals b, Reals c) { return _mm512_fmadd_ps(a, b, c); }
-INLINE void keep_reals(float *at, Reals reals) { _mm512_storeu_ps(at, reals); }
-INLINE Counts sizes_of(Reals reals) {
-    return _mm512_and_si512(_mm512_castps_si512(reals), _mm512_set1_epi32(INT32_MAX));
-}
-INLINE Counts added(Counts a, Counts b) { return _mm512_add_epi32(a, b); }
-INLINE Counts larger(Counts a, Counts b) { return _mm512_max_epi32(a, b); }
-INLINE int32_t largest_in(Counts counts) { return _mm512_reduce_max_epi32(counts); }
-INLINE int32_t total_in(Counts counts) { return _mm512_reduce_add_epi32(counts); }
-INLINE Counts nearest_to(Reals reals) { return _mm512_cvtps_epi32(reals); }
-INLINE void keep_bytes(void *at, Counts counts) { _mm_storeu_si128(at, _mm512_cvtepi32_epi8(counts)); }
-#ifdef __AVX512VNNI__
-#define SIGNLESS
-INLINE Counts dot(Counts counts, Codes codes, int32_t x) {
-    return _mm512_dpbusd_epi32(counts, codes, _mm512_set1_epi32(x));
-}
-#else
-typedef __m512i Pairs;
-#define PAIRS_OF(codes, x) _mm512_maddubs_epi16(codes, _mm512_set1_epi32(x))
-#define PAIRS_ADDED(a, b) _mm512_add_epi16(a, b)
-#define PAIRS_COUNTED(counts, pairs) \
-    _mm512_add_epi32(counts, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))
-INLINE Pairs signed_pairs(Codes codes, int32_t x) {
-    __m512i all = _mm512_set1_epi32(x);
-    __m512i same = _mm512_mask_sub_epi8(all, _mm512_movepi8_mask(codes), _mm512_setzero_si512(), all);
-    return _mm512_maddubs_epi16(_mm512_abs_epi8(codes), same);
-}
-#endif
-#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__) && !defined(PLAIN)
-#include <immintrin.h>
-#define SIDE 8
-typedef __m256i Codes;
-typedef __m256i Counts;
-typedef __m256 Reals;
-INLINE Codes codes_in(const void *at) { return _mm256_loadu_si256(at); }
-INLINE Codes code_of(int8_t code) { return _mm256_set1_epi8(code); }
-INLINE Codes masked(Codes codes, Codes mask) { return _mm256_and_si256(codes, mask); }
-INLINE Codes joined(Codes low, Codes high) { return _mm256_or_si256(low, high); }
-INLINE Codes raised(Codes codes, int bits) { return bits ? _mm256_slli_epi16(codes, bits) : codes; }
-INLINE Codes lowered(Codes codes, int bits) { return bits ? _mm256_srli_epi16(codes, bits) : codes; }
-INLINE Codes looked_up(Codes codes) {
-    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const void *)NONLINEAR)), codes);
-}
-INLINE Counts count_of(int32_t count) { return _mm256_set1_epi32(count); }
-INLINE Counts shifted(Counts a, int bits) { return _mm256_slli_epi32(a, bits); }
-INLINE Reals real_of(float real) { return _mm256_set1_ps(real); }
-INLINE Reals reals_in(const float *at) { return _mm256_loadu_ps(at); }
-INLINE Reals reals_of(Counts counts) { return _mm256_cvtepi32_ps(counts); }
-INLINE Reals halves_in(const void *at) { return _mm256_cvtph_ps(_mm_loadu_si128(at)); }
-INLINE Reals brains_in(const void *at) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(at)), 16));
-}
-INLINE Reals unsigned_in(const void *at) { return reals_of(_mm256_cvtepu8_epi32(_mm_loadl_epi64(at))); }
-INLINE Reals signed_in(const void *at) { return reals_of(_mm256_cvtepi8_epi32(_mm_loadl_epi64(at))); }
-INLINE Reals product(Reals a, Reals b) { return _mm256_mul_ps(a, b); }
-INLINE Reals sum_with(Reals a, Reals b, Reals c) { return _mm256_fmadd_ps(a, b, c); }
-INLINE void keep_reals(float *at, Reals reals) { _mm256_storeu_ps(at, reals); }
-INLINE Counts sizes_of(Reals reals) {
-    return _mm256_and_si256(_mm256_castps_si256(reals), _mm256_set1_epi32(INT32_MAX));
-}
-INLINE Counts added(Counts a, Counts b) { return _mm256_add_epi32(a, b); }
-INLINE Counts larger(Counts a, Counts b) { return _mm256_max_epi32(a, b); }
-INLINE int32_t largest_in(Counts counts) {
-    __m128i half = _mm_max_epi32(_mm256_castsi256_si128(counts), _mm256_extracti128_si256(counts, 1));
-    half = _mm_max_epi32(half, _mm_shuffle_epi32(half, 0x4e));
-    return _mm_cvtsi128_si32(_mm_max_epi32(half, _mm_shuffle_epi32(half, 0xb1)));
-}
-INLINE int32_t total_in(Counts counts) {
-    __m128i half = _mm_add_epi32(_mm256_castsi256_si128(counts), _mm256_extracti128_si256(counts, 1));
-    half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4e));
-    return _mm_cvtsi128_si32(_mm_add_epi32(half, _mm_shuffle_epi32(half, 0xb1)));
-}
-INLINE Counts nearest_to(Reals reals) { return _mm256_cvtps_epi32(reals); }
-INLINE void keep_bytes(void *at, Counts counts) {
-    __m128i pairs = _mm_packs_epi32(_mm256_castsi256_si128(counts), _mm256_extracti128_si256(counts, 1));
-    _mm_storel_epi64(at, _mm_packs_epi16(pairs, pairs));
-}
-#ifdef __AVXVNNI__
-#define SIGNLESS
-INLINE Counts dot(Counts counts, Codes codes, int32_t x) {
-    return _mm256_dpbusd_avx_epi32(counts, codes, _mm256_set1_epi32(x));
-}
-#else
-typedef __m256i Pairs;
-#define PAIRS_OF(codes, x) _mm256_maddubs_epi16(codes, _mm256_set1_epi32(x))
-#define PAIRS_ADDED(a, b) _mm256_add_epi16(a, b)
-#define PAIRS_COUNTED(counts, pairs) \
-    _mm256_add_epi32(counts, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
-INLINE Pairs signed_pairs(Codes codes, int32_t x) {
-    return _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(_mm256_set1_epi32(x), codes));
-}
-#endif
-#else
-#define SIDE 4
-typedef uint8_t Codes __attribute__((vector_size(16)));
-typedef int32_t Counts __attribute__((vector_size(16)));
-typedef float Reals __attribute__((vector_size(16)));
-INLINE Codes codes_in(const void *at) {
-    Codes codes;
-    memcpy(&codes, at, sizeof codes);
-    return codes;
-}
-INLINE Codes code_of(int8_t code) { return (Codes){0} + (uint8_t)code; }
-INLINE Codes masked(Codes codes, Codes mask) { return codes & mask; }
-INLINE Codes joined(Codes low, Codes high) { return low | high; }
-INLINE Codes raised(Codes codes, int bits) { return codes << bits; }
-INLINE Codes lowered(Codes codes, int bits) { return codes >> bits; }
-INLINE Codes looked_up(Codes codes) {
-    for (int i = 0; i < 16; i++) codes[i] = NONLINEAR[codes[i]];
-    return codes;
-}
-INLINE Counts count_of(int32_t count) { return (Counts){0} + count; }
-INLINE Counts shifted(Counts a, int bits) { return a << bits; }
-INLINE Reals real_of(float real) { return (Reals){0} + real; }
-INLINE Reals reals_in(const float *at) {
-    Reals reals;
-    memcpy(&reals, at, sizeof reals);
-    return reals;
-}
-INLINE Reals reals_of(Counts counts) { return __builtin_convertvector(counts, Reals); }
-#define READ(at, type, value) \
-    Reals reals; \
-    const uint8_t *bytes = at; \
-    type entry; \
-    for (int i = 0; i < SIDE; i++) { \
-        memcpy(&entry, bytes + i * sizeof entry, sizeof entry); \
-        reals[i] = value; \
-    } \
-    return reals;
-INLINE Reals halves_in(const void *at) { READ(at, uint16_t, half_value(entry)) }
-INLINE Reals brains_in(const void *at) { READ(at, uint16_t, brain_value(entry)) }
-INLINE Reals unsigned_in(const void *at) { READ(at, uint8_t, entry) }
-INLINE Reals signed_in(const void *at) { READ(at, int8_t, entry) }
-INLINE Reals product(Reals a, Reals b) { return a * b; }
-INLINE Reals sum_with(Reals a, Reals b, Reals c) {
-    for (int i = 0; i < SIDE; i++) c[i] = fmaf(a[i], b[i], c[i]);
-    return c;
-}
-INLINE void keep_reals(float *at, Reals reals) { memcpy(at, &reals, sizeof reals); }
-INLINE Counts sizes_of(Reals reals) { return (Counts)reals & INT32_MAX; }
-INLINE Counts added(Counts a, Counts b) { return a + b; }
-INLINE Counts larger(Counts a, Counts b) { return (a & (a > b)) | (b & ~(a > b)); }
-INLINE int32_t largest_in(Counts counts) {
-    int32_t largest = counts[0];
-    for (int i = 1; i < SIDE; i++) largest = counts[i] > largest ? counts[i] : largest;
-    return largest;
-}
-INLINE int32_t total_in(Counts counts) { return counts[0] + counts[1] + counts[2] + counts[3]; }
-INLINE Counts nearest_to(Reals reals) { return __builtin_convertvector((reals + 12582912) - 12582912, Counts); }
-INLINE void keep_bytes(void *at, Counts counts) {
-    for (int i = 0; i < SIDE; i++) ((int8_t *)at)[i] = counts[i];
-}
-typedef int8_t Signed __attribute__((vector_size(16)));
-typedef int16_t Pairs __attribute__((vector_size(32)));
-INLINE Pairs repeated(int32_t x) { return __builtin_convertvector((Signed)count_of(x), Pairs); }
-INLINE Counts counted(Counts counts, Pairs pairs) {
-    for (int i = 0; i < SIDE; i++)
-        counts[i] += pairs[4 * i] + pairs[4 * i + 1] + pairs[4 * i + 2] + pairs[4 * i + 3];
-    return counts;
-}
-#define PAIRS_OF(codes, x) (__builtin_convertvector(codes, Pairs) * repeated(x))
-#define PAIRS_ADDED(a, b) ((a) + (b))
-#define PAIRS_COUNTED(counts, pairs) counted(counts, pairs)
-INLINE Pairs signed_pairs(Codes codes, int32_t x) {
-    return __builtin_convertvector((Signed)codes, Pairs) * repeated(x);
-}
-#endif
-#define SIDES (PANEL / SIDE)
+#include "codes.h"
 
 /* ---- a group */
 
@@ -243,9 +47,9 @@ INLINE Piece piece_of(const float *values) {
 
 /* adds the products of 16 columns; sums of pairs have 16 bits, which as many products of codes fit in */
 INLINE Counts dots(int kind, Counts counts, const Codes *codes, const int32_t *x) {
-#ifdef SIGNLESS
+#ifdef DOTS
     (void)kind;
-    for (int j = 0; j < 4; j++) counts = dot(counts, codes[j], x[j]);
+    counts = dots_of(counts, codes, x);
 #else
     int most = is_signed(kind) ? 1 : bits_of(kind) == 6 ? 2 : 4;
     for (int j = 0; j < 4; j += most) {
@@ -272,7 +76,7 @@ INLINE void unpack(int kind, const uint8_t *at, Codes *codes) {
         codes[j] = joined(codes[j], high);
     }
     for (int j = 0; j < 8 && kind == IQ4_NL; j++) codes[j] = looked_up(codes[j]);
-#ifdef SIGNLESS
+#ifdef UNSIGNED
     for (int j = 0; j < 8 && is_signed(kind); j++) codes[j] ^= code_of(-128);
 #endif
 }
@@ -298,7 +102,7 @@ INLINE Scales scales_at(int kind, const uint8_t *at, int64_t g, int row) {
 /* the sums of products of half a group, which are exact */
 INLINE Reals half_products(int kind, const Codes *codes, const Piece *piece, int half) {
     int offset = kind == Q4_0 ? 3 : kind == Q5_0 ? 4 : kind == Q6_K ? 5 : 0; /* the power of 2 that codes count from */
-#ifdef SIGNLESS
+#ifdef UNSIGNED
     if (is_signed(kind)) offset = 7;
 #endif
     Counts start = offset ? shifted(count_of(piece->less[half]), offset) : count_of(0);

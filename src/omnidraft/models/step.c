@@ -221,8 +221,9 @@ static void multiply_panels(const Projection *one, int64_t number, int64_t begin
         for (int64_t turn = 0; turn < turns; turn++) { /* as many inputs in each: 9 as 5 and 4 */
             int64_t first = one->rows * turn / turns, o = panel * PANEL;
             int rows = one->rows * (turn + 1) / turns - first, count = matrix->out - o < PANEL ? matrix->out - o : PANEL;
-            multiply_panel(matrix, panel, rows, one->pieces + first, one->rows, one->values + first * one->stride,
-                           one->stride, result);
+            const Piece *pieces = one->pieces ? one->pieces + first : NULL; /* numbers take values alone */
+            multiply_panel(matrix, panel, rows, pieces, one->rows, one->values + first * one->stride, one->stride,
+                           result);
             for (int m = 0; m < rows; m++) {
                 float *y = result_at(one, number, first + m, o);
                 for (int i = 0; i < count; i++) put_result(one, matrix, result[m][i], o + i, y + i);

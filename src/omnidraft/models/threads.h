@@ -12,6 +12,8 @@ with something else to do made a pass fifty times as long. */
 #define SPINS 1000 /* looks for a job, some tens of microseconds, before a thread sleeps */
 #if defined(__x86_64__) || defined(__i386__)
 #define PAUSE __builtin_ia32_pause()
+#elif defined(__aarch64__)
+#define PAUSE ({ __asm__ volatile("isb"); }) /* takes as long as the other: `yield` does nothing on most */
 #else
 #define PAUSE
 #endif
