@@ -1,8 +1,9 @@
 /* Matrices of GGUF files, every weight with the value that the file gives it, in the order in which the step reads them.
 
    16 rows lie side by side in a panel: a vector of codes has 4 columns of each, so that a product with an input is one
-   instruction and a row's sum never leaves its lane.  A panel has the codes of its groups of 32 columns, then their
-   scales.  Of codes of 4 to 6 bits the low 4 of columns 0 to 15 and of 16 to 31 share bytes; the high ones follow.  */
+   instruction and a row's sum never leaves its lane.  A panel is read in the order in which it lies: units of some groups
+   of 32 columns, each with its scales before its codes, so that what is fetched ahead of them is what comes next.  Of
+   codes of 4 to 6 bits the low 4 of columns 0 to 15 and of 16 to 31 share bytes; the high ones follow.  */
 
 #pragma once
 
@@ -71,11 +72,26 @@ INLINE int64_t scale_bytes(int kind) {
     return wide + (entries_of(kind) == 256 ? 16 * PANEL : 0);
 }
 
-INLINE int64_t code_bytes(int kind, int64_t in) { return in / GROUP * 64 * bits_of(kind); }
+/* groups of a unit, whose scales fill whole lines of a cache; the last of a panel may have fewer */
+INLINE int64_t unit_of(int kind) { return kind == Q6_K ? 16 : 8; }
+
+/* bytes of the scales, and of the codes, of some whole blocks */
+INLINE int64_t scales_in(int kind, int64_t groups) { return groups * GROUP / entries_of(kind) * scale_bytes(kind); }
+INLINE int64_t codes_in_groups(int kind, int64_t groups) { return groups * 64 * bits_of(kind); }
+
+/* where the scales of the block that a group is in are in a panel, and its codes */
+INLINE int64_t scales_place(int kind, int64_t g) {
+    int64_t before = g / unit_of(kind) * unit_of(kind), of = entries_of(kind) / GROUP;
+    return scales_in(kind, before + (g - before) / of * of) + codes_in_groups(kind, before);
+}
+INLINE int64_t codes_place(int kind, int64_t in, int64_t g) {
+    int64_t unit = unit_of(kind), end = (g / unit + 1) * unit;
+    return scales_in(kind, end < in / GROUP ? end : in / GROUP) + codes_in_groups(kind, g);
+}
 
 INLINE int64_t bytes_of_panel(int kind, int64_t in) {
     if (!bits_of(kind)) return in * PANEL * bytes_of(kind);
-    return (code_bytes(kind, in) + in / entries_of(kind) * scale_bytes(kind) + 63) / 64 * 64;
+    return (scales_in(kind, in / GROUP) + codes_in_groups(kind, in / GROUP) + 63) / 64 * 64;
 }
 
 /* what is added to the value of a code, before its scale */
@@ -181,7 +197,7 @@ typedef struct {
 INLINE void pack_kind(int kind, const Packing *one, int64_t panel) {
     int64_t entries = entries_of(kind), size = bytes_of(kind), blocks = one->in / entries, per = entries / GROUP;
     int64_t of_panel = bytes_of_panel(kind, one->in), rows = one->out - panel * PANEL;
-    uint8_t *to = one->panels + panel * of_panel, *scales = to + code_bytes(kind, one->in), codes[GROUP];
+    uint8_t *to = one->panels + panel * of_panel, codes[GROUP];
     const uint8_t *from[PANEL];
     int fine = 1;
     if (rows < PANEL) memset(to, 0, of_panel);
@@ -199,18 +215,19 @@ INLINE void pack_kind(int kind, const Packing *one, int64_t panel) {
             }
             for (int g = 0; g < per; g++) {
                 codes_of(kind, block, g, codes);
-                put_codes(kind, codes, to + (b * per + g) * 64 * bits_of(kind), r);
+                put_codes(kind, codes, to + codes_place(kind, one->in, b * per + g), r);
             }
-            fine &= put_scales(kind, block, scales + b * scale_bytes(kind), r);
+            fine &= put_scales(kind, block, to + scales_place(kind, b * per), r);
         }
     if (!fine) atomic_store(one->faults, 1);
 }
 
 /* ---- from panels to values */
 
-INLINE int code_at(int kind, const uint8_t *panel, int row, int64_t k) {
-    int bits = bits_of(kind), j = k % GROUP / 4, byte = row * 4 + k % 4;
-    const uint8_t *at = panel + k / GROUP * 64 * bits + byte;
+/* of column k of a group */
+INLINE int code_at(int kind, const uint8_t *codes, int row, int64_t k) {
+    int bits = bits_of(kind), j = k / 4;
+    const uint8_t *at = codes + row * 4 + k % 4;
     if (bits == 8) return (int8_t)at[64 * j];
     int low = j < 4 ? at[64 * j] & 15 : at[64 * (j - 4)] >> 4;
     if (bits == 5) low |= (at[256] >> j & 1) << 4;
@@ -230,7 +247,7 @@ INLINE float number_at(int kind, const uint8_t *place) {
 /* values of a row */
 INLINE void unpack_kind(int kind, const Matrix *matrix, int64_t id, float *values) {
     const uint8_t *panel = (const uint8_t *)matrix->weights + id / PANEL * bytes_of_panel(kind, matrix->in);
-    const uint8_t *all = panel + code_bytes(kind, matrix->in), *scales;
+    const uint8_t *scales;
     int64_t entries = entries_of(kind);
     int row = id % PANEL;
     for (int64_t k = 0; k < matrix->in; k++) {
@@ -238,7 +255,7 @@ INLINE void unpack_kind(int kind, const Matrix *matrix, int64_t id, float *value
             values[k] = number_at(kind, panel + (k * PANEL + row) * bytes_of(kind));
             continue;
         }
-        scales = all + k / entries * scale_bytes(kind);
+        scales = panel + scales_place(kind, k / GROUP);
         float scale = number_at(F16, scales + 2 * row), least = 0;
         if (has_least(kind)) least = number_at(F16, scales + 2 * (PANEL + row));
         if (kind == Q6_K) scale *= (int8_t)scales[(2 + k % 256 / 16) * PANEL + row];
@@ -246,7 +263,7 @@ INLINE void unpack_kind(int kind, const Matrix *matrix, int64_t id, float *value
             scale *= scales[(4 + k % 256 / GROUP) * PANEL + row];
             least *= -(float)scales[(12 + k % 256 / GROUP) * PANEL + row];
         }
-        values[k] = scale * code_at(kind, panel, row, k) + least;
+        values[k] = scale * code_at(kind, panel + codes_place(kind, matrix->in, k / GROUP), row, k % GROUP) + least;
     }
 }
 

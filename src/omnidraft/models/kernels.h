@@ -9,7 +9,7 @@
 
 #define LARGEST 127 /* whole number of an input */
 #define TOGETHER 16 /* rows of inputs, at most, for which codes are unpacked */
-#define FETCHED 16384 /* bytes ahead: matrices come from memory, and less leaves its channels idle */
+#define FETCHED 8192 /* bytes ahead: with less memory is waited for, with more the innermost cache holds less else */
 
 /* a group of an input, each half of it with a scale */
 typedef struct {
@@ -109,30 +109,36 @@ INLINE Reals half_products(int kind, const Codes *codes, const Piece *piece, int
     return reals_of(dots(kind, start, codes + 4 * half, piece->x + 4 * half));
 }
 
+/* a sum with the products of a group */
+INLINE Reals with_group(int kind, Reals sum, const Codes *codes, const Scales *of, const Piece *piece) {
+    Reals first = product(half_products(kind, codes, piece, 0), real_of(piece->scale[0]));
+    Reals second = half_products(kind, codes, piece, 1), scale = real_of(piece->scale[1]);
+    if (kind == Q6_K) {
+        sum = sum_with(first, of->scale[0], sum);
+        sum = sum_with(product(second, scale), of->scale[1], sum);
+    } else sum = sum_with(sum_with(second, scale, first), of->scale[0], sum);
+    return has_least(kind) ? sum_with(of->least, real_of(piece->sum), sum) : sum;
+}
+
 /* a panel times `rows` inputs, whose groups lie `apart`; `kind` and `rows` are constants where this is inlined */
 INLINE void multiply_codes(int kind, int rows, const uint8_t *panel, int64_t in, const Piece *pieces, int64_t apart,
                            float (*result)[PANEL]) {
-    int bits = bits_of(kind), bytes = 64 * bits + scale_bytes(kind) * GROUP / entries_of(kind); /* of a group */
-    const uint8_t *scales = panel + code_bytes(kind, in), *ahead = panel + FETCHED;
+    int64_t groups = in / GROUP, unit = unit_of(kind), bytes = scales_in(kind, unit) / unit + codes_in_groups(kind, 1);
+    const uint8_t *ahead = panel + FETCHED;
     Reals sums[TOGETHER][SIDES];
     for (int m = 0; m < rows; m++)
         for (int s = 0; s < SIDES; s++) sums[m][s] = real_of(0);
-    for (int64_t g = 0; g < in / GROUP; g++, panel += 64 * bits, pieces += apart, ahead += bytes) {
-        for (int line = 0; line < bytes; line += 64) __builtin_prefetch(ahead + line);
-        for (int s = 0; s < SIDES; s++) {
-            Codes codes[8];
-            unpack(kind, panel + 4 * SIDE * s, codes);
-            Scales of = scales_at(kind, scales, g, SIDE * s);
-            for (int m = 0; m < rows; m++) {
-                const Piece *piece = pieces + m;
-                Reals first = product(half_products(kind, codes, piece, 0), real_of(piece->scale[0])), sum = sums[m][s];
-                Reals second = half_products(kind, codes, piece, 1), scale = real_of(piece->scale[1]);
-                if (kind == Q6_K) {
-                    sum = sum_with(first, of.scale[0], sum);
-                    sum = sum_with(product(second, scale), of.scale[1], sum);
-                } else sum = sum_with(sum_with(second, scale, first), of.scale[0], sum);
-                if (has_least(kind)) sum = sum_with(of.least, real_of(piece->sum), sum);
-                sums[m][s] = sum;
+    for (; groups > 0; groups -= unit) {
+        int64_t count = groups < unit ? groups : unit;
+        const uint8_t *scales = panel;
+        panel += scales_in(kind, count);
+        for (int64_t g = 0; g < count; g++, panel += codes_in_groups(kind, 1), pieces += apart, ahead += bytes) {
+            for (int line = 0; line < bytes; line += 64) __builtin_prefetch(ahead + line);
+            for (int s = 0; s < SIDES; s++) {
+                Codes codes[8];
+                unpack(kind, panel + 4 * SIDE * s, codes);
+                Scales of = scales_at(kind, scales, g, SIDE * s);
+                for (int m = 0; m < rows; m++) sums[m][s] = with_group(kind, sums[m][s], codes, &of, pieces + m);
             }
         }
     }
