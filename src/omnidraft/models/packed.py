@@ -18,7 +18,7 @@ from omnidraft.models.native import PANEL, Matrix, pointer
 KINDS = (0, 1, 2, 3, 6, 7, 8, 12, 13, 14, 20, 30)  # numbers in a file of the kinds that step.c takes, as in blocks.h
 NUMBERS = (0, 1, 30)  # those without scales: of more than 8 bits
 SAMPLED = 16  # rows
-PART = 2**24  # bytes of a file that are read at a time, about
+PART = 2**21  # bytes of a file that are read at a time, about: what stays in a cache, and in memory that is used again
 LINE = 64  # bytes: where a vector begins
 
 

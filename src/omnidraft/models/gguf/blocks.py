@@ -16,7 +16,7 @@ import torch
 from omnidraft.errors import ModelError
 from omnidraft.models.gguf.architectures import EMBEDDING, HEAD
 from omnidraft.models.gguf.config import model_tensors
-from omnidraft.models.gguf.guards import reading
+from omnidraft.models.gguf.guards import naming, reading
 from omnidraft.models.gguf.header import TensorInfo
 from omnidraft.models.gguf.parts import forget_headers, read_header
 from omnidraft.models.gguf.weights import Source, check_unchanged, read, rows_in, source_rows
@@ -50,7 +50,7 @@ class BlockWeights(StoredWeights):
         order = source_rows(out, source.heads) if source.heads else None
 
         def rows(start: int, end: int) -> np.ndarray[Any, Any]:
-            with reading(self._path):
+            with naming(self._path):
                 return rows_in(self._file(info), info, out, start, end)
 
         return Stored(name, info.quantization, out, columns, rows, order)
@@ -64,7 +64,7 @@ class BlockWeights(StoredWeights):
         return self._files[info.path]
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        with reading(self._path):
+        with naming(self._path):
             return read(self._sources[name], torch.float32)
 
     def __contains__(self, name: object) -> bool:

@@ -18,6 +18,16 @@ def reading(path: Path) -> Iterator[None]:
     level = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
+        with naming(path):
+            yield
+    finally:
+        logging.set_verbosity(level)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Turn any exception inside into a ModelError of one line."""
+    try:
         yield
     except ModelError:
         raise
@@ -28,8 +38,6 @@ def reading(path: Path) -> Iterator[None]:
         raise ModelError(
             f"cannot read GGUF file {path.name} ({reason}): get the complete file of a text model"
         ) from error
-    finally:
-        logging.set_verbosity(level)
 
 
 @contextmanager
