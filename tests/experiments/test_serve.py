@@ -17,17 +17,26 @@ def test_a_quick_run(target: Path, drafter: Path, tmp_path: Path, capsys: pytest
     (chat / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }} {% endfor %}", encoding="utf-8")
     out = tmp_path / "serve"
     words = ["--target", str(chat), "--drafter", str(drafter), "--dtype", "float32", "--threads", "1", "--quick"]
-    words += ["--seconds", "1"]
+    words += ["--seconds", "1", "--long", "60"]
     assert serve.main([*words, "--out", str(out)]) == 0
     lines = [json.loads(line) for line in (tmp_path / "serve.jsonl").read_text(encoding="utf-8").splitlines()]
     rows = [line for line in lines if line["kind"] == "rows"]
-    assert [row["method"] for row in rows] == ["drafts", "no drafts", "generate"]
+    ways = [(row["method"], row["clients"]) for row in rows]
+    assert ways == [("drafts", 1), ("drafts", 2), ("no drafts", 1), ("no drafts", 2), ("generate", 1)]
     for row in rows:
-        assert row["answers"] == row["identical"] >= row["clients"] == 2
+        assert row["answers"] >= row["clients"]
+        assert row["identical"] == (None if row["method"] == "generate" else row["answers"])
         assert row["lost"] == 0
         assert 0 < row["first_p50_s"] <= row["first_p95_s"]
         assert row["tokens_per_s"] > 0
         assert row["rss_end_mb"] > 50
+    beside = [line for line in lines if line["kind"] == "beside"]
+    assert [row["method"] for row in beside] == ["drafts", "no drafts"]
+    for row in beside:
+        assert 0 < row["gap_s"] < 60
+        assert 0 < row["alone_gap_s"] < 60
+        assert 0 < row["left_s"] < 60
+        assert (row["prompt"], row["read_s"] > 0) == (60, True)
     assert "| chat | drafts |" in (tmp_path / "serve.md").read_text(encoding="utf-8")
     capsys.readouterr()
     assert serve.main([*words, "--out", str(out)]) == 0  # all is there
@@ -40,7 +49,7 @@ def test_an_answer_that_differs_is_counted() -> None:
 
         def ask(self, place: int, prompt: str) -> serve.Reply:
             self.asked += 1
-            text = None if self.asked == 5 else "other" if self.asked == 4 else prompt
+            text = None if self.asked == 3 else "other" if self.asked == 2 else prompt
             return serve.Reply(prompt=place, text=text, tokens=2, first_s=float(self.asked))
 
         def rss(self) -> float:
@@ -49,8 +58,7 @@ def test_an_answer_that_differs_is_counted() -> None:
         def close(self) -> None:
             """Nothing to do."""
 
-    sizes = serve.Sizes(clients=1, seconds=1, prompts=2, new_tokens=2)
-    row = serve.load_run(Fickle(), ["a", "b"], sizes)  # type: ignore[arg-type]
+    row = serve.load_run(Fickle(), ["a", "b"], ["a", "b"], 1, 1)  # type: ignore[arg-type]
     assert row["lost"] == 1
     assert row["identical"] == row["answers"] - 2
     assert row["first_p50_s"] < row["first_p95_s"]
