@@ -16,7 +16,7 @@ static void *aligned(size_t alignment, size_t size) { return refuses() ? NULL : 
 #include <stdio.h>
 
 enum { LAYERS = 2, HEADS = 6, KEY_HEADS = 2, SIZE = 10, HIDDEN = 40, INNER = 70, TOKENS = 2 * BLOCK + 70, TEXTS = 3 };
-enum { QUEUE = (HEADS + 2 * KEY_HEADS) * SIZE };
+enum { QUEUE = (HEADS + 2 * KEY_HEADS) * SIZE, KINDS = 4, COLUMNS = SIZE + 5 };
 
 #define CHECK(holds) \
     if (!(holds)) { \
@@ -31,8 +31,8 @@ typedef struct {
 } Text;
 
 static Layer layers[LAYERS];
-static Shape shape = {LAYERS, HEADS, KEY_HEADS, SIZE, 1e-5f};
-static float angles[TOKENS][SIZE], ones[HIDDEN];
+static Shape shape; /* of one of KINDS */
+static float angles[TOKENS][COLUMNS], ones[HEADS * SIZE];
 static uint32_t state = 1;
 
 static float random_number(void) {
@@ -92,24 +92,64 @@ static void *reads(void *given) {
     return NULL;
 }
 
+/* the switches of a kind of model: those of Llama, of Gemma 2, of Command R, of OLMo with a rotation of a part */
+static void choose_kind(int kind) {
+    const float *none = NULL;
+    shape = (Shape){.layers = LAYERS, .heads = HEADS, .key_heads = KEY_HEADS, .size = SIZE, .columns = COLUMNS,
+                    .epsilon = 1e-5f, .attention_scale = 0.3f};
+    shape.gelu = kind == 1;
+    shape.score_cap = kind == 1 ? 5 : 0;
+    shape.centered = shape.parallel = kind == 2;
+    shape.head_norm = kind == 3 ? OF_ALL : kind == 2 ? ROTATED : OF_EACH;
+    shape.tempered = kind == 3;
+    for (int i = 0; i < LAYERS; i++) {
+        Layer *layer = layers + i;
+        layer->before_attention = layer->before_mlp = kind == 3 ? none : ones;
+        layer->after_attention = layer->after_mlp = kind % 2 ? ones : none;
+        layer->query_norm = layer->key_norm = kind ? ones : none;
+        layer->rotated = kind == 3 ? 4 : kind == 2 && i ? 0 : SIZE;
+        layer->angles = kind == 3 ? SIZE : 0;
+    }
+}
+
+static void check_passes(int kind);
+
 int main(void) {
+    for (int i = 0; i < HEADS * SIZE; i++) ones[i] = 1;
+    for (int t = 0; t < TOKENS; t++)
+        for (int i = 0; i < SIZE / 2; i++) {
+            angles[t][i] = cosf(t / (1.f + i)), angles[t][SIZE / 2 + i] = sinf(t / (1.f + i));
+            if (i < 2) angles[t][SIZE + i] = angles[t][i], angles[t][SIZE + 2 + i] = angles[t][SIZE / 2 + i];
+            angles[t][COLUMNS - 1] = 1 + t / BLOCK;
+        }
+    for (int i = 0; i < LAYERS; i++)
+        layers[i] = (Layer){.qkv = matrix(QUEUE, HIDDEN), .output = matrix(HIDDEN, HEADS * SIZE),
+                            .gate_up = matrix(2 * INNER, HIDDEN), .down = matrix(HIDDEN, INNER),
+                            .window = i ? BLOCK + 9 : 0};
+    for (int kind = 0; kind < KINDS; kind++) {
+        choose_kind(kind);
+        check_passes(kind);
+    }
+    for (int i = 0; i < LAYERS; i++) {
+        Matrices *all[] = {&layers[i].qkv, &layers[i].output, &layers[i].gate_up, &layers[i].down};
+        for (int k = 0; k < 4; k++) free((void *)all[k]->part->weights), free((void *)all[k]->part->scales);
+    }
+    return 0;
+}
+
+static void check_passes(int kind) {
     static float x[TOKENS][HIDDEN], others[TEXTS][TOKENS][HIDDEN], rows[TEXTS * 3][HIDDEN];
     Text *text = calloc(1, sizeof *text), *texts[TEXTS];
-    for (int i = 0; i < HIDDEN; i++) ones[i] = 1;
     for (int t = 0; t < TOKENS; t++) {
         for (int i = 0; i < HIDDEN; i++) x[t][i] = random_number();
         for (int i = 0; i < TEXTS * HIDDEN; i++) others[i / HIDDEN][t][i % HIDDEN] = random_number();
-        for (int i = 0; i < SIZE / 2; i++) angles[t][i] = cosf(t / (1.f + i)), angles[t][SIZE / 2 + i] = sinf(t / (1.f + i));
     }
-    for (int i = 0; i < LAYERS; i++)
-        layers[i] = (Layer){matrix(QUEUE, HIDDEN), matrix(HIDDEN, HEADS * SIZE), matrix(2 * INNER, HIDDEN),
-                            matrix(HIDDEN, INNER), ones, ones, NULL, NULL, i ? BLOCK + 9 : 0};
     start(text);
     read_text(text, *x, 64, 4);
     for (int i = 0; i < TOKENS * HIDDEN; i++) CHECK(isfinite(text->x[i / HIDDEN][i % HIDDEN]));
     for (int i = 0; i < 1000; i++) { /* the number of threads changes from call to call */
         float y[3][HIDDEN];
-        CHECK(apply_matrices(&layers->output, NULL, 0, rows[0], 1, *y, i % 3 ? 2 : 8) == DONE);
+        CHECK(apply_matrices(&layers->output, ones, kind == 2, 1e-5f, 3, rows[0], 1, *y, i % 3 ? 2 : 8) == DONE);
     }
 
     /* two callers at once, one of whom has the threads */
@@ -150,7 +190,7 @@ int main(void) {
         CHECK(read_tokens(layers, &shape, &text->cache, 0, *rows, 1, 2) == DONE);
         float y[HIDDEN], wide[2 * INNER];
         for (int k = 0; k < 2 * INNER; k++) wide[k] = edges[i];
-        CHECK(apply_matrices(&layers->output, NULL, 0, wide, 1, y, 1) == DONE);
+        CHECK(apply_matrices(&layers->output, NULL, 0, 0, 0, wide, 1, y, 1) == DONE);
         CHECK(i == 0 ? y[0] == 0 : i < 4 ? isfinite(y[0]) : i == 4 || !isfinite(y[0])); /* products of the fifth are too large */
     }
 
@@ -164,11 +204,6 @@ int main(void) {
     }
     CHECK(failures == 3);
     left = 0;
-    CHECK(apply_matrices(&layers->output, NULL, 0, *x, 1, *rows, 1) == NO_MEMORY);
-    for (int i = 0; i < LAYERS; i++) {
-        Matrices *all[] = {&layers[i].qkv, &layers[i].output, &layers[i].gate_up, &layers[i].down};
-        for (int k = 0; k < 4; k++) free((void *)all[k]->part->weights), free((void *)all[k]->part->scales);
-    }
+    CHECK(apply_matrices(&layers->output, NULL, 0, 0, 0, *x, 1, *rows, 1) == NO_MEMORY);
     stop(text);
-    return 0;
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,12 +18,11 @@ from omnidraft.models.language_model import LanguageModel
 from omnidraft.models.native_model import obstacle
 from omnidraft.models.transformers_model import TransformersModel
 from omnidraft.verification.round import Round
-from support.engines import SMALL, engine, generate, sampler, tokens, written
+from support.drafts import OWN, TARGET, Adversary
+from support.engines import engine, generate, sampler, tokens, written
 from support.models import KINDS, MORE, Knowing, Scripted, afresh, build, close
 from support.texts import TEXTS
 
-WITH_END, OWN = SMALL
-TARGET = replace(WITH_END, vocab=replace(WITH_END.vocab, eos=(), fingerprint="without an end"))
 ECHOES = ("bloom", "gemma2", "gemma3_text", "gemma4_text", "xglm")  # with tied heads these repeat what they read
 PROMPT = [40, 50, 60, 70]
 COUNT = 30  # the windows are of 8
@@ -39,17 +37,6 @@ def sharpened(model: PreTrainedModel) -> PreTrainedModel:
             if parameter.ndim > 1:
                 parameter.mul_(4)
     return model
-
-
-class Adversary(Scripted):
-    """Says what comes to its mind."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__(size, ())
-        self._generator = torch.Generator().manual_seed(0)
-
-    def row(self, ids: tuple[int, ...]) -> torch.Tensor:  # noqa: ARG002 (it looks at nothing)
-        return 9 * torch.randn(self.vocab_size, generator=self._generator)
 
 
 def run(target: LanguageModel, drafter: LanguageModel) -> list[Round]:
@@ -144,5 +131,5 @@ def test_drafters_whose_weights_are_rounded(kind: str) -> None:
     target = TransformersModel(sharpened(build("llama", vocab_size=TARGET.vocab.size, eos_token_id=None)))
     serving = SharedDrafter(TransformersModel(rounded(sharpened(build(kind, vocab_size=OWN.vocab.size)))))
     assert isinstance(serving.model, TransformersModel)
-    assert kind != "llama" or obstacle(serving.source.model) == "its weights are quantized"
+    assert kind != "llama" or str(obstacle(serving.source.model)) == "its weights are quantized"
     assert tokens(run(target, serving.model)) == said(target)

@@ -120,7 +120,7 @@ def test_a_key_that_is_too_large_for_16_bits_is_noticed() -> None:
 
 
 def test_blocks_are_taken_as_a_text_grows_and_given_back() -> None:
-    blocks = KVBlocks(Shape(2, 12, 3, 20, 1e-5))
+    blocks = KVBlocks(Shape(2, 12, 3, 20))
     each = 2 * 3 * BLOCK * (20 + 32) * 2
     for length, count in ((0, 0), (1, 1), (BLOCK, 1), (BLOCK + 1, 2), (40 * BLOCK, 40)):
         blocks.reserve(length)
@@ -184,7 +184,7 @@ def test_want_of_memory_is_named_and_changes_nothing(monkeypatch: pytest.MonkeyP
     assert fast.length == 19
     assert torch.equal(fast.forward(text[19:], 1), expected)
     with pytest.raises(ModelError) as error:
-        KVBlocks(Shape(1000, 1000, 1000, 100_000, 1e-5)).reserve(1)
+        KVBlocks(Shape(1000, 1000, 1000, 100_000)).reserve(1)
     one_line(error, "no memory", "1 tokens")
 
 

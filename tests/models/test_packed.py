@@ -14,7 +14,7 @@ from omnidraft.errors import ModelError
 from omnidraft.models import native
 from omnidraft.models import packed as packed_module
 from omnidraft.models.gguf.header import QUANTIZATIONS
-from omnidraft.models.native import Rounded
+from omnidraft.models.native import Norm, Rounded
 from omnidraft.models.packed import KINDS, Packed, Stored
 from support.blocks import HALVES, Raw, blocks, filled, values
 from support.compilers import needs_the_8_bit_step
@@ -165,17 +165,17 @@ def test_matrices_of_several_kinds_have_the_same_inputs() -> None:
         stored(kind, blocks(kind, out, 512), 512, bias=bias if out == 16 else None)
         for kind, out in zip(kinds, sizes, strict=True)
     ]
-    x, norm = torch.randn(11, 512), torch.rand(512)
-    alone = [Packed(each)(x, norm, 1e-6) for each in parts]
+    x, norm = torch.randn(11, 512), Norm(torch.rand(512), 1e-6)
+    alone = [Packed(each)(x, norm) for each in parts]
     together = Packed(*parts)
-    assert torch.equal(together(x, norm, 1e-6), torch.cat(alone, 1))
+    assert torch.equal(together(x, norm), torch.cat(alone, 1))
     assert together.nbytes == sum(Packed(each).nbytes for each in parts)
-    without = Packed(stored(14, blocks(14, 16, 512), 512))(x, norm, 1e-6)
+    without = Packed(stored(14, blocks(14, 16, 512), 512))(x, norm)
     assert torch.equal(alone[1], without + bias)
     rounded = Rounded("it", torch.randn(33, 512), torch.randn(33))
     mixed = native.matrices(together.struct.part[0], rounded.struct.part[0], together.struct.part[2])
-    wanted = torch.cat([alone[0], rounded(x, norm, 1e-6), alone[2]], 1)
-    assert torch.equal(native.products(mixed, x, norm, 1e-6), wanted)
+    wanted = torch.cat([alone[0], rounded(x, norm), alone[2]], 1)
+    assert torch.equal(native.products(mixed, x, norm), wanted)
 
 
 @EVERY

@@ -30,7 +30,7 @@
 typedef struct {
     Half *const *blocks; /* of BLOCK positions: (layers, key heads), keys (BLOCK / LANES, size, LANES) and values
                             (BLOCK, size in whole LANES) of each */
-    const float *angles; /* (positions, size): cosines, then sines */
+    const float *angles; /* (positions, columns): cosines, then sines, of each kind of layer, and a factor of queries */
     int64_t length;
 } Cache;
 
@@ -87,11 +87,12 @@ static int64_t first_seen(const Layer *layer, int64_t position) {
 
 /* ---- rows of a pass: positions, keys and values */
 
-static void rotate(float *head, int64_t size, const float *norm, float epsilon, const float *angles) {
-    float factor = norm ? normalizer(head, size, epsilon) : 1;
-    int64_t half = size / 2;
-    if (norm)
-        for (int64_t i = 0; i < size; i++) head[i] *= factor * norm[i];
+static void scale_head(float *head, int64_t size, float factor, const float *norm) {
+    for (int64_t i = 0; i < size; i++) head[i] *= factor * norm[i];
+}
+
+static void rotate(float *head, int64_t rotated, const float *angles) {
+    int64_t half = rotated / 2;
     for (int64_t i = 0; i < half; i++) {
         float a = head[i], b = head[half + i], cosine = angles[i], sine = angles[half + i];
         head[i] = a * cosine - b * sine;
@@ -99,26 +100,43 @@ static void rotate(float *head, int64_t size, const float *norm, float epsilon, 
     }
 }
 
+/* normalizes, where there are weights, and rotates `count` heads */
+static void turn_heads(const Shape *shape, const Layer *layer, float *heads, int64_t count, const float *norm,
+                       const float *angles) {
+    int64_t size = shape->size;
+    float of_all = norm && shape->head_norm == OF_ALL ? normalizer(heads, count * size, shape->epsilon) : 0;
+    for (float *head = heads; head < heads + count * size; head += size) {
+        if (norm && shape->head_norm == OF_ALL) scale_head(head, size, of_all, norm + (head - heads));
+        if (norm && shape->head_norm == OF_EACH)
+            scale_head(head, size, normalizer(head, size, shape->epsilon), norm);
+        rotate(head, layer->rotated, angles);
+        if (norm && shape->head_norm == ROTATED)
+            scale_head(head, size, normalizer(head, size, shape->epsilon), norm);
+    }
+}
+
 /* the queries of a row in their tiles, and its keys and values in the cache */
 static void prepare_row(const Attention *one, const Run *run, int64_t row) {
     const Shape *shape = one->shape;
+    const Layer *layer = one->layer;
     int64_t size = shape->size, wide = whole_lanes(size), heads = shape->heads, key_heads = shape->key_heads;
     int64_t t = run->cache->length + row;
-    float *from = one->qkv + (run->first + row) * (heads + 2 * key_heads) * size, scale = 1 / sqrtf((float)size);
-    const float *angles = run->cache->angles + t * size;
+    float *from = one->qkv + (run->first + row) * (heads + 2 * key_heads) * size, scale = shape->attention_scale;
+    const float *angles = run->cache->angles + t * shape->columns;
     Half *block = run->cache->blocks[t / BLOCK] + one->number * key_heads * head_halves(shape);
     Tiles tiles = tiles_of(shape, run->rows);
+    if (shape->tempered) scale *= angles[shape->columns - 1];
+    turn_heads(shape, layer, from, heads, layer->query_norm, angles + layer->angles);
+    turn_heads(shape, layer, from + heads * size, key_heads, layer->key_norm, angles + layer->angles);
     for (int64_t h = 0; h < heads; h++, from += size) {
         int64_t query = row * tiles.group + h % tiles.group, tile = tile_of(tiles, query);
         int64_t begin = tile_begin(tiles, tile), width = tile_begin(tiles, tile + 1) - begin;
         float *to = run->queries + (h / tiles.group * tiles.queries + begin) * size + query - begin;
-        rotate(from, size, one->layer->query_norm, shape->epsilon, angles);
         for (int64_t d = 0; d < size; d++) to[d * width] = from[d] * scale;
     }
     for (int64_t h = 0; h < key_heads; h++, from += size, block += head_halves(shape)) {
         Half *keys = block + t % BLOCK / LANES * LANES * size + t % LANES, *values = block + BLOCK * size;
         const float *value = from + key_heads * size;
-        rotate(from, size, one->layer->key_norm, shape->epsilon, angles);
         for (int64_t d = 0; d < size; d++) keys[d * LANES] = half_of(from[d]);
         for (int64_t d = 0; d < wide; d++) values[t % BLOCK * wide + d] = d < size ? half_of(value[d]) : 0;
     }
@@ -217,9 +235,10 @@ static void weigh_tile(const Half *values, const float *powers, int64_t wide, in
 }
 
 /* scores of positions from..to become powers of e; `result` gets the maximum and the sum */
-static void raise(float *scores, int64_t from, int64_t to, float *result) {
+static void raise(float *scores, int64_t from, int64_t to, float cap, float *result) {
     int64_t begin = from / LANES * LANES, end = whole_lanes(to);
     Floats most = all(-INFINITY), sums[PIECES] = {{0}};
+    for (int64_t t = begin; t < end && cap; t += SPAN) put(scores + t, capped(floats_at(scores + t), cap));
     for (int64_t t = begin; t < from; t++) scores[t] = -INFINITY;
     for (int64_t t = to; t < end; t++) scores[t] = -INFINITY;
     for (int64_t t = begin; t < end; t += SPAN) most = maximum(floats_at(scores + t), most);
@@ -267,7 +286,7 @@ static void attend_tile(const Attention *one, const Task *task, int64_t tile, in
         float *result = results + j * apart;
         memset(result, 0, (wide + 2) * sizeof *result);
         if (from[j] >= to[j]) continue;
-        raise(scores + j * BLOCK, from[j], to[j], result + wide);
+        raise(scores + j * BLOCK, from[j], to[j], one->shape->score_cap, result + wide);
         weigh_tile(values, scores + j * BLOCK, wide, from[j], first < last ? first : to[j], 1, result, apart);
     }
     weigh_tile(values, scores, wide, first, last, n, results, apart);

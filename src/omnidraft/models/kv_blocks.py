@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -55,20 +56,43 @@ class KVBlocks:
         return Cache(ctypes.addressof(self._pointers), pointer(angles), position)
 
 
-class Angles:
-    """Cosines and sines (positions, size) of a model's rotary positions; a skeleton's have no values."""
+class Rotation(NamedTuple):
+    """Rotary positions of a kind of layer."""
 
-    def __init__(self, rotary: Any) -> None:
-        self._frequencies, self._scaling = rotary.inv_freq.float(), float(rotary.attention_scaling)
-        self._made = torch.empty(0, 2 * len(self._frequencies), device="cpu")
+    frequencies: torch.Tensor  # (entries / 2)
+    scaling: float = 1.0
+
+    @property
+    def entries(self) -> int:
+        """Entries of a head that are rotated."""
+        return 2 * len(self.frequencies)
+
+
+class Angles:
+    """Cosines and sines (positions, columns) of a model's rotations, one beside the other.
+
+    The last column, of a model that has it, are factors of queries by position.
+    """
+
+    def __init__(
+        self, rotations: Sequence[Rotation], factors: Callable[[torch.Tensor], torch.Tensor] | None = None
+    ) -> None:
+        self._rotations, self._factors = rotations, factors
+        self.columns = sum(one.entries for one in rotations) + (factors is not None)
+        self._made = torch.empty(0, self.columns, device="cpu")
 
     def upto(self, length: int) -> torch.Tensor:
         """Those of so many positions, at least."""
         if length > len(self._made):
             positions = torch.arange(length + max(ROOM, length // 2), dtype=torch.float32, device="cpu")
-            # in 64 bits, so that the last bit does not depend on how many there are
-            angles = torch.outer(positions, self._frequencies).double()
-            self._made = (torch.cat([angles.cos(), angles.sin()], -1) * self._scaling).float()
+            parts = [] if self._factors is None else [self._factors(positions.double())[:, None]]
+            for frequencies, scaling in reversed(self._rotations):
+                # in 64 bits, so that the last bit does not depend on how many there are
+                angles = torch.outer(positions, frequencies).double()
+                parts.append(torch.cat([angles.cos(), angles.sin()], -1) * scaling)
+            self._made = (
+                torch.cat([torch.empty(len(positions), 0, device="cpu"), *reversed(parts)], -1).float().contiguous()
+            )
         return self._made
 
 

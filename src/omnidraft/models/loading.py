@@ -139,7 +139,10 @@ def _end_turns(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> No
 
 def _obstacle(skeleton: PreTrainedModel, place: torch.device) -> str | None:
     """The reason why a model cannot be used in 8 bits, a phrase, or None."""
-    return f"it is on {place.type}" if place.type != "cpu" else native_model.obstacle(skeleton)
+    if place.type != "cpu":
+        return f"it is on {place.type}"
+    found = native_model.obstacle(skeleton)
+    return None if found is None else str(found)
 
 
 def load_skeleton(name: str | Path) -> PreTrainedModel:

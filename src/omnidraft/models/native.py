@@ -17,6 +17,7 @@ from contextlib import suppress
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -70,8 +71,9 @@ class Layer(ctypes.Structure):
 
     _fields_ = (
         *((name, Matrices) for name in ("qkv", "output", "gate_up", "down")),
-        *((name, ctypes.c_void_p) for name in ("before_attention", "before_mlp", "query_norm", "key_norm")),
-        ("window", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("before_attention", "before_mlp", "after_attention", "after_mlp")),
+        *((name, ctypes.c_void_p) for name in ("query_norm", "key_norm")),
+        *((name, ctypes.c_int64) for name in ("window", "rotated", "angles")),
     )
 
 
@@ -79,8 +81,9 @@ class Shape(ctypes.Structure):
     """What the layers of step.c have in common."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("layers", "heads", "key_heads", "size")),
-        ("epsilon", ctypes.c_float),
+        *((name, ctypes.c_int64) for name in ("layers", "heads", "key_heads", "size", "columns")),
+        *((name, ctypes.c_int64) for name in ("head_norm", "centered", "parallel", "gelu", "tempered")),
+        *((name, ctypes.c_float) for name in ("epsilon", "attention_scale", "score_cap")),
     )
 
 
@@ -132,16 +135,25 @@ class Rounded:
         whole = weights.transpose(1, 0, 2).reshape(len(places), self.weights.shape[0] * self.weights.shape[2])
         return torch.from_numpy(whole[:, : self.columns] * scales[:, None])
 
-    def __call__(self, x: torch.Tensor, norm: torch.Tensor | None = None, epsilon: float = 0.0) -> torch.Tensor:
-        """x (T, in) float32, normalized where there are weights of a norm -> (T, out) float32."""
-        return products(self.struct, x, norm, epsilon)
+    def __call__(self, x: torch.Tensor, before: Norm | None = None, cap: float = 0.0) -> torch.Tensor:
+        """x (T, in) float32, as `products` take it -> (T, out) float32."""
+        return products(self.struct, x, before, cap)
 
 
-def products(struct: Matrices, x: torch.Tensor, norm: torch.Tensor | None, epsilon: float) -> torch.Tensor:
-    """x (T, in) float32, normalized where there are weights of a norm, times matrices -> (T, out) float32."""
+class Norm(NamedTuple):
+    """A norm of what matrices are multiplied with."""
+
+    weight: torch.Tensor  # (in) float32
+    epsilon: float
+    centered: bool = False  # the mean is taken away first
+
+
+def products(struct: Matrices, x: torch.Tensor, before: Norm | None = None, cap: float = 0.0) -> torch.Tensor:
+    """x (T, in) float32, normalized, times matrices -> (T, out) float32, bent to within a cap that is not 0."""
     x = x.contiguous()
     y = torch.empty(len(x), struct.out, dtype=torch.float32, device="cpu")
-    given = pointer(norm), epsilon, x.data_ptr(), len(x), y.data_ptr(), threads()
+    norm = (None, False, 0.0) if before is None else (pointer(before.weight), before.centered, before.epsilon)
+    given = *norm, cap, x.data_ptr(), len(x), y.data_ptr(), threads()
     _check(step_functions().apply_matrices(ctypes.byref(struct), *given), len(x))
     return y
 
@@ -218,7 +230,8 @@ def _loaded() -> tuple[ctypes.CDLL | None, str | None]:
     if found.layout(sizes, len(LAYOUT)) != len(LAYOUT) or tuple(sizes) != LAYOUT:
         return None, f"step.c has a layout of {list(sizes)}, and this version {list(LAYOUT)}: install omnidraft anew"
     found.read_tokens.argtypes = [address, address, address, whole, address, number, whole]
-    found.apply_matrices.argtypes = [address, address, ctypes.c_float, address, number, address, whole]
+    real = ctypes.c_float
+    found.apply_matrices.argtypes = [address, address, whole, real, real, address, number, address, whole]
     found.packed_bytes.argtypes = [whole, number, number]
     found.packed_bytes.restype = number
     found.pack_rows.argtypes = [whole, address, address, number, number, address, whole]

@@ -1,32 +1,30 @@
 """A forward pass for small batches on a CPU: weights in 8 bits, read once a pass, by the C code of step.c.
 
-It takes the families whose layers are those of Llama, apart from biases, normalized queries and keys and a sliding
-window.  As a drafter's step its rounding does not affect exactness: q is the vector that the draft was drawn from.  As
-a target's it is the target.
+It takes the models of `families`.  As a drafter's step its rounding does not affect exactness: q is the vector that the
+draft was drawn from.  As a target's it is the target.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 
 from omnidraft.models import native
-from omnidraft.models.kv_blocks import Angles, KVBlocks
+from omnidraft.models.families import BY_CLASS, GELU, Family, Obstacle, heads_of
+from omnidraft.models.kv_blocks import Angles, KVBlocks, Rotation
 from omnidraft.models.language_model import CachedSequence, Read, check_crop
-from omnidraft.models.native import pointer
-from omnidraft.models.native_weights import Parts, RoundedWeights, Weights
+from omnidraft.models.native import Norm, pointer
+from omnidraft.models.native_weights import Orders, Parts, RoundedWeights, Weights
 from omnidraft.models.transformers_model import PretrainedModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 CHUNK = 64  # ids of a text in one call of step.c: more take as long, and a call cannot be interrupted
-FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-# whose angles do not depend on how long a text gets, up to the model's context: it ends where those of longrope change
-ROPE = ("default", "linear", "llama3", "yarn", "longrope", "dynamic")
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -45,9 +43,10 @@ class NativeModel(PretrainedModel):
     def __init__(self, skeleton: PreTrainedModel, source: Weights, own: Weights | RoundedWeights | None = None) -> None:
         super().__init__(skeleton)
         config: Any = skeleton.config
-        heads, key_heads, size = _heads(config)
-        self._shape = native.Shape(config.num_hidden_layers, heads, key_heads, size, config.rms_norm_eps)
-        self._angles = Angles(_rotary(skeleton))
+        family = BY_CLASS[type(skeleton).__name__]
+        rotations = _rotations(skeleton)
+        self._angles = Angles(list(rotations.values()), _query_factors(family, config))
+        self._shape = _shape(family, config, self._angles.columns)
         self._source = source
         shapes = {name: tensor.shape for name, tensor in skeleton.state_dict().items()}
         parts = Parts(source, own or {}, shapes)
@@ -55,9 +54,13 @@ class NativeModel(PretrainedModel):
         stored = EMBEDDING in source  # tied ones are stored by either name
         self._head = parts.matrix("model.embed_tokens" if tied and stored else "lm_head")
         self._embedding = self._head if tied else parts.looked_up("model.embed_tokens")
-        layers = [_layer(parts, f"model.layers.{i}.", window) for i, window in enumerate(_windows(skeleton))]
-        self._layers = (native.Layer * len(layers))(*layers)
-        self._norm = parts.vector("model.norm.weight")
+        self._embedding_factor = family.embedding(config) / family.residual(config)
+        layers = Layers(family, config, rotations, parts)
+        self._layers = (native.Layer * config.num_hidden_layers)(*map(layers.layer, range(config.num_hidden_layers)))
+        plus, epsilon, centered = float(family.shifted), self._shape.epsilon, family.centered
+        self._norm = Norm(parts.vector("model.norm.weight", plus), epsilon, centered)
+        scaled = parts.vector("model.norm.weight", plus, family.logits(config))
+        self._before_head, self._cap = Norm(scaled, epsilon, centered), family.cap(config, family.logit_cap)
         self._parts = parts
 
     def with_weights(self, own: Weights | RoundedWeights) -> NativeModel:
@@ -108,11 +111,16 @@ class NativeModel(PretrainedModel):
         for each, (start, end) in zip(reads, pairwise(ends), strict=True):
             sequence = cast("NativeSequence", each.sequence)
             if sequence.keeps_hidden and end > start:
-                sequence.hidden = torch.nn.functional.rms_norm(
-                    x[end - 1], x.shape[-1:], self._norm, self._shape.epsilon
-                )
-        logits = self._head(x, self._norm, self._shape.epsilon)
+                sequence.hidden = self._normalized(x[end - 1])
+        logits = self._head(x, self._before_head, self._cap)
         return [logits[start:end] for start, end in pairwise(ends)]
+
+    def _normalized(self, x: torch.Tensor) -> torch.Tensor:
+        """The input of the LM head (hidden), of an output of the last layer."""
+        weight, epsilon, centered = self._norm
+        if centered:
+            return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, eps=epsilon)
+        return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, epsilon)
 
     def _read_part(self, reads: Sequence[Read], begin: int, kept: list[list[torch.Tensor]]) -> None:
         """Read up to CHUNK ids of each text, from `begin` on, and add the rows that are kept."""
@@ -129,6 +137,8 @@ class NativeModel(PretrainedModel):
         ]
         caches = (native.Cache * len(places))(*places)
         x = self._embedding.rows([token for ids in parts for token in ids] if several else parts[0])
+        if self._embedding_factor != 1:
+            x *= self._embedding_factor
         native.read_tokens(self._layers, self._shape, caches, x, apart=several)
         end = 0
         for each, text, ids, rows in zip(reads, texts, parts, kept, strict=True):
@@ -160,19 +170,57 @@ class NativeSequence(CachedSequence):
         self.length = length
 
 
-def _layer(parts: Parts, name: str, window: int) -> native.Layer:
-    attention, mlp = f"{name}self_attn.", f"{name}mlp."
-    return native.Layer(
-        qkv=parts.matrix(*(f"{attention}{part}_proj" for part in "qkv")).struct,
-        output=parts.matrix(f"{attention}o_proj").struct,
-        gate_up=parts.matrix(f"{mlp}gate_proj", f"{mlp}up_proj").struct,
-        down=parts.matrix(f"{mlp}down_proj").struct,
-        before_attention=pointer(parts.vector(f"{name}input_layernorm.weight")),
-        before_mlp=pointer(parts.vector(f"{name}post_attention_layernorm.weight")),
-        query_norm=pointer(parts.optional(f"{attention}q_norm.weight")),
-        key_norm=pointer(parts.optional(f"{attention}k_norm.weight")),
-        window=window,
-    )
+class Layers:
+    """The layers of a model of a family as step.c takes them."""
+
+    def __init__(self, family: Family, config: Any, rotations: Mapping[str, Rotation], parts: Parts) -> None:
+        self._family, self._config, self._parts, self._rotations = family, config, parts, rotations
+        self._windows = family.windows(config)
+
+    def layer(self, number: int) -> native.Layer:
+        """A layer by its number."""
+        family, parts, name = self._family, self._parts, f"model.layers.{number}."
+        qkv = [f"{name}self_attn.{part}" for part in family.qkv]
+        query_norm, key_norm = family.head_norms or (None, None)
+        rotated, angles = self._rotated(number)
+        return native.Layer(
+            qkv=parts.matrix(*qkv, orders=self._orders(qkv, rotated)).struct,
+            output=parts.matrix(f"{name}self_attn.o_proj").struct,
+            gate_up=parts.matrix(*(f"{name}{part}" for part in family.gate_up)).struct,
+            down=parts.matrix(f"{name}{family.down}").struct,
+            before_attention=self._norm(name, family.before_attention),
+            before_mlp=self._norm(name, family.before_mlp),
+            after_attention=self._norm(name, family.after_attention),
+            after_mlp=self._norm(name, family.after_mlp),
+            query_norm=self._norm(f"{name}self_attn.", query_norm),
+            key_norm=self._norm(f"{name}self_attn.", key_norm),
+            window=self._windows[number],
+            rotated=rotated,
+            angles=angles,
+        )
+
+    def _norm(self, name: str, module: str | None) -> int | None:
+        if module is None:
+            return None
+        return pointer(self._parts.vector(f"{name}{module}.weight", float(self._family.shifted)))
+
+    def _rotated(self, number: int) -> tuple[int, int]:
+        """Entries of a head that are rotated in a layer, and the first column of their angles."""
+        if not self._rotations or not self._family.rotates(self._config, number):
+            return 0, 0
+        kind = next(iter(self._rotations)) if len(self._rotations) == 1 else self._config.layer_types[number]
+        before = list(self._rotations)[: list(self._rotations).index(kind)]
+        return self._rotations[kind].entries, sum(self._rotations[each].entries for each in before)
+
+    def _orders(self, names: Sequence[str], rotated: int) -> Orders:
+        """Rows of queries and keys whose neighbors are rotated: the scores are the same where they lie as halves."""
+        if not self._family.interleaved or not rotated:
+            return {}
+        heads, key_heads, size = heads_of(self._config)
+        first = np.arange(rotated).reshape(-1, 2).T.ravel()
+        head = np.concatenate([first, np.arange(rotated, size)])
+        counts = dict(zip(names, (heads, key_heads), strict=False))
+        return {name: (np.arange(count)[:, None] * size + head).ravel() for name, count in counts.items()}
 
 
 def native_of(source: PretrainedModel) -> NativeModel | None:
@@ -180,47 +228,60 @@ def native_of(source: PretrainedModel) -> NativeModel | None:
     return None if obstacle(source.model) else NativeModel(source.model, source.model.state_dict())
 
 
-def obstacle(model: PreTrainedModel) -> str | None:
-    """Return the reason why a model has no native step, a phrase, or None where it has one."""
+def obstacle(model: PreTrainedModel) -> Obstacle | None:
+    """Return the reason why a model has no native step, or None where it has one."""
     config: Any = model.config
     name, place = type(model).__name__, model.device.type
-    if name not in FAMILIES:
-        return f"{name} is none of {', '.join(FAMILIES)}"
-    rope = config.rope_parameters["rope_type"]
-    heads, key_heads, _ = _heads(config)
-    weights = model.state_dict().values()
-    quantized = getattr(config, "quantization_config", None) is not None
-    reasons = {
-        f"it is on {place}": place not in {"cpu", "meta"},
-        # those are integers, or of a subclass of tensors
-        "its weights are quantized": quantized
-        or not all(type(one) is torch.Tensor and one.is_floating_point() for one in weights),
-        f"{heads} heads cannot share the keys of {key_heads}": heads % key_heads != 0,
-        f"its activation is {config.hidden_act}": config.hidden_act != "silu",
-        f"its rotary positions are of type {rope}": rope not in ROPE,
-    }
-    found = next((reason for reason, holds in reasons.items() if holds), None)
-    if found is None and 2 * len(_rotary(model).inv_freq) != _heads(config)[2]:
-        found = "it rotates a part of each head"
-    return found or native.obstacle()
+    if name not in BY_CLASS:
+        return Obstacle("family", "architectures", f"{name} is none of the families that the native step computes")
+    if place not in {"cpu", "meta"}:
+        return Obstacle("device", "", f"it is on {place}")
+    # quantized weights are integers, or of a subclass of tensors
+    plain = all(type(one) is torch.Tensor and one.is_floating_point() for one in model.state_dict().values())
+    if getattr(config, "quantization_config", None) is not None or not plain:
+        return Obstacle("quantized", "quantization_config", "its weights are quantized")
+    family = BY_CLASS[name]
+    if (found := family.obstacle(config)) is not None:
+        return found
+    size = heads_of(config)[2]
+    if not family.partial and any(rotation.entries != size for rotation in _rotations(model).values()):
+        return Obstacle("rotation", "partial_rotary_factor", "it rotates a part of each head")
+    reason = native.obstacle()
+    return None if reason is None else Obstacle("machine", "", reason)
 
 
-def _heads(config: Any) -> tuple[int, int, int]:
-    """Number of query heads and of key heads, and their size."""
-    heads = config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return heads, config.num_key_value_heads or heads, size
+def _shape(family: Family, config: Any, columns: int) -> native.Shape:
+    """What the layers have in common.
+
+    A factor of what is added to the residual is divided out of the residual, which only the norms of what is read see:
+    their epsilon is divided by its square.
+    """
+    heads, key_heads, size = heads_of(config)
+    usual = float(np.float32(1) / np.sqrt(np.float32(size)))
+    return native.Shape(
+        layers=config.num_hidden_layers,
+        heads=heads,
+        key_heads=key_heads,
+        size=size,
+        columns=columns,
+        head_norm=family.head_norm,
+        centered=family.centered,
+        parallel=family.parallel,
+        gelu=GELU[getattr(config, family.activation)],
+        tempered=_query_factors(family, config) is not None,
+        epsilon=getattr(config, family.epsilon) / family.residual(config) ** 2,
+        attention_scale=usual if family.scale is None else family.scale(config),
+        score_cap=family.cap(config, family.score_cap),
+    )
 
 
-def _windows(model: PreTrainedModel) -> list[int]:
-    """Positions that a token of each layer attends to, 0 for all."""
-    config: Any = model.config
-    name, count = type(model).__name__, config.num_hidden_layers
-    if name == "LlamaForCausalLM":  # it has none, whatever its config says
-        return [0] * count
-    window = config.sliding_window or 0
-    kinds = ["sliding_attention"] * count if name == "MistralForCausalLM" else config.layer_types
-    return [window if kind == "sliding_attention" else 0 for kind in kinds]
+def _query_factors(family: Family, config: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """Factors of queries by their positions, of models that have such."""
+    rope = config.rope_parameters or {}
+    beta, original = rope.get("llama_4_scaling_beta"), float(rope.get("original_max_position_embeddings") or 0)
+    if not (family.tempered and beta and original):
+        return None
+    return lambda positions: 1 + float(beta) * (positions / original).floor().log1p()
 
 
 def _apart(weights: Weights) -> bool:
@@ -228,8 +289,16 @@ def _apart(weights: Weights) -> bool:
     return EMBEDDING in weights and HEAD in weights and not torch.equal(weights[EMBEDDING], weights[HEAD])
 
 
-def _rotary(model: PreTrainedModel) -> Any:
-    """The model's rotary positions; a skeleton's have no values."""
+def _rotations(model: PreTrainedModel) -> dict[str, Rotation]:
+    """The model's rotary positions by kind of layer, made anew, as a skeleton's have no values."""
     kind: Any = type(model.model.rotary_emb)
+    if kind is type(None):
+        return {}
     with torch.device("cpu"):
-        return kind(config=model.config)
+        made = kind(config=model.config)
+    if hasattr(made, "inv_freq"):
+        return {"": Rotation(made.inv_freq.float(), float(made.attention_scaling))}
+    return {
+        each: Rotation(getattr(made, f"{each}_inv_freq").float(), float(getattr(made, f"{each}_attention_scaling")))
+        for each in made.layer_types
+    }

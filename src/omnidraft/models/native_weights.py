@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from omnidraft.errors import ModelError
@@ -14,6 +15,8 @@ from omnidraft.models.packed import InFile, Packed, StoredWeights, in_file, pack
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # of weights that are what they say
 Weights = Mapping[str, torch.Tensor]
+Order = np.ndarray[Any, Any]  # (rows) which row of those that are stored is where
+Orders = Mapping[str, Order]
 
 
 class RoundedWeights(NamedTuple):
@@ -44,6 +47,7 @@ class Parts:
         self.matrices: dict[str, Rounded | Packed] = {}
         self.in_file: dict[str, InFile] = {}  # those whose rows alone are asked for
         self._vectors: dict[str, torch.Tensor] = {}
+        self._changed: list[torch.Tensor] = []
         self._own, self._ready = (own.vectors, own.matrices) if isinstance(own, RoundedWeights) else (own, {})
         self._base, self._shapes = base, shapes
 
@@ -58,27 +62,36 @@ class Parts:
         """Memory of the matrices, which the source does not share."""
         return sum(matrix.nbytes for matrix in self.matrices.values())
 
-    def vector(self, name: str) -> torch.Tensor:
-        """A vector in float32."""
-        self._vectors[name] = self._get(name).float().contiguous()
-        return self._vectors[name]
+    def vector(self, name: str, plus: float = 0.0, times: float = 1.0) -> torch.Tensor:
+        """A vector in float32, changed where it is asked for."""
+        if name not in self._vectors:  # two parts of a layer may have one
+            self._vectors[name] = self._get(name).float().contiguous()
+        found = self._vectors[name]
+        if (plus, times) != (0.0, 1.0):
+            found = (found + plus) * times
+            self._changed.append(found)
+        return found
 
-    def optional(self, name: str) -> torch.Tensor | None:
-        """A vector that not every model has."""
-        return self.vector(name) if name in self._shapes else None
+    def matrix(self, *names: str, orders: Orders | None = None) -> Rounded | Packed:
+        """The matrices of these layers, one below the other, as the source's file holds them where they can be.
 
-    def matrix(self, *names: str) -> Rounded | Packed:
-        """The matrices of these layers, one below the other, as the source's file holds them where they can be."""
+        `orders` says of some which of its rows is where.
+        """
         if names[0] in self._ready:
             self.matrices[names[0]] = _Restored(*self._ready[names[0]])
             return self.matrices[names[0]]
-        biases = [self._get(f"{name}.bias") for name in names if f"{name}.bias" in self._shapes]
+        placed = [None if orders is None else orders.get(name) for name in names]
+        biases = [
+            _in_order(self._get(f"{name}.bias"), order)
+            for name, order in zip(names, placed, strict=True)
+            if f"{name}.bias" in self._shapes
+        ]
         if isinstance(self._base, StoredWeights) and not any(f"{name}.weight" in self._own for name in names):
             stored = [self._base.stored(f"{name}.weight") for name in names]
-            if (found := packed(stored, biases or [None] * len(names))) is not None:
+            if (found := packed(stored, biases or [None] * len(names), placed)) is not None:
                 self.matrices[names[0]] = found
                 return found
-        weights = [self._get(f"{name}.weight") for name in names]
+        weights = [_in_order(self._get(f"{name}.weight"), order) for name, order in zip(names, placed, strict=True)]
         bias = torch.cat(biases) if biases else None
         rounded = Rounded(names[0], torch.cat(weights) if len(names) > 1 else weights[0], bias)
         self.matrices[names[0]] = rounded
@@ -101,3 +114,7 @@ class Parts:
             fault = "missing" if found is None else f"of another shape or type, {tuple(found.shape)} of {found.dtype}"
             raise ModelError(f"weights {name} are {fault}: get the complete files of the model")
         return found.detach()
+
+
+def _in_order(rows: torch.Tensor, order: Order | None) -> torch.Tensor:
+    return rows if order is None else rows[torch.from_numpy(order)]

@@ -13,7 +13,7 @@ import torch
 
 from omnidraft.errors import ModelError
 from omnidraft.models import native
-from omnidraft.models.native import PANEL, Matrix, pointer
+from omnidraft.models.native import PANEL, Matrix, Norm, pointer
 
 KINDS = (0, 1, 2, 3, 6, 7, 8, 12, 13, 14, 20, 30)  # numbers in a file of the kinds that step.c takes, as in blocks.h
 NUMBERS = (0, 1, 30)  # those without scales: of more than 8 bits
@@ -76,9 +76,9 @@ class Packed:
         native.step_functions().unpack_rows(first, places.ctypes.data, len(places), values.data_ptr())
         return values
 
-    def __call__(self, x: torch.Tensor, norm: torch.Tensor | None = None, epsilon: float = 0.0) -> torch.Tensor:
-        """x (T, in) float32, normalized where there are weights of a norm -> (T, out) float32."""
-        return native.products(self.struct, x, norm, epsilon)
+    def __call__(self, x: torch.Tensor, before: Norm | None = None, cap: float = 0.0) -> torch.Tensor:
+        """x (T, in) float32, as `products` take it -> (T, out) float32."""
+        return native.products(self.struct, x, before, cap)
 
 
 class InFile:
@@ -114,15 +114,28 @@ def _check_ids(ids: Sequence[int], out: int) -> None:
         raise IndexError(f"rows {min(ids)} to {max(ids)} of a matrix that has {out}")
 
 
-def packed(parts: Sequence[Stored | None], biases: Sequence[torch.Tensor | None]) -> Packed | None:
+def packed(
+    parts: Sequence[Stored | None],
+    biases: Sequence[torch.Tensor | None],
+    orders: Sequence[np.ndarray[Any, Any] | None],
+) -> Packed | None:
     """Matrices as they are in a file; None where it lacks one, has a kind that step.c does not take, or numbers alone.
+
+    Orders are of the rows that `parts` tell of.
 
     Numbers of 16 or 32 bits would take two to four times as long as when they are rounded to 8.
     """
     found = [part for part in parts if part is not None and part.kind in KINDS]
     if len(found) < len(parts) or all(part.kind in NUMBERS for part in found):
         return None
-    return Packed(*(replace(part, bias=bias) for part, bias in zip(found, biases, strict=True)))
+    return Packed(*(_placed(*each) for each in zip(found, biases, orders, strict=True)))
+
+
+def _placed(part: Stored, bias: torch.Tensor | None, order: np.ndarray[Any, Any] | None) -> Stored:
+    if order is not None:
+        order = order if part.order is None else part.order[order]
+        part = replace(part, order=order)
+    return replace(part, bias=bias)
 
 
 def _packed(part: Stored) -> tuple[torch.Tensor, Matrix]:

@@ -21,6 +21,7 @@
 #define AHEAD 2048 /* bytes: the processor itself fetches no further than to the end of a page */
 #define MOST 64 /* rows of weights whose sums are kept while chunks are read */
 #define PART 65536 /* bytes of weights in a share of a job, about */
+#define CAPPED 4096 /* entries of a share of logits */
 #define PARTS 3 /* matrices that are multiplied with the same inputs */
 
 typedef struct {
@@ -30,20 +31,28 @@ typedef struct {
 
 typedef struct {
     Matrices qkv, output, gate_up, down;
-    const float *before_attention, *before_mlp; /* weights of norms */
-    const float *query_norm, *key_norm;         /* (size), or NULL */
+    const float *before_attention, *before_mlp; /* weights of norms of what is read, or NULL */
+    const float *after_attention, *after_mlp;   /* and of what is added to it, or NULL */
+    const float *query_norm, *key_norm;         /* (size), or all heads' where these have one norm; or NULL */
     int64_t window;                             /* positions that a token attends to, 0 for all */
+    int64_t rotated, angles;                    /* entries of a head that are rotated; the first column of their angles */
 } Layer;
 
+enum { OF_EACH, OF_ALL, ROTATED }; /* how heads are normalized: each, all together, each after its rotation */
+
 typedef struct {
-    int64_t layers, heads, key_heads, size;
-    float epsilon;
+    int64_t layers, heads, key_heads, size, columns; /* the last of the table of angles */
+    int64_t head_norm, centered;                     /* norms of what is read take away the mean first */
+    int64_t parallel; /* attention and MLP read the same; an MLP's norm is then that of the attention */
+    int64_t gelu;     /* the MLP's gate is a GELU, by the hyperbolic tangent, and no SiLU */
+    int64_t tempered; /* queries are multiplied by the last column of angles */
+    float epsilon, attention_scale, score_cap; /* no cap is 0 */
 } Shape;
 
 enum { DONE, NO_MEMORY }; /* what the entry points return */
 
 #include "attention.h"
-enum { AS_IS, NORMALIZED, GATED };
+enum { AS_IS, NORMALIZED, CENTERED, GATED_SILU, GATED_GELU };
 
 /* ---- sums of integer products */
 
@@ -105,13 +114,17 @@ INLINE void products(const int8_t *w, const int16_t *x, int64_t width, int rows,
    infinite where one is; `kind` is a constant where this is inlined */
 INLINE float prepared(const float *x, int64_t count, int64_t stride, int kind, const float *norm, float epsilon,
                       float *values) {
-    float factor = kind == NORMALIZED ? normalizer(x, count, epsilon) : 1;
+    float factor = kind == NORMALIZED ? normalizer(x, count, epsilon) : 1, mean = 0;
+    if (kind == CENTERED) mean = mean_of(x, count), factor = centered_normalizer(x, mean, count, epsilon);
     Whole largest = {0};
     for (int64_t k = 0; k < stride; k += SPAN) { /* sizes of floats are in the order of their bits */
         Floats value = floats_within(x, k, count);
         if (kind == NORMALIZED) value = value * factor * floats_within(norm, k, count);
-        if (kind == GATED) {
-            Floats power = exponential(choose(value > -88, -value, all(88)));
+        if (kind == CENTERED) value = (value - mean) * factor * floats_within(norm, k, count);
+        if (kind == GATED_SILU || kind == GATED_GELU) {
+            Floats of = value;
+            if (kind == GATED_GELU) of = value * (1.5957691216f + 0.0713548163f * value * value);
+            Floats power = exponential(choose(of > -88, -of, all(88)));
             value = value / (1 + power) * floats_within(x + count, k, count);
         }
         memcpy(values + k, &value, sizeof value);
@@ -153,14 +166,16 @@ typedef struct {
     int kind, adds;
 } Projection;
 
+static int64_t entries_in(int kind, int64_t in) { return kind == GATED_SILU || kind == GATED_GELU ? 2 * in : in; }
+
 static void round_row(const void *job, int64_t m) {
     const Projection *one = job;
     int64_t in = one->matrices->part->in, rows = one->rows;
-    const float *x = one->x + m * (one->kind == GATED ? 2 * in : in);
+    const float *x = one->x + m * entries_in(one->kind, in);
     float *values = one->values + m * one->stride, most = 0;
     switch (one->kind) {
 #define KIND(kind) case kind: most = prepared(x, in, one->stride, kind, one->norm, one->epsilon, values); break;
-        KIND(AS_IS) KIND(NORMALIZED) KIND(GATED)
+        KIND(AS_IS) KIND(NORMALIZED) KIND(CENTERED) KIND(GATED_SILU) KIND(GATED_GELU)
     }
     if (one->integers) {
         const Matrix *matrix = one->matrices->part;
@@ -256,7 +271,7 @@ static int64_t stride_of(const Matrices *matrices) {
     return stride;
 }
 
-/* y (rows, out) = input (rows, in) times the matrices, added to y where `adds`; GATED inputs are (rows, 2 in) */
+/* y (rows, out) = input (rows, in) times the matrices, added to y where `adds`; gated inputs are (rows, 2 in) */
 static void project(const Matrices *matrices, const float *x, int64_t rows, int kind, const float *norm, float epsilon,
                     int adds, float *y, int threads, const Rounding *room) {
     int64_t in = matrices->part->in, shares = 0;
@@ -281,10 +296,45 @@ static void project(const Matrices *matrices, const float *x, int64_t rows, int 
     }
     for (int64_t first = 0; first < rows; first += ROWS) {
         one.rows = rows - first < ROWS ? rows - first : ROWS;
-        one.x = x + first * in * (kind == GATED ? 2 : 1);
+        one.x = x + first * entries_in(kind, in);
         one.y = y + first * matrices->out;
         run(round_row, &one, one.rows, one.rows > 4 ? threads : 1);
         run(multiply_share, &one, shares, threads);
+    }
+}
+
+static int norm_kind(const float *norm, int64_t centered) { return !norm ? AS_IS : centered ? CENTERED : NORMALIZED; }
+
+/* ---- parts of layers that have no matrix */
+
+typedef struct {
+    const float *from, *norm;
+    float *x;
+    int64_t count;
+    float epsilon, cap;
+} Rows;
+
+static void add_row(const void *job, int64_t m) {
+    const Rows *one = job;
+    const float *from = one->from + m * one->count;
+    float *x = one->x + m * one->count, factor = normalizer(from, one->count, one->epsilon);
+    for (int64_t k = 0; k < one->count; k++) x[k] += from[k] * factor * one->norm[k];
+}
+
+/* x (rows, in) += what is made of `from` by a matrix, normalized where there are weights, for which `room` has rows */
+static void add(const Matrices *matrices, const float *from, int64_t rows, int kind, const float *norm, float epsilon,
+                float *x, float *made, int threads, const Rounding *room) {
+    project(matrices, from, rows, kind, NULL, 0, !norm, norm ? made : x, threads, room);
+    Rows one = {.from = made, .norm = norm, .x = x, .count = matrices->out, .epsilon = epsilon};
+    if (norm) run(add_row, &one, rows, rows > 4 ? threads : 1);
+}
+
+static void cap_share(const void *job, int64_t share) {
+    const Rows *one = job;
+    int64_t end = (share + 1) * CAPPED < one->count ? (share + 1) * CAPPED : one->count;
+    for (int64_t k = share * CAPPED; k < end; k += SPAN) {
+        Floats value = capped(floats_within(one->x, k, end), one->cap);
+        memcpy(one->x + k, &value, (end - k < SPAN ? end - k : SPAN) * sizeof *one->x);
     }
 }
 
@@ -337,6 +387,7 @@ int read_tokens(const Layer *layers, const Shape *shape, const Cache *caches, in
     int64_t qkv = place(&used, rows * layers->qkv.out * sizeof(float));
     int64_t seen = place(&used, rows * layers->output.part->in * sizeof(float));
     int64_t inner = place(&used, rows * layers->gate_up.out * sizeof(float));
+    int64_t added = place(&used, layers->after_attention ? rows * layers->output.out * sizeof(float) : 0);
     int64_t queries = place(&used, rows * shape->heads * shape->size * sizeof(float)), results = used;
     for (const Run *run = runs; run < runs + one.count; run++) {
         int64_t tiles = tiles_of(shape, run->rows).tiles;
@@ -359,23 +410,29 @@ int read_tokens(const Layer *layers, const Shape *shape, const Cache *caches, in
     }
     used = 0;
     Rounding room = room_at(memory, &used, rows, stride);
-    float *gated = (float *)(memory + inner), epsilon = shape->epsilon;
+    float *gated = (float *)(memory + inner), *made = (float *)(memory + added), epsilon = shape->epsilon;
+    int gate = shape->gelu ? GATED_GELU : GATED_SILU;
     for (const Layer *layer = layers; layer < layers + shape->layers; layer++) {
-        project(&layer->qkv, x, rows, NORMALIZED, layer->before_attention, epsilon, 0, one.qkv, threads, &room);
+        int kind = norm_kind(layer->before_attention, shape->centered);
+        int inner_kind = norm_kind(layer->before_mlp, shape->centered);
+        project(&layer->qkv, x, rows, kind, layer->before_attention, epsilon, 0, one.qkv, threads, &room);
         attention(&one, layer, layer - layers);
-        project(&layer->output, one.seen, rows, AS_IS, NULL, 0, 1, x, threads, &room);
-        project(&layer->gate_up, x, rows, NORMALIZED, layer->before_mlp, epsilon, 0, gated, threads, &room);
-        project(&layer->down, gated, rows, GATED, NULL, 0, 1, x, threads, &room);
+        if (shape->parallel)
+            project(&layer->gate_up, x, rows, inner_kind, layer->before_mlp, epsilon, 0, gated, threads, &room);
+        add(&layer->output, one.seen, rows, AS_IS, layer->after_attention, epsilon, x, made, threads, &room);
+        if (!shape->parallel)
+            project(&layer->gate_up, x, rows, inner_kind, layer->before_mlp, epsilon, 0, gated, threads, &room);
+        add(&layer->down, gated, rows, gate, layer->after_mlp, epsilon, x, made, threads, &room);
     }
     free(memory);
     free(runs);
     return DONE;
 }
 
-/* y (rows, out) = x (rows, in), normalized where there are weights of a norm, times the matrices; returns DONE, or
-   NO_MEMORY */
-int apply_matrices(const Matrices *matrices, const float *norm, float epsilon, const float *x, int64_t rows, float *y,
-                   int threads) {
+/* y (rows, out) = x (rows, in), normalized where there are weights of a norm, times the matrices, bent by a cap that
+   is not 0; returns DONE, or NO_MEMORY */
+int apply_matrices(const Matrices *matrices, const float *norm, int centered, float epsilon, float cap, const float *x,
+                   int64_t rows, float *y, int threads) {
     int64_t stride = stride_of(matrices), used = 0;
     if (rows < 1) return DONE;
     room_at(NULL, &used, rows, stride);
@@ -383,7 +440,9 @@ int apply_matrices(const Matrices *matrices, const float *norm, float epsilon, c
     if (!memory) return NO_MEMORY;
     used = 0;
     Rounding room = room_at(memory, &used, rows, stride);
-    project(matrices, x, rows, norm ? NORMALIZED : AS_IS, norm, epsilon, 0, y, threads, &room);
+    project(matrices, x, rows, norm_kind(norm, centered), norm, epsilon, 0, y, threads, &room);
+    Rows one = {.x = y, .count = rows * matrices->out, .cap = cap};
+    if (cap) run(cap_share, &one, (one.count + CAPPED - 1) / CAPPED, threads);
     free(memory);
     return DONE;
 }

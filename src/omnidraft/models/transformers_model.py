@@ -187,14 +187,16 @@ def tap(model: PreTrainedModel) -> HiddenStateHook | None:
 def check_supported(model: PreTrainedModel) -> None:
     """Raise ModelError unless the state of `model` is a causal KV cache: one entry a token and layer."""
     config = model.config
-    kinds = set(getattr(config.get_text_config(decoder=True), "layer_types", None) or ()) - ATTENTION
+    kinds = set(getattr(config.get_text_config(decoder=True), "layer_types", None) or ())
+    attends = bool(kinds) and kinds <= ATTENTION  # of a hybrid's class, with no layer of the other kind
+    kinds -= ATTENTION
     # encoders set one or the other to False; the configs of some decoders say that they are none
     blind = all(getattr(module, name, True) for module in model.modules() for name in ("is_causal", "is_decoder"))
     if config.is_encoder_decoder:
         found = "an encoder"
     elif kinds:
         found = f"layers of kind {', '.join(sorted(kinds))}, whose state cannot be rolled back"
-    elif getattr(model, "_is_stateful", False) or not cache_argument(model):
+    elif (getattr(model, "_is_stateful", False) and not attends) or not cache_argument(model):
         found = "a state other than a KV cache, which cannot be rolled back"
     elif not blind and not getattr(config, "is_decoder", True):  # an image tower may attend both ways
         found = "attention to later tokens"

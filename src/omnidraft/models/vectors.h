@@ -115,6 +115,30 @@ INLINE float normalizer(const float *x, int64_t count, float epsilon) {
     return 1 / sqrtf(sum_of_products(x, x, count) / count + epsilon);
 }
 
+INLINE float mean_of(const float *x, int64_t count) {
+    Floats parts[PIECES] = {{0}};
+    float sum = 0;
+    int64_t k = 0;
+    for (; k + LANES <= count; k += LANES)
+        for (int p = 0; p < PIECES; p++) parts[p] += floats_at(x + k + p * SPAN);
+    for (; k < count; k++) sum += x[k];
+    return (sum + total_of((const float *)parts)) / count;
+}
+
+/* a normalizer of what is left without the mean */
+INLINE float centered_normalizer(const float *x, float mean, int64_t count, float epsilon) {
+    Floats parts[PIECES] = {{0}};
+    float sum = 0;
+    int64_t k = 0;
+    for (; k + LANES <= count; k += LANES)
+        for (int p = 0; p < PIECES; p++) {
+            Floats less = floats_at(x + k + p * SPAN) - mean;
+            parts[p] += less * less;
+        }
+    for (; k < count; k++) sum += (x[k] - mean) * (x[k] - mean);
+    return 1 / sqrtf((sum + total_of((const float *)parts)) / count + epsilon);
+}
+
 /* e to the power of x, which is 88 at most, to 2 units in the last place; of what is no number it is none */
 INLINE Floats exponential(Floats x) {
     const float nearest = 12582912 + 127; /* whole numbers are rounded to, and the last bits are those of an exponent */
@@ -128,6 +152,12 @@ INLINE Floats exponential(Floats x) {
     value = multiplied(value, rest, all(5.0000001201e-1f));
     value = multiplied(value * rest, rest, rest) + 1;
     return maximum(value * (Floats)((Bits)sum << 23), x); /* of numbers, the power is always the larger */
+}
+
+/* x bent to between -cap and cap, by the hyperbolic tangent */
+INLINE Floats capped(Floats x, float cap) {
+    Floats twice = x * (2 / cap);
+    return cap - 2 * cap / (1 + exponential(choose(twice > 88, all(88), twice)));
 }
 
 /* ---- halves */

@@ -1,0 +1,206 @@
+"""The families of models whose blocks the native step computes, by the names that `transformers` uses: one table.
+
+A family is an entry of FAMILIES, made of switches.  What no switch says is as in Llama.  What an entry `needs` of a
+config, and it has otherwise, is an `Obstacle`: `transformers` computes such a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Config = Any  # of transformers
+Number = Callable[[Config], float]
+
+OF_EACH, OF_ALL, ROTATED = range(3)  # norms of heads: each, all together, each after its rotation; as in step.c
+NEVER, EVERYWHERE, BY_LAYER = "never", "everywhere", "by layer"  # where a config's window counts
+GELU = {"silu": False, "swish": False, "gelu_pytorch_tanh": True}  # by activation: the gate is a GELU, and no SiLU
+# whose angles do not depend on how long a text gets, up to the model's context: it ends where those of longrope change
+ROTATIONS = ("default", "linear", "llama3", "yarn", "longrope", "dynamic")
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """Why a model has no native step."""
+
+    code: str
+    field: str  # of the model's config, empty where the reason lies elsewhere
+    reason: str  # a phrase
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+def _of(name: str, power: float = 1.0) -> Number:
+    return lambda config: float(getattr(config, name)) ** power
+
+
+def _one(_: Config) -> float:
+    return 1.0
+
+
+@dataclass(frozen=True)
+class Family:
+    """Models whose blocks differ in numbers and sizes alone."""
+
+    name: str  # what people call it
+    sizes: str  # that people run
+    classes: tuple[str, ...]  # of transformers
+    architectures: tuple[str, ...] = ()  # of GGUF files
+    # norms: modules by site, None where nothing is normalized
+    before_attention: str | None = "input_layernorm"
+    before_mlp: str | None = "post_attention_layernorm"
+    after_attention: str | None = None
+    after_mlp: str | None = None
+    epsilon: str = "rms_norm_eps"
+    shifted: bool = False  # their weights are stored less 1
+    centered: bool = False  # the mean is taken away first
+    # attention
+    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    head_norms: tuple[str, str] | None = None  # of queries and of keys
+    head_norm: int = OF_EACH
+    scale: Number | None = None  # of scores, None for that of the head's size
+    score_cap: str = ""
+    window: str = NEVER
+    rotates: Callable[[Config, int], bool] = lambda _config, _layer: True  # by number of layer
+    interleaved: bool = False  # neighbors are rotated, and no halves
+    partial: bool = False  # a part of each head may be rotated
+    tempered: bool = False  # queries may have a factor that grows with the position
+    # MLP
+    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    down: str = "mlp.down_proj"
+    activation: str = "hidden_act"
+    parallel: bool = False  # it reads what the attention reads
+    # factors; where residuals have one, no norm but those of what is read may have an epsilon
+    embedding: Number = _one
+    residual: Number = _one
+    logits: Number = _one
+    logit_cap: str = ""
+    needs: Mapping[str, tuple[object, ...]] = field(default_factory=dict)  # values of fields, anything else is refused
+
+    def windows(self, config: Config) -> list[int]:
+        """Positions that a token of each layer attends to, 0 for all."""
+        layers, window = config.num_hidden_layers, getattr(config, "sliding_window", None) or 0
+        if self.window != BY_LAYER:
+            return [window if self.window == EVERYWHERE else 0] * layers
+        return [window if kind == "sliding_attention" else 0 for kind in config.layer_types]
+
+    def cap(self, config: Config, name: str) -> float:
+        """The value of a field that may be absent, 0 for none."""
+        return float(getattr(config, name, None) or 0) if name else 0.0
+
+    def obstacle(self, config: Config) -> Obstacle | None:
+        """What of a config no switch covers."""
+        return next(self._obstacles(config), None)
+
+    def _obstacles(self, config: Config) -> Iterator[Obstacle]:
+        heads, key_heads, _ = heads_of(config)
+        if heads % key_heads:
+            yield Obstacle("sizes", "num_key_value_heads", f"{heads} heads cannot share the keys of {key_heads}")
+        activation = getattr(config, self.activation, "silu")
+        if activation not in GELU:
+            yield Obstacle("activation", self.activation, f"its activation is {activation}")
+        for kind, rope in rotations_of(config).items():
+            name = ".".join(filter(None, ("rope_parameters", kind, "rope_type")))
+            if (found := rope.get("rope_type", "default")) not in ROTATIONS:
+                yield Obstacle("rotation", name, f"its rotary positions are of type {found}")
+        for name, values in self.needs.items():
+            if (value := getattr(config, name, None)) not in values:
+                yield Obstacle("switch", name, f"{name} is {value!r} in its config")
+
+
+def heads_of(config: Config) -> tuple[int, int, int]:
+    """Number of query heads and of key heads, and their size."""
+    heads = config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return heads, config.num_key_value_heads or heads, size
+
+
+def rotations_of(config: Config) -> dict[str, dict[str, Any]]:
+    """The parameters of the rotation by kind of layer; one for all has an empty name."""
+    found = config.rope_parameters or {}
+    kinds = {kind: part for kind, part in found.items() if isinstance(part, dict)}
+    return kinds or {"": found}
+
+
+# ---------------------------------------------------------------- the table
+
+AFTER: dict[str, Any] = {  # what is added to the residual is normalized, and nothing else
+    "before_attention": None, "before_mlp": None,
+    "after_attention": "post_attention_layernorm", "after_mlp": "post_feedforward_layernorm",
+}  # fmt: skip
+NORMED: dict[str, Any] = {"head_norms": ("q_norm", "k_norm")}
+GEMMA: dict[str, Any] = {"shifted": True, "embedding": _of("hidden_size", 0.5)}
+SANDWICH: dict[str, Any] = {
+    **AFTER,
+    "before_attention": "input_layernorm",
+    "before_mlp": "pre_feedforward_layernorm",
+    "activation": "hidden_activation",
+    "scale": _of("query_pre_attn_scalar", -0.5),
+    "window": BY_LAYER,
+    "logit_cap": "final_logit_softcapping",
+    "needs": {"use_bidirectional_attention": (None, False)},
+}
+GRANITE: dict[str, Any] = {
+    "scale": _of("attention_multiplier"),
+    "embedding": _of("embedding_multiplier"),
+    "residual": _of("residual_multiplier"),
+    "logits": _of("logits_scaling", -1.0),
+}
+COHERE: dict[str, Any] = {
+    "before_mlp": "input_layernorm", "parallel": True, "centered": True, "epsilon": "layer_norm_eps",
+    "interleaved": True, "logits": _of("logit_scale"),
+}  # fmt: skip
+
+
+def _slides(config: Config, layer: int) -> bool:
+    return config.sliding_window is None or bool(config.layer_types[layer] == "sliding_attention")
+
+
+FAMILIES: tuple[Family, ...] = (
+    Family("Llama 2 and 3, SmolLM2", "135M, 360M, 1B, 1.7B, 3B, 7B, 8B", ("LlamaForCausalLM",), ("llama", "mistral3")),
+    Family("Mistral 7B, NeMo", "7B, 12B", ("MistralForCausalLM",), ("llama",), window=EVERYWHERE),
+    Family("Ministral 8B", "8B", ("MinistralForCausalLM",), window=BY_LAYER),
+    Family("Ministral 3", "3B, 8B, 14B", ("Ministral3ForCausalLM",), ("mistral3",), window=EVERYWHERE, tempered=True),
+    Family("Qwen2, Qwen2.5", "0.5B, 1.5B, 3B, 7B, 14B", ("Qwen2ForCausalLM",), ("qwen2",), window=BY_LAYER),
+    Family("Qwen3", "0.6B, 1.7B, 4B, 8B, 14B", ("Qwen3ForCausalLM",), ("qwen3",), window=BY_LAYER, **NORMED),
+    Family("Gemma 1", "2B, 7B", ("GemmaForCausalLM",), ("gemma",), **GEMMA),
+    Family(
+        "Gemma 2", "2B, 9B", ("Gemma2ForCausalLM",), ("gemma2",),
+        score_cap="attn_logit_softcapping", **GEMMA, **SANDWICH,
+    ),
+    Family("Gemma 3 (text)", "270M, 1B, 4B, 12B", ("Gemma3ForCausalLM",), ("gemma3",), **NORMED, **GEMMA, **SANDWICH),
+    Family(
+        "Phi-3, Phi-4, Phi-4-mini", "3.8B, 14B", ("Phi3ForCausalLM",), ("phi3",),
+        qkv=("qkv_proj",), gate_up=("mlp.gate_up_proj",), window=EVERYWHERE, partial=True,
+    ),
+    Family(
+        "SmolLM3", "3B", ("SmolLM3ForCausalLM",), ("smollm3",), window=BY_LAYER,
+        rotates=lambda config, layer: bool(config.no_rope_layers[layer]),
+    ),
+    Family("Granite 3", "2B, 8B", ("GraniteForCausalLM",), ("granite",), **GRANITE),
+    Family(
+        "Granite 4 (dense)", "350M, 1B, 3B", ("GraniteMoeHybridForCausalLM",),
+        gate_up=("shared_mlp.input_linear",), down="shared_mlp.output_linear",
+        needs={"num_local_experts": (0, None)}, **GRANITE,
+    ),
+    Family("OLMo 2", "1B, 7B, 13B", ("Olmo2ForCausalLM",), ("olmo2",), head_norm=OF_ALL, **NORMED, **AFTER),
+    Family("OLMo 3", "7B", ("Olmo3ForCausalLM",), window=BY_LAYER, head_norm=OF_ALL, **NORMED, **AFTER),
+    Family(
+        "GLM-4 (0414)", "9B", ("Glm4ForCausalLM",),
+        after_attention="post_self_attn_layernorm", after_mlp="post_mlp_layernorm",
+        gate_up=("mlp.gate_up_proj",), interleaved=True, partial=True,
+    ),
+    Family(
+        "Command R", "35B", ("CohereForCausalLM",), ("command-r",), needs={"use_qk_norm": (False, None)}, **COHERE
+    ),
+    Family(
+        "Command R7B", "7B", ("Cohere2ForCausalLM",), window=BY_LAYER,
+        rotates=lambda config, layer: bool(config.layer_types[layer] == "sliding_attention"), **COHERE,
+    ),
+    Family(
+        "EXAONE 4", "1.2B, 32B", ("Exaone4ForCausalLM",), window=BY_LAYER, rotates=_slides, **NORMED, **AFTER
+    ),
+)  # fmt: skip
+BY_CLASS: Mapping[str, Family] = {name: family for family in FAMILIES for name in family.classes}

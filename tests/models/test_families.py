@@ -1,0 +1,320 @@
+"""Every family of the table: the native step gives the logits of `transformers`, and its rows do not depend on others.
+
+The models are small and random, with weights that 8 bits a row hold, so that what is left is the rounding of inputs and
+of keys and values.  One case a family; windows are of 8 tokens, and texts of 40.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+from omnidraft.errors import OmniDraftError
+from omnidraft.models import native
+from omnidraft.models.families import BY_CLASS, FAMILIES, Family
+from omnidraft.models.gguf.architectures import ARCHITECTURES
+from omnidraft.models.language_model import Read
+from omnidraft.models.loading import load_model
+from omnidraft.models.native_model import NativeModel, NativeSequence, obstacle
+from omnidraft.models.tensors import Tensors
+from omnidraft.models.transformers_model import TransformersModel
+from support.compilers import needs_the_8_bit_step
+from support.drafts import SIZE, adversary, greedy, knowing, said_with
+from support.exact_models import HalfModel, exact_model, native_step, representable
+from support.gguf_models import MODELS, keys_of, model_of, tensors_of, write_file
+from support.models import IDS, build
+
+WINDOW: dict[str, Any] = {"sliding_window": 8}
+ALTERNATING: dict[str, Any] = {**WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
+TWO_KINDS = {
+    "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e5},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+YARN = {
+    "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16,
+    "beta_fast": 4.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+}  # fmt: skip
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "attention_factor": 1.2,
+    "short_factor": [1.0, 3.0], "long_factor": [1.0, 40.0], "original_max_position_embeddings": 1024,
+}  # fmt: skip
+HALF = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+FACTORS = {
+    "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2,
+}  # fmt: skip
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_expand": 2}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {  # by class and more: model type, and what is not as in SMALL
+    "LlamaForCausalLM": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "MistralForCausalLM": ("mistral", WINDOW),
+    "MinistralForCausalLM": ("ministral", ALTERNATING),
+    "Ministral3ForCausalLM": ("ministral3", {**WINDOW, "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.3}}),
+    "Qwen2ForCausalLM": ("qwen2", {**ALTERNATING, "use_sliding_window": True}),
+    "Qwen3ForCausalLM": ("qwen3", {**ALTERNATING, "use_sliding_window": True}),
+    "GemmaForCausalLM": ("gemma", {}),
+    "Gemma2ForCausalLM": (
+        "gemma2",
+        {
+            **ALTERNATING, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 2.0, "query_pre_attn_scalar": 24,
+        },
+    ),
+    "Gemma3ForCausalLM": (
+        "gemma3_text",
+        {
+            **ALTERNATING, "rope_parameters": TWO_KINDS, "query_pre_attn_scalar": 24, "final_logit_softcapping": 4.0,
+        },
+    ),
+    "Phi3ForCausalLM": ("phi3", {**WINDOW, "rope_parameters": LONGROPE, "original_max_position_embeddings": 1024}),
+    "SmolLM3ForCausalLM": (
+        "smollm3",
+        {**WINDOW, "num_hidden_layers": 3, "no_rope_layers": [1, 0, 1], "use_sliding_window": True},
+    ),
+    "GraniteForCausalLM": ("granite", FACTORS),
+    "GraniteMoeHybridForCausalLM": (
+        "granitemoehybrid",
+        {
+            **FACTORS, **MAMBA, "num_local_experts": 0, "layer_types": ["full_attention"] * 2,
+            "shared_intermediate_size": 48, "position_embedding_type": "rope",
+        },
+    ),
+    "GraniteMoeHybridForCausalLM, no rotation": (
+        "granitemoehybrid",
+        {
+            **FACTORS, **MAMBA, "num_local_experts": 0, "layer_types": ["full_attention"] * 2,
+            "shared_intermediate_size": 48, "position_embedding_type": None,
+        },
+    ),
+    "Olmo2ForCausalLM": ("olmo2", {}),
+    "Olmo3ForCausalLM": ("olmo3", {**ALTERNATING, "rope_parameters": TWO_KINDS}),
+    "Glm4ForCausalLM": ("glm4", {"rope_parameters": HALF}),
+    "CohereForCausalLM": ("cohere", {"logit_scale": 0.75}),
+    "Cohere2ForCausalLM": ("cohere2", {**ALTERNATING, "logit_scale": 0.75}),
+    "Exaone4ForCausalLM": ("exaone4", ALTERNATING),
+}  # fmt: skip
+ENDLESS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+EVERY = pytest.mark.parametrize("name", CASES)
+SPREAD = 0.15  # of weights: with larger ones the attention is so sharp that a difference grows from layer to layer
+WITHIN = 2e-3  # of logits, of about 1 and up to 5
+
+
+@pytest.fixture(autouse=True)
+def _compiled() -> None:
+    needs_the_8_bit_step()
+
+
+def source_of(name: str, spread: float = SPREAD, **changes: Any) -> TransformersModel:
+    kind, own = CASES[name]
+    return exact_model(kind, spread, **{**own, **ENDLESS, **changes})
+
+
+def class_of(name: str) -> str:
+    return name.split(",", maxsplit=1)[0]
+
+
+def native_of(name: str) -> NativeModel:
+    return native_step(source_of(name))
+
+
+def assert_close(given: torch.Tensor, wanted: torch.Tensor, within: float = WITHIN) -> None:
+    torch.testing.assert_close(given, wanted, atol=within, rtol=within)
+    assert float((given - wanted).square().mean().sqrt()) < within / 2
+
+
+def test_every_family_has_a_case() -> None:
+    assert set(map(class_of, CASES)) == set(BY_CLASS)
+    assert sum(len(family.classes) for family in FAMILIES) == len(BY_CLASS)
+    assert all(type(source_of(name).model).__name__ == class_of(name) for name in CASES)
+
+
+def test_files_of_every_architecture_have_the_family_that_names_it() -> None:
+    """Or are of a model that the native step does not compute."""
+    named = {architecture for family in FAMILIES for architecture in family.architectures}
+    assert named <= set(ARCHITECTURES)
+    for architecture in ARCHITECTURES:
+        family = BY_CLASS.get(type(model_of(architecture)).__name__)
+        assert (family is not None) == (architecture in named), architecture
+        assert family is None or architecture in family.architectures
+
+
+def test_factors_of_residuals_are_divided_out_of_no_norm_that_is_not_of_them() -> None:
+    for family in FAMILIES:
+        if family.residual is not Family.residual:
+            assert (family.after_attention, family.after_mlp, family.head_norms) == (None, None, None)
+
+
+@EVERY
+def test_logits_are_those_of_transformers(name: str) -> None:
+    source = source_of(name)
+    slow, fast = source.new_sequence(), native_step(source).new_sequence()
+    for part in (IDS[:17], IDS[17:18], IDS[18:23], IDS[23:40]):
+        assert_close(fast.forward(part, len(part)), slow.forward(part, len(part)))
+    for text in (slow, fast):
+        text.crop(9)
+    for part in (IDS[30:31], IDS[31:40]):  # what was cropped must leave no trace
+        assert_close(fast.forward(part, 1), slow.forward(part, 1))
+
+
+@EVERY
+def test_the_input_of_the_head_is_that_of_transformers(name: str) -> None:
+    source = source_of(name)
+    texts = [model.new_sequence(hidden=True) for model in (source, native_step(source))]
+    hidden = []
+    for text in texts:
+        text.forward(IDS[:20], 1)
+        assert text.hidden is not None
+        hidden.append(text.hidden)
+    assert_close(hidden[1], hidden[0])
+
+
+@EVERY
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_row_does_not_depend_on_those_beside_it(name: str, threads: int) -> None:
+    fast = native_of(name)
+    ids, others = (IDS * 3)[:85], (IDS * 8)[7:307]
+    torch.set_num_threads(threads)
+    try:
+        together = fast.new_sequence().forward(ids, len(ids))
+        for sizes in ([1] * 85, [2, 3, 4, 5, 6, 7, 8, 9, 41], [64, 21]):
+            text = fast.new_sequence()
+            parts = [ids[sum(sizes[:i]) : sum(sizes[: i + 1])] for i in range(len(sizes))]
+            assert torch.equal(torch.cat([text.forward(part, len(part)) for part in parts]), together), sizes
+        pair = [fast.new_sequence() for _ in range(2)]
+        for text, start in zip(pair, (ids[:60], others), strict=True):
+            text.forward(start, 1)
+        both = fast.read([Read(pair[0], ids[60:], 25), Read(pair[1], ids[:9], 9)])
+        assert torch.equal(both[0], together[60:])
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize(
+    "flags", [("-DSPAN=4",), ("-DSPAN=8",), ("-DSPAN=16",), ("-DPLAIN",), ("-DPLAIN", "-DSPAN=4")], ids="".join
+)
+def test_other_processors_compute_the_same_bits(
+    flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
+    models = {name: native_of(name) for name in CASES}
+    given = {name: model.new_sequence().forward(IDS, len(IDS)) for name, model in models.items()}
+    monkeypatch.setattr(native, "FLAGS", ((*flags, "-march=native"),))
+    native._loaded.cache_clear()  # noqa: SLF001  compiled with these flags from now on
+    try:
+        for name, model in models.items():
+            assert torch.equal(model.new_sequence().forward(IDS, len(IDS)), given[name]), name
+        assert list(home.rglob("*.so"))
+    finally:
+        native._loaded.cache_clear()  # noqa: SLF001
+
+
+def switches(name: str) -> list[str]:
+    family = BY_CLASS[class_of(name)]
+    known = {"name", "sizes", "classes", "architectures", "needs"}
+    usual = {each.name: each.default for each in fields(Family) if each.name not in known}
+    # an activation has another name, and the same function; a part that may be rotated is one that is
+    told = [each for each, value in usual.items() if getattr(family, each) != value]
+    return [each for each in told if each not in ("activation", "partial")]
+
+
+@pytest.mark.parametrize(("name", "switch"), [(name, switch) for name in CASES for switch in switches(name)])
+def test_each_switch_shows(name: str, switch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in Llama, a family's model is another one, or lacks weights."""
+    source = source_of(name)
+    wanted = source.new_sequence().forward(IDS, len(IDS))
+    usual = next(each.default for each in fields(Family) if each.name == switch)
+    changed = cast(Any, replace)(BY_CLASS[class_of(name)], **{switch: usual})
+    monkeypatch.setitem(cast(Any, BY_CLASS), class_of(name), changed)
+    try:
+        other = native_step(source).new_sequence().forward(IDS, len(IDS))
+    except (AttributeError, OmniDraftError):
+        return
+    assert float((other - wanted).abs().max()) > 10 * WITHIN
+
+
+@EVERY
+def test_greedy_text_is_the_same_with_drafts_and_without(name: str) -> None:
+    """Of a prompt longer than any window; drafts are right two times out of three, or never."""
+    source = source_of(name, 0.2, vocab_size=SIZE, tie_word_embeddings=False)
+    with torch.no_grad():
+        for place, parameter in source.model.named_parameters():
+            parameter.mul_(0.1 if place.endswith(".bias") else 1)  # they would say the same everywhere
+    fast = native_step(source)
+    plain = greedy(fast)
+    assert len(set(plain)) > 3
+    assert plain == greedy(source)
+    for drafter in (knowing(plain), adversary()):
+        assert said_with(fast, drafter) == plain
+
+
+@EVERY
+def test_weights_are_read_from_safetensors(name: str, tmp_path: Path) -> None:
+    source = source_of(name)
+    source.model.save_pretrained(tmp_path)
+    with torch.device("meta"):
+        skeleton = type(source.model)(source.model.config)
+    with Tensors(str(tmp_path), local=True) as weights:
+        model = NativeModel(skeleton, weights)
+        again = model.with_weights(model.rounded_weights())  # as a drafter's come from another process
+    given = model.new_sequence().forward(IDS, 40)
+    assert torch.equal(given, native_of(name).new_sequence().forward(IDS, 40))
+    assert torch.equal(again.new_sequence().forward(IDS, 40), given)
+
+
+# ---------------------------------------------------------------- files
+
+
+NATIVE_FILES = [each for each in MODELS if any(each in family.architectures for family in FAMILIES)]
+
+
+def file_of(path: Path, architecture: str) -> tuple[NativeSequence, TransformersModel]:
+    """A text of a file's model in the native step, and the model that the file was made of."""
+    model = representable(model_of(architecture), SPREAD)
+    write_file(path, architecture, keys_of(model, architecture), tensors_of(model, architecture))
+    loaded = load_model(path, "int8", verifies=True).lm
+    assert isinstance(loaded, NativeModel)
+    return loaded.new_sequence(), HalfModel(model)
+
+
+@pytest.mark.parametrize("architecture", NATIVE_FILES)
+def test_a_file_has_the_logits_of_the_model_that_it_was_made_of(architecture: str, tmp_path: Path) -> None:
+    fast, source = file_of(tmp_path / "m.gguf", architecture)
+    slow = source.new_sequence()
+    for part in (IDS[:30], IDS[30:31], IDS[31:40]):
+        assert_close(fast.forward(part, len(part)), slow.forward(part, len(part)))
+
+
+# ---------------------------------------------------------------- what no switch covers
+
+
+@pytest.mark.parametrize(
+    ("make", "code", "field", "reason"),
+    [
+        (lambda: build("mixtral"), "family", "architectures", "MixtralForCausalLM is none of the families"),
+        (lambda: build("llama", hidden_act="relu"), "activation", "hidden_act", "its activation is relu"),
+        (lambda: build("gemma3_text", hidden_activation="gelu"), "activation", "hidden_activation", "gelu"),
+        (lambda: build("llama", num_key_value_heads=3), "sizes", "num_key_value_heads", "4 heads cannot share"),
+        (
+            lambda: build("gemma3_text", use_bidirectional_attention=True, is_causal=True),
+            "switch",
+            "use_bidirectional_attention",
+            "use_bidirectional_attention is True",
+        ),
+        (lambda: build("cohere", use_qk_norm=True), "switch", "use_qk_norm", "use_qk_norm is True"),
+    ],
+)
+def test_what_no_switch_covers_is_named(make: Callable[[], Any], code: str, field: str, reason: str) -> None:
+    found = obstacle(make())
+    assert found is not None
+    assert (found.code, found.field) == (code, field)
+    assert reason in str(found)
+
+
+def test_a_rotation_that_is_not_known_is_named_with_its_kind_of_layer() -> None:
+    model = build("gemma3_text", **ALTERNATING)
+    model.config.rope_parameters["sliding_attention"]["rope_type"] = "proportional"
+    found = obstacle(model)
+    assert found is not None
+    assert found.field == "rope_parameters.sliding_attention.rope_type"
+    assert "proportional" in found.reason
