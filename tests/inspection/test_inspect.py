@@ -281,7 +281,7 @@ def test_two_folders_with_a_tokenizer_alone(tmp_path: Path, capsys: Captured) ->
     assert out.startswith(
         "works as far as tokenizers tell: drafter 'two' is compatible with target 'one' (no config.json: one, two)\n"
     )
-    assert out.count("unknown") == 6
+    assert out.count("unknown") == 8
     tied = as_json(capsys, target, "--drafter", zoo.PREFIX + "drafter")
     assert tied["unchecked"] == ["one"]
     assert tied["drafter"]["memory"]["parameters"] > 0
@@ -307,6 +307,11 @@ def test_the_object_has_all_that_is_printed(capsys: Captured) -> None:
         assert cells == [text["name"], str(tokens), *(f"{100 * share:.1f} %" for share in shares), ratio]
     for end in vocabularies[0]["eos"]:
         assert f"{end['text']} ({end['id']})" in out
+    if found["target"]["step"]["how"] == "native":  # there is a compiler
+        assert found["target"]["step"]["family"] == "Qwen2, Qwen2.5"
+        assert "step on a CPU" in out
+    else:
+        assert found["target"]["step"]["code"] == "machine"
 
 
 def test_a_narrow_terminal(target: Path, drafter: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,12 +17,15 @@ EXAMPLES = (
     f"omnidraft inspect {flags.TARGET}",
     "omnidraft inspect meta-llama/Llama-3.1-8B-Instruct --drafter ./my-drafter --text notes.txt",
     f"omnidraft inspect {flags.TARGET} --time --json",
+    "omnidraft inspect gemma-3-1b-it-Q4_K_M.gguf --header",
 )
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run `omnidraft inspect`; 1 where the pair does not work.  Raises InputError and its kinds."""
     options = _parser().read(arguments)
+    if options.header:
+        return _header(options.target, as_json=options.json)
     texts = None if options.text is None else _read(options.text)
     if flags.unless_none(options.drafter) is None:
         raise ConfigError("drafter is none, and inspect looks at two models: name one, or leave --drafter out")
@@ -39,6 +42,19 @@ def main(arguments: Sequence[str]) -> int:
 
         show(found)
     return 0 if found.works else 1
+
+
+def _header(name: str, *, as_json: bool) -> int:
+    """The header of a GGUF file alone, without what takes seconds to import."""
+    from omnidraft.cli.inspect_header import show
+    from omnidraft.inspection.step import REFUSED, inspect_header
+
+    found = inspect_header(Path(name).expanduser())
+    if as_json:
+        print(json.dumps(asdict(found)))
+    else:
+        show(found)
+    return 1 if found.step.how == REFUSED else 0
 
 
 def _progress(message: str) -> None:
@@ -72,6 +88,11 @@ def _parser() -> flags.CommandParser:
     parser.add_argument("--drafter", default=AUTO, metavar="MODEL", help=f"likewise (default: {flags.DEFAULT})")
     parser.add_argument(
         "--text", type=Path, metavar="FILE", help="a text to tokenize (default: samples in several scripts)"
+    )
+    parser.add_argument(
+        "--header",
+        action="store_true",
+        help="say by the header of a GGUF file alone, which may be cut behind it, how the model is computed",
     )
     parser.add_argument("--time", action="store_true", help="load both models, and measure when drafting pays")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from rich.console import Console
 from rich.table import Table
 
+from omnidraft.cli.inspect_header import keys, sentence
 from omnidraft.draft_length.cost_model import PassTimes
 from omnidraft.inspection.break_even import LENGTHS
 from omnidraft.inspection.models import Memory
 from omnidraft.inspection.report import Inspection, Model
 from omnidraft.inspection.texts import TextFigures
 from omnidraft.inspection.vocabularies import Special, Spellings, Token, Vocabulary
-from omnidraft.models.gguf import KeyReport
 
 SHOWN = 4  # dropped special tokens that are named
 UNKNOWN, UNDEFINED = "unknown", "–"
@@ -50,14 +50,7 @@ def show(found: Inspection) -> None:
     for model in (found.target, found.drafter):
         if model.keys is not None:
             title = f"keys of {model.name}, architecture {model.keys.architecture}"
-            console.print(_table(title, ("group", "keys"), _keys(model.keys), right=()))
-
-
-def _keys(report: KeyReport) -> Rows:
-    for group, names in report.honoured.items():
-        yield group, ", ".join(name.removeprefix(f"{report.architecture}.") for name in names)
-    if report.harmless:
-        yield "harmless", ", ".join(report.harmless)
+            console.print(_table(title, ("group", "keys"), keys(model.keys), right=()))
 
 
 def _verdict(found: Inspection) -> str:
@@ -103,6 +96,9 @@ def _models(*models: Model) -> Rows:
     yield ()
     for row, text in by_memory.items():
         yield row, *(text(m.memory) if m.memory else UNKNOWN for m in models)
+    of_files = [m.keys is not None or place > 0 for place, m in enumerate(models)]  # and drafters: 8 bits by default
+    steps = zip(models, of_files, strict=True)
+    yield "step on a CPU", *(sentence(m.step, asked=not default) if m.step else UNKNOWN for m, default in steps)
 
 
 def _weights(memory: Memory) -> str:

@@ -16,9 +16,12 @@ from omnidraft.errors import ConfigError, ModelError
 from omnidraft.inspection import texts
 from omnidraft.inspection.break_even import BreakEven, break_evens
 from omnidraft.inspection.models import Language, Memory, UnloadedModel, memory, read_model
+from omnidraft.inspection.step import Step, step_of
 from omnidraft.inspection.vocabularies import Special, Spellings, Vocabulary, specials, spellings, vocabulary
+from omnidraft.models.families import BY_CLASS
 from omnidraft.models.gguf import KeyReport
 from omnidraft.models.loading import load_model
+from omnidraft.models.native_model import obstacle
 
 Say = Callable[[str], None]
 
@@ -30,6 +33,7 @@ class Model:
     name: str
     vocabulary: Vocabulary | None
     memory: Memory | None
+    step: Step | None
     keys: KeyReport | None  # of a GGUF file's header
 
 
@@ -91,8 +95,16 @@ def _model(one: UnloadedModel) -> Model:
         name=one.name,
         vocabulary=None if one.language is None else vocabulary(one.language),
         memory=None if one.model is None else memory(one.model, rounds=one.rounds, packed=one.packed, held=one.held),
+        step=_step(one),
         keys=one.keys,
     )
+
+
+def _step(one: UnloadedModel) -> Step | None:
+    if one.model is None:
+        return None
+    skeleton = one.model.model
+    return step_of(BY_CLASS.get(type(skeleton).__name__), obstacle(skeleton))
 
 
 def _alignment(target: Language, drafter: Language, samples: Mapping[str, str], warn: Say) -> dict[str, Any]:

@@ -46,7 +46,8 @@ class Family:
 
     name: str  # what people call it
     sizes: str  # that people run
-    classes: tuple[str, ...]  # of transformers
+    model_type: str  # of a config
+    model_class: str  # of transformers
     architectures: tuple[str, ...] = ()  # of GGUF files
     # norms: modules by site, None where nothing is normalized
     before_attention: str | None = "input_layernorm"
@@ -159,48 +160,95 @@ def _slides(config: Config, layer: int) -> bool:
 
 
 FAMILIES: tuple[Family, ...] = (
-    Family("Llama 2 and 3, SmolLM2", "135M, 360M, 1B, 1.7B, 3B, 7B, 8B", ("LlamaForCausalLM",), ("llama", "mistral3")),
-    Family("Mistral 7B, NeMo", "7B, 12B", ("MistralForCausalLM",), ("llama",), window=EVERYWHERE),
-    Family("Ministral 8B", "8B", ("MinistralForCausalLM",), window=BY_LAYER),
-    Family("Ministral 3", "3B, 8B, 14B", ("Ministral3ForCausalLM",), ("mistral3",), window=EVERYWHERE, tempered=True),
-    Family("Qwen2, Qwen2.5", "0.5B, 1.5B, 3B, 7B, 14B", ("Qwen2ForCausalLM",), ("qwen2",), window=BY_LAYER),
-    Family("Qwen3", "0.6B, 1.7B, 4B, 8B, 14B", ("Qwen3ForCausalLM",), ("qwen3",), window=BY_LAYER, **NORMED),
-    Family("Gemma 1", "2B, 7B", ("GemmaForCausalLM",), ("gemma",), **GEMMA),
+    Family("Llama 2 and 3, SmolLM2", "135M to 8B", "llama", "LlamaForCausalLM", ("llama", "mistral3")),
+    Family("Mistral 7B, NeMo", "7B, 12B", "mistral", "MistralForCausalLM", ("llama",), window=EVERYWHERE),
+    Family("Ministral 8B", "8B", "ministral", "MinistralForCausalLM", window=BY_LAYER),
     Family(
-        "Gemma 2", "2B, 9B", ("Gemma2ForCausalLM",), ("gemma2",),
+        "Ministral 3", "3B, 8B, 14B", "ministral3", "Ministral3ForCausalLM", ("mistral3",),
+        window=EVERYWHERE, tempered=True,
+    ),
+    Family("Qwen2, Qwen2.5", "0.5B, 1.5B, 3B, 7B, 14B", "qwen2", "Qwen2ForCausalLM", ("qwen2",), window=BY_LAYER),
+    Family("Qwen3", "0.6B, 1.7B, 4B, 8B, 14B", "qwen3", "Qwen3ForCausalLM", ("qwen3",), window=BY_LAYER, **NORMED),
+    Family("Gemma 1", "2B, 7B", "gemma", "GemmaForCausalLM", ("gemma",), **GEMMA),
+    Family(
+        "Gemma 2", "2B, 9B", "gemma2", "Gemma2ForCausalLM", ("gemma2",),
         score_cap="attn_logit_softcapping", **GEMMA, **SANDWICH,
     ),
-    Family("Gemma 3 (text)", "270M, 1B, 4B, 12B", ("Gemma3ForCausalLM",), ("gemma3",), **NORMED, **GEMMA, **SANDWICH),
     Family(
-        "Phi-3, Phi-4, Phi-4-mini", "3.8B, 14B", ("Phi3ForCausalLM",), ("phi3",),
+        "Gemma 3 (text)", "270M, 1B; 4B, 12B as GGUF", "gemma3_text", "Gemma3ForCausalLM", ("gemma3",),
+        **NORMED, **GEMMA, **SANDWICH,
+    ),
+    Family(
+        "Phi-3, Phi-4, Phi-4-mini", "3.8B, 14B", "phi3", "Phi3ForCausalLM", ("phi3",),
         qkv=("qkv_proj",), gate_up=("mlp.gate_up_proj",), window=EVERYWHERE, partial=True,
     ),
     Family(
-        "SmolLM3", "3B", ("SmolLM3ForCausalLM",), ("smollm3",), window=BY_LAYER,
+        "SmolLM3", "3B", "smollm3", "SmolLM3ForCausalLM", ("smollm3",), window=BY_LAYER,
         rotates=lambda config, layer: bool(config.no_rope_layers[layer]),
     ),
-    Family("Granite 3", "2B, 8B", ("GraniteForCausalLM",), ("granite",), **GRANITE),
+    Family("Granite 3", "2B, 8B", "granite", "GraniteForCausalLM", ("granite",), **GRANITE),
     Family(
-        "Granite 4 (dense)", "350M, 1B, 3B", ("GraniteMoeHybridForCausalLM",),
+        "Granite 4 (dense)", "350M, 1B, 3B", "granitemoehybrid", "GraniteMoeHybridForCausalLM",
         gate_up=("shared_mlp.input_linear",), down="shared_mlp.output_linear",
         needs={"num_local_experts": (0, None)}, **GRANITE,
     ),
-    Family("OLMo 2", "1B, 7B, 13B", ("Olmo2ForCausalLM",), ("olmo2",), head_norm=OF_ALL, **NORMED, **AFTER),
-    Family("OLMo 3", "7B", ("Olmo3ForCausalLM",), window=BY_LAYER, head_norm=OF_ALL, **NORMED, **AFTER),
+    Family("OLMo 2", "1B, 7B, 13B", "olmo2", "Olmo2ForCausalLM", ("olmo2",), head_norm=OF_ALL, **NORMED, **AFTER),
+    Family("OLMo 3", "7B", "olmo3", "Olmo3ForCausalLM", window=BY_LAYER, head_norm=OF_ALL, **NORMED, **AFTER),
     Family(
-        "GLM-4 (0414)", "9B", ("Glm4ForCausalLM",),
+        "GLM-4 (0414)", "9B", "glm4", "Glm4ForCausalLM",
         after_attention="post_self_attn_layernorm", after_mlp="post_mlp_layernorm",
         gate_up=("mlp.gate_up_proj",), interleaved=True, partial=True,
     ),
     Family(
-        "Command R", "35B", ("CohereForCausalLM",), ("command-r",), needs={"use_qk_norm": (False, None)}, **COHERE
+        "Command R", "35B", "cohere", "CohereForCausalLM", ("command-r",),
+        needs={"use_qk_norm": (False, None)}, **COHERE,
     ),
     Family(
-        "Command R7B", "7B", ("Cohere2ForCausalLM",), window=BY_LAYER,
+        "Command R7B", "7B", "cohere2", "Cohere2ForCausalLM", window=BY_LAYER,
         rotates=lambda config, layer: bool(config.layer_types[layer] == "sliding_attention"), **COHERE,
     ),
     Family(
-        "EXAONE 4", "1.2B, 32B", ("Exaone4ForCausalLM",), window=BY_LAYER, rotates=_slides, **NORMED, **AFTER
+        "EXAONE 4", "1.2B, 32B", "exaone4", "Exaone4ForCausalLM", window=BY_LAYER, rotates=_slides, **NORMED, **AFTER
     ),
 )  # fmt: skip
-BY_CLASS: Mapping[str, Family] = {name: family for family in FAMILIES for name in family.classes}
+
+
+@dataclass(frozen=True)
+class Other:
+    """Models that people run and that are no family of the native step."""
+
+    name: str
+    sizes: str
+    model_types: tuple[str, ...]
+    reason: str  # a phrase
+    taken: bool = True  # by transformers; others are refused
+
+
+EXPERTS, STATE = "its MLP is a mixture of experts", "some of its layers keep a recurrent state"
+OTHERS: tuple[Other, ...] = (
+    Other("gpt-oss", "20B, 120B", ("gpt_oss",), f"{EXPERTS}, and its attention has sinks"),
+    Other("Qwen3 (experts)", "30B-A3B", ("qwen3_moe",), EXPERTS),
+    Other("Mixtral", "8x7B", ("mixtral",), EXPERTS),
+    Other("Granite 3, 4 (experts)", "1B-A400M, 3B-A800M", ("granitemoe", "granitemoeshared"), EXPERTS),
+    Other("Llama 4", "17B-16E", ("llama4_text", "llama4"), f"{EXPERTS}, and its attention has chunks"),
+    Other("DeepSeek V2, V3", "16B-A2B", ("deepseek_v2", "deepseek_v3"), f"{EXPERTS}, and its keys are compressed"),
+    Other("Gemma 3n", "E2B, E4B", ("gemma3n_text", "gemma3n"), "it has several residuals and embeddings of each layer"),
+    Other("Gemma 4", "E2B, E4B, 12B, 31B", ("gemma4_text", "gemma4"), "its layers differ in heads and share keys"),
+    Other("Gemma 3, Mistral 3 with images", "4B, 12B", ("gemma3", "mistral3"), "it is a model of images and text"),
+    Other("StarCoder 2", "3B, 7B, 15B", ("starcoder2",), "its MLP has no gate, and its norms have biases"),
+    Other("Phi-1, Phi-2", "1.3B, 2.7B", ("phi",), "its MLP has no gate, and its norms have biases"),
+    Other("Apertus", "8B", ("apertus",), "its MLP has no gate"),
+    Other("GPT-2, GPT-NeoX, Pythia", "to 20B", ("gpt2", "gpt_neox"), "its MLP has no gate, and its norms have biases"),
+    Other("Qwen3.5 to 3.8", "0.8B to 27B", ("qwen3_5_text", "qwen3_5"), STATE, taken=False),
+    Other("LFM2, LFM2.5", "230M to 2.6B", ("lfm2",), "some of its layers are convolutions", taken=False),
+    Other("Granite 4-H, Falcon-H1, Bamba, Jamba", "350M to 12B", ("falcon_h1", "bamba", "jamba"), STATE, taken=False),
+)
+BY_CLASS: Mapping[str, Family] = {family.model_class: family for family in FAMILIES}
+BY_TYPE: Mapping[str, Family] = {family.model_type: family for family in FAMILIES}
+REASONS: Mapping[str, str] = {model_type: other.reason for other in OTHERS for model_type in other.model_types}
+
+
+def unknown_family(name: str, model_type: str) -> Obstacle:
+    """The obstacle of a model of no family; `name` is what an error calls it."""
+    reason = REASONS.get(model_type)
+    return Obstacle("family", "model_type", f"{name} has no native step" + (f", as {reason}" if reason else ""))

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from omnidraft.models import native
-from omnidraft.models.families import BY_CLASS, GELU, Family, Obstacle, heads_of
+from omnidraft.models.families import BY_CLASS, GELU, Family, Obstacle, heads_of, unknown_family
 from omnidraft.models.kv_blocks import Angles, KVBlocks, Rotation
 from omnidraft.models.language_model import CachedSequence, Read, check_crop
 from omnidraft.models.native import Norm, pointer
@@ -233,7 +233,7 @@ def obstacle(model: PreTrainedModel) -> Obstacle | None:
     config: Any = model.config
     name, place = type(model).__name__, model.device.type
     if name not in BY_CLASS:
-        return Obstacle("family", "architectures", f"{name} is none of the families that the native step computes")
+        return unknown_family(name, config.model_type)
     if place not in {"cpu", "meta"}:
         return Obstacle("device", "", f"it is on {place}")
     # quantized weights are integers, or of a subclass of tensors

@@ -78,8 +78,11 @@ class Header:
         return self.paths[0].name
 
 
-def read_part(path: Path) -> Header:
-    """Read the header of one file; raises ModelError for a file that is damaged, or of another kind."""
+def read_part(path: Path, *, cut: bool = False) -> Header:
+    """Read the header of one file, which may be `cut` anywhere behind it.
+
+    Raises ModelError for a file that is damaged, or of another kind.
+    """
     with path.open("rb") as file:
         stamp = Stamp.of(os.fstat(file.fileno()))
         blob = file.read(BEGINNING)
@@ -87,7 +90,7 @@ def read_part(path: Path) -> Header:
             raise ModelError(fault)
         while True:
             try:
-                return _Reader(path, blob, stamp).header()
+                return _Reader(path, blob, stamp, cut).header()
             except _MoreError as error:
                 if error.end > MAX_HEADER:
                     raise ModelError(
@@ -114,8 +117,8 @@ class _MoreError(Exception):
 class _Reader:
     """Reads a header from its beginning to its end; `blob` is the file's beginning."""
 
-    def __init__(self, path: Path, blob: bytes, stamp: Stamp) -> None:
-        self._path, self._blob, self._stamp, self._size = path, blob, stamp, stamp.size
+    def __init__(self, path: Path, blob: bytes, stamp: Stamp, cut: bool) -> None:
+        self._path, self._blob, self._stamp, self._size, self._may_end = path, blob, stamp, stamp.size, cut
         self._at = len(MAGIC)
 
     def header(self) -> Header:
@@ -152,7 +155,7 @@ class _Reader:
             if offset % alignment or offset < end:
                 raise self._damaged(f"tensor {name} begins inside {previous or 'the header'}")
             nbytes = math.prod(shape) // entries * size
-            if data + offset + nbytes > self._size:
+            if data + offset + nbytes > self._size and not self._may_end:
                 raise self._damaged(f"tensor {name} ends at byte {data + offset + nbytes}, the file has {self._size}")
             end, previous = offset + nbytes, name
             found[name] = TensorInfo(name, shape, kind, self._path, data + offset, nbytes, self._stamp)
