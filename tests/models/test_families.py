@@ -93,6 +93,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # by class and more: model typ
     "Glm4ForCausalLM": ("glm4", {"rope_parameters": HALF}),
     "CohereForCausalLM": ("cohere", {"logit_scale": 0.75}),
     "Cohere2ForCausalLM": ("cohere2", {**ALTERNATING, "logit_scale": 0.75}),
+    "HunYuanDenseV1ForCausalLM": (
+        "hunyuan_v1_dense",
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0}},
+    ),
     "Exaone4ForCausalLM": ("exaone4", ALTERNATING),
 }  # fmt: skip
 ENDLESS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}

@@ -208,6 +208,10 @@ FAMILIES: tuple[Family, ...] = (
         rotates=lambda config, layer: bool(config.layer_types[layer] == "sliding_attention"), **COHERE,
     ),
     Family(
+        "Hunyuan (dense)", "0.5B, 1.8B, 4B, 7B", "hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM",
+        head_norms=("query_layernorm", "key_layernorm"), head_norm=ROTATED,
+    ),
+    Family(
         "EXAONE 4", "1.2B, 32B", "exaone4", "Exaone4ForCausalLM", window=BY_LAYER, rotates=_slides, **NORMED, **AFTER
     ),
 )  # fmt: skip
