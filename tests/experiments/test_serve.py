@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from experiments import serve
+from experiments.serve_ways import Reply
 
 
 @pytest.mark.slow
@@ -47,10 +48,10 @@ def test_an_answer_that_differs_is_counted() -> None:
     class Fickle:
         asked = 0
 
-        def ask(self, place: int, prompt: str) -> serve.Reply:
+        def ask(self, place: int, prompt: str) -> Reply:
             self.asked += 1
             text = None if self.asked == 3 else "other" if self.asked == 2 else prompt
-            return serve.Reply(prompt=place, text=text, tokens=2, first_s=float(self.asked))
+            return Reply(prompt=place, text=text, tokens=2, first_s=float(self.asked))
 
         def rss(self) -> float:
             return 1.0
