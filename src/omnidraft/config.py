@@ -94,6 +94,26 @@ def one_of(default: str, about: str, *allowed: str) -> Any:
     return _field(default, f"{about}: {', '.join(allowed)}", lambda name, value: choice(name, value, allowed))
 
 
+Biases = tuple[tuple[int, float], ...]
+
+
+def biases(about: str) -> Any:
+    """A field that holds numbers by token id: of a mapping or of pairs, as pairs in the order of the ids."""
+
+    def check(name: str, value: Any) -> Biases:
+        with suppress(TypeError, ValueError):
+            pairs = [*(value.items() if isinstance(value, Mapping) else ((token, bias) for token, bias in value))]
+            if all(
+                _is_a(Integral, token) and token >= 0 and _is_a(Real, bias) and abs(bias) <= LARGEST
+                for token, bias in pairs
+            ):
+                return tuple(sorted({int(token): float(bias) for token, bias in pairs}.items()))
+        allowed = "finite numbers by the ids of their tokens"
+        raise ConfigError(f"{name} is {shown(value)}; it must be {allowed}: use {{}} for none", option=name)
+
+    return _field((), about, check)
+
+
 def _field(default: Any, about: str, check: Callable[[str, Any], Any], none: str | None = None) -> Any:
     """A field whose metadata holds the help, the check (name and value -> value) and the meaning of None."""
     return field(default=default, metadata={"help": about, "check": check, "none": none})
@@ -127,6 +147,19 @@ class Sampling(Settings):
     repetition_penalty: float = number(
         1.0, "above 1, tokens seen before get less probable", low=COLDEST, fix="use 1 to switch it off"
     )
+    repetition_window: int = integer(
+        0, "last tokens of the text in which repetition_penalty looks; 0: all", low=0, fix="use 0 for all of them"
+    )
+    frequency_penalty: float = number(
+        0.0, "taken off a token's score for each time it is in the answer", low=-LARGEST, fix="use 0 to switch it off"
+    )
+    presence_penalty: float = number(
+        0.0, "taken off a token's score once it is in the answer", low=-LARGEST, fix="use 0 to switch it off"
+    )
+    min_new_tokens: int = integer(
+        0, "tokens of the answer before which no end of text is drawn", low=0, fix="use 0 to let it end anywhere"
+    )
+    logit_bias: tuple[tuple[int, float], ...] = biases("what is added to the scores of some tokens, by their ids")
 
     @property
     def greedy(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from omnidraft import zoo
 from omnidraft.config import COLDEST, Sampling, names
@@ -35,7 +35,6 @@ LEFT_OUT: dict[str, tuple[object, ...]] = {
     "sequence_bias": ({},),
     "guidance_scale": (1.0, 1),
     "min_length": (0,),
-    "min_new_tokens": (0,),
     "watermarking_config": (),
 }
 
@@ -47,14 +46,15 @@ def sampling_of(config: GenerationConfig | None, warn: Callable[[str], None]) ->
     """
     if config is None:
         return Sampling()
-    sampled = bool(getattr(config, "do_sample", None))  # without it only the penalty has an effect
+    sampled = bool(getattr(config, "do_sample", None))  # without it only what follows the text has an effect
     sampling = Sampling(temperature=1.0, top_k=TOP_K) if sampled else Sampling()
-    for name in names(Sampling) if sampled else ("repetition_penalty",):
+    for name in names(Sampling) if sampled else ("repetition_penalty", "min_new_tokens"):
         if (value := getattr(config, name, None)) is not None:
             if name == "temperature" and isinstance(value, float) and 0 < value < COLDEST:
                 value = 0  # logits would overflow: greedy decoding is meant
+            changed: dict[str, Any] = {name: value}
             try:
-                sampling = replace(sampling, **{name: value})
+                sampling = replace(sampling, **changed)
             except ConfigError as error:
                 instead = getattr(sampling, name)
                 warn(f"{name} of the target's generation config is left out, it is {instead} instead: {error}")

@@ -138,10 +138,21 @@ def learning_distribution(
 # ---------------------------------------------------------------- the target's distribution
 
 
-def penalized(row: torch.Tensor, ids: Ids, penalty: float) -> torch.Tensor:
+def penalized(row: torch.Tensor, ids: Ids, sampling: Sampling, eos: Sequence[int], prompt: int = 1) -> torch.Tensor:
+    """Scores after biases, the least length and the penalties, computed apart from the package."""
     scores = row.clone()
-    for token in set(ids):
+    for token, bias in sampling.logit_bias:
+        scores[token] += bias
+    answer = ids[prompt:]
+    if len(answer) < sampling.min_new_tokens:
+        scores[[*eos]] = -torch.inf
+    for token in set(ids[-sampling.repetition_window :]):
+        penalty = sampling.repetition_penalty
         scores[token] *= penalty if scores[token] < 0 else 1 / penalty
+    for token in answer:
+        scores[token] -= sampling.frequency_penalty
+    for token in set(answer):
+        scores[token] -= sampling.presence_penalty
     return scores
 
 
@@ -172,7 +183,7 @@ def plain_distribution(
 
     def next_token(context: Ids) -> Distribution:
         ids = (PROMPT, *context)
-        scores = penalized(world.target.row(ids), ids, sampling.repetition_penalty)
+        scores = penalized(world.target.row(ids), ids, sampling, world.vocab.eos)
         if processor is not None:
             scores = processor(torch.tensor([ids]), scores[None])[0]
         return {(token,): float(p) for token, p in enumerate(filtered(scores.numpy(), sampling)) if p > 0}

@@ -156,7 +156,7 @@ class Engine:
             ids=ids,
             end=len(prompt) + max_new_tokens,
             sampling=sampling,
-            processing=Processing.of(sampling, processors),
+            processing=Processing.of(sampling, processors, len(prompt), self.eos),
             draw=draw,
             lazy=bool(processors),
             logprobs=logprobs,

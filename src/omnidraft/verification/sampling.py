@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import torch
 from omnidraft.alignment.spelling_table import Probs
 from omnidraft.config import Sampling
 from omnidraft.errors import ConfigError, NumericsError
+from omnidraft.verification.penalties import penalties
 from omnidraft.verification.truncation import Truncation
 
 if TYPE_CHECKING:
@@ -104,20 +105,20 @@ def one_hot(index: int, size: int) -> Probs:
     return probs
 
 
-def target_processors(sampling: Sampling) -> LogitsProcessorList:
-    """Return the logits processors that `generate` of transformers applies for these settings, in its order."""
+def target_processors(sampling: Sampling, prompt: int = 0, eos: Collection[int] = ()) -> LogitsProcessorList:
+    """Return the logits processors for these settings: where `generate` of transformers has one, its own, in its order.
+
+    They are for an answer that follows `prompt` ids, and ends with one of `eos`.
+    """
     from transformers import (
         LogitsProcessorList,
         MinPLogitsWarper,
-        RepetitionPenaltyLogitsProcessor,
         TemperatureLogitsWarper,
         TopKLogitsWarper,
         TopPLogitsWarper,
     )
 
-    chosen: list[Any] = []
-    if sampling.repetition_penalty != 1:
-        chosen.append(RepetitionPenaltyLogitsProcessor(penalty=sampling.repetition_penalty))
+    chosen: list[Any] = penalties(sampling, prompt, eos)
     if not sampling.greedy:
         if sampling.temperature != 1:
             chosen.append(TemperatureLogitsWarper(float(sampling.temperature)))
@@ -140,14 +141,16 @@ class Processing:
     warping: Truncation | None = None  # temperature, top-k, top-p and min-p, where no processor follows them
 
     @classmethod
-    def of(cls, sampling: Sampling, more: Sequence[Processor] = ()) -> Processing:
-        """Make the processing for these settings, followed by `more` processors."""
-        own = target_processors(sampling)
+    def of(
+        cls, sampling: Sampling, more: Sequence[Processor] = (), prompt: int = 0, eos: Collection[int] = ()
+    ) -> Processing:
+        """Make the processing for these settings, and `more` processors after it, as `target_processors` is told."""
+        own = target_processors(sampling, prompt, eos)
         processors = [*own, *more]
         if sampling.greedy or more:
             return cls(processors, len(own))
         warping = Truncation(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
-        return cls(processors, len(own), processors[: int(sampling.repetition_penalty != 1)], warping)
+        return cls(processors, len(own), penalties(sampling, prompt, eos), warping)
 
 
 class TargetDistribution:
