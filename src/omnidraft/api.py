@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import groupby
@@ -30,7 +30,7 @@ from omnidraft.config import (
 )
 from omnidraft.counts.counts import AnswerMemory
 from omnidraft.counts.token_index import BOUNDARY
-from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.engine import NOTHING_ELSE, Engine, Extras
 from omnidraft.decoding.passes import never
 from omnidraft.decoding.shared_drafter import SharedDrafter, Slot
 from omnidraft.defaults import AUTO, drafter_for, sampling_of
@@ -49,7 +49,8 @@ from omnidraft.verification.sampling import GeneratorSampler, Processor
 __all__ = ["Generation", "Lane", "OmniDraft", "Stream", "load"]
 # of a request, beside sampling
 OPTIONS = (
-    *("max_new_tokens", "seed", "stop", "template", "logits_processor", "logprobs", "should_stop", "memory", "lane"),
+    *("max_new_tokens", "seed", "stop", "template", "logits_processor", "logprobs", "should_stop", "extras"),
+    *("memory", "lane"),
 )
 _log = logging.getLogger("omnidraft")
 
@@ -143,6 +144,7 @@ class OmniDraft:
         template: Mapping[str, Any] | None = None,
         logits_processor: Sequence[Processor] | None = None,
         logprobs: int | None = None,
+        extras: Extras = NOTHING_ELSE,
         should_stop: Callable[[], bool] | None = None,
         memory: AnswerMemory | None = None,
         lane: Lane | None = None,
@@ -157,9 +159,10 @@ class OmniDraft:
         draw, proposed or not.  The answer ends before the first of the `stop` strings.  `template` is told to the chat
         template beside messages.  Each `logits_processor`, as those of transformers, is given the ids so far (1, T) and
         the target's scores (1, V), and returns scores.  With `logprobs`, 0 to 20, records of `Stream.rounds` hold
-        `TokenLogprobs` with so many tokens.  `should_stop` is called between rounds, and between the parts in which a
-        long prompt is read; the answer ends, "interrupted", where it returns True.  `memory` holds the earlier answers
-        of one user among several, in place of the model's own.  With `lane`, one of `lanes`, the request is on that.
+        `TokenLogprobs` with so many tokens.  `extras` are for who serves requests.  `should_stop` is called between
+        rounds, and between the parts in which a long prompt is read; the answer ends, "interrupted", where it returns
+        True.  `memory` holds the earlier answers of one user among several, in place of the model's own.  With `lane`,
+        one of `lanes`, the request is on that.
         `sampling` takes the fields of `config.Sampling`, whose defaults are those of the target's generation config:
         `OmniDraft.sampling`.
         """
@@ -177,8 +180,8 @@ class OmniDraft:
         draw = GeneratorSampler(torch.Generator().manual_seed(own))
         if self.side is not None and isinstance(engine.policy, Goodput):
             _keep_measurements(engine.policy, self.side.autosave)
-        asked = (ids, extent.max_new_tokens, settings, draw, processors, details.logprobs, memory)
-        text = StopStrings(self.text_after(ids), ends)
+        asked = (ids, extent.max_new_tokens, settings, draw, processors, details.logprobs, memory, extras)
+        text = StopStrings(self.text_after(ids, extras.marks), ends)
         return Stream(engine, slot, self.side, partial(engine.begin, *asked), text, should_stop or never)
 
     def lanes(self, count: int) -> list[Lane]:
@@ -204,11 +207,14 @@ class OmniDraft:
         chat = has_template(self.target.tokenizer)
         return self.encode([{"role": "user", "content": usable(message)}] if chat else message)
 
-    def text_after(self, prompt: Iterable[int]) -> Detokenizer:
-        """A detokenizer for the tokens that follow these."""
-        return Detokenizer(
-            self.vocab.tokens, prompt, fallback=self._fallback, opening=partial(_text_of_one, self.target)
-        )
+    def text_after(self, prompt: Iterable[int], marks: Collection[int] = ()) -> Detokenizer:
+        """A detokenizer for the tokens that follow these; of special tokens the `marks` alone have text."""
+        tokens: Sequence[bytes | None] = self.vocab.tokens
+        if marks:
+            tokens = [*tokens]
+            for mark in marks:
+                tokens[mark] = self.vocab.special[mark].encode()
+        return Detokenizer(tokens, prompt, fallback=self._fallback, opening=partial(_text_of_one, self.target))
 
 
 class Lane:
@@ -232,6 +238,12 @@ class Lane:
     def common(self, ids: Sequence[int]) -> int:
         """How many leading token ids of a prompt the target's KV cache holds."""
         return self.engine.common(ids)
+
+    def copy(self, other: Lane, length: int) -> None:
+        """Hold the beginning of another lane's text, so many ids of it, where its KV cache can be copied."""
+        with self.slot.lock:
+            self.slot.take(object())
+            self.engine.copy(other.engine, length)
 
     @property
     def nbytes(self) -> int:

@@ -16,7 +16,7 @@ from omnidraft.decoding.shared_drafter import Slot
 from omnidraft.decoding.stats import Stats
 from omnidraft.draft_length.batch_goodput import LEAST
 from omnidraft.errors import OmniDraftError
-from omnidraft.verification.round import Round
+from omnidraft.verification.round import Round, TokenLogprobs
 
 AGING = 64  # ids of a prompt that count as read for each turn since it came
 
@@ -137,6 +137,11 @@ class Stream:
     def rounds(self) -> tuple[Round, ...]:
         """Records of the rounds so far."""
         return tuple(self.records)
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprobs, ...]:
+        """Of the prompt's tokens but the first, after the first round, where they are asked for."""
+        return () if self._request is None else tuple(self._request.scores or ())
 
     @property
     def result(self) -> Generation:

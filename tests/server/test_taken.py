@@ -14,8 +14,8 @@ from llguidance import LLMatcher
 
 from omnidraft.api import OmniDraft
 from omnidraft.server import messages
+from omnidraft.server.composed import either
 from omnidraft.server.grammar import grammar_of, tokens_of
-from omnidraft.server.tasks import either
 from support.serving import QUESTION, TOOL_TEMPLATE, At, serving, user, with_tools
 
 CHATS, TEXTS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -57,13 +57,9 @@ CALLED: list[dict[str, Any]] = [
     {"type": "function_call_output", "call_id": "c1", "output": "5"},
 ]
 TAKEN: list[tuple[str, dict[str, Any], list[str]]] = [  # a body, and what is named as ignored
-    (CHATS, {"tools": [{"type": "function", "function": STRICT}]}, ["tools[0].function.strict"]),
-    (
-        CHATS,
-        {"tools": [{"type": "function", "function": STRICT}], "tool_choice": "auto"},
-        ["tools[0].function.strict"],
-    ),
-    (RESPONSES, {"tools": [{"type": "function", **STRICT}]}, ["tools[0].strict"]),
+    (CHATS, {"tools": [{"type": "function", "function": STRICT}]}, []),
+    (CHATS, {"tools": [{"type": "function", "function": STRICT}], "tool_choice": "auto"}, []),
+    (RESPONSES, {"tools": [{"type": "function", **STRICT}]}, []),
     (CHATS, {"tools": [{"type": "function", "function": STRICT}], "tool_choice": "none"}, ["tools"]),
     (
         CHATS,
@@ -243,12 +239,15 @@ def test_a_chat_window_with_tools_is_answered_without_a_place_for_them(plain: At
     assert plain.post(CHATS, body | {"stream": False, "temperature": 0}).json()["choices"] == bare
 
 
-def test_tools_without_a_place_leave_the_form_of_the_answer(plain: At) -> None:
+def test_tools_without_a_place_are_told_of_in_words_beside_the_form_of_the_answer(plain: At) -> None:
     tools = [{"type": "function", "function": STRICT}]
     body = {"model": "zoo:target-b", "messages": user("x"), "tools": tools, "response_format": {"type": "json_object"}}
     answer = plain.post(CHATS, body)
-    assert ignored(answer) == ["tools"]
-    assert answer.json()["choices"][0]["message"]["content"].startswith("{")
+    assert ignored(answer) == []
+    message = answer.json()["choices"][0]["message"]
+    assert message.get("tool_calls") or message["content"].startswith("{")
+    bare = plain.post(CHATS, body | {"tools": []})
+    assert answer.json()["usage"]["prompt_tokens"] > bare.json()["usage"]["prompt_tokens"] + 50
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "do_1"}}], ids=str)
@@ -265,7 +264,7 @@ def test_the_client_reads_such_answers(plain: At) -> None:
     whole = plain.client.chat.completions.create(**asked)
     chunks = list(plain.client.chat.completions.create(**asked, stream=True))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
-    assert chunks[-1].model_extra["omnidraft"]["ignored"] == ["store", "tools"]
+    assert chunks[-1].model_extra["omnidraft"]["ignored"] == ["store"]
     response = plain.client.responses.create(**RESPONSE, model="chat", truncation="auto")
     assert response.model_extra["omnidraft"]["ignored"] == ["truncation"]
 

@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 
-from omnidraft.server.tools import Call, Reader
+from omnidraft.server.reading import pieces
+from omnidraft.server.reading.pieces import Call
+from omnidraft.server.reading.reader import CallReader, TextReader
+from omnidraft.server.reading.regions import marks_of
 from support.serving import QUESTION, At, user
 
+FUNCTIONS: dict[str, dict[str, Any]] = {"add": {}}
 ADD = Call("add", '{"a": 1, "b": {"c": "}</x>"}}')
 WRITTEN = '{"name": "add", "arguments": {"a": 1, "b": {"c": "}</x>"}}}'
 CASES: dict[str, tuple[str, Sequence[Call]]] = {
@@ -35,24 +39,33 @@ CASES: dict[str, tuple[str, Sequence[Call]]] = {
 }
 
 
+def read(reader: pieces.Reader, text: str, size: int, *, cut: bool = False) -> tuple[str, Sequence[Call]]:
+    """The content and the calls of a text in pieces of a size."""
+    found = pieces.Piece()
+    for start in range(0, len(text), size):
+        found += reader.feed(text[start : start + size])
+    return (found + reader.end(cut=cut)).content, reader.calls
+
+
+def plain(functions: Any = FUNCTIONS) -> TextReader:
+    return TextReader(functions, marks_of("", {}, ()))
+
+
 SIZES = [(text, size) for text in CASES for size in (1, 3, 10**6) if len(text) < 1000 or size > 3]  # of pieces
 
 
 @pytest.mark.parametrize(("text", "size"), SIZES, ids=[f"{text[:30]}-{size}" for text, size in SIZES])
 def test_content_and_calls(text: str, size: int) -> None:
-    reader = Reader(["add"])
-    content = "".join(reader.feed(text[i : i + size]) for i in range(0, len(text), size))
-    rest, calls = reader.end()
-    assert (content + rest, calls) == CASES[text]
+    assert read(plain(), text, size) == CASES[text]
 
 
 def test_content_is_passed_on_at_once() -> None:
-    reader = Reader(["add"])
-    assert reader.feed("I ") == "I "
-    assert reader.feed("<b>") == "<b>"
-    assert reader.feed("<tool_") == ""
-    assert reader.feed("x") == "<tool_x"
-    assert Reader([]).feed(json.dumps({"name": "add"})) == '{"name": "add"}'
+    reader = plain()
+    assert reader.feed("I ").content == "I "
+    assert reader.feed("<b>").content == "<b>"
+    assert reader.feed("<tool_").content == ""
+    assert reader.feed("x").content == "<tool_x"
+    assert plain({}).feed(json.dumps({"name": "add"})).content == '{"name": "add"}'
 
 
 PART = WRITTEN[:40]
@@ -80,10 +93,7 @@ BEGUN = Call("add", PART.partition('"arguments": ')[2], cut=True)
 def test_a_call_that_is_cut_is_its_beginning(
     text: str, forced: bool, expected: tuple[str, Sequence[Call]], size: int
 ) -> None:
-    reader = Reader(["add"], forced=forced)
-    content = "".join(reader.feed(text[i : i + size]) for i in range(0, len(text), size))
-    rest, calls = reader.end(cut=True)
-    assert (content + rest, calls) == expected
+    assert read(CallReader(FUNCTIONS) if forced else plain(), text, size, cut=True) == expected
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -97,9 +107,10 @@ def test_a_forced_call_that_is_cut_by_the_length_is_no_content(server: At, strea
     choices = [each["choices"][0] for each in bodies]
     said = [each.get("message") or each["delta"] for each in choices]
     assert not any(each.get("content") for each in said)
-    (call,) = [each for one in said for each in one.get("tool_calls", ())]
-    assert call["function"]["name"] == "add"
-    assert call["function"]["arguments"].startswith('{"a": "')
+    calls = [each for one in said for each in one.get("tool_calls", ())]
+    assert [each["function"]["name"] for each in calls if "id" in each] == ["add"]
+    assert (len(calls) > 1) == stream  # arguments come as they are made
+    assert "".join(each["function"]["arguments"] for each in calls).startswith('{"a": "')
     assert choices[-1]["finish_reason"] == "length"
     asked["max_output_tokens"] = asked.pop("max_tokens")
     found = server.post("/v1/responses", {"input": QUESTION, "tools": [{"type": "function", **function}], **asked})

@@ -43,6 +43,7 @@ class Drafter:
         self._agreed = 0  # how many of them are known to be committed text
         self._aligned = False  # in the present draft
         self.counts: Counts | None = None  # none: the network drafts alone
+        self.network = True  # False: the counts draft alone
         # of the last draft: passes of the model, the tokens they read, and the tokens drawn from the counts alone
         self.passes = self.read = self.counted = 0
 
@@ -133,7 +134,7 @@ class Drafter:
                 q = guess.over(self.model.vocab_size)
                 if temperature == 0:
                     q = one_hot(guess.best, len(q))
-            elif tokens and not policy.steps(tokens[-1]):
+            elif not self.network or (tokens and not policy.steps(tokens[-1])):
                 return tokens, vectors
             else:
                 logits = yield from self._next_logits(tokens, room=length)

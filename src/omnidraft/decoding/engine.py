@@ -19,7 +19,7 @@ from omnidraft.decoding.proposals import make_proposer
 from omnidraft.draft_length.batch_goodput import BatchCosts
 from omnidraft.draft_length.policy import DraftLengthPolicy, make_policy
 from omnidraft.errors import CONTEXT_LENGTH, PromptError
-from omnidraft.models.language_model import LanguageModel, Read, check_ids
+from omnidraft.models.language_model import LanguageModel, Read, check_ids, copies
 from omnidraft.verification.rejection_sampling import Outcome
 from omnidraft.verification.round import Draft, Round, RoundCounts, RoundTimes, TokenLogprobs
 from omnidraft.verification.sampling import Processing, Processor, Sampler, TargetDistribution, softmax
@@ -28,8 +28,30 @@ from omnidraft.verification.sparse_probs import SparseProbs, sparse
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Engine", "Request", "Verified"]
+__all__ = ["Engine", "Extras", "Request", "Verified"]
 BEHIND = "the drafter still reads the prompt"
+OFF = "off, as the request asks"
+NO_DRAFTER = "no drafter"
+SCORED = 64  # tokens of a prompt whose logits are held at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extras:
+    """What else a request may ask for.
+
+    `scores` are log-probabilities of the prompt's tokens, which is then read anew.  `marks` are special tokens whose
+    text is part of the answer's.  The others say how it is drafted, within what the engine does: at most `longest`
+    tokens a round, and by whom.
+    """
+
+    scores: bool = False
+    marks: frozenset[int] = frozenset()
+    longest: int | None = None
+    drafter: bool = True
+    counts: bool = True
+
+
+NOTHING_ELSE = Extras()
 
 
 @dataclass(kw_only=True)
@@ -40,12 +62,16 @@ class Request(Pace):
     """
 
     ids: list[int]  # prompt and committed tokens
+    prompt: int  # ids of the prompt
     end: int  # most ids there may be
     sampling: Sampling
     processing: Processing
     draw: Sampler
     lazy: bool  # the caller's processors may keep state: each is to see only ids that stay
     logprobs: int | None = None  # where set, records hold log-probabilities, and of so many tokens at each place
+    # of the prompt's tokens but the first, where they are asked for: then each part is read with all its logits
+    scores: list[TokenLogprobs] | None = None
+    extras: Extras = NOTHING_ELSE
     policy_s: float = 0.0  # seconds of the policy since the last record
     read_s: float = 0.0  # seconds of reading parts of the text since then
     finish: str | None = None
@@ -128,6 +154,7 @@ class Engine:
         processors: Sequence[Processor] = (),
         logprobs: int | None = None,
         memory: AnswerMemory | None = None,
+        extras: Extras = NOTHING_ELSE,
     ) -> Request:
         """Start a request for up to `max_new_tokens` tokens; the one before is dropped.
 
@@ -139,7 +166,7 @@ class Engine:
         """
         self.check(prompt)
         # at least one id is read, for its logits
-        self.target.crop(min(self.common(prompt), len(prompt) - 1) if self.keeps else 0)
+        self.target.crop(min(self.common(prompt), len(prompt) - 1) if self.keeps and not extras.scores else 0)
         began = time.perf_counter()
         # a text may be one token longer than the context
         coming = min(max_new_tokens, self.target.model.context + 1 - len(prompt))
@@ -148,18 +175,22 @@ class Engine:
             if self.counts is not None:
                 self.counts.start(prompt, coming, memory)
         else:
-            self.attached.drafter.counts = self.counts  # another engine may have drafted with it
+            self.attached.drafter.counts = self.counts if extras.counts else None  # another may have drafted with it
+            self.attached.drafter.network = extras.drafter
             unread = self.attached.start(prompt, keep=self.keeps, new_tokens=2 * coming, memory=memory)
         self.policy.open(unread, max_new_tokens)
         self._ids = ids = list(prompt)
         return Request(
             ids=ids,
+            prompt=len(prompt),
             end=len(prompt) + max_new_tokens,
             sampling=sampling,
             processing=Processing.of(sampling, processors, len(prompt), self.eos),
             draw=draw,
             lazy=bool(processors),
             logprobs=logprobs,
+            scores=[] if extras.scores else None,
+            extras=extras,
             policy_s=time.perf_counter() - began,
         )
 
@@ -177,6 +208,13 @@ class Engine:
     def common(self, prompt: Sequence[int]) -> int:
         """How many leading ids of a prompt the target's cache holds."""
         return common(self._ids[: self.target.length], prompt)
+
+    def copy(self, other: Engine, length: int) -> None:
+        """Hold the first `length` ids of another engine's text, or nothing where caches are not copied."""
+        self.release()
+        if copies(self.target) and length <= other.target.length:
+            self.target.copy(other.target, length)
+            self._ids = other._ids[:length]
 
     def release(self) -> None:
         """Drop the text and the KV cache of the last request."""
@@ -206,14 +244,22 @@ class Engine:
 
     def read_part(self, request: Request, count: int) -> Passes[None]:
         """Have the target read so many ids more, which are not all."""
-        began = _now(request)
-        yield Read(self.target, request.ids[(start := self.target.length) : start + count], 0)
+        began, start = _now(request), self.target.length
+        if request.scores is None:
+            yield Read(self.target, request.ids[start : start + count], 0)
+        else:  # fewer, as all their logits are held
+            part = request.ids[start : start + min(count, SCORED)]
+            logits = yield Read(self.target, part, len(part))
+            following = request.ids[start + 1 : start + 1 + len(part)]
+            request.scores += TokenLogprobs.of(logits, following, request.logprobs or 0)
         request.read_s += _now(request) - began
 
     def verifying(self, request: Request) -> Passes[Verified]:
         """`verify` as the reads that it asks for, of a long text a part at a time."""
         while self.behind(request) > self.target.model.chunk:
             yield from self.read_part(request, self.target.model.chunk)
+        while request.scores is not None and len(request.scores) < request.prompt - 1:
+            yield from self.read_part(request, self.behind(request) - 1)
         began = _now(request)
         try:
             draft = yield from self.propose(request)
@@ -280,10 +326,11 @@ class Engine:
 
     def propose(self, request: Request) -> Passes[Draft]:
         """A draft no longer than could be emitted, and none where the context may run out whatever is drawn."""
-        used = len(request.ids)
-        room = min(self.drafting.longest, request.end - used - 1, self.target.model.context - used)
-        if room <= 0:
-            return Draft()
+        used, asked = len(request.ids), request.extras
+        most = self.drafting.longest if asked.longest is None else min(self.drafting.longest, asked.longest)
+        room = min(most, request.end - used - 1, self.target.model.context - used)
+        if room <= 0 or (self.attached is None and not asked.counts):
+            return Draft(no_draft_reason=OFF if most == 0 else NO_DRAFTER if room > 0 else None)
         if self.attached is None and self.counts is not None:
             return counted_draft(self.counts, request.ids, room, self.policy, self.eos)
         if self.attached is None or self._proposer is None:

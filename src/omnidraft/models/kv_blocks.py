@@ -51,6 +51,12 @@ class KVBlocks:
         """Give back the blocks beyond so many positions, all of them for none."""
         del self._blocks[-(-length // BLOCK) + (SPARE if length else 0) :]
 
+    def copy(self, other: KVBlocks, length: int) -> None:
+        """Take over so many positions of another text; raises as `reserve`."""
+        self.reserve(length)
+        for block, given in zip(self._blocks[: -(-length // BLOCK)], other._blocks, strict=False):
+            block.copy_(given)
+
     def at(self, position: int, angles: torch.Tensor) -> Cache:
         """The text before a position, as step.c takes it; valid until it is reserved or cropped again."""
         return Cache(ctypes.addressof(self._pointers), pointer(angles), position)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeGuard, runtime_checkable
 
 import torch
 
@@ -41,6 +41,19 @@ class KVSequence(Protocol):
 
     def crop(self, length: int) -> None:
         """Keep the first `length` tokens of the cache, 0 <= length <= self.length."""
+
+
+@runtime_checkable
+class CopyingSequence(KVSequence, Protocol):
+    """A sequence that can take over the cache of another one of its model."""
+
+    def copy(self, other: KVSequence, length: int) -> None:
+        """Hold the first `length` tokens of another sequence, and no others."""
+
+
+def copies(sequence: KVSequence) -> TypeGuard[CopyingSequence]:
+    """Whether a sequence can take over the cache of another."""
+    return isinstance(sequence, CopyingSequence)
 
 
 @dataclass(frozen=True, slots=True)

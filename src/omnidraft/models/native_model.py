@@ -16,7 +16,7 @@ import torch
 from omnidraft.models import native
 from omnidraft.models.families import BY_CLASS, GELU, Family, Obstacle, heads_of, unknown_family
 from omnidraft.models.kv_blocks import Angles, KVBlocks, Rotation
-from omnidraft.models.language_model import CachedSequence, Read, check_crop
+from omnidraft.models.language_model import CachedSequence, KVSequence, Read, check_crop
 from omnidraft.models.native import Norm, pointer
 from omnidraft.models.native_weights import Orders, Parts, RoundedWeights, Weights
 from omnidraft.models.transformers_model import PretrainedModel
@@ -167,6 +167,13 @@ class NativeSequence(CachedSequence):
         self.cache.crop(length)
         if length == 0:
             self.hidden = None
+        self.length = length
+
+    def copy(self, other: KVSequence, length: int) -> None:
+        """Hold the first `length` tokens of another sequence of the same shape, and no others."""
+        check_crop(length, other.length)
+        self.crop(0)
+        self.cache.copy(cast("NativeSequence", other).cache, length)
         self.length = length
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from omnidraft.server.errors import ApiError
+from omnidraft.server.reading.pieces import Call, CallPiece, Piece, Reader
 from omnidraft.server.scheduler import Done, Event, Scheduler, Task, Told
-from omnidraft.server.tools import Call, Reader
 from omnidraft.verification.round import Round
 
 ENDS = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
@@ -24,7 +25,7 @@ class TokenInfo:
 
     text: str
     data: list[int] | None
-    logprob: float
+    logprob: float | None  # None of the first token of a text
     top: Sequence[TokenInfo] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -34,10 +35,11 @@ class TokenInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class Delta:
-    """What a round adds to an answer; the last one has the calls."""
+    """What a round adds to an answer."""
 
     content: str = ""
-    calls: Sequence[Call] = ()
+    reasoning: str = ""
+    calls: Sequence[CallPiece] = ()
     logprobs: Sequence[TokenInfo] = ()
     trace: dict[str, Any] | None = None  # the extension, where it is asked for
 
@@ -45,14 +47,16 @@ class Delta:
 class Answer:
     """Reads the events of one task: `deltas` while it is made, then the rest of the attributes."""
 
-    def __init__(self, task: Task, scheduler: Scheduler) -> None:
+    def __init__(self, task: Task, scheduler: Scheduler, after: Answer | None = None) -> None:
+        """Queue a task; `after` is an answer to the same prompt, which reads it for both where it can."""
         self.task = task
-        self.content = ""
-        self.calls: Sequence[Call] = ()
-        self.logprobs: list[TokenInfo] = []
+        self.content = self.reasoning = ""
+        self.logprobs: list[TokenInfo] = []  # the prompt's among them, where they are asked for
+        self.prompt_tokens = 0  # of the log-probabilities
+        self.call_ids: list[str] = []
         self.done: Done | None = None
         self._scheduler = scheduler
-        self._reader = Reader(task.functions, forced=task.forced)
+        self._reader: Reader = task.reader()
         self._sources = Sources(task) if task.trace else None
         self._events: asyncio.Queue[Event] = asyncio.Queue()  # no longer than an answer
         loop = asyncio.get_running_loop()
@@ -61,7 +65,7 @@ class Answer:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._events.put_nowait, event)
 
-        task.send = send
+        task.send, task.first = send, None if after is None else after.task
         scheduler.submit(task)
 
     async def deltas(self) -> AsyncIterator[Delta]:
@@ -72,13 +76,26 @@ class Answer:
                 raise event
             delta = self._step(event) if isinstance(event, Told) else self._end(event)
             self.content += delta.content
+            self.reasoning += delta.reasoning
             self.logprobs += delta.logprobs
+            self.call_ids += [f"call_{secrets.token_hex(12)}" for each in delta.calls if each.name is not None]
             yield delta
 
     def close(self) -> None:
         """Have the answer end, if it is not complete; to be called in any case."""
         if self.done is None:
             self._scheduler.cancel(self.task)
+
+    @property
+    def calls(self) -> Sequence[Call]:
+        """The calls so far."""
+        return self._reader.calls
+
+    @property
+    def likelihood(self) -> float:
+        """Mean log-probability of the answer's tokens."""
+        own = [info.logprob for info in self.logprobs[self.prompt_tokens :] if info.logprob is not None]
+        return sum(own) / len(own) if own else 0.0
 
     @property
     def finish(self) -> str:
@@ -90,13 +107,18 @@ class Answer:
     def usage(self) -> dict[str, int]:
         """Tokens of the target: of the prompt, of them cached, and of the answer."""
         done = self._finished
-        return {"prompt": len(self.task.ids), "cached": done.cached, "completion": len(done.result.token_ids)}
+        return {"prompt": len(self.task.ids), "cached": done.cached, "completion": self._made}
+
+    @property
+    def _made(self) -> int:
+        """Tokens of the answer; none of one that is made for its prompt alone."""
+        return 0 if self.task.prompt_alone else len(self._finished.result.token_ids)
 
     @property
     def timings(self) -> dict[str, float]:
         """Counts and milliseconds in llama-server's form: all tokens, and all of the time."""
         done, stats = self._finished, self._finished.result.stats
-        read, made = len(self.task.ids) - done.cached, len(done.result.token_ids)
+        read, made = len(self.task.ids) - done.cached, self._made
         prompt_ms, predicted_ms = 1e3 * done.prompt_s, 1e3 * done.predicted_s
         return {
             "cache_n": done.cached,
@@ -116,8 +138,17 @@ class Answer:
     def beside(self) -> dict[str, Any]:
         """What a complete answer, or its last chunk, has of this server's own: times, and the extension."""
         ignored = {"ignored": list(self.task.ignored)} if self.task.ignored else {}
-        own = (self.summary or {}) | ignored
+        idle = {} if self._finished.result.stats.proposed else {"drafting": self.undrafted}
+        own = (self.summary or {}) | ignored | idle
         return {"timings": self.timings} | ({"omnidraft": own} if own else {})
+
+    @property
+    def undrafted(self) -> str:
+        """Why nothing was drafted, of an answer without drafts."""
+        served, reason = self.task.served, self._finished.result.stats.no_draft_reason
+        if served.failure is not None:
+            return f"the drafter failed to load: {served.failure}"
+        return reason or served.undrafted
 
     @property
     def summary(self) -> dict[str, Any] | None:
@@ -143,20 +174,41 @@ class Answer:
         return self.done
 
     def _step(self, step: Told) -> Delta:
-        content, record = self._reader.feed(step.text), step.record
-        trace = None if self._sources is None else self._sources.of(record, content)
-        return Delta(content=content, logprobs=self._infos(record), trace=trace)
+        record, infos = step.record, self._prompt_infos(step)
+        if self.task.prompt_alone:
+            return Delta(logprobs=infos)
+        piece = self._reader.feed(step.text)
+        trace = None if self._sources is None else self._sources.of(record, piece.content)
+        return self._delta(piece, [*infos, *self._infos(record)], trace)
 
     def _end(self, done: Done) -> Delta:
         self.done = done
-        content, calls = self._reader.end(cut=done.result.finish_reason in CUTS)
-        self.calls = calls[:1] if self.task.one_call else calls
-        trace = self._sources.of(None, content) if self._sources is not None and content else None
-        return Delta(content=content, calls=self.calls, trace=trace)
+        piece = self._reader.end(cut=done.result.finish_reason in CUTS)
+        trace = self._sources.of(None, piece.content) if self._sources is not None and piece.content else None
+        return self._delta(piece, (), trace)
+
+    def _delta(self, piece: Piece, infos: Sequence[TokenInfo], trace: dict[str, Any] | None) -> Delta:
+        reasoning = piece.reasoning if self.task.reading.tells_reasoning else ""
+        return Delta(content=piece.content, reasoning=reasoning, calls=piece.calls, logprobs=infos, trace=trace)
+
+    def _prompt_infos(self, step: Told) -> list[TokenInfo]:
+        """The log-probabilities of the prompt's tokens, with the first round; the first token has none."""
+        if not step.prompt:
+            return []
+        text, data = self.task.served.text_of(self.task.ids[0])
+        infos = [TokenInfo(text=text, data=data, logprob=None)]
+        for info in step.prompt:
+            top = [self._info(each, logprob) for each, logprob in info.top]
+            infos.append(self._info(info.token, info.logprob, top))
+        self.prompt_tokens = len(infos)
+        return infos
 
     def _infos(self, record: Round) -> list[TokenInfo]:
-        """The log-probabilities of a round's tokens, but for one that ends the answer and has no text."""
-        ends = self.task.served.model.engine.eos
+        """The log-probabilities of a round's tokens, but for one that ends the answer and has no text.
+
+        Behind a prompt that is repeated it is there, too: who scores texts counts on a token for each that was made.
+        """
+        ends = () if self.task.echo else self.task.served.model.engine.eos
         infos = []
         for token, info in zip(record.emitted, record.logprobs, strict=False):
             if token not in ends:

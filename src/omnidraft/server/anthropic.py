@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 from omnidraft.server import protocol as p
-from omnidraft.server.answers import Answer
+from omnidraft.server.answers import Answer, Delta
 from omnidraft.server.anthropic_bodies import (
     CountRequest,
     Message,
@@ -22,11 +21,11 @@ from omnidraft.server.anthropic_bodies import (
     ToolUse,
 )
 from omnidraft.server.errors import ApiError, of_anthropic, to_json
+from omnidraft.server.reading.pieces import Call
 from omnidraft.server.scheduler import Task
 from omnidraft.server.served import Served
 from omnidraft.server.settings import Serving
-from omnidraft.server.tasks import chat_task
-from omnidraft.server.tools import Call
+from omnidraft.server.tasks import chat_tasks
 
 SAME = ("model", "stream", "temperature", "top_p", "top_k", "max_tokens")  # as in a chat
 PATHS = {  # of what a chat calls otherwise
@@ -37,10 +36,12 @@ PATHS = {  # of what a chat calls otherwise
 }
 
 
-def messages_task(body: MessagesRequest | CountRequest, served: Served, settings: Serving) -> Task:
+def messages_tasks(body: MessagesRequest | CountRequest, served: Served, settings: Serving) -> list[Task]:
     """The task of a request; raises ApiError."""
-    made = chat_task(p.ChatRequest.model_validate(as_chat(body)), served, settings)
-    return replace(made, ignored=[PATHS.get(path, path) for path in made.ignored])
+    made = chat_tasks(p.ChatRequest.model_validate(as_chat(body)), served, settings)
+    for task in made:
+        task.ignored = [*dict.fromkeys(PATHS.get(path, path) for path in task.ignored)]
+    return made
 
 
 def as_chat(body: MessagesRequest | CountRequest) -> dict[str, Any]:
@@ -52,6 +53,8 @@ def as_chat(body: MessagesRequest | CountRequest) -> dict[str, Any]:
         raise ApiError(400, "messages holds nothing to answer: add a text", param="messages")
     made: dict[str, Any] = {name: value for name in SAME if (value := getattr(body, name, None)) is not None}
     made["messages"] = messages
+    if messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls"):  # the answer goes on from there
+        made |= {"continue_final_message": True, "add_generation_prompt": False}
     if body.tools:
         made["tools"] = [_as_tool(each) for each in body.tools]
     if body.tool_choice is not None:
@@ -133,15 +136,18 @@ class Messages:
     def __init__(self, answer: Answer, model: str) -> None:
         self.answer = answer
         self._head = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant", "model": model}
-        self._index = -1  # of the block that goes out
+        self._index, self._kind = -1, ""  # of the block that goes out
 
     def whole(self) -> dict[str, Any]:
         """The body for a complete answer."""
         answer = self.answer
         content: list[dict[str, Any]] = []
+        if answer.reasoning:
+            content.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
         if answer.content or not answer.calls:
             content.append({"type": "text", "text": answer.content})
-        content += [_use(call) | {"input": _input(call)} for call in answer.calls]
+        ids = zip(answer.call_ids, answer.calls, strict=True)
+        content += [_use(id_, call.name) | {"input": _input(call)} for id_, call in ids]
         return self._head | {"content": content} | self._end() | {"usage": self._usage()} | answer.beside
 
     async def events(self) -> AsyncIterator[bytes]:
@@ -151,36 +157,44 @@ class Messages:
             nothing: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": begun}
             yield _event("message_start", message=self._head | nothing)
             yield _event("ping")
-            open_text = False
             async for delta in self.answer.deltas():
-                if delta.content:
-                    if not open_text:
-                        yield self._started({"type": "text", "text": ""})
-                        open_text = True
-                    yield self._changed({"type": "text_delta", "text": delta.content})
-                if delta.calls and open_text:
-                    yield self._stopped()
-                    open_text = False
-                for call in delta.calls:
-                    yield self._started(_use(call) | {"input": {}})
-                    yield self._changed({"type": "input_json_delta", "partial_json": call.arguments})
-                    yield self._stopped()
-            if open_text:
-                yield self._stopped()
+                for event in self._of(delta):
+                    yield event
+            for event in self._opened(""):
+                yield event
             yield _event("message_delta", delta=self._end(), usage=self._usage(), **self.answer.beside)
             yield _event("message_stop")
         except ApiError as error:
             yield _event("error", error=of_anthropic(error))
 
-    def _started(self, block: Mapping[str, Any]) -> bytes:
-        self._index += 1
-        return _event("content_block_start", index=self._index, content_block=block)
+    def _of(self, delta: Delta) -> Iterator[bytes]:
+        """The events of a delta."""
+        if delta.reasoning:
+            yield from self._opened("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+            yield self._changed({"type": "thinking_delta", "thinking": delta.reasoning})
+        if delta.content:
+            yield from self._opened("text", {"type": "text", "text": ""})
+            yield self._changed({"type": "text_delta", "text": delta.content})
+        for piece in delta.calls:
+            if piece.name is not None:
+                block = _use(self.answer.call_ids[piece.index], piece.name) | {"input": {}}
+                yield from self._opened(f"tool_use {piece.index}", block)
+            if piece.arguments:
+                yield self._changed({"type": "input_json_delta", "partial_json": piece.arguments})
+
+    def _opened(self, kind: str, block: Mapping[str, Any] | None = None) -> Iterator[bytes]:
+        """The events that end the block before, of another kind, and begin one; without a block, only those."""
+        if kind == self._kind:
+            return
+        if self._kind:
+            yield _event("content_block_stop", index=self._index)
+        self._kind = kind
+        if block is not None:
+            self._index += 1
+            yield _event("content_block_start", index=self._index, content_block=block)
 
     def _changed(self, delta: Mapping[str, Any]) -> bytes:
         return _event("content_block_delta", index=self._index, delta=delta)
-
-    def _stopped(self) -> bytes:
-        return _event("content_block_stop", index=self._index)
 
     def _end(self) -> dict[str, Any]:
         answer = self.answer
@@ -210,8 +224,8 @@ class Messages:
         }
 
 
-def _use(call: Call) -> dict[str, Any]:
-    return {"type": "tool_use", "id": f"toolu_{secrets.token_hex(12)}", "name": call.name}
+def _use(id_: str, name: str) -> dict[str, Any]:
+    return {"type": "tool_use", "id": id_, "name": name}
 
 
 def _input(call: Call) -> dict[str, Any]:

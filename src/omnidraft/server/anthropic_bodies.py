@@ -7,10 +7,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from omnidraft.server import protocol as p
+from omnidraft.server import protocol_base as base
 from omnidraft.server.schemas import whole
 
 
-class ToolUse(p.Body):
+class ToolUse(base.Body):
     """A call that the model made before."""
 
     type: Literal["tool_use"]
@@ -19,7 +20,7 @@ class ToolUse(p.Body):
     input: dict[str, Any]
 
 
-class Thinking(p.Body):
+class Thinking(base.Body):
     """Reasoning of an earlier answer."""
 
     type: Literal["thinking"]
@@ -30,7 +31,7 @@ class Redacted(p.OtherTool):
     """Reasoning that only Anthropic can read."""
 
 
-class TextBlock(p.Body):
+class TextBlock(base.Body):
     """Text."""
 
     type: Literal["text"]
@@ -39,12 +40,12 @@ class TextBlock(p.Body):
 
 Text = Annotated[TextBlock, Tag("~text")]
 Texts = Annotated[
-    Annotated[str, Tag("~string")] | Annotated[list[Annotated[Text, p.named("type", "text")]], Tag("~list")],
-    p.of_kind("a string or a list of blocks"),
+    Annotated[str, Tag("~string")] | Annotated[list[Annotated[Text, base.named("type", "text")]], Tag("~list")],
+    base.of_kind("a string or a list of blocks"),
 ]
 
 
-class ToolResult(p.Body):
+class ToolResult(base.Body):
     """What a called tool returned."""
 
     type: Literal["tool_result"]
@@ -59,26 +60,27 @@ Block = Annotated[
     | Annotated[ToolResult, Tag("~tool_result")]
     | Annotated[Thinking, Tag("~thinking")]
     | Annotated[Redacted, Tag("~redacted_thinking")],
-    p.named("type", "text, tool_use, tool_result or thinking"),
+    base.named("type", "text, tool_use, tool_result or thinking"),
 ]
 
 
-class Message(p.Body):
+class Message(base.Body):
     """A turn of the conversation."""
 
     role: Literal["user", "assistant", "system"]
     content: Annotated[
-        Annotated[str, Tag("~string")] | Annotated[list[Block], Tag("~list")], p.of_kind("a string or a list of blocks")
+        Annotated[str, Tag("~string")] | Annotated[list[Block], Tag("~list")],
+        base.of_kind("a string or a list of blocks"),
     ]
 
 
-class Tool(p.Body):
+class Tool(base.Body):
     """A tool that the client runs."""
 
     type: Literal["custom"] = "custom"
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
     description: str | None = None
-    input_schema: p.Schema
+    input_schema: base.Schema
     strict: bool | None = None
 
 
@@ -87,7 +89,7 @@ def _tool(value: Any) -> str:
     return "~other" if isinstance(kind, str) and kind != "custom" else "~object"
 
 
-class ToolChoice(p.Body):
+class ToolChoice(base.Body):
     """Whether tools are to be called."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -95,33 +97,33 @@ class ToolChoice(p.Body):
     disable_parallel_tool_use: bool | None = None
 
 
-class ThinkingChoice(p.Body):
+class ThinkingChoice(base.Body):
     """Whether the model is to reason first, where its chat template has a place for that."""
 
     type: str
 
 
-class OutputFormat(p.Body):
+class OutputFormat(base.Body):
     """JSON of a schema."""
 
     type: Literal["json_schema"]
-    schema_: Annotated[p.Schema, Field(alias="schema")]
+    schema_: Annotated[base.Schema, Field(alias="schema")]
 
 
-class OutputConfig(p.Body):
+class OutputConfig(base.Body):
     """Effort and form of the answer."""
 
     effort: str | None = None
     format: OutputFormat | None = None
 
 
-class Metadata(p.Body):
+class Metadata(base.Body):
     """Whose request it is."""
 
     user_id: str | None = None
 
 
-class CountRequest(p.Body):
+class CountRequest(base.Body):
     """Body of `/v1/messages/count_tokens`."""
 
     model: str | None = None
@@ -136,11 +138,11 @@ class CountRequest(p.Body):
 class MessagesRequest(CountRequest):
     """Body of `/v1/messages`."""
 
-    max_tokens: p.Length | None = None
+    max_tokens: base.Length | None = None
     stop_sequences: Annotated[list[str], Field(max_length=16)] | None = None
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=1e30)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, BeforeValidator(whole), Field(ge=-1, le=2**31)] | None = None
     metadata: Metadata | None = None
-    omnidraft: p.Extension | None = None
+    omnidraft: base.Extension | None = None

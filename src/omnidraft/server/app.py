@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -20,7 +20,9 @@ from omnidraft import __version__
 from omnidraft.errors import InputError
 from omnidraft.server import anthropic, anthropic_bodies, errors, ollama, tasks
 from omnidraft.server import protocol as p
+from omnidraft.server import protocol_base as base
 from omnidraft.server.answers import Answer
+from omnidraft.server.batch import Batch, Wanted
 from omnidraft.server.bodies import Received, described, receive, taking
 from omnidraft.server.chat import Chat, Completion
 from omnidraft.server.errors import ApiError, Json, of_input
@@ -35,7 +37,7 @@ from omnidraft.server.settings import MEGABYTE, Serving
 PAGE = Path(__file__).parent / "page"
 GONE = 499  # nobody reads it
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
-AnyT = TypeVar("AnyT", bound=p.Body)
+AnyT = TypeVar("AnyT", bound=base.Body)
 Form = Chat | Completion | ResponseForm | anthropic.Messages | ollama.Lines
 REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"description": "a parameter that cannot be, by its name"},
@@ -73,52 +75,50 @@ class Server:
         return await receive(request, kind, int(self.settings.max_body_mb * MEGABYTE))
 
     async def begin(
-        self, request: Request, asked: Received[AnyT], make: Callable[[AnyT, Served, Serving], Task]
-    ) -> Answer:
+        self, request: Request, asked: Received[AnyT], make: Callable[[AnyT, Served, Serving], Sequence[Task]]
+    ) -> Batch:
         """Queue a request; raises ApiError."""
         served = self.model(getattr(asked.body, "model", None))
-        task: Task = await run_in_threadpool(make, asked.body, served, self.settings)
-        whole = tuple(f"{path}." for path in task.ignored)  # what is within is not named again
-        parts: list[str] = [path for path in asked.ignored if not path.startswith(whole)]
-        task.ignored = [*parts, *task.ignored]
-        task.user = task.user._replace(key=request.scope.get(USED_KEY, KEYLESS))
-        if self._prompts:
-            self._log(f"prompt: {served.model.target.tokenizer.decode(list(task.ids))}")
-        return Answer(task, self.scheduler)
+        queued = _naming(await run_in_threadpool(make, asked.body, served, self.settings), asked.ignored)
+        for each in queued:
+            each.user = each.user._replace(key=request.scope.get(USED_KEY, KEYLESS))
+            if self._prompts:
+                self._log(f"prompt: {served.model.target.tokenizer.decode(list(each.ids))}")
+        return Batch(queued, self.scheduler, Wanted(queued[0].told, queued[0].made))
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
         asked = await self.received(request, p.ChatRequest)
-        answer = await self.begin(request, asked, tasks.chat_task)
-        form = Chat(answer, answer.task.served.name, usage=_usage(asked.body))
-        return await self._out(request, answer, form, stream=bool(asked.body.stream))
+        batch = await self.begin(request, asked, tasks.chat_tasks)
+        form = Chat(batch, batch.task.served.name, usage=_usage(asked.body))
+        return await self._out(request, batch, form, stream=bool(asked.body.stream))
 
     async def complete(self, request: Request) -> Response:
-        """Go on with a text."""
+        """Go on with texts."""
         asked = await self.received(request, p.CompletionRequest)
-        answer = await self.begin(request, asked, tasks.completion_task)
-        form = Completion(answer, answer.task.served.name, usage=_usage(asked.body))
-        return await self._out(request, answer, form, stream=bool(asked.body.stream))
+        batch = await self.begin(request, asked, tasks.completion_tasks)
+        form = Completion(batch, batch.task.served.name, usage=_usage(asked.body))
+        return await self._out(request, batch, form, stream=bool(asked.body.stream))
 
     async def respond(self, request: Request) -> Response:
         """Answer a conversation, all of which is in the request."""
         asked = await self.received(request, p.ResponseRequest)
-        answer = await self.begin(request, asked, tasks.response_task)
-        form = ResponseForm(answer, answer.task.served.name, asked)
-        return await self._out(request, answer, form, stream=bool(asked.body.stream))
+        batch = await self.begin(request, asked, tasks.response_tasks)
+        form = ResponseForm(batch.answers[0], batch.task.served.name, asked)
+        return await self._out(request, batch, form, stream=bool(asked.body.stream))
 
     async def messages(self, request: Request) -> Response:
         """Answer a conversation in Anthropic's form."""
         asked = await self.received(request, anthropic_bodies.MessagesRequest)
-        answer = await self.begin(request, asked, anthropic.messages_task)
-        form = anthropic.Messages(answer, answer.task.served.name)
-        return await self._out(request, answer, form, stream=bool(asked.body.stream))
+        batch = await self.begin(request, asked, anthropic.messages_tasks)
+        form = anthropic.Messages(batch.answers[0], batch.task.served.name)
+        return await self._out(request, batch, form, stream=bool(asked.body.stream))
 
     async def count_tokens(self, request: Request) -> Json:
         """How many tokens a conversation in Anthropic's form has."""
         asked = await self.received(request, anthropic_bodies.CountRequest)
         served = self.model(asked.body.model)
-        task: Task = await run_in_threadpool(anthropic.messages_task, asked.body, served, self.settings)
+        (task,) = await run_in_threadpool(anthropic.messages_tasks, asked.body, served, self.settings)
         return Json({"input_tokens": len(task.ids)})
 
     async def ollama_chat(self, request: Request) -> Response:
@@ -126,18 +126,18 @@ class Server:
         asked = await self.received(request, ollama.ChatRequest)
         if not asked.body.messages:
             return Json(ollama.loaded(self.model(asked.body.model).name, chat=True))
-        answer = await self.begin(request, asked, ollama.chat_of)
-        form = ollama.Lines(answer, asked.body.model, chat=True)
-        return await self._out(request, answer, form, stream=asked.body.stream is not False)
+        batch = await self.begin(request, asked, ollama.chat_of)
+        form = ollama.Lines(batch.answers[0], asked.body.model, chat=True)
+        return await self._out(request, batch, form, stream=asked.body.stream is not False)
 
     async def ollama_generate(self, request: Request) -> Response:
         """Answer a prompt in Ollama's form; without one, say that the model is loaded."""
         asked = await self.received(request, ollama.GenerateRequest)
         if not asked.body.prompt:
             return Json(ollama.loaded(self.model(asked.body.model).name, chat=False))
-        answer = await self.begin(request, asked, ollama.generate_of)
-        form = ollama.Lines(answer, asked.body.model, chat=False)
-        return await self._out(request, answer, form, stream=asked.body.stream is not False)
+        batch = await self.begin(request, asked, ollama.generate_of)
+        form = ollama.Lines(batch.answers[0], asked.body.model, chat=False)
+        return await self._out(request, batch, form, stream=asked.body.stream is not False)
 
     async def ollama_show(self, request: Request) -> Json:
         """A target in Ollama's form."""
@@ -178,7 +178,7 @@ class Server:
         """The text that the chat template makes of a conversation."""
         asked = await self.received(request, p.ChatRequest)
         served = self.model(asked.body.model)
-        task: Task = await run_in_threadpool(tasks.chat_task, asked.body, served, self.settings)
+        (task,) = await run_in_threadpool(tasks.chat_tasks, asked.body, served, self.settings)
         with served.lock:
             return Json({"prompt": str(served.model.target.tokenizer.decode(list(task.ids)))})
 
@@ -246,25 +246,20 @@ class Server:
         except InputError as error:
             raise of_input(error, "model") from error
 
-    async def _out(self, request: Request, answer: Answer, form: Form, *, stream: bool) -> Response:
+    async def _out(self, request: Request, batch: Batch, form: Form, *, stream: bool) -> Response:
         if stream:
-            return Events(form.events(), answer, self._note, LINES if isinstance(form, ollama.Lines) else EVENTS)
+            return Events(form.events(), batch, self._note, LINES if isinstance(form, ollama.Lines) else EVENTS)
         try:
-            if not await _read(request, answer):
+            if not await _read(request, batch):
                 return Response(status_code=GONE)
             return Json(form.whole())
         finally:
-            answer.close()
-            self._note(answer)
+            batch.close()
+            self._note(batch)
 
-    def _note(self, answer: Answer) -> None:
-        task, done = answer.task, answer.done
-        made = (
-            "no answer"
-            if done is None
-            else f"{len(done.result.token_ids)} tokens, ended by {done.result.finish_reason}"
-        )
-        self._log(f"{task.served.name}: a prompt of {len(task.ids)} tokens, {made}")
+    def _note(self, batch: Batch) -> None:
+        for answer in batch.answers:
+            self._log(_line(answer))
 
     def _model(self, one: Served) -> dict[str, Any]:
         return {"id": one.name, "object": "model", "created": int(self._born), "owned_by": "omnidraft"}
@@ -274,24 +269,24 @@ class Events(StreamingResponse):
     """An answer piece by piece; a client that goes away ends it."""
 
     def __init__(
-        self, events: AsyncIterator[bytes], answer: Answer, note: Callable[[Answer], None], media_type: str
+        self, events: AsyncIterator[bytes], batch: Batch, note: Callable[[Batch], None], media_type: str
     ) -> None:
         super().__init__(events, media_type=media_type)
-        self._answer, self._note = answer, note
+        self._batch, self._note = batch, note
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._answer.close()
-            self._note(self._answer)
+            self._batch.close()
+            self._note(self._batch)
 
 
-async def _read(request: Request, answer: Answer) -> bool:
-    """Read an answer to its end; False where the client goes away before.  Raises ApiError."""
+async def _read(request: Request, batch: Batch) -> bool:
+    """Read answers to their end; False where the client goes away before.  Raises ApiError."""
 
     async def read() -> None:
-        async for _ in answer.deltas():
+        async for _ in batch.deltas():
             pass
 
     async def leave() -> None:
@@ -309,11 +304,27 @@ async def _read(request: Request, answer: Answer) -> bool:
         leaving.cancel()
 
 
-def _usage(body: p.Options) -> bool:
+def _naming(made: Sequence[Task], ignored: Sequence[str]) -> list[Task]:
+    """Tasks that name, too, what was ignored of their body before; what is within another is not named again."""
+    whole = tuple(f"{path}." for path in made[0].ignored)
+    parts = [path for path in ignored if not path.startswith(whole)]
+    for task in made:
+        task.ignored = [*parts, *task.ignored]
+    return list(made)
+
+
+def _line(answer: Answer) -> str:
+    """The line of the log for an answer."""
+    task, done = answer.task, answer.done
+    made = "no answer" if done is None else f"{len(done.result.token_ids)} tokens, ended by {done.result.finish_reason}"
+    return f"{task.served.name}: a prompt of {len(task.ids)} tokens, {made}"
+
+
+def _usage(body: base.Options) -> bool:
     return bool(body.stream_options and body.stream_options.include_usage)
 
 
-def _answering(server: Server) -> Iterator[tuple[str, Any, type[p.Body]]]:
+def _answering(server: Server) -> Iterator[tuple[str, Any, type[base.Body]]]:
     """The routes that take a body; OpenAI's and Anthropic's without /v1, too."""
     for path, endpoint, kind in (
         ("/chat/completions", server.chat, p.ChatRequest),

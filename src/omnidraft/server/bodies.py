@@ -18,11 +18,12 @@ from starlette.requests import ClientDisconnect
 
 from omnidraft.server import anthropic_bodies, ollama
 from omnidraft.server import protocol as p
+from omnidraft.server import protocol_base as base
 from omnidraft.server.errors import LONGEST, ApiError, as_json
 from omnidraft.server.parameters import RULES, TEXT_ALONE, settled
 
-BodyT = TypeVar("BodyT", bound=p.Body)
-KINDS: Mapping[type[p.Body], str] = {
+BodyT = TypeVar("BodyT", bound=base.Body)
+KINDS: Mapping[type[base.Body], str] = {
     p.ChatRequest: "chat",
     p.CompletionRequest: "completion",
     p.ResponseRequest: "response",
@@ -40,7 +41,7 @@ ENCODINGS = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # with the windows that z
 NESTED = 500  # objects and lists in each other that a body may hold
 TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
 MEDIA = re.compile(r"(?:input_|output_)?(?:image|audio|video|file|document|media)(?:_url)?")
-NAMED = {kind: key for key, kind in p.NAMED.items()}
+NAMED = {kind: key for key, kind in base.NAMED.items()}
 EXPECTED = {
     "string_type": "a string",
     "int_type": "an integer",
@@ -200,7 +201,7 @@ def _fault(kind: str, value: Any, context: Mapping[str, Any]) -> tuple[str, str]
         what, code = WORDS[kind]
     elif kind in NAMED and isinstance(value, str) and MEDIA.fullmatch(value):
         what, code = f"is {found}; {TEXT_ALONE}", "unsupported_value"
-    elif kind in EXPECTED or kind == p.OF_KIND or kind in NAMED:
+    elif kind in EXPECTED or kind == base.OF_KIND or kind in NAMED:
         what = f"is {found}; it must be {EXPECTED.get(kind) or context['allowed']}"
         code = code if kind in NAMED and isinstance(value, str) else "invalid_type"
     elif kind in BOUNDS:
@@ -241,7 +242,7 @@ def described(schema: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, An
     return whole
 
 
-def taking(kind: type[p.Body]) -> dict[str, Any]:
+def taking(kind: type[base.Body]) -> dict[str, Any]:
     """The part of a route's description that says which body it takes."""
     schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

@@ -32,7 +32,7 @@ REASONS = (  # what llguidance says in terms of its own, and what it means
     ("lookarounds not supported", "look-around, which word boundaries are too, is not supported"),
 )
 INTERNAL = re.compile(r"\((And|Or|Not|Regex|SearchRegex)\b|\bSome\(|<state>|fuel")
-UNKNOWN = "Unimplemented keys: ["
+UNKNOWN, COUNTS = "Unimplemented keys: [", "min/maxProperties only supported"
 EFFORT = 2_000_000  # characters of schemas that are tried in search of what is at fault
 TRIAL = 4_000  # of them, what a schema costs at least
 
@@ -119,7 +119,7 @@ def call_schema(function: Mapping[str, Any], schemas: Schemas) -> dict[str, Any]
 
 def _grammar_of(tokens: LLTokenizer, schemas: Schemas, made: Any, part: Any) -> str:
     """The grammar of what was made; raises ConfigError, which names what is at fault within `part`."""
-    grammar, problem = _compiled(tokens, schemas.whole(made))
+    grammar, problem = compiled(tokens, schemas.whole(made))
     if problem:
         path = _Search(tokens, problem).path([("", part), *schemas.definitions()])
         place, keyword = " ".join(".".join(path).split())[-100:], path[-1] if path else ""
@@ -128,7 +128,7 @@ def _grammar_of(tokens: LLTokenizer, schemas: Schemas, made: Any, part: Any) -> 
     return grammar
 
 
-def _compiled(tokens: LLTokenizer, schema: Mapping[str, Any]) -> tuple[str, str]:
+def compiled(tokens: LLTokenizer, schema: Mapping[str, Any]) -> tuple[str, str]:
     """The grammar of a schema, and what llguidance says against it."""
     try:
         grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=COMPACT)
@@ -136,6 +136,13 @@ def _compiled(tokens: LLTokenizer, schema: Mapping[str, Any]) -> tuple[str, str]
     except ValueError as error:
         grammar, problem = "", str(error) or type(error).__name__
     return grammar, problem.partition("\n  while processing ")[0]  # then come names of definitions, made up here
+
+
+def lacking(problem: str) -> list[str]:
+    """The keywords that llguidance lacks, where that is what it says against a schema."""
+    if problem.startswith(COUNTS):
+        return ["minProperties", "maxProperties"]
+    return re.findall(r'"([^"]+)"', problem) if problem.startswith(UNKNOWN) else []
 
 
 def _reason(problem: str) -> str:
@@ -177,7 +184,7 @@ class _Search:
     def _is_same(self, part: dict[str, Any]) -> bool | None:
         """Whether the same is said against a part alone; None where that takes too much effort."""
         self._left -= max(len(json.dumps(part)), TRIAL)
-        return None if self._left < 0 else _compiled(self._tokens, part)[1] == self._problem
+        return None if self._left < 0 else compiled(self._tokens, part)[1] == self._problem
 
 
 def _cut(value: Any) -> Any:

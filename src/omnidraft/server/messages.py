@@ -27,10 +27,15 @@ class Prompt:
     paths: dict[str, list[str]] = field(default_factory=dict)  # of a variable; its name where there is none
     optional: dict[str, list[str]] = field(default_factory=dict)  # of a message's optional key
     dropped: list[str] = field(default_factory=list)  # paths of what is not given to the template at all
+    controls: dict[str, Any] = field(default_factory=dict)  # how the template ends
 
     def encode(self, served: Served) -> list[int]:
         """Token ids; raises ApiError."""
-        return encoded(served, self.messages, self.variables, self.where)
+        return encoded(served, self.messages, self.variables | self.controls, self.where)
+
+    def render(self, served: Served) -> str | None:
+        """What the template writes; None where it refuses."""
+        return rendered(served, self.messages, self.variables | self.controls)
 
     def without_effect(self, served: Served) -> list[str]:
         """The paths of what the template has no place for: it writes the same text without it.
@@ -39,14 +44,14 @@ class Prompt:
         """
         if not self.variables and not self.optional:
             return []
-        text, ignored = rendered(served, self.messages, self.variables), []
+        text, ignored = self.render(served), []
         for name in self.variables:
-            variables = {key: value for key, value in self.variables.items() if key != name}
+            variables = {key: value for key, value in self.variables.items() if key != name} | self.controls
             if rendered(served, self.messages, variables) == text:
                 ignored += self.paths.get(name, [name])
         for name, paths in self.optional.items():
             messages = [{key: value for key, value in each.items() if key != name} for each in self.messages]
-            if rendered(served, messages, self.variables) == text:
+            if rendered(served, messages, self.variables | self.controls) == text:
                 ignored += paths
         return ignored
 
@@ -66,7 +71,8 @@ def rendered(served: Served, messages: Sequence[Mapping[str, Any]], variables: M
     given = [dict(each) for each in messages]
     try:
         with served.lock:  # for each alone, so that others come in between
-            return str(tokenizer.apply_chat_template(given, tokenize=False, add_generation_prompt=True, **variables))
+            end = {"add_generation_prompt": not variables.get("continue_final_message", False)}
+            return str(tokenizer.apply_chat_template(given, tokenize=False, **{**end, **variables}))
     except Exception:  # noqa: BLE001  a template is a program: it raises anything
         return None
 
@@ -83,7 +89,21 @@ def of_chat(body: p.ChatRequest) -> Prompt:
         _optional(made, "name", message.name, f"messages[{place}].name", prompt)
         prompt.messages.append(made)
     _add_variables(body, prompt)
+    _check_end(body, prompt)
+    if body.continue_final_message or body.add_generation_prompt is False:
+        name = "continue_final_message" if body.continue_final_message else "add_generation_prompt"
+        prompt.controls[name] = bool(body.continue_final_message)
     return prompt
+
+
+def _check_end(body: p.ChatRequest, prompt: Prompt) -> None:
+    """Raise ApiError where the prompt cannot end as the body says."""
+    if body.continue_final_message and body.add_generation_prompt:
+        why = "continue_final_message and add_generation_prompt contradict each other: leave one out"
+        raise ApiError(400, why, param="add_generation_prompt", code="invalid_value")
+    if body.continue_final_message and prompt.messages[-1]["role"] != "assistant":
+        why = "continue_final_message goes on with an answer, and the last message is none: add it"
+        raise ApiError(400, why, param="continue_final_message", code="invalid_value")
 
 
 def of_response(body: p.ResponseRequest) -> Prompt:
@@ -92,8 +112,9 @@ def of_response(body: p.ResponseRequest) -> Prompt:
     prompt = Prompt("input", made)
     if isinstance(body.input, str):
         made.append({"role": "user", "content": body.input})
+    thoughts: dict[str, str] = {}  # that wait for the answer which they are of, by path
     for place, item in enumerate(() if isinstance(body.input, str) else body.input):
-        path = f"input[{place}]"
+        path, before = f"input[{place}]", len(made)
         if isinstance(item, p.MessageItem):
             made.append({"role": _role(item.role), "content": _text(item.content)})
             _optional(made[-1], "name", item.name, f"{path}.name", prompt)
@@ -104,12 +125,27 @@ def of_response(body: p.ResponseRequest) -> Prompt:
             prompt.optional.setdefault("tool_calls", []).append(path)
         elif isinstance(item, p.OutputItem):
             made.append({"role": "tool", "content": _text(item.output), "tool_call_id": item.call_id})
+        elif item.told:
+            thoughts[path] = item.told
         else:
             prompt.dropped.append(path)
+        if thoughts and len(made) > before:
+            _reason(made[-1], thoughts, prompt)
+            thoughts = {}
+    prompt.dropped += thoughts
     if not made:
         raise ApiError(400, "input holds no message: add one", param="input")
     _add_variables(body, prompt)
     return prompt
+
+
+def _reason(made: dict[str, Any], thoughts: Mapping[str, str], prompt: Prompt) -> None:
+    """Give an answer the reasoning that comes before it; of another message it has no place."""
+    if made["role"] != "assistant":
+        prompt.dropped += thoughts
+        return
+    made["reasoning_content"] = "\n".join(thoughts.values())
+    prompt.optional.setdefault("reasoning_content", []).extend(thoughts)
 
 
 def _complete(made: dict[str, Any], message: p.Answer, path: str, prompt: Prompt) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,13 +11,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, Tag
 
 from omnidraft.server import protocol as p
+from omnidraft.server import protocol_base as base
 from omnidraft.server.answers import Answer
 from omnidraft.server.errors import ApiError, to_json
+from omnidraft.server.reading.pieces import Call
 from omnidraft.server.scheduler import Task
 from omnidraft.server.served import Served
 from omnidraft.server.settings import Serving
-from omnidraft.server.tasks import chat_task, completion_task
-from omnidraft.server.tools import Call
+from omnidraft.server.tasks import chat_tasks, completion_tasks
 
 LATEST = ":latest"
 SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "stop")
@@ -28,20 +28,20 @@ PENALTIES = ("frequency_penalty", "presence_penalty")
 # ---------------------------------------------------------------- what is asked
 
 
-class CalledFunction(p.Body):
+class CalledFunction(base.Body):
     """A function and its arguments."""
 
     name: str
     arguments: dict[str, Any] = Field(default_factory=dict)
 
 
-class ToolCall(p.Body):
+class ToolCall(base.Body):
     """A call that the model made before."""
 
     function: CalledFunction
 
 
-class Message(p.Body):
+class Message(base.Body):
     """A message."""
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -60,13 +60,13 @@ class Options(BaseModel, extra="allow"):
 
 
 Format = Annotated[
-    Annotated[Literal["", "json"], Tag("~string")] | Annotated[p.Schema, Tag("~object")],
-    p.of_kind('"json" or a schema'),
+    Annotated[Literal["", "json"], Tag("~string")] | Annotated[base.Schema, Tag("~object")],
+    base.of_kind('"json" or a schema'),
 ]
-Think = Annotated[Annotated[bool, Tag("~boolean")] | Annotated[str, Tag("~string")], p.of_kind("true or false")]
+Think = Annotated[Annotated[bool, Tag("~boolean")] | Annotated[str, Tag("~string")], base.of_kind("true or false")]
 
 
-class Asked(p.Body):
+class Asked(base.Body):
     """What all requests have; `stream` is true without it."""
 
     model: str
@@ -74,7 +74,7 @@ class Asked(p.Body):
     format: Format | None = None
     options: Options | None = None
     think: Think | None = None
-    omnidraft: p.Extension | None = None
+    omnidraft: base.Extension | None = None
 
 
 class ChatRequest(Asked):
@@ -93,22 +93,22 @@ class GenerateRequest(Asked):
     raw: bool | None = None
 
 
-class ShowRequest(p.Body):
+class ShowRequest(base.Body):
     """Body of `/api/show`."""
 
     model: Annotated[str, Field(min_length=1)]
 
 
-def chat_of(body: ChatRequest, served: Served, settings: Serving) -> Task:
+def chat_of(body: ChatRequest, served: Served, settings: Serving) -> list[Task]:
     """The task of a chat; raises ApiError."""
     made = _asked(body)
     made["messages"] = [_message(each) for each in body.messages]
     if body.tools:
         made["tools"] = [each.model_dump(exclude_none=True) for each in body.tools]
-    return _renamed(chat_task(p.ChatRequest.model_validate(made), served, settings))
+    return _renamed(chat_tasks(p.ChatRequest.model_validate(made), served, settings))
 
 
-def generate_of(body: GenerateRequest, served: Served, settings: Serving) -> Task:
+def generate_of(body: GenerateRequest, served: Served, settings: Serving) -> list[Task]:
     """The task of a prompt; raises ApiError."""
     made = _asked(body)
     if body.raw or body.suffix:
@@ -118,10 +118,10 @@ def generate_of(body: GenerateRequest, served: Served, settings: Serving) -> Tas
             name = {"response_format": "format"}.get(wrong, "think")
             raise ApiError(400, f"{name} needs a chat template: leave out raw and suffix", param=name)
         made["max_tokens"] = made.get("max_tokens", -1)
-        return _renamed(completion_task(p.CompletionRequest.model_validate(made | taken), served, settings))
+        return _renamed(completion_tasks(p.CompletionRequest.model_validate(made | taken), served, settings))
     system = [{"role": "system", "content": body.system}] if body.system else []
     made["messages"] = [*system, {"role": "user", "content": body.prompt}]
-    return _renamed(chat_task(p.ChatRequest.model_validate(made), served, settings))
+    return _renamed(chat_tasks(p.ChatRequest.model_validate(made), served, settings))
 
 
 def _asked(body: Asked) -> dict[str, Any]:
@@ -162,9 +162,11 @@ def _message(message: Message) -> dict[str, Any]:
     return made
 
 
-def _renamed(task: Task) -> Task:
+def _renamed(tasks: list[Task]) -> list[Task]:
     paths = {"chat_template_kwargs.enable_thinking": "think", "reasoning_effort": "think"}
-    return replace(task, ignored=[*dict.fromkeys(paths.get(path, path) for path in task.ignored)])
+    for task in tasks:
+        task.ignored = [*dict.fromkeys(paths.get(path, path) for path in task.ignored)]
+    return tasks
 
 
 # ---------------------------------------------------------------- what is answered
@@ -179,23 +181,27 @@ class Lines:
 
     def whole(self) -> dict[str, Any]:
         """The body for a complete answer."""
-        return self._line(self.answer.content, self.answer.calls) | self._end()
+        answer = self.answer
+        return self._line(answer.content, answer.reasoning, answer.calls) | self._end()
 
     async def events(self) -> AsyncIterator[bytes]:
         """The answer as lines of JSON."""
         try:
             async for delta in self.answer.deltas():
-                if delta.content or delta.calls:
-                    yield to_json(self._line(delta.content, delta.calls) | {"done": False}) + b"\n"
-            yield to_json(self._line("", ()) | self._end()) + b"\n"
+                if delta.content or delta.reasoning:
+                    yield to_json(self._line(delta.content, delta.reasoning) | {"done": False}) + b"\n"
+            if self.answer.calls:  # whole, as Ollama's clients take them
+                yield to_json(self._line("", "", self.answer.calls) | {"done": False}) + b"\n"
+            yield to_json(self._line("", "") | self._end()) + b"\n"
         except ApiError as error:
             yield to_json({"error": str(error)}) + b"\n"
 
-    def _line(self, content: str, calls: Sequence[Call]) -> dict[str, Any]:
+    def _line(self, content: str, reasoning: str, calls: Sequence[Call] = ()) -> dict[str, Any]:
         head = {"model": self._model, "created_at": now()}
+        thinking = {"thinking": reasoning} if reasoning else {}
         if not self._chat:
-            return head | {"response": content}
-        message: dict[str, Any] = {"role": "assistant", "content": content}
+            return head | {"response": content} | thinking
+        message: dict[str, Any] = {"role": "assistant", "content": content} | thinking
         if calls:
             message["tool_calls"] = [
                 {"function": {"index": place, "name": call.name, "arguments": _arguments(call)}}

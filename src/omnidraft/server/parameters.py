@@ -57,32 +57,28 @@ EVERYWHERE: Rules = {
     **_ignored("priority", "request_id", "session_id", "chat_id", "t_max_prompt_ms", "litellm_metadata"),
     **_ignored("speculative.n_max", "speculative.n_min", "speculative.p_min"),
     # which only say how a sampler is to be that is off
-    **_ignored("mirostat_tau", "mirostat_eta", "dynatemp_exponent", "xtc_threshold", "repeat_last_n", "penalize_nl"),
+    **_ignored("mirostat_tau", "mirostat_eta", "dynatemp_exponent", "xtc_threshold", "penalize_nl"),
     **_ignored("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
-    **_only(OUT, [0], "mirostat dynatemp_range xtc_probability dry_multiplier n_probs min_tokens n_indent"),
+    **_only(OUT, [0], "mirostat dynatemp_range xtc_probability dry_multiplier n_probs n_indent"),
     **_only(OUT, [1], "typical_p typ_p tfs_z length_penalty"),
-    **_only("use repetition_penalty", [1], "repeat_penalty"),
     **_only(OUT, [-1, 0], "top_n_sigma"),
     **_only(OUT, [0, 1], "min_keep"),
-    **_only(OUT, [False], "ignore_eos use_beam_search early_stopping include_stop_str_in_output return_tokens"),
+    **_only(OUT, [False], "use_beam_search early_stopping include_stop_str_in_output return_tokens"),
     **_only(OUT, [True], "skip_special_tokens spaces_between_special_tokens"),
     **_only(OUT, [[]], "stop_token_ids bad_words lora samplers allowed_token_ids"),
     **_only("give what is in it as parameters of the request", [{}], "options"),
 }
 SAMPLED: Rules = {
-    **_only("send a request for each answer", [1], "n best_of"),
-    **_only("use repetition_penalty, or leave it out", [0], "frequency_penalty presence_penalty"),
-    **_only(OUT, [{}], "logit_bias"),
-    **_ignored("metadata"),
+    **_only("use response_format", [], "format"),
+    **_ignored("metadata", "guided_decoding_backend", "guided_whitespace_pattern", "backend"),
 }
 CHAT: Rules = {
     **EVERYWHERE,
     **SAMPLED,
-    **_only("use response_format", [], FORMS),
     "verbosity": Rule(("medium",)),
-    **_ignored("prediction", "reasoning_format", "include_reasoning"),
-    **_only(OUT, [True], "parse_tool_calls add_generation_prompt"),
-    **_only(OUT, [False], "thinking_forced_open continue_final_message echo add_special_tokens"),
+    **_ignored("prediction"),
+    **_only(OUT, [True], "parse_tool_calls"),
+    **_only(OUT, [False], "thinking_forced_open echo add_special_tokens"),
     **_only("use chat_template_kwargs", [], "template chat_template enable_thinking think thinking"),
     **_only("text is all there is: use ['text']", [["text"]], "modalities"),
     **_only(TEXT_ALONE, [], "audio images"),
@@ -93,10 +89,7 @@ CHAT: Rules = {
 COMPLETION: Rules = {
     **EVERYWHERE,
     **SAMPLED,
-    **_only("only chats and responses follow a schema: use those", [], f"{FORMS} response_format"),
     **_only("use max_tokens", [], "max_completion_tokens"),
-    **_only("put the prompt in front of the answer yourself", [False], "echo"),
-    **_only("only what comes after a prompt is made: leave it out", [""], "suffix"),
     **_only(TEXT_ALONE, [], "images"),
     **_only(OUT, [True], "add_special_tokens"),
 }
@@ -110,7 +103,7 @@ RESPONSE: Rules = {
     **_only(OUT, [[]], "context_management"),
     **_only("use text.format", [], f"{FORMS} response_format"),
     **_only("use max_output_tokens", [], "max_tokens max_completion_tokens"),
-    **_only(OUT, [0], "frequency_penalty presence_penalty"),
+    **_only("send a request for each answer", [1], "n best_of"),
 }
 MARKS: Rules = {  # of anything within a body
     "annotations": Rule(([],)),
@@ -129,6 +122,9 @@ MESSAGE: Rules = {
 }
 PART = _ignored("id", "index", "citations", "logprobs", "prompt_cache_breakpoint")
 FORMAT = _ignored("description")
+STRUCTURED = _ignored(
+    "disable_any_whitespace", "disable_fallback", "disable_additional_properties", "whitespace_pattern"
+)
 REASONING = _ignored("summary", "generate_summary", "max_tokens", "exclude", "enabled", "context")
 MESSAGES: Rules = {
     **_ignored("service_tier", "context_management", "inference_geo", "cache_control", "speed", "diagnostics"),
@@ -155,10 +151,19 @@ RULES: Mapping[str, Mapping[str, Rules]] = {  # by path, "[]" being any item of 
         "tool_choice": {},
         "tool_choice.function": {},
         "response_format": {},
+        "structured_outputs": STRUCTURED,
+        "tool_choice.allowed_tools": {},
         "reasoning": REASONING,
         "response_format.json_schema": FORMAT,
     },
-    "completion": {"": COMPLETION, "stream_options": STREAM, "omnidraft": {}},
+    "completion": {
+        "": COMPLETION,
+        "stream_options": STREAM,
+        "omnidraft": {},
+        "response_format": {},
+        "response_format.json_schema": FORMAT,
+        "structured_outputs": STRUCTURED,
+    },
     "response": {
         "": RESPONSE,
         "stream_options": STREAM,

@@ -7,110 +7,27 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag
 
-from omnidraft.server.schemas import encodable, plain, whole
-
-OF_KIND, NAMED = "of_kind", {"role": "named_by_role", "type": "named_by_type"}  # errors; their message: what may be
-KINDS: dict[type, str] = {str: "string", list: "list", dict: "object", bool: "boolean", int: "number", float: "number"}
-NO_MORE: Any = {"additionalProperties": {"type": "null"}}
-Schema = Annotated[dict[str, Any], AfterValidator(plain)]
-
-
-def of_kind(allowed: str) -> Discriminator:
-    """Which of several types a value is of, by JSON's own types; the tags begin with ~, which no path shows."""
-    return Discriminator(lambda value: f"~{KINDS.get(type(value))}", OF_KIND, allowed)
-
-
-def named(key: str, allowed: str, default: str = "", **same: str) -> Discriminator:
-    """Which of several kinds of objects a value is, by what it says in `key`; `same` are other words for a kind."""
-
-    def tag(value: Any) -> str | None:
-        found = value.get(key, default) if isinstance(value, dict) else None
-        return f"~{same.get(found, found)}" if isinstance(found, str) else None
-
-    return Discriminator(tag, NAMED[key], allowed)
-
-
-class Body(BaseModel):
-    """Base of all bodies and their parts: nothing is converted, and nothing unknown is taken that is not null."""
-
-    model_config = ConfigDict(
-        extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=(), json_schema_extra=NO_MORE
-    )
-
-
-# ---------------------------------------------------------------- what the endpoints share
-
-Stop = Annotated[
-    Annotated[str, Tag("~string")]
-    | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16), Tag("~list")],
-    of_kind("a string or a list of strings"),
-]
-Token = Annotated[int, Field(ge=0, le=2**31)]
-Length = Annotated[int, BeforeValidator(whole), Field(ge=-2, le=2**63)]  # -1 and -2: to the end of the context
-Variables = Annotated[dict[str, Any], Field(max_length=16)]  # each is tried without
-TopLogprobs = Annotated[int, BeforeValidator(whole), Field(ge=0, le=20)]
-
-
-class Extension(Body):
-    """What only this server has: `trace` says of each token where it comes from."""
-
-    trace: bool | None = None
-
-
-class StreamOptions(Body):
-    """`include_usage`: a last chunk with the counts of tokens."""
-
-    include_usage: bool | None = None
-
-
-class Reasoning(Body):
-    """`effort` goes to the chat template, if it has a place for it."""
-
-    effort: str | None = None
-
-
-class Options(Body):
-    """What all endpoints that answer take; `top_k`, `min_p` and `repetition_penalty` are as in `omnidraft.generate`."""
-
-    model: str | None = None
-    stream: bool | None = None
-    temperature: Annotated[float, Field(ge=0, le=1e30)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, BeforeValidator(whole), Field(ge=-1, le=2**31)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
-    seed: Annotated[int, BeforeValidator(whole), Field(ge=-(2**63), le=2**64 - 1)] | None = None
-    stop: Stop | None = None
-    stream_options: StreamOptions | None = None
-    user: str | None = None  # as the next: tells users apart, who share no lane's state and no memory
-    prompt_cache_key: str | None = None
-    safety_identifier: str | None = None
-    cache_salt: str | None = None
-    omnidraft: Extension | None = None
-
-
-class JsonSchema(Body):
-    """A schema that the answer follows; it always does, whatever `strict` is."""
-
-    name: str | None = None
-    schema_: Annotated[Schema, Field(alias="schema")]
-    strict: bool | None = None
-
-
-class TextFormat(Body):
-    """Free text."""
-
-    type: Literal["text"]
-
-
-class ObjectFormat(Body):
-    """Any JSON object, or, as llama.cpp has it, one of a schema."""
-
-    type: Literal["json_object"]
-    schema_: Annotated[Schema | None, Field(alias="schema")] = None
-
+from omnidraft.server.protocol_base import (
+    KINDS,
+    OF_KIND,
+    Body,
+    Formed,
+    JsonSchema,
+    Length,
+    ObjectFormat,
+    Options,
+    Reasoning,
+    Schema,
+    TextFormat,
+    Token,
+    TopLogprobs,
+    Variables,
+    named,
+    of_kind,
+)
+from omnidraft.server.schemas import encodable
 
 # ---------------------------------------------------------------- chat
 
@@ -232,20 +149,54 @@ class ChosenTool(Body):
     function: ResponseChosenTool
 
 
+class AllowedTool(Body):
+    """One of the functions that may be called, by its name in either of two places."""
+
+    type: Literal["function"] = "function"
+    name: str | None = None
+    function: ResponseChosenTool | None = None
+
+
+class AllowedList(Body):
+    """Functions, of which one may be called, or must."""
+
+    mode: Literal["auto", "required"] = "auto"
+    tools: list[AllowedTool]
+
+
+class AllowedTools(Body):
+    """The functions that may be called: in an object of their own in chats, beside the type in responses."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedList | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: list[AllowedTool] | None = None
+
+    @property
+    def required(self) -> bool:
+        """Whether one must be called."""
+        return (self.allowed_tools.mode if self.allowed_tools else self.mode) == "required"
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of those that may be called."""
+        tools = self.allowed_tools.tools if self.allowed_tools else self.tools or []
+        return frozenset(each.name or (each.function.name if each.function else "") for each in tools)
+
+
+def _choice(value: Any) -> str:
+    allowed = isinstance(value, dict) and value.get("type") == "allowed_tools"
+    return "~allowed" if allowed else _tool(value)
+
+
+Allowed = Annotated[AllowedTools, Tag("~allowed")]
 Word = Annotated[Literal["none", "auto", "required"], Tag("~string")]
 Other = Annotated[OtherTool, Tag("~other")]
 TOOL = Discriminator(_tool, OF_KIND, "an object")
-CHOICE = Discriminator(_tool, OF_KIND, "none, auto, required, or an object that names a function")
+CHOICE = Discriminator(_choice, OF_KIND, "none, auto, required, or an object that names a function")
 
 
-class ChatSchemaFormat(Body):
-    """JSON of a schema."""
-
-    type: Literal["json_schema"]
-    json_schema: JsonSchema
-
-
-class ChatRequest(Options):
+class ChatRequest(Formed):
     """Body of `/v1/chat/completions`."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
@@ -254,21 +205,16 @@ class ChatRequest(Options):
     n_predict: Length | None = None  # llama.cpp's name for it
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
-    response_format: (
-        Annotated[
-            Annotated[TextFormat, Tag("~text")]
-            | Annotated[ObjectFormat, Tag("~json_object")]
-            | Annotated[ChatSchemaFormat, Tag("~json_schema")],
-            named("type", "text, json_object or json_schema"),
-        ]
-        | None
-    ) = None
     tools: list[Annotated[Annotated[Tool, Tag("~object")] | Other, TOOL]] | None = None
-    tool_choice: Annotated[Word | Annotated[ChosenTool, Tag("~object")] | Other, CHOICE] | None = None
+    tool_choice: Annotated[Word | Annotated[ChosenTool, Tag("~object")] | Allowed | Other, CHOICE] | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     reasoning: Reasoning | None = None
     chat_template_kwargs: Variables | None = None
+    reasoning_format: str | None = None  # "none": reasoning is a part of the content
+    include_reasoning: bool | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
 
 
 def _prompt(value: Any) -> str:
@@ -277,7 +223,7 @@ def _prompt(value: Any) -> str:
     return listed if isinstance(value, list) else f"~{KINDS.get(type(value))}"
 
 
-class CompletionRequest(Options):
+class CompletionRequest(Formed):
     """Body of `/v1/completions`."""
 
     prompt: Annotated[
@@ -290,6 +236,8 @@ class CompletionRequest(Options):
     max_tokens: Length | None = None
     n_predict: Length | None = None
     logprobs: TopLogprobs | None = None
+    echo: bool | None = None
+    suffix: str | None = None
 
 
 # ---------------------------------------------------------------- responses
@@ -321,10 +269,23 @@ class OutputItem(Body):
     output: Content
 
 
+class ReasoningPart(BaseModel, extra="allow"):
+    """A part of reasoning; what is no text is not read."""
+
+    text: str = ""
+
+
 class ReasoningItem(BaseModel, extra="allow"):
-    """Another model's reasoning, of which nothing is read."""
+    """The reasoning of the answer that follows: its text, or where there is none, its summary."""
 
     type: Literal["reasoning"]
+    content: list[ReasoningPart] | None = None
+    summary: list[ReasoningPart] | None = None
+
+    @property
+    def told(self) -> str:
+        """Its text."""
+        return "".join(each.text for each in self.content or self.summary or ())
 
 
 Item = Annotated[
@@ -372,7 +333,7 @@ class ResponseRequest(Options):
     instructions: str | None = None
     max_output_tokens: Length | None = None
     tools: list[Annotated[Annotated[ResponseTool, Tag("~object")] | Other, TOOL]] | None = None
-    tool_choice: Annotated[Word | Annotated[ResponseChosenTool, Tag("~object")] | Other, CHOICE] | None = None
+    tool_choice: Annotated[Word | Annotated[ResponseChosenTool, Tag("~object")] | Allowed | Other, CHOICE] | None = None
     parallel_tool_calls: bool | None = None
     text: ResponseText | None = None
     include: list[str] | None = None  # all but log-probabilities are of what is never there

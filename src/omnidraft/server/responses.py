@@ -7,112 +7,132 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from omnidraft.server.answers import Answer, TokenInfo
+from omnidraft.server.answers import Answer, Delta, TokenInfo
 from omnidraft.server.bodies import Received
 from omnidraft.server.errors import ApiError, to_json
 from omnidraft.server.protocol import ResponseRequest
 
+PARTS: dict[str, dict[str, Any]] = {
+    "message": {"type": "output_text", "annotations": [], "logprobs": []},
+    "reasoning": {"type": "reasoning_text"},
+}
+
 
 class Response:
-    """The form of one response."""
+    """The form of one response: its items are reasoning, a message, and calls, in the order in which they begin."""
 
     def __init__(self, answer: Answer, model: str, asked: Received[ResponseRequest]) -> None:
         self.answer = answer
         self._model, self._body, self._raw = model, asked.body, asked.raw
         self._id, self._created = f"resp_{secrets.token_hex(12)}", int(time.time())
-        self._message = f"msg_{secrets.token_hex(12)}"
-        self._calls: list[dict[str, Any]] | None = None
+        self._ids = {"message": f"msg_{secrets.token_hex(12)}", "reasoning": f"rs_{secrets.token_hex(12)}"}
+        self._order: list[str] = []  # of items, by kind and a call's number
         self._number = -1
 
     def whole(self) -> dict[str, Any]:
         """The body for a complete answer."""
+        answer = self.answer
+        calls = [f"call {at}" for at in range(len(answer.calls))]
+        message = ["message"] if answer.content or not calls else []
+        for name in [*(["reasoning"] if answer.reasoning else []), *message, *calls]:
+            if name not in self._order:
+                self._order.append(name)
         done = self.answer.finish != "length"
-        return self._body_of("completed" if done else "incomplete", self._output())
+        return self._body_of("completed" if done else "incomplete", [self._item(name) for name in self._order])
 
     async def events(self) -> AsyncIterator[bytes]:
         """The response as server-sent events."""
         try:
             for name in ("created", "in_progress"):
                 yield self._event(f"response.{name}", response=self._body_of("in_progress", []))
-            begun = False
             async for delta in self.answer.deltas():
-                if delta.content and not begun:
-                    begun = True
-                    for each in self._opening():
-                        yield each
-                if delta.content:
-                    yield self._text_event("delta", delta=delta.content, logprobs=_logprobs(delta.logprobs))
-            for each in self._ending(begun=begun):
-                yield each
+                for each in self._delta(delta):
+                    yield each
+            opened = list(self._order)
             whole = self.whole()
+            for name in self._order:
+                for each in [*([] if name in opened else self._opening(name)), *self._ending(name)]:
+                    yield each
             yield self._event(f"response.{whole['status']}", response=whole)
         except ApiError as error:
             failed = self._body_of("failed", []) | {"error": {"code": "server_error", "message": str(error)}}
             yield self._event("response.failed", response=failed)
 
-    def _opening(self) -> list[bytes]:
-        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-        item = self._message_item("in_progress") | {"content": []}
-        place = {"item_id": self._message, "output_index": 0, "content_index": 0}
-        return [
-            self._event("response.output_item.added", output_index=0, item=item),
-            self._event("response.content_part.added", **place, part=part),
-        ]
-
-    def _ending(self, *, begun: bool) -> list[bytes]:
-        """The events of a message that is complete, and those of the calls."""
-        made, output = [] if begun or self._calls_of() else self._opening(), self._output()
-        for index, item in enumerate(output):
-            if item["type"] == "message":
-                part = item["content"][0]
-                place = {"item_id": self._message, "output_index": 0, "content_index": 0}
-                made.append(self._text_event("done", text=part["text"], logprobs=part["logprobs"]))
-                made.append(self._event("response.content_part.done", **place, part=part))
-            else:
-                place = {"item_id": item["id"], "output_index": index}
-                opened = item | {"status": "in_progress", "arguments": ""}
-                name, arguments = "response.function_call_arguments", item["arguments"]
-                made.append(self._event("response.output_item.added", output_index=index, item=opened))
-                made.append(self._event(f"{name}.delta", **place, delta=arguments))
-                made.append(self._event(f"{name}.done", **place, name=item["name"], arguments=arguments))
-            made.append(self._event("response.output_item.done", output_index=index, item=item))
+    def _delta(self, delta: Delta) -> list[bytes]:
+        made: list[bytes] = []
+        if delta.reasoning:
+            made += self._begun("reasoning")
+            made.append(self._event("response.reasoning_text.delta", **self._part("reasoning"), delta=delta.reasoning))
+        if delta.content:
+            made += self._begun("message")
+            infos = _logprobs(delta.logprobs)
+            place = self._part("message")
+            made.append(self._event("response.output_text.delta", **place, delta=delta.content, logprobs=infos))
+        for piece in delta.calls:
+            name = f"call {piece.index}"
+            made += self._begun(name)
+            if piece.arguments:
+                place = self._place(name)
+                made.append(self._event("response.function_call_arguments.delta", **place, delta=piece.arguments))
         return made
 
-    def _text_event(self, name: str, **rest: Any) -> bytes:
-        place = {"item_id": self._message, "output_index": 0, "content_index": 0}
-        return self._event(f"response.output_text.{name}", **place, **rest)
+    def _begun(self, name: str) -> list[bytes]:
+        """The events of an item that begins now, none where it is there."""
+        if name in self._order:
+            return []
+        self._order.append(name)
+        return self._opening(name)
+
+    def _opening(self, name: str) -> list[bytes]:
+        item = self._item(name) | {"status": "in_progress"}
+        emptied: dict[str, Any] = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
+        item |= emptied
+        made = [self._event("response.output_item.added", output_index=self._order.index(name), item=item)]
+        if name in PARTS:
+            made.append(self._event("response.content_part.added", **self._part(name), part=PARTS[name] | {"text": ""}))
+        return made
+
+    def _ending(self, name: str) -> list[bytes]:
+        """The events of an item that is complete."""
+        item = self._item(name)
+        if name in PARTS:
+            part, place = item["content"][0], self._part(name)
+            rest = {"logprobs": part["logprobs"]} if name == "message" else {}
+            kind = "output_text" if name == "message" else "reasoning_text"
+            made = [self._event(f"response.{kind}.done", **place, text=part["text"], **rest)]
+            made.append(self._event("response.content_part.done", **place, part=part))
+        else:
+            done = {"name": item["name"], "arguments": item["arguments"]}
+            made = [self._event("response.function_call_arguments.done", **self._place(name), **done)]
+        return [*made, self._event("response.output_item.done", output_index=self._order.index(name), item=item)]
+
+    def _place(self, name: str) -> dict[str, Any]:
+        return {"item_id": self._item(name)["id"], "output_index": self._order.index(name)}
+
+    def _part(self, name: str) -> dict[str, Any]:
+        return self._place(name) | {"content_index": 0}
 
     def _event(self, event: str, /, **rest: Any) -> bytes:
         self._number += 1
         data = {"type": event, "sequence_number": self._number, **rest}
         return b"event: " + event.encode() + b"\ndata: " + to_json(data) + b"\n\n"
 
-    def _output(self) -> list[dict[str, Any]]:
-        calls = self._calls_of()
-        if not (self.answer.content or not calls):
-            return calls
-        status = "incomplete" if self.answer.finish == "length" else "completed"
-        return [self._message_item(status), *calls]
-
-    def _calls_of(self) -> list[dict[str, Any]]:
-        if self._calls is None:
-            self._calls = [
-                {
-                    "type": "function_call",
-                    "id": f"fc_{secrets.token_hex(12)}",
-                    "call_id": f"call_{secrets.token_hex(12)}",
-                    "name": call.name,
-                    "arguments": call.arguments,
-                    "status": "incomplete" if call.cut else "completed",
-                }
-                for call in self.answer.calls
-            ]
-        return self._calls
-
-    def _message_item(self, status: str) -> dict[str, Any]:
-        logprobs = _logprobs(self.answer.logprobs)
-        part = {"type": "output_text", "text": self.answer.content, "annotations": [], "logprobs": logprobs}
-        return {"type": "message", "id": self._message, "role": "assistant", "status": status, "content": [part]}
+    def _item(self, name: str) -> dict[str, Any]:
+        """An item of the output, as far as it is there."""
+        answer = self.answer
+        cut = answer.done is not None and answer.finish == "length"
+        if name == "reasoning":
+            part = PARTS[name] | {"text": answer.reasoning}
+            status = "incomplete" if cut and not answer.content and not answer.calls else "completed"
+            return {"type": name, "id": self._ids[name], "summary": [], "content": [part], "status": status}
+        if name == "message":
+            part = PARTS[name] | {"text": answer.content, "logprobs": _logprobs(answer.logprobs)}
+            own = {"id": self._ids[name], "role": "assistant", "status": "incomplete" if cut else "completed"}
+            return {"type": name, **own, "content": [part]}
+        index = int(name.removeprefix("call "))
+        call, id_ = answer.calls[index], answer.call_ids[index]
+        own = {"id": f"fc_{id_.removeprefix('call_')}", "call_id": id_, "name": call.name, "arguments": call.arguments}
+        return {"type": "function_call", **own, "status": "incomplete" if call.cut else "completed"}
 
     def _body_of(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
         """The response object: what was asked for, and what has come of it."""

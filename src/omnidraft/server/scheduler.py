@@ -20,12 +20,14 @@ from omnidraft.generation import Step, step_together
 from omnidraft.server.errors import ENDING, INTERNAL, LOADING, ApiError, of_input
 from omnidraft.server.memories import User
 from omnidraft.server.metrics import Metrics
+from omnidraft.server.reading.choice import Reading
+from omnidraft.server.reading.pieces import Reader
 from omnidraft.server.served import Seat, Served
 from omnidraft.server.settings import Serving
 
 if TYPE_CHECKING:
     from omnidraft.api import Generation, Stream
-    from omnidraft.verification.round import Round
+    from omnidraft.verification.round import Round, TokenLogprobs
 
 _log = logging.getLogger("omnidraft")
 OPENING = 4  # tokens fewer than these at the end of a prompt may be written otherwise in the next: "<think>" and such
@@ -37,6 +39,7 @@ class Told:
 
     text: str
     record: Round
+    prompt: Sequence[TokenLogprobs] = ()  # of its tokens but the first, with the first round, where they are asked for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,15 +67,24 @@ class Task:
     served: Served
     ids: Sequence[int]
     options: Mapping[str, Any]
-    functions: frozenset[str] = frozenset()  # that may be called
-    forced: bool = False  # the answer is a call of one of them
-    one_call: bool = False
+    greedy: bool = False
+    reading: Reading = field(default_factory=Reading)  # how the answer is read
     trace: bool = False
+    tells_logprobs: bool = False
     ignored: Sequence[str] = ()  # paths of parameters that have no effect on this answer
+    told: int = 1  # answers to this prompt, the likeliest of those made
+    made: int = 1
+    echo: str = ""  # the prompt, where it is to be repeated
+    prompt_alone: bool = False  # no token of the answer is told
     user: User = field(default_factory=User)
     send: Callable[[Event], object] = lambda _: None
+    first: Task | None = None  # of the same prompt: once it is read there, this one begins with a copy
     cancelled: bool = False
     born: float = field(default_factory=time.monotonic)
+
+    def reader(self) -> Reader:
+        """A reader of the answer."""
+        return self.reading.reader(self.served.marks)
 
     @property
     def age(self) -> float:
@@ -212,7 +224,7 @@ class Scheduler:
                 if task.cancelled or self._late(task):
                     task.tell(ApiError(504, "no lane was free in time: try again later", code="timeout"))
                     self._metrics.ended(task.served.name, "cancelled" if task.cancelled else "timeout", task.age, None)
-                elif full or (seat := self._seat(task)) is None:
+                elif full or self._reads(task) or (seat := self._seat(task)) is None:
                     continue
                 elif not self._room(task, seat):
                     full = True  # none overtakes a request that waits for memory
@@ -223,6 +235,14 @@ class Scheduler:
             self._metrics.queued.set(len(self._queue))
             self._metrics.active.set(len(self._running))
         return True
+
+    def _reads(self, task: Task) -> bool:
+        """Whether another request has yet to read the prompt of this one, which then begins with a copy of it."""
+        first = task.first
+        if first is None or first.cancelled or not first.served.copies:
+            return False
+        run = next((run for run in self._running if run.task is first), None)
+        return first in self._queue if run is None else run.first is None
 
     def _room(self, task: Task | None = None, seat: Seat | None = None) -> bool:
         """Whether there is memory for this request, once idle lanes were cleared for it; always where none runs.
@@ -263,6 +283,9 @@ class Scheduler:
         try:
             if seat.user != task.user:  # what another user's prompt left would tell of it, by the time that it saves
                 seat.clear()
+            run = next((run for run in self._running if run.task is task.first), None)
+            if run is not None and run.first is not None:
+                seat.lane.copy(run.seat.lane, len(task.ids) - 1)
             seat.used, seat.user, seat.prompt = self._uses, task.user, len(task.ids)
             cached = min(seat.lane.common(task.ids), len(task.ids) - 1)
             memory = task.served.memories.of(task.user)
@@ -298,13 +321,14 @@ class Scheduler:
             self._leave(run, end)
             return
         if text is not None:
+            prompt: Sequence[TokenLogprobs] = ()
             if run.first is None:
-                run.first = now
+                run.first, prompt = now, stream.prompt_logprobs
                 self._metrics.first(task.served.name, now - task.born)
             else:
                 task.served.estimate.measure(rounds[-1], len(task.ids) + run.made)
             run.made += len(rounds[-1].emitted)
-            task.tell(Told(text=text, record=rounds[-1]))
+            task.tell(Told(text=text, record=rounds[-1], prompt=prompt))
         if text is None or rounds[-1].finish is not None:
             self._done(run, now)
 

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from omnidraft import zoo
 from omnidraft.api import OmniDraft, load
+from omnidraft.config import Learning, names
 from omnidraft.defaults import AUTO, drafter_for
-from omnidraft.errors import ConfigError
-from omnidraft.models.language_model import ROOM
+from omnidraft.errors import ConfigError, ModelError
+from omnidraft.models.language_model import ROOM, copies
 from omnidraft.server.estimate import Estimate
 from omnidraft.server.memories import Memories, User
+from omnidraft.server.reading.regions import Marks, marks_of
 from omnidraft.server.settings import Serving
 
 if TYPE_CHECKING:
@@ -55,6 +57,7 @@ class Served:
     ) -> None:
         self.name, self.model, self.memories = name, model, memories
         self._sources = sources  # target and drafter, as they can be loaded
+        self.failure: str | None = None  # of the drafter, where it could not be loaded
         self.seats = [Seat(lane) for lane in model.lanes(lanes)]
         attached = model.engine.attached
         self._token_bytes = model.target.lm.token_bytes + (2 * attached.drafter.model.token_bytes if attached else 0)
@@ -72,6 +75,13 @@ class Served:
     def source(self) -> str:
         """The target as it can be loaded."""
         return self._sources[0]
+
+    @property
+    def undrafted(self) -> str:
+        """Why an answer has no drafts of which nothing else is known."""
+        if self.model.engine.drafting.longest == 0:
+            return "off"
+        return "the answer is too short" if self.drafter or self.model.engine.counts else "no drafter"
 
     @property
     def drafter(self) -> str | None:
@@ -92,6 +102,18 @@ class Served:
         """Bytes of KV caches that a lane comes to with so many tokens; a drafter may write a text in twice as many."""
         tokens = min(tokens, self.model.target.lm.context + 1)
         return round(self._token_bytes * (tokens + max(ROOM, tokens // 2)))  # with room to grow
+
+    @cached_property
+    def copies(self) -> bool:
+        """Whether a lane can begin with what another has read."""
+        return copies(self.model.target.lm.new_sequence())
+
+    @cached_property
+    def marks(self) -> Marks:
+        """The marks between which the target writes reasoning and calls."""
+        tokenizer: Any = self.model.target.tokenizer
+        template = str(getattr(tokenizer, "chat_template", None) or "")
+        return marks_of(template, self.model.vocab.special, tokenizer.get_added_vocab())
 
     @cached_property
     def tokens(self) -> LLTokenizer:
@@ -162,16 +184,33 @@ def load_all(
     targets: Sequence[str], drafter: str | None, settings: Serving, *, warn: Say, options: Mapping[str, Any]
 ) -> list[Served]:
     """Load targets that share one drafter, and with it the memory of each user.  Raises InputError and its kinds."""
-    names = [name_of(target) for target in targets]
-    if twice := {name for name in names if names.count(name) > 1}:
+    called = [name_of(target) for target in targets]
+    if twice := {name for name in called if called.count(name) > 1}:
         raise ConfigError(f"two targets are called {twice.pop()!r}: give each folder a name of its own")
     source = drafter_for(targets[0], lambda _: None) if drafter == AUTO else drafter
     loaded: list[Served] = []
-    for name, target in zip(names, targets, strict=True):
+    for name, target in zip(called, targets, strict=True):
         first = loaded[0] if loaded and loaded[0].model.side is not None else None
-        model = load(target, drafter if first is None else first.model, warn=warn, **options)
+        model, failure = _load(target, drafter if first is None else first.model, warn, options)
         if settings.api_key:
             model.memory = None  # that of all users together
         memories = Memories(model.engine.drafting, model.memory) if first is None else first.memories
         loaded.append(Served(name, model, settings.lanes, (target, source), memories))
+        loaded[-1].failure = failure
     return loaded
+
+
+def _load(
+    target: str, drafter: str | OmniDraft | None, warn: Say, options: Mapping[str, Any]
+) -> tuple[OmniDraft, str | None]:
+    """A target, with the drafter where that can be loaded, and else why it cannot; raises what `load` does."""
+    try:
+        return load(target, drafter, warn=warn, **options), None
+    except ModelError as error:
+        own = {"adapt", "profile", "drafter_step", *names(Learning)}
+        rest = {name: value for name, value in options.items() if name not in own}
+        if drafter is None or rest.get("remember") == "profile":
+            raise
+        model = load(target, None, warn=warn, **rest)  # raises where it is the target's fault
+        warn(f"drafts come from earlier text alone, as the drafter failed to load: {error}")
+        return model, str(error)

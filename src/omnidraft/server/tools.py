@@ -1,102 +1,115 @@
-"""Tool calls in an answer: `<tool_call>{JSON}</tool_call>`, or an answer that is a call in JSON and nothing else."""
+"""The functions that an answer may call, or must."""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-BEGUN = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(.*)', re.DOTALL)
+from omnidraft.server import protocol as p
+from omnidraft.server.errors import ApiError, as_json
 
 
-@dataclass(frozen=True)
-class Call:
-    """A function and its arguments, as JSON text; of a call that is cut there is but the beginning."""
+@dataclass(frozen=True, kw_only=True)
+class Tools:
+    """Functions by their paths in the body, and which of them are to be called."""
 
-    name: str
-    arguments: str
-    cut: bool = False
+    functions: Mapping[str, p.FunctionSchema]
+    others: Mapping[str, str]  # the types of tools that are no functions, by their paths
+    choice: str | p.ChosenTool | p.ResponseChosenTool | p.AllowedTools | p.OtherTool | None = None
+    parallel: bool | None = None
+
+    @property
+    def forced(self) -> bool:
+        """Whether one must be called."""
+        if isinstance(self.choice, p.AllowedTools):
+            return self.choice.required
+        return self.choice not in (None, "auto", "none")
+
+    @property
+    def names(self) -> frozenset[str] | None:
+        """The names of those that may be called; None for all."""
+        if isinstance(self.choice, p.AllowedTools):
+            return self.choice.names
+        if isinstance(self.choice, p.ChosenTool):
+            return frozenset([self.choice.function.name])
+        return frozenset([self.choice.name]) if isinstance(self.choice, p.ResponseChosenTool) else None
+
+    def chosen(self) -> dict[str, dict[str, Any]]:
+        """The functions that may be called, by their paths; raises ApiError for a choice there is not."""
+        if self.choice == "none":
+            return {}
+        if isinstance(self.choice, p.OtherTool):
+            raise _no_function("tool_choice", self.choice.type)
+        if self.choice == "required" and self.others:
+            raise _no_function(*next(iter(self.others.items())))
+        found = {
+            path: each.model_dump(exclude={"strict", "type"}, exclude_none=True)
+            for path, each in self.functions.items()
+            if self.names is None or each.name in self.names
+        }
+        if isinstance(self.choice, p.AllowedTools) and (
+            unknown := self.choice.names - {f["name"] for f in found.values()}
+        ):
+            why = f"allows {as_json(min(unknown))}, which tools have not"
+            raise ApiError(400, f"tool_choice {why}: add it, or leave it out", param="tool_choice")
+        if self.forced and not self.functions:
+            raise ApiError(400, "tool_choice needs tools: give some, or leave it out", param="tool_choice")
+        if self.forced and not found:
+            raise ApiError(400, "tool_choice names a function that tools have not: add it", param="tool_choice")
+        return found
+
+    def told(self, chosen: Collection[str]) -> dict[str, dict[str, Any]]:
+        """The functions at these paths as a grammar takes them."""
+        made = {}
+        for path in chosen:
+            each = self.functions[path]
+            made[path] = {"name": each.name, "parameters": each.parameters, "strict": bool(each.strict)}
+        return made
+
+    @property
+    def strict(self) -> bool:
+        """Whether the arguments of some function are to be followed."""
+        return any(each.strict for each in self.functions.values())
+
+    def without_effect(self, chosen: Collection[str], *, followed: bool) -> list[str]:
+        """The paths of what has no effect; `chosen` are those of functions that may be called.
+
+        Their schemas are `followed` where a grammar does, of the answer or of calls alone.
+        """
+        shown = bool(chosen)
+        if not self.functions and not self.others:
+            found = []
+        elif self.choice == "none" or (self.functions and not chosen):
+            found = ["tools"]
+        else:
+            found = [*self.others, *(path.removesuffix(".function") for path in self.functions if path not in chosen)]
+        if shown:
+            return found if followed or self.forced else [*found, *self._loose()]
+        given = {"tool_choice": self.choice == "auto", "parallel_tool_calls": self.parallel is not None}
+        return [*found, *(name for name, there in given.items() if there)]
+
+    def _loose(self) -> list[str]:
+        """The paths of `strict` where it is not kept, as calls are free."""
+        return [f"{path}.strict" for path, each in self.functions.items() if each.strict]
 
 
-class Reader:
-    """Tells content from tool calls while the text comes in: content is passed on, what may be a call is held back."""
-
-    def __init__(self, names: Collection[str], *, forced: bool = False) -> None:
-        self._names = frozenset(names)
-        self._forced = forced  # whatever comes is a call, or the beginning of one
-        self._held = ""
-        self._began = False  # content, so that JSON is no call any more
-
-    def feed(self, piece: str) -> str:
-        """The content that is certain with this piece."""
-        if not self._names:
-            return piece
-        self._held += piece
-        place = self._held.find(OPEN)
-        if place < 0 and not self._began and self._held.lstrip()[:1] in ("", "{", "["):
-            return ""
-        if place < 0:
-            place = len(self._held) - _begun(self._held)
-        content, self._held = self._held[:place], self._held[place:]
-        self._began |= bool(content.strip())
-        return content
-
-    def end(self, *, cut: bool = False) -> tuple[str, list[Call]]:
-        """The rest of the content, and the calls; `cut`: the text may end within one."""
-        held, self._held = self._held, ""
-        if not self._names:
-            return held, []
-        if not held.startswith(OPEN):
-            value, end = _json(held.strip())
-            alone = not self._began and end == len(held.strip())
-            calls = _calls(value, self._names) if alone else None
-            if calls is None and not self._began and (cut or self._forced):
-                calls = self._beginning(held)
-            return ("", calls or []) if calls or self._forced else (held, [])
-        found: list[Call] = []
-        rest = ""
-        parts = held.split(OPEN)[1:]
-        for part in parts:
-            value, end = _json(part.lstrip())
-            calls = _calls(value, self._names)
-            if calls is None and cut and not end and part is parts[-1]:
-                calls, end = self._beginning(part) or None, len(part)
-            if calls is None:
-                rest += OPEN + part
-            else:
-                found += calls
-                rest += part.lstrip()[end:].lstrip().removeprefix(CLOSE)
-        return rest if rest.strip() else "", found
-
-    def _beginning(self, text: str) -> list[Call]:
-        """The call that a text is the beginning of."""
-        found = BEGUN.fullmatch(text)
-        return [Call(found[1], found[2], cut=True)] if found and found[1] in self._names else []
+def _no_function(path: str, kind: str) -> ApiError:
+    """The 400 for a call of a tool that is no function."""
+    why = f"{path}.type is {as_json(kind)}; functions alone can be called"
+    fix = "leave it out, or give it as a function"
+    return ApiError(400, f"{why}: {fix}", param=f"{path}.type", code="unsupported_value")
 
 
-def _begun(text: str) -> int:
-    """Length of the beginning of OPEN that the text ends with."""
-    return next((n for n in range(min(len(OPEN) - 1, len(text)), 0, -1) if text.endswith(OPEN[:n])), 0)
-
-
-def _json(text: str) -> tuple[Any, int]:
-    """The JSON value that the text begins with, and where it ends; (None, 0) for none."""
-    try:
-        return json.JSONDecoder().raw_decode(text)
-    except (ValueError, RecursionError):
-        return None, 0
-
-
-def _calls(found: Any, names: Collection[str]) -> list[Call] | None:
-    """The calls that a JSON value stands for; None unless all of it is calls of these functions."""
-    calls = []
-    for one in found if isinstance(found, list) else [found]:
-        each = one if isinstance(one, dict) else {}
-        name, arguments = each.get("name"), each.get("arguments", each.get("parameters"))
-        if not isinstance(name, str) or name not in names or not isinstance(arguments, dict):
-            return None
-        calls.append(Call(name, json.dumps(arguments, ensure_ascii=False)))
-    return calls or None
+def tools_of(body: p.ChatRequest | p.ResponseRequest) -> Tools:
+    """The tools of a body."""
+    functions: dict[str, p.FunctionSchema] = {}
+    others: dict[str, str] = {}
+    for place, tool in enumerate(body.tools or ()):
+        if isinstance(tool, p.OtherTool):
+            others[f"tools[{place}]"] = tool.type
+        elif isinstance(tool, p.Tool):
+            functions[f"tools[{place}].function"] = tool.function
+        else:
+            functions[f"tools[{place}]"] = tool
+    return Tools(functions=functions, others=others, choice=body.tool_choice, parallel=body.parallel_tool_calls)

@@ -1,0 +1,50 @@
+"""What stands between two texts: the prompt of a target that was trained to fill in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from omnidraft.server.errors import ApiError
+from omnidraft.server.served import Served
+
+
+class Marks(NamedTuple):
+    """The tokens around what comes before and after; `after_first`: what comes after is written first."""
+
+    before: str
+    after: str
+    middle: str
+    after_first: bool = False
+
+
+FAMILIES = (
+    Marks("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder, CodeGemma, Granite 4
+    Marks("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite Code
+    Marks("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    Marks("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder
+    Marks("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
+    Marks("[PREFIX]", "[SUFFIX]", "", after_first=True),  # Codestral
+    Marks("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM-4 code
+)
+
+
+def filling(served: Served, before: str, after: str) -> list[int]:
+    """Token ids of a prompt for what stands between two texts; raises ApiError for a target without such tokens."""
+    tokenizer = served.model.target.tokenizer
+    with served.lock:
+        words: Mapping[str, int] = tokenizer.get_vocab()
+        for marks in FAMILIES:
+            if all(mark in words for mark in marks[:3] if mark):
+                first, second = (
+                    list(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
+                    for text in (before, after)
+                )
+                parts = [(marks.before, first), (marks.after, second)]
+                parts = parts[::-1] if marks.after_first else parts
+                ids = [token for mark, text in parts for token in (words[mark], *text)]
+                return [*served.model.vocab.first, *ids, *([words[marks.middle]] if marks.middle else [])]
+    why = "the target has no tokens to fill in between two texts"
+    raise ApiError(
+        400, f"suffix cannot be followed, as {why}: leave it out", param="suffix", code="unsupported_parameter"
+    )

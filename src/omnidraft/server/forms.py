@@ -1,0 +1,90 @@
+"""The form that an answer is to have: a JSON schema, a regular expression, one of some texts, or a grammar."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from omnidraft.server import protocol_base as base
+from omnidraft.server.errors import ApiError
+from omnidraft.server.schemas import plain
+
+ANY_OBJECT: dict[str, Any] = {"type": "object"}
+Kind = Literal["json", "regex", "choice", "grammar"]
+KINDS: tuple[Kind, ...] = ("json", "regex", "choice", "grammar")
+GUIDED: tuple[tuple[str, Kind], ...] = (
+    ("guided_json", "json"),
+    ("json_schema", "json"),
+    ("guided_regex", "regex"),
+    ("guided_choice", "choice"),
+    ("guided_grammar", "grammar"),
+    ("grammar", "grammar"),
+)
+
+
+@dataclass(frozen=True)
+class Form:
+    """A kind of form with what it is made of, and its path in the body; `strict` forms are followed in every word."""
+
+    kind: Kind
+    value: Any
+    path: str
+    strict: bool = False
+
+    @property
+    def parameter(self) -> str:
+        """The parameter that asks for it."""
+        return self.path.partition(".json_schema.")[0].removesuffix(".schema")
+
+
+def form_of(body: base.Formed) -> Form | None:
+    """The form that a body asks for; None for free text.  Raises ApiError where it asks for two."""
+    found = _formats(body.response_format, "response_format")
+    for name, kind in GUIDED:
+        if (value := getattr(body, name)) is not None and value != "":
+            found.append(_form(kind, value, name))
+    if (given := body.structured_outputs) is not None:
+        for kind in KINDS:
+            if (value := getattr(given, "json_" if kind == "json" else kind)) is not None:
+                found.append(_form(kind, value, f"structured_outputs.{kind}"))
+        if given.json_object:
+            found.append(Form("json", ANY_OBJECT, "structured_outputs.json_object"))
+    if len(found) > 1:
+        said = " and ".join(each.parameter for each in found[:2])
+        message = f"{said} each give the answer a form: leave one out"
+        raise ApiError(400, message, param=found[1].path, code="invalid_value")
+    return found[0] if found else None
+
+
+def form_of_text(given: Any) -> Form | None:
+    """The form that `text.format` of a response asks for; None for free text."""
+    if isinstance(given, base.ObjectFormat):
+        return Form("json", given.schema_ or ANY_OBJECT, "text.format.schema")
+    if isinstance(given, base.JsonSchema):
+        return Form("json", given.schema_, "text.format.schema", bool(given.strict))
+    return None
+
+
+def _formats(given: Any, path: str) -> list[Form]:
+    if isinstance(given, base.ObjectFormat):
+        return [Form("json", given.schema_ or ANY_OBJECT, f"{path}.schema")]
+    if isinstance(given, base.ChatSchemaFormat):
+        own = given.json_schema
+        return [Form("json", own.schema_, f"{path}.json_schema.schema", bool(own.strict))]
+    return []
+
+
+def _form(kind: Kind, value: Any, path: str) -> Form:
+    """A form by the name of its kind, with a schema that may come as JSON; raises ApiError."""
+    if kind != "json" or not isinstance(value, str):
+        return Form(kind, value, path)
+    try:
+        schema = json.loads(value)
+        if not isinstance(schema, Mapping):
+            raise ValueError("it is no object: give a schema")
+        return Form(kind, plain(dict(schema)), path)
+    except (ValueError, RecursionError) as error:
+        why = "it is no JSON" if isinstance(error, json.JSONDecodeError) else str(error)[:200]
+        raise ApiError(400, f"{path} is not usable: {why}", param=path, code="invalid_value") from error

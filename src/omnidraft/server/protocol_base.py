@@ -1,0 +1,181 @@
+"""What the bodies of all endpoints share: kinds of values, the options of sampling, and forms of the answer."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+
+from omnidraft.server.schemas import plain, whole
+
+OF_KIND, NAMED = "of_kind", {"role": "named_by_role", "type": "named_by_type"}  # errors; their message: what may be
+KINDS: dict[type, str] = {str: "string", list: "list", dict: "object", bool: "boolean", int: "number", float: "number"}
+NO_MORE: Any = {"additionalProperties": {"type": "null"}}
+LEAST = -1e4  # in place of the infinity that bars a token
+Schema = Annotated[dict[str, Any], AfterValidator(plain)]
+
+
+def of_kind(allowed: str) -> Discriminator:
+    """Which of several types a value is of, by JSON's own types; the tags begin with ~, which no path shows."""
+    return Discriminator(lambda value: f"~{KINDS.get(type(value))}", OF_KIND, allowed)
+
+
+def named(key: str, allowed: str, default: str = "", **same: str) -> Discriminator:
+    """Which of several kinds of objects a value is, by what it says in `key`; `same` are other words for a kind."""
+
+    def tag(value: Any) -> str | None:
+        found = value.get(key, default) if isinstance(value, dict) else None
+        return f"~{same.get(found, found)}" if isinstance(found, str) else None
+
+    return Discriminator(tag, NAMED[key], allowed)
+
+
+class Body(BaseModel):
+    """Base of all bodies and their parts: nothing is converted, and nothing unknown is taken that is not null."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=(), json_schema_extra=NO_MORE
+    )
+
+
+Stop = Annotated[
+    Annotated[str, Tag("~string")]
+    | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16), Tag("~list")],
+    of_kind("a string or a list of strings"),
+]
+Token = Annotated[int, Field(ge=0, le=2**31)]
+Length = Annotated[int, BeforeValidator(whole), Field(ge=-2, le=2**63)]  # -1 and -2: to the end of the context
+Variables = Annotated[dict[str, Any], Field(max_length=16)]  # each is tried without
+TopLogprobs = Annotated[int, BeforeValidator(whole), Field(ge=0, le=20)]
+
+
+class Extension(Body):
+    """What only this server has: `trace` says of each token where it comes from; the others, how it is drafted."""
+
+    trace: bool | None = None
+    draft_length: Annotated[int, BeforeValidator(whole), Field(ge=0, le=16)] | None = None  # at most
+    sources: Annotated[list[Literal["drafter", "counts"]], Field(min_length=1)] | None = None
+
+
+class StreamOptions(Body):
+    """`include_usage`: a last chunk with the counts of tokens."""
+
+    include_usage: bool | None = None
+
+
+class Reasoning(Body):
+    """`effort` goes to the chat template, if it has a place for it."""
+
+    effort: str | None = None
+
+
+Penalty = Annotated[float, Field(ge=-100, le=100)]
+Repetition = Annotated[float, Field(gt=0, le=100)]
+Answers = Annotated[int, BeforeValidator(whole), Field(ge=1, le=16)]
+
+
+def _biases(value: Any) -> Any:
+    """Biases by token id; llama.cpp's list of pairs, where false bars a token, as the object that says the same."""
+    if isinstance(value, list) and all(isinstance(each, list) and len(each) == 2 for each in value):
+        value = {token: LEAST if bias is False else bias for token, bias in value}
+    if isinstance(value, dict) and all(str(token).isdecimal() and len(str(token)) < 10 for token in value):
+        return {int(token): bias for token, bias in value.items()}
+    raise ValueError("its keys must be ids of tokens: use those of /tokenize")
+
+
+Biases = Annotated[
+    dict[int, Annotated[float, Field(ge=LEAST, le=-LEAST)]], BeforeValidator(_biases), Field(max_length=1024)
+]
+
+
+JsonOrText = Annotated[
+    Annotated[Schema, Tag("~object")] | Annotated[str, Tag("~string")], of_kind("a schema, or JSON of one")
+]
+
+
+class StructuredOutputs(Body):
+    """The form of the answer, as vLLM has it: one of these."""
+
+    json_: Annotated[JsonOrText | None, Field(alias="json")] = None
+    regex: str | None = None
+    choice: Annotated[list[str], Field(min_length=1, max_length=1000)] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+class Options(Body):
+    """What all endpoints that answer take; `top_k`, `min_p` and `repetition_penalty` are as in `omnidraft.generate`."""
+
+    model: str | None = None
+    stream: bool | None = None
+    temperature: Annotated[float, Field(ge=0, le=1e30)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, BeforeValidator(whole), Field(ge=-1, le=2**31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Repetition | None = None
+    repeat_penalty: Repetition | None = None  # llama.cpp's name for it
+    repeat_last_n: Annotated[int, BeforeValidator(whole), Field(ge=-1, le=2**31)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: Biases | None = None
+    min_tokens: Annotated[int, BeforeValidator(whole), Field(ge=0, le=2**31)] | None = None
+    ignore_eos: bool | None = None
+    seed: Annotated[int, BeforeValidator(whole), Field(ge=-(2**63), le=2**64 - 1)] | None = None
+    stop: Stop | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None  # as the next: tells users apart, who share no lane's state and no memory
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+    cache_salt: str | None = None
+    omnidraft: Extension | None = None
+
+
+class JsonSchema(Body):
+    """A schema that the answer follows; it always does, whatever `strict` is."""
+
+    name: str | None = None
+    schema_: Annotated[Schema, Field(alias="schema")]
+    strict: bool | None = None
+
+
+class TextFormat(Body):
+    """Free text."""
+
+    type: Literal["text"]
+
+
+class ObjectFormat(Body):
+    """Any JSON object, or, as llama.cpp has it, one of a schema."""
+
+    type: Literal["json_object"]
+    schema_: Annotated[Schema | None, Field(alias="schema")] = None
+
+
+class ChatSchemaFormat(Body):
+    """JSON of a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+AnswerFormat = Annotated[
+    Annotated[TextFormat, Tag("~text")]
+    | Annotated[ObjectFormat, Tag("~json_object")]
+    | Annotated[ChatSchemaFormat, Tag("~json_schema")],
+    named("type", "text, json_object or json_schema"),
+]
+
+
+class Formed(Options):
+    """Options of answers that have several names for their form, of which one may be given, and a number."""
+
+    response_format: AnswerFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonOrText | None = None
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[str], Field(min_length=1, max_length=1000)] | None = None
+    guided_grammar: str | None = None
+    json_schema: JsonOrText | None = None  # llama.cpp's names of two of them
+    grammar: str | None = None
+    n: Answers | None = None
+    best_of: Answers | None = None

@@ -1,0 +1,89 @@
+"""Answers in channels, as gpt-oss writes them: analysis, commentary with calls, and the final text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from omnidraft.server.reading.pieces import Call, Calls, Functions, Piece
+from omnidraft.server.reading.reader import begun
+
+MESSAGE = "<|message|>"
+ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
+CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+RECIPIENT = re.compile(r"to=functions\.([\w.-]+)")
+HEADS = ("<|start|>", "<|channel|>", "<|constrain|>", "assistant", MESSAGE)
+
+
+class ChannelReader:
+    """Reads messages that begin with a header, which says of what channel they are, and whom they call."""
+
+    def __init__(self, functions: Functions, *, one: bool = False) -> None:
+        self._functions, self._calls = functions, Calls(1 if one else None)
+        self._held, self._channel = "", "header"
+        self._name: str | None = None
+        self._arguments = ""
+
+    @property
+    def calls(self) -> Sequence[Call]:
+        return self._calls.made
+
+    def feed(self, text: str) -> Piece:
+        self._held += text
+        return self._read(final=False)
+
+    def end(self, *, cut: bool = False) -> Piece:  # noqa: ARG002
+        return self._read(final=True)
+
+    def _read(self, *, final: bool) -> Piece:
+        found = Piece()
+        while True:
+            before = (self._held, self._channel)
+            found += self._header(final=final) if self._channel == "header" else self._body(final=final)
+            if before == (self._held, self._channel) or not self._held:
+                return found
+
+    def _header(self, *, final: bool) -> Piece:
+        place = self._held.find(MESSAGE)
+        bare = self._held.lstrip()
+        if bare and not any(bare.startswith(mark) or mark.startswith(bare) for mark in HEADS):
+            self._channel = "final"  # it answers without a header
+            return Piece()
+        if place < 0:
+            if final:
+                self._held = ""
+            return Piece()
+        head, self._held = self._held[:place], self._held[place + len(MESSAGE) :]
+        channel, recipient = CHANNEL.search(head), RECIPIENT.search(head)
+        self._channel = channel[1] if channel else "final"
+        self._name = recipient[1] if recipient and recipient[1] in self._functions else None
+        self._arguments = ""
+        return self._called(whole=False) if self._name else Piece()
+
+    def _body(self, *, final: bool) -> Piece:
+        places = [(place, mark) for mark in ENDS if (place := self._held.find(mark)) >= 0]
+        if places:
+            place, mark = min(places)
+            text, self._held = self._held[:place], self._held[place + len(mark) :]
+        else:
+            length = len(self._held) - (0 if final else begun(self._held, ENDS))
+            text, self._held = self._held[:length], self._held[length:]
+        channel, name = self._channel, self._name
+        if places:
+            self._channel, self._name = "header", None
+        if name is not None:
+            self._arguments += text
+            self._name = name
+            found = self._called(whole=bool(places))
+            self._name = None if places else name
+            return found
+        return Piece(reasoning=text) if channel == "analysis" else Piece(content=text)
+
+    def _called(self, *, whole: bool) -> Piece:
+        """The call of the present message, with its arguments so far."""
+        start = len(self._calls.made) - bool(self._arguments or whole)
+        start = max(0, start) if self._calls.made else 0
+        arguments = self._arguments.lstrip()
+        if whole:
+            arguments = arguments.rstrip() or "{}"
+        return Piece(calls=self._calls.update(start, [Call(self._name or "", arguments, cut=not whole)]))

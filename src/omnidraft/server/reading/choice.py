@@ -1,0 +1,62 @@
+"""Which reader an answer gets: by its grammar, the tokenizer's own template, channels, or marks in its text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from omnidraft.server.reading.channels import ChannelReader
+from omnidraft.server.reading.pieces import Functions, Reader
+from omnidraft.server.reading.reader import CallReader, TextReader
+from omnidraft.server.reading.regions import Marks
+
+TAIL = 32  # last tokens of a prompt, in which it may open reasoning
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How an answer is read: for calls of these functions, and for reasoning where it `reasons`."""
+
+    functions: Functions = field(default_factory=dict)
+    forced: bool = False  # the answer is a call in JSON, and nothing else
+    one: bool = False  # no more than one call
+    reasons: bool = False
+    tells_reasoning: bool = True
+    thinking: str | None = None  # the mark that ends the reasoning which the prompt has begun
+    template: Mapping[str, Any] | None = None  # of the tokenizer's own
+    prompt: str = ""  # for that
+
+    def reader(self, marks: Marks) -> Reader:
+        """A reader of one answer."""
+        if self.forced and self.thinking is None:
+            return CallReader(self.functions)
+        if self.template is not None:
+            from omnidraft.server.reading.template_reader import TemplateReader
+
+            return TemplateReader(self.template, self.prompt, self.functions, one=self.one)
+        if marks.channels and self.reasons:
+            return ChannelReader(self.functions, one=self.one)
+        return TextReader(self.functions, marks, thinking=self.thinking, one=self.one, reasons=self.reasons)
+
+    def marks(self, marks: Marks) -> frozenset[int]:
+        """The special tokens whose text the reader needs."""
+        read = self.functions or (self.reasons and (marks.thoughts or marks.channels)) or self.template is not None
+        return marks.special if read else frozenset()
+
+
+def reading_of(
+    tokenizer: Any, ids: Sequence[int], marks: Marks, functions: Functions, *, reasons: bool, forced: bool
+) -> Reading:
+    """How the answer to a prompt is read, which may have begun the answer's reasoning."""
+    template = getattr(tokenizer, "response_template", None) if reasons and not forced else None
+    tail = str(tokenizer.decode(list(ids[-TAIL:]), skip_special_tokens=False)).rstrip() if marks.thoughts else ""
+    thinking = next((close for open_, close in marks.thoughts if tail.endswith(open_)), None) if reasons else None
+    return Reading(
+        functions=functions,
+        forced=forced,
+        reasons=reasons,
+        thinking=thinking,
+        template=template if isinstance(template, Mapping) else None,
+        prompt=str(tokenizer.decode(list(ids), skip_special_tokens=False)) if template else "",
+    )

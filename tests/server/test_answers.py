@@ -1,0 +1,345 @@
+"""Several answers, prompts that are repeated or filled in, penalties, forms, and drafting: each does what it says."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import omnidraft
+from omnidraft.api import OmniDraft
+from omnidraft.server import fill_in
+from support.serving import QUESTION, At, serving, user
+
+CHATS, TEXTS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+PROMPT, OTHER = "Question: Tim has 4 boxes", "Question: Ann has 3 pens and"
+DRAWN: dict[str, Any] = {"temperature": 1.2, "seed": 5}
+
+
+@pytest.fixture(scope="module")
+def plain(chat: Path) -> Iterator[At]:
+    """Without drafts: a seed decides the answer."""
+    with serving([chat], None, {"draft_length": 0}, lanes=3, max_queue=20) as at:
+        yield at
+
+
+@pytest.fixture(scope="module")
+def quick(chat: Path) -> Iterator[At]:
+    """In 8 bits, where lanes take over what others have read."""
+    with serving([chat], options={"dtype": "int8", "draft_length": 3}, lanes=3) as at:
+        yield at
+
+
+@pytest.fixture(scope="module")
+def alone(chat: Path) -> OmniDraft:
+    return omnidraft.load(chat, None, dtype="float32", profile=None, draft_length=0)
+
+
+def streamed(at: At, path: str, body: dict[str, Any]) -> dict[int, str]:
+    """The texts of a stream, by the numbers of their answers."""
+    found: dict[int, str] = {}
+    for line in at.post(path, body | {"stream": True}).text.splitlines():
+        if line.startswith("data: {"):
+            for choice in json.loads(line[6:])["choices"]:
+                text = choice.get("text") or choice.get("delta", {}).get("content") or ""
+                found[choice["index"]] = found.get(choice["index"], "") + text
+    return found
+
+
+# ---------------------------------------------------------------- several answers
+
+
+def test_answers_differ_by_their_seeds(plain: At) -> None:
+    asked = {"messages": user(QUESTION), "max_tokens": 12, **DRAWN}
+    found = plain.post(CHATS, asked | {"n": 4}).json()
+    texts = [choice["message"]["content"] for choice in found["choices"]]
+    assert [choice["index"] for choice in found["choices"]] == [0, 1, 2, 3]
+    assert len(set(texts)) == 4
+    for number, text in enumerate(texts):
+        one = plain.post(CHATS, asked | {"seed": DRAWN["seed"] + number}).json()
+        assert one["choices"][0]["message"]["content"] == text
+        assert one["usage"]["prompt_tokens"] == found["usage"]["prompt_tokens"]  # once for all
+    assert found["usage"]["completion_tokens"] == found["timings"]["predicted_n"] == 4 * 12
+    assert streamed(plain, CHATS, asked | {"n": 4}) == dict(enumerate(texts))
+
+
+def test_greedy_answers_are_made_once(plain: At) -> None:
+    asked = {"messages": user(QUESTION), "max_tokens": 6, "temperature": 0, "n": 3}
+    before = plain.figures()["requests"]
+    found = plain.post(CHATS, asked).json()
+    assert plain.figures()["requests"] == before + 1
+    texts = [choice["message"]["content"] for choice in found["choices"]]
+    assert len(texts) == 3
+    assert len(set(texts)) == 1
+    assert streamed(plain, CHATS, asked) == dict(enumerate(texts))
+
+
+def test_the_likeliest_of_several(plain: At) -> None:
+    asked = {"prompt": PROMPT, "max_tokens": 10, "logprobs": 0, **DRAWN}
+    four = plain.post(TEXTS, asked | {"n": 4}).json()["choices"]
+
+    def likelihood(choice: dict[str, Any]) -> float:
+        found = choice["logprobs"]["token_logprobs"]
+        return float(sum(found) / len(found))
+
+    order = sorted(four, key=likelihood, reverse=True)
+    best = plain.post(TEXTS, asked | {"n": 2, "best_of": 4}).json()
+    assert [choice["text"] for choice in best["choices"]] == [choice["text"] for choice in order[:2]]
+    assert best["usage"]["completion_tokens"] == sum(len(choice["logprobs"]["tokens"]) for choice in four)
+    bare = plain.post(TEXTS, {**asked, "logprobs": None, "n": 1, "best_of": 4}).json()["choices"][0]
+    assert (bare["text"], bare["logprobs"]) == (order[0]["text"], None)
+
+
+def test_prompts_are_answered_in_their_order(plain: At) -> None:
+    asked = {"max_tokens": 8, "temperature": 0}
+    found = plain.post(TEXTS, asked | {"prompt": [PROMPT, OTHER]}).json()
+    each = [plain.post(TEXTS, asked | {"prompt": prompt}).json() for prompt in (PROMPT, OTHER)]
+    texts = [one["choices"][0]["text"] for one in each]
+    assert [choice["text"] for choice in found["choices"]] == texts
+    assert found["usage"]["prompt_tokens"] == sum(one["usage"]["prompt_tokens"] for one in each)
+    assert streamed(plain, TEXTS, asked | {"prompt": [PROMPT, OTHER]}) == dict(enumerate(texts))
+    ids = [
+        plain.post("/tokenize", {"content": prompt, "add_special": True}).json()["tokens"] for prompt in (PROMPT, OTHER)
+    ]
+    assert [c["text"] for c in plain.post(TEXTS, asked | {"prompt": ids}).json()["choices"]] == texts
+
+
+def test_a_prompt_is_read_once_for_all_its_answers(quick: At) -> None:
+    asked = {"messages": user(QUESTION * 3), "max_tokens": 6, **DRAWN}
+    found = quick.post(CHATS, asked | {"n": 3}).json()
+    length = found["usage"]["prompt_tokens"]
+    assert found["timings"]["prompt_n"] == length + 2  # of each other answer, the last token
+    assert found["timings"]["cache_n"] == 2 * (length - 1)
+    greedy = {"messages": user(QUESTION * 3), "max_tokens": 12, "temperature": 0}
+    assert quick.post(CHATS, greedy).json()["choices"][0]["message"]["content"]
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "param"),
+    [
+        (CHATS, {"n": 17}, "n"),
+        (CHATS, {"n": 3, "best_of": 2}, "best_of"),
+        (TEXTS, {"best_of": 2, "stream": True}, "best_of"),
+        (TEXTS, {"prompt": ["x"] * 12, "n": 2}, "prompt"),
+        (TEXTS, {"suffix": "x"}, "suffix"),
+        (TEXTS, {"prompt": [[1], [99_999]]}, "prompt[1][0]"),
+        (TEXTS, {"logit_bias": {"99999": 1}}, "logit_bias"),
+        (CHATS, {"logit_bias": {"a": 1}}, "logit_bias"),
+        (CHATS, {"repeat_penalty": 1.1, "repetition_penalty": 1.2}, "repeat_penalty"),
+        (CHATS, {"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
+        (CHATS, {"guided_json": "{"}, "guided_json"),
+        (CHATS, {"guided_regex": "("}, "guided_regex"),
+        (CHATS, {"guided_grammar": "root ::= ("}, "guided_grammar"),
+        (CHATS, {"omnidraft": {"draft_length": 17}}, "omnidraft.draft_length"),
+        (CHATS, {"continue_final_message": True}, "continue_final_message"),
+        (CHATS, {"frequency_penalty": 101}, "frequency_penalty"),
+    ],
+)
+def test_what_cannot_be_is_named(plain: At, path: str, change: dict[str, Any], param: str) -> None:
+    body = {"messages": user("x")} if path == CHATS else {"prompt": "x"}
+    refused = plain.post(path, {**body, "max_tokens": 2, **change})
+    assert refused.status_code == 400, refused.text
+    assert refused.json()["error"]["param"] == param
+
+
+# ---------------------------------------------------------------- the prompt
+
+
+@pytest.mark.parametrize("kind", ["plain", "quick"])
+def test_a_prompt_is_repeated_with_its_logprobs(kind: str, request: pytest.FixtureRequest, alone: OmniDraft) -> None:
+    at: At = request.getfixturevalue(kind)
+    text = QUESTION * 4  # longer than what is read at a time
+    for length in (0, 1):
+        asked = {"prompt": text, "max_tokens": length, "temperature": 0, "logprobs": 2, "echo": True}
+        found = at.post(TEXTS, asked).json()
+        choice = found["choices"][0]
+        ids = alone.encode(text)
+        logprobs = choice["logprobs"]
+        assert found["usage"]["completion_tokens"] == length
+        assert len(logprobs["tokens"]) == len(ids) + length
+        assert choice["text"].startswith(text)
+        assert (logprobs["token_logprobs"][0], logprobs["top_logprobs"][0]) == (None, None)
+        rows = torch.log_softmax(alone.target.lm.new_sequence().forward(ids, len(ids)).float(), -1)
+        expected = [float(row[token]) for row, token in zip(rows, ids[1:], strict=False)]
+        near = 1e-3 if kind == "plain" else 0.5
+        assert logprobs["token_logprobs"][1 : len(ids)] == pytest.approx(expected, abs=near)
+        for token, place in zip(logprobs["tokens"][: len(ids)], logprobs["text_offset"], strict=False):
+            assert choice["text"][place : place + len(token)] == token
+    bare = at.post(TEXTS, {"prompt": PROMPT, "max_tokens": 4, "temperature": 0, "echo": True})
+    text = bare.json()["choices"][0]["text"]
+    assert text.startswith(PROMPT)
+    assert streamed(at, TEXTS, {"prompt": PROMPT, "max_tokens": 4, "temperature": 0, "echo": True}) == {0: text}
+    again = at.post(TEXTS, {"prompt": PROMPT, "max_tokens": 4, "temperature": 0}).json()
+    assert text == PROMPT + again["choices"][0]["text"]
+
+
+def test_what_stands_between_two_texts(plain: At, alone: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = alone.target.tokenizer.get_vocab()
+    first, second, third = sorted(word for word in words if word.isalpha())[:3]
+    marks = fill_in.Marks(first, second, third)
+    monkeypatch.setattr(fill_in, "FAMILIES", (marks,))
+    found = plain.post(TEXTS, {"prompt": "a = ", "suffix": "\nprint(a)", "max_tokens": 6, "temperature": 0}).json()
+    before, after = (
+        alone.target.tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("a = ", "\nprint(a)")
+    )
+    ids = [words[marks.before], *before, words[marks.after], *after, words[marks.middle]]
+    assert found["choices"][0]["text"] == alone.generate(ids, max_new_tokens=6, temperature=0).text
+
+
+def test_the_last_message_goes_on(plain: At, alone: OmniDraft) -> None:
+    messages = [*user(QUESTION), {"role": "assistant", "content": "He has 4"}]
+    asked = {"messages": messages, "max_tokens": 6, "temperature": 0}
+    found = plain.post(CHATS, asked | {"continue_final_message": True, "add_generation_prompt": False}).json()
+    ids = alone.encode(messages, {"continue_final_message": True})
+    assert found["usage"]["prompt_tokens"] == len(ids)
+    assert found["choices"][0]["message"]["content"] == alone.generate(ids, max_new_tokens=6, temperature=0).text
+    bare = plain.post(CHATS, asked | {"add_generation_prompt": False}).json()
+    assert bare["usage"]["prompt_tokens"] < plain.post(CHATS, asked).json()["usage"]["prompt_tokens"]
+
+
+# ---------------------------------------------------------------- what is drawn
+
+
+@pytest.mark.parametrize(
+    ("asked", "own"),
+    [
+        ({"frequency_penalty": 1.5}, {"frequency_penalty": 1.5}),
+        ({"presence_penalty": 1.5}, {"presence_penalty": 1.5}),
+        ({"repeat_penalty": 1.8}, {"repetition_penalty": 1.8}),
+        ({"repeat_penalty": 1.8, "repeat_last_n": 4}, {"repetition_penalty": 1.8, "repetition_window": 4}),
+        ({"repeat_penalty": 1.8, "repeat_last_n": 0}, {}),
+        ({"logit_bias": {"10": 100}}, {"logit_bias": {10: 100}}),
+        ({"logit_bias": [[10, 100], [11, False]]}, {"logit_bias": {10: 100, 11: -1e4}}),
+        ({"min_tokens": 30}, {"min_new_tokens": 30}),
+        ({"ignore_eos": True}, {"min_new_tokens": 32}),
+    ],
+    ids=str,
+)
+def test_what_is_drawn_is_the_librarys(plain: At, alone: OmniDraft, asked: dict[str, Any], own: dict[str, Any]) -> None:
+    found = plain.chat(**DRAWN, **asked, max_tokens=32).json()["choices"][0]["message"]["content"]
+    assert found == alone.generate(user(QUESTION), max_new_tokens=32, **DRAWN, **own).text
+
+
+FORMS: list[tuple[dict[str, Any], str]] = [
+    ({"guided_regex": "[ab]{3,5}"}, "[ab]{3,5}"),
+    ({"guided_choice": ["yes", 'no, "never"']}, 'yes|no, "never"'),
+    ({"guided_grammar": 'root ::= "x" [0-9] "y"'}, "x[0-9]y"),
+    ({"grammar": 'root ::= "x" [0-9] "y"'}, "x[0-9]y"),
+    ({"guided_json": {"enum": ["a", "b"]}}, '"a"|"b"'),
+    ({"guided_json": '{"enum": ["a", "b"]}'}, '"a"|"b"'),
+    ({"json_schema": {"const": 7}}, "7"),
+    ({"structured_outputs": {"choice": ["a/b", "c"]}}, "a/b|c"),
+    ({"structured_outputs": {"regex": "a/[0-9]"}}, "a/[0-9]"),
+    ({"structured_outputs": {"json": {"const": [1, 2]}}}, r"\[1, 2\]"),
+    ({"response_format": {"type": "json_object", "schema": {"const": {"a": 1}}}}, r'\{"a": 1\}'),
+]
+
+
+@pytest.mark.parametrize(("asked", "pattern"), FORMS, ids=str)
+def test_answers_have_their_form(plain: At, asked: dict[str, Any], pattern: str) -> None:
+    for seed in range(3):
+        drawn = {"temperature": 1.5, "seed": seed, "max_tokens": 24, **asked}
+        assert re.fullmatch(pattern, plain.chat(**drawn).json()["choices"][0]["message"]["content"])
+        assert re.fullmatch(pattern, plain.post(TEXTS, {"prompt": "x", **drawn}).json()["choices"][0]["text"])
+
+
+UNIQUE = {"type": "array", "items": {"type": "integer", "not": {"const": 3}}, "uniqueItems": True, "maxItems": 2}
+
+
+def test_keywords_that_a_grammar_lacks_are_named_unless_they_are_strict(plain: At) -> None:
+    form: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "x", "schema": UNIQUE}}
+    found = plain.chat(response_format=form, max_tokens=16).json()
+    path = "response_format.json_schema.schema"
+    assert sorted(found["omnidraft"]["ignored"]) == [f"{path}.items.not", f"{path}.uniqueItems"]
+    form["json_schema"]["strict"] = True
+    refused = plain.chat(response_format=form)
+    assert refused.status_code == 400
+    assert "uniqueItems" in refused.json()["error"]["message"]
+    function: dict[str, Any] = {"name": "add", "parameters": {"type": "object", "properties": {"a": UNIQUE}}}
+    asked: dict[str, Any] = {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
+    found = plain.chat(**asked, max_tokens=24).json()
+    path = "tools[0].function.parameters.properties.a"
+    assert sorted(found["omnidraft"]["ignored"]) == [f"{path}.items.not", f"{path}.uniqueItems"]
+    function["strict"] = True
+    assert plain.chat(**asked).json()["error"]["param"] == "tools[0].function.parameters"
+
+
+# ---------------------------------------------------------------- calls
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_allowed_tools(plain: At, mode: str) -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in ("add", "sub", "mul")]
+    allowed = {"mode": mode, "tools": [{"type": "function", "function": {"name": "sub"}}]}
+    choice: dict[str, Any] = {"type": "allowed_tools", "allowed_tools": allowed}
+    found = plain.chat(tools=tools, tool_choice=choice, max_tokens=24).json()
+    assert sorted(found["omnidraft"]["ignored"]) == ["tools[0]", "tools[2]"]
+    calls = found["choices"][0]["message"].get("tool_calls", [])
+    assert [call["function"]["name"] for call in calls] == (["sub"] if mode == "required" else [])
+    flat = [{"type": "function", "name": name} for name in ("add", "sub")]
+    choice = {"type": "allowed_tools", "mode": mode, "tools": [flat[1]]}
+    body = {"input": QUESTION, "tools": flat, "tool_choice": choice, "max_output_tokens": 24}
+    assert plain.post(RESPONSES, body).json()["omnidraft"]["ignored"] == ["tools[0]"]
+    choice["tools"] = [flat[1] | {"name": "div"}]
+    assert plain.post(RESPONSES, body).json()["error"]["param"] == "tool_choice"
+
+
+def test_a_call_within_text_follows_a_strict_schema(plain: At, alone: OmniDraft) -> None:
+    """Where text may be anything, `<tool_call>` sets its grammar in: here the text is biased to begin one."""
+    schema = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 9, "minimum": 0}}, "required": ["a"]}
+    function = {"name": "add", "parameters": schema, "strict": True}
+    opening = alone.target.tokenizer("<tool_call>", add_special_tokens=False)["input_ids"]
+    asked: dict[str, Any] = {"tools": [{"type": "function", "function": function}], "max_tokens": 40, "temperature": 0}
+    biased = {str(token): 30.0 for token in opening}
+    found = plain.chat(**asked, logit_bias=biased).json()["choices"][0]
+    if not (calls := found["message"].get("tool_calls")):
+        pytest.skip("the text did not begin a call")
+    assert 0 <= json.loads(calls[0]["function"]["arguments"])["a"] <= 9
+
+
+# ---------------------------------------------------------------- drafting
+
+
+def test_a_request_says_how_it_is_drafted(server: At) -> None:
+    asked = {"max_tokens": 24, "temperature": 0}
+    drafted = server.chat(**asked).json()
+    assert drafted["timings"]["draft_n"] > 0
+    assert "drafting" not in drafted.get("omnidraft", {})
+    off = server.chat(**asked, omnidraft={"draft_length": 0}).json()
+    assert (off["timings"]["draft_n"], off["timings"]["draft_n_accepted"]) == (0, 0)
+    assert off["omnidraft"]["drafting"] == "off, as the request asks"
+    one = server.chat(**asked, omnidraft={"draft_length": 1}).json()
+    counted = server.chat(**asked, omnidraft={"sources": ["counts"]}).json()
+    network = server.chat(**asked, omnidraft={"sources": ["drafter"]}).json()
+    texts = {each["choices"][0]["message"]["content"] for each in (drafted, off, one, counted, network)}
+    assert len(texts) == 1
+    assert one["timings"]["draft_n"] > 0
+    traced = server.chat(**asked, omnidraft={"trace": True, "draft_length": 1}, stream=True).text
+    lengths = [
+        json.loads(line[6:]).get("omnidraft", {}).get("draft", 0) for line in traced.splitlines() if "data: {" in line
+    ]
+    assert max(lengths) <= 2
+
+
+def test_a_server_without_drafts_says_so(plain: At) -> None:
+    found = plain.chat(temperature=0).json()
+    assert found["timings"]["draft_n"] == 0
+    assert found["omnidraft"]["drafting"] in ("off", "off, as the request asks")
+    last = [json.loads(line[6:]) for line in plain.chat(stream=True).text.splitlines() if line.startswith("data: {")][
+        -1
+    ]
+    assert last["timings"]["draft_n"] == 0
+    assert last["omnidraft"]["drafting"]
+
+
+def test_a_drafter_that_cannot_be_loaded_is_named(chat: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with serving([chat], tmp_path, lanes=1) as at:
+        found = at.chat(temperature=0).json()
+        assert found["choices"][0]["message"]["content"] is not None
+        assert found["omnidraft"]["drafting"].startswith("the drafter failed to load: ")

@@ -1,0 +1,323 @@
+"""Answers as families of models write them: reasoning and calls are read from them, in whatever pieces they come."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from omnidraft.server.reading.channels import ChannelReader
+from omnidraft.server.reading.pieces import Piece, Reader
+from omnidraft.server.reading.reader import CallReader, TextReader
+from omnidraft.server.reading.regions import marks_of
+from omnidraft.server.reading.template_reader import TemplateReader
+
+ADD: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "a": {"type": "integer"},
+        "b": {"type": "number"},
+        "text": {"type": "string"},
+        "sure": {"type": ["boolean", "null"]},
+        "list": {"anyOf": [{"type": "array"}, {"type": "null"}]},
+    },
+}
+FUNCTIONS = {"add": ADD, "get_time": {}, "ns.find": {"type": "object", "properties": {"text": {"type": "string"}}}}
+TIME: tuple[str, dict[str, Any]] = ("get_time", {})
+
+
+@dataclass
+class Transcript:
+    """An answer, and what is in it."""
+
+    text: str
+    calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    content: str = ""
+    reasoning: str = ""
+    template: str = ""  # what the chat template holds of the family's marks
+    thinking: str | None = None
+    cut: bool = False
+
+
+QWEN, THINK = "<tool_call> </tool_call>", "<think> </think>"
+CODER = "<tool_call> <function= <parameter="
+GLM = "<tool_call> <arg_key> <think> </think>"
+LLAMA, PHI = "<|python_tag|> <|eom_id|>", "<|tool_call|> <|/tool_call|>"
+MISTRAL = "[TOOL_CALLS] [ARGS] [CALL_ID] [THINK] [/THINK]"
+DEEPSEEK = (
+    "<｜tool▁calls▁begin｜> <｜tool▁calls▁end｜> <｜tool▁call▁begin｜> <｜tool▁call▁end｜> <｜tool▁sep｜> "
+    "<think> </think>"
+)
+KIMI = (
+    "<|tool_calls_section_begin|> <|tool_calls_section_end|> <|tool_call_begin|> <|tool_call_end|> "
+    "<|tool_call_argument_begin|> <think> </think>"
+)
+LFM, GEMMA3 = "<|tool_call_start|> <|tool_call_end|>", "<start_function_call> <end_function_call> <escape>"
+GEMMA4 = '<|tool_call> <tool_call|> <|"|> <|channel>thought <channel|>'
+TRICKY = 'say "<tool_call>" or {"}'
+XML = (
+    "<tool_call>\n<function=add>\n<parameter=a>\n4\n</parameter>\n<parameter=text>\nfirst\n  second\n</parameter>\n"
+    '<parameter=list>\n[1, {"x": 2}]\n</parameter>\n<parameter=sure>\nTrue\n</parameter>\n</function>\n</tool_call>'
+)
+XML_CALL = ("add", {"a": 4, "text": "first\n  second", "list": [1, {"x": 2}], "sure": True})
+FAMILIES = {
+    "Hermes and Qwen2.5": Transcript(
+        'Let me see.\n<tool_call>\n{"name": "add", "arguments": {"a": 1, "text": ' + json.dumps(TRICKY) + "}}\n"
+        '</tool_call>\n<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>',
+        [("add", {"a": 1, "text": TRICKY}), TIME],
+        "Let me see.\n",
+        template=QWEN,
+    ),
+    "Qwen3 with reasoning": Transcript(
+        '<think>\nI need <tool_call> now.\n</think>\n\n<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n'
+        "</tool_call>",
+        [("add", {"a": 2})],
+        reasoning="I need <tool_call> now.",
+        template=f"{QWEN} {THINK}",
+    ),
+    "Qwen3 thinks in the prompt": Transcript(
+        "So it is 24.\n</think>\n\nIt is 24.",
+        content="It is 24.",
+        reasoning="So it is 24.",
+        template=f"{QWEN} {THINK}",
+        thinking="</think>",
+    ),
+    "Qwen3-Coder and Qwen3.5": Transcript(
+        f"I add.\n\n{XML}\n<tool_call>\n<function=get_time>\n</function>\n</tool_call>",
+        [XML_CALL, TIME],
+        "I add.\n\n",
+        template=CODER,
+    ),
+    "Qwen3-Coder without the outer mark": Transcript(XML.removeprefix("<tool_call>\n"), [XML_CALL], template=CODER),
+    "Llama 3": Transcript('{"name": "add", "parameters": {"a": 3, "b": 0.5}}', [("add", {"a": 3, "b": 0.5})]),
+    "Llama 3.1, two": Transcript(
+        '<|python_tag|>{"type": "function", "name": "add", "parameters": {"a": 3}}; {"name": "get_time", '
+        '"parameters": {}}<|eom_id|>',
+        [("add", {"a": 3}), TIME],
+        template=LLAMA,
+    ),
+    "Llama 4": Transcript('[add(a=3, text="x)"), get_time()]', [("add", {"a": 3, "text": "x)"}), TIME]),
+    "Mistral, a list": Transcript(
+        '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1}, "id": "x1"}, {"name": "get_time", "arguments": {}}]',
+        [("add", {"a": 1}), TIME],
+        template=MISTRAL,
+    ),
+    "Mistral": Transcript(
+        '[THINK]Hm.[/THINK]Well.[TOOL_CALLS]add[CALL_ID]x1[ARGS]{"a": 1}[TOOL_CALLS]get_time[ARGS]{}',
+        [("add", {"a": 1}), TIME],
+        "Well.",
+        "Hm.",
+        template=MISTRAL,
+    ),
+    "FunctionGemma": Transcript(
+        "<start_function_call>call:add{a:5,text:<escape>two: {words}<escape>}<end_function_call>",
+        [("add", {"a": 5, "text": "two: {words}"})],
+        template=GEMMA3,
+    ),
+    "Gemma 4": Transcript(
+        '<|channel>thought\nA call.\n<channel|><|tool_call>call:add{a:5,list:[{x:<|"|>y, "z"<|"|>}],sure:true}'
+        "<tool_call|>",
+        [("add", {"a": 5, "list": [{"x": 'y, "z"'}], "sure": True})],
+        reasoning="A call.",
+        template=GEMMA4,
+    ),
+    "DeepSeek V3 and R1": Transcript(
+        "<think>Hm</think>\n\nI ask.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n"
+        '{"a": 1}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_time\n```json\n{}\n```'
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        [("add", {"a": 1}), TIME],
+        "I ask.",
+        "Hm",
+        template=DEEPSEEK,
+    ),
+    "DeepSeek V3.1": Transcript(
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        [("add", {"a": 1})],
+        template=DEEPSEEK,
+    ),
+    "GLM-4.5": Transcript(
+        "<think>Two.</think>\n<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>4</arg_value>\n<arg_key>text</arg_key>\n"
+        "<arg_value>5</arg_value>\n</tool_call>\n<tool_call>get_time\n</tool_call>",
+        [("add", {"a": 4, "text": "5"}), TIME],
+        reasoning="Two.",
+        template=GLM,
+    ),
+    "Kimi K2": Transcript(
+        "One moment.<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>"
+        '{"a": 1}<|tool_call_end|><|tool_call_begin|>functions.ns.find:1<|tool_call_argument_begin|>{"text": "x"}'
+        "<|tool_call_end|><|tool_calls_section_end|>",
+        [("add", {"a": 1}), ("ns.find", {"text": "x"})],
+        "One moment.",
+        template=KIMI,
+    ),
+    "LFM2": Transcript(
+        "<|tool_call_start|>[add(a=1, text='it\\'s [1]', sure=None), get_time()]<|tool_call_end|>Done.",
+        [("add", {"a": 1, "text": "it's [1]", "sure": None}), TIME],
+        "Done.",
+        template=LFM,
+    ),
+    "Granite 4": Transcript(
+        '<tool_call>{"name": "add", "arguments": {"a": 7}}</tool_call>', [("add", {"a": 7})], template=QWEN
+    ),
+    "Phi-4": Transcript(
+        '<|tool_call|>[{"name": "add", "arguments": {"a": 7}}, {"name": "get_time"}]<|/tool_call|>',
+        [("add", {"a": 7}), TIME],
+        template=PHI,
+    ),
+}
+LENIENT = {
+    "a fence": Transcript(
+        'I call it:\n```json\n{"name": "add", "arguments": {"a": 1}}\n```', [("add", {"a": 1})], "I call it:\n"
+    ),
+    "a fence without a word": Transcript('```\n{"name": "get_time"}\n```\n', [TIME]),
+    "code in a fence": Transcript('```json\n{"a": 1}\n```\n', content='```json\n{"a": 1}\n```\n'),
+    "code": Transcript("```\nget_timer()\n```\nyes", content="```\nget_timer()\n```\nyes"),
+    "lines of JSON": Transcript(
+        '{"name": "add", "arguments": {"a": 1}}\n{"name": "get_time", "arguments": {}}', [("add", {"a": 1}), TIME]
+    ),
+    "arguments as text": Transcript(
+        '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>', [("add", {"a": 1})]
+    ),
+    "no arguments": Transcript('<tool_call>{"name": "get_time"}</tool_call>', [TIME]),
+    "null": Transcript('{"name": "get_time", "arguments": null}', [TIME]),
+    "arguments first": Transcript('<tool_call>{"arguments": {"a": 1}, "name": "add"}</tool_call>', [("add", {"a": 1})]),
+    "as OpenAI writes calls": Transcript(
+        '[{"id": "1", "type": "function", "function": {"name": "add", "arguments": "{\\"a\\": 1}"}}]',
+        [("add", {"a": 1})],
+    ),
+    "a mark in content": Transcript("It writes `<tool_call>` first.", content="It writes `<tool_call>` first."),
+    "a mark at the end": Transcript("It ends with <tool_call>", content="It ends with <tool_call>"),
+    "another function": Transcript(
+        '<tool_call>{"name": "sub", "arguments": {}}</tool_call>',
+        content='<tool_call>{"name": "sub", "arguments": {}}</tool_call>',
+    ),
+    "XML of another function": Transcript(
+        "<function=sub>\n</function>", content="<function=sub>\n</function>", template=CODER
+    ),
+    "JSON that is none": Transcript('{"pens": 3}', content='{"pens": 3}'),
+    "no thoughts": Transcript("<think>\n\n</think>\n\nYes.", content="Yes.", template=THINK),
+    "thoughts without an end": Transcript("<think>\nWell, ", reasoning="Well,", template=THINK),
+    "a mark of thoughts later": Transcript("Use <think> here", content="Use <think> here", template=THINK),
+    "less than": Transcript("1 < 2 <tool", content="1 < 2 <tool"),
+}
+
+
+def make(transcript: Transcript) -> Reader:
+    marks = marks_of(transcript.template, {}, ())
+    return TextReader(FUNCTIONS, marks, thinking=transcript.thinking)
+
+
+def read(reader: Reader, text: str, size: int, *, cut: bool = False) -> tuple[Piece, list[tuple[str, str]]]:
+    """What comes of a text in pieces of a size, with the calls put together from theirs."""
+    found = Piece()
+    for start in range(0, len(text), size):
+        found += reader.feed(text[start : start + size])
+    found += reader.end(cut=cut)
+    calls: list[list[str]] = []
+    for each in found.calls:
+        if each.index == len(calls):
+            assert each.name is not None
+            calls.append([each.name, ""])
+        else:
+            assert each.name is None
+        calls[each.index][1] += each.arguments
+    assert [(call.name, call.arguments) for call in reader.calls] == [tuple(call) for call in calls]
+    return found, [(name, arguments) for name, arguments in calls]
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 10**6])
+@pytest.mark.parametrize("name", [*FAMILIES, *LENIENT])
+def test_content_reasoning_and_calls(name: str, size: int) -> None:
+    expected = (FAMILIES | LENIENT)[name]
+    found, calls = read(make(expected), expected.text, size)
+    assert [(called, json.loads(arguments)) for called, arguments in calls] == expected.calls
+    assert (found.content, found.reasoning) == (expected.content, expected.reasoning)
+
+
+CHANNELS = (
+    "<|channel|>analysis<|message|>The user asks.<|end|><|start|>assistant<|channel|>commentary<|message|>I look."
+    "<|end|><|start|>assistant<|channel|>commentary to=functions.add <|constrain|>json<|message|>"
+    '{"a": 1}<|call|><|start|>assistant<|channel|>commentary to=functions.get_time<|message|>{}<|call|>'
+)
+
+
+@pytest.mark.parametrize("size", [1, 5, 10**6])
+def test_channels(size: int) -> None:
+    found, calls = read(ChannelReader(FUNCTIONS), CHANNELS, size)
+    assert (found.content, found.reasoning) == ("I look.", "The user asks.")
+    assert calls == [("add", '{"a": 1}'), ("get_time", "{}")]
+    final = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>It is 24.<|return|>"
+    found, calls = read(ChannelReader(FUNCTIONS), final, size)
+    assert (found.content, found.reasoning, calls) == ("It is 24.", "Hm.", [])
+    assert read(ChannelReader(FUNCTIONS), "Just text", size)[0].content == "Just text"
+
+
+OWN: dict[str, Any] = {
+    "start_anchor": "<|im_start|>assistant\n",
+    "defaults": {"role": "assistant"},
+    "fields": {
+        "thinking": {"open": "<think>", "close": "</think>"},
+        "tool_calls": {
+            "open": "<call>",
+            "close": "</call>",
+            "content": "json",
+            "repeats": True,
+            "transform": {"type": "function", "function": "{content}"},
+        },
+        "content": {"close": "<|im_end|>"},
+    },
+}
+
+
+@pytest.mark.parametrize("size", [1, 5, 10**6])
+def test_the_models_own_response_template(size: int) -> None:
+    prompt = "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n<think>\n"
+    text = 'I think.</think>Well.<call>{"name": "add", "arguments": {"a": "1"}}</call><call>{"name": "get_time"}</call>'
+    reader = TemplateReader(OWN, prompt, FUNCTIONS)
+    found, calls = read(reader, text, size)
+    assert (found.content, found.reasoning) == ("Well.", "I think.")
+    assert calls == [("add", '{"a": 1}'), ("get_time", "{}")]
+    found, calls = read(TemplateReader(OWN, "", FUNCTIONS), "Well.<call>{no</call> more", size)
+    assert (found.content[:5], calls) == ("Well.", [])
+
+
+@pytest.mark.parametrize("name", ["Hermes and Qwen2.5", "Mistral", "Kimi K2", "Qwen3-Coder and Qwen3.5"])
+def test_arguments_stream_as_they_come(name: str) -> None:
+    transcript = FAMILIES[name]
+    reader = make(transcript)
+    pieces = [piece for character in transcript.text for piece in reader.feed(character).calls]
+    assert len([piece for piece in pieces if piece.index == 0]) > 3
+
+
+@pytest.mark.parametrize("size", [1, 10**6])
+def test_a_call_alone_by_a_grammar(size: int) -> None:
+    found, calls = read(CallReader(FUNCTIONS), '{"name": "add", "arguments": {"a": 1', size, cut=True)
+    assert (found.content, calls) == ("", [("add", '{"a": 1')])
+
+
+def test_one_call_of_several() -> None:
+    transcript = FAMILIES["Hermes and Qwen2.5"]
+    reader = TextReader(FUNCTIONS, marks_of(transcript.template, {}, ()), one=True)
+    assert [name for name, _ in read(reader, transcript.text, 3)[1]] == ["add"]
+
+
+BROKEN: dict[str, Callable[[str], str]] = {
+    "cut": lambda text: text[: 2 * len(text) // 3],
+    "doubled": lambda text: text + text,
+    "marks alone": lambda text: "".join(part[:12] for part in text.split(">")),
+}
+
+
+@pytest.mark.parametrize("change", BROKEN)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_is_broken_reads_the_same_in_any_pieces(name: str, change: str) -> None:
+    transcript = FAMILIES[name]
+    text = BROKEN[change](transcript.text)
+    found = [read(make(transcript), text, size, cut=True) for size in (1, 3, 10**6)]
+    assert all(
+        (each.content, each.reasoning, calls) == (found[0][0].content, found[0][0].reasoning, found[0][1])
+        for each, calls in found
+    )
