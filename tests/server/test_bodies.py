@@ -15,6 +15,7 @@ from omnidraft.server import protocol as p
 from omnidraft.server.bodies import KINDS, read
 from omnidraft.server.errors import ApiError
 from omnidraft.server.parameters import RULES
+from omnidraft.server.protocol_base import Body, ChatSchemaFormat
 from support.serving import At, user
 
 CHATS = "/v1/chat/completions"
@@ -27,7 +28,7 @@ def said(content: Any, **more: Any) -> dict[str, Any]:
     return {"messages": [*user("x"), {"role": "user", "content": content, **more}]}
 
 
-WRONG: list[tuple[type[p.Body], Any, str, str]] = [  # a kind, a body of it, the path, and what is said
+WRONG: list[tuple[type[Body], Any, str, str]] = [  # a kind, a body of it, the path, and what is said
     (Chat, {}, "messages", "is missing"),
     (Chat, {"mesages": user("x")}, "mesages", "is not supported"),
     (Chat, {"messages": "x"}, "messages", 'is "x"; it must be a list'),
@@ -45,7 +46,7 @@ WRONG: list[tuple[type[p.Body], Any, str, str]] = [  # a kind, a body of it, the
     (Chat, {"messages": user("x"), "stop": 5}, "stop", "is 5; it must be a string or a list of strings"),
     (Chat, {"messages": user("x"), "tool_choice": 5}, "tool_choice", "is 5; it must be none, auto"),
     (Chat, {"messages": user("x"), "tools": [5]}, "tools[0]", "is 5; it must be an object"),
-    (Chat, {"messages": user("x"), "logit_bias": {"5": 1}}, "logit_bias", "is an object; {} is all"),
+    (Chat, {"messages": user("x"), "logit_bias": {"a": 1}}, "logit_bias", "its keys must be ids of tokens"),
     (
         Chat,
         {"messages": user("x"), "chat_template_kwargs": {str(n): n for n in range(17)}},
@@ -72,7 +73,7 @@ WRONG: list[tuple[type[p.Body], Any, str, str]] = [  # a kind, a body of it, the
 
 
 @pytest.mark.parametrize(("kind", "body", "path", "words"), WRONG, ids=[f"{each[2]} {each[3]}" for each in WRONG])
-def test_what_is_wrong_is_named_with_its_place(kind: type[p.Body], body: Any, path: str, words: str) -> None:
+def test_what_is_wrong_is_named_with_its_place(kind: type[Body], body: Any, path: str, words: str) -> None:
     with pytest.raises(ApiError) as raised:
         read(body, kind)
     assert (raised.value.status, raised.value.param) == (400, path)
@@ -105,7 +106,7 @@ def test_a_null_is_not_given_but_in_a_schema() -> None:
     form = {"type": "json_schema", "json_schema": {"name": None, "schema": schema, "strict": None}}
     body = {"messages": user("x"), "n": None, "temperature": None, "response_format": form, "whatever": None}
     found = read(body, p.ChatRequest).body.response_format
-    assert isinstance(found, p.ChatSchemaFormat)
+    assert isinstance(found, ChatSchemaFormat)
     assert found.json_schema.schema_ == schema
 
 
@@ -204,7 +205,7 @@ def test_whole_numbers_may_be_written_as_floats() -> None:
 @pytest.mark.parametrize(
     ("body", "kind", "words"),
     [
-        ({"prompt": "x", "guided_json": {}}, Text, "only chats and responses follow a schema"),
+        ({"input": "x", "guided_json": {}}, Answered, "use text.format"),
         ({"prompt": "x", "max_completion_tokens": 5}, Text, "use max_tokens"),
         ({"input": "x", "grammar": "root"}, Answered, "use text.format"),
         ({"input": "x", "max_tokens": 5}, Answered, "use max_output_tokens"),
