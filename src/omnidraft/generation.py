@@ -167,7 +167,6 @@ class Stream:
             else:
                 self._slot.hold(self._ticket)
                 self._holds = True
-                self._slot.pause()
                 if self._learning is not None:
                     self._learning.adaptation.load_weights(self.engine.attached)
                 self._turns += 1
@@ -206,9 +205,8 @@ class Stream:
             verified = work.done()
             if verified is None or self._request is None:
                 return Step(waits=True)
-            self._slot.check(self._ticket)  # a logits processor may have begun another request
             piece, kept = self._text.feed(verified.emitted)
-            self._slot.check(self._ticket)  # likewise a stopping criterion
+            self._slot.check(self._ticket)  # a logits processor or stopping criterion may have begun another request
             record = self.engine.commit(self._request, verified, kept)
             if record.finish is not None:
                 piece += self._text.end()

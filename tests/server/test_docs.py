@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -48,17 +47,11 @@ def test_the_tables_of_a_server_under_load_are_the_results() -> None:
 
 def test_tables_of_load_compare_eight_clients_with_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tool("write_load_docs")
-    lines: list[dict[str, Any]] = [{"kind": "setting"}]
+    lines: list[dict[str, object]] = [{"kind": "setting"}]
     for clients, speed in ((1, 10.0), (8, 35.0), (16, 36.0)):
-        row: dict[str, Any] = {
-            "target": "t",
-            "method": "drafts",
-            "clients": clients,
-            "answers": clients,
-            "identical": clients,
-        }
-        times: dict[str, Any] = {"tokens_per_s": speed, "first_p50_s": 0.1 * clients, "first_p95_s": 0.2 * clients}
-        lines.append({"kind": "rows", "key": f"t|{clients}", "rss_end_mb": 100.0, **row, **times})
+        row = {"target": "t", "method": "drafts", "clients": clients, "answers": clients, "identical": clients}
+        took = {"tokens_per_s": speed, "first_p50_s": 0.1 * clients, "first_p95_s": 0.2 * clients}
+        lines.append({"kind": "rows", "key": f"t|{clients}", "rss_end_mb": 100.0, **row, **took})
     times = {"read_s": 9.0, "alone_gap_s": 0.02, "gap_s": 0.25, "left_s": 0.15}
     lines.append({"kind": "beside", "key": "t", "target": "t", "method": "drafts", "prompt": 4000, **times})
     monkeypatch.setattr(page, "RESULTS", tmp_path / "serve.jsonl")

@@ -244,7 +244,7 @@ class Engine:
 
     def read_part(self, request: Request, count: int) -> Passes[None]:
         """Have the target read so many ids more, which are not all."""
-        began, start = _now(request), self.target.length
+        began, start = time.perf_counter() - request.waited_s, self.target.length
         if request.scores is None:
             yield Read(self.target, request.ids[start : start + count], 0)
         else:  # fewer, as all their logits are held
@@ -252,25 +252,26 @@ class Engine:
             logits = yield Read(self.target, part, len(part))
             following = request.ids[start + 1 : start + 1 + len(part)]
             request.scores += TokenLogprobs.of(logits, following, request.logprobs or 0)
-        request.read_s += _now(request) - began
+        request.read_s += time.perf_counter() - request.waited_s - began
 
     def verifying(self, request: Request) -> Passes[Verified]:
         """`verify` as the reads that it asks for, of a long text a part at a time."""
-        while self.behind(request) > self.target.model.chunk:
+        while len(request.ids) - self.target.length > self.target.model.chunk:
             yield from self.read_part(request, self.target.model.chunk)
         while request.scores is not None and len(request.scores) < request.prompt - 1:
             yield from self.read_part(request, self.behind(request) - 1)
-        began = _now(request)
+        # on a clock that stands still while the request waits for reads of others
+        began = time.perf_counter() - request.waited_s
         try:
             draft = yield from self.propose(request)
         except Behind:
             draft = Draft(no_draft_reason=BEHIND, read=self.attached.drafter.read if self.attached else 0)
-        drafted = _now(request)
+        drafted = time.perf_counter() - request.waited_s
 
         # the ids that the target has not seen yet, and the proposals (nothing follows an end of text)
         fed = list(draft.proposals[:-1] if draft.ended else draft.proposals)
         logits = yield Read(self.target, request.ids[self.target.length :] + fed, len(fed) + 1)
-        verified = _now(request)
+        verified = time.perf_counter() - request.waited_s
 
         target = TargetDistribution(logits, request.ids, fed, request.processing)
         outcome = draft.verify(target, request.draw, greedy=request.sampling.greedy, lazy=request.lazy)
@@ -278,7 +279,7 @@ class Engine:
         times = RoundTimes(
             draft_s=drafted - began,
             verify_s=verified - drafted + request.read_s,
-            overhead_s=_now(request) - verified,
+            overhead_s=time.perf_counter() - request.waited_s - verified,
             policy_s=request.policy_s,
         )
         return Verified(emitted=emitted, finish=finish, draft=draft, outcome=outcome, logits=logits, times=times)
@@ -309,8 +310,8 @@ class Engine:
                 accepted=outcome.accepted,
                 symbols=draft.symbols if whole else outcome.symbols_accepted,
                 symbols_accepted=outcome.symbols_accepted,
-                ngrams_proposed=self._ngrams(draft.proposals),
-                ngrams_accepted=self._ngrams(draft.proposals[: outcome.accepted]),
+                ngrams_proposed=self._ngrams(draft.proposals) if draft.proposals else 0,
+                ngrams_accepted=self._ngrams(draft.proposals[: outcome.accepted]) if outcome.accepted else 0,
                 false_merges=int(failed is not None),
                 draft_accepted=draft.tokens_in(outcome.symbols_accepted),
                 counted=min(draft.counted, len(draft.tokens)),  # of a draft that was cut, its beginning
@@ -374,8 +375,3 @@ class Engine:
 
     def _ngrams(self, tokens: Sequence[int]) -> int:
         return 0 if self.attached is None else self.attached.ngrams(tokens)
-
-
-def _now(request: Request) -> float:
-    """Seconds on a clock that stands still while the request waits for reads of others."""
-    return time.perf_counter() - request.waited_s

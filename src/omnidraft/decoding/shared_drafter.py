@@ -50,9 +50,7 @@ class Slot:
             self.resume()
 
     def pause(self) -> None:
-        """Have background work stand still while the request is decoded; to be called in each of its rounds."""
-        if self._still.is_set():
-            return
+        """Have background work stand still; `hold` does, in each turn."""
         self._still.set()
         for each in self.background:
             each.pause()
@@ -64,11 +62,17 @@ class Slot:
             each.resume()
 
     def hold(self, request: object) -> None:
-        """Take the lock for a turn of a request; raises OmniDraftError where a later one has the slot, at once."""
+        """Take the lock for a turn of a request, in which background work stands still.
+
+        Raises OmniDraftError where a later request has the slot, at once: that may hold the lock for long.
+        """
         while not self.lock.acquire(timeout=LOOK_S):
-            self.check(request)  # the later one may hold the lock for long
-        try:
             self.check(request)
+        try:
+            if self._request is not request:
+                self.check(request)
+            if not self._still.is_set():
+                self.pause()
         except BaseException:
             self.lock.release()
             raise

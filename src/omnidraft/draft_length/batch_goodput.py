@@ -13,7 +13,7 @@ from omnidraft.draft_length.goodput import EXPLORATION, Goodput
 from omnidraft.verification.round import Round, RoundCounts, RoundTimes
 
 SPREAD = 8  # rows that the costs before any measurement are for
-PART_S = 0.2  # seconds that a part of a prompt adds to a pass that others wait for
+PART_S = 0.15  # seconds that a part of a prompt adds to a pass that others wait for
 SHORTEST_S = 1e-6  # for an id
 EVERY = 8  # passes after which one has no part of a prompt, so that what rows cost is measured
 LEAST, FIRST = 8, 16  # ids of a part: fewer take as long; before it is known how long they take
