@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -163,3 +164,25 @@ def test_a_round_takes_what_its_own_reads_take(target: Path, drafter: Path, monk
             assert record.times.overhead_s == 0.0
             # the steps of one drafter in 8 bits are joint passes, and take as long as the reads in them here
             assert record.counts.draft_passes <= record.times.draft_s <= 2 * record.counts.draft_passes
+
+
+def test_a_token_passes_few_calls(target: Path) -> None:
+    """Those of the package from the stream to the step in C, and in all; each is one more to read, and takes time."""
+    stream = load(target, None, "int8", draft_length=0).stream(PROMPT, max_new_tokens=COUNT)
+    for _ in range(3):
+        stream.step()
+    calls: list[str] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if event == "call" and "omnidraft" in Path(code.co_filename).parts and not code.co_name.startswith("<"):
+            calls.append(code.co_name)
+
+    sys.setprofile(note)
+    try:
+        stream.step()
+    finally:
+        sys.setprofile(None)
+    assert calls[0] == "step"
+    assert calls.index("read_tokens") < 30
+    assert len(calls) <= 75
