@@ -92,7 +92,7 @@ def test_the_page_has_the_tables_of_the_code() -> None:
     named = {architecture for family in FAMILIES for architecture in family.architectures}
     for architecture in ARCHITECTURES:
         row = next(line for line in text.splitlines() if line.startswith(f"| `{architecture}`"))
-        assert row.endswith("| yes |") == (architecture in named), architecture
+        assert ("| yes" in row) == (architecture in named), architecture
 
 
 def test_no_model_type_is_in_both_tables() -> None:

@@ -157,7 +157,9 @@ def test_a_key_that_is_missing_is_named(architecture: str, key: str, tmp_path: P
     one_line(error, f"lacks the key {architecture}.{key}")
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "olmo2", "starcoder2", "command-r"])
+@pytest.mark.parametrize(
+    "architecture", ["llama", "qwen2", "qwen3", "glm4", "hunyuan-dense", "starcoder2", "command-r"]
+)
 def test_windows_are_refused_where_they_bear_on_the_result(architecture: str, tmp_path: Path) -> None:
     for window in (0, 512, 4096):
         path, _ = write_model(tmp_path / "m.gguf", architecture, {"attention.sliding_window": window})
@@ -217,6 +219,25 @@ def test_phi3_takes_its_window(tmp_path: Path) -> None:
     assert close(afresh(load_model(path, "float32", "cpu").lm.model, TEXT), afresh(model, TEXT), 1e-5)
 
 
+@pytest.mark.parametrize(("architecture", "model_type"), [("exaone4", "exaone4"), ("olmo2", "olmo3")])
+def test_windows_are_taken_where_a_header_has_them(architecture: str, model_type: str, tmp_path: Path) -> None:
+    """Layers without one are not rotated in EXAONE 4; in OLMo 3 theirs is the only rotation that may be scaled."""
+    kinds = ["sliding_attention", "full_attention"] * 2
+    rope = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
+    near = {"rope_type": "default", "rope_theta": 1e4}
+    rope = {"full_attention": rope, "sliding_attention": near} if model_type == "olmo3" else rope
+    changes = {"layer_types": kinds, "sliding_window": 16, "rope_parameters": rope}
+    keys = {"attention.sliding_window": 16, "attention.sliding_window_pattern": [True, False] * 2}
+    keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
+    model = model_of(architecture, model_type, **changes)
+    path = write_file(
+        tmp_path / "m.gguf", architecture, keys_of(model, architecture) | keys, tensors_of(model, architecture)
+    )
+    loaded = load_model(path, "float32", "cpu").lm
+    assert loaded.model.config.model_type == model_type
+    assert close(afresh(loaded.model, TEXT), afresh(model, TEXT), 1e-5)
+
+
 def test_rows_of_the_vocabulary_beyond_the_tokens_are_taken(tmp_path: Path) -> None:
     rows = model_of("qwen2").config.vocab_size + 13
     path, model = write_model(tmp_path / "m.gguf", "qwen2", vocab_size=rows)
@@ -234,7 +255,7 @@ def test_norms_are_shifted_before_they_are_rounded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("architecture", "others", "said"),
     [
-        ("falcon", {}, "architecture 'falcon': use a model of command-r, gemma"),
+        ("falcon", {}, "architecture 'falcon': use a model of cohere2, command-r"),
         ("clip", {}, "architecture 'clip'"),
         ("llama", {"general.type": "adapter"}, "holds no model (general.type is 'adapter')"),
     ],

@@ -79,6 +79,20 @@ MODELS: Mapping[str, tuple[str, Keys, Keys]] = {
          "rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
     ),
     "olmo2": ("olmo2", {}, {}),
+    "exaone4": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}, {}),
+    "hunyuan-dense": (
+        "hunyuan_v1_dense", {"head_dim": 16}, {"attention.key_length": 16, "attention.value_length": 16},
+    ),
+    "glm4": (
+        "glm4",
+        {"head_dim": 8, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+        {"rope.dimension_count": 4},
+    ),
+    "cohere2": (
+        "cohere2",
+        {"logit_scale": 0.25, "tie_word_embeddings": True, "sliding_window": 16},
+        {"logit_scale": 0.25, "rope.scaling.type": "none", "attention.sliding_window": 16, "rope.dimension_count": 8},
+    ),
     "phi3": (
         "phi3",
         {
@@ -102,9 +116,10 @@ KIND = {name: kind for kind, (name, *_) in QUANTIZATIONS.items()}
 # as in files of several kinds: those of queries, keys and values differ, and are not the same in every layer
 MIXED = {
     "attn_q": "Q4_K", "attn_k": "Q5_0", "attn_v": "Q6_K", "attn_output": "Q5_K", "ffn_gate": "Q4_1", "ffn_up": "IQ4_NL",
-    "ffn_down": "Q8_0", "token_embd": "Q4_0", "output": "Q6_K",
+    "ffn_down": "Q8_0", "token_embd": "Q4_0", "output": "Q6_K", "attn_qkv": "Q5_K",
 }  # fmt: skip
-SIZES = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+PART: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+SIZES: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 LONG_TEXT = [(7 * i * i + 3 * i) % 290 + 3 for i in range(200)]
 FACTORS = {"phi3": {"rope_factors_short.weight": [1.0, 3.0], "rope_factors_long.weight": [1.0, 40.0]}}
 
@@ -143,9 +158,10 @@ HEADERS: Mapping[str, Mapping[str, Any]] = {
 NAMES = {"divisors": "rope_freqs.weight", "short": "rope_factors_short.weight", "long": "rope_factors_long.weight"}
 
 
-def model_of(architecture: str, **changes: Any) -> PreTrainedModel:
+def model_of(architecture: str, model_type: str = "", **changes: Any) -> PreTrainedModel:
     """A random model of an architecture, with norms and biases that show."""
     kind, own, _ = MODELS[architecture]
+    kind = model_type or kind
     size = byte_level().get_vocab_size()
     random = np.random.RandomState(0)  # whose numbers are the same in every version
     common: dict[str, Any] = {
@@ -253,11 +269,13 @@ def file_of(
     path: Path, kinds: Mapping[str, str], architecture: str = "llama", broken: str = "", **changes: Any
 ) -> Path:
     """A random model whose matrices are random blocks of these kinds, by the parts of their names."""
+    partial = architecture in ("phi3", "glm4")
+    changes |= {"rope_parameters": PART} if partial else {}
     model = model_of(architecture, **SIZES, **changes)
     keys = keys_of(model, architecture) | {"attention.key_length": 64, "attention.value_length": 64}
-    if architecture == "llama":
-        keys |= {"rope.dimension_count": 64}
+    keys |= {"rope.dimension_count": 32 if partial else 64, "rope.scaling.attn_factor": 1.0}
     tensors, chosen = tensors_of(model, architecture), {}
+    tensors = {name: tensor for name, tensor in tensors.items() if "rope_factors" not in name}
     for number, (name, tensor) in enumerate(tensors.items()):
         part = name.split(".")[-2]
         if tensor.ndim == 2 and part in kinds:
@@ -271,7 +289,7 @@ def file_of(
 
 def rotated_file(path: Path, header: Mapping[str, Any], architecture: str = "llama") -> Path:
     """The model `llama` with a rotation of `HEADERS`."""
-    changes = {} if architecture == "llama" else {"head_dim": SIZE}
+    changes: dict[str, Any] = {} if architecture == "llama" else {"head_dim": SIZE}
     model = model_of(architecture, **changes)
     keys = keys_of(model, architecture) | PLAIN | {key: value for key, value in header.items() if key not in NAMES}
     factors = {NAMES[key]: np.array(value, np.float32) for key, value in header.items() if key in NAMES}

@@ -193,9 +193,12 @@ FAMILIES: tuple[Family, ...] = (
         needs={"num_local_experts": (0, None)}, **GRANITE,
     ),
     Family("OLMo 2", "1B, 7B, 13B", "olmo2", "Olmo2ForCausalLM", ("olmo2",), head_norm=OF_ALL, **NORMED, **AFTER),
-    Family("OLMo 3", "7B", "olmo3", "Olmo3ForCausalLM", window=BY_LAYER, head_norm=OF_ALL, **NORMED, **AFTER),
     Family(
-        "GLM-4 (0414)", "9B", "glm4", "Glm4ForCausalLM",
+        "OLMo 3", "7B", "olmo3", "Olmo3ForCausalLM", ("olmo2",),
+        window=BY_LAYER, head_norm=OF_ALL, **NORMED, **AFTER,
+    ),
+    Family(
+        "GLM-4 (0414)", "9B", "glm4", "Glm4ForCausalLM", ("glm4",),
         after_attention="post_self_attn_layernorm", after_mlp="post_mlp_layernorm",
         gate_up=("mlp.gate_up_proj",), interleaved=True, partial=True,
     ),
@@ -204,15 +207,16 @@ FAMILIES: tuple[Family, ...] = (
         needs={"use_qk_norm": (False, None)}, **COHERE,
     ),
     Family(
-        "Command R7B", "7B", "cohere2", "Cohere2ForCausalLM", window=BY_LAYER,
+        "Command R7B", "7B", "cohere2", "Cohere2ForCausalLM", ("cohere2",), window=BY_LAYER,
         rotates=lambda config, layer: bool(config.layer_types[layer] == "sliding_attention"), **COHERE,
     ),
     Family(
-        "Hunyuan (dense)", "0.5B, 1.8B, 4B, 7B", "hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM",
+        "Hunyuan (dense)", "0.5B, 1.8B, 4B, 7B", "hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", ("hunyuan-dense",),
         head_norms=("query_layernorm", "key_layernorm"), head_norm=ROTATED,
     ),
     Family(
-        "EXAONE 4", "1.2B, 32B", "exaone4", "Exaone4ForCausalLM", window=BY_LAYER, rotates=_slides, **NORMED, **AFTER
+        "EXAONE 4", "1.2B, 32B", "exaone4", "Exaone4ForCausalLM", ("exaone4",),
+        window=BY_LAYER, rotates=_slides, **NORMED, **AFTER,
     ),
 )  # fmt: skip
 

@@ -24,6 +24,7 @@ AROUND = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+AFTER = {name: AROUND[name] for name in ("post_attention_norm", "post_ffw_norm")}
 PLAIN = BEFORE | ATTENDING | GATED
 RMS = {"rms_norm_eps": "attention.layer_norm_rms_epsilon"}
 
@@ -253,6 +254,39 @@ def _cohere(keys: Keys, header: Header, config: Config) -> None:
     config["attention_bias"] = _has(header, *(f"{name}.bias" for name in ATTENDING))
 
 
+def _cohere2(keys: Keys, header: Header, config: Config) -> None:
+    _windows(keys, config, 4)
+    config["logit_scale"] = keys.real("logit_scale", SCALES, 0.0) or 1.0
+    config["attention_bias"] = _has(header, *(f"{name}.bias" for name in ATTENDING))
+    config.pop("head_dim", None)
+
+
+def _exaone4(keys: Keys, _: Header, config: Config) -> None:
+    window = keys.value("attention.sliding_window", ATTENTION)
+    if window:
+        _windows(keys, config, 4)
+    else:
+        config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
+    config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
+
+
+def _glm4(keys: Keys, header: Header, config: Config) -> None:
+    _qwen2(keys, header, config)
+    config["attention_bias"] = _has(header, "attn_q.bias")
+    config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
+
+
+def _olmo2(keys: Keys, header: Header, config: Config) -> None:
+    """OLMo 2, or 3, which has windows, and scales the rotation of the other layers alone."""
+    if not keys.value("attention.sliding_window", ATTENTION):
+        _qwen2(keys, header, config)
+        return
+    _windows(keys, config, 4)
+    config["model_type"] = "olmo3"
+    near = {"rope_type": "default", "rope_theta": config["rope_parameters"]["rope_theta"]}
+    config["rope_parameters"] = {"full_attention": config["rope_parameters"], "sliding_attention": near}
+
+
 LAYER_NORM = "attention.layer_norm_epsilon"
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture("llama", more=_llama, interleaved=True, biases=True, factors=True),
@@ -264,10 +298,29 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gemma": Architecture("gemma", more=_gemma, shifted=True, biases=True),
     "gemma2": Architecture("gemma2", AROUND | ATTENDING | GATED, _gemma2, shifted=True),
     "gemma3": Architecture("gemma3_text", AROUND | ATTENDING | NORMED | GATED, _gemma3, shifted=True),
-    "olmo2": Architecture(
-        "olmo2",
-        {name: AROUND[name] for name in ("post_attention_norm", "post_ffw_norm")} | ATTENDING | NORMED | GATED,
-        _qwen2,
+    "olmo2": Architecture("olmo2", AFTER | ATTENDING | NORMED | GATED, _olmo2),
+    "exaone4": Architecture("exaone4", AFTER | ATTENDING | NORMED | GATED, _exaone4, factors=True),
+    "hunyuan-dense": Architecture(
+        "hunyuan_v1_dense",
+        PLAIN | {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
+        _qwen3,
+        biases=True,
+    ),
+    "glm4": Architecture(
+        "glm4",
+        BEFORE
+        | {"post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm"}
+        | ATTENDING
+        | {"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"},
+        _glm4,
+        partial=True,
+    ),
+    "cohere2": Architecture(
+        "cohere2",
+        {"attn_norm": "input_layernorm"} | ATTENDING | GATED,
+        _cohere2,
+        {"layer_norm_eps": LAYER_NORM},
+        biases=True,
     ),
     "phi3": Architecture(
         "phi3",
