@@ -266,6 +266,8 @@ def test_weights_are_read_from_safetensors(name: str, tmp_path: Path) -> None:
     given = model.new_sequence().forward(IDS, 40)
     assert torch.equal(given, native_of(name).new_sequence().forward(IDS, 40))
     assert torch.equal(again.new_sequence().forward(IDS, 40), given)
+    trained = model.with_weights(dict(source.model.state_dict()))
+    assert torch.equal(trained.new_sequence().forward(IDS, 40), given)
 
 
 # ---------------------------------------------------------------- files

@@ -178,6 +178,13 @@ def test_gemma3_without_a_window_attends_to_everything(window: int | None, tmp_p
     assert close(afresh(load_model(path, "float32", "cpu").lm.model, TEXT), afresh(model, TEXT), 1e-5)
 
 
+def test_heads_of_another_size_are_refused_where_the_config_has_none(tmp_path: Path) -> None:
+    sizes = dict.fromkeys(("attention.key_length", "attention.value_length", "rope.dimension_count"), 16)
+    path, _ = write_model(tmp_path / "m.gguf", "cohere2", sizes)
+    with pytest.raises(ModelError, match=r"cohere2\.attention\.key_length = 16 \(heads of 8 entries"):
+        load_skeleton(path)
+
+
 @pytest.mark.parametrize(
     ("architecture", "key", "value"),
     [

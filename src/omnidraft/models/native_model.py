@@ -138,7 +138,8 @@ class NativeModel(PretrainedModel):
         caches = (native.Cache * len(places))(*places)
         x = self._embedding.rows([token for ids in parts for token in ids] if several else parts[0])
         if self._embedding_factor != 1:
-            x *= self._embedding_factor
+            values = x.numpy()  # torch would use threads, which then spin
+            values *= np.float32(self._embedding_factor)
         native.read_tokens(self._layers, self._shape, caches, x, apart=several)
         end = 0
         for each, text, ids, rows in zip(reads, texts, parts, kept, strict=True):

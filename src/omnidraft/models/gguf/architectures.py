@@ -258,7 +258,9 @@ def _cohere2(keys: Keys, header: Header, config: Config) -> None:
     _windows(keys, config, 4)
     config["logit_scale"] = keys.real("logit_scale", SCALES, 0.0) or 1.0
     config["attention_bias"] = _has(header, *(f"{name}.bias" for name in ATTENDING))
-    config.pop("head_dim", None)
+    equal = config["hidden_size"] // config["num_attention_heads"]
+    if config.pop("head_dim", equal) != equal:
+        raise keys.refused("attention.key_length", f"heads of {equal} entries are supported")
 
 
 def _exaone4(keys: Keys, _: Header, config: Config) -> None:
