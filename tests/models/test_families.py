@@ -6,6 +6,7 @@ of keys and values.  One case a family; windows are of 8 tokens, and texts of 40
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -252,6 +253,23 @@ def test_greedy_text_is_the_same_with_drafts_and_without(name: str) -> None:
     assert plain == greedy(source)
     for drafter in (knowing(plain), adversary()):
         assert said_with(fast, drafter) == plain
+
+
+@EVERY
+def test_drafts_that_are_refused_at_any_place_leave_no_trace(name: str) -> None:
+    """Rounds of up to 6 tokens of which the first, some or all are refused, and of one; to beyond a block."""
+    fast, chance = native_of(name), random.Random(0)
+    text, kept = fast.new_sequence(), list[int]()
+    while len(kept) < 300:
+        count = chance.choice((1, 1, 2, 6))
+        accepted = chance.choice((1, count, chance.randrange(count + 1)))
+        ids = [chance.randrange(len(IDS)) for _ in range(count)]
+        text.forward(ids, count)
+        text.crop(len(kept) + accepted)
+        kept += ids[:accepted]
+    fresh = fast.new_sequence()
+    fresh.forward(kept, 1)
+    assert torch.equal(text.forward([5, 6], 2), fresh.forward([5, 6], 2))
 
 
 @EVERY

@@ -387,7 +387,8 @@ int read_tokens(const Layer *layers, const Shape *shape, const Cache *caches, in
     int64_t qkv = place(&used, rows * layers->qkv.out * sizeof(float));
     int64_t seen = place(&used, rows * layers->output.part->in * sizeof(float));
     int64_t inner = place(&used, rows * layers->gate_up.out * sizeof(float));
-    int64_t added = place(&used, layers->after_attention ? rows * layers->output.out * sizeof(float) : 0);
+    int after = layers->after_attention || layers->after_mlp;
+    int64_t added = place(&used, after ? rows * layers->output.out * sizeof(float) : 0);
     int64_t queries = place(&used, rows * shape->heads * shape->size * sizeof(float)), results = used;
     for (const Run *run = runs; run < runs + one.count; run++) {
         int64_t tiles = tiles_of(shape, run->rows).tiles;
