@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from omnidraft.errors import OmniDraftError
+from omnidraft.errors import ModelError, OmniDraftError
 from omnidraft.models import native
-from omnidraft.models.families import BY_CLASS, FAMILIES, Family
+from omnidraft.models.families import BY_CLASS, FAMILIES, OTHERS, Family, Other
 from omnidraft.models.gguf.architectures import ARCHITECTURES
 from omnidraft.models.language_model import Read
 from omnidraft.models.loading import load_model
 from omnidraft.models.native_model import NativeModel, NativeSequence, obstacle
 from omnidraft.models.tensors import Tensors
-from omnidraft.models.transformers_model import TransformersModel
+from omnidraft.models.transformers_model import TransformersModel, check_supported
 from support.compilers import needs_the_8_bit_step
 from support.drafts import SIZE, adversary, greedy, knowing, said_with
 from support.exact_models import HalfModel, exact_model, native_step, representable
@@ -314,6 +316,11 @@ def test_a_file_has_the_logits_of_the_model_that_it_was_made_of(architecture: st
 # ---------------------------------------------------------------- what no switch covers
 
 
+def quantized(model: Any) -> Any:
+    model.config.quantization_config = {"quant_method": "fp8"}
+    return model
+
+
 @pytest.mark.parametrize(
     ("make", "code", "field", "reason"),
     [
@@ -327,6 +334,13 @@ def test_a_file_has_the_logits_of_the_model_that_it_was_made_of(architecture: st
             "use_bidirectional_attention",
             "use_bidirectional_attention is True",
         ),
+        (lambda: quantized(build("qwen3")), "quantized", "quantization_config", "its weights are quantized"),
+        (
+            lambda: build("qwen3", rope_parameters={**HALF, "rope_type": "linear", "factor": 2.0}),
+            "rotation",
+            "partial_rotary_factor",
+            "it rotates a part of each head",
+        ),
         (lambda: build("cohere", use_qk_norm=True), "switch", "use_qk_norm", "use_qk_norm is True"),
     ],
 )
@@ -335,6 +349,20 @@ def test_what_no_switch_covers_is_named(make: Callable[[], Any], code: str, fiel
     assert found is not None
     assert (found.code, found.field) == (code, field)
     assert reason in str(found)
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=lambda other: other.name)
+def test_other_models_are_taken_by_transformers_or_refused_as_the_table_says(other: Other) -> None:
+    model_type = other.model_types[0]
+    changes: Any = {"layer_types": ["conv", "full_attention"] * 16} if model_type == "lfm2" else {}
+    with torch.device("meta"):
+        model = cast(Any, AutoModelForCausalLM).from_config(CONFIG_MAPPING[model_type](**changes))
+    with nullcontext() if other.taken else pytest.raises(ModelError):
+        check_supported(model)
+    found = obstacle(model)
+    assert found is not None
+    assert (found.code, found.field) == ("family", "model_type")
+    assert found.reason.endswith(f"has no native step, as {other.reason}")
 
 
 def test_a_rotation_that_is_not_known_is_named_with_its_kind_of_layer() -> None:

@@ -16,7 +16,7 @@ from omnidraft.errors import ConfigError, ModelError
 from omnidraft.inspection import texts
 from omnidraft.inspection.break_even import BreakEven, break_evens
 from omnidraft.inspection.models import Language, Memory, UnloadedModel, memory, read_model
-from omnidraft.inspection.step import Step, step_of
+from omnidraft.inspection.step import Step, refused, step_of
 from omnidraft.inspection.vocabularies import Special, Spellings, Vocabulary, specials, spellings, vocabulary
 from omnidraft.models.families import BY_CLASS
 from omnidraft.models.gguf import KeyReport
@@ -102,7 +102,7 @@ def _model(one: UnloadedModel) -> Model:
 
 def _step(one: UnloadedModel) -> Step | None:
     if one.model is None:
-        return None
+        return None if one.problem is None else refused(one.problem)
     skeleton = one.model.model
     return step_of(BY_CLASS.get(type(skeleton).__name__), obstacle(skeleton))
 

@@ -54,9 +54,9 @@ def step_of(family: Family | None, obstacle: Obstacle | None) -> Step:
     return Step(how=TRANSFORMERS, family=name, code=obstacle.code, field=obstacle.field, reason=obstacle.reason)
 
 
-def refused(error: ModelError) -> Step:
+def refused(reason: str) -> Step:
     """The step of a model that is not taken."""
-    return Step(how=REFUSED, family=None, code="refused", field=None, reason=str(error))
+    return Step(how=REFUSED, family=None, code="refused", field=None, reason=reason)
 
 
 def inspect_header(path: Path) -> HeaderFigures:
@@ -68,7 +68,7 @@ def inspect_header(path: Path) -> HeaderFigures:
     try:
         described = describe(header)
     except ModelError as error:
-        return _figures(header, refused(error), None)
+        return _figures(header, refused(str(error)), None)
     family = BY_TYPE.get(described.config["model_type"])
     return _figures(header, step_of(family, _obstacle(family, described)), described)
 

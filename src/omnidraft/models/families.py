@@ -242,7 +242,7 @@ OTHERS: tuple[Other, ...] = (
     Other("DeepSeek V2, V3", "16B-A2B", ("deepseek_v2", "deepseek_v3"), f"{EXPERTS}, and its keys are compressed"),
     Other("Gemma 3n", "E2B, E4B", ("gemma3n_text", "gemma3n"), "it has several residuals and embeddings of each layer"),
     Other("Gemma 4", "E2B, E4B, 12B, 31B", ("gemma4_text", "gemma4"), "its layers differ in heads and share keys"),
-    Other("Gemma 3, Mistral 3 with images", "4B, 12B", ("gemma3", "mistral3"), "it is a model of images and text"),
+    Other("Gemma 3 with images", "4B, 12B, 27B", ("gemma3",), "it is a model of images and text"),
     Other("StarCoder 2", "3B, 7B, 15B", ("starcoder2",), "its MLP has no gate, and its norms have biases"),
     Other("Phi-1, Phi-2", "1.3B, 2.7B", ("phi",), "its MLP has no gate, and its norms have biases"),
     Other("Apertus", "8B", ("apertus",), "its MLP has no gate"),
