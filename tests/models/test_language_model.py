@@ -222,14 +222,14 @@ def test_ids_and_lengths_out_of_range() -> None:
 
 
 KEPT = {"num_local_experts": 2, "layer_types": ["linear_attention", "full_attention"]}
-STATE = ("whose state cannot be rolled back",)
+OWN_CACHE = "a cache of its own kind, "
 REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "mamba": ({}, ("MambaForCausalLM", "linear_attention")),
-    "jamba": ({}, ("JambaForCausalLM", "linear_attention")),
-    "falcon_h1": ({}, STATE),
-    "lfm2": ({"layer_types": ["conv", "full_attention"]}, STATE),
-    "minimax": (KEPT, STATE),
-    "qwen3_next": ({**KEPT, "num_experts": 4, "moe_intermediate_size": 16}, STATE),
+    "minimax": (KEPT, ("MiniMaxForCausalLM", OWN_CACHE + "MiniMaxCache, which cannot be copied")),
+    "xlstm": ({}, ("xLSTMForCausalLM", OWN_CACHE + "xLSTMCache, which cannot be copied")),
+    "recurrent_gemma": (
+        {"lru_width": 32, "block_types": ["recurrent", "attention"], "num_key_value_heads": 1, "pad_token_id": 0},
+        ("RecurrentGemmaForCausalLM", "in the model itself, and not in a cache"),
+    ),
     "rwkv": ({"attention_hidden_size": 32}, ("RwkvForCausalLM", "a state other than a KV cache")),
     "openai-gpt": ({}, ("OpenAIGPTLMHeadModel", "a state other than a KV cache")),
     "xlm": ({}, ("XLMWithLMHeadModel", "a state other than a KV cache")),  # its `cache` is a dict

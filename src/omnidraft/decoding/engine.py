@@ -52,6 +52,7 @@ class Extras:
 
 
 NOTHING_ELSE = Extras()
+AGAIN = "the target reads alone what it has to read again"
 
 
 @dataclass(kw_only=True)
@@ -90,6 +91,7 @@ class Verified:
     draft: Draft
     outcome: Outcome
     logits: torch.Tensor  # (n + 1, V_p) after the last committed token and after each of n proposals
+    again: int = 0  # committed tokens that the target read once more
     times: RoundTimes
 
 
@@ -262,6 +264,7 @@ class Engine:
             yield from self.read_part(request, self.behind(request) - 1)
         # on a clock that stands still while the request waits for reads of others
         began = time.perf_counter() - request.waited_s
+        again = self.behind(request) - 1 if len(request.ids) > request.prompt else 0
         try:
             draft = yield from self.propose(request)
         except Behind:
@@ -282,7 +285,9 @@ class Engine:
             overhead_s=time.perf_counter() - request.waited_s - verified,
             policy_s=request.policy_s,
         )
-        return Verified(emitted=emitted, finish=finish, draft=draft, outcome=outcome, logits=logits, times=times)
+        return Verified(
+            emitted=emitted, finish=finish, draft=draft, outcome=outcome, logits=logits, again=again, times=times
+        )
 
     def commit(self, request: Request, verified: Verified, kept: int | None = None) -> Round:
         """Add a round's tokens to the request; with `kept`, the answer ends with so many of them.
@@ -317,6 +322,7 @@ class Engine:
                 counted=min(draft.counted, len(draft.tokens)),  # of a draft that was cut, its beginning
                 draft_passes=draft.passes,
                 draft_read=draft.read,
+                again=verified.again,
             ),
             times=replace(times, overhead_s=times.overhead_s + time.perf_counter() - began),
         )
@@ -327,18 +333,20 @@ class Engine:
 
     def propose(self, request: Request) -> Passes[Draft]:
         """A draft no longer than could be emitted, and none where the context may run out whatever is drawn."""
-        used, asked = len(request.ids), request.extras
+        target, asked = self.target.model, request.extras
+        alone = target.hybrid and not self.policy.rereads(self.behind(request) - 1)
+        if target.no_drafts is not None or alone:
+            return Draft(no_draft_reason=target.no_drafts or AGAIN)
+        used = len(request.ids)
         most = self.drafting.longest if asked.longest is None else min(self.drafting.longest, asked.longest)
-        room = min(most, request.end - used - 1, self.target.model.context - used)
+        room = min(most, request.end - used - 1, target.context - used)
         if room <= 0 or (self.attached is None and not asked.counts):
             return Draft(no_draft_reason=OFF if most == 0 else NO_DRAFTER if room > 0 else None)
         if self.attached is None and self.counts is not None:
             return counted_draft(self.counts, request.ids, room, self.policy, self.eos)
         if self.attached is None or self._proposer is None:
             return Draft(no_draft_reason=self.policy.no_draft_reason)
-        length = min(
-            room, self.attached.drafter.model.context // 2, (self.target.model.context - used) // self._longest
-        )
+        length = min(room, self.attached.drafter.model.context // 2, (target.context - used) // self._longest)
         if length <= 0:
             return Draft()
         own = self.drafting.drafter_temperature

@@ -13,7 +13,7 @@ from omnidraft.models.forks import ForkLock
 from omnidraft.models.language_model import LanguageModel
 from omnidraft.models.native_model import native_of
 from omnidraft.models.native_weights import RoundedWeights, Weights
-from omnidraft.models.transformers_model import PretrainedModel, TransformersModel
+from omnidraft.models.transformers_model import PretrainedModel, TransformersModel, check_drafter
 
 LOOK_S = 0.02  # seconds between looks at whether a waiting request still has the slot
 
@@ -103,10 +103,11 @@ class LentWeights(TransformersModel):
 class SharedDrafter:
     """The one copy of a drafter's weights that drafts, for any number of targets, one request at a time.
 
-    The source it was made from stays as it is.
+    The source it was made from stays as it is.  Raises ModelError for a hybrid.
     """
 
     def __init__(self, source: PretrainedModel, *, native_step: bool = True) -> None:
+        check_drafter(source)
         self.source = source
         self.slot = Slot()
         self._native = native_of(source) if native_step else None

@@ -52,6 +52,7 @@ def time_passes(
     for each in (read, drafts):
         each.crop(0)
         each.forward(_ids(context, each.model), 1)
+    before = _ids(context, target)
     laps: list[list[float]] = []
     began = clock()
     while len(laps) <= LAPS or clock() - began <= SECONDS:
@@ -61,6 +62,8 @@ def time_passes(
             read.forward(ids, size)
             lap.append(clock() - start)
             read.crop(context)
+            if read.length < context:  # a hybrid's crop has taken more with it
+                read.forward(before[read.length :], 0)
         ids, start = _ids(STEPS, drafter), clock()
         for token in ids:
             drafts.forward([token], 1)
@@ -142,7 +145,7 @@ class CostModel:
 
     def learn(self, record: Round, *, first: bool, rows: int = 1) -> None:
         """Take in a round of so many rows; the `first` of a request includes the target's prefill."""
-        drafted, passes = len(record.draft), record.counts.draft_passes
+        drafted, passes = len(record.draft) + record.counts.again, record.counts.draft_passes
         new = drafted not in self._met  # libraries prepare for the first pass of each shape
         self._met.add(drafted)
         if not first and not new and record.finish != "stop":

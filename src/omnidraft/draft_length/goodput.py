@@ -51,6 +51,7 @@ class Goodput:
         self._longest, self._head, self._alone = longest, head or Head(), alone
         self._version, self._trained = self._head.version, self._head.trained
         self._tokens = self._time = 1.0  # of the latest rounds
+        self._drafts, self._again = 1.0, 0.0  # cost of verifying drafts of late, and of reading tokens again
         self._length = 64.0  # of the latest answers, in target tokens
         self._budget = 2 * EXPLORATION  # plain steps that the present exploration may still lose
         self._rounds, self._interval = 0, INTERVALS[0]  # since the last exploration, and between two
@@ -77,6 +78,15 @@ class Goodput:
         self._first = self._unread = True
         self.acceptance.start_request()
         self._first_gain = self._step_gain(1.0, 0)
+
+    def rereads(self, count: int) -> bool:
+        """Whether reading so many tokens again costs less than the token that a round without a draft would forgo.
+
+        Where drafts have not paid of late, none is read again beside a draft: its cost is seen best alone.
+        """
+        if count and self._tokens < self._time:
+            return False
+        return self.goodput * self.costs.tokens(0.0, count) < 1
 
     def begin(self, walk: Walk | None, chance: float = 0.0) -> bool:
         """Whether a first draft token pays."""
@@ -139,7 +149,7 @@ class Goodput:
     def _pays(self, chance: float) -> bool:
         """Whether one more token pays that costs no step, and is accepted with this probability."""
         length = len(self._bins)
-        return self._survival * chance * self.gain.next(length) > self.goodput * self.costs.tokens.next(length)
+        return self._survival * chance * self.gain.next(length) > self._verifying(length)
 
     def draws(
         self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None, guess: Guess | None = None
@@ -153,7 +163,7 @@ class Goodput:
         survival = self._survival * self.acceptance.probability(place)
         if length >= self._forced and not self._unfinished:
             gain = survival * self.gain.next(length) + self._later_gain(survival, length)
-            if gain <= self.goodput * self.costs.tokens.next(length):
+            if gain <= self._verifying(length):
                 self.no_draft_reason = UNSURE
                 return False
         self._bins.append(place)
@@ -169,20 +179,24 @@ class Goodput:
 
     def _step_gain(self, survival: float, length: int) -> float:
         """Expected net gain of a draft step after `length` tokens: its token is drawn only where that pays."""
-        mean, cost = self.acceptance.mean, self.goodput * self.costs.tokens.next(length)
+        mean, cost = self.acceptance.mean, self._verifying(length)
         worth = survival * self.gain.next(length) + self._later_gain(survival * mean, length) / mean
         gains = sum(share * max(0.0, worth * probability - cost) for share, probability in self.acceptance.bins)
         return gains - self.goodput * self.costs.steps.next(length)
 
     def _later_gain(self, survival: float, length: int) -> float:
         """Net gain of the tokens that follow the one after `length`, at the mean acceptance probability."""
-        cost, total = self.goodput * (self.costs.steps.next(1) + self.costs.tokens.next(1)), 0.0
+        cost, total = self.goodput * self.costs.steps.next(1) + self._verifying(1), 0.0
         for _ in range(length + 1, self._longest):
             survival *= self.acceptance.mean
             if (gain := survival * self.gain.next(1)) <= cost:
                 break
             total += gain - cost
         return total
+
+    def _verifying(self, length: int) -> float:
+        """Target tokens that verifying one more token costs; a hybrid reads accepted ones again after a rejection."""
+        return self.goodput * self.costs.tokens.next(length) * (1 + self._again / self._drafts)
 
     @property
     def _prefill(self) -> float:
@@ -207,8 +221,12 @@ class Goodput:
         self._learn_costs(record)
         self._rounds += 1
         self._emitted += len(record.emitted)
-        self._since_plain = self._since_plain + 1 if record.draft or self._first else 0
-        passes, accepted = record.counts.draft_passes, record.counts.draft_accepted
+        passes, accepted, again = record.counts.draft_passes, record.counts.draft_accepted, record.counts.again
+        self._since_plain = self._since_plain + 1 if record.draft or again or self._first else 0
+        if record.draft or again:
+            drafted, tokens = len(record.draft), self.costs.tokens
+            self._drafts = DISCOUNT * self._drafts + tokens.of(drafted)
+            self._again = DISCOUNT * self._again + tokens.of(drafted + again) - tokens.of(drafted)
         start = passes > 0 and self._unread  # the drafter's first read of a request, which pays for all that follows
         if start:
             self._budget -= self._prefill if self._budget > 0 else 0.0
@@ -233,7 +251,7 @@ class Goodput:
         spent = min((times.draft_s + times.verify_s + times.overhead_s) / self.costs.seconds, STALL * tokens)
         self._tokens = DISCOUNT * self._tokens + tokens
         self._time = DISCOUNT * self._time + spent
-        if record.counts.draft_passes and self._budget > 0:
+        if (record.counts.draft_passes or record.counts.again) and self._budget > 0:
             self._budget = min(2 * EXPLORATION, self._budget - spent + tokens)
 
     def state(self) -> npt.NDArray[np.float64]:

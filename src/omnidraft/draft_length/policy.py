@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from omnidraft.verification.round import Round
     from omnidraft.verification.trie_walk import Walk
 
+REREADS = 16  # committed tokens that a hybrid may read again beside a draft, where no costs are weighed
 TRUSTED = 0.9  # chance from which on a policy that weighs no costs has no pass of the drafter
 
 
@@ -33,6 +34,9 @@ class DraftLengthPolicy(Protocol):
 
     def open(self, prompt: Sequence[int], new_tokens: int) -> None:
         """Start a request with a prompt of drafter tokens, for at most `new_tokens` target tokens."""
+
+    def rereads(self, count: int) -> bool:
+        """True to draft where the target then reads so many committed tokens again beside the draft."""
 
     def begin(self, walk: Walk | None, chance: float = 0.0) -> bool:
         """True to draft in this round; `walk` segments the draft, `chance` is that of the counts' first token."""
@@ -62,6 +66,9 @@ class Fixed:
 
     def open(self, prompt: Sequence[int], new_tokens: int) -> None:
         """Do nothing: all requests are alike."""
+
+    def rereads(self, count: int) -> bool:
+        return count <= REREADS
 
     def begin(self, walk: Walk | None, chance: float = 0.0) -> bool:  # noqa: ARG002
         self.no_draft_reason = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,11 +13,11 @@ from omnidraft.alignment.vocab import Speller, Vocab, read_vocab
 from omnidraft.errors import ModelError
 from omnidraft.models import native
 from omnidraft.models.gguf import KeyReport, held_bytes, is_gguf, read_keys
-from omnidraft.models.kv_cache import new_cache
+from omnidraft.models.kv_cache import attention
 from omnidraft.models.language_model import NO_LIMIT
 from omnidraft.models.loading import choose_device, choose_precision, load_skeleton, load_tokenizer, locate
 from omnidraft.models.tensors import in_8_bits
-from omnidraft.models.transformers_model import TransformersModel, cache_argument
+from omnidraft.models.transformers_model import TransformersModel, check_drafter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -71,6 +71,8 @@ def read_model(name: str | Path, *, drafts: bool = False) -> UnloadedModel:
     try:
         if not local or is_gguf(source) or (Path(source) / "config.json").exists():
             model = TransformersModel(load_skeleton(source))
+            if drafts:
+                check_drafter(model)
         keys = read_keys(Path(source)) if is_gguf(source) else None
         tokenizer = load_tokenizer(source)
         known = () if model is None else (model.vocab_size, model.eos)
@@ -121,10 +123,10 @@ def _cache_entries(model: TransformersModel) -> int | None:
 
     None for a model whose pass reads values, as some mixtures of experts do.
     """
-    cache: Any = new_cache()
-    ids = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
+    cache = model.new_cache()
     try:
-        model.model(ids, use_cache=True, **{cache_argument(model.model): cache})
+        model.run(cache, [0], 0, 1)
     except Exception:  # noqa: BLE001  a modelling file that is not meant for the meta device raises anything
         return None
-    return sum(int(layer.keys.numel() + layer.values.numel()) for layer in cache.layers)
+    held = [part for layer in attention(cache) for part in (layer.keys, layer.values) if part is not None]
+    return sum(part.numel() for part in held)

@@ -1,14 +1,25 @@
-"""A KV cache over preallocated buffers: new keys and values are written in place, without copying the old ones."""
+"""A KV cache over preallocated buffers: new keys and values are written in place, without copying the old ones.
+
+A hybrid's cache also holds states that a pass overwrites: of recurrences, and of convolutions.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import (
+    DynamicLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionCacheLayerMixin,
+)
 
 from omnidraft.models.language_model import ROOM
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 class GrowingLayer(DynamicLayer):
@@ -48,12 +59,53 @@ def _enlarged(old: torch.Tensor, length: int, needed: int) -> torch.Tensor:
     return new
 
 
-def new_cache() -> DynamicCache:
-    """Return an empty cache whose every layer keeps all keys.
+class HybridLayer(GrowingLayer, LinearAttentionAndFullAttentionLayer):  # type: ignore[misc, override]
+    """Attention and states in one layer."""
 
-    It is made without a config, so that layers with a sliding window keep every key as well: no crop could restore
-    what a window has dropped.  The window itself is applied by the attention mask.
+
+def new_cache(hybrid: PreTrainedConfig | None = None) -> DynamicCache:
+    """Return an empty cache whose every layer of attention keeps all keys; of a `hybrid`, by its config.
+
+    Layers with a sliding window keep every key as well: no crop could restore what a window has dropped.  The window
+    itself is applied by the attention mask.
     """
-    cache = DynamicCache()
-    cache.layer_class_to_replicate = GrowingLayer
+    if hybrid is None:
+        cache = DynamicCache()
+        cache.layer_class_to_replicate = GrowingLayer
+        return cache
+    cache = DynamicCache(config=hybrid)
+    cache.layers = [_growing(layer) for layer in cache.layers]
     return cache
+
+
+def _growing(layer: Any) -> Any:
+    """The layer, or the one in its place that keeps all keys."""
+    if not isinstance(layer, DynamicLayer):
+        return layer
+    # mypy knows of no class that is both
+    made: Any = HybridLayer if issubclass(type(layer), LinearAttentionCacheLayerMixin) else GrowingLayer
+    return made(number_of_states=getattr(layer, "number_of_states", 1))
+
+
+def state_layers(cache: DynamicCache) -> list[Any]:
+    """The layers of a cache that hold states."""
+    return [layer for layer in cache.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
+
+
+def states(layers: Sequence[Any]) -> list[torch.Tensor]:
+    """The states of such layers, which passes overwrite, in an order that stays."""
+    held = (state for layer in layers for of in (layer.conv_states, layer.recurrent_states) for state in of.values())
+    return [state for state in held if state is not None]
+
+
+def attention(cache: DynamicCache) -> list[GrowingLayer]:
+    """The layers of a cache that hold keys and values."""
+    return [layer for layer in cache.layers if isinstance(layer, GrowingLayer)]
+
+
+def held(cache: DynamicCache) -> int | None:
+    """How many tokens a cache holds; None where its layers count none, as states do not."""
+    layers = state_layers(cache)
+    if layers and not attention(cache):
+        return None if states(layers) else 0
+    return cache.get_seq_length()

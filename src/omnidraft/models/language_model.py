@@ -40,7 +40,7 @@ class KVSequence(Protocol):
         """Append `ids` and return the logits of the last `keep` of them, (keep, vocab_size) float32."""
 
     def crop(self, length: int) -> None:
-        """Keep the first `length` tokens of the cache, 0 <= length <= self.length."""
+        """Keep the first `length` tokens of the cache, 0 <= length <= self.length; of a hybrid's at most."""
 
 
 @runtime_checkable
@@ -104,6 +104,8 @@ class LanguageModel(Protocol):
     part: int  # likewise of a target where others may wait, and logits depend on how a text is parted
     joint: bool  # reads of several sequences are one pass
     rows_independent: bool  # the logits of a row are the same bits whatever rows are read in its pass
+    hybrid: bool  # it has states besides keys and values: a crop may leave fewer tokens, which are then read again
+    no_drafts: str | None  # why it cannot verify drafts, a phrase
 
     @property
     def precision(self) -> str:
@@ -157,7 +159,8 @@ class SingleSequence:
     context: int
     precision = "float32"
     chunk = part = NO_LIMIT
-    joint = rows_independent = False
+    joint = rows_independent = hybrid = False
+    no_drafts: str | None = None
     token_bytes = 0.0
     hidden: torch.Tensor | None = None
     nbytes = 0

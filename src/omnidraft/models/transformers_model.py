@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import re
+import textwrap
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,15 +16,23 @@ from omnidraft.models.forks import mind_forks
 from omnidraft.models.language_model import NO_LIMIT, ROOM, CachedSequence, KVSequence, Read, check_crop
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
 CHUNK = 512  # ids in one forward pass: bounds the memory of the attention over a long prompt
 PART, WORK = 16, 2**34  # ids that a CPU reads while others wait: fewer take as long; weights times ids in .2 s or so
 ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}  # layers that cache one entry a token
-CACHE_ARGUMENTS = ("past_key_values", "cache")  # of models' `forward`, by the version that they were written for
+STATES = {"conv", "linear_attention", "hybrid", "hybrid_sliding"}  # layers that have a state, or both
+STATELESS = {"mlp", "moe"}
+# of models' `forward`, by the version that they were written for, and of models with states alone
+CACHE_ARGUMENTS = ("past_key_values", "cache", "cache_params")
+CACHES = {"Cache", "DynamicCache"}  # that models take
 # kinds of rotation whose angles do not depend on how a text is split into passes, within the context
 ROTATIONS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
-SUPPORTED = "a decoder-only causal model whose layers are all full, sliding or chunked attention"
+SUPPORTED = (
+    "a decoder-only causal model whose layers are full, sliding or chunked attention, or have states in a cache of "
+    "transformers"
+)
+PROBED = "omnidraft_no_drafts"  # attribute of a model
 TAP = "omnidraft_tap"  # attribute of an output layer
 
 
@@ -37,11 +47,13 @@ class PretrainedModel:
     joint: bool
     generates: bool  # `model` has the weights, with which transformers can generate, too
     rows_independent: bool
+    no_drafts: str | None = None
     device: torch.device
     precision: str
 
     def __init__(self, model: PreTrainedModel) -> None:
         check_supported(model)
+        self.hybrid = has_states(model)
         mind_forks()
         config = model.config.get_text_config(decoder=True)
         self.model = model.eval()
@@ -67,7 +79,11 @@ class PretrainedModel:
 
 
 class TransformersModel(PretrainedModel):
-    """A `transformers` causal language model, which reads one sequence at a time."""
+    """A `transformers` causal language model, which reads one sequence at a time.
+
+    A hybrid is probed with a few ids, once: one that reads several tokens otherwise than one by one has `no_drafts`,
+    and reads what follows the first pass of a text token by token.
+    """
 
     chunk, joint, generates, rows_independent = CHUNK, False, True, False
 
@@ -78,17 +94,47 @@ class TransformersModel(PretrainedModel):
         # by the model alone, as logits depend on how a prompt is parted
         self.part = min(CHUNK, max(PART, WORK // max(1, weights))) if self.device.type == "cpu" else CHUNK
         self.precision = str(model.dtype).removeprefix("torch.")
+        parameters = inspect.signature(model.forward).parameters
         self._cache_argument = cache_argument(model)
-        self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._selects = "logits_to_keep" in parameters
+        self._places = self.hybrid and "position_ids" in parameters  # some hybrids count from 0 in each pass
+        if self.hybrid and self.device.type != "meta":
+            self.no_drafts = self._probed()
+            if self.no_drafts:
+                self.chunk = NO_LIMIT
+
+    @torch.inference_mode()
+    def _probed(self) -> str | None:
+        """Why it cannot verify drafts; found once for a model, whose copies know it."""
+        from omnidraft.models.hybrids import ONE_BY_ONE, bounded, fit_scans, no_drafts
+
+        if not hasattr(self.model, PROBED):
+            fit_scans(self.model)
+            try:
+                probed = no_drafts(self.new_cache, self.run, self.vocab_size, self.dtype)
+            except (ModelError, RuntimeError, ValueError) as error:
+                reason = textwrap.shorten(str(error), 200, placeholder=" ...")
+                shown = f"{self.name!r} ({type(self.model).__name__})"
+                raise ModelError(f"model {shown} cannot be rolled back ({reason}): use {SUPPORTED}") from error
+            setattr(self.model, PROBED, ONE_BY_ONE if bounded(self.model) else probed)
+        found: str | None = getattr(self.model, PROBED)
+        return found
 
     @cached_property
     def token_bytes(self) -> float:
+        from omnidraft.models.kv_cache import attention
+
         one = self.new_sequence()
         one.forward([0], 0)
-        return one.nbytes / (1 + ROOM)
+        return sum(layer.nbytes for layer in attention(one.cache)) / (1 + ROOM)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         return dict(self.model.state_dict())
+
+    def new_cache(self) -> DynamicCache:
+        from omnidraft.models.kv_cache import new_cache
+
+        return new_cache(self.model.config if self.hybrid else None)
 
     def new_sequence(self, *, hidden: bool = False) -> TransformersSequence:
         return TransformersSequence(self, tap(self.model) if hidden else None)
@@ -105,21 +151,30 @@ class TransformersModel(PretrainedModel):
             raise
 
     def _read(self, read: Read) -> torch.Tensor:
-        """Run the model over the ids in chunks; logits (keep, vocab_size) float32."""
+        """Run the model over the ids in passes; logits (keep, vocab_size) float32."""
         sequence: Any = read.sequence
-        ids, keep, kept = read.ids, read.keep, []
-        for start in range(0, len(ids), CHUNK):
-            chunk = ids[start : start + CHUNK]
-            inputs = torch.tensor([chunk], device=self.device)  # (1, T)
-            rows = len(chunk) - max(0, len(ids) - keep - start)  # positions of this chunk whose logits are kept
-            select = {"logits_to_keep": max(rows, 1)} if self._selects else {}  # 0 would mean all
-            output = self.model(inputs, use_cache=True, **{self._cache_argument: sequence.cache}, **select)
-            sequence.extend(len(chunk))
+        ids, keep, kept, start = read.ids, read.keep, [], 0
+        for end in sequence.passes(len(ids), keep):
+            rows = end - max(start, len(ids) - keep)  # positions of this pass whose logits are kept
+            logits = self.run(sequence.cache, ids[start:end], sequence.length, rows)
+            sequence.extend(end - start)
             if rows > 0:
-                kept.append(output.logits[0, -rows:].float())
+                kept.append(logits[-rows:].float())
+            start = end
         if not kept:
             return torch.empty(0, self.vocab_size, dtype=torch.float32, device=self.device)
         return kept[0] if len(kept) == 1 else torch.cat(kept)
+
+    def run(self, cache: DynamicCache, ids: Sequence[int], length: int, rows: int) -> torch.Tensor:
+        """Append ids to a cache of that length; the logits of the last `rows` of them at least, (T, V)."""
+        options: dict[str, Any] = {self._cache_argument: cache}
+        if self._selects:
+            options["logits_to_keep"] = max(rows, 1)  # 0 would mean all
+        if self._places:
+            options["position_ids"] = torch.arange(length, length + len(ids), device=self.device)[None]
+        inputs = torch.tensor([list(ids)], device=self.device)  # (1, T)
+        logits: torch.Tensor = self.model(inputs, use_cache=True, **options).logits[0]
+        return logits
 
 
 class TransformersSequence(CachedSequence):
@@ -128,30 +183,61 @@ class TransformersSequence(CachedSequence):
     model: TransformersModel
 
     def __init__(self, model: TransformersModel, tap: HiddenStateHook | None) -> None:
-        from omnidraft.models.kv_cache import new_cache
+        from omnidraft.models.checkpoints import Checkpoints
 
         super().__init__(model)
-        self._new_cache, self._tap = new_cache, tap
-        self.cache = new_cache()
+        self._new_cache, self._tap = model.new_cache, tap
+        self.cache = self._new_cache()
+        self._checkpoints = Checkpoints() if model.hybrid and not model.no_drafts else None
+        self._saves: dict[int, bool] = {}  # the lengths of the present read to save at, and whether that stays
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
-        return sum(getattr(layer, "nbytes", 0) for layer in self.cache.layers)
+        from omnidraft.models.kv_cache import state_layers, states
+
+        kept = 0 if self._checkpoints is None else self._checkpoints.nbytes
+        held = sum(state.nbytes for state in states(state_layers(self.cache)))
+        return kept + held + sum(getattr(layer, "nbytes", 0) for layer in self.cache.layers)
+
+    def passes(self, count: int, keep: int) -> list[int]:
+        """Where passes over `count` ids end; a checkpoint is made before them where that is due, and between."""
+        if self.model.no_drafts:
+            return list(range(1, count + 1)) if self.length else [count]
+        if self._checkpoints is not None:
+            self._saves = self._checkpoints.places(self.length, count, keep)
+            self._save()
+        ends = {*range(CHUNK, count, CHUNK), *(place - self.length for place in self._saves), count}
+        return sorted(ends - {0})
 
     def extend(self, count: int) -> None:
         """Take in that a pass has appended so many tokens; raises ModelError where the cache does not hold them."""
+        from omnidraft.models.kv_cache import held
+
         self.length += count
-        if self.cache.get_seq_length() != self.length:
+        if held(self.cache) not in (self.length, None):
             raise ModelError(f"model {self.model.name!r} does not use the KV cache it is given: use {SUPPORTED}")
         if self._tap is not None and self._tap.last is not None:
             self.hidden = self._tap.last[0, -1]
+        self._save()
 
+    def _save(self) -> None:
+        """Make a checkpoint here where one is due."""
+        if self._checkpoints is not None and (stays := self._saves.pop(self.length, None)) is not None:
+            self._checkpoints.save(self.cache, self.length, stays=stays)
+
+    @torch.inference_mode()
     def crop(self, length: int) -> None:
+        """Keep the first `length` tokens of the cache; of a hybrid's those of a checkpoint, which may be fewer."""
         check_crop(length, self.length)
+        if 0 < length < self.length:
+            if not self.model.hybrid:
+                self.cache.crop(length - self.length)  # negative: the number of tokens to remove
+            else:
+                length = self._checkpoints.back(self.cache, length, self.length) if self._checkpoints else 0
+        elif length == 0 and self._checkpoints is not None:
+            self._checkpoints.clear()
         if length == 0:
             self.cache = self._new_cache()
-        elif length < self.length:
-            self.cache.crop(length - self.length)  # negative: the number of tokens to remove
         self.length = length
 
 
@@ -184,25 +270,45 @@ def tap(model: PreTrainedModel) -> HiddenStateHook | None:
     return found
 
 
+def has_states(model: PreTrainedModel) -> bool:
+    """Whether layers of a model keep states, which passes overwrite."""
+    return not STATES.isdisjoint(_kinds(model.config))
+
+
+def _kinds(config: PreTrainedConfig) -> set[str]:
+    return set(getattr(config.get_text_config(decoder=True), "layer_types", None) or ())
+
+
 def check_supported(model: PreTrainedModel) -> None:
-    """Raise ModelError unless the state of `model` is a causal KV cache: one entry a token and layer."""
+    """Raise ModelError unless the state of `model` is a causal KV cache, or a hybrid's that can be copied."""
     config = model.config
-    kinds = set(getattr(config.get_text_config(decoder=True), "layer_types", None) or ())
-    attends = bool(kinds) and kinds <= ATTENTION  # of a hybrid's class, with no layer of the other kind
-    kinds -= ATTENTION
+    attends = bool(_kinds(config)) and _kinds(config) <= ATTENTION  # of a hybrid's class, without such a layer
+    kinds = _kinds(config) - ATTENTION - STATES - STATELESS
     # encoders set one or the other to False; the configs of some decoders say that they are none
     blind = all(getattr(module, name, True) for module in model.modules() for name in ("is_causal", "is_decoder"))
     if config.is_encoder_decoder:
         found = "an encoder"
     elif kinds:
         found = f"layers of kind {', '.join(sorted(kinds))}, whose state cannot be rolled back"
-    elif (getattr(model, "_is_stateful", False) and not attends) or not cache_argument(model):
+    elif own := _own_cache(model):
+        found = f"a cache of its own kind, {own}, which cannot be copied"
+    elif not cache_argument(model) or (getattr(model, "_is_stateful", False) and not attends and not has_states(model)):
         found = "a state other than a KV cache, which cannot be rolled back"
+    elif has_states(model) and model.device.type == "meta" and _hides_states(model):
+        found = "states that are in the model itself, and not in a cache that can be copied"
     elif not blind and not getattr(config, "is_decoder", True):  # an image tower may attend both ways
         found = "attention to later tokens"
     else:
         return
     raise ModelError(f"model {model.name_or_path!r} ({type(model).__name__}) has {found}: use {SUPPORTED}")
+
+
+def check_drafter(model: PretrainedModel) -> None:
+    """Raise ModelError for a hybrid, which goes back to a checkpoint in each round and so would read each text anew."""
+    if model.hybrid:
+        raise ModelError(
+            f"drafter {model.name!r} keeps states that no crop restores: use a drafter whose layers are all attention"
+        )
 
 
 def cache_argument(model: torch.nn.Module) -> str:
@@ -211,6 +317,29 @@ def cache_argument(model: torch.nn.Module) -> str:
     found = (name for name in CACHE_ARGUMENTS if name in parameters)
     # what XLM calls a cache is a dict of tensors
     return next((name for name in found if "dict" not in str(parameters[name].annotation)), "")
+
+
+def _own_cache(model: PreTrainedModel) -> str:
+    """The class of cache that a model takes alone; empty where it takes those of transformers."""
+    for part in (model, model.base_model):
+        if name := cache_argument(part):
+            kinds = set(re.findall(r"\w*Cache\b", str(inspect.signature(part.forward).parameters[name].annotation)))
+            if kinds and not kinds & CACHES:
+                return str(min(kinds))
+    return ""
+
+
+@torch.inference_mode()
+def _hides_states(model: PreTrainedModel) -> bool:
+    """Whether a pass on the meta device leaves no state in the cache; False where none can be made there."""
+    from omnidraft.models.kv_cache import new_cache, state_layers, states
+
+    cache = new_cache(model.config)
+    try:
+        model(torch.zeros(1, 2, dtype=torch.int64, device="meta"), use_cache=True, **{cache_argument(model): cache})
+    except Exception:  # noqa: BLE001  code that is not meant for the meta device raises anything
+        return False
+    return not states(state_layers(cache))
 
 
 def check_rotation(config: PreTrainedConfig, name: str) -> None:

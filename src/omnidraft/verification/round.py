@@ -27,6 +27,7 @@ class RoundCounts:
     counted: int = 0  # draft tokens drawn from the counts alone
     draft_passes: int = 0  # forward passes of the drafter
     draft_read: int = 0  # tokens fed to the drafter in these passes
+    again: int = 0  # committed tokens that the target, a hybrid, read once more
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
