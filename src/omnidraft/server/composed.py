@@ -12,8 +12,8 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from omnidraft.errors import ConfigError
 from omnidraft.server import grammar
-from omnidraft.server.forms import Form
-from omnidraft.server.grammar import COMPACT, call_schema, compiled, lacking
+from omnidraft.server.forms import ANY_OBJECT, Form
+from omnidraft.server.grammar import COMPACT, call_schema, compiled, lacking, reason
 from omnidraft.server.schemas import LISTS, MAPS, SINGLE, Schemas
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -52,17 +52,19 @@ def calls_grammar(tokens: LLTokenizer, functions: Sequence[Function], *, special
 
     Raises ConfigError, with the name of the function at fault as its `option`.
     """
-    tags = []
+    schemas, calls = Schemas(), []
     for each in functions:
-        schemas = Schemas()
-        call = call_schema(each, schemas)
-        arguments = schemas.whole(call["properties"]["arguments"]) if each.get("strict") else {"type": "object"}
-        begin = f'{OPEN}\n{{"name": {json.dumps(each["name"])}, "arguments": '
-        schema = {**arguments, "x-guidance": COMPACT}
-        if each.get("strict") and (problem := compiled(tokens, arguments)[1]):
-            raise ConfigError(f"the parameters cannot be followed: {problem}", option=each["name"])
-        tags.append(StructTag(trigger=OPEN, begin=begin, grammar=schema, end=f"}}\n{CLOSE}"))
-    return _checked(tokens, StructTag.to_grammar(tags, assume_special=special))
+        if not each.get("strict"):
+            calls.append(call_schema({"name": each["name"], "parameters": ANY_OBJECT}, schemas))
+            continue
+        own = Schemas()
+        if problem := compiled(tokens, own.whole(call_schema(each, own)))[1]:
+            raise ConfigError(f"the parameters cannot be followed: {reason(problem)}", option=each["name"])
+        calls.append(call_schema(each, schemas))
+    schema = json.dumps({**schemas.whole({"anyOf": calls}), "x-guidance": COMPACT})
+    rules = f"start: SPACE call SPACE\ncall: %json {schema}\nSPACE: /\\n?/\n"
+    tag = StructTag(trigger=OPEN, begin=OPEN, grammar=rules, end=CLOSE)
+    return _checked(tokens, StructTag.to_grammar([tag], assume_special=special))
 
 
 def behind_thought(tokens: LLTokenizer, functions: Sequence[Function], thought: Thought | None) -> str:

@@ -124,7 +124,7 @@ def _grammar_of(tokens: LLTokenizer, schemas: Schemas, made: Any, part: Any) -> 
         path = _Search(tokens, problem).path([("", part), *schemas.definitions()])
         place, keyword = " ".join(".".join(path).split())[-100:], path[-1] if path else ""
         remedy = f"leave the {keyword} out or simplify it" if keyword in SIMPLER else "leave it out or change it"
-        raise ConfigError(f"{place}: {_reason(problem)}: {remedy}" if place else f"{_reason(problem)}: change it")
+        raise ConfigError(f"{place}: {reason(problem)}: {remedy}" if place else f"{reason(problem)}: change it")
     return grammar
 
 
@@ -145,7 +145,7 @@ def lacking(problem: str) -> list[str]:
     return re.findall(r'"([^"]+)"', problem) if problem.startswith(UNKNOWN) else []
 
 
-def _reason(problem: str) -> str:
+def reason(problem: str) -> str:
     """What llguidance says against a schema, without what it alone knows."""
     for mark, reason in REASONS:
         if mark in problem:

@@ -287,7 +287,8 @@ class Scheduler:
             if run is not None and run.first is not None:
                 seat.lane.copy(run.seat.lane, len(task.ids) - 1)
             seat.used, seat.user, seat.prompt = self._uses, task.user, len(task.ids)
-            cached = min(seat.lane.common(task.ids), len(task.ids) - 1)
+            anew = task.options["extras"].scores  # for the log-probabilities of all its tokens
+            cached = 0 if anew else min(seat.lane.common(task.ids), len(task.ids) - 1)
             memory = task.served.memories.of(task.user)
             stream = seat.lane.stream(
                 task.ids, memory=memory, **task.options, should_stop=lambda: task.cancelled or self._late(task)

@@ -140,12 +140,13 @@ def _conversation(
     ids = prompt.encode(served)
     _check(served, settings, ids, prompt.where)  # before anything else is done with a prompt that is too long
     ignored = prompt.without_effect(served)
+    wraps = served.marks.wraps
     if functions and "tools" in ignored:
         if tools.forced:
             why = "asks for a call, and the target's chat template has no place for tools"
             raise ApiError(400, f"tool_choice {why}: leave it out, or use another target", param="tool_choice")
         if (told := _told_in_words(served, settings, prompt, functions)) is not None:
-            prompt, ids = told
+            (prompt, ids), wraps = told, True
             ignored = prompt.without_effect(served)
         else:
             functions = {}
@@ -155,7 +156,7 @@ def _conversation(
             served.model.target.tokenizer, ids, served.marks, parameters, reasons=reasons, forced=tools.forced
         )
     own, thinking = tools.told(functions), reading.thinking
-    strictly = tools.strict and bool(functions) and served.marks.wraps
+    strictly = tools.strict and bool(functions) and wraps
     found: tuple[dict[str, Any], list[str]] = ({}, [])
     if tools.forced:  # the answer is a call, whatever form others are to have
         found = call_options(served, own, asked, len(ids), thinking)
