@@ -111,7 +111,7 @@ def _(url: str) -> None:
 LANGCHAIN = Client(
     "langchain-openai",
     'model = ChatOpenAI(base_url="http://localhost:8080/v1", api_key="none", model=...)\n'
-    "model.bindtools(tools).invoke(messages)",
+    "model.bind_tools(tools).invoke(messages)",
 )
 
 
@@ -129,26 +129,26 @@ def _(url: str) -> None:
 
 @LANGCHAIN.case(STREAM)
 def _(url: str) -> None:
-    chunks = list(_langchain(url, stream_usage=True).bindtools([models()[1]]).stream("SAY Good day to you"))
+    chunks = list(_langchain(url, stream_usage=True).bind_tools([models()[1]]).stream("SAY Good day to you"))
     same("".join(chunk.content for chunk in chunks), "Good day to you")
 
 
 @LANGCHAIN.case(TOOLS)
 def _(url: str) -> None:
-    found = _langchain(url).bindtools(tools(strict=False)).invoke(SAY)
+    found = _langchain(url).bind_tools(tools(strict=False)).invoke(SAY)
     same((found.content.strip(), found.tool_calls[0]["args"]), ("Let me see.", ARGUMENTS))
 
 
 @LANGCHAIN.case(NESTED)
 def _(url: str) -> None:
     asked = SAY.replace("get_weather", "Weather")
-    same(_langchain(url).bindtools([models()[1]]).invoke(asked).tool_calls[0]["args"], ARGUMENTS)
+    same(_langchain(url).bind_tools([models()[1]]).invoke(asked).tool_calls[0]["args"], ARGUMENTS)
 
 
 @LANGCHAIN.case(STRICT)
 def _(url: str) -> None:
     asked = SAY.replace("get_weather", "Weather")
-    same(_langchain(url).bindtools([models()[1]], strict=True).invoke(asked).tool_calls[0]["args"], ARGUMENTS)
+    same(_langchain(url).bind_tools([models()[1]], strict=True).invoke(asked).tool_calls[0]["args"], ARGUMENTS)
 
 
 @LANGCHAIN.case(FORM)
@@ -161,7 +161,7 @@ def _(url: str) -> None:
 def _(url: str) -> None:
     from langchain_core.messages import HumanMessage, ToolMessage
 
-    model, talk = _langchain(url).bindtools(tools(strict=True)), list[Any]([HumanMessage(SAY)])
+    model, talk = _langchain(url).bind_tools(tools(strict=True)), list[Any]([HumanMessage(SAY)])
     talk.append(model.invoke(talk))
     talk.append(ToolMessage(RESULT, tool_call_id=talk[-1].tool_calls[0]["id"]))
     same(model.invoke(talk).content, SAID)

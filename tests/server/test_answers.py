@@ -10,10 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from llguidance import LLMatcher
 
 import omnidraft
 from omnidraft.api import OmniDraft
 from omnidraft.server import fill_in
+from omnidraft.server.composed import Thought, behind_thought, calls_grammar, form_grammar
+from omnidraft.server.forms import Form
+from omnidraft.server.grammar import tokens_of
 from support.serving import QUESTION, At, serving, user
 
 CHATS, TEXTS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -289,17 +293,65 @@ def test_allowed_tools(plain: At, mode: str) -> None:
     assert plain.post(RESPONSES, body).json()["error"]["param"] == "tool_choice"
 
 
-def test_a_call_within_text_follows_a_strict_schema(plain: At, alone: OmniDraft) -> None:
-    """Where text may be anything, `<tool_call>` sets its grammar in: here the text is biased to begin one."""
-    schema = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 9, "minimum": 0}}, "required": ["a"]}
-    function = {"name": "add", "parameters": schema, "strict": True}
-    opening = alone.target.tokenizer("<tool_call>", add_special_tokens=False)["input_ids"]
-    asked: dict[str, Any] = {"tools": [{"type": "function", "function": function}], "max_tokens": 40, "temperature": 0}
-    biased = {str(token): 30.0 for token in opening}
-    found = plain.chat(**asked, logit_bias=biased).json()["choices"][0]
-    if not (calls := found["message"].get("tool_calls")):
-        pytest.skip("the text did not begin a call")
-    assert 0 <= json.loads(calls[0]["function"]["arguments"])["a"] <= 9
+PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+ADDS: list[dict[str, Any]] = [
+    {"name": "add", "parameters": PARAMETERS, "strict": True},
+    {"name": "free", "parameters": PARAMETERS},
+]
+GOOD = ['{"name": "add", "arguments": {"a": 1}}', '{"name": "free", "arguments": {"b": "x"}}']
+WRONG = [
+    '{"name": "add", "arguments": {"a": "x"}}',
+    '{"name": "add", "arguments": {"b": 1}}',
+    '{"name": "sub"',
+    "nothing",
+]
+THOUGHT = Thought("</think>", special=False)
+
+
+def follows(tokens: Any, alone: OmniDraft, grammar: str, text: str) -> bool:
+    """Whether an answer may be this text."""
+    matcher = LLMatcher(tokens, grammar)
+    ids = alone.target.tokenizer(text, add_special_tokens=False)["input_ids"]
+    return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
+
+
+def test_a_call_within_text_follows_a_strict_schema(alone: OmniDraft) -> None:
+    tokens = tokens_of(alone)
+    grammar = calls_grammar(tokens, ADDS, special=False)
+    assert follows(tokens, alone, grammar, "He has 24 pens <b>.")
+    for call in GOOD:
+        for written in (f"<tool_call>\n{call}\n</tool_call>", f"Well. <tool_call>{call}</tool_call> So."):
+            assert follows(tokens, alone, grammar, written), written
+    two = "".join(f"<tool_call>\n{call}\n</tool_call>\n" for call in GOOD)
+    assert follows(tokens, alone, grammar, two)
+    for call in WRONG:
+        assert not follows(tokens, alone, grammar, f"<tool_call>\n{call}\n</tool_call>")
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (Form("json", {"const": {"a": 1}}, ""), '{"a": 1}'),
+        (Form("regex", "[ab]+", ""), "abba"),
+        (Form("choice", ["yes", "no"], ""), "no"),
+        (Form("grammar", 'root ::= "x" [0-9]', ""), "x7"),
+    ],
+    ids=lambda value: value.kind if isinstance(value, Form) else value,
+)
+def test_a_form_or_a_call_follows_reasoning(alone: OmniDraft, form: Form, text: str) -> None:
+    tokens = tokens_of(alone)
+    for functions in ((), ADDS):
+        for thought in (None, THOUGHT):
+            grammar = form_grammar(tokens, form, functions, thought)
+            before = "" if thought is None else "Let me {see}.\n</think>\n\n"
+            assert follows(tokens, alone, grammar, before + text)
+            assert follows(tokens, alone, grammar, before + GOOD[0]) == bool(functions)
+            assert not follows(tokens, alone, grammar, f"{before}else")
+            if thought is not None:
+                assert not follows(tokens, alone, grammar, text)
+    calls = behind_thought(tokens, ADDS, THOUGHT)
+    assert follows(tokens, alone, calls, f"Hm.</think>{GOOD[0]}")
+    assert not follows(tokens, alone, calls, f"Hm.</think>{text}")
 
 
 # ---------------------------------------------------------------- drafting

@@ -12,10 +12,11 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from omnidraft.errors import ConfigError
 from omnidraft.server import grammar
-from omnidraft.server.forms import ANY_OBJECT, Form
+from omnidraft.server.forms import Form
 from omnidraft.server.grammar import COMPACT, call_schema, compiled, lacking, reason
 from omnidraft.server.schemas import LISTS, MAPS, SINGLE, Schemas
 
+ANY = {"type": "object", "additionalProperties": True}
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 ROUNDS = 8  # in which keywords are left out, each time those that are named first
 Function = Mapping[str, Any]
@@ -55,7 +56,7 @@ def calls_grammar(tokens: LLTokenizer, functions: Sequence[Function], *, special
     schemas, calls = Schemas(), []
     for each in functions:
         if not each.get("strict"):
-            calls.append(call_schema({"name": each["name"], "parameters": ANY_OBJECT}, schemas))
+            calls.append(call_schema({"name": each["name"], "parameters": ANY}, schemas))
             continue
         own = Schemas()
         if problem := compiled(tokens, own.whole(call_schema(each, own)))[1]:

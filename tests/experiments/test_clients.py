@@ -1,0 +1,53 @@
+"""The cases of the clients that are installed here, and the table that is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments import clients
+from experiments.client_cases.shared import COLUMNS
+from experiments.client_cases.table import CLIENTS
+from experiments.echo import serving
+
+HERE = [(name, case) for name in ("openai", "langchain-openai") for case in CLIENTS[name].cases]
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serving(tmp_path_factory.mktemp("echo") / "echo") as url:
+        yield url
+
+
+@pytest.mark.parametrize(("library", "name"), HERE)
+def test_what_is_tried(url: str, library: str, name: str) -> None:
+    pytest.importorskip(library.replace("-", "_"))
+    CLIENTS[library].cases[name](url)
+
+
+def test_a_case_that_fails_is_told() -> None:
+    assert clients.tried("openai", "chat", "http://127.0.0.1:9", None)
+
+
+def test_cases_have_columns_and_libraries_two_lines() -> None:
+    for client in CLIENTS.values():
+        assert set(client.cases) <= {*COLUMNS}
+        assert len(client.setup.splitlines()) == 2
+
+
+def test_the_page_shows_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    outcomes: dict[str, Any] = {"one": {"chat": "", "strict": "it fails"}}
+    made = clients.table(outcomes, {"one": "1.2"})
+    assert made.splitlines()[-1].startswith("| one | 1.2 | yes |")
+    assert " no |" in made
+    path = tmp_path / "clients.md"
+    path.write_text(clients.PAGE.read_text(encoding="utf-8"), encoding="utf-8")
+    monkeypatch.setattr(clients, "PAGE", path)
+    whole = clients.page(made)
+    assert made in whole
+    assert whole.count(clients.BEGIN) == whole.count(clients.END) == 1
+    for client in CLIENTS.values():
+        assert client.setup in whole
