@@ -87,7 +87,8 @@ def main() -> None:
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
     tokenizer: Any = AutoTokenizer.from_pretrained(zoo.path("target-b"))
-    config = transformers.CONFIG_MAPPING[args.family](vocab_size=32_000, **SHAPE)
+    kind: Any = transformers.CONFIG_MAPPING[args.family]
+    config = kind(vocab_size=32_000, **SHAPE)
     torch.manual_seed(0)
     model: Any = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, args.dtype)).eval()
     target = Saying(model)
