@@ -30,7 +30,7 @@ def test_a_conversation(server: At, rounds: Rounds, tmp_path: Path) -> None:
         assert {"% of draft tokens accepted", "tokens a pass"} <= {text.lstrip("0123456789. ") for text in figures}
         assert page.all("article.answer .drafted, article.answer .counted")
         assert page.all("article.answer .target")
-        page.wait(lambda: len(page.all("svg .line")) == 4)
+        page.wait(lambda: len(page.all("#charts .line")) == 4)
         page.one("#report summary").click()
         page.wait(lambda: "The pair works together." in page.text("#tables"))
         page.send("Once more, at length")

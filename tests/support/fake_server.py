@@ -31,6 +31,8 @@ class FakeServer:
     """Answers with `rounds`; each round from `held` on waits for `go`."""
 
     rounds: Sequence[Sequence[Token]] = PLAIN
+    thought: Sequence[Sequence[Token]] = ()  # rounds before them, of reasoning
+    finish: str = "stop"
     acceptance: float | None = 0.75
     key: str | None = None
     held: int | None = None
@@ -40,6 +42,7 @@ class FakeServer:
     go: threading.Event = field(default_factory=threading.Event)
     left: threading.Event = field(default_factory=threading.Event)  # the client, before the end
     chats: list[dict[str, Any]] = field(default_factory=list)  # what was asked
+    tokenized: list[str] = field(default_factory=list)
     answered: int = 0
 
     def __enter__(self) -> Self:
@@ -60,18 +63,19 @@ class FakeServer:
     def chunks(self) -> list[dict[str, Any]]:
         """What is streamed: a chunk a round, then the figures."""
         found = []
-        for tokens in self.rounds:
+        rounds = [*(("reasoning_content", one) for one in self.thought), *(("content", one) for one in self.rounds)]
+        for name, tokens in rounds:
             trace = [{"text": text, "source": source} for text, source in tokens]
             piece = "".join(text for text, _ in tokens)
             accepted = sum(source != "target" for _, source in tokens)
             extra = {"tokens": trace, "draft": accepted + 1, "accepted": accepted}
-            found.append({"choices": [{"index": 0, "delta": {"content": piece}}], "omnidraft": extra})
-        count = sum(map(len, self.rounds))
+            found.append({"choices": [{"index": 0, "delta": {name: piece}}], "omnidraft": extra})
+        count = sum(len(tokens) for _, tokens in rounds)
         figures: dict[str, Any] = {
             "seconds": 0.5, "tokens": count, "tokens_per_s": 2.0 * count, "acceptance_rate": self.acceptance,
-            "tokens_per_pass": count / len(self.rounds), "estimated_speedup": 1.5, "learned": {},
+            "tokens_per_pass": count / len(rounds), "estimated_speedup": 1.5, "learned": {},
         }  # fmt: skip
-        return [*found, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "omnidraft": figures}]
+        return [*found, {"choices": [{"index": 0, "delta": {}, "finish_reason": self.finish}], "omnidraft": figures}]
 
     def stats(self) -> dict[str, Any]:
         """The figures of both models, whose series grow with the answers."""
@@ -132,6 +136,9 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self._refused():
             self._json(HTTPStatus.UNAUTHORIZED, {"error": {"message": "no key"}})
+        elif self.path == "/tokenize":
+            self.fake.tokenized.append(body["content"])
+            self._json(HTTPStatus.OK, {"tokens": list(range(len(body["content"].split())))})
         elif self.fake.refusals:
             status, message, headers = self.fake.refusals.pop(0)
             self._json(status, {"error": {"message": message}}, **headers)
@@ -150,7 +157,7 @@ class _Handler(BaseHTTPRequestHandler):
             for i, chunk in enumerate(self.fake.chunks()):
                 while self.fake.held is not None and i >= self.fake.held and not self.fake.go.wait(0.05):
                     self.wfile.write(b": waiting\n\n")  # a comment, to see whether the client is still there
-                if self.fake.breaks_off is not None and i == len(self.fake.rounds):
+                if self.fake.breaks_off is not None and i == len(self.fake.thought) + len(self.fake.rounds):
                     error = json.dumps({"error": {"message": self.fake.breaks_off}})
                     self.wfile.write(f"data: {error}\n\n".encode() if self.fake.breaks_off else b"")
                     return

@@ -32,6 +32,11 @@ export async function json(path, asks = true) {
   return (await request(path, {}, asks)).json();
 }
 
+/** The response to a body that is sent as JSON. */
+export function post(path, body, signal) {
+  return request(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal });
+}
+
 /** The JSON objects of a stream of server-sent events; throws an Error where it ends before its end mark. */
 export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();

@@ -1,193 +1,103 @@
-// The chat: what is sent, how an answer comes in, and the keys.
+// The page put together: the conversation, the list, the figures, and the keys.
 
-import { events, json, onKeyNeeded, request } from "./api.js";
-import { show } from "./markdown.js";
+import { json, onKeyNeeded } from "./api.js";
+import { Chat } from "./chat.js";
+import { fresh, load, titleOf } from "./conversations.js";
+import { Curve } from "./curve.js";
+import { $ } from "./dom.js";
+import { Waiting } from "./files.js";
+import { List } from "./list.js";
+import { notice } from "./notice.js";
 import { Panel } from "./panel.js";
-
-const $ = (id) => document.getElementById(id);
-const KINDS = { drafted: "d", counted: "c", target: "t" };
-const NOTES = { length: "cut off at the token limit", stopped: "stopped", lost: "broken off" };
+import { open as openSettings, set, settings } from "./settings.js";
 
 const EMPTY = $("empty").textContent;
 const RETRY_MS = 2000;
-const SLACK = 48; // pixels from the end of the conversation that count as being there
+const OPENED = "omnidraft-opened"; // of the session storage: a tab that is loaded again shows what it did
+const WIDE = matchMedia("(min-width: 1100px)"); // room for the list beside the conversation
+const MIDDLE = matchMedia("(min-width: 700px)"); // and for the figures
 
-let messages = []; // the conversation, as the server gets it
-let answering = null; // an AbortController, while an answer comes in
-let following = true; // the end of the conversation, until the reader scrolls up
-let place = 0; // where it was scrolled to last
+const opened = sessionStorage.getItem(OPENED);
 const panel = new Panel(() => $("model").value);
+const curve = new Curve();
+const files = new Waiting($("files"), (reason) => notice(reason));
+const chat = new Chat({ model: () => $("model").value, changed, passed, busy });
+const list = new List({ current: () => chat.conversation.id, open, removed, renamed });
 
-// ---------------------------------------------------------------- an answer
+// ---------------------------------------------------------------- conversations
 
-/** One answer on the page: its text with the source of every character, and its figures. */
-class Answer {
-  constructor() {
-    this.text = "";
-    this.kinds = "";
-    this.tokens = 0;
-    this.finish = null;
-    this.figures = null;
-    this.element = turn("answer");
-    this.element.setAttribute("aria-busy", "true");
-    this.body = this.element.appendChild(document.createElement("div"));
-    this.note = this.element.appendChild(document.createElement("p"));
-    this.note.className = "figures";
-    this.note.textContent = "Reading the prompt …";
-  }
-
-  /** Take in a chunk of the stream. */
-  add({ choices = [], omnidraft = {} }) {
-    const piece = choices[0]?.delta?.content ?? "";
-    this.finish = choices[0]?.finish_reason ?? this.finish;
-    if (omnidraft.seconds !== undefined) this.figures = omnidraft;
-    const tokens = Array.isArray(omnidraft.tokens) ? omnidraft.tokens : [];
-    this.tokens += tokens.length;
-    this.text += piece;
-    for (const { text, source } of tokens) this.kinds += (KINDS[source] ?? " ").repeat(text.length);
-    if (!tokens.length) this.kinds = this.kinds.padEnd(this.text.length); // of a server that does not say
-    if (piece) this.note.textContent = this.tokens ? `${count(this.tokens)} so far` : "";
-    this.drawing ??= requestAnimationFrame(() => this.draw());
-  }
-
-  draw() {
-    cancelAnimationFrame(this.drawing);
-    this.drawing = null;
-    follow(() => show(this.body, this.text, this.kinds));
-  }
-
-  /** Show the whole, and what it came to; `how` is a key of NOTES where it did not end by itself. */
-  end(how = this.finish) {
-    this.draw();
-    follow(() => this.note.replaceChildren(...parts(this.figures, this.tokens, NOTES[how])));
-    this.element.setAttribute("aria-busy", "false");
-    $("status").textContent = `Answer ${NOTES[how] ?? "complete"}, ${count(this.figures?.tokens ?? this.tokens)}`;
-  }
-}
-
-function count(tokens) {
-  return tokens === 1 ? "1 token" : `${tokens} tokens`;
-}
-
-/** The figures of an answer as spans. */
-function parts(figures, tokens, note) {
-  const said = [];
-  if (figures) {
-    const { seconds, tokens_per_s, acceptance_rate, tokens_per_pass, estimated_speedup } = figures;
-    said.push(count(figures.tokens), `${seconds.toFixed(2)} s`, `${tokens_per_s.toFixed(1)} tokens/s`);
-    const drafted = acceptance_rate != null; // else an estimate would be noise
-    said.push(drafted ? `${Math.round(100 * acceptance_rate)} % of draft tokens accepted` : "no drafts");
-    if (tokens_per_pass != null) said.push(`${tokens_per_pass.toFixed(2)} tokens a pass`);
-    if (drafted && estimated_speedup != null) said.push(`${estimated_speedup.toFixed(2)}× against no drafting (estimate)`);
-  } else if (tokens) {
-    said.push(count(tokens));
-  }
-  if (note) said.push(note);
-  return said.map((text) => Object.assign(document.createElement("span"), { textContent: text }));
-}
-
-// ---------------------------------------------------------------- the conversation
-
-async function send(text) {
-  const own = turn("own");
-  own.append(text);
-  const conversation = messages;
-  conversation.push({ role: "user", content: text });
-  const answer = new Answer();
-  const abort = (answering = new AbortController());
-  busy(true);
-  try {
-    await stream(answer, conversation, abort.signal);
-    answer.end();
-  } catch (error) {
-    if (conversation === messages) failed(answer, error, abort.signal.aborted, own, text);
-  }
-  if (answer.text) conversation.push({ role: "assistant", content: answer.text });
-  else conversation.pop(); // two messages of a user in a row: many templates refuse them
-  if (answering !== abort) return;
-  answering = null;
-  busy(false);
-  panel.follow();
-}
-
-async function stream(answer, conversation, signal) {
-  const body = { model: $("model").value, messages: conversation, stream: true, omnidraft: { trace: true } };
-  const headers = { "Content-Type": "application/json" };
-  const response = await request("v1/chat/completions", {
-    method: "POST", headers, body: JSON.stringify(body), signal,
-  });
-  for await (const chunk of events(response)) answer.add(chunk);
-}
-
-function failed(answer, error, stopped, own, text) {
-  answer.end(stopped ? "stopped" : "lost");
-  if (stopped) return;
-  const note = document.createElement("p");
-  note.className = "error";
-  note.setAttribute("role", "alert");
-  note.append(error instanceof TypeError ? "The server cannot be reached." : error.message);
-  follow(() => answer.element.append(note));
-  if (answer.text) return;
-  answer.note.remove();
-  const again = note.appendChild(Object.assign(document.createElement("button"), { textContent: "Try again" }));
-  again.type = "button";
-  again.addEventListener("click", () => {
-    if (answering) return;
-    own.remove();
-    answer.element.remove();
-    send(text);
+function changed() {
+  queueMicrotask(() => { // once all parts are there
+    const { id, messages } = chat.conversation;
+    sessionStorage.setItem(OPENED, id);
+    document.title = messages.length ? `${titleOf(chat.conversation)} · OmniDraft` : "OmniDraft";
+    list.draw();
+    passed();
   });
 }
 
-function reset() {
-  answering?.abort();
-  answering = null;
-  messages = [];
-  $("log").replaceChildren($("empty"));
-  $("empty").hidden = false;
-  busy(false);
+function passed() {
+  curve.draw(chat.conversation.messages);
+}
+
+function open(id) {
+  const found = load(id);
+  if (found && id !== chat.conversation.id) chat.open(found);
+  const model = found?.messages.findLast((message) => message.model)?.model;
+  if ([...$("model").options].some(({ value }) => value === model)) $("model").value = model;
+  showList(WIDE.matches && settings.list);
   $("message").focus();
 }
 
-function turn(kind) {
-  $("empty").hidden = true;
-  const element = document.createElement("article");
-  element.className = kind;
-  element.setAttribute("aria-label", kind === "own" ? "You" : "Answer");
-  $("log").append(element);
-  following = true;
-  $("log").scrollTop = $("log").scrollHeight;
-  return element;
+function begin() {
+  chat.open(fresh());
+  showList(WIDE.matches && settings.list);
+  $("message").focus();
 }
 
-/** Note where the reader scrolls: away from the end upwards, and back to it. */
-function scrolled() {
-  const log = $("log");
-  const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < SLACK;
-  following = atEnd || (following && log.scrollTop >= place); // an answer that grows moves the end away, too
-  place = log.scrollTop;
+function removed(id) {
+  if (id !== chat.conversation.id) return;
+  chat.conversation.removed = true;
+  chat.open(fresh());
 }
 
-/** Change the conversation, and go to its end unless the reader has left it. */
-function follow(change) {
-  change();
-  if (following) $("log").scrollTop = $("log").scrollHeight;
+function renamed(id, title) {
+  if (id === chat.conversation.id) chat.conversation.title = title;
 }
+
+// ---------------------------------------------------------------- what is seen
 
 function busy(state) {
   const focused = document.activeElement;
+  document.body.classList.toggle("busy", state);
   $("send").hidden = state;
   $("stop").hidden = !state;
   if (focused === $("send") || focused === $("stop")) $("message").focus(); // a hidden button would lose it
+  if (!state) panel.follow();
+}
+
+function showList(shown) {
+  document.body.classList.toggle("with-list", shown);
+  $("lists").setAttribute("aria-expanded", shown);
+}
+
+function showFigures(shown) {
+  document.body.classList.toggle("with-figures", shown);
+  $("view").setAttribute("aria-pressed", shown);
+}
+
+function arrange() {
+  showList(WIDE.matches && settings.list);
+  showFigures(MIDDLE.matches && settings.figures);
 }
 
 // ---------------------------------------------------------------- keys and buttons
 
 function submit() {
   const text = $("message").value.trim();
-  if (!text || answering || !$("model").value) return;
+  if (!(text || files.files.length) || chat.running || !$("model").value) return;
   $("message").value = "";
-  send(text);
+  chat.send(text, files.take());
 }
 
 $("composer").addEventListener("submit", (event) => {
@@ -200,19 +110,54 @@ $("message").addEventListener("keydown", (event) => {
   submit();
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && !$("ask").open) answering?.abort();
+  if (event.key !== "Escape" || document.querySelector("dialog[open], :popover-open")) return;
+  if (!WIDE.matches && document.body.classList.contains("with-list")) {
+    showList(false);
+    $("lists").focus();
+  } else {
+    chat.stop();
+  }
 });
-$("log").addEventListener("scroll", scrolled);
-$("stop").addEventListener("click", () => answering?.abort());
-$("new").addEventListener("click", reset);
-$("sources").addEventListener("change", () => document.body.classList.toggle("plain", !$("sources").checked));
+$("stop").addEventListener("click", () => chat.stop());
+$("new").addEventListener("click", begin);
+$("set").addEventListener("click", openSettings);
+$("shade").addEventListener("click", () => showList(false));
+$("lists").addEventListener("click", () => {
+  const shown = !document.body.classList.contains("with-list");
+  if (WIDE.matches) set({ list: shown });
+  showList(shown);
+  if (shown && !WIDE.matches) $("list").querySelector("button")?.focus(); // it lies above the rest
+});
 $("view").addEventListener("click", () => {
-  const shown = document.body.classList.toggle("figures-only");
-  $("view").setAttribute("aria-pressed", shown);
+  const shown = !document.body.classList.contains("with-figures");
+  if (MIDDLE.matches) set({ figures: shown });
+  showFigures(shown);
 });
+for (const query of [WIDE, MIDDLE]) query.addEventListener("change", arrange);
 $("model").addEventListener("change", () => {
   panel.follow();
   panel.report();
+});
+
+$("attach").addEventListener("click", () => $("chosen").click());
+$("chosen").addEventListener("change", async () => {
+  await files.add([...$("chosen").files]);
+  $("chosen").value = "";
+  $("message").focus();
+});
+document.addEventListener("dragover", (event) => {
+  if (!event.dataTransfer.types.includes("Files")) return;
+  event.preventDefault();
+  document.body.classList.add("dropping");
+});
+document.addEventListener("dragleave", ({ relatedTarget }) => {
+  if (!relatedTarget) document.body.classList.remove("dropping");
+});
+document.addEventListener("drop", (event) => {
+  document.body.classList.remove("dropping");
+  if (!event.dataTransfer.files.length) return;
+  event.preventDefault();
+  files.add([...event.dataTransfer.files]);
 });
 
 onKeyNeeded((refused) => {
@@ -229,6 +174,7 @@ async function start() {
   try {
     const { data } = await json("v1/models");
     $("model").replaceChildren(...data.map(({ id }) => new Option(id, id)));
+    open(opened);
     $("model").disabled = false;
     $("status").textContent = "";
     $("empty").textContent = EMPTY;
@@ -240,4 +186,5 @@ async function start() {
   }
 }
 
+arrange();
 start();

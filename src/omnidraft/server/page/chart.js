@@ -4,10 +4,10 @@ const SVG = "http://www.w3.org/2000/svg";
 const [WIDTH, HEIGHT] = [300, 104];
 const PLOT = { left: 38, right: 294, top: 8, bottom: 84 };
 
-/** A chart in an element: `draw` shows values, oldest first, null for none; the newest is in the heading, too. */
+/** A chart in an element: `draw` shows values, oldest first, null for none; the newest, or `now`, is in the heading, too. */
 export class Chart {
-  constructor(parent, { title, format, top, least = 1 }) {
-    Object.assign(this, { title, format, top, least });
+  constructor(parent, { title, format, top, least = 1, unit = "answers" }) {
+    Object.assign(this, { title, format, top, least, unit });
     const figure = parent.appendChild(document.createElement("figure"));
     const caption = figure.appendChild(document.createElement("figcaption"));
     caption.append(title);
@@ -18,12 +18,12 @@ export class Chart {
     this.draw([]);
   }
 
-  draw(values) {
+  /** `marks` are places of values with a line down, `count` is how many of the unit there are. */
+  draw(values, { marks = [], now = values.at(-1) ?? null, count = values.length } = {}) {
     const shown = values.map((value, i) => ({ value, i })).filter(({ value }) => value !== null);
     const last = shown.at(-1);
-    const now = values.at(-1) ?? null;
     this.now.textContent = now === null ? "–" : this.format(now);
-    const about = values.length ? `${values.length} answers, the last ${this.now.textContent}` : "no answers yet";
+    const about = values.length ? `${count} ${this.unit}, the last ${this.format(last?.value ?? 0)}` : `no ${this.unit} yet`;
     this.svg.setAttribute("aria-label", `${this.title}: ${about}`);
     const top = this.top ?? round(Math.max(this.least, ...shown.map(({ value }) => value)));
     const y = (value) => PLOT.bottom - (value / top) * (PLOT.bottom - PLOT.top);
@@ -34,9 +34,10 @@ export class Chart {
       this.#add("line", { class: value ? "grid" : "axis", x1: PLOT.left, x2: PLOT.right, y1: y(value), y2: y(value) });
       this.#label(this.format(value), { x: PLOT.left - 5, y: y(value) + 3.5, "text-anchor": "end" });
     }
-    const first = values.length > 2 ? `${values.length - 1} answers ago` : "";
+    const first = values.length > 2 ? `${count - 1} ${this.unit} ago` : "";
     this.#label(first, { x: PLOT.left, y: HEIGHT - 6 });
-    this.#label(values.length ? "now" : "no answers yet", { x: PLOT.right, y: HEIGHT - 6, "text-anchor": "end" });
+    this.#label(values.length ? "now" : `no ${this.unit} yet`, { x: PLOT.right, y: HEIGHT - 6, "text-anchor": "end" });
+    for (const place of marks) this.#add("line", { class: "mark", x1: x(place), x2: x(place), y1: PLOT.top, y2: PLOT.bottom });
     if (!last) return;
     const points = shown.map(({ value, i }) => `${x(i).toFixed(1)},${y(value).toFixed(1)}`);
     this.#add("polyline", { class: "line", points: points.join(" ") });

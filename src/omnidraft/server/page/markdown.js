@@ -1,187 +1,193 @@
-// Markdown to DOM nodes. Whatever a model writes ends up in text nodes: nothing is ever read as HTML.
-//
-// A text comes with its kinds, a string of the same length: for each character the source of its token.
+// Markdown to DOM nodes, from the tokens of marked: whatever a model writes ends up in text nodes, HTML among it.
 
-const CLASSES = { d: "drafted", c: "counted", t: "target" };
-const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^\s`]*)/;
-const HEADING = /^ {0,3}(#{1,6})\s+/;
-const ITEM = /^ {0,3}([-*+]|\d{1,9}[.)])\s+(?=\S)/;
-const DEEPEST = 6; // lists inside lists: a line of dashes must not exhaust the stack
-const INLINE = new RegExp( // every repetition is bounded, as an answer may be made to take long
-  [
-    /(?<ticks>`{1,10})(?<code>[^`]|[^`].{0,2000}?[^`])\k<ticks>(?!`)/,
-    /(?<double>\*\*|(?<!\w)__)(?=\S)(?<bold>.{0,2000}?\S)\k<double>/,
-    /(?<single>\*|(?<!\w)_)(?=[^\s*_])(?<italic>.{0,2000}?[^\s*_])\k<single>(?![\w*])/,
-    /\[(?<label>[^\]]{1,500})\]\((?<url>https?:\/\/[^\s()]{1,2000})\)/,
-    /(?<bare>https?:\/\/[^\s<>()"'`*\]]{1,2000}[^\s<>()"'`*\].,:;!?])/,
-  ].map((part) => part.source).join("|"),
-  "ds",
-);
+import { codeBlock } from "./code.js";
+import { element } from "./dom.js";
+import { extensions, formula } from "./maths.js";
+import { follow } from "./scrolling.js";
+import { Trace, spans } from "./sources.js";
+import { Marked } from "./vendor/marked.js";
 
-class Marked {
-  constructor(text, kinds) {
-    this.text = text;
-    this.kinds = kinds;
-  }
+const LINK = /^(?:https?|mailto):/i;
+const TAGS = { strong: "strong", em: "em", del: "del", blockquote: "blockquote" };
+const LONGEST = 200_000; // characters that are read as Markdown
 
-  slice(start, end) {
-    return new Marked(this.text.slice(start, end), this.kinds.slice(start, end));
-  }
-
-  lines() {
-    let start = 0;
-    return this.text.split("\n").map((line) => {
-      const found = this.slice(start, start + line.length);
-      start += line.length + 1;
-      return found;
-    });
-  }
-}
+const marked = new Marked({
+  extensions,
+  tokenizer: {
+    html: () => undefined, // a block of HTML is a paragraph, a tag is text
+    def: () => undefined, // it would not be shown
+    tag: (text) => {
+      const line = /^<br ?\/?>/i.exec(text); // in a cell of a table there is no other way
+      return line ? { type: "br", raw: line[0] } : undefined;
+    },
+    del: (text) => (text.startsWith("~~") ? false : undefined), // "~5" is about five
+  },
+});
 
 /** Show a text in an element; the nodes of blocks that are the same as the last time stay. */
-export function show(element, text, kinds) {
-  const before = element.shown ?? [];
-  element.shown = blocks(new Marked(text, kinds).lines()).map((block, i) => {
-    const key = JSON.stringify(block);
-    return before[i]?.key === key ? before[i] : { key, node: node(block) };
+export function show(parent, text, kinds) {
+  const before = parent.shown ?? [];
+  const waiting = (parent.waiting = Symbol("waiting")); // a later text takes its place
+  const later = () => parent.waiting === waiting && follow(() => show(parent, text, kinds));
+  parent.shown = blocks(text, kinds).map((block, i) => {
+    if (before[i]?.key === block.key && !before[i].waits) return before[i];
+    const writer = new Writer(block, later);
+    return { key: block.key, node: writer.whole(block.token), waits: writer.waits };
   });
-  element.shown.forEach(({ node }, i) => {
-    if (element.childNodes[i] !== node) element.insertBefore(node, element.childNodes[i] ?? null);
+  parent.shown.forEach(({ node }, i) => {
+    if (parent.childNodes[i] !== node) parent.insertBefore(node, parent.childNodes[i] ?? null);
   });
-  while (element.childNodes.length > element.shown.length) element.lastChild.remove();
+  while (parent.childNodes.length > parent.shown.length) parent.lastChild.remove();
 }
 
-// ---------------------------------------------------------------- blocks
-
-function blocks(lines, depth = 0) {
+/** The blocks of a text, each with the kinds of its characters; the whole as one where it cannot be read. */
+function blocks(text, kinds) {
+  let tokens;
+  try {
+    if (text.length > LONGEST) throw new RangeError("too long");
+    tokens = marked.lexer(text);
+  } catch { // lists in lists in lists, say
+    return [{ token: { type: "text", text, raw: text }, text, kinds, key: text + kinds }];
+  }
   const found = [];
-  for (let i = 0; i < lines.length; ) {
-    const text = lines[i].text;
-    const start = i++;
-    let match;
-    if (!text.trim()) continue;
-    if ((match = FENCE.exec(text))) {
-      const end = new RegExp(`^ {0,3}${match[1][0]}{${match[1].length},}\\s*$`);
-      while (i < lines.length && !end.test(lines[i].text)) i++;
-      found.push({ tag: "pre", language: match[2], lines: lines.slice(start + 1, i++) });
-    } else if ((match = HEADING.exec(text))) {
-      found.push({ tag: "h3", lines: [lines[start].slice(match[0].length)] });
-    } else if (depth < DEEPEST && (match = ITEM.exec(text))) {
-      const list = { tag: /\d/.test(match[1]) ? "ol" : "ul", first: parseInt(match[1]) || 1, items: [] };
-      for (i = start; (match = itemAt(lines, i, list.tag)); i = match.end) {
-        list.items.push(blocks(match.lines, depth + 1));
-      }
-      found.push(list);
-    } else {
-      while (i < lines.length && lines[i].text.trim() && !begins(lines[i].text)) i++;
-      found.push({ tag: "p", lines: lines.slice(start, i) });
-    }
+  let at = 0;
+  for (const token of tokens) {
+    const part = { token, text: token.raw, kinds: kinds.slice(at, at + token.raw.length) };
+    at += token.raw.length;
+    if (token.type !== "space") found.push({ ...part, key: part.text + part.kinds });
   }
   return found;
 }
 
-const begins = (text) => FENCE.test(text) || HEADING.test(text) || ITEM.test(text);
-
-/** The item of a list that begins at a line, blank lines before it left out: its lines, and where it ends. */
-function itemAt(lines, start, tag) {
-  while (start < lines.length && !lines[start].text.trim()) start++;
-  const match = ITEM.exec(lines[start]?.text ?? "");
-  if (!match || /\d/.test(match[1]) !== (tag === "ol")) return null;
-  const own = [lines[start].slice(match[0].length)];
-  let end = start + 1;
-  for (; end < lines.length; end++) {
-    const text = lines[end].text;
-    const indent = text.search(/\S/);
-    const goesOn = indent < 0 ? /^ {2,}\S/.test(lines[end + 1]?.text ?? "") : indent >= 2;
-    if (!goesOn) break;
-    own.push(lines[end].slice(Math.min(Math.max(indent, 0), match[0].length)));
+/** Makes the nodes of one block. */
+class Writer {
+  constructor({ text, kinds }, later) {
+    this.trace = new Trace(text, kinds);
+    this.later = later;
+    this.waits = false; // for a library
   }
-  return { lines: own, end };
-}
 
-function node(block) {
-  if (block.tag === "pre") return code(block);
-  const element = document.createElement(block.tag);
-  if (block.tag === "ol") element.start = block.first;
-  for (const item of block.items ?? []) {
-    const li = element.appendChild(document.createElement("li"));
-    for (const inner of item) li.append(node(inner));
+  whole(token) {
+    try {
+      const made = this.#block(token);
+      made.normalize();
+      return made;
+    } catch (error) {
+      if (!(error instanceof RangeError)) throw error; // the stack: too deep
+      return element("p", {}, ...spans(this.trace.text, this.trace.kinds));
+    }
   }
-  if (block.lines) inline(element, joined(block.lines));
-  element.normalize(); // once: it looks at all that is there
-  return element;
-}
 
-function joined(lines) {
-  return new Marked(lines.map((line) => line.text).join("\n"), lines.map((line) => line.kinds).join(" "));
-}
-
-function code(block) {
-  const box = document.createElement("div");
-  box.className = "code";
-  const head = box.appendChild(document.createElement("div"));
-  head.append(block.language || "code");
-  const button = head.appendChild(document.createElement("button"));
-  button.type = "button";
-  button.textContent = "Copy";
-  const body = box.appendChild(document.createElement("pre")).appendChild(document.createElement("code"));
-  body.parentElement.tabIndex = 0; // a wide block can be scrolled by keys
-  leaves(body, joined(block.lines));
-  body.normalize();
-  button.addEventListener("click", () => copy(body, button));
-  return box;
-}
-
-async function copy(body, button) {
-  try {
-    await navigator.clipboard.writeText(body.textContent);
-    button.textContent = "Copied";
-  } catch { // no clipboard outside of https and loopback
-    getSelection().selectAllChildren(body);
-    button.textContent = "Selected";
+  #block(token) {
+    const within = (tag, tokens = token.tokens) => this.#within(element(tag), token.raw, tokens);
+    switch (token.type) {
+      case "heading":
+        return within(`h${Math.min(6, token.depth + 2)}`); // the page has the first two
+      case "blockquote":
+        return within("blockquote");
+      case "hr":
+        return element("hr");
+      case "code":
+        return codeBlock(token.text, token.lang?.split(/\s/)[0] ?? "", this.trace.take(token.text));
+      case "list":
+        return this.#list(token);
+      case "table":
+        return this.#table(token);
+      case "maths":
+        return element("p", {}, this.#formula(token));
+      default:
+        return token.tokens ? within("p") : element("p", {}, ...this.#text(token));
+    }
   }
-  setTimeout(() => (button.textContent = "Copy"), 2000);
-}
 
-// ---------------------------------------------------------------- inline
-
-function inline(parent, marked) {
-  for (let match; (match = INLINE.exec(marked.text)); marked = marked.slice(match.index + match[0].length)) {
-    leaves(parent, marked.slice(0, match.index));
-    const { groups, indices } = match;
-    const part = (name) => marked.slice(...indices.groups[name]);
-    if (groups.code) leaves(child(parent, "code"), part("code"));
-    else if (groups.bold) inline(child(parent, "strong"), part("bold"));
-    else if (groups.italic) inline(child(parent, "em"), part("italic"));
-    else if (groups.url) leaves(link(parent, groups.url), part("label"));
-    else leaves(link(parent, groups.bare), part("bare"));
+  #within(parent, raw, tokens) {
+    this.trace.within(raw, () => {
+      for (const token of tokens) {
+        if (token.type === "space") this.trace.take(token.raw);
+        else parent.append(...(BLOCKS.has(token.type) || token.block ? [this.#block(token)] : this.#inline(token)));
+      }
+    });
+    return parent;
   }
-  leaves(parent, marked);
-}
 
-function child(parent, tag) {
-  return parent.appendChild(document.createElement(tag));
-}
+  #list({ ordered, start, items, raw }) {
+    const list = element(ordered ? "ol" : "ul");
+    if (ordered) list.start = start;
+    this.trace.within(raw, () => {
+      for (const item of items) {
+        const tokens = item.tokens.map((one) => ({ ...one, block: one.type !== "checkbox" }));
+        list.append(this.#within(element("li", { className: item.task ? "task" : "" }), item.raw, tokens));
+      }
+    });
+    return list;
+  }
 
-function link(parent, url) {
-  const a = child(parent, "a");
-  a.href = url; // https or http, as the pattern has it
-  a.rel = "noopener noreferrer";
-  a.target = "_blank";
-  return a;
-}
+  #table({ header, rows, raw }) {
+    const table = element("table");
+    this.trace.within(raw, () => {
+      this.#row(table.createTHead().insertRow(), header);
+      const body = table.createTBody();
+      for (const row of rows) this.#row(body.insertRow(), row);
+    });
+    return element("div", { className: "table", tabIndex: 0 }, table); // a wide one can be scrolled by keys
+  }
 
-/** Text as spans, one for each run of characters of one source; the white space around a run is nobody's. */
-function leaves(parent, { text, kinds }) {
-  for (let start = 0, end; start < text.length; start = end) {
-    for (end = start + 1; end < text.length && kinds[end] === kinds[start]; ) end++;
-    const name = CLASSES[kinds[start]];
-    const piece = text.slice(start, end);
-    const run = piece.trim();
-    const at = piece.length - piece.trimStart().length;
-    parent.append(piece.slice(0, at));
-    if (name && run) Object.assign(child(parent, "span"), { className: name, textContent: run });
-    else parent.append(run);
-    parent.append(piece.slice(at + run.length));
+  #row(row, cells) {
+    for (const { tokens, text, align, header } of cells) {
+      const cell = this.#within(element(header ? "th" : "td"), text, tokens);
+      if (header) cell.scope = "col";
+      if (align) cell.align = align;
+      row.append(cell);
+    }
+  }
+
+  #inline(token) {
+    switch (token.type) {
+      case "strong":
+      case "em":
+      case "del":
+        return [this.#within(element(TAGS[token.type]), token.raw, token.tokens)];
+      case "codespan":
+        return [this.#leaf("code", token)];
+      case "link":
+        return this.#link(token, token.tokens);
+      case "image": // nothing is loaded from another host
+        return this.#link(token, [{ type: "text", raw: token.text, text: token.text }]);
+      case "br":
+        this.trace.take(token.raw.trim());
+        return [element("br")];
+      case "checkbox":
+        return [element("span", { role: "img", ariaLabel: token.checked ? "done" : "to do" }, token.checked ? "☑ " : "☐ ")];
+      case "maths":
+        return [this.#formula(token)];
+      default:
+        return token.tokens ? [...this.#within(element("span"), token.raw, token.tokens).childNodes] : this.#text(token);
+    }
+  }
+
+  #leaf(tag, { raw, text }) {
+    const made = element(tag);
+    this.trace.within(raw, () => made.append(...spans(text, this.trace.take(text))));
+    return made;
+  }
+
+  #text({ raw, text }) {
+    return [...this.#leaf("span", { raw, text }).childNodes];
+  }
+
+  #link({ raw, href, text }, tokens) {
+    if (!LINK.test(href)) return this.#text({ raw, text: raw });
+    const link = element("a", { href, rel: "noopener noreferrer", target: "_blank" });
+    this.#within(link, raw, tokens);
+    if (!text) link.append(href);
+    return [link];
+  }
+
+  #formula(token) {
+    const made = formula(token, this.trace.take(token.raw), () => this.later());
+    this.waits ||= made.localName === "code";
+    return made;
   }
 }
+
+const BLOCKS = new Set(["heading", "blockquote", "hr", "code", "list", "table", "paragraph"]);

@@ -2,6 +2,7 @@
 
 import { json } from "./api.js";
 import { Chart } from "./chart.js";
+import { $ } from "./dom.js";
 
 const EVERY_MS = 2000;
 const percent = (value) => `${Math.round(100 * value)} %`;
@@ -12,7 +13,6 @@ const CHARTS = {
   draft_length: { title: "Draft length", format: short },
   updates: { title: "Learning updates", format: short, least: 2 },
 };
-const $ = (id) => document.getElementById(id);
 
 /** Shows what the server says of one model, again and again while the page is visible. */
 export class Panel {
