@@ -123,7 +123,7 @@ class Server:
 
     async def ollama_chat(self, request: Request) -> Response:
         """Answer a conversation in Ollama's form; without messages, say that the model is loaded."""
-        asked = await self.received(request, ollama.ChatRequest)
+        asked = await self.received(request, ollama.OllamaChat)
         if not asked.body.messages:
             return Json(ollama.loaded(self.model(asked.body.model).name, chat=True))
         batch = await self.begin(request, asked, ollama.chat_of)
@@ -132,7 +132,7 @@ class Server:
 
     async def ollama_generate(self, request: Request) -> Response:
         """Answer a prompt in Ollama's form; without one, say that the model is loaded."""
-        asked = await self.received(request, ollama.GenerateRequest)
+        asked = await self.received(request, ollama.OllamaGenerate)
         if not asked.body.prompt:
             return Json(ollama.loaded(self.model(asked.body.model).name, chat=False))
         batch = await self.begin(request, asked, ollama.generate_of)
@@ -141,7 +141,7 @@ class Server:
 
     async def ollama_show(self, request: Request) -> Json:
         """A target in Ollama's form."""
-        asked = await self.received(request, ollama.ShowRequest)
+        asked = await self.received(request, ollama.OllamaShow)
         return Json(ollama.shown(self.model(asked.body.model)))
 
     async def ollama_tags(self) -> Json:
@@ -335,9 +335,9 @@ def _answering(server: Server) -> Iterator[tuple[str, Any, type[base.Body]]]:
     ):
         yield f"/v1{path}", endpoint, kind
         yield path, endpoint, kind
-    yield "/api/chat", server.ollama_chat, ollama.ChatRequest
-    yield "/api/generate", server.ollama_generate, ollama.GenerateRequest
-    yield "/api/show", server.ollama_show, ollama.ShowRequest
+    yield "/api/chat", server.ollama_chat, ollama.OllamaChat
+    yield "/api/generate", server.ollama_generate, ollama.OllamaGenerate
+    yield "/api/show", server.ollama_show, ollama.OllamaShow
     yield "/tokenize", server.tokenize, p.TokenizeRequest
     yield "/detokenize", server.detokenize, p.DetokenizeRequest
     yield "/apply-template", server.apply_template, p.ChatRequest

@@ -31,9 +31,9 @@ KINDS: Mapping[type[base.Body], str] = {
     p.DetokenizeRequest: "detokenize",
     anthropic_bodies.MessagesRequest: "messages",
     anthropic_bodies.CountRequest: "messages",
-    ollama.ChatRequest: "ollama",
-    ollama.GenerateRequest: "ollama",
-    ollama.ShowRequest: "ollama",
+    ollama.OllamaChat: "ollama",
+    ollama.OllamaGenerate: "ollama",
+    ollama.OllamaShow: "ollama",
 }
 # clients that set no type of their own send the last two
 TYPES = re.compile(r"application/(?:[\w.+-]+\+)?json|text/json|text/plain|application/x-www-form-urlencoded|")

@@ -77,14 +77,14 @@ class Asked(base.Body):
     omnidraft: base.Extension | None = None
 
 
-class ChatRequest(Asked):
+class OllamaChat(Asked):
     """Body of `/api/chat`."""
 
     messages: list[Message] = Field(default_factory=list)
     tools: list[Annotated[Annotated[p.Tool, Tag("~object")] | p.Other, p.TOOL]] | None = None
 
 
-class GenerateRequest(Asked):
+class OllamaGenerate(Asked):
     """Body of `/api/generate`; `raw`: the prompt is no user's words, but the text to go on with."""
 
     prompt: str = ""
@@ -93,13 +93,13 @@ class GenerateRequest(Asked):
     raw: bool | None = None
 
 
-class ShowRequest(base.Body):
+class OllamaShow(base.Body):
     """Body of `/api/show`."""
 
     model: Annotated[str, Field(min_length=1)]
 
 
-def chat_of(body: ChatRequest, served: Served, settings: Serving) -> list[Task]:
+def chat_of(body: OllamaChat, served: Served, settings: Serving) -> list[Task]:
     """The task of a chat; raises ApiError."""
     made = _asked(body)
     made["messages"] = [_message(each) for each in body.messages]
@@ -108,7 +108,7 @@ def chat_of(body: ChatRequest, served: Served, settings: Serving) -> list[Task]:
     return _renamed(chat_tasks(p.ChatRequest.model_validate(made), served, settings))
 
 
-def generate_of(body: GenerateRequest, served: Served, settings: Serving) -> list[Task]:
+def generate_of(body: OllamaGenerate, served: Served, settings: Serving) -> list[Task]:
     """The task of a prompt; raises ApiError."""
     made = _asked(body)
     if body.raw or body.suffix:
