@@ -96,7 +96,7 @@ def measure(options: argparse.Namespace, console: Console) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
-    made = parser("clients", "official libraries against a server", "--libraries /tmp/libraries --write")
+    made = parser("clients", "official libraries against a server", "--libraries FOLDER --write")
     made.add_argument("--libraries", type=Path, metavar="FOLDER", help="a folder with one for each library's packages")
     made.add_argument("--library", action="append", metavar="NAME", help="one of them alone")
     made.add_argument("--write", action="store_true", help="write the table into docs/clients.md")

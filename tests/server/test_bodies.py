@@ -85,7 +85,7 @@ def test_what_is_wrong_is_named_with_its_place(kind: type[Body], body: Any, path
 def test_an_unsupported_value_comes_with_what_is_allowed_and_a_fix() -> None:
     for kind, name in KINDS.items():
         goods: dict[str, dict[str, Any]] = {"completion": {"prompt": "x"}, "ollama": {"model": "x"}}
-        goods |= dict.fromkeys(("chat", "messages"), {"messages": user("x")})
+        goods |= {key: {"messages": user("x")} for key in ("chat", "messages")}
         good = goods.get(name, {"input": "x"})
         for parameter, rule in RULES[name][""].items():
             if rule.fix is not None and name not in ("tokenize", "detokenize"):

@@ -47,6 +47,10 @@ class ScriptedModel(TransformersModel):
         self._script = script
         self._answers: dict[tuple[int, ...], list[int]] = {}
 
+    @property
+    def token_bytes(self) -> float:
+        return 0.0
+
     def new_sequence(self, *, hidden: bool = False) -> Any:  # noqa: ARG002
         return ScriptedSequence(self)
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -16,7 +17,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
-from omnidraft import __version__
 from omnidraft.errors import InputError
 from omnidraft.server import anthropic, anthropic_bodies, errors, ollama, tasks
 from omnidraft.server import protocol as p
@@ -154,9 +154,9 @@ class Server:
         self.model(None)
         return Json({"models": [ollama.listed(one, running=True) for one in self.scheduler.served]})
 
-    async def version(self) -> Json:
+    async def version_of(self) -> Json:
         """The version, where clients of Ollama look for one."""
-        return Json({"version": __version__})
+        return Json({"version": version("omnidraft")})
 
     async def props(self) -> Json:
         """What llama-server tells of its model."""
@@ -170,7 +170,7 @@ class Server:
                 "default_generation_settings": {"n_ctx": target.lm.context},
                 "total_slots": self.settings.lanes,
                 "modalities": {"vision": False, "audio": False},
-                "build_info": f"omnidraft {__version__}",
+                "build_info": f"omnidraft {version('omnidraft')}",
             }
         )
 
@@ -355,7 +355,7 @@ def _telling(server: Server) -> Iterator[tuple[str, Any]]:
     yield "/props", server.props
     yield "/api/tags", server.ollama_tags
     yield "/api/ps", server.ollama_ps
-    yield "/api/version", server.version
+    yield "/api/version", server.version_of
 
 
 def make_app(server: Server, start: Callable[[], None], most: int) -> FastAPI:

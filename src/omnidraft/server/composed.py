@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer, StructTag
@@ -147,7 +148,7 @@ def _lark(text: str) -> str:
     try:
         rules = any_to_lark(text)
     except Exception as error:  # whatever the reader of grammars raises
-        raise ConfigError(f"the grammar cannot be read ({' '.join(str(error).split())[:200]}): change it") from error
+        raise ConfigError(f"the grammar cannot be read ({shorten(str(error), 200)}): change it") from error
     lines = [line for line in rules.splitlines() if not line.startswith("%llguidance")]
     return "\n".join(f"form{line[5:]}" if line.startswith("start:") else line for line in lines) + "\n"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import Any, Literal
 
 from omnidraft.server import protocol_base as base
@@ -86,5 +87,5 @@ def _form(kind: Kind, value: Any, path: str) -> Form:
             raise ValueError("it is no object: give a schema")
         return Form(kind, plain(dict(schema)), path)
     except (ValueError, RecursionError) as error:
-        why = "it is no JSON" if isinstance(error, json.JSONDecodeError) else str(error)[:200]
+        why = "it is no JSON" if isinstance(error, json.JSONDecodeError) else shorten(str(error), 200)
         raise ApiError(400, f"{path} is not usable: {why}", param=path, code="invalid_value") from error
