@@ -151,7 +151,7 @@ def test_files_of_every_architecture_have_the_family_that_names_it() -> None:
 
 def test_factors_of_residuals_are_divided_out_of_no_norm_that_is_not_of_them() -> None:
     for family in FAMILIES:
-        if family.residual is not Family.residual:
+        if family.residual != Family.residual:
             assert (family.after_attention, family.after_mlp, family.head_norms) == (None, None, None)
 
 
@@ -334,6 +334,8 @@ def quantized(model: Any) -> Any:
             "use_bidirectional_attention",
             "use_bidirectional_attention is True",
         ),
+        (lambda: build("granite", residual_multiplier=0.0), "factor", "residual_multiplier", "is 0.0 in its config"),
+        (lambda: build("granite", logits_scaling=0.0), "factor", "logits_scaling", "is 0.0 in its config"),
         (lambda: quantized(build("qwen3")), "quantized", "quantization_config", "its weights are quantized"),
         (
             lambda: build("qwen3", rope_parameters={**HALF, "rope_type": "linear", "factor": 2.0}),

@@ -6,12 +6,12 @@ config, and it has otherwise, is an `Obstacle`: `transformers` computes such a m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 Config = Any  # of transformers
-Number = Callable[[Config], float]
 
 OF_EACH, OF_ALL, ROTATED = range(3)  # norms of heads: each, all together, each after its rotation; as in step.c
 NEVER, EVERYWHERE, BY_LAYER = "never", "everywhere", "by layer"  # where a config's window counts
@@ -32,12 +32,16 @@ class Obstacle:
         return self.reason
 
 
-def _of(name: str, power: float = 1.0) -> Number:
-    return lambda config: float(getattr(config, name)) ** power
+@dataclass(frozen=True)
+class Number:
+    """A power of a field of a config, 1 without a name."""
 
+    name: str = ""
+    power: float = 1.0
 
-def _one(_: Config) -> float:
-    return 1.0
+    def of(self, config: Config) -> float:
+        """The number; raises ZeroDivisionError where the field is 0 and the power negative."""
+        return float(getattr(config, self.name)) ** self.power if self.name else 1.0
 
 
 @dataclass(frozen=True)
@@ -74,9 +78,9 @@ class Family:
     activation: str = "hidden_act"
     parallel: bool = False  # it reads what the attention reads
     # factors; where residuals have one, no norm but those of what is read may have an epsilon
-    embedding: Number = _one
-    residual: Number = _one
-    logits: Number = _one
+    embedding: Number = Number()
+    residual: Number = Number()
+    logits: Number = Number()
     logit_cap: str = ""
     needs: Mapping[str, tuple[object, ...]] = field(default_factory=dict)  # values of fields, anything else is refused
 
@@ -106,6 +110,9 @@ class Family:
             name = ".".join(filter(None, ("rope_parameters", kind, "rope_type")))
             if (found := rope.get("rope_type", "default")) not in ROTATIONS:
                 yield Obstacle("rotation", name, f"its rotary positions are of type {found}")
+        for number in (self.embedding, self.residual, self.logits, self.scale or Number()):
+            if number.name and not 0 < (factor := float(getattr(config, number.name))) < math.inf:
+                yield Obstacle("factor", number.name, f"{number.name} is {factor} in its config")
         for name, values in self.needs.items():
             if (value := getattr(config, name, None)) not in values:
                 yield Obstacle("switch", name, f"{name} is {value!r} in its config")
@@ -132,26 +139,26 @@ AFTER: dict[str, Any] = {  # what is added to the residual is normalized, and no
     "after_attention": "post_attention_layernorm", "after_mlp": "post_feedforward_layernorm",
 }  # fmt: skip
 NORMED: dict[str, Any] = {"head_norms": ("q_norm", "k_norm")}
-GEMMA: dict[str, Any] = {"shifted": True, "embedding": _of("hidden_size", 0.5)}
+GEMMA: dict[str, Any] = {"shifted": True, "embedding": Number("hidden_size", 0.5)}
 SANDWICH: dict[str, Any] = {
     **AFTER,
     "before_attention": "input_layernorm",
     "before_mlp": "pre_feedforward_layernorm",
     "activation": "hidden_activation",
-    "scale": _of("query_pre_attn_scalar", -0.5),
+    "scale": Number("query_pre_attn_scalar", -0.5),
     "window": BY_LAYER,
     "logit_cap": "final_logit_softcapping",
     "needs": {"use_bidirectional_attention": (None, False)},
 }
 GRANITE: dict[str, Any] = {
-    "scale": _of("attention_multiplier"),
-    "embedding": _of("embedding_multiplier"),
-    "residual": _of("residual_multiplier"),
-    "logits": _of("logits_scaling", -1.0),
+    "scale": Number("attention_multiplier"),
+    "embedding": Number("embedding_multiplier"),
+    "residual": Number("residual_multiplier"),
+    "logits": Number("logits_scaling", -1.0),
 }
 COHERE: dict[str, Any] = {
     "before_mlp": "input_layernorm", "parallel": True, "centered": True, "epsilon": "layer_norm_eps",
-    "interleaved": True, "logits": _of("logit_scale"),
+    "interleaved": True, "logits": Number("logit_scale"),
 }  # fmt: skip
 
 

@@ -90,15 +90,16 @@ class Angles:
     def upto(self, length: int) -> torch.Tensor:
         """Those of so many positions, at least."""
         if length > len(self._made):
-            positions = torch.arange(length + max(ROOM, length // 2), dtype=torch.float32, device="cpu")
-            parts = [] if self._factors is None else [self._factors(positions.double())[:, None]]
-            for frequencies, scaling in reversed(self._rotations):
+            length += max(ROOM, length // 2)
+            positions = torch.arange(length, dtype=torch.float32, device="cpu")
+            parts = [torch.empty(length, 0, dtype=torch.float32, device="cpu")]
+            for frequencies, scaling in self._rotations:
                 # in 64 bits, so that the last bit does not depend on how many there are
                 angles = torch.outer(positions, frequencies).double()
-                parts.append(torch.cat([angles.cos(), angles.sin()], -1) * scaling)
-            self._made = (
-                torch.cat([torch.empty(len(positions), 0, device="cpu"), *reversed(parts)], -1).float().contiguous()
-            )
+                parts.append((torch.cat([angles.cos(), angles.sin()], -1) * scaling).float())
+            if self._factors is not None:
+                parts.append(self._factors(positions.double())[:, None].float())
+            self._made = torch.cat(parts, -1)
         return self._made
 
 

@@ -54,12 +54,12 @@ class NativeModel(PretrainedModel):
         stored = EMBEDDING in source  # tied ones are stored by either name
         self._head = parts.matrix("model.embed_tokens" if tied and stored else "lm_head")
         self._embedding = self._head if tied else parts.looked_up("model.embed_tokens")
-        self._embedding_factor = family.embedding(config) / family.residual(config)
+        self._embedding_factor = family.embedding.of(config) / family.residual.of(config)
         layers = Layers(family, config, rotations, parts)
         self._layers = (native.Layer * config.num_hidden_layers)(*map(layers.layer, range(config.num_hidden_layers)))
         plus, epsilon, centered = float(family.shifted), self._shape.epsilon, family.centered
         self._norm = Norm(parts.vector("model.norm.weight", plus), epsilon, centered)
-        scaled = parts.vector("model.norm.weight", plus, family.logits(config))
+        scaled = parts.vector("model.norm.weight", plus, family.logits.of(config))
         self._before_head, self._cap = Norm(scaled, epsilon, centered), family.cap(config, family.logit_cap)
         self._parts = parts
 
@@ -277,8 +277,8 @@ def _shape(family: Family, config: Any, columns: int) -> native.Shape:
         parallel=family.parallel,
         gelu=GELU[getattr(config, family.activation)],
         tempered=_query_factors(family, config) is not None,
-        epsilon=getattr(config, family.epsilon) / family.residual(config) ** 2,
-        attention_scale=usual if family.scale is None else family.scale(config),
+        epsilon=getattr(config, family.epsilon) / family.residual.of(config) ** 2,
+        attention_scale=usual if family.scale is None else family.scale.of(config),
         score_cap=family.cap(config, family.score_cap),
     )
 
