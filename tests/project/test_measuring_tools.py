@@ -52,3 +52,20 @@ def test_scripts(folders: list[str], monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setattr(scripts, "RUNS", 1)
     scripts.main(*folders)
     assert capsys.readouterr().out.count("\n") >= len(TEXTS)
+
+
+def test_families(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    needs_the_8_bit_step()
+    families = tool("measure_families")
+    small = {
+        "vocab_size": 40_000, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+    }  # fmt: skip
+    monkeypatch.setattr(families, "SHAPES", {"small": ("gemma3_text", small)})
+    monkeypatch.setattr(families, "TURNS", 1)
+    monkeypatch.setattr(families, "TOKENS", 3)
+    families.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == [
+        "small (1M) generate, bf16", "small (1M) native, 8 bits", "small",
+    ]  # fmt: skip
