@@ -28,8 +28,8 @@ from omnidraft.verification.round import Draft
 from omnidraft.verification.sampling import GeneratorSampler
 
 SHAPE: dict[str, Any] = {
-    "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 8,
-    "num_key_value_heads": 2, "head_dim": 256, "linear_num_key_heads": 16, "linear_num_value_heads": 16,
+    "vocab_size": 32_000, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 12,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "linear_num_key_heads": 16, "linear_num_value_heads": 16,
     "layer_types": [*["linear_attention"] * 3, "full_attention"] * 3, "pad_token_id": 0, "eos_token_id": None,
 }  # fmt: skip
 ACCEPTANCE, LENGTH = 0.7, 4
@@ -84,11 +84,11 @@ def main() -> None:
     parser.add_argument("--family", default="qwen3_5_text")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--laps", type=int, default=5)
+    parser.add_argument("--way", default="", help="ways of drafting whose name contains this")
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
     tokenizer: Any = AutoTokenizer.from_pretrained(zoo.path("target-b"))
-    kind: Any = transformers.CONFIG_MAPPING[args.family]
-    config = kind(vocab_size=32_000, **SHAPE)
+    config = transformers.CONFIG_MAPPING[args.family](**SHAPE)
     torch.manual_seed(0)
     model: Any = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, args.dtype)).eval()
     target = Saying(model)
@@ -101,6 +101,7 @@ def main() -> None:
         f"goodput, {ACCEPTANCE}": Scripted(target, text, Goodput(LENGTH, alone=True)),
         "zoo:general": Engine(target, (), ready.side.adaptation.attached, drafting, ready.policy),
     }
+    ways = {name: engine for name, engine in ways.items() if args.way in name}
     found = {name: list[float]() for name in ways}
     for _ in range(args.laps):
         for name, engine in ways.items():

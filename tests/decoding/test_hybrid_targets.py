@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from omnidraft.config import Drafting, Sampling
+from omnidraft.counts.counts import AnswerMemory
 from omnidraft.decoding.engine import AGAIN, Engine
 from omnidraft.models.hybrids import ONE_BY_ONE as REASON
 from omnidraft.models.language_model import LanguageModel
@@ -76,14 +77,16 @@ def test_greedy_text_is_that_of_generate(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["qwen3_5_text", "granitemoehybrid", "lfm2"])
-def test_copies_of_the_text_are_drafted_without_a_drafter(kind: str) -> None:
-    """Counts alone: rounds of several accepted tokens, then none without a draft, then some with two."""
-    target = target_of(kind)
-    prompt = [*PROMPT, *generate(target, PROMPT, 24)] * 2
-    expected = generate(target, prompt, COUNT)
-    records = run(Engine(target, (), None, Drafting(draft_length=4)), prompt)
-    assert tokens(records) == expected
-    assert any(record.counts.accepted for record in records)
+def test_an_answer_is_drafted_from_one_before_without_a_drafter(kind: str) -> None:
+    target, memory = target_of(kind), AnswerMemory()
+    expected = generate(target, PROMPT, COUNT)
+    engine_ = Engine(target, (), None, Drafting(draft_length=4))
+    for turn in range(2):
+        request, records = engine_.begin(PROMPT, COUNT, Sampling(), sampler(), memory=memory), list[Round]()
+        while request.open:
+            records.append(engine_.commit(request, engine_.verify(request)))
+        assert tokens(records) == expected
+        assert bool(turn) <= (sum(record.counts.accepted for record in records) > COUNT // 2)
 
 
 @pytest.mark.parametrize("kind", ONE_BY_ONE)
