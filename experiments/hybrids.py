@@ -29,8 +29,9 @@ from omnidraft.verification.sampling import GeneratorSampler
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 32_000, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 12,
-    "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "linear_num_key_heads": 16, "linear_num_value_heads": 16,
-    "layer_types": [*["linear_attention"] * 3, "full_attention"] * 3, "pad_token_id": 0, "eos_token_id": None,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "pad_token_id": 0, "eos_token_id": None,
+    "linear_num_key_heads": 16, "linear_num_value_heads": 16,
+    "layer_types": [*["linear_attention"] * 3, "full_attention"] * 3,
 }  # fmt: skip
 ACCEPTANCE, LENGTH = 0.7, 4
 

@@ -33,6 +33,7 @@ from omnidraft.models.loading import load_model
 from omnidraft.models.transformers_model import TransformersModel, cache_argument
 from support import gguf_files
 from support.command_line import one_error
+from support.hybrids import hybrid
 from support.models import save_model
 from support.project_files import real_tokenizer, shared
 from support.small_tokenizers import byte_level, sentencepiece, wrap
@@ -215,7 +216,7 @@ def test_a_gguf_target_is_timed_in_the_precision_that_load_takes(
 
 
 def stateful(folder: Path) -> None:
-    transformers.MambaConfig(vocab_size=600, hidden_size=16, num_hidden_layers=1).save_pretrained(folder)
+    transformers.RwkvConfig(vocab_size=600, hidden_size=16, num_hidden_layers=1).save_pretrained(folder)
 
 
 def slow_tokenizer(folder: Path) -> None:
@@ -246,6 +247,17 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
     "no tokenizer": (no_tokenizer, "tokenizer"),
     "GGUF files": (ggufs, "holds GGUF files and no config.json: give a file"),
 }
+
+
+def test_a_hybrid_is_a_target_and_no_drafter(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "hybrid", sentencepiece(), seed=3)
+    hybrid("qwen3_5_text", vocab_size=600).config.save_pretrained(folder)
+    target, drafter = read_model(folder), read_model(folder, drafts=True)
+    assert target.problem is None
+    assert drafter.problem is not None
+    assert "no crop restores" in drafter.problem
+    assert target.model is not None
+    assert memory(target.model).kv_bytes == 2 * 2 * 8 * 4  # keys and values of two heads in the one layer of attention
 
 
 @pytest.mark.parametrize(("damage", "role"), [*((damage, "target") for damage in REFUSED), ("stateful", "drafter")])

@@ -16,10 +16,11 @@ from omnidraft.errors import ModelError
 from omnidraft.models import checkpoints, hybrids
 from omnidraft.models import transformers_model as models
 from omnidraft.models.kv_cache import attention, state_layers, states
-from omnidraft.models.loading import load_skeleton
+from omnidraft.models.loading import load_model, load_skeleton
 from omnidraft.models.transformers_model import PROBED, TransformersModel, TransformersSequence
 from support.hybrids import HYBRIDS, ONE_BY_ONE, hybrid
 from support.models import afresh, build, close, one_line
+from support.small_tokenizers import byte_level, wrap
 
 HALF = (torch.float32, torch.bfloat16)
 WITHIN = 1e-3  # of logits with a deviation of 1: passes of other shapes round otherwise
@@ -299,6 +300,17 @@ def test_states_outside_of_the_cache_are_noticed_with_the_weights_too() -> None:
     with pytest.raises(ModelError) as error:
         TransformersModel(model)
     one_line(error, "RecurrentGemmaForCausalLM", "in the model itself")
+
+
+@pytest.mark.parametrize(("kind", "told"), [("jamba", 1), ("qwen3_5_text", 0)])
+def test_loading_says_that_there_will_be_no_drafts(kind: str, told: int, tmp_path: Path) -> None:
+    tokenizer = byte_level()
+    hybrid(kind, vocab_size=tokenizer.get_vocab_size()).save_pretrained(tmp_path)
+    wrap(tokenizer).save_pretrained(tmp_path)
+    said: list[str] = []
+    loaded = load_model(tmp_path, dtype="float32", say=said.append, verifies=True)
+    assert loaded.lm.hybrid
+    assert [hybrids.ONE_BY_ONE in line for line in said] == [True] * told
 
 
 def test_a_skeleton_is_not_probed(tmp_path: Path) -> None:

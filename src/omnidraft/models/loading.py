@@ -64,8 +64,8 @@ def load_model(
     A folder or file is read without network access, and code that comes with a model is never run.  `dtype` is auto or
     one of PRECISIONS; `device` is auto, cpu, cuda, cuda:N or mps.  A model that only `verifies` drafts, a target, need
     not be one that can be trained: of a GGUF file, auto then takes 8 bits where it can and they are no slower.  `say`
-    is told where a GGUF file is converted first.  Raises ConfigError for an unknown dtype or device, ModelError for
-    whatever is wrong with the model.
+    is told where a GGUF file is converted first, and where a target verifies no drafts.  Raises ConfigError for an
+    unknown dtype or device, ModelError for whatever is wrong with the model.
     """
     if dtype not in ("auto", *PRECISIONS):
         raise ConfigError(f"dtype {dtype!r} is not known: use auto, {', '.join(PRECISIONS)}")
@@ -97,7 +97,10 @@ def load_model(
             return LoadedModel(NativeModel(skeleton, weights), tokenizer, shown, reason)
     model = _read_model(skeleton, source, local, getattr(torch, chosen), place)
     _end_turns(model, tokenizer)
-    return LoadedModel(TransformersModel(model), tokenizer, shown, reason)
+    lm = TransformersModel(model)
+    if verifies and lm.no_drafts:
+        say(f"target {shown} is decoded without drafts: {lm.no_drafts}")
+    return LoadedModel(lm, tokenizer, shown, reason)
 
 
 def _read_model(
