@@ -41,12 +41,17 @@ class TextReader:
         self._began = self._reasoned = self._thought = False  # content; reasoning, and its end
         self._space = ""  # behind a call: content goes on with it, if it does
         self._opens = {each.open: each for each in self._regions}
+        firsts = {mark[0] for mark in (*self._opens, *marks.around)} if self._regions else set()
+        self._begins = re.compile(f"[{re.escape(''.join(sorted(firsts)))}]") if firsts else None  # some mark
 
     @property
     def calls(self) -> Sequence[Call]:
         return self._calls.made
 
     def feed(self, text: str) -> Piece:
+        busy = not self._began or self._held or self._region or self._close or self._calls.made
+        if not busy and (self._begins is None or not self._begins.search(text)):  # most of most answers
+            return Piece(text)
         self._held += text
         return self._read(final=False)
 
