@@ -15,6 +15,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from omnidraft.decoding.engine import NOTHING_ELSE
 from omnidraft.errors import InputError, OmniDraftError
 from omnidraft.generation import Step, step_together
 from omnidraft.server.errors import ENDING, INTERNAL, LOADING, ApiError, of_input
@@ -287,7 +288,8 @@ class Scheduler:
             if run is not None and run.first is not None:
                 seat.lane.copy(run.seat.lane, len(task.ids) - 1)
             seat.used, seat.user, seat.prompt = self._uses, task.user, len(task.ids)
-            anew = task.options["extras"].scores  # for the log-probabilities of all its tokens
+            extras = task.options.get("extras")
+            anew = extras is not None and extras.scores  # for the log-probabilities of all its tokens
             cached = 0 if anew else min(seat.lane.common(task.ids), len(task.ids) - 1)
             memory = task.served.memories.of(task.user)
             stream = seat.lane.stream(
