@@ -288,8 +288,7 @@ class Scheduler:
             if run is not None and run.first is not None:
                 seat.lane.copy(run.seat.lane, len(task.ids) - 1)
             seat.used, seat.user, seat.prompt = self._uses, task.user, len(task.ids)
-            extras = task.options.get("extras")
-            anew = extras is not None and extras.scores  # for the log-probabilities of all its tokens
+            anew = task.options.get("extras", NOTHING_ELSE).scores  # for the log-probabilities of all its tokens
             cached = 0 if anew else min(seat.lane.common(task.ids), len(task.ids) - 1)
             memory = task.served.memories.of(task.user)
             stream = seat.lane.stream(

@@ -67,6 +67,10 @@ $$
        return "one"  # two
    ```
 
+<div>
+in *HTML*
+</div>
+
 ![a picture](https://pictures.example/x.png) and ~~struck~~ and $\frac{$
 """
 
@@ -80,6 +84,7 @@ def test_tables_formulas_and_colors(page: Page, fake: FakeServer) -> None:
     assert page.texts("article.answer .maths:not(.display) mi")[:2] == ["π", "r"]
     assert page.all(".maths.display mtable mfrac") != []
     assert page.all("annotation, article.answer [style]") == []
+    assert "\\" not in "".join(str(math.get_attribute("textContent")) for math in page.all("math"))
     assert page.attributes(".maths mtd", "class") == ["to-right", "to-left"] * 2
     assert page.texts("article.answer th") == ["Phase", "Days"]
     assert page.texts("article.answer td") == ["New moon\nagain", "0.0", "Full | round", "14.8"]
@@ -92,6 +97,8 @@ def test_tables_formulas_and_colors(page: Page, fake: FakeServer) -> None:
     assert page.texts("pre .hljs-string") == ['"one"']
     assert len({page.colour(f"pre {part}") for part in ("code", ".hljs-keyword", ".hljs-string", ".hljs-comment")}) == 4
     assert page.texts("del") == ["struck"]
+    assert page.texts("article.answer > div > p > em") == ["HTML"]
+    assert "<div>\nin HTML\n</div>" in page.text("article.answer > div")
     assert page.all("article.answer img") == []
     links = [a.get_attribute("href") for a in page.all("article.answer a")]
     assert links == ["https://pictures.example/x.png"]

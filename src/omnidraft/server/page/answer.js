@@ -54,7 +54,7 @@ export class Answer {
     message.finish = choices[0]?.finish_reason ?? message.finish;
     if (omnidraft.seconds !== undefined) message.figures = omnidraft;
     if (Array.isArray(omnidraft.tokens)) {
-      message.rounds.push(omnidraft.accepted + 1);
+      message.rounds.push((omnidraft.accepted ?? 0) + 1);
       const text = (reasoning_content ?? "") + (content ?? "");
       const kinds = kindsOf(omnidraft.tokens, text.length);
       message.thoughtKinds += kinds.slice(0, reasoning_content?.length ?? 0);

@@ -23,6 +23,7 @@ export function parts({ content, kinds, reasoning = "", thoughtKinds = "" }) {
 export class Thought {
   constructor() {
     this.title = element("summary");
+    this.title.ariaLive = "off"; // it counts
     this.body = element("div");
     this.element = element("details", { className: "thought", hidden: true }, this.title, this.body);
     this.element.addEventListener("toggle", () => this.#draw());
