@@ -17,7 +17,7 @@ from PIL import Image
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs" / "page.png"
-COLORS = 128  # a page has few
+COLORS = 256
 
 
 def main(url: str, *questions: str) -> None:

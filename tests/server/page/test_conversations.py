@@ -166,6 +166,25 @@ def test_an_earlier_message_is_changed(page: Page, fake: FakeServer) -> None:
     assert page.texts("article.own .text") == ["One? Or three\nor four?"]
 
 
+def test_messages_that_were_dropped_are_had_back(page: Page, fake: FakeServer) -> None:
+    for count, text in enumerate(("One?", "Two?"), start=1):
+        page.send(text)
+        page.wait_for_answers(count)
+    fake.held = 0
+    tool(page, 2, "Regenerate")
+    page.wait(lambda: page.text("#notice").startswith("3 messages were dropped."))
+    assert page.texts("article.own .text") == ["One?"]
+    page.one("#notice button").click()
+    assert fake.left.wait(10)
+    fake.go.set()
+    page.wait_for_answers(2)
+    page.send("Three?")
+    page.wait_for_answers(3)
+    assert said(fake) == ["One?", text_of(fake), "Two?", text_of(fake), "Three?"]
+    page.open()
+    assert page.texts("article.own .text") == ["One?", "Two?", "Three?"]
+
+
 def test_a_cut_answer_goes_on(page: Page, fake: FakeServer) -> None:
     fake.finish = "length"
     page.send("Why?")

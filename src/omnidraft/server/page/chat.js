@@ -71,7 +71,7 @@ export class Chat {
     if (this.running) return;
     const place = this.views.indexOf(view);
     const before = place === this.views.length - 1 ? view.message : null; // put back where no other comes
-    this.#cut(place);
+    this.#drop(place);
     await this.#ask(before);
   }
 
@@ -87,7 +87,7 @@ export class Chat {
   async #change(view, content) {
     if (this.running) return;
     const { files } = view.message;
-    this.#cut(this.views.indexOf(view));
+    this.#drop(this.views.indexOf(view));
     await this.send(content, files);
   }
 
@@ -95,6 +95,7 @@ export class Chat {
   async #run(view, { goesOn = false, before = null }) {
     const { message } = view;
     const { conversation } = this;
+    const { messages } = conversation;
     const running = (this.running = { view, conversation, abort: new AbortController() });
     const length = message.content.length + message.reasoning.length;
     conversation.changed = Date.now();
@@ -110,7 +111,7 @@ export class Chat {
     }
     const came = message.content.length + message.reasoning.length > length;
     const nothing = !came && !goesOn;
-    if (nothing) conversation.messages.splice(-1, 1, ...(before ? [before] : []));
+    if (nothing) messages.splice(-1, 1, ...(before ? [before] : []));
     if (conversation === this.conversation) {
       view.end();
       if (nothing && before) {
@@ -174,6 +175,20 @@ export class Chat {
     this.views.push(view);
     goToEnd(() => $("log").append(view.element));
     return view;
+  }
+
+  /** Cut messages that others take the place of; more than a question and its answer can be had back. */
+  #drop(place) {
+    const { conversation } = this;
+    const all = [...conversation.messages];
+    this.#cut(place);
+    if (all.length - place <= 2) return;
+    notice(`${all.length - place} messages were dropped.`, "Undo", () => {
+      if (conversation !== this.conversation) return;
+      this.stop();
+      conversation.messages = all;
+      this.open(conversation);
+    });
   }
 
   /** Drop the messages from a place on, and what is shown of them. */
