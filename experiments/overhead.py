@@ -94,7 +94,7 @@ class Overhead:
             theirs.append(self.models.assisted(self.short, sampling).beside_s)
         mine, other = statistics.median(ours), statistics.median(theirs)
         detail = f"{1e3 * mine:.2f} against {1e3 * other:.2f} ms a round"
-        name = f"what transformers takes beside forward passes, in ours, {name}"
+        name = f"overhead per round, transformers ÷ ours, {name}"
         return Ratio(name=name, value=other / mine, bound=3.0, at_least=True, detail=detail)
 
     def drafter_step(self) -> Ratio:

@@ -127,7 +127,7 @@ class Measurement:
 
     @staticmethod
     def summary(rows: Sequence[Row]) -> str:
-        """What it comes to, in a line."""
+        """The geometric means of speedups, in a line."""
         return summary(rows)
 
     def load(self, **options: Any) -> OmniDraft:

@@ -215,7 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--streams", default=",".join(STREAMS), metavar="A,B", help="which, with commas (default: %(default)s)"
     )
     options.add_argument(
-        "--ways", default=",".join(WAYS), metavar="A,B", help="likewise, to be compared (default: %(default)s)"
+        "--ways", default=",".join(WAYS), metavar="A,B", help="methods to compare, with commas (default: %(default)s)"
     )
     options.add_argument(
         "--temperature", type=float, default=0.0, metavar="X", help="of the answers (default: %(default)s)"
@@ -224,7 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, what in (
         ("prompts", "prompts of a stream"),
         ("new_tokens", "maximum tokens of an answer"),
-        ("edit_tokens", "likewise, of a file that is edited"),
+        ("edit_tokens", "maximum tokens of an answer of `edits`"),
     ):
         default = f"{what} (default: {getattr(FULL, name)}, {getattr(QUICK, name)} with --quick)"
         options.add_argument(flags.flag(name), type=flags.at_least(1), metavar="N", help=default)

@@ -180,7 +180,7 @@ class Details(Settings):
 
     logprobs: int | None = integer(
         None,
-        "log-probability of each token, and so many of the most probable tokens at its place",
+        "log-probability of each token, and this many of the most probable tokens at its position",
         low=0,
         high=20,
         none="none",
@@ -205,7 +205,7 @@ class Drafting(Settings):
     )
     remember: str = one_of(
         "memory",
-        "text whose continuations are counted: none, of the request, of this process's answers too, or the profile's",
+        "earlier text used for drafts: none, the request's, also earlier answers, or also those saved in the profile",
         *REMEMBER,
     )
     threshold: float | None = number(
@@ -226,13 +226,13 @@ class Drafting(Settings):
         none="the target's",
         fix="leave it out to follow the target",
     )
-    ngram_seed: str = one_of("vocabulary", "n-grams active at first", *NGRAM_SEEDS)
+    ngram_seed: str = one_of("vocabulary", "n-grams active at the start", *NGRAM_SEEDS)
     ngram_bound: int | None = integer(
         None, "maximum number of active n-grams", low=1, none="no bound", fix="leave it out for no bound"
     )
     ngram_eviction: str = one_of("lfu", "eviction beyond the bound", "lfu", "lru")
     drafter_step: str = one_of(
-        "auto", "auto (8-bit step on CPUs where it applies) or the step of", "auto", "transformers"
+        "auto", "forward pass of the drafter, auto being the 8-bit one on CPUs that have it", "auto", "transformers"
     )
 
     def __post_init__(self) -> None:
@@ -286,7 +286,7 @@ class Learning(Settings):
     )
     teacher_temperature: float = number(
         0.5,
-        "temperature of the teacher (the target), whatever the answer is sampled with",
+        "temperature of the teacher (the target), independent of the answer's temperature",
         low=COLDEST,
         fix="use 1 for the target's own distributions",
     )

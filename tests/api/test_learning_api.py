@@ -252,7 +252,7 @@ def test_a_profile_of_the_store_that_is_refused_is_set_aside(
     said: list[str] = []
     with omnidraft.load(target, drafter, adapt=adapt, warn=said.append) as other:
         assert len(said) == 1
-        assert ("is kept as" if adapt == "inline" else "is done without") in said[0]
+        assert ("renamed to" if adapt == "inline" else "continuing without a profile") in said[0]
         assert "\n" not in said[0]
         assert not other.learned.get("answers")
         assert answers(other, 1)[0].token_ids == alone(other, PROMPTS[0])

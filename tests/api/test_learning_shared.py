@@ -151,7 +151,7 @@ def test_a_refused_profile_in_use_is_done_without(target: Path, drafter: Path, h
             with omnidraft.load(target, drafter, adapt=adapt, interval=1, warn=said.append) as model:
                 assert answers(model, 2)[1].token_ids == alone(model, PROMPTS[1])
             assert len(said) == 1
-            assert ("cannot be set aside" if adapt == "inline" else "is done without") in said[0]
+            assert ("cannot be renamed" if adapt == "inline" else "continuing without a profile") in said[0]
             assert file.read_bytes() == before
 
 

@@ -16,7 +16,7 @@ def add_flags(parser: flags.CommandParser) -> argparse._ArgumentGroup:
     """Add the flags of models, answers, learning and devices; the group returned is for input and output."""
     models = parser.add_argument_group("models")
     flags.add(models, "--target")
-    flags.add(models, "--drafter", help=f"likewise, or none (default: {flags.DEFAULT})")
+    flags.add(models, "--drafter", help=f"draft model, given like the target, or none (default: {flags.DEFAULT})")
     answer = parser.add_argument_group("answer (sampling defaults to the target's generation config, else to these)")
     flags.add_settings(answer, GenerationLimits)
     flags.add_settings(answer, Sampling, "temperature", "top_k", "top_p")
@@ -75,9 +75,9 @@ def as_dict(result: Generation) -> dict[str, Any]:
 
 
 def summary(result: Generation) -> str:
-    """What an answer came to, in a line."""
+    """Length, speed and acceptance of an answer, in a line."""
     stats = result.stats
-    without = f"no draft in {stats.rounds_without_draft} of {stats.rounds} rounds, mostly as {stats.no_draft_reason}; "
+    without = f"{stats.rounds_without_draft} of {stats.rounds} rounds without a draft ({stats.no_draft_reason}); "
     return (
         f"{stats.tokens} tokens in {stats.seconds:.2f} s, prompt included ({stats.tokens_per_s:.1f} tokens/s); "
         f"block efficiency {stats.block_efficiency:.2f}, acceptance rate {stats.acceptance_rate:.2f}; "

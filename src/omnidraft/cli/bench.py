@@ -237,7 +237,7 @@ def _add_compare(bench: flags.CommandParser) -> None:
         "--target MODEL.gguf --drafter zoo:general --dtype auto --gguf MODEL.gguf --task prompts.jsonl",
     )
     flags.add(parser, "--target")
-    parser.add_argument("--drafter", required=True, metavar="MODEL", help="likewise")
+    parser.add_argument("--drafter", required=True, metavar="MODEL", help="draft model, given like the target")
     tasks = f"{', '.join(prompts.TASKS)}, or a JSONL file with `prompt` in each line; repeatable"
     parser.add_argument("--task", required=True, action="append", help=tasks)
     parser.add_argument("--data", type=Path, metavar="DIR", help="the folder of the tasks (default: the hub)")

@@ -14,7 +14,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run `omnidraft cache`; raises InputError and its kinds."""
     parser = flags.CommandParser(
         prog="omnidraft cache",
-        description="Weights converted from GGUF files: each is made again when its file is next loaded.",
+        description="Show or clear the weights converted from GGUF files; they are converted again when needed.",
         examples=("omnidraft cache", "omnidraft cache --clear"),
     )
     parser.add_argument("--clear", action="store_true", help="remove all of it")

@@ -69,7 +69,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {  # those of several commands, as `add_a
         "default": defaults.AUTO,
         "type": unless_none,
         "metavar": "MODEL",
-        "help": f"likewise (default: {DEFAULT})",
+        "help": f"draft model, given like the target (default: {DEFAULT})",
     },
     "--profile": {
         "default": "auto",

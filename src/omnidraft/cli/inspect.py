@@ -85,7 +85,12 @@ def _parser() -> flags.CommandParser:
         examples=EXAMPLES,
     )
     parser.add_argument("target", metavar="TARGET", help="a folder, a GGUF file, a hub id or zoo:NAME")
-    parser.add_argument("--drafter", default=AUTO, metavar="MODEL", help=f"likewise (default: {flags.DEFAULT})")
+    parser.add_argument(
+        "--drafter",
+        default=AUTO,
+        metavar="MODEL",
+        help=f"draft model, given like the target (default: {flags.DEFAULT})",
+    )
     parser.add_argument(
         "--text", type=Path, metavar="FILE", help="a text to tokenize (default: samples in several scripts)"
     )

@@ -19,7 +19,7 @@ EXAMPLES = (
 )
 ABOUT = """\
 Make a drafter from a Llama-type chat model: it keeps some layers and the most useful tokens, and learns from text that
-the teachers write. What is there already is gone on from, so the command can be stopped at any time."""
+the teachers write. Resumes from existing output; safe to interrupt."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -67,24 +67,30 @@ def _layers(text: str) -> tuple[int, ...]:
 
 def _parser() -> flags.CommandParser:
     parser = flags.CommandParser(prog="omnidraft make-drafter", description=ABOUT, examples=EXAMPLES)
-    parser.add_argument("source", metavar="SOURCE", help="the model that is cut: a folder, a GGUF file or a hub id")
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="of the drafter, its text below it")
-    parser.add_argument("--layers", type=_layers, required=True, metavar="N,N,...", help="that are kept, from 0")
+    parser.add_argument("source", metavar="SOURCE", help="the model to cut: a folder, a GGUF file or a hub id")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="FOLDER", help="folder for the drafter and its teacher text"
+    )
+    parser.add_argument(
+        "--layers", type=_layers, required=True, metavar="N,N,...", help="layers to keep, counted from 0"
+    )
     parser.add_argument(
         "--vocab",
         type=flags.at_least(1),
         default=16384,
         metavar="N",
-        help="tokens that are kept (default: %(default)s)",
+        help="tokens to keep (default: %(default)s)",
     )
     parser.add_argument(
-        "--teacher", action="append", metavar="MODEL", help="a target to learn from, several times (default: SOURCE)"
+        "--teacher", action="append", metavar="MODEL", help="a target to learn from; repeatable (default: SOURCE)"
     )
     parser.add_argument(
-        "--begin", metavar="DRAFTER", help="one of the same source and layers, whose weights the new one begins with"
+        "--begin",
+        metavar="DRAFTER",
+        help="start from the weights of this drafter, which has the same source and layers",
     )
     parser.add_argument("--prompts", metavar="FILE", help='JSONL file of users\' words, {"prompt": "..."} a line')
-    parser.add_argument("--only", choices=("text", "training"), help="do one part, beside another process, say")
+    parser.add_argument("--only", choices=("text", "training"), help="run only this stage")
     flags.add(parser, "--dtype", help="of the teachers: auto, float32, bfloat16 or float16 (default: %(default)s)")
     flags.add(
         parser, "--device", help="of teachers and training: auto, cpu, cuda, cuda:N or mps (default: %(default)s)"

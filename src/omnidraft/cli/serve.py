@@ -56,7 +56,7 @@ def _parser() -> flags.CommandParser:
     )
     models = parser.add_argument_group("models")
     flags.add(models, "--target", action="append", help="a folder, a GGUF file, a hub id or zoo:NAME; repeatable")
-    flags.add(models, "--drafter", help=f"likewise, of all targets, or none (default: {flags.DEFAULT})")
+    flags.add(models, "--drafter", help=f"one draft model for all targets, or none (default: {flags.DEFAULT})")
     server = parser.add_argument_group("server")
     flags.add_settings(server, Serving, *SHOWN)
     server.add_argument(
@@ -64,8 +64,8 @@ def _parser() -> flags.CommandParser:
         action="append",
         default=argparse.SUPPRESS,
         metavar="KEY",
-        help="key that every request must bring, or repeated, one of several users' keys, who share no memory; others "
-        f"see them less in {KEY} of the environment, apart by white space (default: none)",
+        help="required API key; repeat it for several users, who share no memory. Prefer the environment variable "
+        f"{KEY} (keys separated by white space), which is not visible in `ps` (default: none)",
     )
     server.add_argument(
         "--cors-origin",

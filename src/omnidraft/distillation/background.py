@@ -137,7 +137,7 @@ class BackgroundTrainer:
         polled all the same.
         """
         if threading.current_thread() in self._threads:  # a finalizer, where the answer would go through
-            raise OmniDraftError("the last answers were not learned from: close() what learns")
+            raise OmniDraftError("the last answers were not used for training: call close() before exit")
         self._flushed.clear()
         began = time.monotonic()
         self._messages.put(_Signal.FLUSH)

@@ -91,11 +91,11 @@ class Linear:
         return sum(weight * each for weight, each in zip(self.weights, x, strict=True))
 
     def of(self, count: float) -> float:
-        """y of so many, where the weights are those of the first and of each further one."""
+        """Total cost of `count` items, where the weights are those of the first and of each further item."""
         return self(*first_and_more(count))
 
     def next(self, count: int) -> float:
-        """y of one more after so many, likewise."""
+        """Marginal cost of item `count` + 1."""
         return self.weights[min(1, count)]
 
     def learn(self, y: float, *x: float) -> None:

@@ -31,10 +31,10 @@ INTERVALS = 256, 512  # rounds to the next exploration: at first, and at most
 LENGTHS = 1, 2, 0  # shortest drafts of an exploration, in turns; 0 measures a plain step
 PLAIN_EVERY = 48  # rounds after which one has no draft, to measure a plain step, and one has a draft in any case
 
-MEASURED = "a step of the target alone is measured"
-TOO_SHORT = "the drafter would have more to read than it could save"
-TOO_DEAR = "drafts cost more than they bring"
-NO_MATCH = "no earlier text goes on from here"
+MEASURED = "calibrating"
+TOO_SHORT = "the drafter's prefill would take longer than its drafts save"
+TOO_DEAR = "drafting would be slower"
+NO_MATCH = "no match in earlier text"
 UNSURE = "the drafter is too unsure of the next token"
 
 

@@ -91,13 +91,13 @@ class PairProfile:
         """Make room for a new profile; a load that does not learn leaves the file where it is."""
         file, self.file = self.file, None
         if file is None or not self.learns:
-            self.warn(f"{refused}; it is done without")
+            self.warn(f"{refused}; continuing without a profile")
             return
         try:
-            self.warn(f"{refused}; it is kept as {file.set_aside().name}, and learning begins anew")
+            self.warn(f"{refused}; renamed to {file.set_aside().name}, and learning starts from the base weights")
             self.file = file
         except ProfileError as error:
-            self.warn(f"{refused}; it cannot be set aside ({error}), so it is done without, and nothing is saved")
+            self.warn(f"{refused}; it cannot be renamed ({error}): continuing without a profile, and nothing is saved")
 
     def claim(self) -> None:
         """Keep other processes from learning into it; warns where that fails and nothing will be saved."""

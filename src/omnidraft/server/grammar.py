@@ -48,11 +48,11 @@ class Grammar:
         self._length = prompt
         self._matcher.compute_logit_bias()
         if self._matcher.is_error() or self._matcher.is_stopped():  # before its first token
-            raise ConfigError("the schema cannot be followed (nothing begins as it says): change it")
+            raise ConfigError("the schema allows no output: check its enum, minLength and required")
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         if not self._matcher.consume_tokens(input_ids[0, self._length :].tolist()):
-            raise ConfigError("the schema cannot be followed to its end (it allows too much at once): make it simpler")
+            raise ConfigError("the schema is too complex to follow: make it simpler")
         self._length = input_ids.shape[1]
         allowed = np.frombuffer(self._matcher.compute_logit_bias(), np.uint8)
         return scores.masked_fill(torch.from_numpy(allowed == 0).to(scores.device), -torch.inf)

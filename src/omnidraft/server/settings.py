@@ -59,35 +59,33 @@ def _own(default: Any, about: str, check: Any, none: str | None = None) -> Any:
 class Serving(Settings):
     """The server's address, key and limits; raises ConfigError for an open address without a key."""
 
-    host: str = _own("127.0.0.1", "address to listen on; one that others reach needs an API key", _host)
+    host: str = _own("127.0.0.1", "address to listen on; one that other machines reach needs an API key", _host)
     port: int = integer(8080, "port to listen on; 0 is any free one", low=0, high=65535, fix="use 8080")
-    api_key: tuple[str, ...] | str | None = _own(
-        None, "key, or keys of several users, one of which every request must bring", _keys, "none"
-    )
+    api_key: tuple[str, ...] | str | None = _own(None, "required API key, or the keys of several users", _keys, "none")
     cors_origin: tuple[str, ...] = _own(
         (), "origin of web pages that may use the server; * is any, a scheme such as app:// any of that", _origins
     )
     allowed_host: tuple[str, ...] = _own((), "name that requests may have for this machine, such as a LAN's", _hosts)
-    lanes: int = integer(8, "answers of one target that are made at once", low=1, high=256, fix="use 8")
+    lanes: int = integer(8, "answers of one target generated at once", low=1, high=256, fix="use 8")
     max_queue: int = integer(64, "requests that may wait; more are answered with 429", low=0, fix="use 64")
     max_tokens: int = integer(4096, "maximum tokens of an answer", low=1, fix="use 4096")
     max_prompt_tokens: int | None = integer(
         None, "maximum tokens of a prompt", low=1, none="what the target holds", fix="leave it out"
     )
     max_body_mb: float = number(2.0, "maximum size of a request in MB", low=0.001, high=1024, fix="use 2")
-    body_s: float = number(30, "seconds for a request to come whole", low=0.1, high=3600, fix="use 30")
+    body_s: float = number(30, "time limit for receiving a request, in seconds", low=0.1, high=3600, fix="use 30")
     max_cache_mb: float | None = number(
         None,
-        "KV caches together in MB; beyond it conversations are forgotten, and requests wait",
+        "memory of all KV caches in MB; beyond it idle conversations are dropped and requests wait",
         low=0,
         none="a quarter of the machine's memory",
         fix="use 4096",
     )
     timeout_s: float = number(
-        600, "seconds for an answer, with its time in the queue", low=0.1, high=86400, fix="use 600"
+        600, "time limit for an answer in seconds, queueing included", low=0.1, high=86400, fix="use 600"
     )
-    drain_s: float = number(30, "seconds that open answers get at shutdown", low=0, high=3600, fix="use 30")
-    save_s: float = number(60, "seconds between looks at whether profiles are to be saved", low=0.1, fix="use 60")
+    drain_s: float = number(30, "seconds that running answers get at shutdown", low=0, high=3600, fix="use 30")
+    save_s: float = number(60, "seconds between checks whether profiles need saving", low=0.1, fix="use 60")
 
     def __post_init__(self) -> None:
         super().__post_init__()
