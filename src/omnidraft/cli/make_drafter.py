@@ -52,7 +52,9 @@ def main(arguments: Sequence[str]) -> int:
         if options.only != "text":
             source = load_model(zoo.resolve(options.source), "float32", "cpu", flags.say)
             shape = Shape(layers=options.layers, vocab=options.vocab)
-            begin = options.begin and load_model(zoo.resolve(options.begin), "float32", "cpu", flags.say)
+            begin = None
+            if options.begin is not None:
+                begin = load_model(zoo.resolve(options.begin), "float32", "cpu", flags.say)
             make.train(source, teachers, shape, training, options.out, flags.say, begin)
     return 0
 
