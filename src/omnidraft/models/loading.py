@@ -88,19 +88,24 @@ def load_model(
     _end_turns(skeleton, tokenizer)
     if gguf.is_gguf(source) and (freed := gguf.remove_old()):
         say(f"removed conversions of GGUF files that were not used for 30 days ({freed / 1e6:.0f} MB)")
-    if ours and gguf.is_gguf(source):
-        return LoadedModel(NativeModel(skeleton, gguf.weights_of(Path(source), skeleton)), tokenizer, shown, reason)
+    if ours:
+        return LoadedModel(_native_model(skeleton, source, local), tokenizer, shown, reason)
     if gguf.is_gguf(source):
         source = str(gguf.converted(Path(source), getattr(torch, chosen), say))
-    if ours:
-        with _reading("weights", source, local), Tensors(source, local) as weights:
-            return LoadedModel(NativeModel(skeleton, weights), tokenizer, shown, reason)
     model = _read_model(skeleton, source, local, getattr(torch, chosen), place)
     _end_turns(model, tokenizer)
     lm = TransformersModel(model)
     if verifies and lm.no_drafts:
         say(f"target {shown} is decoded without drafts: {lm.no_drafts}")
     return LoadedModel(lm, tokenizer, shown, reason)
+
+
+def _native_model(skeleton: PreTrainedModel, source: str, local: bool) -> NativeModel:
+    """The model with weights as they are in a GGUF file, or those of safetensors in 8 bits."""
+    if gguf.is_gguf(source):
+        return NativeModel(skeleton, gguf.weights_of(Path(source), skeleton))
+    with _reading("weights", source, local), Tensors(source, local) as weights:
+        return NativeModel(skeleton, weights)
 
 
 def _read_model(
