@@ -45,15 +45,9 @@ START_S = 120.0
 class Echo:
     """A language model that is as good as certain of its next token."""
 
-    name, context, chunk, joint, rows_independent, token_bytes, precision = (
-        NAME,
-        2**15,
-        512,
-        False,
-        True,
-        0.0,
-        "float32",
-    )
+    name, precision, no_drafts = NAME, "float32", None
+    context, chunk, part, token_bytes = 2**15, 512, 512, 0.0
+    joint, rows_independent, hybrid = False, True, False
     device = torch.device("cpu")
 
     def __init__(self, tokenizer: Any, size: int, end: int) -> None:
