@@ -122,6 +122,7 @@ PLACES = [
     "| d | c |\n|---|---|\n| c | **d** |",
     "1. d\n\n   ```\n   d c\n     d\n   ```\n2. c",
     "[d](https://cd.example/dc) c https://d.example d ![c](https://d.example/c)",
+    "d\r\nc\r\n\r\n- d *c*\r\n- d\r\n\r\nc",
     "# d *c*\n\nc\n===\n\nd  \nc\\\nd \\* c &lt; <d> c",
     '```json\n{\'d\': "c"}\n  ["d", 1, "c"]\n```',
 ]

@@ -42,6 +42,10 @@ export function show(parent, text, kinds) {
 
 /** The blocks of a text, each with the kinds of its characters; the whole as one where it cannot be read. */
 function blocks(text, kinds) {
+  if (text.includes("\r\n")) { // marked drops the first of them
+    kinds = kinds.replace(/./gs, (kind, i) => (text.startsWith("\r\n", i) ? "" : kind));
+    text = text.replaceAll("\r\n", "\n");
+  }
   let tokens;
   try {
     if (text.length > LONGEST) throw new RangeError("too long");
