@@ -11,7 +11,9 @@ const TICK_MS = 100;
 const CUT = ["length", "stopped", "lost"]; // ends that can be gone on from
 
 /** A message of the model without a word yet. */
-export const blank = (model) => ({ role: "assistant", model, content: "", kinds: "", reasoning: "", thoughtKinds: "", rounds: [], finish: null });
+export const blank = (model) => ({
+  role: "assistant", model, content: "", kinds: "", reasoning: "", thoughtKinds: "", rounds: [], finish: null,
+});
 
 export class Answer {
   /** `again` and `goOn` are what its buttons do. */
@@ -41,7 +43,8 @@ export class Answer {
     this.tools.hidden = true;
     const tick = () => {
       const seconds = ((performance.now() - start) / 1000).toFixed(1);
-      this.note.textContent = tokens === null ? "Reading the prompt …" : `Reading a prompt of ${count(tokens)} · ${seconds} s`;
+      const known = `Reading a prompt of ${count(tokens ?? 0)} · ${seconds} s`;
+      this.note.textContent = tokens === null ? "Reading the prompt …" : known;
     };
     tick();
     this.timer = setInterval(tick, TICK_MS);

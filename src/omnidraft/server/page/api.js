@@ -34,7 +34,8 @@ export async function json(path, asks = true) {
 
 /** The response to a body that is sent as JSON. */
 export function post(path, body, signal) {
-  return request(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal });
+  const headers = { "Content-Type": "application/json" };
+  return request(path, { method: "POST", headers, body: JSON.stringify(body), signal });
 }
 
 /** The JSON objects of a stream of server-sent events; throws an Error where it ends before its end mark. */

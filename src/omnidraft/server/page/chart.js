@@ -4,7 +4,7 @@ const SVG = "http://www.w3.org/2000/svg";
 const [WIDTH, HEIGHT] = [300, 104];
 const PLOT = { left: 38, right: 294, top: 8, bottom: 84 };
 
-/** A chart in an element: `draw` shows values, oldest first, null for none; the newest, or `now`, is in the heading, too. */
+/** A chart in an element: `draw` shows values, oldest first, null for none; the newest, or `now`, is in the heading. */
 export class Chart {
   constructor(parent, { title, format, top, least = 1, unit = "answers" }) {
     Object.assign(this, { title, format, top, least, unit });
@@ -23,7 +23,8 @@ export class Chart {
     const shown = values.map((value, i) => ({ value, i })).filter(({ value }) => value !== null);
     const last = shown.at(-1);
     this.now.textContent = now === null ? "–" : this.format(now);
-    const about = values.length ? `${count} ${this.unit}, the last ${this.format(last?.value ?? 0)}` : `no ${this.unit} yet`;
+    const said = `${count} ${this.unit}, the last ${last ? this.format(last.value) : "–"}`;
+    const about = values.length ? said : `no ${this.unit} yet`;
     this.svg.setAttribute("aria-label", `${this.title}: ${about}`);
     const top = this.top ?? round(Math.max(this.least, ...shown.map(({ value }) => value)));
     const y = (value) => PLOT.bottom - (value / top) * (PLOT.bottom - PLOT.top);
@@ -37,7 +38,7 @@ export class Chart {
     const first = values.length > 2 ? `${count - 1} ${this.unit} ago` : "";
     this.#label(first, { x: PLOT.left, y: HEIGHT - 6 });
     this.#label(values.length ? "now" : `no ${this.unit} yet`, { x: PLOT.right, y: HEIGHT - 6, "text-anchor": "end" });
-    for (const place of marks) this.#add("line", { class: "mark", x1: x(place), x2: x(place), y1: PLOT.top, y2: PLOT.bottom });
+    for (const at of marks.map(x)) this.#add("line", { class: "mark", x1: at, x2: at, y1: PLOT.top, y2: PLOT.bottom });
     if (!last) return;
     const points = shown.map(({ value, i }) => `${x(i).toFixed(1)},${y(value).toFixed(1)}`);
     this.#add("polyline", { class: "line", points: points.join(" ") });

@@ -13,7 +13,10 @@ import { parameters, preamble } from "./settings.js";
 const SAVED_MS = 2000; // between two times that an answer in the making is kept
 
 export class Chat {
-  /** `model` gives the one that is asked; the others are called when messages change, while an answer comes, and when one begins or ends. */
+  /**
+   * `model` gives the one that is asked; `changed` is called when there are other messages, `passed` while an answer
+   * comes, and `busy` when one begins or ends.
+   */
   constructor({ model, changed, passed, busy }) {
     Object.assign(this, { model, changed, passed, busy, running: null });
     this.open(fresh());
@@ -81,7 +84,9 @@ export class Chat {
     this.#cut(this.views.indexOf(view) + 1);
     const before = { finish: message.finish, figures: message.figures, continued: message.continued };
     Object.assign(message, { finish: null, continued: true });
-    if (!(await this.#run(view, { goesOn: true }))) Object.assign(message, before), view.end();
+    if (await this.#run(view, { goesOn: true })) return;
+    Object.assign(message, before);
+    view.end();
   }
 
   async #change(view, content) {
@@ -106,8 +111,10 @@ export class Chat {
     try {
       await this.#stream(view, conversation, running.abort.signal, goesOn);
     } catch (error) {
-      if (!running.abort.signal.aborted) message.finish = "lost";
-      failure = running.abort.signal.aborted ? null : error instanceof TypeError ? "The server cannot be reached." : error.message;
+      if (!running.abort.signal.aborted) {
+        message.finish = "lost";
+        failure = error instanceof TypeError ? "The server cannot be reached." : error.message;
+      }
     }
     const came = message.content.length + message.reasoning.length > length;
     const nothing = !came && !goesOn;
@@ -130,8 +137,9 @@ export class Chat {
     const said = conversation.messages.filter((message) => message !== view.message || goesOn);
     const messages = [...preamble(), ...asRequest(said)];
     const body = { model, messages, stream: true, ...parameters(), omnidraft: { trace: true } };
+    if (goesOn) body.continue_final_message = true;
     view.begin(this.#length(model, messages, signal));
-    const response = await post("v1/chat/completions", goesOn ? { ...body, continue_final_message: true } : body, signal);
+    const response = await post("v1/chat/completions", body, signal);
     let saved = performance.now();
     for await (const chunk of events(response)) {
       view.add(chunk);
@@ -161,7 +169,8 @@ export class Chat {
   }
 
   #keep(conversation) {
-    const messages = conversation.messages.filter(({ role, content, reasoning }) => role === "user" || content || reasoning);
+    const begun = ({ role, content, reasoning }) => role === "user" || content || reasoning;
+    const messages = conversation.messages.filter(begun);
     if (conversation.removed || save({ ...conversation, messages })) return;
     notice("This browser has no room for the conversation: export it, and delete old ones.");
   }

@@ -22,7 +22,9 @@ export class Curve {
     const passes = answers.flatMap(({ rounds }) => rounds);
     const step = Math.max(1, Math.ceil(passes.length / POINTS));
     const values = [];
-    for (let end = passes.length; end > 0; end -= step) values.unshift(mean(passes.slice(Math.max(0, end - Math.max(WINDOW, step)), end)));
+    for (let end = passes.length; end > 0; end -= step) {
+      values.unshift(mean(passes.slice(Math.max(0, end - Math.max(WINDOW, step)), end)));
+    }
     const marks = [];
     let start = 0;
     for (const { rounds } of answers) {

@@ -37,7 +37,7 @@ export function asMarkdown(conversation) {
 
 /** Have a conversation saved; `kind` is "json" or "md". */
 export function save(conversation, kind) {
-  const [type, text] = kind === "json" ? ["application/json", asJson(conversation)] : ["text/markdown", asMarkdown(conversation)];
+  const [type, write] = { json: ["application/json", asJson], md: ["text/markdown", asMarkdown] }[kind];
   const name = titleOf(conversation).replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "").toLowerCase();
-  download(`${name || "conversation"}.${kind}`, type, text);
+  download(`${name || "conversation"}.${kind}`, type, write(conversation));
 }

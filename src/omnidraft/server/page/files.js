@@ -29,7 +29,8 @@ export function composed({ content, files = [] }) {
 
 /** A file in the conversation: its name and size, and opened its text. */
 export function shown({ name, text }) {
-  return element("details", { className: "file" }, element("summary", {}, `${name} · ${size(text)}`), element("pre", { tabIndex: 0 }, text));
+  const title = element("summary", {}, `${name} · ${size(text)}`);
+  return element("details", { className: "file" }, title, element("pre", { tabIndex: 0 }, text));
 }
 
 /** The files that wait in an element for the next message. */
@@ -63,7 +64,8 @@ export class Waiting {
         this.files = this.files.filter((one) => one !== file);
         this.#draw();
       };
-      return element("li", {}, `${file.name} · ${size(file.text)}`, button("×", leave, { ariaLabel: `Remove ${file.name}` }));
+      const control = button("×", leave, { ariaLabel: `Remove ${file.name}` });
+      return element("li", {}, `${file.name} · ${size(file.text)}`, control);
     });
     this.parent.replaceChildren(...items);
     this.parent.hidden = !items.length;

@@ -30,7 +30,8 @@ export class List {
     const { title } = conversation;
     const name = button(title, () => this.open(conversation.id), { className: "name", title });
     if (conversation.id === this.current()) name.ariaCurrent = "true";
-    const control = button("⋯", () => this.#menu(control, conversation), { className: "more", ariaLabel: `Actions for ${title}` });
+    const about = { className: "more", ariaLabel: `Actions for ${title}` };
+    const control = button("⋯", () => this.#menu(control, conversation), about);
     control.ariaHasPopup = "true";
     control.ariaExpanded = "false";
     const item = element("li", {}, name, control);

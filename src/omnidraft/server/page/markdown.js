@@ -161,11 +161,12 @@ class Writer {
         this.trace.take(token.raw.trim());
         return [element("br")];
       case "checkbox":
-        return [element("span", { role: "img", ariaLabel: token.checked ? "done" : "to do" }, token.checked ? "☑ " : "☐ ")];
+        return [checkbox(token.checked)];
       case "maths":
         return [this.#formula(token)];
       default:
-        return token.tokens ? [...this.#within(element("span"), token.raw, token.tokens).childNodes] : this.#text(token);
+        if (!token.tokens) return this.#text(token);
+        return [...this.#within(element("span"), token.raw, token.tokens).childNodes];
     }
   }
 
@@ -193,5 +194,8 @@ class Writer {
     return made;
   }
 }
+
+const checkbox = (checked) =>
+  element("span", { role: "img", ariaLabel: checked ? "done" : "to do" }, checked ? "☑ " : "☐ ");
 
 const BLOCKS = new Set(["heading", "blockquote", "hr", "code", "list", "table", "paragraph"]);

@@ -37,7 +37,8 @@ export class Question {
       event.preventDefault();
       event.stopPropagation(); // Escape stops nothing else
     });
-    const buttons = element("p", { className: "buttons" }, button("Cancel", leave), button("Send", send, { className: "main" }));
+    const sends = button("Send", send, { className: "main" });
+    const buttons = element("p", { className: "buttons" }, button("Cancel", leave), sends);
     this.element.replaceChildren(area, buttons);
     area.focus();
   }

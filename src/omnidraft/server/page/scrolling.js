@@ -8,19 +8,29 @@ let place = 0; // where it was scrolled to last
 
 /** Change the conversation, and go to its end unless the reader has left it. */
 export function follow(change) {
+  look(); // the event of a scroll may be to come
   change();
-  if (following) $("log").scrollTop = $("log").scrollHeight;
+  if (following) toEnd();
 }
 
 /** Change it, and go to its end in any case. */
 export function goToEnd(change) {
+  change();
   following = true;
-  follow(change);
+  toEnd();
 }
 
-$("log").addEventListener("scroll", () => {
+function toEnd() {
+  $("log").scrollTop = $("log").scrollHeight;
+  place = $("log").scrollTop;
+}
+
+/** Note where the reader is: away from the end upwards, or back at it. */
+function look() {
   const log = $("log");
   const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < SLACK;
   following = atEnd || (following && log.scrollTop >= place); // an answer that grows moves the end away, too
   place = log.scrollTop;
-});
+}
+
+$("log").addEventListener("scroll", look);

@@ -3,7 +3,10 @@
 import { $ } from "./dom.js";
 
 const KEY = "omnidraft-settings";
-const DEFAULTS = { system: "", temperature: null, max_tokens: null, theme: "system", sources: true, figures: true, list: true };
+const DEFAULTS = {
+  system: "", temperature: null, max_tokens: null, // null is not sent
+  theme: "system", sources: true, figures: true, list: true, // of what is seen
+};
 
 function stored() {
   try {

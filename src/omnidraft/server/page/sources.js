@@ -58,7 +58,8 @@ export function spans(text, kinds) {
     const piece = text.slice(start, end);
     const run = piece.trim();
     const at = piece.length - piece.trimStart().length;
-    nodes.push(piece.slice(0, at), name && run ? element("span", { className: name }, run) : run, piece.slice(at + run.length));
+    const marked = name && run ? element("span", { className: name }, run) : run;
+    nodes.push(piece.slice(0, at), marked, piece.slice(at + run.length));
   }
   return nodes;
 }
