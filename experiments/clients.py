@@ -56,13 +56,20 @@ def tried(library: str, case: str, url: str, folder: Path | None) -> str:
     return "" if done.returncode == 0 else (lines[-1] if lines else "it failed")[:200]
 
 
-def table(outcomes: Outcomes, versions: Mapping[str, str]) -> str:
-    """The table of what works with which version."""
-    lines = [f"| library | version | {' | '.join(COLUMNS)} |", f"| --- | --- |{' --- |' * len(COLUMNS)}"]
+def table(outcomes: Outcomes, versions: Mapping[str, str], known: Sequence[str] = ()) -> str:
+    """The table of what works with which version; of libraries that were not tried, the row that is `known`."""
+    head = [f"| library | version | {' | '.join(COLUMNS)} |", f"| --- | --- |{' --- |' * len(COLUMNS)}"]
+    rows = {line.split(" | ")[0].removeprefix("| "): line for line in known}
     for library, found in outcomes.items():
         cells = ["" if name not in found else "no" if found[name] else "yes" for name in COLUMNS]
-        lines.append(f"| {library} | {versions[library]} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows[library] = f"| {library} | {versions[library]} | {' | '.join(cells)} |"
+    return "\n".join([*head, *(rows[library] for library in CLIENTS if library in rows)])
+
+
+def written() -> list[str]:
+    """The rows of the table as it is."""
+    made = PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
+    return [line for line in made.splitlines() if line.startswith("| ")][2:]
 
 
 def page(made: str) -> str:
@@ -90,7 +97,7 @@ def measure(options: argparse.Namespace, console: Console) -> int:
                 problem = outcomes[library][name] = tried(library, name, url, own)
                 console.print(f"{library} {found}, {name}: {problem or 'works'}")
     if options.write:
-        PAGE.write_text(page(table(outcomes, versions)), encoding="utf-8")
+        PAGE.write_text(page(table(outcomes, versions, written())), encoding="utf-8")
     return int(any(problem for found in outcomes.values() for problem in found.values()))
 
 

@@ -114,7 +114,7 @@ INSTRUCTOR.cases[NESTED] = INSTRUCTOR.cases[TOOLS]
 
 @INSTRUCTOR.case(STREAM)
 def _(url: str) -> None:
-    *_, last = _instructor(url, "TOOLS", _named("Weather"), partial=True)
+    *_, last = _instructor(url, "TOOLS", _named("PartialWeather"), partial=True)
     same(last.place.city, "Paris")
 
 

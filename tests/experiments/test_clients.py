@@ -39,10 +39,11 @@ def test_cases_have_columns_and_libraries_two_lines() -> None:
 
 
 def test_the_page_shows_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    outcomes: dict[str, Any] = {"one": {"chat": "", "strict": "it fails"}}
-    made = clients.table(outcomes, {"one": "1.2"})
-    assert made.splitlines()[-1].startswith("| one | 1.2 | yes |")
+    outcomes: dict[str, Any] = {"openai": {"chat": "", "strict": "it fails"}}
+    made = clients.table(outcomes, {"openai": "1.2"}, ["| openai | 1 | yes |", "| litellm | 3 | yes |"])
+    assert made.splitlines()[2].startswith("| openai | 1.2 | yes |")
     assert " no |" in made
+    assert made.splitlines()[3:] == ["| litellm | 3 | yes |"]
     path = tmp_path / "clients.md"
     path.write_text(clients.PAGE.read_text(encoding="utf-8"), encoding="utf-8")
     monkeypatch.setattr(clients, "PAGE", path)
