@@ -6,7 +6,8 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,9 +16,11 @@ from llguidance import LLMatcher
 import omnidraft
 from omnidraft.api import OmniDraft
 from omnidraft.server import fill_in
+from omnidraft.server.answers import Sources
 from omnidraft.server.composed import Thought, behind_thought, calls_grammar, form_grammar
 from omnidraft.server.forms import Form
 from omnidraft.server.grammar import tokens_of
+from omnidraft.server.reading.pieces import Piece
 from support.serving import QUESTION, At, serving, user
 
 CHATS, TEXTS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -395,3 +398,22 @@ def test_a_drafter_that_cannot_be_loaded_is_named(chat: Path, tmp_path: Path) ->
         found = at.chat(temperature=0).json()
         assert found["choices"][0]["message"]["content"] is not None
         assert found["omnidraft"]["drafting"].startswith("the drafter failed to load: ")
+
+
+def test_sources_of_content_are_not_those_of_the_reasoning_before_it(model: OmniDraft) -> None:
+    """Marks and calls between them are told otherwise, or not at all."""
+    said = "<think>Six by four.</think>\n\nThat is 24."
+    ids = model.target.tokenizer(said, add_special_tokens=False)["input_ids"]
+    task: Any = SimpleNamespace(served=SimpleNamespace(model=model), ids=model.encode("Pens?"))
+    sources = Sources(task)
+    first, second = len(ids) // 2, len(ids) - len(ids) // 2
+    records = [SimpleNamespace(emitted=part, proposals=(), counts=SimpleNamespace(accepted=count, draft_passes=1))
+               for part, count in ((ids[:first], 0), (ids[first:], second))]  # fmt: skip
+    found: list[Any] = [sources.of(cast("Any", records[0]), Piece(reasoning="Six by"))]
+    found.append(sources.of(cast("Any", records[1]), Piece(reasoning=" four.", content="That is 24.")))
+    tokens = [token for each in found for token in each["tokens"]]
+    assert "".join(token["text"] for token in tokens) == "Six by four.That is 24."
+    texts = [model.target.tokenizer.decode(ids[:count]) for count in range(first + 1)]
+    assert tokens[0]["source"] == "target"
+    assert tokens[-1]["source"] == "drafted"
+    assert sum(token["source"] == "target" for token in tokens) < len(texts)

@@ -254,9 +254,9 @@ OTHERS: tuple[Other, ...] = (
     Other("Phi-1, Phi-2", "1.3B, 2.7B", ("phi",), "its MLP has no gate, and its norms have biases"),
     Other("Apertus", "8B", ("apertus",), "its MLP has no gate"),
     Other("GPT-2, GPT-NeoX, Pythia", "to 20B", ("gpt2", "gpt_neox"), "its MLP has no gate, and its norms have biases"),
-    Other("Qwen3.5 to 3.8", "0.8B to 27B", ("qwen3_5_text", "qwen3_5"), STATE, taken=False),
-    Other("LFM2, LFM2.5", "230M to 2.6B", ("lfm2",), "some of its layers are convolutions", taken=False),
-    Other("Granite 4-H, Falcon-H1, Bamba, Jamba", "350M to 12B", ("falcon_h1", "bamba", "jamba"), STATE, taken=False),
+    Other("Qwen3.5 to 3.8", "0.8B to 27B", ("qwen3_5_text", "qwen3_5"), STATE),
+    Other("LFM2, LFM2.5", "230M to 2.6B", ("lfm2",), "some of its layers are convolutions"),
+    Other("Granite 4-H, Falcon-H1, Bamba, Jamba", "350M to 12B", ("falcon_h1", "bamba", "jamba"), STATE),
 )
 BY_CLASS: Mapping[str, Family] = {family.model_class: family for family in FAMILIES}
 BY_TYPE: Mapping[str, Family] = {family.model_type: family for family in FAMILIES}

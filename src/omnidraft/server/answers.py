@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -178,13 +178,14 @@ class Answer:
         if self.task.prompt_alone:
             return Delta(logprobs=infos)
         piece = self._reader.feed(step.text)
-        trace = None if self._sources is None else self._sources.of(record, piece.content)
+        trace = None if self._sources is None else self._sources.of(record, piece)
         return self._delta(piece, [*infos, *self._infos(record)], trace)
 
     def _end(self, done: Done) -> Delta:
         self.done = done
         piece = self._reader.end(cut=done.result.finish_reason in CUTS)
-        trace = self._sources.of(None, piece.content) if self._sources is not None and piece.content else None
+        told = piece.content or piece.reasoning
+        trace = self._sources.of(None, piece) if self._sources is not None and told else None
         return self._delta(piece, (), trace)
 
     def _delta(self, piece: Piece, infos: Sequence[TokenInfo], trace: dict[str, Any] | None) -> Delta:
@@ -222,29 +223,44 @@ class Answer:
 
 
 class Sources:
-    """Says of each piece of an answer's content which tokens it is of, and where these come from."""
+    """Says of each piece of an answer's reasoning and content which tokens it is of, and where these come from."""
 
     def __init__(self, task: Task) -> None:
         self._text = task.served.model.text_after(task.ids)
-        self._waiting: deque[tuple[str, str]] = deque()  # text and source of tokens whose content is not out
+        self._waiting: deque[tuple[str, str]] = deque()  # text and source of tokens that are not out
 
-    def of(self, record: Round | None, content: str) -> dict[str, Any]:
-        """The extension of a chunk with this content; None is the end of the answer."""
+    def of(self, record: Round | None, piece: Piece) -> dict[str, Any]:
+        """The extension of a chunk with this piece; None is the end of the answer."""
         if record is not None:
             for place, token in enumerate(record.emitted):
                 self._waiting.append((self._text.feed([token]), _source(record, place)))
-        tokens, last = [], "target"
-        while self._waiting and len(self._waiting[0][0]) <= len(content):
-            text, last = self._waiting.popleft()
-            tokens.append({"text": text, "source": last})
-            content = content[len(text) :]
-        if content and self._waiting:  # the rest of the token's text is held back
-            text, last = self._waiting.popleft()
-            self._waiting.appendleft((text[len(content) :], last))
-        if content:
-            tokens.append({"text": content, "source": last})
+        tokens = [*self._tokens(piece.reasoning), *self._tokens(piece.content)]
         proposed = 0 if record is None else len(record.proposals)
         return {"tokens": tokens, "draft": proposed, "accepted": 0 if record is None else record.counts.accepted}
+
+    def _tokens(self, told: str) -> Iterator[dict[str, str]]:
+        """The tokens of a text that is told; what stands before it, such as a mark of reasoning, is left out."""
+        if not told:
+            return
+        self._skip("".join(text for text, _ in self._waiting).find(told))
+        last = "target"
+        while self._waiting and len(self._waiting[0][0]) <= len(told):
+            text, last = self._waiting.popleft()
+            yield {"text": text, "source": last}
+            told = told[len(text) :]
+        if told and self._waiting:  # the rest of the token's text is held back
+            text, last = self._waiting.popleft()
+            self._waiting.appendleft((text[len(told) :], last))
+        if told:
+            yield {"text": told, "source": last}
+
+    def _skip(self, count: int) -> None:
+        """Take so many characters away."""
+        while count > 0 and self._waiting:
+            text, source = self._waiting.popleft()
+            if len(text) > count:
+                self._waiting.appendleft((text[count:], source))
+            count -= len(text)
 
 
 def _source(record: Round, place: int) -> str:
