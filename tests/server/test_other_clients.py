@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import socket
 from pathlib import Path
 from typing import Any
@@ -70,3 +71,30 @@ def test_langchain_holds_a_conversation(server: At, model: OmniDraft) -> None:
             talk.append(whole)
             found.append(whole.content)
     assert tuple(found) == answers(model)
+
+
+def webui_tools(count: int) -> list[dict[str, Any]]:
+    """Tools as Open WebUI sends its own with each chat: many, with nested and optional parameters."""
+    item = {"type": "object", "properties": {"title": {"type": "string"}, "tags": {"type": ["array", "null"]}}}
+    properties = {
+        "query": {"type": "string", "description": "what is looked for"},
+        "count": {"anyOf": [{"type": "integer"}, {"type": "null"}], "default": None},
+        "items": {"type": "array", "items": item},
+    }
+    schema = {"type": "object", "properties": properties, "required": ["query"]}
+    names = [f"search_notes_{number}" for number in range(count)]
+    return [
+        {"type": "function", "function": {"name": name, "description": "searches notes", "parameters": schema}}
+        for name in names
+    ]
+
+
+def test_the_first_message_of_open_webui_is_answered(server: At) -> None:
+    """By its connection for OpenAI's API and by that for Ollama's: a stream, with tools of nested types."""
+    first = {"model": "chat", "messages": user("hi"), "stream": True, "tools": webui_tools(2)}
+    asked = first | {"stream_options": {"include_usage": True}, "max_tokens": 8, "metadata": {"chat_id": "x"}}
+    told = server.post("/v1/chat/completions", asked)
+    assert told.status_code == 200
+    assert told.text.rstrip().endswith("data: [DONE]")
+    lines = server.post("/api/chat", first | {"options": {"num_predict": 8}, "keep_alive": "5m"}).text.splitlines()
+    assert json.loads(lines[-1])["done"]
