@@ -50,6 +50,7 @@ class JointTable:
     """A table model that reads any number of sequences in one pass."""
 
     name, precision, chunk, joint, rows_independent, token_bytes = "it", "float64", 2**30, True, True, 0.0
+    hybrid, no_drafts, part = False, None, 2**30
 
     def __init__(self, table: TableModel) -> None:
         self.table, self.vocab_size, self.context = table, table.vocab_size, table.context

@@ -35,7 +35,7 @@ int main(void) {
         free(raw);
         Matrices one = {.part = {{panels, NULL, NULL, out, in, 0, 0, kind}}, .parts = 1, .out = out};
         unpack_rows(one.part, ids, out, values);
-        if (apply_matrices(&one, NULL, 0, x, rows, y, threads) != DONE) return 4;
+        if (apply_matrices(&one, NULL, 0, 0, 0, x, rows, y, threads) != DONE) return 4;
         fwrite(values, sizeof *values, out * in, stdout);
         fwrite(y, sizeof *y, all, stdout);
         free(panels), free(x), free(values), free(y), free(ids);

@@ -145,7 +145,7 @@ def test_blocks_are_taken_all_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
         return true(*size, **options)
 
     monkeypatch.setattr(torch, "empty", scarce)
-    blocks = KVBlocks(Shape(2, 12, 3, 20, 1e-5))
+    blocks = KVBlocks(Shape(2, 12, 3, 20))
     blocks.reserve(1)
     held = blocks.nbytes
     with pytest.raises(ModelError):
