@@ -132,7 +132,7 @@ def test_a_prompt_is_read_once_for_all_its_answers(quick: At) -> None:
         (CHATS, {"n": 17}, "n"),
         (CHATS, {"n": 3, "best_of": 2}, "best_of"),
         (TEXTS, {"best_of": 2, "stream": True}, "best_of"),
-        (TEXTS, {"prompt": ["x"] * 12, "n": 2}, "prompt"),
+        (TEXTS, {"prompt": ["x"] * 12, "n": 2, "temperature": 1}, "prompt"),
         (TEXTS, {"suffix": "x"}, "suffix"),
         (TEXTS, {"prompt": [[1], [99_999]]}, "prompt[1][0]"),
         (TEXTS, {"logit_bias": {"99999": 1}}, "logit_bias"),

@@ -249,7 +249,8 @@ def test_a_host_that_is_allowed_may_name_this_machine(target: Path, drafter: Pat
 
 
 def test_anthropics_header_for_keys_is_taken(guarded: At) -> None:
-    for headers, status in (({"x-api-key": KEY}, 200), ({"x-api-key": "wrong"}, 401), ({}, 401)):
+    both = {"x-api-key": KEY, "Authorization": "Bearer left-over"}
+    for headers, status in (({"x-api-key": KEY}, 200), (both, 200), ({"x-api-key": "wrong"}, 401), ({}, 401)):
         found = guarded.get("/v1/models", headers=headers)
         assert found.status_code == status
     refused = guarded.post("/v1/messages", {"messages": []}).json()

@@ -121,6 +121,9 @@ def test_a_stop_string_is_named(server: At, client: Any) -> None:
         ({"max_tokens": "x"}, "max_tokens"),
         ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
         ({"mcp_servers": [{"type": "url"}]}, "mcp_servers is"),
+        ({"stop_sequences": [""]}, "stop_sequences[0] is empty"),
+        ({"stop_sequences": ["x"] * 17}, "stop_sequences holds 17"),
+        ({"tools": [TOOL | {"name": "x" * 65}]}, "tools[0].name"),
     ],
 )
 def test_errors_have_anthropics_form(server: At, change: dict[str, Any], message: str) -> None:
@@ -160,3 +163,14 @@ def test_a_client_that_goes_away_ends_its_message(client: Any, rounds: Rounds) -
     rounds.let()
     assert client.messages.create(messages=user("Hi."), **ASKED).content
     assert rounds.begun < 200
+
+
+def test_a_tool_that_failed_is_told_of(server: At) -> None:
+    call: dict[str, Any] = {"type": "tool_use", "id": "a", "name": "count", "input": {}}
+    sizes = []
+    for failed in (False, True):
+        result = {"type": "tool_result", "tool_use_id": "a", "content": "none", "is_error": failed}
+        turns = [*user("x"), {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+        body = {"model": "chat", "messages": turns, "tools": [TOOL]}
+        sizes.append(server.post("/v1/messages/count_tokens", body).json()["input_tokens"])
+    assert sizes[1] > sizes[0]

@@ -113,3 +113,20 @@ def test_openais_routes_are_there_without_v1_and_to_be_looked_at(server: At) -> 
     assert server.get("/models").json() == server.get("/v1/models").json()
     for path in ("/", "/health", "/v1/models", "/api/version"):
         assert httpx.head(server.url + path, **PATIENT).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"temperature": -1}, {"temperature": "x"}, {"top_p": 2}, {"top_k": -5}, {"repeat_penalty": 0}, {"stop": ["", ""]},
+     {"seed": 2**70}, {"frequency_penalty": True}, {"num_predict": 0}],
+)  # fmt: skip
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_an_option_that_cannot_be_is_named(server: At, path: str, options: dict[str, Any]) -> None:
+    asked = {"messages": user("x")} if path == "/api/chat" else {"prompt": "x"}
+    found = server.post(path, {"model": "chat", "options": options, **asked})
+    assert found.status_code == 400
+    assert isinstance(found.json()["error"], str)
+
+
+def test_a_model_is_shown_by_its_older_name(server: At) -> None:
+    assert server.post("/api/show", {"name": "chat"}).json()["model_info"]

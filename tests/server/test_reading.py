@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from omnidraft.server.composed import SLASH
 from omnidraft.server.reading.channels import ChannelReader
 from omnidraft.server.reading.pieces import Piece, Reader
 from omnidraft.server.reading.reader import CallReader, TextReader
@@ -321,3 +322,37 @@ def test_what_is_broken_reads_the_same_in_any_pieces(name: str, change: str) -> 
         (each.content, each.reasoning, calls) == (found[0][0].content, found[0][0].reasoning, found[0][1])
         for each, calls in found
     )
+
+
+def test_channels_make_one_call_whatever_pieces_are_empty() -> None:
+    reader = ChannelReader(FUNCTIONS)
+    pieces = ["<|channel|>commentary to=functions.add<|message|>", "", "", '{"a":1}', "", "<|call|>"]
+    names = [call.name for text in pieces for call in reader.feed(text).calls if call.name]
+    reader.end()
+    assert (names, [(call.name, call.arguments) for call in reader.calls]) == (["add"], [("add", '{"a":1}')])
+
+
+def test_channels_keep_the_first_of_calls_where_one_is_wanted() -> None:
+    reader = ChannelReader(FUNCTIONS, one=True)
+    for name in ("add", "get_time"):
+        reader.feed(f'<|start|>assistant<|channel|>commentary to=functions.{name}<|message|>{{"a":1}}<|call|>')
+    reader.end()
+    assert [call.name for call in reader.calls] == ["add"]
+
+
+@pytest.mark.parametrize("text", ["a", "as", "assistant", "assistants help", "<"])
+@pytest.mark.parametrize("size", [1, 10**6])
+def test_channels_keep_short_answers_without_a_header(text: str, size: int) -> None:
+    assert read(ChannelReader(FUNCTIONS), text, size)[0].content == text
+
+
+@pytest.mark.parametrize("text", ["[Note] it", "[link](x)", "{% if", "{ x: 1", '{"x": 1, '])
+def test_what_can_be_no_call_any_more_is_passed_on(text: str) -> None:
+    transcript = FAMILIES["Hermes and Qwen2.5"]
+    reader = TextReader(FUNCTIONS, marks_of(transcript.template, {}, ()))
+    assert "".join(reader.feed(character).content for character in text)
+
+
+def test_slashes_of_a_pattern_are_escaped_once() -> None:
+    patterns = [SLASH.sub(lambda found: found[1] or r"\/", each) for each in ("a/b", r"a\/b", r"a\\/b")]
+    assert patterns == [r"a\/b", r"a\/b", r"a\\\/b"]

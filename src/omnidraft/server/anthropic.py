@@ -31,6 +31,8 @@ SAME = ("model", "stream", "temperature", "top_p", "top_k", "max_tokens")  # as 
 PATHS = {  # of what a chat calls otherwise
     "chat_template_kwargs.enable_thinking": "thinking",
     "reasoning_effort": "output_config.effort",
+    "stop": "stop_sequences",
+    "user": "metadata.user_id",
     "response_format": "output_config.format",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
 }
@@ -38,7 +40,12 @@ PATHS = {  # of what a chat calls otherwise
 
 def messages_tasks(body: MessagesRequest | CountRequest, served: Served, settings: Serving) -> list[Task]:
     """The task of a request; raises ApiError."""
-    made = chat_tasks(p.ChatRequest.model_validate(as_chat(body)), served, settings)
+    from omnidraft.server.bodies import read
+
+    try:
+        made = chat_tasks(read(as_chat(body), p.ChatRequest).body, served, settings)
+    except ApiError as error:
+        raise error.at(PATHS) from error
     for task in made:
         task.ignored = [*dict.fromkeys(PATHS.get(path, path) for path in task.ignored)]
     return made
@@ -103,11 +110,16 @@ def _as_messages(message: Message) -> list[dict[str, Any]]:
             ]
         return [said]
     results = [
-        {"role": "tool", "tool_call_id": block.tool_use_id, "content": _joined(block.content)}
+        {"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block)}
         for block in message.content
         if isinstance(block, ToolResult)
     ]
     return [*results, {"role": message.role, "content": "\n".join(texts)}] if texts else results
+
+
+def _result(block: ToolResult) -> str:
+    """What a tool returned, as text that says where it failed."""
+    return f"Error: {_joined(block.content)}" if block.is_error else _joined(block.content)
 
 
 def _joined(content: str | Sequence[TextBlock]) -> str:

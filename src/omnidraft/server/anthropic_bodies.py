@@ -78,7 +78,7 @@ class Tool(base.Body):
     """A tool that the client runs."""
 
     type: Literal["custom"] = "custom"
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
     description: str | None = None
     input_schema: base.Schema
     strict: bool | None = None
@@ -139,7 +139,7 @@ class MessagesRequest(CountRequest):
     """Body of `/v1/messages`."""
 
     max_tokens: base.Length | None = None
-    stop_sequences: Annotated[list[str], Field(max_length=16)] | None = None
+    stop_sequences: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)] | None = None
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=1e30)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None

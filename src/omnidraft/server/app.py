@@ -142,7 +142,7 @@ class Server:
     async def ollama_show(self, request: Request) -> Json:
         """A target in Ollama's form."""
         asked = await self.received(request, ollama.OllamaShow)
-        return Json(ollama.shown(self.model(asked.body.model)))
+        return Json(ollama.shown(self.model(asked.body.model or asked.body.name)))
 
     async def ollama_tags(self) -> Json:
         """The targets in Ollama's form."""
@@ -386,7 +386,7 @@ def make_app(server: Server, start: Callable[[], None], most: int) -> FastAPI:
         app.add_middleware(
             CORSMiddleware,
             allow_origin_regex=server.settings.origins,
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "HEAD", "POST"],
             allow_headers=["*"],
             expose_headers=["retry-after"],
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import shorten
@@ -18,6 +19,7 @@ from omnidraft.server.grammar import COMPACT, call_schema, compiled, lacking, re
 from omnidraft.server.schemas import LISTS, MAPS, SINGLE, Schemas
 
 ANY = {"type": "object", "additionalProperties": True}
+SLASH = re.compile(r"(\\.)|/", re.DOTALL)  # not behind a backslash
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 ROUNDS = 8  # in which keywords are left out, each time those that are named first
 Function = Mapping[str, Any]
@@ -43,7 +45,7 @@ def form_grammar(tokens: LLTokenizer, form: Form, functions: Sequence[Function],
     if form.kind == "grammar":
         return _checked(tokens, _with_calls(_lark(str(form.value)), functions, thought))
     if form.kind == "regex":
-        rule = f"/{str(form.value).replace('/', chr(92) + '/')}/"
+        rule = f"/{SLASH.sub(lambda found: found[1] or chr(92) + '/', str(form.value))}/"
     else:
         rule = " | ".join(json.dumps(each, ensure_ascii=False) for each in form.value)
     return _checked(tokens, _with_calls(f"form: {rule}\n", functions, thought))

@@ -26,6 +26,10 @@ class ApiError(Exception):
         self.status, self.param = status, param
         self.code = "invalid_value" if code is None and status == BAD else code
 
+    def at(self, paths: Mapping[str, str]) -> ApiError:
+        """The same error, with the parameter as another API calls it."""
+        return ApiError(self.status, str(self), param=paths.get(self.param or "", self.param), code=self.code)
+
     @property
     def body(self) -> dict[str, Any]:
         kind = "server_error" if self.status >= 500 else KINDS.get(self.status, "invalid_request_error")

@@ -109,14 +109,16 @@ class Guard:
         keys = self._settings.api_key
         if not keys or path in OPEN or path.startswith(PAGE):
             return None
-        kind, _, given = headers.get("authorization", f"bearer {headers.get('x-api-key', '')}").partition(" ")
-        sent = given.strip().encode()
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        bearer = given.strip() if kind.lower() == "bearer" else ""
+        sent = [each.encode() for each in (bearer, headers.get("x-api-key", "").strip()) if each]
         # each is compared, in a time that does not depend on how much of it is right
-        found = [place for place, key in enumerate(keys) if hmac.compare_digest(sent, key.encode())]
-        if kind.lower() == "bearer" and found:
+        found = [place for place, key in enumerate(keys) for each in sent if hmac.compare_digest(each, key.encode())]
+        if found:
             scope[USED_KEY] = found[0]
             return None
-        return ApiError(401, "no or a wrong API key: send Authorization: Bearer KEY", code="invalid_api_key")
+        fix = "send Authorization: Bearer KEY, or x-api-key: KEY"
+        return ApiError(401, f"no or a wrong API key: {fix}", code="invalid_api_key")
 
 
 def _name(url: str) -> str:

@@ -22,6 +22,15 @@ from omnidraft.server.tasks import chat_tasks, completion_tasks
 
 LATEST = ":latest"
 SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "stop")
+PATHS = {
+    "chat_template_kwargs.enable_thinking": "think",
+    "reasoning_effort": "think",
+    "response_format": "format",
+    "max_tokens": "options.num_predict",
+    "repetition_penalty": "options.repeat_penalty",
+    "repeat_last_n": "options.repeat_last_n",
+    **{name: f"options.{name}" for name in (*SAME, "frequency_penalty", "presence_penalty")},
+}
 PENALTIES = ("frequency_penalty", "presence_penalty")
 
 
@@ -94,9 +103,10 @@ class OllamaGenerate(Asked):
 
 
 class OllamaShow(base.Body):
-    """Body of `/api/show`."""
+    """Body of `/api/show`; `name` is its older name for the model."""
 
-    model: Annotated[str, Field(min_length=1)]
+    model: str | None = None
+    name: str | None = None
 
 
 def chat_of(body: OllamaChat, served: Served, settings: Serving) -> list[Task]:
@@ -105,7 +115,7 @@ def chat_of(body: OllamaChat, served: Served, settings: Serving) -> list[Task]:
     made["messages"] = [_message(each) for each in body.messages]
     if body.tools:
         made["tools"] = [each.model_dump(exclude_none=True) for each in body.tools]
-    return _renamed(chat_tasks(p.ChatRequest.model_validate(made), served, settings))
+    return _tasks(made, p.ChatRequest, chat_tasks, served, settings)
 
 
 def generate_of(body: OllamaGenerate, served: Served, settings: Serving) -> list[Task]:
@@ -118,10 +128,10 @@ def generate_of(body: OllamaGenerate, served: Served, settings: Serving) -> list
             name = {"response_format": "format"}.get(wrong, "think")
             raise ApiError(400, f"{name} needs a chat template: leave out raw and suffix", param=name)
         made["max_tokens"] = made.get("max_tokens", -1)
-        return _renamed(completion_tasks(p.CompletionRequest.model_validate(made | taken), served, settings))
+        return _tasks(made | taken, p.CompletionRequest, completion_tasks, served, settings)
     system = [{"role": "system", "content": body.system}] if body.system else []
     made["messages"] = [*system, {"role": "user", "content": body.prompt}]
-    return _renamed(chat_tasks(p.ChatRequest.model_validate(made), served, settings))
+    return _tasks(made, p.ChatRequest, chat_tasks, served, settings)
 
 
 def _asked(body: Asked) -> dict[str, Any]:
@@ -131,6 +141,7 @@ def _asked(body: Asked) -> dict[str, Any]:
     made |= {name: given[name] for name in PENALTIES if given.get(name)}
     if given.get("repeat_penalty") is not None:
         made["repetition_penalty"] = given["repeat_penalty"]
+        made |= {"repeat_last_n": given["repeat_last_n"]} if given.get("repeat_last_n") is not None else {}
     if given.get("num_predict") is not None:
         made["max_tokens"] = given["num_predict"]
     if made.get("stop") in ("", []):
@@ -162,10 +173,16 @@ def _message(message: Message) -> dict[str, Any]:
     return made
 
 
-def _renamed(tasks: list[Task]) -> list[Task]:
-    paths = {"chat_template_kwargs.enable_thinking": "think", "reasoning_effort": "think"}
+def _tasks(asked: dict[str, Any], kind: Any, make: Any, served: Served, settings: Serving) -> list[Task]:
+    """The tasks of a body of another API; raises ApiError, with the names that Ollama's has."""
+    from omnidraft.server.bodies import read
+
+    try:
+        tasks: list[Task] = make(read(asked, kind).body, served, settings)
+    except ApiError as error:
+        raise error.at(PATHS) from error
     for task in tasks:
-        task.ignored = [*dict.fromkeys(paths.get(path, path) for path in task.ignored)]
+        task.ignored = [*dict.fromkeys(PATHS.get(path, path) for path in task.ignored)]
     return tasks
 
 

@@ -159,7 +159,8 @@ class Scheduler:
         with self._change:
             if (error := self.refusal) is not None:
                 raise error
-            taken = Counter(each.served.name for each in [*self._queue, *(run.task for run in self._running), task])
+            there = [*self._queue, *(run.task for run in self._running), task]
+            taken = Counter(each.served.name for each in there if not each.cancelled)
             if sum(max(0, taken[one.name] - len(one.seats)) for one in self.served) > self._settings.max_queue:
                 self._metrics.refused()
                 raise ApiError(429, "the queue is full: try again later", code="queue_full")
@@ -288,8 +289,8 @@ class Scheduler:
             if run is not None and run.first is not None:
                 seat.lane.copy(run.seat.lane, len(task.ids) - 1)
             seat.used, seat.user, seat.prompt = self._uses, task.user, len(task.ids)
-            anew = task.options.get("extras", NOTHING_ELSE).scores  # for the log-probabilities of all its tokens
-            cached = 0 if anew else min(seat.lane.common(task.ids), len(task.ids) - 1)
+            anew = task.options.get("extras", NOTHING_ELSE).scores or task.served.model.target.lm.hybrid
+            cached = 0 if anew else min(seat.lane.common(task.ids), len(task.ids) - 1)  # of hybrids it is not known
             memory = task.served.memories.of(task.user)
             stream = seat.lane.stream(
                 task.ids, memory=memory, **task.options, should_stop=lambda: task.cancelled or self._late(task)

@@ -50,7 +50,8 @@ def completion_tasks(body: p.CompletionRequest, served: Served, settings: Servin
     asked = sampling_of(body, settings, COMPLETION_TOKENS, "max_tokens", "n_predict")
     asked["logprobs"] = body.logprobs
     form = form_of(body)
-    made = body.best_of or body.n or 1
+    greedy = asked.get("temperature", served.model.sampling.temperature) == 0
+    made = 1 if greedy else body.best_of or body.n or 1
     if len(prompts) * made > (most := settings.lanes + settings.max_queue):
         message = f"prompt asks for {len(prompts) * made} answers; at most {most} are made at once: send fewer"
         raise ApiError(400, message, param="prompt", code="invalid_value")

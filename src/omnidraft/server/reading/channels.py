@@ -12,7 +12,8 @@ MESSAGE = "<|message|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
 CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 RECIPIENT = re.compile(r"to=functions\.([\w.-]+)")
-HEADS = ("<|start|>", "<|channel|>", "<|constrain|>", "assistant", MESSAGE)
+MARKS = ("<|start|>", "<|channel|>", "<|constrain|>", MESSAGE)
+HEADS = (*MARKS, "assistant")  # the word follows a mark that the tokenizer may leave out
 
 
 class ChannelReader:
@@ -22,7 +23,7 @@ class ChannelReader:
         self._functions, self._calls = functions, Calls(1 if one else None)
         self._held, self._channel = "", "header"
         self._name: str | None = None
-        self._arguments = ""
+        self._arguments, self._place = "", -1  # of the present call
 
     @property
     def calls(self) -> Sequence[Call]:
@@ -50,7 +51,9 @@ class ChannelReader:
             self._channel = "final"  # it answers without a header
             return Piece()
         if place < 0:
-            if final:
+            if final and not any(bare.startswith(mark) for mark in MARKS):
+                self._channel = "final"  # a short answer without one
+            elif final:
                 self._held = ""
             return Piece()
         head, self._held = self._held[:place], self._held[place + len(MESSAGE) :]
@@ -58,6 +61,7 @@ class ChannelReader:
         self._channel = channel[1] if channel else "final"
         self._name = recipient[1] if recipient and recipient[1] in self._functions else None
         self._arguments = ""
+        self._place += self._name is not None
         return self._called(whole=False) if self._name else Piece()
 
     def _body(self, *, final: bool) -> Piece:
@@ -81,9 +85,7 @@ class ChannelReader:
 
     def _called(self, *, whole: bool) -> Piece:
         """The call of the present message, with its arguments so far."""
-        start = len(self._calls.made) - bool(self._arguments or whole)
-        start = max(0, start) if self._calls.made else 0
         arguments = self._arguments.lstrip()
         if whole:
             arguments = arguments.rstrip() or "{}"
-        return Piece(calls=self._calls.update(start, [Call(self._name or "", arguments, cut=not whole)]))
+        return Piece(calls=self._calls.update(self._place, [Call(self._name or "", arguments, cut=not whole)]))

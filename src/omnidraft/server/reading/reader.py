@@ -13,6 +13,8 @@ from omnidraft.server.reading.styles import python
 # the first key of an object that may be a call
 FIRST = re.compile(r'\s*[\[{]?\s*\{?\s*"(?:name|function|tool|type|id|arguments|parameters|args)"')
 KEYED = re.compile(r'\s*\[?\s*\{\s*"[^"]*"')
+EARLY = re.compile(r'\s*\[?\s*(?:\{\s*(?:"[^"]*)?)?')  # of a text that may become one with a key
+LISTED = re.compile(r"\s*\[\s*[\w.-]*(?:\(|$)")  # calls as Python writes them
 
 
 class TextReader:
@@ -137,7 +139,8 @@ class TextReader:
         """The calls of an answer that is calls in JSON, or Python, and nothing else; None for any other."""
         text = self._held
         if not final:
-            return None if KEYED.match(text) and not FIRST.match(text) else Piece()
+            keyed = KEYED.match(text) and FIRST.match(text)
+            return Piece() if keyed or EARLY.fullmatch(text) or LISTED.match(text) else None
         calls = calls_in(text, self._functions)
         if calls is None and text.lstrip()[:1] == "[":
             found = python(text, self._functions)
