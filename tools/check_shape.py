@@ -19,7 +19,7 @@ GOALS = {"src": 10_000, "experiments": 2_200, "tests": 13_500}  # lines
 # at most, together: where a goal is not reached yet, what there is; lowered by every change that shortens it, and
 # raised only by what a feature adds
 LINES = {"src": 27_680, "experiments": 5_900, "tests": 35_500}
-FILES = 177  # of the package, those apart that only say what a folder holds; the goal is 75
+FILES = 178  # of the package, those apart that only say what a folder holds; the goal is 75
 FILE_LINES = 400
 FUNCTION_LINES = 60
 FUNCTION_LINES_P95 = 40

@@ -20,6 +20,7 @@ from omnidraft.server.anthropic_bodies import (
     ToolResult,
     ToolUse,
 )
+from omnidraft.server.bodies import read
 from omnidraft.server.errors import ApiError, of_anthropic, to_json
 from omnidraft.server.reading.pieces import Call
 from omnidraft.server.scheduler import Task
@@ -40,8 +41,6 @@ PATHS = {  # of what a chat calls otherwise
 
 def messages_tasks(body: MessagesRequest | CountRequest, served: Served, settings: Serving) -> list[Task]:
     """The task of a request; raises ApiError."""
-    from omnidraft.server.bodies import read
-
     try:
         made = chat_tasks(read(as_chat(body), p.ChatRequest).body, served, settings)
     except ApiError as error:

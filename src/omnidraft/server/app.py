@@ -18,7 +18,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
 from omnidraft.errors import InputError
-from omnidraft.server import anthropic, anthropic_bodies, errors, ollama, tasks
+from omnidraft.server import anthropic, anthropic_bodies, errors, ollama, ollama_bodies, tasks
 from omnidraft.server import protocol as p
 from omnidraft.server import protocol_base as base
 from omnidraft.server.answers import Answer
@@ -123,7 +123,7 @@ class Server:
 
     async def ollama_chat(self, request: Request) -> Response:
         """Answer a conversation in Ollama's form; without messages, say that the model is loaded."""
-        asked = await self.received(request, ollama.OllamaChat)
+        asked = await self.received(request, ollama_bodies.OllamaChat)
         if not asked.body.messages:
             return Json(ollama.loaded(self.model(asked.body.model).name, chat=True))
         batch = await self.begin(request, asked, ollama.chat_of)
@@ -132,7 +132,7 @@ class Server:
 
     async def ollama_generate(self, request: Request) -> Response:
         """Answer a prompt in Ollama's form; without one, say that the model is loaded."""
-        asked = await self.received(request, ollama.OllamaGenerate)
+        asked = await self.received(request, ollama_bodies.OllamaGenerate)
         if not asked.body.prompt:
             return Json(ollama.loaded(self.model(asked.body.model).name, chat=False))
         batch = await self.begin(request, asked, ollama.generate_of)
@@ -141,7 +141,7 @@ class Server:
 
     async def ollama_show(self, request: Request) -> Json:
         """A target in Ollama's form."""
-        asked = await self.received(request, ollama.OllamaShow)
+        asked = await self.received(request, ollama_bodies.OllamaShow)
         return Json(ollama.shown(self.model(asked.body.model or asked.body.name)))
 
     async def ollama_tags(self) -> Json:
@@ -335,9 +335,9 @@ def _answering(server: Server) -> Iterator[tuple[str, Any, type[base.Body]]]:
     ):
         yield f"/v1{path}", endpoint, kind
         yield path, endpoint, kind
-    yield "/api/chat", server.ollama_chat, ollama.OllamaChat
-    yield "/api/generate", server.ollama_generate, ollama.OllamaGenerate
-    yield "/api/show", server.ollama_show, ollama.OllamaShow
+    yield "/api/chat", server.ollama_chat, ollama_bodies.OllamaChat
+    yield "/api/generate", server.ollama_generate, ollama_bodies.OllamaGenerate
+    yield "/api/show", server.ollama_show, ollama_bodies.OllamaShow
     yield "/tokenize", server.tokenize, p.TokenizeRequest
     yield "/detokenize", server.detokenize, p.DetokenizeRequest
     yield "/apply-template", server.apply_template, p.ChatRequest

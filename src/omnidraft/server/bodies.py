@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from pydantic.json_schema import models_json_schema
 from starlette.requests import ClientDisconnect
 
-from omnidraft.server import anthropic_bodies, ollama
+from omnidraft.server import anthropic_bodies, ollama_bodies
 from omnidraft.server import protocol as p
 from omnidraft.server import protocol_base as base
 from omnidraft.server.errors import LONGEST, ApiError, as_json
@@ -31,9 +31,9 @@ KINDS: Mapping[type[base.Body], str] = {
     p.DetokenizeRequest: "detokenize",
     anthropic_bodies.MessagesRequest: "messages",
     anthropic_bodies.CountRequest: "messages",
-    ollama.OllamaChat: "ollama",
-    ollama.OllamaGenerate: "ollama",
-    ollama.OllamaShow: "ollama",
+    ollama_bodies.OllamaChat: "ollama",
+    ollama_bodies.OllamaGenerate: "ollama",
+    ollama_bodies.OllamaShow: "ollama",
 }
 # clients that set no type of their own send the last two
 TYPES = re.compile(r"application/(?:[\w.+-]+\+)?json|text/json|text/plain|application/x-www-form-urlencoded|")

@@ -6,14 +6,13 @@ import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from pydantic import BaseModel, Field, Tag
+from typing import Any
 
 from omnidraft.server import protocol as p
-from omnidraft.server import protocol_base as base
 from omnidraft.server.answers import Answer
+from omnidraft.server.bodies import read
 from omnidraft.server.errors import ApiError, to_json
+from omnidraft.server.ollama_bodies import Asked, Message, OllamaChat, OllamaGenerate
 from omnidraft.server.reading.pieces import Call
 from omnidraft.server.scheduler import Task
 from omnidraft.server.served import Served
@@ -32,81 +31,6 @@ PATHS = {
     **{name: f"options.{name}" for name in (*SAME, "frequency_penalty", "presence_penalty")},
 }
 PENALTIES = ("frequency_penalty", "presence_penalty")
-
-
-# ---------------------------------------------------------------- what is asked
-
-
-class CalledFunction(base.Body):
-    """A function and its arguments."""
-
-    name: str
-    arguments: dict[str, Any] = Field(default_factory=dict)
-
-
-class ToolCall(base.Body):
-    """A call that the model made before."""
-
-    function: CalledFunction
-
-
-class Message(base.Body):
-    """A message."""
-
-    role: Literal["system", "user", "assistant", "tool"]
-    content: str = ""
-    thinking: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    tool_name: str | None = None
-    tool_call_id: str | None = None
-
-
-class Options(BaseModel, extra="allow"):
-    """Sampling and length; what says how Ollama runs a model has no effect here."""
-
-    num_predict: int | None = None
-    stop: str | list[str] | None = None
-
-
-Format = Annotated[
-    Annotated[Literal["", "json"], Tag("~string")] | Annotated[base.Schema, Tag("~object")],
-    base.of_kind('"json" or a schema'),
-]
-Think = Annotated[Annotated[bool, Tag("~boolean")] | Annotated[str, Tag("~string")], base.of_kind("true or false")]
-
-
-class Asked(base.Body):
-    """What all requests have; `stream` is true without it."""
-
-    model: str
-    stream: bool | None = None
-    format: Format | None = None
-    options: Options | None = None
-    think: Think | None = None
-    omnidraft: base.Extension | None = None
-
-
-class OllamaChat(Asked):
-    """Body of `/api/chat`."""
-
-    messages: list[Message] = Field(default_factory=list)
-    tools: list[Annotated[Annotated[p.Tool, Tag("~object")] | p.Other, p.TOOL]] | None = None
-
-
-class OllamaGenerate(Asked):
-    """Body of `/api/generate`; `raw`: the prompt is no user's words, but the text to go on with."""
-
-    prompt: str = ""
-    system: str | None = None
-    suffix: str | None = None
-    raw: bool | None = None
-
-
-class OllamaShow(base.Body):
-    """Body of `/api/show`; `name` is its older name for the model."""
-
-    model: str | None = None
-    name: str | None = None
 
 
 def chat_of(body: OllamaChat, served: Served, settings: Serving) -> list[Task]:
@@ -175,8 +99,6 @@ def _message(message: Message) -> dict[str, Any]:
 
 def _tasks(asked: dict[str, Any], kind: Any, make: Any, served: Served, settings: Serving) -> list[Task]:
     """The tasks of a body of another API; raises ApiError, with the names that Ollama's has."""
-    from omnidraft.server.bodies import read
-
     try:
         tasks: list[Task] = make(read(asked, kind).body, served, settings)
     except ApiError as error:
