@@ -117,8 +117,7 @@ def _as_messages(message: Message) -> list[dict[str, Any]]:
 
 
 def _result(block: ToolResult) -> str:
-    """What a tool returned, as text that says where it failed."""
-    return f"Error: {_joined(block.content)}" if block.is_error else _joined(block.content)
+    return ("Error: " if block.is_error else "") + _joined(block.content)
 
 
 def _joined(content: str | Sequence[TextBlock]) -> str:
