@@ -34,7 +34,7 @@ def test_a_quick_run(target: Path, drafter: Path, tmp_path: Path, capsys: pytest
     beside = [line for line in lines if line["kind"] == "beside"]
     assert [row["method"] for row in beside] == ["drafts", "no drafts"]
     for row in beside:
-        assert 0 < row["gap_s"] < 60
+        assert 0 <= row["gap_s"] < 60  # 0: a prompt as short as that was read between two pieces
         assert 0 < row["alone_gap_s"] < 60
         assert 0 < row["left_s"] < 60
         assert (row["prompt"], row["read_s"] > 0) == (60, True)
