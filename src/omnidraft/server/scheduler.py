@@ -347,9 +347,9 @@ class Scheduler:
             speedup=task.served.estimate.speedup(rounds, len(task.ids)),
             learned=task.served.learned,
         )
-        task.served.note(time.time(), result.stats)  # so that who is told of the answer finds it counted
-        task.tell(done)
         self._leave(run, result.finish_reason)
+        task.served.note(time.time(), result.stats)
+        task.tell(done)  # at last, so that who is told finds the answer counted
 
     def _leave(self, run: _Running, end: str) -> None:
         """Free the lane of a request; a complete answer is learned from."""
