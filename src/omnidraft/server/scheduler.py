@@ -357,7 +357,7 @@ class Scheduler:
         self._metrics.ended(run.task.served.name, end, run.task.age, run.stream.result.stats)
         try:
             run.stream.close()
-        except Exception:  # noqa: BLE001  of an answer that is out already
+        except Exception:  # noqa: BLE001  of an answer that is complete
             _log.exception("an answer could not be closed")
         self._room()
 
