@@ -80,9 +80,9 @@ def page(made: str) -> str:
 
 def measure(options: argparse.Namespace, console: Console) -> int:
     """Try all cases; 1 where one fails."""
-    chosen = options.library or [*CLIENTS]
+    chosen = options.only or [*CLIENTS]
     if unknown := [name for name in chosen if name not in CLIENTS]:
-        raise ConfigError(f"library is {unknown[0]!r}: use some of {', '.join(CLIENTS)}")
+        raise ConfigError(f"only is {unknown[0]!r}: use some of {', '.join(CLIENTS)}")
     outcomes, versions = dict[str, dict[str, str]](), dict[str, str]()
     with tempfile.TemporaryDirectory() as folder, serving(Path(folder) / "echo") as url:
         for library in chosen:
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
     made = parser("clients", "official libraries against a server", "--libraries FOLDER --write")
     made.add_argument("--libraries", type=Path, metavar="FOLDER", help="a folder with one for each library's packages")
-    made.add_argument("--library", action="append", metavar="NAME", help="one of them alone")
+    made.add_argument("--only", action="append", metavar="NAME", help="one of the libraries alone")
     made.add_argument("--write", action="store_true", help="write the table into docs/clients.md")
     return run(made, measure, arguments)
 
