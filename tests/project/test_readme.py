@@ -12,7 +12,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from experiments import overhead
 from experiments.study import Study
 from omnidraft.cli import bench
 from omnidraft.cli.main import main
@@ -66,11 +65,10 @@ def test_commands_of_benchmarks_are_understood(monkeypatch: pytest.MonkeyPatch) 
 
     for name in ("_compare", "_exactness"):
         monkeypatch.setattr(bench, name, note)
-    monkeypatch.setattr(overhead, "measure", note)
     monkeypatch.setattr(Study, "measure", lambda _self, options, console: note(options, console))
     for program, *words in commands(BENCHMARKS):
         assert (main(words) if program == "omnidraft" else import_module(words[1]).main(words[2:])) == 0
-    studies = [f"experiments.{name}" for name in ("overhead", "adaptation", "paper")]
+    studies = [f"experiments.{name}" for name in ("adaptation", "paper")]
     assert read == ["compare", "exactness", *studies]
 
 
