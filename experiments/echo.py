@@ -7,23 +7,19 @@ import shutil
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
 
-import httpx
 import torch
 
 from omnidraft import zoo
-from omnidraft.api import OmniDraft, load
-from omnidraft.config import Drafting
-from omnidraft.decoding.engine import Engine
 from omnidraft.errors import OmniDraftError
 from omnidraft.models.language_model import CachedSequence, Read, check_crop
-from omnidraft.models.loading import LoadedModel
-from omnidraft.server.memories import Memories
+from omnidraft.models.loading import LoadedModel, load_model
+from omnidraft.models.transformers_model import TransformersModel
 from omnidraft.server.run import Running
-from omnidraft.server.served import Served
 from omnidraft.server.settings import Serving
 
 NAME = "echo"
@@ -42,20 +38,16 @@ LAST = re.compile(r"<\|im_start\|>(\w+)\n((?:(?!<\|im_start\|>).)*)<\|im_end\|>\
 START_S = 120.0
 
 
-class Echo:
-    """A language model that is as good as certain of its next token."""
+class Echo(TransformersModel):
+    """A target that is as good as certain of its next token."""
 
-    name, precision, no_drafts = NAME, "float32", None
-    context, chunk, part, token_bytes = 2**15, 512, 512, 0.0
-    joint, rows_independent, hybrid = False, True, False
-    device = torch.device("cpu")
+    def __init__(self, loaded: LoadedModel) -> None:
+        super().__init__(loaded.lm.model)
+        self.context = 2**15
+        self._tokenizer: Any = loaded.tokenizer
 
-    def __init__(self, tokenizer: Any, size: int, end: int) -> None:
-        self.vocab_size = size
-        self._tokenizer, self._end = tokenizer, end
-
-    def new_sequence(self, *, hidden: bool = False) -> EchoSequence:  # noqa: ARG002
-        return EchoSequence(cast("Any", self))
+    def new_sequence(self, *, hidden: bool = False) -> Any:  # noqa: ARG002
+        return EchoSequence(self)
 
     def read(self, reads: Sequence[Read]) -> list[torch.Tensor]:
         return [cast("EchoSequence", each.sequence).append(each.ids, each.keep) for each in reads]
@@ -69,7 +61,7 @@ class Echo:
         found = LAST.search(prompt)
         role, content = (found[1], found[2]) if found else ("user", "")
         said = f"The function says {content.strip()}" if role == "tool" else content.partition(WORD)[2] or "Hello."
-        return [*self._tokenizer(said, add_special_tokens=False)["input_ids"], self._end]
+        return [*self._tokenizer(said, add_special_tokens=False)["input_ids"], self._tokenizer.eos_token_id]
 
 
 class EchoSequence(CachedSequence):
@@ -102,47 +94,26 @@ class EchoSequence(CachedSequence):
         return rows
 
 
-def echo(folder: Path) -> OmniDraft:
-    """The target, with the tokenizer of an embedded one, and a chat template of its own in `folder`."""
-    shutil.copytree(zoo.path("target-b"), folder, dirs_exist_ok=True)
-    (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
-    model = load(folder, None, dtype="float32", profile=None)
-    made = Echo(model.target.tokenizer, len(model.vocab.tokens), model.vocab.eos[0])
-    target = LoadedModel(cast("Any", made), model.target.tokenizer, NAME, "")
-    return OmniDraft(
-        target, model.vocab, Engine(cast("Any", made), model.vocab.eos, None, Drafting()), memory=model.memory
-    )
-
-
 @contextmanager
 def serving(folder: Path) -> Iterator[str]:
-    """The address of a server with this target."""
-    settings = Serving(port=0, lanes=4)
+    """The address of a server with this target, called `echo`; its tokenizer and template are kept in `folder`."""
+    place = folder / NAME
+    shutil.copytree(zoo.path("target-b"), place)
+    (place / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
 
-    def loaded(*_: Any, **__: Any) -> list[Served]:
-        model = echo(folder)
-        return [Served(NAME, model, settings.lanes, (NAME, None), Memories(model.engine.drafting, model.memory))]
+    def loaded(*arguments: Any, **options: Any) -> LoadedModel:
+        found = load_model(*arguments, **options)
+        return replace(found, lm=Echo(found))
 
-    with mock.patch("omnidraft.server.run.load_all", loaded):
-        running = Running(settings, [NAME], None, {}, say=lambda _: None)
+    ready = threading.Event()
+    with mock.patch("omnidraft.api.load_model", loaded):
+        running = Running(Serving(port=0, lanes=4), [str(place)], None, {"profile": None}, say=lambda _: ready.set())
         thread = threading.Thread(target=running.run)
         thread.start()
         try:
-            _wait(running.address)
+            if not ready.wait(START_S):
+                raise OmniDraftError("the server does not begin")
             yield running.address
         finally:
             running.end()
             thread.join(START_S)
-
-
-def _wait(address: str) -> None:
-    """Wait for a server; raises OmniDraftError where it does not come."""
-    pause = threading.Event()
-    for _ in range(int(START_S / 0.1)):
-        try:
-            if httpx.get(f"{address}/health", timeout=START_S).status_code == httpx.codes.OK:
-                return
-        except httpx.TransportError:
-            pass
-        pause.wait(0.1)
-    raise OmniDraftError("the server does not answer")

@@ -30,17 +30,6 @@ def _labeled(panel: Any, title: str, x: str, y: str) -> None:
     panel.set_ylabel(y)
 
 
-def live(row: Row, panel: Any) -> None:
-    """Cumulative speedups over the target alone."""
-    alone = list(accumulate(row["seconds"]["plain"]))
-    for color, name in zip(COLORS, ("learning", "frozen"), strict=False):
-        total = accumulate(row["seconds"][name])
-        speedups = [plain / taken for plain, taken in zip(alone, total, strict=True)]
-        panel.plot(range(1, len(alone) + 1), speedups, color=color, label=name)
-    panel.axhline(1.0, color="black", linewidth=1.0)
-    _labeled(panel, row["target"], "prompts", "cumulative speedup over the target alone")
-
-
 def tasks(row: Row, panel: Any) -> None:
     """Block efficiency along a stream that changes its task."""
     for number, (label, curve) in enumerate(row["curves"].items()):

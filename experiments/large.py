@@ -6,23 +6,24 @@ The file, of 4.4 GB, is written for the run and removed; each way has a process 
 from __future__ import annotations
 
 import argparse
-import json
 import resource
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from rich.console import Console
 
-from experiments.command import parser, run
 from experiments.judging import passes
+from experiments.results import Results, Row, page_of, table
+from experiments.runner import Experiment, Size
 from omnidraft.bench import llama
-from omnidraft.bench.output import markdown_table
+from omnidraft.cli import flags
 from omnidraft.models.gguf.header import QUANTIZATIONS
 from omnidraft.models.gguf.parts import read_metadata
 from omnidraft.models.language_model import KVSequence
@@ -40,6 +41,7 @@ POOL = 2**26  # random bytes, of which all blocks are made
 OURS, LLAMA = "omnidraft", "llama.cpp"
 CONTEXT = 512  # of llama.cpp
 TEXT = range(1000, 1100)  # ids of the tokens that are read before
+COLUMNS = ("program", "load_s", "step_ms", "verify5", "peak_gb")
 
 
 def shapes(words: int) -> Iterator[tuple[str, int, tuple[int, ...]]]:
@@ -103,58 +105,59 @@ def write(path: Path, tokenizer: Path) -> None:
     out.close()
 
 
-def measured(way: str, path: Path, threads: int, repeats: int) -> dict[str, float]:
+def measured(program: str, path: Path, threads: int, repeats: int) -> Row:
     """Seconds to load, milliseconds of a pass and how many times as long one of five takes, GB at the peak."""
+    flags.prepare_libraries(threads)
     began = time.perf_counter()
     lm: KVSequence
-    if way == OURS:
+    if program == OURS:
         lm = load_model(path, "int8", "cpu", verifies=True).lm.new_sequence()
     else:
         lm = llama.LlamaModel(path, CONTEXT, threads)
     loaded = time.perf_counter() - began
-    row = passes({way: lm}, TEXT, repeats)[way]
+    row = passes({program: lm}, TEXT, repeats)[program]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
-    return {"load_s": loaded, "step_ms": float(row["step_ms"]), "verify5": float(row["verify5"]), "peak_gb": peak}
+    return {"program": program, "load_s": loaded, **row, "peak_gb": peak}
 
 
-def measure(options: argparse.Namespace, console: Console) -> int:
-    """Write the file and measure each program, or the one that is asked for."""
-    threads = options.threads or 2
-    if options.way:
-        print(json.dumps(measured(options.way, options.tokenizer, threads, options.passes)))
-        return 0
-    rows = []
-    with TemporaryDirectory(dir=options.folder) as folder:
-        path = Path(folder) / "random-7b.gguf"
-        console.print(f"writing {path}")
-        write(path, options.tokenizer)
-        for way in (OURS, LLAMA) if llama.llama_module() else (OURS,):
-            words = ["--way", way, "--tokenizer", str(path), "--threads", str(threads), "--passes", str(options.passes)]
-            command = [sys.executable, "-m", "experiments.large", *words]
-            done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)  # noqa: S603
-            found = json.loads(done.stdout.splitlines()[-1])
-            rows.append([way, *(f"{value:.2f}" for value in found.values())])
-    print(markdown_table(("program", "load s", "step ms", "five over one", "peak GB"), rows))
-    return 0
+class Large(Experiment):
+    """A model of 7.6G random weights."""
+
+    name = "large"
+    about = "A model of the shape of Qwen2-7B, of random blocks of 4 bits: step, five tokens over one, memory."
+    examples = ("--tokenizer QWEN2.gguf --threads 2",)
+    sizes: ClassVar = {"passes": Size(7, 1, "timed passes")}
+
+    def add_options(self, to: flags.CommandParser) -> None:
+        about = "a Qwen2 file, for its tokenizer"
+        to.add_argument("--tokenizer", type=Path, required=True, metavar="FILE", help=about)
+        about = "where there is room for 4.4 GB (default: of the system)"
+        to.add_argument("--folder", type=Path, metavar="DIR", help=about)
+
+    def setting(self, options: argparse.Namespace) -> Row:
+        return {"threads": options.threads}
+
+    def measure(self, options: argparse.Namespace, results: Results, console: Console) -> None:
+        """Write the file and measure each program, in a process of its own."""
+        with TemporaryDirectory(dir=options.folder) as folder:
+            path = Path(folder) / "random-7b.gguf"
+            console.print(f"writing {path}")
+            write(path, options.tokenizer)
+            for program in (OURS, LLAMA) if llama.llama_module() else (OURS,):
+                with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+                    row = pool.submit(measured, program, path, options.threads, options.passes).result()
+                results.add("rows", program, row)
+
+    def page(self, results: Results) -> str:
+        rows = results.of("rows").values()
+        return page_of("A large model", results, table(rows, COLUMNS, COLUMNS[1], nearest=COLUMNS))
+
+    def wrong(self, results: Results) -> bool:
+        """Never: no answer is compared."""
+        return not results.of("rows")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure a model of 7.6G random weights on this CPU, and return the exit code."""
-    options = parser(
-        "large",
-        "A model of the shape of Qwen2-7B, of random blocks of 4 bits: step, five tokens over one, memory.",
-        "--tokenizer QWEN2.gguf --threads 2",
-    )
-    options.add_argument(
-        "--tokenizer", type=Path, required=True, metavar="FILE", help="a Qwen2 file, for its tokenizer"
-    )
-    options.add_argument(
-        "--folder", type=Path, metavar="DIR", help="where there is room for 4.4 GB (default: of the system)"
-    )
-    options.add_argument("--passes", type=int, default=7, metavar="N", help="timed passes (default: 7)")
-    options.add_argument("--way", choices=(OURS, LLAMA), help="measure one program, on --tokenizer as its model")
-    return run(options, measure, arguments)
-
+main = Large().main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -69,10 +70,30 @@ class Results:
             self._rows[record["kind"]][row["key"]] = row
 
 
-def page_of(title: str, results: Results, columns: Sequence[str], first: str, places: int) -> str:
-    """A page with the commands and a table of all rows; numbers, which begin at column `first`, are rounded down."""
+def page_of(title: str, results: Results, *sections: str) -> str:
+    """A page with the commands of all runs, and then its sections."""
     commands = "".join(f"    {each}\n" for each in dict.fromkeys(setting["command"] for setting in results.settings))
-    rows = list(results.of("rows").values())
-    cells = [[down(row[c], places) if isinstance(row[c], float) else row[c] for c in columns] for row in rows]
-    lines = [["–" if cell is None else cell for cell in line] for line in cells]
-    return f"# {title}\n\n{commands}\n{markdown_table(columns, lines, columns.index(first))}"
+    return "\n".join([f"# {title}\n\n{commands}", *filter(None, sections)])
+
+
+def table(
+    rows: Iterable[Row],
+    columns: Sequence[str],
+    first: str,
+    places: int = 2,
+    digits: Mapping[str, int] = MappingProxyType({}),
+    nearest: Sequence[str] = (),
+) -> str:
+    """A table of rows; numbers begin at column `first`, with so many `places`, or the `digits` of their own.
+
+    They are rounded down, since more is better, but those of `nearest`, which are rounded to the nearest.
+    """
+
+    def cell(name: str, value: Any) -> object:
+        if not isinstance(value, float):
+            return "–" if value is None else value
+        own = digits.get(name, places)
+        return f"{value:.{own}f}" if name in nearest else down(value, own)
+
+    lines = [[cell(name, row.get(name)) for name in columns] for row in rows]
+    return markdown_table(columns, lines, columns.index(first))

@@ -6,23 +6,19 @@
 from __future__ import annotations
 
 import itertools
-import statistics
 import sys
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments import real
-from experiments.command import run
-from experiments.real import Measurement, texts_of
-from experiments.results import Row
+from rich.console import Console
+
+from experiments.real import Real
+from experiments.tasks import texts_of
 from omnidraft.api import OmniDraft
 from omnidraft.bench import methods
 from omnidraft.bench.compare import Question
-from omnidraft.bench.interleaved import EngineWay, Way, engine_for
-from omnidraft.bench.output import down
+from omnidraft.bench.interleaved import engine_for
 from omnidraft.bench.prompts import MBPP_TEST, TASKS, rows_of
 from omnidraft.bench.prompts import texts_of as written
 from omnidraft.bench.records import BASELINE
@@ -45,13 +41,6 @@ SUMMARIZE = "Summarize the following text in two sentences.\n\n"  # the beginnin
 QUOTES = "Summarize the following text, and quote its two most important sentences word for word.\n\n"
 PASSAGE = "Answer from this passage alone, and quote the sentence that says it: what changes, or is new, and why?\n\n"
 COPIES = ("edits", "quotes", "passages")  # much of the answer stands in the prompt
-# how our loop drafts; as files have called it since drafts were copied from the text
-SOURCES: dict[str, Drafting] = {
-    "auto": Drafting(remember="request"),
-    "model": Drafting(remember="nothing"),
-    "retrieval": Drafting(remember="request"),  # without a drafter
-}
-GROUPS = {"copying": COPIES, "conversation": ("conversation",), "free": ("instructions", "gsm8k")}
 
 
 def code_of(row: dict[str, Any]) -> str | None:
@@ -72,16 +61,16 @@ def asked(order: str, code: str) -> str:
     return f"{order}\n\n```python\n{code}\n```"
 
 
-class Copying(Measurement):
-    """One target: prompts whose answers repeat much of them, a conversation, and prompts of other kinds."""
+class Retrieval(Real):
+    """Targets on tasks whose answers repeat much of the prompt, and others, by each source of drafts."""
 
-    study = "retrieval"
-    tasks = tuple(itertools.chain.from_iterable(GROUPS.values()))
-    streams = ()
+    name = "retrieval"
+    about = "Drafts counted from the request's text, alone and with the drafter's, on real models."
+    examples = ("--target MODEL --data DIR --quick", "--target MODEL --data DIR --out results/retrieval")
+    tasks = (*COPIES, "conversation", "instructions", "gsm8k")
+    theirs = (BASELINE, "lookup")
 
-    @staticmethod
-    def texts(task: str, data: Path | None, count: int) -> Sequence[str | Sequence[str]]:
-        """The first prompts of a task, of a conversation all its turns."""
+    def texts(self, task: str, data: Path | None, count: int) -> Sequence[str | Sequence[str]]:
         if task == "edits":
             return [asked(order, code) for order, code in zip(itertools.cycle(EDITS), codes(data, count), strict=False)]
         if task == "conversation":
@@ -91,63 +80,35 @@ class Copying(Measurement):
             return [text.replace(SUMMARIZE, order) for text in texts_of("summaries", data, count)]
         return texts_of(task, data, count)
 
-    def questions(self, task: str) -> list[Question]:
-        """The prompts of a task, as token ids; a turn of a conversation follows the target's own answers."""
+    def engines(self, model: OmniDraft) -> dict[str, Engine]:
+        """As files have called them since drafts were copied from the text; the last one has no drafter."""
+        counts, eos = Drafting(remember="request"), sorted(model.engine.eos)
+        return {
+            "auto": engine_for(model, counts),
+            "model": engine_for(model, Drafting(remember="nothing")),
+            "retrieval": Engine(model.target.lm, eos, None, counts),
+        }
+
+    def questions(self, model: OmniDraft, texts: dict[str, Any], new_tokens: int, console: Console) -> list[Question]:
+        """Each turn of a conversation is one, after the target's own answers."""
+        ((task, given),) = texts.items()
+        if task != "conversation":
+            return super().questions(model, texts, new_tokens, console)
         found: list[list[int]] = []
-        (plain,), _ = methods.make((BASELINE,), self.model, 0, Sampling())
-        for text in self.texts(task, self.options.data, self.sizes.prompts):
-            if isinstance(text, str):
-                found.append(self.model.encode_message(text))
-                continue
+        (plain,), _ = methods.make((BASELINE,), model, 0, Sampling())
+        for turns in given:
             messages: list[dict[str, str]] = []
-            for turn in text:
+            for turn in turns:
                 messages.append({"role": "user", "content": turn})
-                ids = self.model.encode(messages)
-                plain.begin(ids, self.sizes.new_tokens, 0)
-                plain.advance(self.sizes.new_tokens)
-                answer = self.model.target.tokenizer.decode(plain.end().tokens, skip_special_tokens=True)
+                found.append(model.encode(messages))
+                plain.begin(found[-1], new_tokens, 0)
+                plain.advance(new_tokens)
+                answer = model.target.tokenizer.decode(plain.end().tokens, skip_special_tokens=True)
                 messages.append({"role": "assistant", "content": str(answer)})
-                found.append(ids)
         return [Question(task, number, ids) for number, ids in enumerate(found)]
 
-    def ways(self, task: str, sampling: Sampling, learned: OmniDraft | None) -> tuple[list[Way], dict[str, str]]:
-        """Transformers, alone and with prompt lookup, and our loop with each source of drafts."""
-        del task, learned
-        ways, left_out = methods.make((BASELINE, "lookup"), self.model, 0, sampling)
-        target, eos = self.model.target.lm, sorted(self.model.engine.eos)
-        for source, drafting in SOURCES.items():
-            alone = Engine(target, eos, None, drafting) if source == "retrieval" else engine_for(self.model, drafting)
-            ways.append(EngineWay(source, alone, sampling))
-        return ways, left_out
 
-    @staticmethod
-    def summary(rows: Sequence[Row]) -> str:
-        """Both sources over the better one alone, and over prompt lookup (without it, no drafts): means of groups."""
-        cells: dict[tuple[Any, ...], dict[str, float]] = defaultdict(dict)
-        for row in rows:
-            if row["speedup"]:
-                cells[row["target"], row["temperature"], row["task"]][row["method"]] = row["speedup"]
-        said = []
-        for target, temperature in dict.fromkeys(key[:2] for key in cells):
-            for group, tasks in GROUPS.items():
-                found = [cells[target, temperature, task] for task in tasks if (target, temperature, task) in cells]
-                if found:
-                    alone = _mean(cell["auto"] / max(cell["model"], cell["retrieval"]) for cell in found)
-                    other = "lookup" if all("lookup" in cell for cell in found) else BASELINE
-                    ratio = _mean(cell["auto"] / cell[other] for cell in found)
-                    said.append(f"{target}, temperature {temperature:g}, {group} {alone}, over {other} {ratio}")
-        return f"both sources over the better one alone: {'; '.join(said)}"
-
-
-def _mean(ratios: Iterable[float]) -> str:
-    return down(statistics.geometric_mean(ratios), 2)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure copied drafts on real models, and return the exit code."""
-    about = "Drafts copied from earlier text, alone and with the drafter's, on real models."
-    return run(real.options_of(Copying, about), partial(real.measure, measurement=Copying), arguments)
-
+main = Retrieval().main
 
 if __name__ == "__main__":
     sys.exit(main())

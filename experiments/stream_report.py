@@ -99,12 +99,10 @@ def checked(results: Results) -> str:
     return f"## Answers and learning\n\n{markdown_table(heads, lines, 4)}"
 
 
-def markdown(results: Results) -> str:
-    """The commands, and a table of each figure."""
-    commands = "".join(f"    {each}\n" for each in dict.fromkeys(setting["command"] for setting in results.settings))
+def sections(results: Results) -> list[str]:
+    """A table of each figure."""
     found = streams_of(results)
-    tables = [table(found, metric) for metric in METRICS]
-    return "\n".join([f"# Streams of one user\n\n{commands}", *filter(None, tables), checked(results)])
+    return [*(table(found, metric) for metric in METRICS), checked(results)]
 
 
 def picture(results: Results, path: Path) -> bool:

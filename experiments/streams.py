@@ -10,29 +10,25 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rich.console import Console
 
-from experiments.command import parser, run
-from experiments.real import shown
-from experiments.results import Results, Row
+from experiments.results import Results, Row, page_of
+from experiments.runner import EXACT, Experiment, Size, chosen, shown
 from experiments.stream_prompts import STREAMS, prompts
-from experiments.stream_report import markdown, picture
-from experiments.study import chosen
+from experiments.stream_report import picture, sections
 from omnidraft.api import OmniDraft, load
 from omnidraft.bench.compare import Question, questions_of
-from omnidraft.bench.environment import command
 from omnidraft.bench.interleaved import ordered
-from omnidraft.bench.output import progress, writing
+from omnidraft.bench.output import progress
 from omnidraft.cli import flags
 from omnidraft.config import Sampling
 from omnidraft.decoding.engine import Request, Verified
 from omnidraft.decoding.passes import Passes
-from omnidraft.errors import ConfigError
 from omnidraft.verification.sampling import softmax
 
 PLAIN = "plain"
@@ -42,22 +38,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "memory": {"remember": "memory"},
     "learning": {"remember": "memory", "adapt": "inline"},
 }
-EXACT = ("float32", "int8")  # in which drafts may change no greedy token
 EDITS = "edits"  # whose answers are whole files
 DIGITS = 5  # of seconds in the file
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """Prompts of a stream, and tokens of an answer: of most streams, and of edits."""
-
-    prompts: int
-    new_tokens: int
-    edit_tokens: int
-
-
-FULL = Sizes(prompts=120, new_tokens=128, edit_tokens=700)
-QUICK = Sizes(prompts=6, new_tokens=16, edit_tokens=16)
 
 
 class EqualDraws:
@@ -154,16 +136,64 @@ def follow(
         yield question.number, {name: row[name] for name in names}
 
 
-def _complete(options: argparse.Namespace, stream: str, results: Results, sizes: Sizes, console: Console) -> None:
+class Streams(Experiment):
+    """The prompts of one user after the other."""
+
+    name = "streams"
+    about = "What memory and learning bring to the prompts of one user, from the first answer on."
+    examples = (
+        "--target zoo:target-b --streams chinese,german --quick",
+        "--target MODEL.gguf --dtype int8 --streams json,code --data DIR --out results/streams",
+    )
+    sizes: ClassVar = {
+        "prompts": Size(120, 6, "prompts of a stream"),
+        "new_tokens": Size(128, 16, "maximum tokens of an answer"),
+        "edit_tokens": Size(700, 16, "maximum tokens of an answer of `edits`"),
+    }
+
+    def add_options(self, to: flags.CommandParser) -> None:
+        flags.add(to, "--target", "--drafter", "--dtype", "--device")
+        for name, known, what in (("--streams", STREAMS, "which"), ("--ways", WAYS, "methods to compare")):
+            text = f"{what}, with commas (default: %(default)s)"
+            to.add_argument(name, default=",".join(known), metavar="A,B", help=text)
+        to.add_argument("--temperature", type=float, default=0.0, metavar="X", help="of answers (default: %(default)s)")
+        to.add_argument("--data", type=Path, metavar="DIR", help="the folder of GSM8K and MBPP (default: the hub)")
+
+    def setting(self, options: argparse.Namespace) -> Row:
+        options.ways = chosen("way", options.ways.split(","), list(WAYS))
+        options.streams = chosen("stream", options.streams.split(","), STREAMS)
+        Sampling(temperature=options.temperature)
+        for stream in options.streams:  # what is missing is known before minutes are spent
+            prompts(stream, options.prompts, options.data)
+        return super().setting(options) | {"ways": options.ways}
+
+    def measure(self, options: argparse.Namespace, results: Results, console: Console) -> None:
+        options.warn = cache(console.print)  # each line once
+        for stream in options.streams:
+            _complete(options, stream, results, console)
+
+    def page(self, results: Results) -> str:
+        return page_of("Streams of one user", results, *sections(results))
+
+    def write(self, results: Results, stem: Path) -> None:
+        picture(results, stem.with_name(f"{stem.name}.svg"))
+
+    def wrong(self, results: Results) -> bool:
+        """Whether a greedy answer in float32 or int8 was not that of the first way."""
+        ways = (way for row in results.of("answers").values() if row["exact"] for way in row["ways"].values())
+        return any(way.get("identical") is False for way in ways)
+
+
+def _complete(options: argparse.Namespace, stream: str, results: Results, console: Console) -> None:
     """Answer what the file lacks of a stream."""
     place = f"{shown(options.target)}|{stream}|{options.temperature:g}"
     rows = results.of("answers")
-    done = {number: rows[key] for number in range(sizes.prompts) if (key := f"{place}|{number}") in rows}
+    done = {number: rows[key] for number in range(options.prompts) if (key := f"{place}|{number}") in rows}
     if place in results.of("learned"):
         return
-    texts = prompts(stream, sizes.prompts, options.data)
+    texts = prompts(stream, options.prompts, options.data)
     answering = Answering(options)
-    new_tokens = sizes.edit_tokens if stream == EDITS else sizes.new_tokens
+    new_tokens = options.edit_tokens if stream == EDITS else options.new_tokens
     first = answering.models[options.ways[0]]
     exact = first.target.lm.precision in EXACT
     questions = questions_of(first, {stream: texts}, new_tokens, console)
@@ -175,64 +205,7 @@ def _complete(options: argparse.Namespace, stream: str, results: Results, sizes:
     results.add("learned", place, {name: model.learned for name, model in answering.models.items() if model.learned})
 
 
-def measure(options: argparse.Namespace, console: Console) -> int:
-    """Measure what the file lacks; 1 where a greedy answer in float32 or int8 was not that of the first way."""
-    given = {name: value for name in asdict(FULL) if (value := getattr(options, name)) is not None}
-    sizes = replace(QUICK if options.quick else FULL, **given)
-    options.ways = chosen("way", options.ways.split(","), WAYS)
-    streams = chosen("stream", options.streams.split(","), STREAMS)
-    options.warn = cache(console.print)  # each line once
-    Sampling(temperature=options.temperature)
-    for stream in streams:  # what is missing is known before minutes are spent
-        prompts(stream, sizes.prompts, options.data)
-    results = Results(options.out and options.out.with_name(options.out.name + ".jsonl"), "streams")
-    setting = asdict(sizes) | {"drafter": shown(str(options.drafter)), "dtype": options.dtype, "ways": options.ways}
-    if results.settings and (before := results.settings[0]["recipe"]) != setting:
-        raise ConfigError(f"--out has results of other settings ({before}): give another place")
-    results.begin(command(options.words), setting)
-    for stream in streams:
-        _complete(options, stream, results, sizes, console)
-    page = markdown(results)
-    if options.out is not None:
-        with writing(options.out):
-            options.out.with_name(options.out.name + ".md").write_text(page, encoding="utf-8")
-            picture(results, options.out.with_name(options.out.name + ".svg"))
-    print(page, end="")
-    ways = (way for row in results.of("answers").values() if row["exact"] for way in row["ways"].values())
-    return 1 if any(way.get("identical") is False for way in ways) else 0
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure streams of one user, and return the exit code."""
-    options = parser(
-        "streams",
-        "What memory and learning bring to the prompts of one user, from the first answer on.",
-        "--target zoo:target-b --streams chinese,german --quick",
-        "--target MODEL.gguf --dtype int8 --streams json,code --data DIR --out results/streams",
-    )
-    flags.add(options, "--target", "--drafter", "--dtype", "--device")
-    options.add_argument(
-        "--streams", default=",".join(STREAMS), metavar="A,B", help="which, with commas (default: %(default)s)"
-    )
-    options.add_argument(
-        "--ways", default=",".join(WAYS), metavar="A,B", help="methods to compare, with commas (default: %(default)s)"
-    )
-    options.add_argument(
-        "--temperature", type=float, default=0.0, metavar="X", help="of the answers (default: %(default)s)"
-    )
-    options.add_argument("--data", type=Path, metavar="DIR", help="the folder of GSM8K and MBPP (default: the hub)")
-    for name, what in (
-        ("prompts", "prompts of a stream"),
-        ("new_tokens", "maximum tokens of an answer"),
-        ("edit_tokens", "maximum tokens of an answer of `edits`"),
-    ):
-        default = f"{what} (default: {getattr(FULL, name)}, {getattr(QUICK, name)} with --quick)"
-        options.add_argument(flags.flag(name), type=flags.at_least(1), metavar="N", help=default)
-    options.add_argument(
-        "--out", type=Path, metavar="STEM", help="write STEM.jsonl, and go on with it, STEM.md and STEM.svg"
-    )
-    return run(options, measure, arguments)
-
+main = Streams().main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -6,8 +6,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.api import OmniDraft
 from omnidraft.attach import make_cache
@@ -22,11 +20,9 @@ from omnidraft.distillation.inline import InlineTrainer
 from omnidraft.distillation.losses import HybridLoss, acceptance
 from omnidraft.distillation.teacher import Trace, exact_example, shared_tokens
 from omnidraft.distillation.trainer import Trainer
-from omnidraft.models.language_model import NO_LIMIT, LanguageModel, SingleSequence
 from omnidraft.verification.sparse_probs import SparseProbs
 
 GREEDY = Sampling()
-UNKNOWN = 0  # what a replayed target says off the recorded text, where nobody will ask
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,34 +43,6 @@ def record(
     rounds = list(engine.rounds(prompt, new_tokens, sampling, sampler(seed)))
     teacher = tuple(probs for record in rounds for probs in record.teacher)
     return Recorded(tuple(prompt), tuple(emitted(rounds)), teacher)
-
-
-class Replay(SingleSequence):
-    """A `LanguageModel` whose greedy text is the recorded one: only its greedy choices along that text are right."""
-
-    context = NO_LIMIT
-
-    def __init__(self, vocab_size: int) -> None:
-        self.vocab_size = vocab_size
-        self.text: Sequence[int] = ()
-        self._fed: list[int] = []
-
-    @property
-    def length(self) -> int:
-        return len(self._fed)
-
-    def forward(self, ids: Sequence[int], keep: int) -> torch.Tensor:
-        """Append `ids`; the logits of the last `keep` of them, one-hot, (keep, vocab_size)."""
-        self._fed += ids
-        ends = range(len(self._fed) - keep + 1, len(self._fed) + 1)
-        said = [self.text[end] if end < len(self.text) else UNKNOWN for end in ends]
-        logits = torch.zeros(keep, self.vocab_size)
-        logits[torch.arange(keep), torch.tensor(said, dtype=torch.int64)] = 1.0
-        return logits
-
-    def crop(self, length: int) -> None:
-        """Keep the first `length` ids."""
-        del self._fed[length:]
 
 
 class Student:
@@ -108,7 +76,6 @@ class Student:
             self._trainer = Trainer(shared.source.model, learning, shared_tokens(cache.table), seed, variant)
             learner = InlineTrainer(self._trainer)
         self.adaptation = Adaptation(self.attached, shared, learner)
-        self._replay = Replay(model.vocab.size)
         self.spent_s = 0.0  # on learning
 
     def resume(self, source: Student) -> None:
@@ -183,13 +150,12 @@ class Student:
     def engine(self) -> Engine:
         """An engine over the target itself, with a KV cache of its own."""
         self.adaptation.load_weights()
-        return self._engine(self._model.target.lm, self.attached.cache)
+        return self._engine(self.attached.cache)
 
-    def _engine(self, target: LanguageModel, cache: NgramCache) -> Engine:
-        return engine_for(self._model, self.drafting, target=target, attached=replace(self.attached, cache=cache))
+    def _engine(self, cache: NgramCache) -> Engine:
+        return engine_for(self._model, self.drafting, attached=replace(self.attached, cache=cache))
 
     def _drafted(self, recorded: Recorded, cache: NgramCache) -> Stats:
-        self._replay.text = (*recorded.prompt, *recorded.tokens)
         self.adaptation.load_weights()
-        engine = self._engine(self._replay, cache)
+        engine = self._engine(cache)
         return Stats.of(engine.rounds(recorded.prompt, len(recorded.tokens), GREEDY, sampler()))

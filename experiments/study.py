@@ -18,34 +18,28 @@ from rich.console import Console
 
 from experiments import recipe as recipes
 from experiments import tasks
-from experiments.command import parser, run
 from experiments.evaluation import Evaluation, Row, Texts
 from experiments.recipe import Recipe
-from experiments.recordings import Recordings
-from experiments.results import Results
-from omnidraft.bench.environment import command
-from omnidraft.bench.output import figure, writing
+from experiments.results import Results, page_of
+from experiments.runner import Experiment, chosen
+from omnidraft.bench.output import figure
+from omnidraft.cli import flags
 from omnidraft.errors import ConfigError
 
 SIZE = (10.0, 4.5)  # inches, of 100 dots each
 Measured = Iterable[tuple[str, str, Callable[[Evaluation], Row]]]
-"""For each job its target, the rest of its key, and how it is measured."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """Something to be measured with a target: its place in the file, and how."""
-
-    kind: str
-    key: str
-    run: Callable[[Evaluation], Row]
+"""For each job its target, its key in the file, and how it is measured."""
 
 
 class Part(Protocol):
     """A table or a figure."""
 
-    def jobs(self, recipe: Recipe) -> Iterable[tuple[str, Job]]:
-        """The jobs that it is made of, each with its target."""
+    @property
+    def kind(self) -> str:
+        """That of its rows in the file."""
+
+    def jobs(self, recipe: Recipe) -> Measured:
+        """The jobs that it is made of."""
 
     def markdown(self, results: Results, recipe: Recipe, *, partial: bool) -> str:
         """Its section of the report; empty where there is none, or not all of it and not `partial`."""
@@ -64,8 +58,8 @@ class JobPart:
     panel: Callable[[Row, Any], None] | None = None
     panels: Callable[[Sequence[Row]], Sequence[Row]] = list
 
-    def jobs(self, recipe: Recipe) -> Iterable[tuple[str, Job]]:
-        return ((target, Job(self.kind, f"{target}|{key}", act)) for target, key, act in self.made(recipe))
+    def jobs(self, recipe: Recipe) -> Measured:
+        return ((target, f"{target}|{key}", act) for target, key, act in self.made(recipe))
 
     def markdown(self, results: Results, recipe: Recipe, *, partial: bool) -> str:  # noqa: ARG002
         rows = list(results.of(self.kind).values())
@@ -77,91 +71,83 @@ class JobPart:
             figure(self.panels(rows), self.panel, path, SIZE)
 
 
-class Study:
-    """The parts of one command, and the run of it."""
+class Study(Experiment):
+    """The parts of one command, by a recipe."""
+
+    recipe: Recipe
+    asked: Sequence[str]
 
     def __init__(self, name: str, about: str, parts: Mapping[str, Part], recipe: str) -> None:
-        self.name, self.about, self.parts, self.recipe = name, about, parts, recipe
+        self.name, self.about, self.parts = name, about, parts
+        self.examples = (
+            f"{recipe} --data DIR --quick",
+            f"{recipe} --data DIR --parts {next(iter(parts))} --out results/{Path(recipe).stem}",
+            f"{recipe} --plan --use zoo:target-b=FOLDER",
+        )
 
-    def main(self, arguments: Sequence[str] | None = None) -> int:
-        """Print the plan, measure what is missing, and return the exit code."""
-        options = parser(
-            self.name,
-            self.about,
-            f"{self.recipe} --data DIR --quick",
-            f"{self.recipe} --data DIR --parts {next(iter(self.parts))} --out results/{Path(self.recipe).stem}",
-            f"{self.recipe} --plan --use zoo:target-b=FOLDER",
-        )
-        options.add_argument("recipe", type=Path, metavar="FILE", help="models, tasks, sizes and settings: recipes/")
-        options.add_argument(
-            "--parts", default="all", metavar="A,B", help=f"some of {', '.join(self.parts)} (default: all)"
-        )
-        options.add_argument(
-            "--target", action="append", metavar="NAME", help="one of the recipe's targets only; repeatable"
-        )
-        options.add_argument("--plan", action="store_true", help="print what is to be measured, and end")
-        options.add_argument(
-            "--use", action="append", default=[], metavar="NAME=MODEL",
-            help="take a model in place of one that the recipe names; repeatable",
-        )  # fmt: skip
-        options.add_argument("--data", type=Path, metavar="DIR", help="the folder of the tasks (default: the hub)")
-        options.add_argument("--device", default="auto", metavar="NAME", help="for all models (default: auto)")
-        options.add_argument("--out", type=Path, metavar="DIR", help="write results there, and go on with those there")
-        return run(options, self.measure, arguments)
+    def add_options(self, to: flags.CommandParser) -> None:
+        to.add_argument("recipe", type=Path, metavar="FILE", help="models, tasks, sizes and settings: recipes/")
+        about = f"some of {', '.join(self.parts)} (default: all)"
+        to.add_argument("--parts", default=",".join(self.parts), metavar="A,B", help=about)
+        about = "one of the recipe's targets only; repeatable"
+        to.add_argument("--target", action="append", metavar="NAME", help=about)
+        to.add_argument("--plan", action="store_true", help="print what is to be measured, and end")
+        about = "take a model in place of one that the recipe names; repeatable"
+        to.add_argument("--use", action="append", default=[], metavar="NAME=MODEL", help=about)
+        to.add_argument("--data", type=Path, metavar="DIR", help="the folder of the tasks (default: the hub)")
+        to.add_argument("--device", default="auto", metavar="NAME", help="for all models (default: auto)")
 
-    def measure(self, options: argparse.Namespace, console: Console) -> int:
-        """Print the plan and measure; 1 where a greedy answer was not the target's own."""
+    def stem(self, options: argparse.Namespace) -> Path | None:
+        return Path(options.out, self.name) if options.out else None
+
+    def run(self, options: argparse.Namespace, console: Console) -> int:
+        """Print the plan, then measure."""
         recipe = recipes.read(options.recipe, _instead(options.use))
-        recipe = recipe.quick() if options.quick else recipe
-        asked = chosen("part", list(self.parts) if options.parts == "all" else options.parts.split(","), self.parts)
-        targets = chosen("target", options.target or recipe.every_target, recipe.every_target)
-        results = Results(options.out and options.out / f"{self.name}.jsonl", self.name)
-        left = {target: self._left(recipe, asked, target, results) for target in targets}
-        for target, jobs in left.items():
-            console.print(f"{target}: {len(jobs)} to be measured{''.join(f'; {job.key}' for job in jobs)}")
-        if options.plan:
-            return 0
-        texts = _texts(recipe, options.data)
-        _begin(results, recipe, texts, command(options.words))
-        recordings = Recordings(options.out and options.out / "answers")
-        for target, jobs in left.items():
-            if not jobs:
-                continue
-            evaluation = Evaluation(recipe, target, texts, recordings, options.device, console)
-            for job in jobs:
-                began = time.perf_counter()
-                results.add(job.kind, job.key, job.run(evaluation))
-                console.print(f"{job.kind}, {job.key}: {time.perf_counter() - began:.0f} s")
-        text = self.report(results, recipe, asked)
-        if options.out is not None:
-            with writing(options.out / self.name):
-                (options.out / f"{self.name}.md").write_text(text, encoding="utf-8")
-            for name, part in self.parts.items():
-                part.draw(results, options.out / f"{name}.png")
-        print(text)
-        print(json.dumps(results.as_dict()))
-        return 1 if wrong(results.as_dict()) else 0
+        self.recipe = recipe.quick() if options.quick else recipe
+        self.asked = chosen("part", options.parts.split(","), list(self.parts))
+        options.target = chosen("target", options.target or recipe.every_target, recipe.every_target)
+        stem = self.stem(options)
+        results = Results(stem and stem.with_name(f"{stem.name}.jsonl"), self.name)
+        for target in options.target:
+            left = self._left(target, results)
+            console.print(f"{target}: {len(left)} to be measured{''.join(f'; {key}' for _, key in left)}")
+        return 0 if options.plan else super().run(options, console)
 
-    def report(self, results: Results, recipe: Recipe, asked: Sequence[str]) -> str:
-        """The tables that are whole, and those that are asked for as far as they are measured."""
-        commands = "".join(f"    {each}\n" for each in dict.fromkeys(run["command"] for run in results.settings))
-        sections = [part.markdown(results, recipe, partial=name in asked) for name, part in self.parts.items()]
-        return "\n".join([f"# {self.about}\n\n{commands}", *filter(None, sections)])
-
-    def _left(self, recipe: Recipe, asked: Sequence[str], target: str, results: Results) -> list[Job]:
-        """The jobs of a target that are not done yet; one that several parts are made of is there once."""
-        jobs = {
-            (job.kind, job.key): job for name in asked for its, job in self.parts[name].jobs(recipe) if its == target
+    def setting(self, options: argparse.Namespace) -> Row:
+        options.texts = _texts(self.recipe, options.data)
+        hashes = {
+            name: hashlib.sha256(json.dumps(its).encode()).hexdigest()[:12] for name, its in options.texts.items()
         }
-        return [job for (kind, key), job in jobs.items() if key not in results.of(kind)]
+        instead = sorted(f"{name}={Path(place).name}" for name, place in self.recipe.instead.items())
+        return asdict(self.recipe) | {"instead": instead, "hashes": hashes}
 
+    def measure(self, options: argparse.Namespace, results: Results, console: Console) -> None:
+        for target in options.target:
+            if jobs := self._left(target, results):
+                evaluation = Evaluation(self.recipe, target, options.texts, options.device, console)
+                for (kind, key), act in jobs.items():
+                    began = time.perf_counter()
+                    results.add(kind, key, act(evaluation))
+                    console.print(f"{kind}, {key}: {time.perf_counter() - began:.0f} s")
 
-def chosen(what: str, given: Sequence[str], known: Iterable[str]) -> list[str]:
-    """The names given; raises ConfigError for one that does not exist."""
-    for name in given:
-        if name not in known:
-            raise ConfigError(f"{what} {name!r} is not known; use some of {', '.join(known)}")
-    return list(given)
+    def page(self, results: Results) -> str:
+        """The tables that are whole, and those that are asked for as far as they are measured."""
+        parts = self.parts.items()
+        sections = (part.markdown(results, self.recipe, partial=name in self.asked) for name, part in parts)
+        return page_of(self.about, results, *sections)
+
+    def write(self, results: Results, stem: Path) -> None:
+        for name, part in self.parts.items():
+            part.draw(results, stem.with_name(f"{name}.png"))
+
+    def wrong(self, results: Results) -> bool:
+        return wrong(results.as_dict())
+
+    def _left(self, target: str, results: Results) -> dict[tuple[str, str], Callable[[Evaluation], Row]]:
+        """The jobs of a target that are not done yet; one that several parts are made of is there once."""
+        parts = (self.parts[name] for name in self.asked)
+        jobs = ((part.kind, job) for part in parts for job in part.jobs(self.recipe))
+        return {(kind, key): act for kind, (its, key, act) in jobs if its == target and key not in results.of(kind)}
 
 
 def wrong(found: Any) -> bool:
@@ -169,19 +155,6 @@ def wrong(found: Any) -> bool:
     if isinstance(found, dict):
         return found.get("identical") is False or any(map(wrong, found.values()))
     return isinstance(found, list) and any(map(wrong, found))
-
-
-def _begin(results: Results, recipe: Recipe, texts: Texts, words: str) -> None:
-    """Note the command; raises ConfigError where the file was made with another recipe."""
-    instead = sorted(f"{name}={Path(place).name}" for name, place in recipe.instead.items())
-    hashes = {name: hashlib.sha256(json.dumps(its).encode()).hexdigest()[:12] for name, its in texts.items()}
-    now: Row = json.loads(json.dumps(asdict(recipe) | {"instead": instead, "hashes": hashes}))
-    for setting in results.settings[:1]:
-        if different := [name for name in now if setting["recipe"].get(name) != now[name]]:
-            raise ConfigError(
-                f"--out has results of another {', '.join(different)}: give the same recipe, or another folder"
-            )
-    results.begin(words, now)
 
 
 def _instead(given: Sequence[str]) -> dict[str, str]:

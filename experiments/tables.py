@@ -5,7 +5,6 @@ A cell that several tables show is measured once.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,7 +12,7 @@ from functools import partial
 from experiments.evaluation import Evaluation, Method, Options, Row, learning_counts
 from experiments.recipe import Recipe
 from experiments.results import Results
-from experiments.study import Job
+from experiments.study import Measured
 from omnidraft.bench.output import markdown_table
 
 FIXED: Options = {"draft_length": 4}  # or the recipe's
@@ -26,7 +25,6 @@ RANKS = (8, 16, 32, 64, 128)
 GAMMAS = (0.3, 0.5, 0.7, 0.9)
 # an acceptance rate is of proposed target tokens, which are fewer where drafts merge: it says less than tokens a pass
 SHOWN = {"acceptance_rate": ".3f", "block_efficiency": ".3f", "speedup": ".2f"}
-LEARNED = SHOWN | {"training_s": ".1f"}
 HITS = SHOWN | {"ngram_hits": ".2f"}
 UNTRAINED, DISTILLED = Method(FIXED), Method(FIXED, ALONE)  # each has another name in Table 2
 METHODS: dict[str, Method] = {
@@ -50,8 +48,6 @@ METHODS: dict[str, Method] = {
     "interleaved": Method(BY_HEAD, {"trains": "interleaved"}),
     **{f"interleaved, γ = {g:g}": Method(BY_HEAD | {"threshold": round(1 - g, 3)}, {}) for g in GAMMAS},
     **{f"LoRA {rank}": Method(PAPER, HYBRID | {"rank": rank}, lora=True) for rank in RANKS},
-    # of the adaptation study, with exact verification
-    **{f"answers in order {order}": Method(FIXED, {}, order=order) for order in range(3)},
 }
 
 
@@ -75,8 +71,6 @@ def measured(evaluation: Evaluation, cell: Cell) -> Row:
     """Let a drafter learn as the method does, and answer the tests in turns with the target alone."""
     method = METHODS[cell.method]
     stream = evaluation.answers(cell.task, cell.temperature, subset=cell.subset)
-    if method.order:
-        random.Random(method.order).shuffle(stream)  # noqa: S311  an order, not a secret
     student = evaluation.student(method, evaluation.recipe.size(cell.task).threshold)
     student.learn_all(stream)
     ngrams = student.attached.cache.size
@@ -96,6 +90,7 @@ class Table:
     temperatures: Sequence[float] | None = None  # the recipe's
     subset: bool = False
     shows: Mapping[str, str] = field(default_factory=lambda: SHOWN)
+    kind: str = "cells"
 
     def cells(self, recipe: Recipe) -> Iterator[Cell]:
         """The cells to be measured for it."""
@@ -106,10 +101,9 @@ class Table:
                     for method in self.methods:
                         yield Cell(target, task, method, temperature, few)
 
-    def jobs(self, recipe: Recipe) -> Iterator[tuple[str, Job]]:
-        """A job for each cell, with its target."""
-        for cell in self.cells(recipe):
-            yield cell.target, Job("cells", cell.key, partial(measured, cell=cell))
+    def jobs(self, recipe: Recipe) -> Measured:
+        """A job for each cell."""
+        return ((cell.target, cell.key, partial(measured, cell=cell)) for cell in self.cells(recipe))
 
     def markdown(self, results: Results, recipe: Recipe, *, partial: bool) -> str:
         """A line for each method and target, columns for tasks and temperatures; – where nothing is measured yet."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from omnidraft.bench.prompts import TASKS, Task, gsm8k_prompt, mbpp_prompt, own_prompt, read, rows_of, texts_of
+from omnidraft.bench.prompts import TASKS, Task, gsm8k_prompt, mbpp_prompt, own_prompt, read, rows_of
+from omnidraft.bench.prompts import texts_of as written
 from omnidraft.errors import ConfigError
 
 PROMPTS = Path(__file__).parent / "prompts"
@@ -44,15 +46,16 @@ def parts(task: str, data: Path | None, *, unseen: bool = False) -> tuple[list[s
     return [one for i, one in enumerate(found) if i % TEST_EVERY], found[::TEST_EVERY]
 
 
-def mbpp_training(data: Path | None) -> list[str]:
-    """The prompts of MBPP's own training split, in their order."""
-    return _prompts(
-        "mbpp", TASKS["mbpp"], data, lambda r: _any_mbpp(r) if r["task_id"] in MBPP_TRAINING else None, "train"
-    )
+def texts_of(task: str, data: Path | None, count: int) -> list[str]:
+    """The first prompts of a task: those of `code` are of MBPP's test split and HumanEval, in turns."""
+    if task == "code":
+        both = zip(*(read(part, data, count) for part in ("mbpp", "humaneval")), strict=False)
+        return list(itertools.chain.from_iterable(both))[:count]
+    return read(task if task in TASKS else PROMPTS / f"{task}.jsonl", data, count)
 
 
 def _prompts(name: str, task: Task, data: Path | None, write: Write, *splits: str) -> list[str]:
-    return list(texts_of(rows_of(task, name, data, *splits), write))
+    return list(written(rows_of(task, name, data, *splits), write))
 
 
 def _any_mbpp(row: dict[str, Any]) -> str:

@@ -14,18 +14,14 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ClassVar
 
 from rich.console import Console
 
-from experiments.command import parser, run
-from experiments.real import shown, texts_of
-from experiments.results import Results, Row, page_of
-from experiments.tasks import PROMPTS
+from experiments.results import Results, Row
+from experiments.runner import Experiment, Size, shown
+from experiments.tasks import texts_of
 from omnidraft import zoo
-from omnidraft.bench.environment import command
-from omnidraft.bench.output import writing
-from omnidraft.bench.prompts import read
 from omnidraft.cli import flags
 from omnidraft.models.loading import load_model
 from omnidraft.models.tensors import in_8_bits
@@ -74,11 +70,7 @@ def speculation(method: str, options: argparse.Namespace) -> dict[str, Any] | No
     if method == "n-gram":
         return {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 2, **count}
     if method == SHARED:
-        return {
-            "method": "draft_model",
-            "model": str(options.plain),
-            "use_heterogeneous_vocab": True,
-        } | count
+        return {"method": "draft_model", "model": str(options.plain), "use_heterogeneous_vocab": True} | count
     return {"method": "custom_class", "model": "omnidraft.vllm.Proposer", **count} if method == OURS else None
 
 
@@ -87,7 +79,7 @@ class Engine:
 
     def __init__(self, method: str, options: argparse.Namespace) -> None:
         vllm = import_module("vllm")
-        self._parameters = vllm.SamplingParams(temperature=options.temperature, seed=0, max_tokens=options.new_tokens)
+        self._parameters = vllm.SamplingParams(temperature=0.0, max_tokens=options.new_tokens)
         self._lm = vllm.LLM(
             str(options.target),
             dtype=options.dtype,
@@ -96,7 +88,7 @@ class Engine:
             enable_prefix_caching=False,
             disable_log_stats=False,
             speculative_config=speculation(method, options),
-            additional_config={"omnidraft": {"drafter": options.drafter, "draft_length": options.draft_length}},
+            additional_config={"omnidraft": {"drafter": options.drafter}},
         )
         # a later engine takes these names over; the counters of this one go on counting
         named = import_module("prometheus_client").REGISTRY._names_to_collectors  # noqa: SLF001  the only way
@@ -155,80 +147,66 @@ def row_of(method: str, batch: int, runs: Sequence[Run], base: Sequence[Run], op
         "acceptance_rate": accepted / proposed if proposed else None,
         "tokens_per_step": tokens / (tokens - accepted),
         "draft_tokens": proposed,
-        "identical": sum(mine == theirs for mine, theirs in pairs) if options.temperature == 0 else None,
+        "identical": sum(mine == theirs for mine, theirs in pairs),
         "prompts": len(pairs),
     }
 
 
-def measure(options: argparse.Namespace, console: Console) -> int:
-    """Measure all methods in turns; 1 where a greedy answer in float32 is not that of vLLM alone."""
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(MEMORY_GB))
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    batches = options.batch or list(BATCHES[:1] if options.quick else BATCHES)
-    count = options.prompts or (2 if options.quick else 16)
-    texts = list(read(PROMPTS / "instructions.jsonl", None, count))
-    if options.data is not None:
-        texts = [text for name in ("instructions", "gsm8k", "code") for text in texts_of(name, options.data, count)][
-            :count
-        ]
-    results = Results(options.out and options.out.with_name(options.out.name + ".jsonl"), "vllm")
-    results.begin(command(options.words), {"length": options.length, "new_tokens": options.new_tokens})
-    methods = (BASELINE, *(options.method or METHODS[1:]))
-    engines = {}
-    with TemporaryDirectory() as folder:
-        options.plain = plain(options.drafter, Path(folder))
-        for method in methods:
-            console.print(f"starting {method}")
-            engines[method] = Engine(method, options)
-            engines[method].answer(texts[:1], 1)  # what is compiled at first
-    for batch in batches:
-        runs: dict[str, list[Run]] = {method: [] for method in methods}
-        for _ in range(LAPS):
-            for method, engine in engines.items():
-                runs[method].append(engine.answer(texts, batch))
-        for method in methods:
-            row = row_of(method, batch, runs[method], runs[BASELINE], options)
-            results.add("rows", f"{row['target']}|{options.dtype}|{method}|{batch}|{options.temperature:g}", row)
-        console.print(f"batch {batch} is done")
-    page = page_of("Inside vLLM", results, COLUMNS, "batch", 3)
-    if options.out is not None:
-        with writing(options.out):
-            options.out.with_name(options.out.name + ".md").write_text(page, encoding="utf-8")
-    print(page, end="")
-    rows = results.of("rows").values()
-    return int(any(row["dtype"] == "float32" and (row["identical"] or 0) < row["prompts"] for row in rows))
+class Vllm(Experiment):
+    """Drafting inside vLLM."""
+
+    name = "vllm"
+    about = "Drafting inside vLLM, beside vLLM alone and with its own ways to draft."
+    examples = ("--target FOLDER --quick", "--target FOLDER --dtype bfloat16 --data DIR --out results/vllm")
+    sizes: ClassVar = {
+        "batch": Size(BATCHES, BATCHES[:1], "requests at a time, repeatable"),
+        "prompts": Size(16, 2, "prompts"),
+        "length": Size(4, 4, "draft tokens at most"),
+        "new_tokens": Size(64, 64, "maximum tokens of an answer"),
+    }
+    title, columns, first, places = "Inside vLLM", COLUMNS, "batch", 3
+
+    def add_options(self, to: flags.CommandParser) -> None:
+        to.add_argument("--target", required=True, type=Path, metavar="FOLDER", help="of a chat model")
+        about = "a folder or zoo:NAME (default: %(default)s)"
+        to.add_argument("--drafter", default="zoo:general", metavar="MODEL", help=about)
+        to.add_argument("--dtype", default="float32", metavar="NAME", help="of vLLM (default: %(default)s)")
+        to.add_argument(
+            "--data", type=Path, metavar="DIR", help="the folder of the tasks (default: instructions alone)"
+        )
+        to.add_argument("--method", action="append", choices=METHODS[1:], help="beside vLLM alone (default: all)")
+
+    def measure(self, options: argparse.Namespace, results: Results, console: Console) -> None:
+        """Measure all methods in turns."""
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(MEMORY_GB))
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        tasks = ("instructions", "gsm8k", "code") if options.data is not None else ("instructions",)
+        texts = [text for name in tasks for text in texts_of(name, options.data, options.prompts)][: options.prompts]
+        methods = (BASELINE, *(options.method or METHODS[1:]))
+        engines = {}
+        with TemporaryDirectory() as folder:
+            options.plain = plain(options.drafter, Path(folder))
+            for method in methods:
+                console.print(f"starting {method}")
+                engines[method] = Engine(method, options)
+                engines[method].answer(texts[:1], 1)  # what is compiled at first
+        for batch in options.batch:
+            runs: dict[str, list[Run]] = {method: [] for method in methods}
+            for _ in range(LAPS):
+                for method, engine in engines.items():
+                    runs[method].append(engine.answer(texts, batch))
+            for method in methods:
+                row = row_of(method, batch, runs[method], runs[BASELINE], options)
+                results.add("rows", f"{row['target']}|{options.dtype}|{method}|{batch}", row)
+            console.print(f"batch {batch} is done")
+
+    def wrong(self, results: Results) -> bool:
+        """Whether a greedy answer in float32 is not that of vLLM alone."""
+        rows = results.of("rows").values()
+        return any(row["dtype"] == "float32" and row["identical"] < row["prompts"] for row in rows)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare ways to draft inside vLLM, and return the exit code."""
-    made = parser(
-        "vllm",
-        "Drafting inside vLLM, beside vLLM alone and with its own ways to draft.",
-        "--target FOLDER --quick",
-        "--target FOLDER --dtype bfloat16 --data DIR --out results/vllm",
-    )
-    made.add_argument("--target", required=True, type=Path, metavar="FOLDER", help="of a chat model")
-    made.add_argument(
-        "--drafter", default="zoo:general", metavar="MODEL", help="a folder or zoo:NAME (default: %(default)s)"
-    )
-    made.add_argument("--dtype", default="float32", metavar="NAME", help="of vLLM (default: %(default)s)")
-    made.add_argument("--data", type=Path, metavar="DIR", help="the folder of the tasks (default: instructions alone)")
-    made.add_argument("--method", action="append", choices=METHODS[1:], help="beside vLLM alone (default: all)")
-    made.add_argument("--batch", action="append", type=flags.at_least(1), metavar="N", help="(default: 1, 4, 8)")
-    made.add_argument(
-        "--length", type=flags.at_least(1), default=4, metavar="N", help="draft tokens at most (default: 4)"
-    )
-    made.add_argument(
-        "--draft-length", default="goodput", type=flags.number, metavar="NAME|N", help="of ours (default: goodput)"
-    )
-    made.add_argument("--temperature", type=float, default=0.0, metavar="X", help="of sampling (default: 0)")
-    made.add_argument("--prompts", type=flags.at_least(1), metavar="N", help="(default: 16, 2 with --quick)")
-    made.add_argument(
-        "--new-tokens", type=flags.at_least(1), default=64, metavar="N", help="of an answer (default: 64)"
-    )
-    made.add_argument("--out", type=Path, metavar="STEM", help="write STEM.jsonl and STEM.md")
-    return run(made, measure, arguments)
-
+main = Vllm().main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -14,7 +14,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 PAGE, RESULTS = ROOT / "docs" / "serve.md", ROOT / "results" / "serve.jsonl"
 BEGIN, END = "<!-- load: made by tools/write_load_docs.py -->", "<!-- end of load -->"
-NAMES = {"drafts": "with drafts", "no drafts": "without", "generate": "`generate`"}
+NAMES = {"drafts": "with drafts", "no drafts": "without"}
 Row = dict[str, Any]
 
 
@@ -30,13 +30,13 @@ def _load(rows: list[Row]) -> str:
     for target, method in dict.fromkeys((row["target"], row["method"]) for row in rows):
         own = {row["clients"]: row for row in rows if (row["target"], row["method"]) == (target, method)}
         most = own[max(own)]
-        said = sum(row["identical"] or 0 for row in own.values()), sum(row["answers"] for row in own.values())
+        said = sum(row["identical"] for row in own.values()), sum(row["answers"] for row in own.values())
         lines.append([
             target, NAMES[method],
             *(f"{own[count]['tokens_per_s']:.1f}" if count in own else "–" for count in counts),
             f"{own[8]['tokens_per_s'] / own[1]['tokens_per_s']:.2f}x" if {1, 8} <= own.keys() else "–",
             f"{most['first_p50_s']:.1f} and {most['first_p95_s']:.1f} s", f"{most['rss_end_mb']:.0f} MB",
-            f"{said[0]} of {said[1]}" if method != "generate" else "–",
+            f"{said[0]} of {said[1]}",
         ])  # fmt: skip
     heads = ["target", "", *(f"{count} clients" if count > 1 else "1 client" for count in counts), "8 over 1"]
     heads += ["first text with the most clients, median and 95th percentile", "memory then", "answers as alone"]

@@ -2,6 +2,6 @@
 
 import sys
 
-from experiments.client_cases.table import CLIENTS
+from experiments.client_cases import CLIENTS
 
-CLIENTS[sys.argv[1]].cases[sys.argv[2]](sys.argv[3])
+CLIENTS[sys.argv[1]](sys.argv[3]).run(sys.argv[2])

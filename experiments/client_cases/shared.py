@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 MODEL, KEY = "echo", "none"
-PLACE = {"city": "Paris", "days": [1, 2]}
-ARGUMENTS = {"place": PLACE, "unit": "celsius"}
+UNITS = ("celsius", "fahrenheit")
+ARGUMENTS = {"place": {"city": "Paris", "days": [1, 2]}, "unit": "celsius"}
 CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {json.dumps(ARGUMENTS)}}}\n</tool_call>'
 SAY = f"SAY Let me see.\n{CALL}"
+THINK = SAY.replace("SAY ", "SAY <think>Hm.</think>")
+FORM = f"SAY {json.dumps(ARGUMENTS)}"
 RESULT = "21 degrees"
 SAID = f"The function says {RESULT}"
 SCHEMA: dict[str, Any] = {
@@ -24,35 +24,34 @@ SCHEMA: dict[str, Any] = {
             "additionalProperties": False,
         }
     },
-    "properties": {"place": {"$ref": "#/$defs/Place"}, "unit": {"enum": ["celsius", "fahrenheit"]}},
+    "properties": {"place": {"$ref": "#/$defs/Place"}, "unit": {"enum": list(UNITS)}},
     "required": ["place", "unit"],
     "additionalProperties": False,
 }
 FUNCTION = {"name": "get_weather", "description": "The weather of a place", "parameters": SCHEMA}
-Case = Callable[[str], None]
+COLUMNS = {  # and the method that tries it
+    "chat": "chat", "stream": "stream", "tools": "tools", "nested types": "nested", "strict": "strict",
+    "a form": "form", "whole message back": "back",
+}  # fmt: skip
 
 
-@dataclass(frozen=True)
 class Client:
-    """A library: its package, how it is set up in two lines, and what is tried with it."""
+    """A library: its package, how it is set up in two lines, and for each case that it has a form for a method."""
 
     package: str
     setup: str
-    cases: dict[str, Case] = field(default_factory=dict)
 
-    def case(self, name: str) -> Callable[[Case], Case]:
-        """Add a case."""
+    def __init__(self, url: str) -> None:
+        self.url = url
 
-        def add(case: Case) -> Case:
-            self.cases[name] = case
-            return case
+    @classmethod
+    def cases(cls) -> list[str]:
+        """The columns that can be tried with it."""
+        return [name for name, method in COLUMNS.items() if hasattr(cls, method)]
 
-        return add
-
-
-CHAT, STREAM, TOOLS = "chat", "stream", "tools"
-NESTED, STRICT, FORM, BACK = "nested types", "strict", "a form", "whole message back"
-COLUMNS = (CHAT, STREAM, TOOLS, NESTED, STRICT, FORM, BACK)
+    def run(self, case: str) -> None:
+        """Try a case, by its column."""
+        getattr(self, COLUMNS[case])()
 
 
 def same(found: Any, expected: Any) -> None:
@@ -80,10 +79,3 @@ def told(text: str) -> list[dict[str, str]]:
 def tools(*, strict: bool) -> list[dict[str, Any]]:
     """The function as a tool of a chat."""
     return [{"type": "function", "function": {**FUNCTION, "strict": strict}}]
-
-
-def openai_client(url: str) -> Any:
-    """OpenAI's own client."""
-    from openai import OpenAI
-
-    return OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0)

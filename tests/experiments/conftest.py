@@ -11,7 +11,6 @@ from rich.console import Console
 from experiments import recipe
 from experiments import tasks as parted
 from experiments.evaluation import Evaluation
-from experiments.recordings import Recordings
 from support.texts import QUESTIONS
 
 SMALL = """
@@ -61,4 +60,4 @@ def evaluation(small: Path, tasks: Path) -> Evaluation:
     """The target of that recipe, loaded with its drafter."""
     found = recipe.read(small)
     texts = {name: parted.parts(name, tasks) for name in found.tasks}
-    return Evaluation(found, found.targets[0], texts, Recordings(None), "cpu", Console(quiet=True))
+    return Evaluation(found, found.targets[0], texts, "cpu", Console(quiet=True))

@@ -1,25 +1,16 @@
-"""The adaptation study: learning against the clock, beside a trainer, and where the task or target changes."""
+"""Losses compared, and drafters that learn where the task or target changes."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from experiments import adaptation, changes, figures, losses
+from experiments import adaptation, changes, figures
 from experiments.evaluation import Evaluation, Method
 from experiments.results import Results
 from omnidraft.distillation.trainer import Trainer
-
-
-@pytest.mark.parametrize(
-    ("learning", "expected"),
-    [([3.0, 2.0, 1.0, 1.0], 3), ([1.0, 1.0], 1), ([3.0, 2.0], None), ([2.0, 3.0, 1.0, 1.0], 3), ([1.0, 4.0], None)],
-)
-def test_crossover_is_where_learning_stays_ahead(learning: list[float], expected: int | None) -> None:
-    assert adaptation.crossover(learning, [2.0] * len(learning)) == expected
 
 
 def test_moving_block_efficiency() -> None:
@@ -27,16 +18,6 @@ def test_moving_block_efficiency() -> None:
     found = figures.moving(tokens, [2] * len(tokens))
     assert found[:3] == [2.0, 2.5, 2.0]
     assert found[-1] == 2.0, "the first answers are out of the window"
-
-
-def test_a_live_stream_is_learned_from(evaluation: Evaluation) -> None:
-    row = adaptation.live(evaluation)
-    assert row["identical"]
-    assert {len(seconds) for seconds in row["seconds"].values()} == {4}
-    total = {name: sum(seconds) for name, seconds in row["seconds"].items()}
-    assert row["speedup_learning"] == pytest.approx(total["plain"] / total["learning"], rel=1e-3)
-    before, after = row["block_efficiency"]
-    assert before != after, "four answers change the drafter of random weights"
 
 
 def test_a_target_comes_back_to_what_was_learned_for_it(evaluation: Evaluation) -> None:
@@ -58,8 +39,8 @@ def test_losses_are_judged_by_what_they_leave_of_the_drafter(
 
     monkeypatch.setattr(Trainer, "update", noted)
     some = ("none", "hybrid, λ = 0.2", "forward", "forward, then tv")
-    monkeypatch.setattr(losses, "LOSSES", {name: losses.LOSSES[name] for name in some})
-    found = losses.losses(evaluation, "gsm8k", 1.0)
+    monkeypatch.setattr(adaptation, "LOSSES", {name: adaptation.LOSSES[name] for name in some})
+    found = adaptation.losses(evaluation, "gsm8k", 1.0)
     assert [len(found["losses"][name]) for name in some] == [1, 3, 3, 3]
     assert all(0 < chance < 1 for its in found["losses"].values() for chance in its)
     assert len({tuple(its) for its in found["losses"].values()}) == len(some)
@@ -67,7 +48,7 @@ def test_losses_are_judged_by_what_they_leave_of_the_drafter(
     assert trained[trained.index("tv") - 1] == "forward", "the second half is learned by another loss"
     results = Results(None, "adaptation")
     results.add("losses", "x", found)
-    text = losses.LOSS_PART.markdown(results, evaluation.recipe, partial=True)
+    text = adaptation.PARTS["losses"].markdown(results, evaluation.recipe, partial=True)
     assert text.count(" ± 0.") == len(some) - 1
 
 
@@ -86,33 +67,9 @@ def test_chances_rise_with_what_is_learned(evaluation: Evaluation) -> None:
     assert sampled > before[1] + 0.05
 
 
-@pytest.mark.slow
-def test_replies_beside_a_trainer_in_the_background(evaluation: Evaluation) -> None:
-    found = adaptation.background(evaluation, pause_s=0.1)
-    assert found["prompts"] == 3
-    assert found["reply_time_ratio"] > 0 < found["slowest_ratio"]
-    assert found["acceptance_rate"].keys() == {"background", "inline"}
-
-
 def test_the_command(small: Path, tasks: Path, tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "results"
-    given = [
-        str(small),
-        "--data",
-        str(tasks),
-        "--quick",
-        "--out",
-        str(out),
-        "--parts",
-        "live,streams,losses,switch,targets",
-    ]
-    assert adaptation.main(given) == 0
-    result = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert {kind: len(rows) for kind, rows in result.items()} == {
-        "settings": 1, "live": 1, "cells": 8, "losses": 4, "switch": 1, "targets": 1,
-    }  # fmt: skip
-    text = (out / "adaptation.md").read_text(encoding="utf-8")
-    for title in ("Against the clock", "Before and after a stream", "## Losses", "before and after"):
-        assert title in text
-    assert {path.name for path in out.glob("*.png")} == {"live.png", "switch.png", "targets.png"}
+    assert adaptation.main([str(small), "--data", str(tasks), "--quick", "--out", str(out)]) == 0
+    assert "\n## Losses\n" in capsys.readouterr().out
+    assert len(Results(out / "adaptation.jsonl", "adaptation").of("losses")) == 4
     assert not (home / "profiles").exists()

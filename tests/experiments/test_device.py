@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
 import pytest
 
 from experiments import device
+from experiments.apart import Apart
 from experiments.judging import Text, quality
 from experiments.results import Results, Row
 from omnidraft.bench import llama
+from omnidraft.errors import ModelError
 from support.compilers import needs_the_8_bit_step
 from support.gguf_files import small_model, write
 from support.table_models import TableModel
+
+OTHER = """
+import os
+
+class Other:
+    def __init__(self, path, *, n_ctx, n_threads, verbose):
+        self.said = [n_ctx, n_threads, verbose, os.getpid()]
+
+    def generate(self, tokens, *, max_tokens, temperature):
+        return [len(tokens), *self.said, temperature][:max_tokens]
+"""
 
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path))
-    monkeypatch.setattr(device, "QUICK", device.Sizes(prompts=1, new_tokens=8, repeats=2, passes=1, texts=2))
+    (tmp_path / "other_library.py").write_text(OTHER, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
     return write(tmp_path / "small.gguf", small_model())
 
 
@@ -31,16 +46,17 @@ def test_a_quick_run_without_the_extra(
     monkeypatch.setattr(llama, "llama_module", lambda: None)
     out = file.with_name("device.jsonl")
     words = ["--target", str(file), "--drafter", str(drafter), "--data", str(tasks), "--quick"]
-    words += ["--out", str(out.with_suffix(""))]
+    words += ["--prompts", "1", "--new-tokens", "8", "--repeats", "2", "--passes", "1", "--texts", "2"]
+    words += ["--out", str(out.with_suffix("")), "--also", "other_library:Other"]
     assert device.main(words) == 0
     said = capsys.readouterr()
     assert "llama.cpp is left out, as it is not installed: pip install 'omnidraft[llama-cpp]'\n" in said.err
     assert said.out == out.with_suffix(".md").read_text(encoding="utf-8")
     assert re.search(r"\nsmall.gguf: 8 bits, drafted [\d.]+ tokens/s, [\d.]+x generate\n$", said.out)
     rows = device.rows_of(Results(out, "device"))
-    assert [row["method"] for row in rows] == ["generate", "8 bits", "8 bits, drafted", "8 bits, model"]
+    assert [row["method"] for row in rows] == [*device.METHODS[:4], "other_library:Other"]
     assert said.out.count("\n| small.gguf | ") == len(rows)
-    assert [row["identical"] for row in rows] == [None, None, 4, 4], "two prompts, twice"
+    assert [row["identical"] for row in rows] == [None, None, 4, 4, None], "two prompts, twice"
     assert (rows[0]["agreement"], rows[2]["agreement"], rows[1]["step_ms"] > 0) == (1, None, True)
     lines = out.read_text(encoding="utf-8").splitlines(keepends=True)
     out.write_text("".join(lines[:4]), encoding="utf-8")  # cut off after three answers
@@ -50,6 +66,18 @@ def test_a_quick_run_without_the_extra(
     for wrong, error in (([*words, "--prompts", "2"], "other settings"), (["--target", str(drafter)], "no GGUF file")):
         assert device.main(wrong) == 2
         assert error in capsys.readouterr().err
+
+
+def test_another_library_has_a_process_of_its_own(file: Path) -> None:
+    other = Apart("other_library:Other", file, 64, 2)
+    other.begin([5, 6, 7], 100, 0)
+    assert not other.advance(100)
+    length, room, threads, verbose, process, temperature = other.end().tokens
+    assert (length, room, threads, verbose, temperature) == (3, 64, 2, False, 0)
+    assert process != os.getpid()
+    for name in ("other_library:None", "no_library:Other", "other_library", ""):
+        with pytest.raises(ModelError, match="is no class that is installed"):
+            Apart(name, file, 64, 2)
 
 
 def test_perplexity_is_that_of_the_tokens_judged() -> None:
@@ -70,6 +98,6 @@ def test_rows_are_medians_of_repeats_and_the_summary_compares() -> None:
         results.add("models", f"m|{name}", {"precision": name, "step_ms": 1.25, "threads": 2})
     rows = device.rows_of(results)
     assert [rows[1][name] for name in ("tokens_per_s", "chat", "identical", "answers")] == [4, 4, 4, 6]
-    page = device.markdown(results, rows).partition("left out")[0]
+    page = device.Device().page(results).partition("left out")[0]
     assert "| m | llama.cpp | llama.cpp | 2 | 8.00 |" in page
     assert page.endswith("m: 8 bits, drafted 4.0 tokens/s, 3.00x generate, 0.50x llama.cpp\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
@@ -21,9 +20,7 @@ KEYS = {
 
 
 @pytest.mark.usefixtures("home")
-def test_the_file_loads_and_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_file_loads_and_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needs_the_8_bit_step()
     for name, value in {"HIDDEN": 256, "INNER": 512, "LAYERS": 2, "HEADS": 2, "KEY_HEADS": 1, "POOL": 4096}.items():
         monkeypatch.setattr(large, name, value)
@@ -34,8 +31,7 @@ def test_the_file_loads_and_is_measured(
     tensors = read_header(path).tensors
     raw = np.fromfile(path, np.uint8)[tensors["blk.1.ffn_down.weight"].start :][:144]
     assert raw[:4].view(np.float16).tolist() == [large.SMALL, large.SMALL]
-    words = ["--way", "omnidraft", "--tokenizer", str(path), "--threads", "1", "--passes", "1"]
-    assert large.main(words) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert list(found) == ["load_s", "step_ms", "verify5", "peak_gb"]
+    found = large.measured("omnidraft", path, 1, 1)
+    assert found.pop("program") == "omnidraft"
+    assert list(found) == list(large.COLUMNS[1:])
     assert all(math.isfinite(value) and value > 0 for value in found.values())

@@ -9,13 +9,8 @@ from typing import Any
 
 import pytest
 
-from experiments import real, retrieval
+from experiments import retrieval
 from omnidraft.bench.prompts import MBPP_TEST
-
-
-@pytest.fixture(autouse=True)
-def _sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(real, "QUICK", real.Sizes(prompts=1, new_tokens=6, stream=0))
 
 
 @pytest.fixture
@@ -35,7 +30,7 @@ def codes(tmp_path: Path) -> Path:
 
 
 def test_edits_are_made_of_solutions_in_turns(codes: Path) -> None:
-    found = retrieval.Copying.texts("edits", codes, 3)
+    found = retrieval.Retrieval().texts("edits", codes, 3)
     assert [str(text).split("\n\n", 1)[1] for text in found] == [
         "```python\ndef f11():\n    return 1\n```",
         "```python\ndef g1():\n    return 2\n```",
@@ -46,18 +41,17 @@ def test_edits_are_made_of_solutions_in_turns(codes: Path) -> None:
 
 def test_texts_are_asked_about_in_other_words() -> None:
     for task, order in (("quotes", retrieval.QUOTES), ("passages", retrieval.PASSAGE)):
-        found = retrieval.Copying.texts(task, None, 100)
+        found = retrieval.Retrieval().texts(task, None, 100)
         assert len(found) >= 10
         assert all(str(text).startswith(order) and retrieval.SUMMARIZE not in text for text in found)
 
 
-def test_a_quick_run(
-    target: Path, drafter: Path, codes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_quick_run(target: Path, drafter: Path, codes: Path, tmp_path: Path) -> None:
     chat = tmp_path / "chat"
     shutil.copytree(target, chat)
     (chat / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }} {% endfor %}", encoding="utf-8")
     words = ["--target", str(chat), "--drafter", str(drafter), "--data", str(codes), "--quick", "--dtype", "float32"]
+    words += ["--prompts", "1", "--new-tokens", "6"]
     out = tmp_path / "retrieval"
     assert retrieval.main([*words, "--task", "edits", "--task", "conversation", "--out", str(out)]) == 0
     lines = map(json.loads, out.with_name("retrieval.jsonl").read_text(encoding="utf-8").splitlines())
@@ -72,19 +66,3 @@ def test_a_quick_run(
         prompts = 1 if row["task"] == "edits" else len(retrieval.TURNS)
         assert row["prompts"] == prompts
         assert row["identical"] == (None if row["temperature"] else prompts)
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert "temperature 0, conversation " in last
-    assert "temperature 1, copying " in last
-
-
-def test_the_summary_compares_both_with_the_better_one() -> None:
-    def row(task: str, method: str, speedup: float) -> dict[str, Any]:
-        return {"target": "t", "task": task, "temperature": 0.0, "method": method, "speedup": speedup}
-
-    rows = [
-        *(row("edits", name, speed) for name, speed in {"auto": 2.0, "model": 1.0, "retrieval": 1.6}.items()),
-        *(row("quotes", name, speed) for name, speed in {"auto": 1.8, "model": 1.2, "retrieval": 0.9}.items()),
-        row("edits", "lookup", 1.0),
-        row("quotes", "lookup", 0.5),
-    ]
-    assert retrieval.Copying.summary(rows).endswith(": t, temperature 0, copying 1.36, over lookup 2.68")

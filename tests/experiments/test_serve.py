@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from experiments import serve
-from experiments.serve_ways import Reply
+from experiments.serve import Reply
 
 
 @pytest.mark.slow
@@ -23,10 +23,10 @@ def test_a_quick_run(target: Path, drafter: Path, tmp_path: Path, capsys: pytest
     lines = [json.loads(line) for line in (tmp_path / "serve.jsonl").read_text(encoding="utf-8").splitlines()]
     rows = [line for line in lines if line["kind"] == "rows"]
     ways = [(row["method"], row["clients"]) for row in rows]
-    assert ways == [("drafts", 1), ("drafts", 2), ("no drafts", 1), ("no drafts", 2), ("generate", 1)]
+    assert ways == [("drafts", 1), ("drafts", 2), ("no drafts", 1), ("no drafts", 2)]
     for row in rows:
         assert row["answers"] >= row["clients"]
-        assert row["identical"] == (None if row["method"] == "generate" else row["answers"])
+        assert row["identical"] == row["answers"]
         assert row["lost"] == 0
         assert 0 < row["first_p50_s"] <= row["first_p95_s"]
         assert row["tokens_per_s"] > 0
@@ -41,7 +41,7 @@ def test_a_quick_run(target: Path, drafter: Path, tmp_path: Path, capsys: pytest
     assert "| chat | drafts |" in (tmp_path / "serve.md").read_text(encoding="utf-8")
     capsys.readouterr()
     assert serve.main([*words, "--out", str(out)]) == 0  # all is there
-    assert "| chat | generate |" in capsys.readouterr().out
+    assert "| chat | no drafts |" in capsys.readouterr().out
 
 
 def test_an_answer_that_differs_is_counted() -> None:

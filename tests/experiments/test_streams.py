@@ -16,7 +16,7 @@ import torch
 from experiments import stream_prompts, streams
 from experiments.results import Results, Row
 from experiments.stream_prompts import STREAMS, prompts
-from experiments.stream_report import markdown, parts, picture
+from experiments.stream_report import parts, picture
 from experiments.tasks import PROMPTS
 from omnidraft.api import OmniDraft
 from omnidraft.bench.compare import Question
@@ -112,9 +112,9 @@ def test_training_prompts_of_both_tasks(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def words(target: Path, drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setattr(streams, "QUICK", streams.Sizes(prompts=9, new_tokens=6, edit_tokens=6))
+def words(target: Path, drafter: Path, tmp_path: Path) -> list[str]:
     given = ["--target", str(target), "--drafter", str(drafter), "--dtype", "float32", "--quick"]
+    given += ["--prompts", "9", "--new-tokens", "6"]
     return [*given, "--streams", "chinese", "--out", str(tmp_path / "streams")]
 
 
@@ -271,7 +271,7 @@ def _results(count: int) -> Results:
 
 
 def test_a_page_has_sums_of_parts_and_ratios() -> None:
-    page = markdown(_results(9))
+    page = streams.Streams().page(_results(9))
     assert "| m | json | 0 | first third | 2.33 | 2.33 | 1.00 |\n" in page, "(8 + 12 + 8) / 12"
     assert "| m | json | 0 | last third | 2.33 | 4.66 | 2.00 |\n" in page
     assert "| m | json | 0 | first 9 | 4.88 | 2.44 | 0.50 |\n" in page, "learning is in the time"

@@ -65,7 +65,7 @@ def test_commands_of_benchmarks_are_understood(monkeypatch: pytest.MonkeyPatch) 
 
     for name in ("_compare", "_exactness"):
         monkeypatch.setattr(bench, name, note)
-    monkeypatch.setattr(Study, "measure", lambda _self, options, console: note(options, console))
+    monkeypatch.setattr(Study, "run", lambda _self, options, console: note(options, console))
     for program, *words in commands(BENCHMARKS):
         assert (main(words) if program == "omnidraft" else import_module(words[1]).main(words[2:])) == 0
     studies = [f"experiments.{name}" for name in ("adaptation", "paper")]
