@@ -18,7 +18,6 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 import omnidraft
 from omnidraft import zoo
 from omnidraft.alignment.spelling_table import build_table
-from omnidraft.cli import inspect
 from omnidraft.cli import main as cli
 from omnidraft.draft_length import cost_model
 from omnidraft.draft_length.cost_model import CostModel, PassTimes
@@ -27,7 +26,6 @@ from omnidraft.inspection import report
 from omnidraft.inspection.break_even import break_evens
 from omnidraft.inspection.models import Language, memory, read_model
 from omnidraft.inspection.report import Inspection, inspect_pair
-from omnidraft.inspection.texts import samples
 from omnidraft.models.language_model import NO_LIMIT, LanguageModel
 from omnidraft.models.loading import load_model
 from omnidraft.models.transformers_model import TransformersModel, cache_argument
@@ -35,7 +33,7 @@ from support import gguf_files
 from support.command_line import one_error
 from support.hybrids import hybrid
 from support.models import save_model
-from support.project_files import real_tokenizer, shared
+from support.project_files import shared
 from support.small_tokenizers import byte_level, sentencepiece, wrap
 
 Captured = pytest.CaptureFixture[str]
@@ -44,8 +42,7 @@ pytestmark = pytest.mark.usefixtures("home")
 
 def look(target: object, drafter: object, **options: Any) -> Inspection:
     said: list[str] = []
-    samples = {"a": "hello world", "b": "the été"}
-    return inspect_pair(str(target), str(drafter), samples, say=said.append, warn=said.append, **options)
+    return inspect_pair(str(target), str(drafter), say=said.append, warn=said.append, **options)
 
 
 def run(*arguments: object) -> int:
@@ -171,7 +168,7 @@ def test_no_weights_are_read_unless_steps_are_timed(tmp_path: Path, drafter: Pat
     assert found["target"]["memory"]["parameters"] > 0
     found = as_json(capsys, target, "--drafter", drafter, "--time", code=1)
     assert (found["works"], found["reason"]) == (False, str(error.value))
-    assert found["spellings"]["spelled"] == found["target"]["vocabulary"]["size"]
+    assert found["spellings"]["spelled"] > 0
     assert found["break_even"] is None
 
 
@@ -181,12 +178,10 @@ def test_steps_are_timed(target: Path, drafter: Path, capsys: Captured, monkeypa
     assert found["works"]
     assert set(found["steps"]["target"]) == {"1", "2", "3", "5", "9"}
     assert min(*found["steps"]["target"].values(), found["steps"]["drafter"]) > 0
-    rows = {(one["text"], one["length"]): one for one in found["break_even"]}
-    ratios = {None: 1.0, **{text["name"]: text["ratio"] for text in found["texts"]}}
-    assert rows.keys() == {(text, length) for text in ratios for length in (1, 2, 4, 8)}
+    assert [one["length"] for one in found["break_even"]] == [1, 2, 4, 8]
     times = {int(size): seconds for size, seconds in found["steps"]["target"].items()}
     costs = CostModel.profiled(PassTimes(**{**found["steps"], "target": times}))
-    assert found["break_even"] == [asdict(one) for one in break_evens(costs, ratios)]
+    assert found["break_even"] == [asdict(one) for one in break_evens(costs)]
     assert run(target, "--drafter", drafter, "--time") == 0
     out, _ = capsys.readouterr()
     assert "break-even" in out
@@ -287,7 +282,9 @@ def test_two_folders_with_a_tokenizer_alone(tmp_path: Path, capsys: Captured) ->
     assert found["works"]
     assert found["unchecked"] == ["one", "two"]
     assert found["target"]["memory"] is found["drafter"]["memory"] is None
-    assert found["target"]["vocabulary"]["size"] == found["spellings"]["spelled"] == byte_level().get_vocab_size()
+    # of the special tokens, the end of text alone is spelled
+    assert found["target"]["vocabulary"]["size"] - 2 == found["spellings"]["spelled"]
+    assert found["target"]["vocabulary"]["size"] == byte_level().get_vocab_size()
     assert run(target, "--drafter", drafter) == 0
     out, _ = capsys.readouterr()
     assert out.startswith(
@@ -303,20 +300,12 @@ def test_the_object_has_all_that_is_printed(capsys: Captured) -> None:
     name = zoo.TARGET
     found = as_json(capsys, name)
     assert found["drafter"]["name"] == "drafter"
-    assert [text["name"] for text in found["texts"]] == list(samples())
     assert run(name) == 0
     out, _ = capsys.readouterr()
     spelled, vocabularies = found["spellings"], [found[role]["vocabulary"] for role in ("target", "drafter")]
     counts = [*(vocabulary["size"] for vocabulary in vocabularies), spelled["byte_matches"], spelled["spelled"]]
     for count in [*counts, spelled["ngrams"], spelled["overlong"], spelled["nodes"]]:
         assert f" {count:,} " in out
-    for text in found["texts"]:
-        row = next(line for line in out.splitlines() if line.startswith(f"│ {text['name']} "))
-        cells = [cell.strip() for cell in row.strip("│").split("│")]
-        tokens, drafted = text["target_tokens"], text["drafter_tokens"]
-        shares = [text["ngrams"] / tokens, text["missed"] / tokens, text["spelled_tokens"] / drafted - 1]
-        ratio = f"{text['ratio']:.2f}"
-        assert cells == [text["name"], str(tokens), *(f"{100 * share:.1f} %" for share in shares), ratio]
     for end in vocabularies[0]["eos"]:
         assert f"{end['text']} ({end['id']})" in out
     if found["target"]["step"]["how"] == "native":  # there is a compiler
@@ -351,7 +340,7 @@ def test_hundreds_of_special_tokens_are_shortened(tmp_path: Path, capsys: Captur
     drafter = only_tokenizer(tmp_path / "drafter", sentencepiece())
     assert run(target, "--drafter", drafter) == 0
     out, _ = capsys.readouterr()
-    table = out[out.index("special tokens of the target") : out.index("texts in the tokens")]
+    table = out[out.index("special tokens of the target") :]
     assert "</s> (2)" in table
     assert table.count("<s> (1)") == 1, "and its own id in the target's vocabulary"
     assert "at its beginning" not in table, "its tokenizer puts nothing there"
@@ -374,39 +363,17 @@ def test_the_first_token_is_the_one_that_the_drafters_tokenizer_begins_with(
 # ------------------------------------------------------------ the command
 
 
-def test_a_text_of_ones_own(
-    target: Path, drafter: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "notes.txt"
-    path.write_bytes("\ufeffhello world\r\nthe été".encode())
-    (one,) = as_json(capsys, target, "--drafter", drafter, "--text", path)["texts"]
-    side = language(target)
-    assert one["name"] == "notes.txt"
-    assert one["target_tokens"] == len(side.speller.spell("hello world\r\nthe été".encode()) or ())
-    monkeypatch.setattr(inspect, "LONGEST", 5)
-    (one,) = as_json(capsys, target, "--drafter", drafter, "--text", path)["texts"]
-    assert one["name"] == "notes.txt (the first 5 characters)"
-    assert one["target_tokens"] == len(side.speller.spell(b"hello") or ())
-
-
 def test_mistakes_of_usage(tmp_path: Path, drafter: Path, capsys: Captured) -> None:
-    empty, binary = tmp_path / "empty.txt", tmp_path / "binary"
-    empty.touch()
-    binary.write_bytes(b"\xff\xfe\x00")
     alone = only_tokenizer(tmp_path / "alone", sentencepiece())
     mistakes: dict[tuple[object, ...], str] = {
         (): "TARGET",
         (drafter, "more"): "'more'",
-        (drafter, "--tex", "x"): "'--tex'",
-        (drafter, "--text", tmp_path / "none"): "cannot read",
-        (drafter, "--text", tmp_path): "cannot read",
-        (drafter, "--text", empty): "is empty",
-        (drafter, "--text", binary): "no text in UTF-8",
+        (drafter, "--tim"): "'--tim'",
         (tmp_path / "none",): "no folder that exists",
         (drafter, "--drafter", "a/b/c"): "'a/b/c'",
         ("zoo:nothing",): "zoo model 'nothing'",
         ("",): "no folder that exists",
-        (drafter, "--drafter", "none"): "inspect looks at two models",
+        (drafter, "--drafter", "none"): "inspect needs two models",
         (alone, "--drafter", drafter, "--time"): "alone has no config.json",
     }
     for arguments, part in mistakes.items():
@@ -442,16 +409,8 @@ def test_the_figures_of_two_published_tokenizers(capsys: Captured) -> None:
     assert found["works"]
     assert [found[role]["vocabulary"]["size"] for role in ("target", "drafter")] == [151_646, 32_000]
     counts = found["spellings"]
-    assert (counts["byte_matches"], counts["byte_matches_in_use"]) == (26_441, 26_438)
-    assert (counts["spelled"], counts["spelled_in_use"]) == (151_646, 151_644)
+    assert (counts["byte_matches"], counts["spelled"]) == (26_438, 151_644)
     assert (counts["unspelled"], counts["duplicates"], len(found["specials"])) == (0, 0, 3)
-    for text in found["texts"]:
-        # an ordinary text is what the tokenizers themselves make of it, but for a space before it
-        ids = real_tokenizer("qwen2")(samples()[text["name"]], add_special_tokens=False)["input_ids"]
-        assert text["target_tokens"] == len(ids)
-        assert 0 < text["ngrams"] < len(ids)
-        assert text["unspelled"] == 0
-    assert any(t["name"] == "Russian" and t["spelled_tokens"] > 1.1 * t["drafter_tokens"] for t in found["texts"])
 
 
 def test_the_keys_of_a_gguf_file_are_listed_and_a_cut_one_is_refused_as_load_refuses_it(

@@ -104,7 +104,6 @@ def report(model: str) -> dict[str, Any]:
         "target": {"name": model, "vocabulary": vocabulary, "memory": memory},
         "drafter": {"name": "drafter", "vocabulary": vocabulary, "memory": None},
         "spellings": {"byte_matches": 3458, "spelled": 6112, "unspelled": 0, "ngrams": 2746, "mean_length": 1.52},
-        "texts": [{"name": "English", "target_tokens": 104, "drafter_tokens": 127, "ratio": 0.8189}],
     }  # fmt: skip
 
 

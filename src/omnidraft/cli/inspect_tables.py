@@ -9,10 +9,9 @@ from rich.table import Table
 
 from omnidraft.cli.inspect_header import keys, sentence
 from omnidraft.draft_length.cost_model import PassTimes
-from omnidraft.inspection.break_even import LENGTHS
+from omnidraft.inspection.break_even import BreakEven
 from omnidraft.inspection.models import Memory
 from omnidraft.inspection.report import Inspection, Model
-from omnidraft.inspection.texts import TextFigures
 from omnidraft.inspection.vocabularies import Special, Spellings, Token, Vocabulary
 
 SHOWN = 4  # dropped special tokens that are named
@@ -33,20 +32,12 @@ def show(found: Inspection) -> None:
         title = "special tokens of the target"
         rows = _specials(found.specials or (), target, drafter)
         console.print(_table(title, ("token", "in the drafter's context"), rows, right=()))
-    if found.texts is not None:
-        console.print(_texts(found.texts))
-        console.print("n-grams: target tokens that take several drafter tokens")
-        console.print("differs: target tokens that the drafter's own tokenization does not propose")
-        console.print("longer: drafter tokens of the spellings, beyond those of the drafter's own tokenization")
-        console.print("ratio: target tokens per drafter token")
-    if found.steps is not None:
+    if found.steps is not None and found.break_even is not None:
         columns = (f"after {found.steps.context} tokens", "ms, median")
         console.print(_table("forward passes on this machine", columns, _steps(found.steps)))
-        console.print(_table("break-even", ("draft length", *map(str, LENGTHS)), _break_even(found)))
-        console.print(
-            "The acceptance of each draft token from which drafting pays, by the cost of the forward passes alone; "
-            "in brackets the speedup if everything is accepted."
-        )
+        lengths = (str(one.length) for one in found.break_even)
+        title = "break-even: the acceptance rate from which drafting pays"
+        console.print(_table(title, ("draft length", *lengths), _break_even(found.break_even)))
     for model in (found.target, found.drafter):
         if model.keys is not None:
             title = f"keys of {model.name}, architecture {model.keys.architecture}"
@@ -119,15 +110,13 @@ def _kv(memory: Memory) -> str:
 
 def _spellings(found: Spellings, target: Vocabulary, drafter: Vocabulary) -> Rows:
     ours, theirs = f"of the drafter's {drafter.size:,}", f"of the target's {target.size:,}"
-    unused, nameless = found.byte_matches - found.byte_matches_in_use, found.spelled - found.spelled_in_use
     examples = ", ".join(map(_token, found.unspelled_examples))
     counts: dict[str, tuple[int, str]] = {
         "byte matches": (
             found.byte_matches,
-            f"{ours} ({_percent(found.byte_matches, drafter.size)}) are single target tokens"
-            + (f"; {unused} are special, and not used" if unused else ""),
+            f"{ours} ({_percent(found.byte_matches, drafter.size)}) are single target tokens",
         ),
-        "spelled": (found.spelled, theirs + (f"; {nameless:,} are special, without bytes" if nameless else "")),
+        "spelled": (found.spelled, theirs),
         "not spelled": (
             found.unspelled,
             (f"{theirs}: the drafter cannot write {examples}" if examples else theirs)
@@ -135,7 +124,7 @@ def _spellings(found: Spellings, target: Vocabulary, drafter: Vocabulary) -> Row
         ),
         "n-grams": (
             found.ngrams,
-            f"of the spelled ({_percent(found.ngrams, found.spelled_in_use)}) take several drafter tokens",
+            f"of the spelled ({_percent(found.ngrams, found.spelled)}) take several drafter tokens",
         ),
         "duplicates": (found.duplicates, "of the spelled share another token's spelling: never proposed"),
         "over-long": (found.overlong, f"{ours} stand for several target tokens"),
@@ -161,32 +150,15 @@ def _specials(found: Sequence[Special], target: Vocabulary, drafter: Vocabulary)
         yield ", ".join(map(_token, dropped[:SHOWN])) + more, "dropped"
 
 
-def _texts(found: Sequence[TextFigures]) -> Table:
-    columns = ("text", "tokens", "n-grams", "differs", "longer", "ratio", "left out")
-    shown = None if any(text.left_out for text in found) else -1
-    return _table("texts in the tokens of both", columns[:shown], [_text(text)[:shown] for text in found])
-
-
-def _text(found: TextFigures) -> list[str]:
-    shares = [_percent(count, found.target_tokens) for count in (found.ngrams, found.missed)]
-    longer = _percent(found.spelled_tokens - found.drafter_tokens, 0 if found.unspelled else found.drafter_tokens)
-    ratio = UNDEFINED if found.ratio is None else f"{found.ratio:.2f}"
-    return [found.name, f"{found.target_tokens:,}", *shares, longer, ratio, f"{found.left_out:,} bytes"]
-
-
 def _steps(steps: PassTimes) -> Rows:
     for size, seconds in steps.target.items():
         yield f"target, {size} {'tokens' if size > 1 else 'token'}", f"{1e3 * seconds:.2f}"
     yield "drafter, 1 token", f"{1e3 * steps.drafter:.2f}"
 
 
-def _break_even(found: Inspection) -> Rows:
-    rows: dict[str | None, list[str]] = {}
-    for one in found.break_even or ():
-        acceptance = "never" if one.acceptance is None else f"{one.acceptance:.2f}"
-        rows.setdefault(one.text, []).append(f"{acceptance} ({one.best:.2f}x)")
-    for text, cells in rows.items():
-        yield text or "one for one", *cells
+def _break_even(found: Sequence[BreakEven]) -> Rows:
+    yield "acceptance", *("never" if one.acceptance is None else f"{one.acceptance:.2f}" for one in found)
+    yield "speedup if all are accepted", *(f"{one.best:.2f}" for one in found)
 
 
 def _token(token: Token) -> str:

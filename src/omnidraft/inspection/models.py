@@ -1,4 +1,4 @@
-"""One model of a pair, read without its weights: tokenizer, vocabulary, and memory by its config."""
+"""A model read without its weights: tokenizer, vocabulary, and memory computed from its config."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ class Language:
 class UnloadedModel:
     """A model's tokenizer and config, without its weights."""
 
-    name: str  # hub id, or the folder's own name
-    model: TransformersModel | None  # on the meta device; None where there is only a tokenizer, or a problem
+    name: str  # hub id, or the last part of the path
+    model: TransformersModel | None  # on the meta device; None if there is only a tokenizer, or a problem
     language: Language | None  # None: a problem
-    problem: str | None  # the message with which `load` would refuse it
-    rounds: bool  # `load` may take 8 bits
-    packed: bool  # its files hold 8 bits, whatever its config says
-    held: int | None  # bytes of its weights in at most 8 bits, where these are as the file has them
+    problem: str | None  # the error message of `load`
+    rounds: bool  # `load` may choose 8-bit weights
+    packed: bool  # the files hold 8-bit weights, whatever the config says
+    held: int | None  # bytes of the weights as stored in a GGUF file, at most 8 bits each
     keys: KeyReport | None  # of a GGUF file
 
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes of a model as `load` would hold it on this machine; None is unknown."""
+    """Memory of a model as `load` would hold it on this machine; None is unknown."""
 
     parameters: int
     stored: str | None  # the dtype of the files
@@ -64,7 +64,7 @@ class Memory:
 def read_model(name: str | Path, *, drafts: bool = False) -> UnloadedModel:
     """Read tokenizer and config of a folder, a GGUF file, a hub id or `zoo:NAME`; `drafts` is True for the drafter.
 
-    Raises ModelError for a name that is neither a folder nor a hub id, and where the hub gives nothing for it.
+    Raises ModelError for a name that is neither a path nor a model on the hub.
     """
     source, local = locate(zoo.resolve(name))
     model = language = problem = keys = None
@@ -121,7 +121,7 @@ def memory(model: TransformersModel, *, rounds: bool = False, packed: bool = Fal
 def _cache_entries(model: TransformersModel) -> int | None:
     """Elements of the KV cache per token, from a forward pass on the meta device.
 
-    None for a model whose pass reads values, as some mixtures of experts do.
+    None for a model whose forward pass depends on values, such as some mixtures of experts.
     """
     cache = model.new_cache()
     try:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from omnidraft import zoo
-from omnidraft.attach import make_cache, read_table
-from omnidraft.config import Drafting
+from omnidraft.attach import read_table
 from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.draft_length.cost_model import CostModel, PassTimes, time_passes
 from omnidraft.errors import ConfigError, ModelError
-from omnidraft.inspection import texts
 from omnidraft.inspection.break_even import BreakEven, break_evens
 from omnidraft.inspection.models import Language, Memory, UnloadedModel, memory, read_model
 from omnidraft.inspection.step import Step, refused, step_of
@@ -28,7 +26,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """Figures of one of the two models; None is unknown."""
+    """Figures of one model; None is unknown."""
 
     name: str
     vocabulary: Vocabulary | None
@@ -39,10 +37,10 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Inspection:
-    """Verdict and figures of a pair; a figure is None where it could not be computed.
+    """Verdict and figures of a pair; a figure is None if it could not be computed.
 
-    `unchecked` names the models that have only a tokenizer, so that it is unknown whether their architecture is
-    supported.  `reason` is the message with which `load` would refuse the pair.
+    `unchecked` names the models without a config.json, whose architecture could not be checked.  `reason` is the error
+    message of `load`.
     """
 
     works: bool
@@ -52,18 +50,15 @@ class Inspection:
     drafter: Model
     spellings: Spellings | None = None
     specials: tuple[Special, ...] | None = None
-    texts: tuple[texts.TextFigures, ...] | None = None
     steps: PassTimes | None = None
     break_even: tuple[BreakEven, ...] | None = None
 
 
-def inspect_pair(
-    target: str | Path, drafter: str | Path, samples: Mapping[str, str], *, time: bool = False, say: Say, warn: Say
-) -> Inspection:
-    """Inspect two models, each a folder, a hub id or `zoo:NAME`, on texts by name.
+def inspect_pair(target: str | Path, drafter: str | Path, *, time: bool = False, say: Say, warn: Say) -> Inspection:
+    """Inspect two models, each a folder, a GGUF file, a hub id or `zoo:NAME`.
 
-    Weights are read only with `time`, which measures steps.  `say` receives progress, `warn` warnings, a line each.
-    Raises ModelError for a model that does not exist, ConfigError where `time` finds no weights to load.
+    Weights are read only with `time`, which measures forward passes.  `say` receives progress, `warn` warnings, a line
+    each.  Raises ModelError for a model that does not exist, ConfigError if `time` finds no weights to load.
     """
     pair: list[UnloadedModel] = []
     for name, drafts in ((target, False), (drafter, True)):
@@ -77,7 +72,7 @@ def inspect_pair(
     if len(languages) < len(pair):
         return Inspection(works=False, reason=next(one.problem for one in pair if one.problem), **figures)
     say("spelling the target's vocabulary in the drafter's tokens")
-    figures |= _alignment(languages[0], languages[1], samples, warn)
+    figures |= _alignment(languages[0], languages[1], warn)
     if time:
         say("loading and timing both models")
         try:
@@ -85,8 +80,7 @@ def inspect_pair(
             steps = time_passes(loaded, SharedDrafter(load_model(zoo.resolve(drafter)).lm).model)
         except ModelError as error:
             return Inspection(works=False, reason=str(error), **figures)
-        ratios = {None: 1.0} | {text.name: text.ratio for text in figures["texts"] if text.ratio is not None}
-        figures |= {"steps": steps, "break_even": break_evens(CostModel.profiled(steps), ratios)}
+        figures |= {"steps": steps, "break_even": break_evens(CostModel.profiled(steps))}
     return Inspection(works=True, reason=None, **figures)
 
 
@@ -107,11 +101,6 @@ def _step(one: UnloadedModel) -> Step | None:
     return step_of(BY_CLASS.get(type(skeleton).__name__), obstacle(skeleton))
 
 
-def _alignment(target: Language, drafter: Language, samples: Mapping[str, str], warn: Say) -> dict[str, Any]:
+def _alignment(target: Language, drafter: Language, warn: Say) -> dict[str, Any]:
     table = read_table(drafter.vocab, target.vocab, drafter.speller, target.speller, warn)
-    cache = make_cache(table, Drafting())
-    return {
-        "spellings": spellings(table, drafter, target),
-        "specials": specials(drafter, target),
-        "texts": tuple(texts.measure(name, text, cache, drafter, target) for name, text in samples.items()),
-    }
+    return {"spellings": spellings(table, drafter, target), "specials": specials(drafter, target)}

@@ -1,6 +1,6 @@
-"""How a model is computed: by the native step, by `transformers`, or not yet; of a GGUF file by its header alone.
+"""The implementation that computes a model: the native step, `transformers`, or none; and GGUF headers.
 
-Nothing of this takes PyTorch.
+PyTorch is not imported.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ NATIVE, TRANSFORMERS, REFUSED = "native", "transformers", "not yet"
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What makes a forward pass of a model on a CPU, in 8 bits at most where it is native, and why nothing faster."""
+    """The implementation of a model's forward pass on a CPU, and the reason if it is not the native one."""
 
     how: str
-    family: str | None  # of those that the native step computes
+    family: str | None  # the native step's name for the architecture
     code: str | None  # of the reason
     field: str | None  # of the config
-    reason: str | None  # a phrase
+    reason: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeaderFigures:
-    """What a header says; figures are None where it is refused."""
+    """Contents of a GGUF header; figures are None if the file is refused."""
 
     name: str
     architecture: str
@@ -42,12 +42,12 @@ class HeaderFigures:
     key_heads: int | None
     vocabulary: int | None
     context: int | None
-    weights: dict[str, int]  # bytes by kind
+    weights: dict[str, int]  # bytes by quantization
     keys: KeyReport | None
 
 
 def step_of(family: Family | None, obstacle: Obstacle | None) -> Step:
-    """The step of a model that `transformers` takes, too."""
+    """The step of a model that `transformers` supports; native without an obstacle."""
     name = None if family is None else family.name
     if obstacle is None:
         return Step(how=NATIVE, family=name, code=None, field=None, reason=None)
@@ -55,12 +55,12 @@ def step_of(family: Family | None, obstacle: Obstacle | None) -> Step:
 
 
 def refused(reason: str) -> Step:
-    """The step of a model that is not taken."""
+    """The step of a model that `load` refuses."""
     return Step(how=REFUSED, family=None, code="refused", field=None, reason=reason)
 
 
 def inspect_header(path: Path) -> HeaderFigures:
-    """Read the header of a GGUF file, which may be cut behind it; raises ModelError for one that is damaged."""
+    """Read the header of a GGUF file, which may be truncated after it; raises ModelError for a damaged one."""
     try:
         header = read_part(path, cut=True)
     except OSError as error:

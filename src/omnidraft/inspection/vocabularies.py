@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from omnidraft.alignment.drafter_context import special_map
 from omnidraft.alignment.spelling_table import SpellingTable, byte_matches
-from omnidraft.alignment.vocab import Vocab
 from omnidraft.inspection.models import Language
 
 if TYPE_CHECKING:
@@ -34,7 +32,7 @@ class Vocabulary:
 
     kind: str
     size: int  # rows of the logits; without a config.json, tokens of the tokenizer
-    writing: int  # tokens that stand for bytes
+    writing: int  # tokens with bytes
     special: int
     unused: int  # rows without a token, such as padding
     bos: Token | None
@@ -46,19 +44,16 @@ class Vocabulary:
 class Spellings:
     """Spellings of a target's vocabulary in drafter tokens; counts of tokens.
 
-    `byte_matches` and `spelled` count a special token by its name, as comparisons of tokenizers do; the counts `in_use`
-    leave it out, because it stands for no bytes, except for the two end-of-text tokens.
+    Special tokens have no bytes and no spelling, except the end of text, which is the drafter's.
     """
 
     byte_matches: int  # drafter tokens with the bytes of a single target token
-    byte_matches_in_use: int
     spelled: int  # target tokens that drafter tokens can write
-    spelled_in_use: int
     unspelled: int  # target tokens whose bytes the drafter cannot write
     unspelled_examples: tuple[Token, ...]
-    ngrams: int  # target tokens in use that take more than one drafter token
-    mean_length: float  # of the spellings in use; 0 without any
-    duplicates: int  # target tokens in use whose spelling another one owns: never proposed
+    ngrams: int  # target tokens spelled with several drafter tokens
+    mean_length: float  # of the spellings in drafter tokens; 0 without any
+    duplicates: int  # target tokens whose spelling another one owns: never proposed
     overlong: int  # drafter tokens that stand for several target tokens
     idle: int  # drafter tokens with bytes that propose nothing
     nodes: int  # of the trie
@@ -67,7 +62,7 @@ class Spellings:
 
 @dataclass(frozen=True, kw_only=True)
 class Special:
-    """A target token without bytes, and its counterpart in the drafter's context; None: it is dropped."""
+    """A target token without bytes, and its counterpart in the drafter's context; None if it is dropped."""
 
     token: Token
     becomes: Token | None
@@ -95,16 +90,12 @@ def spellings(table: SpellingTable, drafter: Language, target: Language) -> Spel
     lengths = np.diff(table.offsets)
     writes = np.array([data is not None for data in target.vocab.tokens])
     has = lengths > 0
-    named = [t for t in target.vocab.special if t < target.vocab.size and not has[t]]
-    names = drafter.speller.spell_many([target.vocab.special[t].encode() for t in named])
     unspelled = np.flatnonzero(writes & ~has)
     overlong = np.diff(table.long_offsets) > 0
     drafts = np.array([data is not None for data in drafter.vocab.tokens])
     return Spellings(
-        byte_matches=byte_matches(_as_text(drafter.vocab), _as_text(target.vocab)),
-        byte_matches_in_use=byte_matches(drafter.vocab, target.vocab),
-        spelled=int(has.sum()) + sum(ids is not None for ids in names),
-        spelled_in_use=int(has.sum()),
+        byte_matches=byte_matches(drafter.vocab, target.vocab),
+        spelled=int(has.sum()),
         unspelled=len(unspelled),
         unspelled_examples=tuple(token_of(target, t) for t in unspelled[:EXAMPLES].tolist()),
         ngrams=int((lengths > 1).sum()),
@@ -132,16 +123,8 @@ def token_of(language: Language, token: int) -> Token:
     return Token(id=token, text=language.tokenizer.backend_tokenizer.id_to_token(token) or "")
 
 
-def _as_text(vocab: Vocab) -> Vocab:
-    """The vocabulary with special tokens standing for their names."""
-    tokens: Sequence[bytes | None] = [
-        vocab.special[i].encode() or None if i in vocab.special else data for i, data in enumerate(vocab.tokens)
-    ]
-    return replace(vocab, tokens=tuple(tokens))
-
-
 def _kind(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A phrase for the kind of a tokenizer that `read_vocab` accepts."""
+    """The algorithm of a tokenizer that `read_vocab` accepts, such as "byte-level BPE"."""
     backend: Tokenizer = tokenizer.backend_tokenizer
     model = type(backend.model).__name__
     decoder: bytes = b"" if backend.decoder is None else backend.decoder.__getstate__()

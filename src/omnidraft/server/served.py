@@ -164,12 +164,11 @@ class Served:
         if self.drafter is None or drafter is None:
             raise ConfigError(f"model {self.name!r} has no drafter to report on: serve it with one")
         from omnidraft.inspection.report import inspect_pair
-        from omnidraft.inspection.texts import samples
 
         with self._reporting:
             if self._report is None:
                 quiet: Say = lambda _: None  # noqa: E731  the server is not told of progress
-                found = inspect_pair(target, drafter, samples(), say=quiet, warn=quiet)
+                found = inspect_pair(target, drafter, say=quiet, warn=quiet)
                 self._report = asdict(found)
         return self._report
 

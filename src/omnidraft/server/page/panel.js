@@ -67,7 +67,7 @@ export class Panel {
   }
 }
 
-function tables({ works, reason, target, drafter, spellings, texts }) {
+function tables({ works, reason, target, drafter, spellings }) {
   const found = [paragraph(works ? "The pair works together." : `The pair does not work: ${reason}`)];
   const models = [target, drafter];
   const rows = {
@@ -89,10 +89,6 @@ function tables({ works, reason, target, drafter, spellings, texts }) {
         ["mean length", [spellings.mean_length]],
       ]),
     );
-  }
-  if (texts?.length) {
-    const lines = texts.map((text) => [text.name, [text.target_tokens, text.drafter_tokens, text.ratio]]);
-    found.push(table("Sample texts in tokens", ["", "target", "drafter", "ratio"], lines));
   }
   return found;
 }
