@@ -16,16 +16,16 @@ from typing import ClassVar
 
 from rich.console import Console
 
+from experiments import llama
 from experiments.device import ABSENT
 from experiments.judging import seconds_of
 from experiments.results import Results, Row, page_of, table
 from experiments.runner import Experiment, Size, shown
 from experiments.tasks import texts_of
 from omnidraft.api import OmniDraft, load
-from omnidraft.bench import llama
 from omnidraft.bench.interleaved import PLAIN, engine_for, sampler
-from omnidraft.bench.output import progress
 from omnidraft.cli import flags
+from omnidraft.cli.progress import progress
 from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.engine import Engine
 from omnidraft.models.language_model import KVSequence

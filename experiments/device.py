@@ -19,18 +19,20 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from rich.console import Console
 
+from experiments import llama
 from experiments.apart import Apart
 from experiments.judging import CONTEXT, SEVERAL, judged_texts, passes, quality, resident_mb
 from experiments.results import Results, Row, page_of, table
 from experiments.runner import Experiment, Size, shown
 from experiments.tasks import PROMPTS, texts_of
 from omnidraft.api import OmniDraft, load
-from omnidraft.bench import llama, methods, prompts
+from omnidraft.bench import methods
 from omnidraft.bench.compare import Question, questions_of
-from omnidraft.bench.interleaved import PLAIN, EngineWay, Timed, engine_for, take_turns
-from omnidraft.bench.output import down, progress
+from omnidraft.bench.interleaved import PLAIN, EngineMethod, Timed, engine_for, interleave
+from omnidraft.bench.output import down
 from omnidraft.bench.records import BASELINE
-from omnidraft.cli import flags
+from omnidraft.cli import flags, prompts
+from omnidraft.cli.progress import progress
 from omnidraft.config import Drafting, Sampling
 from omnidraft.errors import InputError
 from omnidraft.models import gguf
@@ -84,7 +86,7 @@ class Contest:
         self.texts = judged_texts(plain, options.data, options.texts)
         self.ways, _ = methods.make((BASELINE,), plain, 0, Sampling())
         for name, drafting in ((OURS, PLAIN), (DRAFTED, Drafting()), (BY_MODEL, Drafting(remember="nothing"))):
-            self.ways.append(EngineWay(name, engine_for(drafted, drafting), Sampling()))
+            self.ways.append(EngineMethod(name, engine_for(drafted, drafting), Sampling()))
         asked = (len(each.ids) + options.new_tokens for each in self.questions)
         room = max(CONTEXT + SEVERAL, *asked, *(len(text.ids) for text in self.texts))
         if llama.llama_module() is not None:
@@ -111,10 +113,10 @@ class Contest:
         for name, path in ((LLAMA, self.path), (LLAMA_8, llama.requantized(self.path, threads))):
             model = self._grown(name, "", partial(llama.LlamaModel, path, room, threads))
             self.models[name] = replace(self.models[name], precision=model.precision)
-            self.ways.append(llama.LlamaWay(name, model, eos))
+            self.ways.append(llama.LlamaMethod(name, model, eos))
             if name == LLAMA:
                 self.models[LOOKUP] = self.models[name]
-                self.ways.append(llama.LlamaWay(LOOKUP, model, eos, llama.lookup()))
+                self.ways.append(llama.LlamaMethod(LOOKUP, model, eos, llama.lookup()))
 
     def _grown(self, name: str, precision: str, made: Callable[[], T]) -> T:
         """Load a model; the weights of a mapped file are in memory after the first pass."""
@@ -128,7 +130,7 @@ class Contest:
     def turns(self, done: Mapping[str, Row], step: Callable[[], None]) -> Iterator[tuple[str, Row]]:
         """A row for each repeat of each prompt that is not done: tokens and seconds of each way, and same answers."""
         new_tokens = self.options.new_tokens
-        take_turns(self.ways, self.questions[0].ids, new_tokens, chunk=new_tokens)  # warms up
+        interleave(self.ways, self.questions[0].ids, new_tokens, chunk=new_tokens)  # warms up
         for repeat in range(self.options.repeats):
             for way in self.ways:
                 way.restart()
@@ -141,7 +143,7 @@ class Contest:
     def _turn(self, question: Question, turn: int) -> Row:
         """The tokens and seconds of each way, and for those that draft whether the answer is that without drafts."""
         new_tokens = self.options.new_tokens
-        answers = take_turns(self.ways, question.ids, new_tokens, 0, turn, new_tokens)
+        answers = interleave(self.ways, question.ids, new_tokens, 0, turn, new_tokens)
         timed: dict[str, Timed] = {way.name: each for way, each in zip(self.ways, answers, strict=True)}
         said = {name: each.answer.tokens for name, each in timed.items()}
         return {

@@ -13,7 +13,7 @@ from rich.console import Console
 from experiments.recipe import Recipe
 from experiments.student import Recorded, Student, record
 from omnidraft.api import load
-from omnidraft.bench.interleaved import EngineWay, Timed, engine_for, take_turns
+from omnidraft.bench.interleaved import EngineMethod, Timed, engine_for, interleave
 from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.decoding.stats import Stats
@@ -105,8 +105,8 @@ class Evaluation:
         Each needs a drafter of its own.
         """
         sampling, new_tokens = Sampling(temperature=temperature), self.recipe.new_tokens
-        ways = [EngineWay("alone", engine_for(self.model), sampling)]
-        ways += [EngineWay(name, student.engine(), sampling) for name, student in students.items()]
+        ways = [EngineMethod("alone", engine_for(self.model), sampling)]
+        ways += [EngineMethod(name, student.engine(), sampling) for name, student in students.items()]
         compared(ways, tests[:1], new_tokens, 1)  # warms up
         found = compared(ways, tests, new_tokens, self.recipe.repeats)
         return {name: row for name, row in found.items() if name != "alone"}
@@ -126,14 +126,16 @@ def learning_counts(student: Student) -> Row:
 # ---------------------------------------------------------------- ways that are compared
 
 
-def compared(ways: Sequence[EngineWay], prompts: Sequence[list[int]], new_tokens: int, repeats: int) -> dict[str, Row]:
+def compared(
+    ways: Sequence[EngineMethod], prompts: Sequence[list[int]], new_tokens: int, repeats: int
+) -> dict[str, Row]:
     """Answer all prompts by all ways in each repeat, some tokens in turns: by way, the medians of its figures.
 
     The first way is plain decoding.  Greedy answers are `identical` where all ways say the same.
     """
     found = defaultdict[str, list[Row]](list)
     for number in range(repeats):
-        answers = [take_turns(ways, ids, new_tokens, 1000 * number + n, turn=n) for n, ids in enumerate(prompts)]
+        answers = [interleave(ways, ids, new_tokens, 1000 * number + n, turn=n) for n, ids in enumerate(prompts)]
         same = all(each.answer.tokens == timed[0].answer.tokens for timed in answers for each in timed)
         for way, timed in zip(ways, zip(*answers, strict=True), strict=True):
             row = _figures(timed)

@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, groupby
 from operator import itemgetter
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from experiments.results import Row
-from omnidraft.bench.output import COLORS
 
+COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")  # told apart by the color-blind, too
+SIZE = (10.0, 6.0)  # inches of a figure, of 100 dots each
 WINDOW = 20  # answers of a moving average
+T = TypeVar("T")
+
+
+def figure(items: Sequence[T], draw: Callable[[T, Any], None], path: Path, size: tuple[float, float] = SIZE) -> bool:
+    """Write a PNG with a panel for each item, and one legend below; False where matplotlib is not installed."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    drawing = Figure(figsize=size, dpi=100, layout="constrained")
+    panels = drawing.subplots(1, max(1, len(items)), sharey=True, squeeze=False)[0]
+    for item, panel in zip(items, panels, strict=False):
+        draw(item, panel)
+    handles, names = panels[0].get_legend_handles_labels()
+    if names:
+        drawing.legend(handles, names, loc="outside lower center", ncols=min(3, len(names)), frameon=False)
+    drawing.savefig(path, format="png")
+    return True
 
 
 def moving(parts: Sequence[int], wholes: Sequence[int], window: int = WINDOW) -> list[float]:

@@ -20,7 +20,7 @@ import torch
 from experiments.results import Row
 from experiments.tasks import texts_of
 from omnidraft.api import OmniDraft
-from omnidraft.bench import prompts
+from omnidraft.cli import prompts
 from omnidraft.models.language_model import KVSequence
 
 CONTEXT, SEVERAL = 100, 5  # tokens before a timed pass, and in the longer one

@@ -19,10 +19,10 @@ from typing import Any, ClassVar
 import numpy as np
 from rich.console import Console
 
+from experiments import llama
 from experiments.judging import passes
 from experiments.results import Results, Row, page_of, table
 from experiments.runner import Experiment, Size
-from omnidraft.bench import llama
 from omnidraft.cli import flags
 from omnidraft.models.gguf.header import QUANTIZATIONS
 from omnidraft.models.gguf.parts import read_metadata

@@ -20,11 +20,11 @@ from experiments.runner import EXACT, Experiment, Size, chosen, shown
 from experiments.tasks import texts_of
 from omnidraft.api import OmniDraft, load
 from omnidraft.bench import methods, records, report
-from omnidraft.bench.compare import Plan, Question, questions_of, race
-from omnidraft.bench.interleaved import EngineWay, Timed, Way, engine_for
-from omnidraft.bench.output import progress
+from omnidraft.bench.compare import Plan, Question, compare, questions_of
+from omnidraft.bench.interleaved import EngineMethod, Method, Timed, engine_for
 from omnidraft.bench.records import BASELINE
 from omnidraft.cli import flags
+from omnidraft.cli.progress import progress
 from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.engine import Engine
 from omnidraft.errors import ConfigError
@@ -40,7 +40,7 @@ COLUMNS = (
 
 def cell(
     model: OmniDraft,
-    ways: list[Way],
+    ways: list[Method],
     left_out: Mapping[str, str],
     questions: Sequence[Question],
     plan: Plan,
@@ -49,8 +49,7 @@ def cell(
     """A row for each way, the first of which is the baseline: `identical` counts the answers that are those of it."""
     task = questions[0].task
     results = records.Results(setting={"target": "", "tasks": {task: {}}})
-    for name, reason in left_out.items():
-        results.drop(name, reason)
+    results.unavailable |= left_out
     gaps: dict[str, list[float]] = defaultdict(list)
 
     def watch(question: Question, answers: Sequence[Timed]) -> None:
@@ -59,7 +58,7 @@ def cell(
             if not plan.sampled and tokens != said[0]:
                 gaps[way.name].append(gap(model, question.ids, said[0], tokens))
 
-    race(ways, questions, plan, results, step, watch)
+    compare(ways, questions, plan, results, step, watch)
     names = ("method", "speedup", "acceptance_rate", "block_efficiency", "prompts", "tokens", "unavailable")
     return [
         {name: row[name] for name in names}
@@ -135,7 +134,7 @@ class Real(Experiment):
                 for warm in left:
                     sampling = Sampling(temperature=warm)
                     ways, left_out = methods.make(self.theirs, model, 0, sampling)
-                    ways += [EngineWay(name, engine, sampling) for name, engine in engines.items()]
+                    ways += [EngineMethod(name, engine, sampling) for name, engine in engines.items()]
                     plan = Plan(new_tokens=options.new_tokens, repeats=1, sampled=not sampling.greedy)
                     key = f"{shown(target)}|{task}|{warm:g}"
                     step = progress(console, key.replace("|", ", "), len(questions))

@@ -13,7 +13,9 @@ import torch
 
 from omnidraft.bench.environment import commit, machine
 from omnidraft.bench.output import down, markdown_table, writing
-from omnidraft.bench.records import lines_of
+from omnidraft.errors import InputError
+
+AGAIN = "run the study again"
 
 Row = dict[str, Any]
 
@@ -32,7 +34,7 @@ class Results:
             with writing(path):
                 pass
             if path.exists():
-                for record in lines_of(path, self._format, torn=True):
+                for record in _lines_of(path, self._format):
                     self._take(record)
                 data = path.read_bytes()
                 if not data.endswith(b"\n"):  # a line that was cut off
@@ -97,3 +99,28 @@ def table(
 
     lines = [[cell(name, row.get(name)) for name in columns] for row in rows]
     return markdown_table(columns, lines, columns.index(first))
+
+
+def _lines_of(path: Path, kind: str) -> list[dict[str, Any]]:
+    """The records of a file of JSON lines, the first of which names the format `kind`.
+
+    A broken last line, of a run that was cut off, is left out.  Raises InputError for any other damage.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read result file {path} ({error}): check the path") from error
+    if not lines or kind not in lines[0]:
+        raise InputError(f"{path} is no result file of format {kind!r}: give one that is")
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            records.append(json.loads(line))
+        except (ValueError, RecursionError) as error:
+            if not 1 < number == len(lines):
+                raise InputError(f"result file {path} is truncated, it has a broken line: {AGAIN}") from error
+    if not all(isinstance(record, dict) for record in records):
+        raise InputError(f"result file {path} is damaged, a line holds no record: {AGAIN}")
+    if (found := records[0].get("format")) != kind:
+        raise InputError(f"{path} is of format {found!r}, not {kind!r}: {AGAIN}")
+    return records

@@ -19,9 +19,9 @@ from omnidraft.api import OmniDraft
 from omnidraft.bench import methods
 from omnidraft.bench.compare import Question
 from omnidraft.bench.interleaved import engine_for
-from omnidraft.bench.prompts import MBPP_TEST, TASKS, rows_of
-from omnidraft.bench.prompts import texts_of as written
 from omnidraft.bench.records import BASELINE
+from omnidraft.cli.prompts import MBPP_TEST, TASKS, rows_of
+from omnidraft.cli.prompts import texts_of as written
 from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.engine import Engine
 

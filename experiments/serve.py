@@ -30,8 +30,7 @@ from experiments.results import Results, Row, page_of, table
 from experiments.runner import EXACT, Experiment, Size, shown
 from experiments.tasks import PROMPTS
 from omnidraft import zoo
-from omnidraft.bench import prompts
-from omnidraft.cli import flags
+from omnidraft.cli import flags, prompts
 from omnidraft.errors import OmniDraftError
 from omnidraft.models.loading import load_tokenizer
 from omnidraft.prompting import has_template

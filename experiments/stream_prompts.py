@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import tasks
-from omnidraft.bench.prompts import TASKS, rows_of, texts_of
+from omnidraft.cli.prompts import TASKS, rows_of, texts_of
 from omnidraft.errors import ConfigError
 
 SEED = 7

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.figures import moving
+from experiments.figures import COLORS, moving
 from experiments.results import Results, Row
-from omnidraft.bench.output import COLORS, down, markdown_table
+from omnidraft.bench.output import down, markdown_table
 
 FIRST = 10  # answers
 WINDOW = 10  # answers of a moving mean

@@ -24,8 +24,8 @@ from experiments.stream_report import picture, sections
 from omnidraft.api import OmniDraft, load
 from omnidraft.bench.compare import Question, questions_of
 from omnidraft.bench.interleaved import ordered
-from omnidraft.bench.output import progress
 from omnidraft.cli import flags
+from omnidraft.cli.progress import progress
 from omnidraft.config import Sampling
 from omnidraft.decoding.engine import Request, Verified
 from omnidraft.decoding.passes import Passes

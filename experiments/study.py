@@ -19,10 +19,10 @@ from rich.console import Console
 from experiments import recipe as recipes
 from experiments import tasks
 from experiments.evaluation import Evaluation, Row, Texts
+from experiments.figures import figure
 from experiments.recipe import Recipe
 from experiments.results import Results, page_of
 from experiments.runner import Experiment, chosen
-from omnidraft.bench.output import figure
 from omnidraft.cli import flags
 from omnidraft.errors import ConfigError
 

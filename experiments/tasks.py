@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from omnidraft.bench.prompts import TASKS, Task, gsm8k_prompt, mbpp_prompt, own_prompt, read, rows_of
-from omnidraft.bench.prompts import texts_of as written
+from omnidraft.cli.prompts import TASKS, Task, gsm8k_prompt, mbpp_prompt, own_prompt, read, rows_of
+from omnidraft.cli.prompts import texts_of as written
 from omnidraft.errors import ConfigError
 
 PROMPTS = Path(__file__).parent / "prompts"

@@ -1,4 +1,4 @@
-"""Ways of decoding in turns: fair order, equal answers, and what is forgotten between repeats."""
+"""Interleaved methods: fair order, equal answers, and what is forgotten between repeats."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import pytest
 
 import omnidraft
 from omnidraft.api import OmniDraft
-from omnidraft.bench.interleaved import PLAIN, Answer, EngineWay, drafter_of, isolated, ordered, take_turns
-from omnidraft.config import Drafting, Sampling
+from omnidraft.bench.interleaved import Answer, EngineMethod, drafter_of, interleave, ordered
+from omnidraft.config import Sampling
+from support.engines import isolated
 
 
 class Scripted:
-    """A way that answers with as many tokens as its name has letters, and notes its turns."""
+    """A method that answers with as many tokens as its name has letters, and notes its turns."""
 
     def __init__(self, name: str, log: list[tuple[str, int]]) -> None:
         self.name, self.log = name, log
@@ -51,40 +52,40 @@ def test_everyone_has_every_place_alike(count: int) -> None:
 
 def test_answers_grow_together_and_end_on_their_own() -> None:
     log: list[tuple[str, int]] = []
-    ways = [Scripted("a" * length, log) for length in (2, 9, 20)]
-    timed = take_turns(ways, [1], 12, chunk=4)
+    methods = [Scripted("a" * length, log) for length in (2, 9, 20)]
+    timed = interleave(methods, [1], 12, chunk=4)
     assert [len(each.answer.tokens) for each in timed] == [2, 9, 12]
     assert [length for _, length in log] == [4, 4, 4, 8, 8, 12, 12]
     assert all(each.seconds >= 0 <= each.cpu_s for each in timed)
 
 
-def test_what_one_way_holds_of_an_answer_is_not_anothers(model: OmniDraft) -> None:
+def test_methods_share_nothing_of_an_answer(model: OmniDraft) -> None:
     lengths: tuple[int | str, ...] = (0, 1, 3, "goodput")
-    ways = [EngineWay(str(length), isolated(model, Drafting(draft_length=length)), Sampling()) for length in lengths]
+    methods = [EngineMethod(str(length), isolated(model, draft_length=length), Sampling()) for length in lengths]
     for prompt in ("hello world", "the world was"):
-        timed = take_turns(ways, model.encode(prompt), 20)
+        timed = interleave(methods, model.encode(prompt), 20)
         assert len({tuple(each.answer.tokens) for each in timed}) == 1
         assert all(each.seconds > 0 for each in timed)
 
 
 def test_draws_are_decided_by_the_seed(model: OmniDraft) -> None:
-    way = EngineWay("one", isolated(model, PLAIN), Sampling(temperature=1.0))
+    method = EngineMethod("one", isolated(model, draft_length=0), Sampling(temperature=1.0))
     ids = model.encode("hello world")
-    said = [tuple(take_turns([way], ids, 12, seed)[0].answer.tokens) for seed in (1, 2, 1)]
+    said = [tuple(interleave([method], ids, 12, seed)[0].answer.tokens) for seed in (1, 2, 1)]
     assert said[0] == said[2] != said[1]
 
 
 def test_measurements_outlive_a_repeat_and_ngrams_do_not(model: OmniDraft) -> None:
-    way = EngineWay("goodput", isolated(model, Drafting(draft_length="goodput", ngram_seed="empty")), Sampling())
-    before = way.engine
+    method = EngineMethod("goodput", isolated(model, draft_length="goodput", ngram_seed="empty"), Sampling())
+    before = method.engine
     assert before.attached is not None
     before.attached.cache.observe(range(model.vocab.size))
     assert before.attached.cache.size > 0
-    way.restart()
-    assert way.engine.attached is not None
-    assert way.engine.attached.cache.size == 0
-    assert way.engine.policy is before.policy
-    assert way.engine.target.model is before.target.model
+    method.restart()
+    assert method.engine.attached is not None
+    assert method.engine.attached.cache.size == 0
+    assert method.engine.policy is before.policy
+    assert method.engine.target.model is before.target.model
 
 
 def test_without_a_drafter_there_is_nothing_to_compare(target: Path) -> None:

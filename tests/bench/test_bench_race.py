@@ -1,4 +1,4 @@
-"""The parts of the comparison: the order of turns, what is forgotten between them, progress, the setting."""
+"""The parts of the comparison: order, what is forgotten between repeats, progress, the setting."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import pytest
 from rich.console import Console
 
 from omnidraft.api import load
-from omnidraft.bench import compare, methods, output
+from omnidraft.bench import compare, methods
 from omnidraft.bench import environment as setting
-from omnidraft.bench.interleaved import Answer, take_turns
+from omnidraft.bench.interleaved import Answer, interleave
 from omnidraft.bench.methods import UnavailableError
 from omnidraft.bench.records import Results
+from omnidraft.cli.progress import progress
 from omnidraft.config import Sampling
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -46,24 +47,24 @@ class Scripted:
         return Answer(self.said)
 
 
-def raced(*made: Scripted, questions: int) -> Results:
+def compared(*made: Scripted, questions: int) -> Results:
     """The results of two repeats."""
     results, asked = Results(setting={}), [compare.Question("t", number, [number]) for number in range(questions)]
     steps: list[None] = []
     plan = compare.Plan(new_tokens=2, repeats=2)
-    compare.race(list(made), asked, plan, results, lambda: steps.append(None))
+    compare.compare(list(made), asked, plan, results, lambda: steps.append(None))
     assert len(steps) == 2 * questions
     return results
 
 
-def test_whoever_comes_first_is_measured_by_the_baseline() -> None:
-    results = raced(Scripted("a", []), Scripted("b", [], adds=1), questions=2)
+def test_the_first_method_is_the_baseline() -> None:
+    results = compared(Scripted("a", []), Scripted("b", [], adds=1), questions=2)
     assert {(run.method, run.identical) for run in results.runs} == {("a", True), ("b", False)}
 
 
 def test_each_repeat_begins_afresh_and_warming_up_is_not_recorded() -> None:
     log: list[Any] = []
-    results = raced(Scripted("a", log), Scripted("b", log), questions=2)
+    results = compared(Scripted("a", log), Scripted("b", log), questions=2)
     assert set(log[:2]) == {("a", 0), ("b", 0)}
     assert log[2:4] == [("restart", "a"), ("restart", "b")]
     assert log.count(("restart", "a")) == 2
@@ -72,7 +73,7 @@ def test_each_repeat_begins_afresh_and_warming_up_is_not_recorded() -> None:
 
 def test_a_method_that_fails_late_is_dropped_for_good() -> None:
     log: list[Any] = []
-    results = raced(Scripted("a", log), Scripted("b", log, fails_at=1), questions=3)
+    results = compared(Scripted("a", log), Scripted("b", log, fails_at=1), questions=3)
     assert results.unavailable == {"b": "why"}
     assert [entry for entry in log if entry[0] == "b"] == [("b", 0), ("b", 0), ("b", 1)]
     assert sum(run.method == "a" for run in results.runs) == 6
@@ -84,7 +85,7 @@ def test_the_drafter_of_transformers_is_a_copy(target: Path, drafter: Path) -> N
     assert model.drafter
     made: list[None] = []
     model.drafter.lm.model.register_forward_pre_hook(lambda *_: made.append(None))
-    (timed,) = take_turns([uad], model.encode("hello world"), COUNT, chunk=COUNT)
+    (timed,) = interleave([uad], model.encode("hello world"), COUNT, chunk=COUNT)
     assert not made, "the own drafter makes no forward pass"
     assert timed.answer.passes
     assert sum(timed.answer.passes) > COUNT, "drafts are verified"
@@ -92,8 +93,8 @@ def test_the_drafter_of_transformers_is_a_copy(target: Path, drafter: Path) -> N
 
 def test_progress_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     now = iter([0.0, 5.0, 16.0, 20.0, 40.0])
-    monkeypatch.setattr("omnidraft.bench.output.time.monotonic", lambda: next(now))
-    step = output.progress(Console(stderr=True), "timing", 8)
+    monkeypatch.setattr("omnidraft.cli.progress.time.monotonic", lambda: next(now))
+    step = progress(Console(stderr=True), "timing", 8)
     for _ in range(4):
         step()
     assert capsys.readouterr().err.splitlines() == [

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments import depth
+from experiments import depth, llama
 from experiments.results import Results
-from omnidraft.bench import llama
 from support.compilers import needs_the_8_bit_step
 
 pytestmark = pytest.mark.usefixtures("home")

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments import device
+from experiments import device, llama
 from experiments.apart import Apart
 from experiments.judging import Text, quality
 from experiments.results import Results, Row
-from omnidraft.bench import llama
 from omnidraft.errors import ModelError
 from support.compilers import needs_the_8_bit_step
 from support.gguf_files import small_model, write

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from experiments import retrieval
-from omnidraft.bench.prompts import MBPP_TEST
+from omnidraft.cli.prompts import MBPP_TEST
 
 
 @pytest.fixture

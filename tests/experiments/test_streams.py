@@ -20,7 +20,7 @@ from experiments.stream_report import parts, picture
 from experiments.tasks import PROMPTS
 from omnidraft.api import OmniDraft
 from omnidraft.bench.compare import Question
-from omnidraft.bench.prompts import read
+from omnidraft.cli.prompts import read
 from omnidraft.decoding.engine import Engine
 from omnidraft.decoding.passes import Passes, alone
 from omnidraft.distillation.inline import InlineTrainer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +15,9 @@ from omnidraft.alignment.drafter_context import DrafterContext
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.spelling_table import SpellingTable, build_table
 from omnidraft.alignment.vocab import Speller, Vocab, read_vocab
+from omnidraft.api import OmniDraft
+from omnidraft.attach import make_cache
+from omnidraft.bench.interleaved import drafter_of, engine_for
 from omnidraft.config import Drafting
 from omnidraft.decoding.drafter import AttachedDrafter, Drafter
 from omnidraft.decoding.engine import Engine
@@ -106,6 +109,15 @@ def engine(
     context = context_of(drafter_language, target_language)
     pair = AttachedDrafter(drafter=Drafter(drafter), context=context, cache=cache_)
     return Engine(target, target_language.vocab.eos, pair, settings)
+
+
+def isolated(model: OmniDraft, **drafting: Any) -> Engine:
+    """An engine on a model's weights with KV caches and n-grams of its own."""
+    attached, settings = drafter_of(model), Drafting(**drafting)
+    cache_ = make_cache(attached.cache.table, settings)
+    return engine_for(
+        model, settings, attached=replace(attached, drafter=Drafter(attached.drafter.model), cache=cache_)
+    )
 
 
 def generate(

@@ -1,16 +1,16 @@
-"""The comparison: every method answers every prompt, taking turns, against the clock."""
+"""The comparison: every method answers every prompt, in turns, and is timed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from omnidraft.bench.interleaved import Answer, Timed, Way, take_turns
+from omnidraft.bench.interleaved import Answer, Method, Timed, interleave
 from omnidraft.bench.methods import UnavailableError
-from omnidraft.bench.records import Counts, Results, Run
+from omnidraft.bench.records import Results, Run
 from omnidraft.decoding.stats import Stats
 from omnidraft.errors import PromptError
 
@@ -49,21 +49,20 @@ class Plan:
     repeats: int
     seed: int = 0  # decides every draw
     sampled: bool = False  # answers then need not be those of the baseline
-    free: Sequence[str] = ()  # methods whose answers need not be either
 
 
-def race(
-    methods: list[Way],
+def compare(
+    methods: list[Method],
     questions: Sequence[Question],
     plan: Plan,
     results: Results,
     step: Callable[[], None],
     watch: Callable[[Question, Sequence[Timed]], None] = lambda *_: None,
 ) -> None:
-    """Time every method on every prompt, again and again; the first is the baseline, `step` is called after each turn.
+    """Time every method on every prompt, in each repeat; the first method is the baseline.
 
-    A method that does not work with these models is taken out of `methods`.  `watch` is given each turn's answers, in
-    the order of `methods`.
+    `step` is called after each prompt; `watch` receives its answers, in the order of `methods`.  A method that fails
+    on these models is removed from `methods`.
     """
     _answered(methods, questions[0], plan, results, 0)  # warms up
     for repeat in range(plan.repeats):
@@ -73,14 +72,14 @@ def race(
             timed = _answered(methods, question, plan, results, repeat * len(questions) + place)
             expected = timed[0].answer.tokens
             for method, each in zip(methods, timed, strict=True):
-                identical = None if plan.sampled or method.name in plan.free else each.answer.tokens == expected
-                results.add(run_of(method, question, each, repeat, identical=identical))
+                identical = None if plan.sampled else each.answer.tokens == expected
+                results.runs.append(run_of(method, question, each, repeat, identical=identical))
             watch(question, timed)
             step()
 
 
-def run_of(method: Way, question: Question, timed: Timed, repeat: int = 0, *, identical: bool | None = None) -> Run:
-    """The record of a timed answer; `identical` is None where nobody compared it."""
+def run_of(method: Method, question: Question, timed: Timed, repeat: int = 0, *, identical: bool | None = None) -> Run:
+    """The record of a timed answer."""
     return Run(
         repeat=repeat,
         task=question.task,
@@ -89,34 +88,27 @@ def run_of(method: Way, question: Question, timed: Timed, repeat: int = 0, *, id
         tokens=len(timed.answer.tokens),
         seconds=timed.seconds,
         identical=identical,
-        counts=_counts(timed.answer, len(question.ids)),
+        **_counts(timed.answer, len(question.ids)),
     )
 
 
-def _answered(methods: list[Way], question: Question, plan: Plan, results: Results, number: int) -> list[Timed]:
-    """The answers of one turn; methods that do not work with these models are taken out."""
+def _answered(methods: list[Method], question: Question, plan: Plan, results: Results, number: int) -> list[Timed]:
+    """The answers to one prompt; methods that fail on these models are removed."""
     while True:
         try:
-            return take_turns(methods, question.ids, plan.new_tokens, plan.seed + number, number, plan.new_tokens)
+            return interleave(methods, question.ids, plan.new_tokens, plan.seed + number, number, plan.new_tokens)
         except UnavailableError as error:
             methods[:] = [method for method in methods if method.name != error.method]
-            results.drop(error.method, str(error))
+            results.unavailable[error.method] = str(error)
 
 
-def _counts(answer: Answer, prompt_tokens: int) -> Counts:
+def _counts(answer: Answer, prompt_tokens: int) -> dict[str, Any]:
     if answer.rounds is not None:
         stats = Stats.of(answer.rounds)
-        names = {each.name for each in fields(Counts)} - {"overhead_s", "retrieved"}
-        return Counts(**{name: getattr(stats, name) for name in names}, overhead_s=stats.overhead_s + stats.policy_s)
+        names = ("rounds", "drafted", "symbols", "symbols_accepted", "draft_s", "verify_s")
+        return {name: getattr(stats, name) for name in names} | {"overhead_s": stats.overhead_s + stats.policy_s}
     rounds = len(answer.passes)
     # every pass but the first is also fed the token that the one before it ended with
     drafted = max(0, sum(answer.passes) - prompt_tokens - (rounds - 1))
     accepted = max(0, min(drafted, len(answer.tokens) - rounds))
-    return Counts(
-        rounds=rounds,
-        drafted=drafted,
-        proposed=drafted,
-        accepted=accepted,
-        symbols=drafted,
-        symbols_accepted=accepted,
-    )
+    return {"rounds": rounds, "drafted": drafted, "symbols": drafted, "symbols_accepted": accepted}

@@ -1,9 +1,8 @@
 """Statistical test that sampled text follows the target's own distribution, on any pair of models.
 
-For each prompt, the first two tokens of many answers are counted, each over as many rounds as they take, and compared
-with their joint distribution under the target alone in a chi-squared test.  With N samples, a distribution at total
-variation δ has a noncentrality of at least N·(2δ)² where its bins show it, so each test states the distance that it
-would have found.
+For each prompt, the first two tokens of many answers are counted and compared in a chi-squared test with their joint
+distribution under the target alone.  With N samples, a distribution at total variation δ from it has a noncentrality
+of at least N·(2δ)² if its bins show it, so each test states the distance that it would have found.
 """
 
 from __future__ import annotations
@@ -13,27 +12,22 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 
 from omnidraft.alignment.spelling_table import Probs
 from omnidraft.api import OmniDraft
 from omnidraft.bench.interleaved import sampler
-from omnidraft.bench.output import markdown_table, progress
+from omnidraft.bench.output import markdown_table
 from omnidraft.config import Sampling
 from omnidraft.decoding.engine import Engine
-from omnidraft.decoding.passes import Passes
 from omnidraft.decoding.stats import Stats
 from omnidraft.errors import ConfigError, InputError
 from omnidraft.models.language_model import LanguageModel
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import softmax, target_processors
-
-if TYPE_CHECKING:
-    from omnidraft.decoding.drafter import Drafter
 
 try:
     from scipy import optimize, stats
@@ -47,10 +41,10 @@ PROMPTS = (
 )
 SAMPLES = 2000
 QUICK_SAMPLES = 400
-POWER = 0.95  # chance to find the distance that is stated
+POWER = 0.95  # probability to find the distance that is stated
 EXPECTED = 8.0  # smallest expected count of a bin
-LENGTH = 2  # tokens of a text that are looked at
-ROOM = 24  # tokens that may be drafted for, so that no draft is cut short by the end of the text
+LENGTH = 2  # tokens of a text that are counted
+ROOM = 24  # max_new_tokens, large enough that it cuts no draft short
 Text = tuple[int, ...]
 
 
@@ -60,9 +54,9 @@ class Finding:
 
     prompt: str
     samples: int
-    drafted: float  # draft tokens of a text
+    drafted: float  # draft tokens per text
     bins: int
-    detectable: float  # total variation that would have been found, by `POWER`
+    detectable: float  # total variation that is found with probability `POWER`
     p_value: float
     limit: float  # of that, below which the test fails
 
@@ -77,9 +71,9 @@ class Finding:
 def joint_distribution(
     model: LanguageModel, prompt: Sequence[int], eos: Sequence[int], sampling: Sampling, floor: float
 ) -> dict[Text, float]:
-    """Probabilities of the beginnings of a text, by the target alone.
+    """Probabilities of the first tokens of a text, by the target alone.
 
-    Pairs of tokens of at least `floor`, and for what lies below it the first token alone, as far as that is so likely.
+    Pairs of tokens with a probability of at least `floor`; the rest of a first token is a bin of its own if it has it.
     """
     processors, text = target_processors(sampling), model.new_sequence()
 
@@ -104,7 +98,7 @@ def joint_distribution(
 def sampled(
     engine: Engine, prompt: Sequence[int], count: int, sampling: Sampling, seed: int, step: Callable[[], None]
 ) -> tuple[Counter[Text], Stats]:
-    """Counts of the beginnings of `count` sampled texts, and the statistics of their rounds."""
+    """Counts of the first tokens of `count` sampled texts, and the statistics of their rounds."""
     draw = sampler(seed)
     found: Counter[Text] = Counter()
     records: list[Round] = []
@@ -123,7 +117,7 @@ def sampled(
 def judged(
     found: Counter[Text], distribution: dict[Text, float], did: Stats, prompt: str, limit: float
 ) -> Finding | None:
-    """Chi-squared test of counts against a distribution, with one bin for all the rest; None for a single bin."""
+    """Chi-squared test of counts against a distribution, with one bin for the rest; None if there is one bin only."""
     count = found.total()
     observed: Counter[Text] = Counter()
     for text, times in found.items():
@@ -157,26 +151,14 @@ def _noncentrality(degrees: int, limit: float) -> float:
     return float(optimize.brentq(lambda x: stats.ncx2.sf(bound, degrees, x) - POWER, 1e-3, 100 + 10 * bound))
 
 
-def permute(drafter: Drafter) -> None:
-    """Plant a fault: the verifier is told of a q whose tokens have changed places."""
-    draft = drafter.draft
-
-    def faulty(*arguments: Any, **options: Any) -> Passes[tuple[list[int], list[Probs]]]:
-        tokens, vectors = yield from draft(*arguments, **options)
-        return tokens, [np.roll(vector, len(vector) // 2) for vector in vectors]
-
-    drafter.draft = faulty  # type: ignore[method-assign]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """Sizes of a test; `alpha` is the chance that it fails without a fault, shared by its prompts."""
+    """Sizes of a test; `alpha` is the probability that a correct run fails, over all prompts together."""
 
     samples: int = SAMPLES
     alpha: float = 1e-3
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0))
     seed: int = 0
-    fault: str | None = None  # "permuted-q" plants a fault, to see it found
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha < 1:
@@ -185,18 +167,21 @@ class Experiment:
             raise ConfigError("temperature is 0, which draws nothing: give --temperature above 0")
 
 
-def examine(model: OmniDraft, texts: Sequence[str], experiment: Experiment, console: Console) -> dict[str, Any]:
-    """Test a pair on some prompts; the findings, and whether all pass.
+def examine(
+    model: OmniDraft,
+    texts: Sequence[str],
+    experiment: Experiment,
+    say: Callable[[str], None],
+    step: Callable[[], None],
+) -> dict[str, Any]:
+    """Test a pair on some prompts; `step` is called after each sample.
 
-    Raises ConfigError for a model without a drafter, InputError where no prompt allows a test.
+    Raises ConfigError for a model without a drafter, InputError if no prompt allows a test.
     """
     engine, sampling = model.engine, experiment.sampling
     if engine.attached is None:
         raise ConfigError("there is no drafter to test: give --drafter, and a draft_length above 0")
-    if experiment.fault is not None:
-        permute(engine.attached.drafter)
     findings = []
-    step = progress(console, "sampling", experiment.samples * len(texts))
     for number, text in enumerate(texts):
         ids, eos = model.encode(text), sorted(engine.eos)
         engine.check(ids)
@@ -204,14 +189,13 @@ def examine(model: OmniDraft, texts: Sequence[str], experiment: Experiment, cons
         found, did = sampled(engine, ids, experiment.samples, sampling, experiment.seed + number, step)
         finding = judged(found, distribution, did, text, experiment.alpha / len(texts))
         if finding is None:
-            console.print(f"after {text!r} the target is too sure for a test: it is left out")
+            say(f"prompt {text!r} is left out: the target is almost certain of what follows")
         else:
             findings.append(finding)
     if not findings:
-        raise InputError("after no prompt is the target unsure enough: give another --prompt, or more --samples")
+        raise InputError("no prompt has several likely continuations: give another --prompt, or more --samples")
     return {
         "passes": all(finding.passes for finding in findings),
-        "fault": experiment.fault,
         "findings": [asdict(finding) | {"passes": finding.passes} for finding in findings],
         "target": model.target.name,
         "drafter": model.drafter.name if model.drafter else None,
@@ -221,8 +205,8 @@ def examine(model: OmniDraft, texts: Sequence[str], experiment: Experiment, cons
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The tests as a table, and what they say."""
-    heads = ["prompt", "answers", "drafted", "bins", "finds a total variation of", "p", ""]
+    """The tests as a table, and the conclusion."""
+    heads = ["prompt", "answers", "drafted", "bins", "detectable total variation", "p", ""]
     rows = [
         (
             json.dumps(each["prompt"], ensure_ascii=False),
@@ -232,6 +216,5 @@ def markdown(result: dict[str, Any]) -> str:
         for each in result["findings"]
     ]
     said = "has" if result["passes"] else "does not have"
-    fault = f", with the planted fault {result['fault']}," if result["fault"] else ""
-    conclusion = f"Sampled with {result['drafter']}{fault} text {said} the distribution of {result['target']}."
+    conclusion = f"Text sampled with {result['drafter']} {said} the distribution of {result['target']}."
     return f"{markdown_table(heads, rows)}\n{conclusion}\n"

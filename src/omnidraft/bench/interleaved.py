@@ -1,8 +1,7 @@
-"""Ways of decoding that answer the same prompts in turns.
+"""Interleaved timing: decoding methods answer the same prompt in turns.
 
-A machine is now slower, now faster, for seconds at a time and by more than the ways differ, so all ways answer a
-prompt together: some tokens of one, some of the next.  Ways that take turns within an answer need KV caches of their
-own.
+The speed of a shared machine drifts by more than methods differ, within seconds.  So all methods decode a prompt
+together, some tokens each.  Methods that alternate within an answer need KV caches of their own.
 """
 
 from __future__ import annotations
@@ -18,42 +17,41 @@ import torch
 
 from omnidraft.attach import make_cache
 from omnidraft.config import Drafting, Sampling
-from omnidraft.decoding.drafter import AttachedDrafter, Drafter
+from omnidraft.decoding.drafter import AttachedDrafter
 from omnidraft.decoding.engine import Engine
 from omnidraft.models.language_model import LanguageModel
 from omnidraft.verification.sampling import GeneratorSampler
 
 if TYPE_CHECKING:
     from omnidraft.api import OmniDraft
-    from omnidraft.draft_length.acceptance_head import Head
     from omnidraft.draft_length.policy import DraftLengthPolicy
     from omnidraft.verification.round import Round
 
-CHUNK = 4  # tokens of a turn: the first of them finds little in the processor's caches
+CHUNK = 4  # tokens of a turn; the first one finds cold caches
 PLAIN = Drafting(draft_length=0)
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The tokens that follow a prompt; `rounds` where our own loop made them, else tokens fed in each target pass."""
+    """The tokens that follow a prompt."""
 
     tokens: list[int]
-    rounds: list[Round] | None = None
-    passes: Sequence[int] = ()
+    rounds: list[Round] | None = None  # of our own loop
+    passes: Sequence[int] = ()  # of others: tokens fed in each forward pass of the target
 
 
 @dataclass(frozen=True)
 class Timed:
-    """An answer with the seconds it took, by the clock and of this process."""
+    """An answer with its wall-clock and CPU seconds."""
 
     answer: Answer
     seconds: float
     cpu_s: float
 
 
-class Way(Protocol):
-    """A way of decoding that can be interrupted."""
+class Method(Protocol):
+    """A decoding method that can be interrupted."""
 
     name: str
 
@@ -70,7 +68,7 @@ class Way(Protocol):
         """The answer so far."""
 
 
-class EngineWay:
+class EngineMethod:
     """Decoding by our own loop."""
 
     def __init__(self, name: str, engine: Engine, sampling: Sampling) -> None:
@@ -80,7 +78,7 @@ class EngineWay:
         self._length = 0
 
     def restart(self) -> None:
-        """Forget the n-grams seen; what the draft-length policy measured is kept, as it is for users."""
+        """Forget the n-grams seen; the measurements of the draft-length policy are kept, as for users."""
         old = self.engine
         if old.attached is not None:
             attached = replace(old.attached, cache=make_cache(old.attached.cache.table, old.drafting))
@@ -101,22 +99,22 @@ class EngineWay:
         return Answer(emitted(self._done), self._done)
 
 
-def take_turns(
-    ways: Sequence[Way],
+def interleave(
+    methods: Sequence[Method],
     ids: list[int],
     new_tokens: int,
     seed: int = 0,
     turn: int = 0,
     chunk: int = CHUNK,
 ) -> list[Timed]:
-    """Answer a prompt by every way, `chunk` tokens at a time, in an order that changes with `turn` and every lap.
+    """Answer a prompt by every method, `chunk` tokens at a time, in an order that changes with `turn` and every lap.
 
-    The answers are in the order of `ways`; no garbage is collected meanwhile.
+    The answers are in the order of `methods`.  Garbage collection is off meanwhile.
     """
-    seconds, busy = ([0.0] * len(ways) for _ in range(2))
-    for way in ways:
-        way.begin(ids, new_tokens, seed)
-    going, length = list(range(len(ways))), 0
+    seconds, busy = ([0.0] * len(methods) for _ in range(2))
+    for method in methods:
+        method.begin(ids, new_tokens, seed)
+    going, length = list(range(len(methods))), 0
     gc.collect(0)
     gc.disable()
     try:
@@ -124,7 +122,7 @@ def take_turns(
             length, left = length + chunk, []
             for place in ordered(going, turn):
                 began, cpu = time.perf_counter(), time.process_time()
-                more = ways[place].advance(length)
+                more = methods[place].advance(length)
                 seconds[place] += time.perf_counter() - began
                 busy[place] += time.process_time() - cpu
                 if more and length < new_tokens:
@@ -132,13 +130,13 @@ def take_turns(
             going, turn = sorted(left), turn + 1
     finally:
         gc.enable()
-    return [Timed(way.end(), *taken) for way, *taken in zip(ways, seconds, busy, strict=True)]
+    return [Timed(method.end(), *taken) for method, *taken in zip(methods, seconds, busy, strict=True)]
 
 
 def ordered(items: Sequence[T], turn: int) -> list[T]:
-    """The order of one turn: over as many turns as there are items, each has had every place.
+    """The order of one turn: over n turns of n items, each item has every place once.
 
-    Which item follows which changes with each such cycle, as one may leave caches behind that suit another.
+    The neighbors change with each such cycle, because a method may leave caches behind that suit another.
     """
     if not items:
         return []
@@ -166,18 +164,6 @@ def engine_for(
     return Engine(target, eos, attached, drafting, policy)
 
 
-def isolated(model: OmniDraft, drafting: Drafting, head: Head | None = None) -> Engine:
-    """An engine with separate KV caches and n-grams, which may take turns with others within an answer."""
-    if drafting.longest == 0 or model.drafter is None:
-        return engine_for(model)
-    attached = drafter_of(model)
-    # with the same weights as the others, which would else crowd the processor's caches
-    drafter = Drafter(attached.drafter.model)
-    cache = make_cache(attached.cache.table, drafting)
-    attached = replace(attached, drafter=drafter, cache=cache, head=head or attached.head)
-    return engine_for(model, drafting, attached=attached)
-
-
 def drafter_of(model: OmniDraft) -> AttachedDrafter:
     """The drafter of a model; raises ValueError where it has none."""
     if model.engine.attached is None:
@@ -186,10 +172,10 @@ def drafter_of(model: OmniDraft) -> AttachedDrafter:
 
 
 def emitted(rounds: Iterable[Round]) -> list[int]:
-    """The target tokens of some rounds."""
+    """The target tokens of some rounds, in one list."""
     return [token for record in rounds for token in record.emitted]
 
 
 def sampler(seed: int = 0) -> GeneratorSampler:
-    """Draws that a seed decides."""
+    """A sampler with the random generator of a seed."""
     return GeneratorSampler(torch.Generator().manual_seed(seed))

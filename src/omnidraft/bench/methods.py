@@ -1,4 +1,4 @@
-"""The ways of decoding that are compared: `transformers` alone and with drafting, and ours."""
+"""The methods that are compared: `generate` of `transformers`, plain and with drafts, and our own loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from omnidraft.api import OmniDraft
-from omnidraft.bench.interleaved import PLAIN, Answer, EngineWay, Way, engine_for
+from omnidraft.bench.interleaved import PLAIN, Answer, EngineMethod, Method, engine_for
 from omnidraft.bench.records import BASELINE
 from omnidraft.config import Drafting, Sampling
 from omnidraft.errors import ConfigError, OmniDraftError
@@ -24,7 +24,7 @@ LOOKUP_TOKENS = 10  # prompt_lookup_num_tokens, as the documentation of `transfo
 
 
 class UnavailableError(OmniDraftError):
-    """A way of decoding does not work with these models."""
+    """A method does not work with these models."""
 
     def __init__(self, method: str, reason: str) -> None:
         super().__init__(reason)
@@ -41,7 +41,7 @@ class Transformers:
         self._asked: tuple[list[int], int, int] = ([], 0, 0)
         self._tokens: list[int] = []
         self._passes: list[int] = []  # tokens fed to the target in each
-        # all that a model's generation config may ask for beside, and our own loop is not asked for
+        # in place of what the model's generation config asks for, which our own loop is not given either
         self._options: dict[str, Any] = {"do_sample": not sampling.greedy, "repetition_penalty": 1.0, "num_beams": 1}
         if not sampling.greedy:
             self._options |= {"temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
@@ -86,7 +86,7 @@ class Transformers:
         except Exception as error:
             if self.name == BASELINE:
                 raise
-            # whatever it is, it says that transformers cannot do this with these models
+            # any error means that transformers cannot do this with these models
             reason = textwrap.shorten(f"{type(error).__name__}: {error}", 160, placeholder=" ...")
             raise UnavailableError(self.name, reason) from error
         tokens: list[int] = output[0, len(ids) :].tolist()
@@ -95,7 +95,7 @@ class Transformers:
 
 @contextmanager
 def _counted(model: PreTrainedModel) -> Iterator[list[int]]:
-    """A list that receives the number of tokens fed in each forward pass of a `transformers` model inside."""
+    """A list that receives the number of input tokens of each forward pass of the model."""
     fed: list[int] = []
 
     def count(_: torch.nn.Module, ids: tuple[torch.Tensor, ...], named: dict[str, Any]) -> None:
@@ -110,21 +110,20 @@ def _counted(model: PreTrainedModel) -> Iterator[list[int]]:
 
 def make(
     names: Sequence[str], model: OmniDraft, draft_length: int, sampling: Sampling
-) -> tuple[list[Way], dict[str, str]]:
-    """The methods of these names, and for those that are left out the reason.
+) -> tuple[list[Method], dict[str, str]]:
+    """The methods of these names, and the reasons for those that are left out.
 
-    To be called before the models are used: the drafter that `transformers` gets is a copy, which drafting by
-    `transformers` may change for good.  Of a target in 8 bits, which `transformers` cannot run, the baseline is our
-    loop without drafts.
+    To be called before the models are used: `transformers` gets a copy of the drafter, because its drafting may change
+    the model.  With 8-bit weights, which `transformers` cannot run, the baseline is our loop without drafts.
     """
-    made: list[Way] = []
+    made: list[Method] = []
     left_out = {}
     ours_alone = not model.target.lm.generates
     for name in names:
         if name in GREEDY_ONLY and not sampling.greedy:
             left_out[name] = "greedy only: transformers' sampling of drafts does not follow the target's distribution"
         elif name == BASELINE and ours_alone:  # the same weights without drafts
-            made.append(EngineWay(name, engine_for(model, PLAIN), sampling))
+            made.append(EngineMethod(name, engine_for(model, PLAIN), sampling))
         elif name in (BASELINE, "lookup", "uad") and ours_alone:
             left_out[name] = "transformers cannot run these weights"
         elif name in (BASELINE, "lookup"):
@@ -136,5 +135,5 @@ def make(
         else:
             ours = {"plain": PLAIN, "goodput": Drafting(), "network": Drafting(remember="nothing")}
             drafting = ours.get(name) or Drafting(draft_length=draft_length, mode=name)
-            made.append(EngineWay(name, engine_for(model, drafting), sampling))
+            made.append(EngineMethod(name, engine_for(model, drafting), sampling))
     return made, left_out

@@ -1,4 +1,4 @@
-"""Rows of results, and their Markdown and figure.  A row is a method on one task of a target, or on all tasks."""
+"""Rows of results, and their Markdown.  A row is a method on one task of a target, or on all tasks."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
-from omnidraft.bench.output import COLORS, down, figure, markdown_table, percent
-from omnidraft.bench.records import BASELINE, OF_LLAMA, ORDER, Results, Run
+from omnidraft.bench.output import down, markdown_table, percent
+from omnidraft.bench.records import BASELINE, METHODS, Results, Run
 from omnidraft.errors import InputError
 
 ALL = "all"  # the row over all tasks
-SAME = (  # of a setting: where these differ, figures cannot be compared
+SAME = (  # of a setting: if these differ, figures cannot be compared
     *("dtype", "threads", "device", "cpu", "cores", "platform", "python"),
     *("torch", "transformers", "omnidraft", "commit"),
-    *("drafter", "gguf", "max_new_tokens", "draft_length", "temperature", "repeats", "seed"),
+    *("drafter", "max_new_tokens", "draft_length", "temperature", "repeats", "seed"),
 )
 PARTS = ("draft", "verify", "overhead")  # of the seconds
 COLUMNS = (
@@ -34,7 +33,7 @@ T = TypeVar("T")
 def rows(results: Sequence[Results]) -> list[Row]:
     """A row for each target, task and method, and for each target and method one over "all" tasks.
 
-    A figure that a method has no measure for is None.  Raises InputError for a task of a target that occurs twice.
+    A figure that a method does not have is None.  Raises InputError for a task of a target that occurs twice.
     """
     made = []
     for target, files in _grouped(results, lambda result: result.setting["target"]).items():
@@ -44,7 +43,7 @@ def rows(results: Sequence[Results]) -> list[Row]:
                 raise InputError(f"task {task!r} of target {target!r} is in two result files: leave one of them out")
         for task in [*tasks, ALL]:
             others = (run.method for result in files for run in result.runs)
-            for method in dict.fromkeys([*ORDER, *others]):
+            for method in dict.fromkeys([*METHODS, *others]):
                 row = _row(files, method, {task} if task != ALL else set(tasks))
                 if row is not None:
                     made.append({"target": target, "task": task, "method": method, **row})
@@ -74,9 +73,8 @@ def _figures(runs: Sequence[Run], base: Sequence[Run]) -> Row:
     base_seconds = _total(base, "seconds")
     if base:  # answers may differ in length: sampled ones, and greedy ones in half precision
         base_seconds *= tokens / _total(base, "tokens")
-    counts = [run.counts for run in runs if run.counts]
-    rounds, symbols = _total(counts, "rounds"), _total(counts, "symbols")
-    timed = [each for each in counts if each.draft_s is not None]
+    rounds = _total(runs, "rounds")
+    timed = all(run.draft_s is not None for run in runs)
     return {
         "tokens_per_s": middle,
         "tokens_per_s_q1": low,
@@ -85,9 +83,9 @@ def _figures(runs: Sequence[Run], base: Sequence[Run]) -> Row:
         "deviation": statistics.stdev(by_repeat) / statistics.mean(by_repeat) if len(by_repeat) > 1 else None,
         "speedup": _ratio(base_seconds, seconds),
         "block_efficiency": _ratio(tokens, rounds),
-        "acceptance_rate": _ratio(_total(counts, "symbols_accepted"), symbols),
-        "draft_length": _ratio(_total(counts, "drafted") + _total(counts, "retrieved"), rounds),
-        **{f"{part}_share": _ratio(_total(timed, f"{part}_s"), seconds) if timed else None for part in PARTS},
+        "acceptance_rate": _ratio(_total(runs, "symbols_accepted"), _total(runs, "symbols")),
+        "draft_length": _ratio(_total(runs, "drafted"), rounds),
+        **{f"{part}_share": _ratio(_total(runs, f"{part}_s"), seconds) if timed else None for part in PARTS},
         "identical": None if sampled else not different,
         "different": None if sampled else len(different),
         "prompts": len(prompts),
@@ -113,7 +111,7 @@ def _ratio(part: float, whole: float) -> float | None:
 
 
 def differences(results: Mapping[str, Results]) -> list[str]:
-    """Differences between the settings of result files, by name, a line each."""
+    """Differences between the settings of result files, a line each."""
     found = []
     for key in SAME:
         values = {name: result.setting.get(key) for name, result in results.items()}
@@ -130,7 +128,7 @@ def differences(results: Mapping[str, Results]) -> list[str]:
 
 
 def markdown(results: Mapping[str, Results], made: Sequence[Row]) -> str:
-    """The settings, by name of their file, then a table for each target and task."""
+    """A table of the settings, by file name, then a table for each target and task."""
     settings = {name: _shown(result.setting) for name, result in results.items()}
     keys = dict.fromkeys(key for setting in settings.values() for key in setting)
     cells = [[key, *(setting.get(key, "–") for setting in settings.values())] for key in keys]
@@ -167,31 +165,5 @@ def _cells(row: Row) -> list[str]:
         down(row["acceptance_rate"], 2),
         down(row["draft_length"], 1),
         " / ".join(percent(row[f"{part}_share"]) for part in PARTS),
-        "–" if row["method"] in OF_LLAMA else identical[row["identical"]],
+        identical[row["identical"]],
     ]
-
-
-# ---------------------------------------------------------------- figure
-
-
-def speedups(rows: Sequence[Row], path: Path) -> bool:
-    """Speedups as bars, a panel for each target."""
-    shown = [row for row in rows if row["task"] != ALL and not row["unavailable"]]
-    targets, tasks = (list(dict.fromkeys(row[key] for row in shown)) for key in ("target", "task"))
-    methods = [name for name in ORDER if any(row["method"] == name for row in shown)][::-1]  # first at the top
-    height = 0.8 / max(1, len(tasks))
-
-    def draw(target: str, panel: Any) -> None:
-        for number, task in enumerate(tasks):
-            bars = [row for row in shown if (row["target"], row["task"]) == (target, task)]
-            places = [methods.index(row["method"]) + 0.4 - (number + 0.5) * height for row in bars]
-            speeds = [row["speedup"] for row in bars]
-            errors = [row["speedup"] * (row["deviation"] or 0.0) for row in bars]
-            color = COLORS[number % len(COLORS)]
-            panel.barh(places, speeds, 0.85 * height, xerr=errors, color=color, label=task, ecolor="#333333")
-        panel.axvline(1.0, color="black", linewidth=1.0)
-        panel.set_yticks(range(len(methods)), methods)
-        panel.set_title(target)
-        panel.set_xlabel("speedup over generate")
-
-    return figure(targets, draw, path)

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from rich.console import Console
 
-from omnidraft.bench import prompts
-from omnidraft.bench.output import progress
-from omnidraft.cli import flags
+from omnidraft.cli import flags, prompts
+from omnidraft.cli.progress import progress
 from omnidraft.config import Drafting, Learning, Sampling
 from omnidraft.errors import ConfigError, PromptError
 

@@ -1,6 +1,6 @@
-"""`omnidraft bench`: its commands, and what they print.
+"""`omnidraft bench`: timed comparisons of decoding methods, and the test of exactness.
 
-What people read goes to stderr, but for the Markdown table; the last line of stdout is one JSON object.
+Markdown goes to stdout, whose last line is one JSON object; progress and warnings go to stderr.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ import argparse
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markdown import Markdown
 
-from omnidraft.bench import environment, output, prompts, records, report
-from omnidraft.bench.records import BASELINE, METHODS, OF_LLAMA
-from omnidraft.cli import flags
+from omnidraft.bench import environment, output, records, report
+from omnidraft.bench.records import BASELINE, METHODS
+from omnidraft.cli import flags, prompts
+from omnidraft.cli.progress import progress
 from omnidraft.config import Drafting, Sampling
 from omnidraft.errors import ConfigError
 
@@ -33,10 +33,10 @@ QUICK = {"count": 6, "max_new_tokens": 48, "repeats": 1}
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `omnidraft bench`; 1 where a token differs that must not.  Raises InputError and its kinds."""
+    """Run `omnidraft bench`; 1 if a token differs that must not.  Raises InputError and its kinds."""
     parser = flags.CommandParser(
         prog="omnidraft bench",
-        description="Compare ways of decoding, every figure beside its baseline.",
+        description="Compare decoding methods on your models, and test that sampling is exact.",
         examples=(
             "omnidraft bench compare --help",
             f"omnidraft bench compare {flags.PAIR} --task prompts.jsonl --quick",
@@ -64,10 +64,6 @@ def _compare(options: argparse.Namespace, console: Console) -> int:
     if len(texts) < len(options.task) or report.ALL in texts:
         names = ", ".join(prompts.name_of(task) for task in options.task)
         raise ConfigError(f"the tasks are called {names}: give each once, and files by names other than {report.ALL!r}")
-    if options.gguf is not None:
-        from omnidraft.bench import llama
-
-        llama.check(options.gguf)
     flags.prepare_libraries(options.threads)
     return _measured(options, methods, texts, console)
 
@@ -82,55 +78,33 @@ def _methods(given: str) -> list[str]:
 
 
 def _measured(options: argparse.Namespace, names: Sequence[str], texts: dict[str, list[str]], console: Console) -> int:
-    from omnidraft.bench import compare, llama, methods
+    from omnidraft.bench import compare, methods
 
     model = flags.load_models(options, profile=None, draft_length=options.draft_length)
     sampling = Sampling(temperature=options.temperature)
     made, left_out = methods.make(names, model, options.draft_length, sampling)
     questions = compare.questions_of(model, texts, options.max_new_tokens, console)
     setting = _setting(options, model, texts, questions)
-    if options.gguf is not None and (not sampling.greedy or model.target.lm.device.type != "cpu"):
-        left_out |= dict.fromkeys(OF_LLAMA, "greedy only, and on a CPU")
-    elif options.gguf is not None:
-        room = max(len(each.ids) for each in questions) + options.max_new_tokens
-        read = llama.LlamaModel(options.gguf, room, setting["threads"])
-        made += llama.ways(read, model.target.lm, sorted(model.engine.eos))
-        setting["gguf"] = f"{options.gguf.name}, {read.precision}"
     name = re.sub(r"[^\w.-]+", "-", model.target.name)
     stem = options.out and options.out / f"compare-{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    with _opened(stem) as file:
-        results = records.Results(setting=setting, file=file)
-        for name, reason in left_out.items():
-            console.print(f"{name} is left out, {reason}")
-            results.drop(name, reason)
-        plan = compare.Plan(
-            new_tokens=options.max_new_tokens,
-            repeats=options.repeats,
-            seed=options.seed,
-            sampled=not sampling.greedy,
-            free=OF_LLAMA,  # it rounds otherwise
-        )
-        step = output.progress(console, "timing", plan.repeats * len(questions))
-        compare.race(made, questions, plan, results, step)
-        results.end()
+    if stem is not None:
+        with output.writing(stem):  # known before minutes are spent
+            stem.with_name(stem.name + ".json").touch()
+    for name, reason in left_out.items():
+        console.print(f"{name} is left out, {reason}")
+    results = records.Results(setting=setting, unavailable=left_out)
+    new_tokens, repeats = options.max_new_tokens, options.repeats
+    plan = compare.Plan(new_tokens=new_tokens, repeats=repeats, seed=options.seed, sampled=not sampling.greedy)
+    compare.compare(made, questions, plan, results, progress(console, "timing", repeats * len(questions)))
+    if stem is not None:
+        with output.writing(stem):
+            results.save(stem.with_name(stem.name + ".json"))
     rows = report.rows([results])
-    _publish({"this run": results}, rows, stem, console, as_json=options.json)
+    _publish({"this run": results}, rows, stem, as_json=options.json)
     wrong = [f"{row['method']} on {row['task']}" for row in rows if row["identical"] is False]
     if wrong:
         console.print(f"THE TOKENS DIFFER from those of {BASELINE}: {', '.join(wrong)}", style="bold red")
     return 1 if wrong and setting["dtype"] in ("float32", "int8") else 0
-
-
-@contextmanager
-def _opened(stem: Path | None) -> Iterator[TextIO | None]:
-    """The result file; None where none is asked for."""
-    if stem is None:
-        yield None
-        return
-    with output.writing(stem):
-        file = stem.with_name(stem.name + ".jsonl").open("w", encoding="utf-8")
-    with file:
-        yield file
 
 
 def _setting(
@@ -164,26 +138,18 @@ def _report(options: argparse.Namespace, console: Console) -> int:
     results = {path.name if names.count(path.name) == 1 else str(path): records.read(path) for path in options.files}
     for difference in report.differences(results):
         console.print(f"warning: {difference}", style="yellow")
-    _publish(results, report.rows(list(results.values())), options.out, console, as_json=options.json)
+    _publish(results, report.rows(list(results.values())), options.out, as_json=options.json)
     return 0
 
 
 def _publish(
-    results: dict[str, records.Results],
-    rows: Sequence[report.Row],
-    stem: Path | None,
-    console: Console,
-    *,
-    as_json: bool,
+    results: dict[str, records.Results], rows: Sequence[report.Row], stem: Path | None, *, as_json: bool
 ) -> None:
-    """Print rows, and write STEM.md and STEM.png where there is a stem."""
+    """Print the tables and the rows, and write STEM.md if there is a stem."""
     text = report.markdown(results, rows)
     if stem is not None:
         with output.writing(stem):
             stem.with_name(stem.name + ".md").write_text(text, encoding="utf-8")
-            drawn = report.speedups(rows, stem.with_name(stem.name + ".png"))
-        if not drawn:
-            console.print("no figure is drawn, which takes matplotlib: pip install 'omnidraft[bench]'")
     if not as_json:
         print(text)
     print(json.dumps({"rows": rows}))
@@ -204,11 +170,12 @@ def _exactness(options: argparse.Namespace, console: Console) -> int:
         alpha=options.alpha,
         sampling=Sampling(**SAMPLED | sampling),
         seed=options.seed,
-        fault=options.fault,
     )
     flags.prepare_libraries(options.threads)
     model = flags.load_models(options, profile=None, **DRAFTED | drafting)
-    result = exactness.examine(model, options.prompt or exactness.PROMPTS, experiment, console)
+    texts = options.prompt or exactness.PROMPTS
+    step = progress(console, "sampling", experiment.samples * len(texts))
+    result = exactness.examine(model, texts, experiment, console.print, step)
     result["settings"] = environment.machine(model.target.lm.device)
     result["command"] = environment.command(options.words)
     page = exactness.markdown(result)
@@ -229,12 +196,12 @@ def _exactness(options: argparse.Namespace, console: Console) -> int:
 def _add_compare(bench: flags.CommandParser) -> None:
     parser = bench.command(
         "compare",
-        "run the methods against the clock",
+        "time decoding methods on the same prompts, in turns",
         _compare,
         f"{flags.PAIR} --task prompts.jsonl --quick",
         f"{flags.PAIR} --task gsm8k --count 100 --temperature 1 --out results",
         f"{flags.PAIR} --task prompts.jsonl --methods exact,generate --json",
-        "--target MODEL.gguf --drafter zoo:general --dtype auto --gguf MODEL.gguf --task prompts.jsonl",
+        "--target MODEL.gguf --drafter zoo:general --dtype auto --task prompts.jsonl",
     )
     flags.add(parser, "--target")
     parser.add_argument("--drafter", required=True, metavar="MODEL", help="draft model, given like the target")
@@ -244,43 +211,42 @@ def _add_compare(bench: flags.CommandParser) -> None:
     flags.add(parser, "--count", help="the first N prompts of each task (default: all)")
     listed = f"of {', '.join(METHODS)} (default: all); {BASELINE} is always among them"
     parser.add_argument("--methods", default=",".join(METHODS), metavar="A,B", help=listed)
-    parser.add_argument("--gguf", type=Path, metavar="FILE", help=f"the target for {' and '.join(OF_LLAMA)}, as well")
     flags.add(parser, "--max-new-tokens", help=f"maximum tokens of an answer (default: {SIZES['max_new_tokens']})")
-    turns = f"turns of every method (default: {SIZES['repeats']})"
+    turns = f"times that every prompt is answered (default: {SIZES['repeats']})"
     parser.add_argument("--repeats", type=flags.at_least(1), metavar="N", help=turns)
     parser.add_argument("--draft-length", type=int, default=4, metavar="N", help="draft tokens a round (default: 4)")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 is greedy (default: 0)")
     _add_run(parser)
-    flags.add(parser, "--out", metavar="DIR", help="write results, Markdown and figure (default: none)")
-    quick = f"{QUICK['count']} prompts a task, {QUICK['max_new_tokens']} tokens and one repeat where not given"
+    flags.add(parser, "--out", metavar="DIR", help="write results as JSON and Markdown (default: none)")
+    quick = f"{QUICK['count']} prompts a task, {QUICK['max_new_tokens']} tokens, one repeat, unless given"
     parser.add_argument("--quick", action="store_true", help=quick)
     flags.add(parser, "--json", help="print no Markdown, only the JSON line")
 
 
 def _add_report(bench: flags.CommandParser) -> None:
-    example = "results/compare-*.jsonl --out results/compare"
+    example = "results/compare-*.json --out results/compare"
     parser = bench.command("report", "merge result files and print their tables", _report, example)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="written by `bench compare --out`")
-    flags.add(parser, "--out", help="write STEM.md and STEM.png")
+    flags.add(parser, "--out", help="write STEM.md")
     flags.add(parser, "--json", help="print no Markdown, only the JSON line")
 
 
 def _add_exactness(bench: flags.CommandParser) -> None:
     parser = bench.command(
         "exactness",
-        "whether sampled text has the target's own distribution: a statistical test, exit code 1 where it fails",
+        "test that sampled text has the target's own distribution; exit code 1 if not",
         _exactness,
         f"{flags.PAIR} --quick",
         f"{flags.PAIR} --samples 10000 --prompt 'Dear Sir,' --temperature 0.8 --top-p 0.95",
-        f"{flags.PAIR} --quick --fault permuted-q",
     )
     flags.add(parser, "--target", "--drafter")
-    parser.add_argument("--prompt", action="append", metavar="TEXT", help="to continue; repeatable (default: three)")
+    parser.add_argument(
+        "--prompt", action="append", metavar="TEXT", help="a text to continue; repeatable (default: three)"
+    )
     samples = "answers to each prompt (default: 2000, 400 with --quick)"
     parser.add_argument("--samples", type=flags.at_least(100), metavar="N", help=samples)
-    alpha = "chance to fail without a fault (default: 0.001)"
+    alpha = "probability that a correct run fails (default: 0.001)"
     parser.add_argument("--alpha", type=float, default=1e-3, metavar="X", help=alpha)
-    parser.add_argument("--fault", choices=("permuted-q",), help="plant a fault, to see it found")
     _add_run(parser)
     parser.add_argument("--quick", action="store_true", help="fewer samples")
     flags.add(parser, "--out", help="write STEM.json and STEM.md")
@@ -292,6 +258,6 @@ def _add_exactness(bench: flags.CommandParser) -> None:
 
 
 def _add_run(parser: flags.CommandParser) -> None:
-    """Add the arguments that say how two models are run."""
+    """Add the arguments for dtype, device, threads and seed."""
     flags.add(parser, "--dtype", default="float32")
     flags.add(parser, "--device", "--threads", "--seed")

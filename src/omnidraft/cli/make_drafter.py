@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from omnidraft import zoo
-from omnidraft.bench import prompts
-from omnidraft.cli import flags
+from omnidraft.cli import flags, prompts
 from omnidraft.config import names
 from omnidraft.make_drafter.settings import Shape, Training, Writing
 

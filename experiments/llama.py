@@ -19,13 +19,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from omnidraft.bench.interleaved import Answer, Way
-from omnidraft.bench.methods import UnavailableError
-from omnidraft.bench.records import LLAMA, LLAMA_LOOKUP
+from omnidraft.bench.interleaved import Answer
 from omnidraft.config import cache_folder
-from omnidraft.errors import ConfigError, InputError, ModelError
+from omnidraft.errors import InputError, ModelError
 from omnidraft.models.language_model import LanguageModel, SingleSequence
-from omnidraft.models.transformers_model import CHUNK, PretrainedModel
+from omnidraft.models.transformers_model import CHUNK
 
 EXTRA = "pip install 'omnidraft[llama-cpp]'"
 LOOKUP_TOKENS = 2  # num_pred_tokens: what its documentation has for machines without a GPU
@@ -131,7 +129,7 @@ class LlamaModel(SingleSequence):
         self.length += len(ids)
 
 
-class LlamaWay:
+class LlamaMethod:
     """Greedy decoding by llama.cpp, with `draft` of copied drafts that are checked in the same pass."""
 
     def __init__(self, name: str, model: LanguageModel, eos: Sequence[int], draft: Lookup | None = None) -> None:
@@ -147,13 +145,7 @@ class LlamaWay:
         self._prompt, self._tokens, self._passes = ids, [], []
 
     def advance(self, length: int) -> bool:
-        """Answer in one go; raises UnavailableError where llama.cpp fails."""
-        try:
-            return self._answer(length)
-        except ModelError as error:
-            raise UnavailableError(self.name, str(error)) from error
-
-    def _answer(self, length: int) -> bool:
+        """Answer in one go; raises ModelError if llama.cpp fails."""
         text, said = list(self._prompt), self._tokens
         self._sequence.crop(0)
         while len(said) < length and self._eos.isdisjoint(said[-1:]):
@@ -173,23 +165,6 @@ class LlamaWay:
 
     def end(self) -> Answer:
         return Answer(self._tokens, passes=self._passes)
-
-
-def check(path: Path) -> None:
-    """Raise ModelError where llama.cpp is not installed, InputError where there is no such file."""
-    _needed()
-    if not path.is_file():
-        raise InputError(f"{str(path)!r} is no file: give --gguf a GGUF file of the target")
-
-
-def ways(model: LlamaModel, target: PretrainedModel, eos: Sequence[int]) -> list[Way]:
-    """llama.cpp with the model of a target's file, plain and with prompt lookup; ConfigError for another target's."""
-    config: Any = target.model.config
-    shape = target.vocab_size, config.num_hidden_layers, config.hidden_size
-    if model.shape != shape:
-        found = f"the file has {model.shape} ids, layers and columns, the target {shape}"
-        raise ConfigError(f"{found}: give --gguf a file of the target")
-    return [LlamaWay(LLAMA, model, eos), LlamaWay(LLAMA_LOOKUP, model, eos, lookup())]
 
 
 def _needed() -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from omnidraft.bench.prompts import digest, name_of, read
+from omnidraft.cli.prompts import digest, name_of, read
 from omnidraft.errors import ConfigError, InputError, PromptError
 from support.project_files import shared
 
