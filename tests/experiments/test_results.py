@@ -1,4 +1,4 @@
-"""What studies share: the file of results, recorded answers, tasks, recipes, and ways that are compared."""
+"""What studies share: the file of results, tasks, recipes, and ways that are compared."""
 
 from __future__ import annotations
 
@@ -8,18 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from experiments import recipe
 from experiments import tasks as parted
-from experiments.evaluation import Evaluation, compared, medians
-from experiments.recordings import AT_ONCE, Recordings
+from experiments.evaluation import Evaluation, compared
 from experiments.results import Results
-from experiments.student import Recorded
-from omnidraft.bench.interleaved import Answer, EngineMethod
+from omnidraft.bench.interleaved import Answer, EngineMethod, Timed
 from omnidraft.config import Sampling
 from omnidraft.errors import ConfigError, InputError
-from omnidraft.verification.sparse_probs import SparseProbs
 from support.engines import isolated
 from support.project_files import ROOT, shared
 
@@ -136,56 +132,34 @@ def test_splits_come_from_the_hub_where_there_is_no_folder(monkeypatch: pytest.M
     assert asked == [("tatsu-lab/alpaca", "train"), ("EdinburghNLP/xsum", "train"), ("EdinburghNLP/xsum", "test")]
 
 
-# ---------------------------------------------------------------- recorded answers
-
-
-def answer(prompt: Sequence[int], tokens: Sequence[int]) -> Recorded:
-    probs = (
-        SparseProbs(torch.arange(1 + token).int().numpy(), torch.full((1 + token,), 1 / (1 + token)).numpy())
-        for token in tokens
-    )
-    return Recorded(tuple(prompt), tuple(tokens), tuple(probs))
-
-
-def test_answers_are_recorded_once_and_survive_being_kept(tmp_path: Path) -> None:
-    asked = [[number] for number in range(AT_ONCE + 5)]
-    made: list[int] = []
-
-    def make(ids: Sequence[int], number: int) -> Recorded:
-        made.append(number)
-        return answer(ids, range(number % 3))
-
-    Recordings(tmp_path).answers("t", asked[:AT_ONCE], make)
-    found = Recordings(tmp_path).answers("t", asked, make)
-    assert made == list(range(AT_ONCE + 5))
-    for number, one in enumerate(found):
-        same = answer([number], range(number % 3))
-        assert (one.prompt, one.tokens) == (same.prompt, same.tokens)
-        for kept, probs in zip(one.teacher, same.teacher, strict=True):
-            assert (kept.tokens == probs.tokens).all()
-            assert (kept.probs == probs.probs).all()
-    with pytest.raises(InputError, match="to other prompts"):
-        Recordings(tmp_path).answers("t", [[99]], make)
-    next(tmp_path.glob("t-*.npz")).write_bytes(b"torn")
-    with pytest.raises(InputError, match="cannot read recorded answers"):
-        Recordings(tmp_path).answers("t", asked, make)
-
-
 # ---------------------------------------------------------------- compared ways
 
 
-def test_ways_are_compared_repeat_by_repeat(evaluation: Evaluation) -> None:
+def test_ways_are_compared_and_have_medians(evaluation: Evaluation) -> None:
     model, ids = evaluation.model, evaluation.prompts("gsm8k", tests=True)
     ways = [EngineMethod(str(n), isolated(model, draft_length=n), Sampling()) for n in (0, 1, 3)]
-    rows = list(compared(ways, ids, 8, range(3)))
-    assert [(row["repeat"], row["way"]) for row in rows] == [(n, way) for n in range(3) for way in ("0", "1", "3")]
-    assert all(row["identical"] for row in rows)
-    plain, one, three = medians(rows).values()
+    found = compared(ways, ids, 8, 3)
+    assert list(found) == ["0", "1", "3"]
+    assert all(row["identical"] for row in found.values())
+    plain, one, three = found.values()
     assert plain["drafted"] == plain["acceptance_rate"] == 0
     assert plain["block_efficiency"] == plain["speedup"] == 1
     assert 0 < one["drafted"] <= 1 < three["drafted"] <= 3
-    speedups = sorted(row["tokens_per_s"] / row["plain_tokens_per_s"] for row in rows if row["way"] == "3")
-    assert three["speedup"] == pytest.approx(speedups[1], abs=1e-3)
+
+
+def test_the_median_is_of_repeats(evaluation: Evaluation, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = evaluation.model, evaluation.prompts("gsm8k", tests=True)[:1]
+    seconds = iter([2.0, 1.0, 4.0, 1.0, 6.0, 2.0])
+
+    def timed(ways: Sequence[EngineMethod], *_: object, **__: object) -> list[Timed]:
+        return [Timed(way.end(), next(seconds), 0.0) for way in ways]
+
+    ways = [EngineMethod(name, isolated(model, draft_length=0), Sampling()) for name in ("plain", "other")]
+    for way in ways:
+        way.begin(ids[0], 8, 0)
+        way.advance(8)
+    monkeypatch.setattr("experiments.evaluation.interleave", timed)
+    assert compared(ways, ids, 8, 3)["other"]["speedup"] == 3.0, "of 2, 4 and 3"
 
 
 @pytest.mark.parametrize(("temperature", "identical"), [(0.0, False), (1.0, None)])
@@ -193,11 +167,14 @@ def test_greedy_answers_that_differ_are_noticed(
     temperature: float, identical: bool | None, evaluation: Evaluation
 ) -> None:
     class Wrong(EngineMethod):
+        ended = 0
+
         def end(self) -> Answer:
             said = super().end()
-            return Answer([*said.tokens[:-1], said.tokens[-1] + 1], said.rounds)
+            Wrong.ended += 1
+            return Answer([*said.tokens[:-1], said.tokens[-1] + (Wrong.ended == 1)], said.rounds)
 
     engines = (isolated(evaluation.model, draft_length=0) for _ in range(2))
-    ways = [kind("x", next(engines), Sampling(temperature=temperature)) for kind in (EngineMethod, Wrong)]
-    rows = list(compared(ways, evaluation.prompts("gsm8k", tests=True), 8))
-    assert {row["identical"] for row in rows} == {identical}
+    ways = [kind(kind.__name__, next(engines), Sampling(temperature=temperature)) for kind in (EngineMethod, Wrong)]
+    found = compared(ways, evaluation.prompts("gsm8k", tests=True), 8, 2)
+    assert {row["identical"] for row in found.values()} == {identical}, "in the first repeat alone"
