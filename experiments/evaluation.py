@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from experiments.paper_training import HybridLoss
 from experiments.recipe import Recipe
 from experiments.student import Recorded, Student, record
 from omnidraft.api import load
@@ -18,7 +19,6 @@ from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.decoding.stats import Stats
 from omnidraft.distillation.lora import parted
-from omnidraft.distillation.losses import HybridLoss
 from omnidraft.errors import PromptError
 
 Row = dict[str, Any]
@@ -32,7 +32,7 @@ class Method:
     """The settings of drafting, and of learning where anything is learned; the rest is the recipe's."""
 
     drafting: Options
-    learning: Options | None = None
+    learning: Options | None = None  # of `Learning`, and those of `paper_training.trainer_for`
     loss: Options = field(default_factory=dict)  # of `HybridLoss`
     lora: bool = False
     then: str | None = None  # the loss of the second half of the answers
@@ -89,12 +89,15 @@ class Evaluation:
             drafting["draft_length"] = self.recipe.draft_length
         elif drafting["draft_length"] == "head":
             drafting.setdefault("threshold", threshold)
-        learning = None if method.learning is None else replace(self.recipe.learning, **method.learning)
+        asked: Options = {"trains": self.recipe.learning.trains} | (method.learning or {})
+        how, hybrid = asked.pop("trains"), HybridLoss(**method.loss) if asked.get("loss") == "hybrid" else None
+        own = {name: value for name, value in asked.items() if value != "hybrid"}
+        learning = None if method.learning is None else replace(self.recipe.learning, **own)
         if learning is not None and method.lora:
             learning = replace(learning, adapter="lora", learning_rate=LORA_RATE * learning.learning_rate)
         return Student(
             self.model, Drafting(**drafting), learning,
-            shared=shared, seed=seed, variant=HybridLoss(**method.loss), then=method.then,
+            shared=shared, seed=seed, how=how, hybrid=hybrid, then=method.then,
         )  # fmt: skip
 
     def timed(

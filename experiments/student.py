@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
+from experiments.paper_training import HybridLoss, trainer_for
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.api import OmniDraft
 from omnidraft.attach import make_cache
@@ -17,9 +19,8 @@ from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.decoding.stats import Stats
 from omnidraft.distillation.adaptation import Adaptation
 from omnidraft.distillation.inline import InlineTrainer
-from omnidraft.distillation.losses import HybridLoss, acceptance
-from omnidraft.distillation.teacher import Trace, exact_example, shared_tokens
-from omnidraft.distillation.trainer import Trainer
+from omnidraft.distillation.losses import acceptance, divergence
+from omnidraft.distillation.teacher import Trace, exact_example
 from omnidraft.verification.sparse_probs import SparseProbs
 
 GREEDY = Sampling()
@@ -48,8 +49,9 @@ def record(
 class Student:
     """A drafter for one target, which learns by `learning`, or does not where that is None.
 
-    `shared` is the copy of the drafter that drafts, by default one of its own.  `then` is the loss of updates in the
-    second half of a stream, by default that of `learning`.
+    `shared` is the copy of the drafter that drafts, by default one of its own.  `how` and `hybrid` are those of
+    `paper_training.trainer_for`.  `then` is the loss of updates in the second half of a stream, by default that of
+    `learning`.
     """
 
     def __init__(
@@ -60,7 +62,8 @@ class Student:
         *,
         shared: SharedDrafter | None = None,
         seed: int = 0,
-        variant: HybridLoss | None = None,
+        how: str = "joint",
+        hybrid: HybridLoss | None = None,
         then: str | None = None,
     ) -> None:
         pair = drafter_of(model)
@@ -73,13 +76,13 @@ class Student:
         self.attached = AttachedDrafter(drafter=Drafter(shared.model), context=pair.context, cache=cache)
         self._then, self._trainer, learner = then, None, None
         if learning is not None:
-            self._trainer = Trainer(shared.source.model, learning, shared_tokens(cache.table), seed, variant)
+            self._trainer = trainer_for(shared.source.model, learning, cache.table, seed, how, hybrid)
             learner = InlineTrainer(self._trainer)
         self.adaptation = Adaptation(self.attached, shared, learner)
         self.spent_s = 0.0  # on learning
 
     def resume(self, source: Student) -> None:
-        """Take over the weights of another student, and what the cache may keep of its n-grams; learn no more."""
+        """Go on with the weights of another student, and what the cache may keep of its n-grams; learn no more."""
         self.adaptation = Adaptation(self.attached, self.shared, None, source.adaptation.state)
         if not self.attached.cache.frozen:
             self.attached.cache.resume(source.attached.cache.state())
@@ -105,7 +108,7 @@ class Student:
         """Let the n-gram cache see a stream of answers, and learn from all of them."""
         for place, recorded in enumerate(stream):
             if self._then is not None and self._trainer is not None and 2 * place >= len(stream):
-                self._trainer.learning = replace(self._trainer.learning, loss=self._then)
+                self._trainer.loss = partial(divergence, kind=self._then)
             self.attached.cache.observe(recorded.tokens)
             self.learn(recorded)
         self.flush()

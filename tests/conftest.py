@@ -6,7 +6,6 @@ What imports torch is imported by fixtures: the process that only hands out test
 from __future__ import annotations
 
 import json
-import math
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,12 +49,6 @@ def _a_home_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
 def _a_small_default_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small models are better off with it, and tests as well."""
     monkeypatch.setattr("omnidraft.defaults.DRAFTER", SMALL)
-
-
-@pytest.fixture(autouse=True)
-def _updates_wait_for_no_reply(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is learned must not depend on how busy the machine is."""
-    monkeypatch.setattr("omnidraft.distillation.inline.MINOR_S", math.inf)
 
 
 @pytest.fixture(scope="session")

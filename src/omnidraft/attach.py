@@ -163,10 +163,9 @@ def make_learner(
 
         return BackgroundTrainer(drafter.lm.model, learning, table, state or None, options.warn, rounds=shared.rounds)
     from omnidraft.distillation.inline import InlineTrainer
-    from omnidraft.distillation.teacher import shared_tokens
     from omnidraft.distillation.trainer import Trainer
 
-    trainer = Trainer(drafter.lm.model, learning, shared_tokens(table))
+    trainer = Trainer(drafter.lm.model, learning)
     if state:
         trainer.load_state(state)
     return InlineTrainer(trainer, options.warn)

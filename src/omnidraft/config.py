@@ -264,21 +264,10 @@ class Drafting(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Learning(Settings):
-    """Online distillation of the drafter; `losses.HybridLoss` has choices that only experiments vary."""
+    """Online distillation of the drafter."""
 
-    trains: str = one_of(
-        "joint",
-        "what is trained: the drafter, its acceptance head, or both",
-        "drafter",
-        "head",
-        "interleaved",
-        "joint",
-    )
-    loss: str = one_of(
-        "forward+tv",
-        "divergence from the exact teacher, or the paper's hybrid loss",
-        *("forward", "forward+tv", "hybrid", "reverse", "tv"),
-    )
+    trains: str = one_of("joint", "what is trained: the drafter, or its acceptance head too", "drafter", "joint")
+    loss: str = one_of("forward+tv", "divergence from the exact teacher", "forward", "forward+tv", "reverse", "tv")
     adapter: str = one_of("full", "trained weights", *ADAPTERS)
     rank: int = integer(32, "rank of LoRA", low=1, high=1024, fix="32 is usual")
     learning_rate: float = number(
@@ -292,13 +281,6 @@ class Learning(Settings):
     )
     interval: int = integer(8, "answers between updates", low=1, fix="use 1 to learn after every answer")
     replays: int = integer(3, "optimizer steps on earlier answers after each on new ones", low=0, fix="use 0 for none")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.loss == "hybrid" and self.trains == "head":
-            raise ConfigError(
-                "trains is 'head' with the hybrid loss, which trains no head: use loss='forward+tv'", option="trains"
-            )
 
 
 def stop_strings(stop: object) -> tuple[str, ...]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
 from distillation.test_teacher import nested, trace
 from omnidraft.distillation.batch import Batch, LossPositions, passes
-from omnidraft.distillation.losses import divergence, hybrid
-from omnidraft.distillation.teacher import TrainingExample, exact_example, hybrid_example
-from support.learning import ONES, SIZE, example_of, small_drafter
+from omnidraft.distillation.losses import divergence
+from omnidraft.distillation.teacher import TrainingExample, exact_example
+from support.learning import SIZE, example_of, small_drafter
 
 CPU = torch.device("cpu")
 
@@ -24,17 +22,12 @@ def losses(examples: list[TrainingExample], loss: str) -> list[float]:
     output.places = batch.places
     logits = model(batch.ids).logits[0]
     assert logits.shape == (len(batch.places), SIZE), "no logits but those of the loss"
-    if loss == "hybrid":
-        found = hybrid(logits, batch.teacher, torch.from_numpy(ONES), batch.labels)
-    else:
-        found = divergence(logits, batch.teacher, loss)
-    return sorted(found.tolist())
+    return sorted(divergence(logits, batch.teacher, loss).tolist())
 
 
-@pytest.mark.parametrize("loss", ["forward+tv", "reverse", "hybrid"])
+@pytest.mark.parametrize("loss", ["forward+tv", "reverse"])
 def test_a_pass_over_several_texts_gives_the_losses_of_each(loss: str) -> None:
-    labels: dict[str, Any] = {"labels": loss == "hybrid"}
-    examples = [example_of(1, 9, **labels), example_of(2, 14, **labels), example_of(3, 11, **labels)]
+    examples = [example_of(1, 9), example_of(2, 14), example_of(3, 11)]
     alone = sorted(value for example in examples for value in losses([example], loss))
     assert len(alone) == sum(example.positions for example in examples)
     assert losses(examples, loss) == pytest.approx(alone, abs=1e-5)
@@ -53,12 +46,11 @@ def test_distributions_of_several_entries_stay_together() -> None:
 
 def test_indices_are_widened_in_a_batch_alone() -> None:
     _, cache, laws = nested()
-    example = hybrid_example(cache, trace([1, 4], [[0, 1], [1]], laws), 0.2)
+    example = exact_example(cache, trace([1, 4], [[0, 1], [1]], laws))
     assert example.ids.dtype == example.teacher.symbols.dtype == torch.int32
     batch = Batch.of([example], CPU)
-    parts = (batch.ids, batch.places, *vars(batch.teacher).values(), *vars(batch.labels).values())
-    kinds = [tensor.dtype for tensor in parts]
-    assert kinds == [*[torch.int64] * 5, *[torch.float32] * 2, torch.bool, *[torch.int64] * 3, torch.float32]
+    kinds = [tensor.dtype for tensor in (batch.ids, batch.places, *vars(batch.teacher).values())]
+    assert kinds == [*[torch.int64] * 5, *[torch.float32] * 2, torch.bool, torch.int64]
 
 
 def test_passes_hold_as_many_texts_as_fit() -> None:

@@ -11,16 +11,14 @@ import torch
 from distillation.test_losses import some_logits, some_teacher
 from distillation.test_teacher import whole
 from omnidraft.alignment.ngram_cache import NgramCache
-from omnidraft.config import Learning, Sampling
+from omnidraft.config import Sampling
 from omnidraft.distillation import head_trainer as head_trainer_module
 from omnidraft.distillation.head_trainer import HeadTrainer
-from omnidraft.distillation.lora import Weights, parted
+from omnidraft.distillation.lora import parted
 from omnidraft.distillation.losses import acceptance
-from omnidraft.distillation.replay_buffer import ReplayBuffer
 from omnidraft.distillation.teacher import Trace, exact_example
 from omnidraft.distillation.trainer import Trainer
 from omnidraft.draft_length.acceptance_head import Head
-from omnidraft.errors import ConfigError
 from omnidraft.verification.trie_walk import Walk
 from support.enumeration import FAR, SAMPLED, enumerate_draws
 from support.learning import example_of, make_trainer, same, small_drafter
@@ -154,7 +152,6 @@ def trained(trains: str) -> Trainer:
     trainer = make_trainer(trains=trains)
     for seed in range(9):
         trainer.add(example_of(seed))
-        trainer.train_head()
         if trainer.due:
             trainer.update()
     return trainer
@@ -163,38 +160,13 @@ def trained(trains: str) -> Trainer:
 def test_the_head_changes_nothing_for_the_drafter() -> None:
     alone, none = parted(trained("drafter").state())
     assert none == {}
-    heads: list[Weights] = []
-    for trains in ("joint", "interleaved"):
-        found, head = parted(trained(trains).state())
-        heads.append(head)
-        assert same(alone, found)
-    assert heads[0].keys() == heads[1].keys() != set()
-    assert not same(*heads), "they learn from other batches"
-    only, head = parted(trained("head").state())
+    found, head = parted(trained("joint").state())
+    assert same(alone, found)
     assert head
-    assert same(only, dict(small_drafter().named_parameters()))
-
-
-def test_it_learns_from_the_latest_answer_and_an_earlier_one() -> None:
-    buffer, examples, earlier = ReplayBuffer(0), [example_of(seed) for seed in range(9)], set[int]()
-    for number, example in enumerate(examples):
-        buffer.add(example)
-        latest, *others = buffer.for_head()
-        assert latest is example
-        assert len(others) == (number > 0)
-        earlier |= {examples.index(other) - number for other in others}
-    assert max(earlier) < 0
-    assert len(earlier) > 3
-    passes: list[int] = []
-    trainer = make_trainer(interval=100, trains="interleaved", yields=lambda: passes.append(1))
-    for example in examples:
-        trainer.add(example)
-        trainer.train_head()
-    assert len(passes) == 9, "both in one pass"
 
 
 def test_labels_are_made_anew_of_the_drafter_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = make_trainer(learning_rate=3e-2, trains="interleaved")
+    trainer = make_trainer(learning_rate=3e-2, interval=1)
     seen: list[torch.Tensor] = []
 
     def spy(logits: torch.Tensor, *rest: Any) -> torch.Tensor:
@@ -202,39 +174,24 @@ def test_labels_are_made_anew_of_the_drafter_as_it_is(monkeypatch: pytest.Monkey
         return acceptance(logits, *rest)
 
     monkeypatch.setattr(head_trainer_module, "acceptance", spy)
-    example = example_of(50)
-    for update in (False, False, True):
-        if update:
-            assert trainer.update()
-        trainer.add(example)
-        trainer.train_head()  # reads it first
-    own = [logits[: len(example.teacher.positions)] for logits in seen]
-    torch.testing.assert_close(own[0], own[1], atol=1e-2, rtol=0)  # in bfloat16, up to the shape of the pass
-    assert not torch.allclose(own[0], own[2], atol=1e-1)
+    for _ in range(2):
+        trainer.add(example_of(50))
+        assert trainer.update()
+    assert len(seen) == 2
+    assert not torch.allclose(seen[0], seen[1], atol=1e-1)
 
 
-@pytest.mark.parametrize("why", ["no memory", "the hybrid loss", "no output layer"])
-def test_where_no_head_can_be_trained_none_is(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_output_layer_no_head_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_drafter()
-    if why == "no output layer":
-        monkeypatch.setattr(type(model), "get_output_embeddings", lambda _: None)
-    hybrid = why == "the hybrid loss"
-    trainer = make_trainer(model, loss="hybrid" if hybrid else "forward", trains="interleaved")
-    if why == "no memory":
-        monkeypatch.setattr("omnidraft.distillation.trainer.SPARE_BYTES", 2**62)
-    trainer.add(example_of(0, labels=hybrid))
-    trainer.train_head()
-    assert not trainer.head_changed
+    monkeypatch.setattr(type(model), "get_output_embeddings", lambda _: None)
+    trainer = make_trainer(model, interval=1)
+    trainer.add(example_of(0))
+    assert trainer.update()
     assert parted(trainer.state())[1] == {}
 
 
-def test_the_hybrid_loss_trains_no_head() -> None:
-    with pytest.raises(ConfigError, match="forward"):
-        Learning(loss="hybrid", trains="head")
-
-
-@pytest.mark.parametrize("trains", ["interleaved", "drafter"])
+@pytest.mark.parametrize("trains", ["joint", "drafter"])
 def test_it_continues_from_an_earlier_state(trains: str) -> None:
-    first, second = trained("interleaved").state(), make_trainer(trains=trains)
+    first, second = trained("joint").state(), make_trainer(trains=trains)
     second.load_state(first)
     assert same(second.state(), first), "kept where none is trained, too"

@@ -9,15 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from omnidraft.distillation.losses import (
-    DIVERGENCES,
-    FLOOR,
-    TeacherDistributions,
-    TokenLabels,
-    acceptance,
-    divergence,
-    hybrid,
-)
+from omnidraft.distillation.losses import DIVERGENCES, FLOOR, TeacherDistributions, acceptance, divergence
 from omnidraft.verification.sparse_probs import NONE, OTHER
 
 SIZE = 7
@@ -120,72 +112,6 @@ def test_a_teacher_of_a_lower_temperature_is_raised_to_temperature_one() -> None
     total = torch.zeros(4).index_add(0, teacher.rows, squares.probs) + torch.where(teacher.coarse, squares.rest, 0.0)
     colder = replace(squares, probs=squares.probs / total[teacher.rows], rest=squares.rest / total)
     torch.testing.assert_close(acceptance(logits, colder, 0.5), acceptance(logits, teacher, 1.0))
-
-
-# ---------------------------------------------------------------- the paper's
-
-
-def paper_parts() -> tuple[TeacherDistributions, torch.Tensor, TokenLabels]:
-    direct = TeacherDistributions(
-        positions=torch.tensor([0, 2]),
-        rows=torch.tensor([0, 0, 1]),
-        symbols=torch.tensor([1, 4, 2]),
-        probs=torch.tensor([0.6, 0.1, 0.9]),
-        rest=torch.zeros(2),
-        coarse=torch.zeros(2, dtype=torch.bool),
-        best=torch.tensor([1, 2]),
-    )
-    shared = torch.tensor([False, True, True, False, True, True, False])
-    return direct, shared, TokenLabels(torch.tensor([3, 4]), torch.tensor([6, 0]), torch.tensor([0.2, 0.2]))
-
-
-def test_the_hybrid_loss_is_written_out() -> None:
-    logits = some_logits(3)
-    direct, shared, ngrams = paper_parts()
-    rows = []
-    for row, position in enumerate(direct.positions.tolist()):
-        q = torch.softmax(logits[position][shared], -1).numpy()  # renormalized over what is shared
-        p = np.zeros(SIZE)
-        mine = direct.rows == row
-        p[direct.symbols[mine].numpy()] = direct.probs[mine].numpy()
-        rows.append(float((q * np.log(q / np.maximum(p[shared.numpy()], FLOOR))).sum()))
-    for position, symbol in ((3, 6), (4, 0)):
-        rows.append(-0.2 * float(torch.log_softmax(logits[position], -1)[symbol]))
-    assert hybrid(logits, direct, shared, ngrams).tolist() == pytest.approx(rows, rel=1e-6)
-
-
-def test_the_hybrid_loss_may_have_another_divergence_at_directly_mapped_tokens() -> None:
-    logits = some_logits(3)
-    direct, shared, ngrams = paper_parts()
-    rows = []
-    for row, position in enumerate(direct.positions.tolist()):
-        log_q = torch.log_softmax(logits[position].masked_fill(~shared, -torch.inf), -1)
-        mine = direct.rows == row
-        p = direct.probs[mine]
-        rows.append(float((p * (p.log() - log_q[direct.symbols[mine]])).sum()))
-    usual = hybrid(logits, direct, shared, ngrams)
-    forward, none = (hybrid(logits, direct, shared, ngrams, kind) for kind in ("forward", "none"))
-    assert forward[: len(rows)].tolist() == pytest.approx(rows, rel=1e-5)
-    assert none[: len(rows)].tolist() == [0.0] * len(rows)
-    assert torch.equal(forward[len(rows) :], usual[len(rows) :])
-    assert torch.equal(none[len(rows) :], usual[len(rows) :])
-    assert gradients_agree(lambda logits: hybrid(logits, direct, shared, ngrams, "forward"))
-    assert gradients_agree(lambda logits: hybrid(logits, direct, shared, ngrams, "none"))
-
-
-def test_gradients_of_the_hybrid_loss() -> None:
-    direct, shared, ngrams = paper_parts()
-    assert gradients_agree(lambda logits: hybrid(logits, direct, shared, ngrams))
-
-
-def test_mass_outside_the_intersection_costs_the_hybrid_loss_nothing() -> None:
-    """So it does not pay to push mass out of it either."""
-    direct, shared, _ = paper_parts()
-    nothing = TokenLabels(torch.tensor([], dtype=torch.int64), torch.tensor([], dtype=torch.int64), torch.tensor([]))
-    logits = some_logits()
-    more = logits.clone()
-    more[:, ~shared] += 3
-    assert torch.allclose(hybrid(logits, direct, shared, nothing), hybrid(more, direct, shared, nothing))
 
 
 def test_logits_of_half_precision_are_summed_in_single() -> None:

@@ -11,7 +11,7 @@ import torch
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.spelling_table import Probs
 from omnidraft.distillation.losses import TeacherDistributions
-from omnidraft.distillation.teacher import Trace, exact_example, hybrid_example, shared_tokens
+from omnidraft.distillation.teacher import Trace, exact_example
 from omnidraft.verification.sparse_probs import (
     MOST,
     SHARE,
@@ -221,26 +221,6 @@ def test_every_distribution_of_an_example_sums_to_one() -> None:
             sums = np.bincount(made.rows, weights=made.probs, minlength=len(made.positions))
             sums += np.where(made.coarse, made.rest, 0)
             assert sums == pytest.approx(np.ones(len(made.positions)), abs=1e-5)
-
-
-def test_a_hybrid_example_taken_apart() -> None:
-    world, cache, laws = nested()
-    example = hybrid_example(cache, trace([1, 4], [[0, 1], [1]], laws), 0.2)
-    assert example.teacher.positions.tolist() == [2]  # "b" is mapped directly
-    assert entries(example.teacher, 0) == pytest.approx({0: 0.4, 1: 0.2, 2: 0.1})  # of a, b and the end of text
-    assert example.labels.positions.tolist() == [0, 1]
-    assert example.labels.symbols.tolist() == [0, 1]
-    assert example.labels.weights.tolist() == pytest.approx([0.2, 0.2])
-    own = hybrid_example(cache, trace([1, 4], [[0, 1], [1]], laws), None)
-    assert own.labels.weights.tolist() == pytest.approx([0.3, 0.3])  # what the target gave "ab"
-    assert shared_tokens(world.table).tolist() == [True, True, True]
-
-
-def test_inactive_ngrams_teach_the_hybrid_loss_nothing() -> None:
-    world, _, laws = nested()
-    cache = NgramCache(world.table, seed="empty")
-    example = hybrid_example(cache, trace([1], [[0, 1]], laws[:1]), 0.2)
-    assert example.positions == 0
 
 
 def test_tokens_that_the_drafter_does_not_see_leave_no_law() -> None:

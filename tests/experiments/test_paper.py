@@ -75,7 +75,8 @@ def tables() -> list[Table]:
 def test_the_methods_are_settings_that_there_are_and_are_all_used() -> None:
     for method in METHODS.values():
         Drafting(**method.drafting)
-        Learning(**(method.learning or {}))
+        own = {"head", "hybrid", "interleaved"}  # of `paper_training`
+        Learning(**{name: value for name, value in (method.learning or {}).items() if value not in own})
     assert {name for table in tables() for name in table.methods} == METHODS.keys()
 
 

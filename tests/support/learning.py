@@ -21,7 +21,7 @@ from omnidraft.config import Learning, Sampling
 from omnidraft.decoding.engine import Engine
 from omnidraft.distillation.adaptation import Adaptation
 from omnidraft.distillation.lora import Weights, merged, parted
-from omnidraft.distillation.losses import TeacherDistributions, TokenLabels, divergence, hybrid
+from omnidraft.distillation.losses import TeacherDistributions, divergence
 from omnidraft.distillation.teacher import TrainingExample
 from omnidraft.distillation.trainer import Trainer
 from omnidraft.generation import Stream
@@ -35,7 +35,6 @@ from support.models import random_model
 
 SIZE = 40  # of the vocabulary
 PROMPT = 4  # tokens of an example that are not taught
-ONES = np.ones(SIZE, np.bool_)
 
 
 def small_drafter(seed: int = 0, kind: str = "llama") -> PreTrainedModel:
@@ -57,33 +56,19 @@ def certain(positions: Sequence[int], symbols: Sequence[int]) -> TeacherDistribu
     )
 
 
-def labels_of(positions: Sequence[int], symbols: Sequence[int], weight: float = 0.2) -> TokenLabels:
-    return TokenLabels(
-        positions=torch.tensor(positions, dtype=torch.int32),
-        symbols=torch.tensor(symbols, dtype=torch.int32),
-        weights=torch.full((len(positions),), weight),
-    )
-
-
 @torch.inference_mode(mode=False)  # as `Trainer.teach` makes them
-def example_of(seed: int, length: int = 12, *, labels: bool = False, shift: int = 3) -> TrainingExample:
+def example_of(seed: int, length: int = 12, *, shift: int = 3) -> TrainingExample:
     """A text whose tokens rise by three, in which each token is taught to be followed by the one `shift` above it."""
     ids = ((np.random.default_rng(seed).integers(SIZE) + 3 * np.arange(length)) % SIZE).astype(np.int32)
-    positions, symbols = list(range(length - PROMPT)), ((ids[PROMPT:] + shift) % SIZE).tolist()
-    half = len(positions) // 2 if labels else len(positions)
-    return TrainingExample(
-        torch.from_numpy(ids),
-        PROMPT,
-        certain(positions[:half], symbols[:half]),
-        labels_of(positions[half:], symbols[half:]),
-    )
+    taught = certain(list(range(length - PROMPT)), ((ids[PROMPT:] + shift) % SIZE).tolist())
+    return TrainingExample(torch.from_numpy(ids), PROMPT, taught)
 
 
 def make_trainer(
     model: PreTrainedModel | None = None, *, seed: int = 0, yields: Callable[[], object] = lambda: None, **options: Any
 ) -> Trainer:
     learning = Learning(**({"interval": 4, "learning_rate": 1e-2, "replays": 0} | options))
-    return Trainer(model or small_drafter(), learning, ONES, seed, yields=yields)
+    return Trainer(model or small_drafter(), learning, seed, yields=yields)
 
 
 def teach(trainer: Trainer, count: int, **example: Any) -> list[bool]:
@@ -110,10 +95,7 @@ def loss_under(
     for example in examples:
         with torch.no_grad():
             logits = model(example.ids[None].long()).logits[0, example.first :]
-        if loss == "hybrid":
-            losses.append(hybrid(logits, example.teacher, torch.from_numpy(ONES), example.labels))
-        else:
-            losses.append(divergence(logits, example.teacher, loss))
+        losses.append(divergence(logits, example.teacher, loss))
     return float(torch.cat(losses).mean())
 
 

@@ -31,7 +31,7 @@ from omnidraft.config import Learning
 from omnidraft.distillation.adaptation import Learned
 from omnidraft.distillation.lora import Weights, merged, parted
 from omnidraft.distillation.replay_buffer import REPLAY_BYTES
-from omnidraft.distillation.teacher import Trace, shared_tokens
+from omnidraft.distillation.teacher import Trace
 from omnidraft.distillation.trainer import Counters, Trainer, check_memory
 from omnidraft.errors import OmniDraftError
 from omnidraft.models.native_model import native_of
@@ -233,7 +233,7 @@ class _Worker:
         self._source, self._sink, self._cache = source, sink, NgramCache(table)
         self._idle = threading.Event()  # no reply is being made
         self._idle.set()
-        self._trainer = Trainer(model, learning, shared_tokens(table), yields=self._idle.wait)
+        self._trainer = Trainer(model, learning, yields=self._idle.wait)
         if state is not None:
             self._trainer.load_state(state)
         self._messages: queue.SimpleQueue[_Taught | _Signal] = queue.SimpleQueue()
@@ -266,8 +266,10 @@ class _Worker:
                 self._idle.wait()
                 self._cache.activate(message.active)
                 trainer.teach(message.trace, self._cache)
-            if (message is _Signal.FLUSH or trainer.due) and (trainer.update() or trainer.head_changed):
-                learned = self._learned(trainer.state())
+            if message is _Signal.FLUSH or trainer.due:
+                trainer.update()
+                state = trainer.poll()
+                learned = None if state is None else self._learned(state)
             progress = _Progress(trainer.counters, learned, flushed=message is _Signal.FLUSH)
             pickle.dump(progress, self._sink, pickle.HIGHEST_PROTOCOL)
             self._sink.flush()

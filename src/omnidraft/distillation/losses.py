@@ -1,33 +1,21 @@
 """Losses of online distillation: pure functions of the drafter's logits and the teacher's distributions.
 
 divergence  KL, reverse KL or total variation between q and the exact teacher distribution r
-hybrid      the paper's: reverse KL over the shared vocabulary, and the likelihood of n-grams (Eq. 3 and 4)
 acceptance  acceptance probabilities of draft tokens, the labels of the acceptance head
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from omnidraft.config import Settings, number, one_of
 from omnidraft.verification.sparse_probs import OTHER
 
 DIVERGENCES = ("forward", "forward+tv", "reverse", "tv")
 FLOOR = 1e-5  # stands for probability 0 of the teacher in a logarithm: only its likely tokens are kept
 TINY = 1e-12  # stands for probability mass of the drafter that rounding lost
-
-
-@dataclass(frozen=True, kw_only=True)
-class HybridLoss(Settings):
-    """The choices of the paper's hybrid loss, for experiments that vary them."""
-
-    direct_divergence: str = one_of("reverse", "divergence at directly mapped tokens", "forward", "none", "reverse")
-    ngram_weight: float | None = number(
-        0.2, "λ", low=0, none="the target's probability of the n-gram", fix="use 0.2, as the paper does"
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,15 +35,6 @@ class TeacherDistributions:
     best: torch.Tensor  # (N,) int, the drafter token that greedy decoding accepts; OTHER: any without an entry; or NONE
 
 
-@dataclass(frozen=True, eq=False)
-class TokenLabels:
-    """Single drafter tokens as targets of a weighted negative log-likelihood."""
-
-    positions: torch.Tensor  # (N,) int, as above
-    symbols: torch.Tensor  # (N,) int, drafter tokens
-    weights: torch.Tensor  # (N,) float32
-
-
 def divergence(logits: torch.Tensor, teacher: TeacherDistributions, kind: str) -> torch.Tensor:
     """Divergence between q = softmax(logits) (T, V_q) and each teacher distribution r, (N,), in nats.
 
@@ -71,25 +50,6 @@ def divergence(logits: torch.Tensor, teacher: TeacherDistributions, kind: str) -
         return _forward(inside, outside, teacher)
     distance = _total_variation(q, outside, teacher)
     return distance if kind == "tv" else distance + _forward(inside, outside, teacher)
-
-
-def hybrid(
-    logits: torch.Tensor, direct: TeacherDistributions, shared: torch.Tensor, ngrams: TokenLabels, kind: str = "reverse"
-) -> torch.Tensor:
-    """The paper's loss, (N,): L_DM at directly mapped tokens, then λ·L_N-gram at the rest (Eq. 3 and 4).
-
-    `logits` (T, V_q).  `direct` are the target's distributions at directly mapped tokens, each target token standing
-    as the drafter token of the same bytes; `shared` (V_q,) bool marks those drafter tokens, over which q is
-    renormalized.  `ngrams` are the sub-tokens of n-grams, each with the weight λ.  `kind` is the divergence at
-    directly mapped tokens: "reverse", the paper's; "forward", the expected likelihood loss; or "none".
-    """
-    log_q = torch.log_softmax(_at_least_fp32(logits[ngrams.positions]), dim=-1)
-    ngram_loss = -ngrams.weights * log_q[torch.arange(len(log_q), device=log_q.device), ngrams.symbols]
-    if kind == "none":
-        return torch.cat([ngram_loss.new_zeros(len(direct.positions)), ngram_loss])
-    mapped = _at_least_fp32(logits[direct.positions]).masked_fill(~shared, -torch.inf)
-    own = replace(direct, positions=torch.arange(len(direct.positions), device=logits.device))
-    return torch.cat([divergence(mapped, own, kind), ngram_loss])
 
 
 @torch.no_grad()

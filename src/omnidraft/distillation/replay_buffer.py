@@ -10,8 +10,8 @@ import numpy as np
 from omnidraft.distillation.teacher import TrainingExample
 
 REPLAY_BYTES = 2**26  # of training examples, beyond which the oldest are dropped
-HOLD_OUT_EVERY = 10  # one answer in so many is held out
-HELD_OUT = 4  # latest held-out examples, on which an update is judged where there are so many
+HOLD_OUT_EVERY = 10  # answers of which one is held out
+HELD_OUT = 4  # latest held-out examples, on which an update is judged once there are as many
 
 
 class ReplayBuffer:
@@ -19,7 +19,6 @@ class ReplayBuffer:
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)
-        self._head_random = np.random.default_rng(seed)  # its own: training a head changes nothing for the drafter
         self._kept: deque[TrainingExample] = deque()
         self._bytes = 0
         self._added = 0
@@ -52,9 +51,3 @@ class ReplayBuffer:
         """Draw different examples for a replay step."""
         picks = self._random.choice(len(self._kept), min(count, len(self._kept)), replace=False)
         return [self._kept[i] for i in picks]
-
-    def for_head(self) -> Sequence[TrainingExample]:
-        """The latest example and an earlier one."""
-        if len(self._kept) < 2:
-            return list(self._kept)
-        return [self._kept[-1], self._kept[int(self._head_random.integers(len(self._kept) - 1))]]

@@ -1,7 +1,6 @@
-"""Training examples of an answer: the target's distributions, carried over to the drafter's tokens through the trie.
+"""Training examples of an answer: the target's distributions, mapped to the drafter's tokens through the trie.
 
-The exact losses get a distribution r at every drafter position, under which the walk accepts every draft token; the
-paper's hybrid loss gets distributions at directly mapped tokens, and the sub-tokens of n-grams as labels.
+There is a distribution r at every drafter position, under which the walk accepts every draft token.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ import torch
 
 from omnidraft.alignment.drafter_context import DrafterContext
 from omnidraft.alignment.ngram_cache import Ints, NgramCache
-from omnidraft.alignment.spelling_table import ROOT, Probs, SpellingTable
-from omnidraft.distillation.losses import HybridLoss, TeacherDistributions, TokenLabels
+from omnidraft.alignment.spelling_table import ROOT, Probs
+from omnidraft.distillation.losses import TeacherDistributions
 from omnidraft.verification.sparse_probs import NONE, SparseProbs, best_symbol, masses_after, masses_below, root_masses
 
 LONGEST = 2048  # drafter tokens of a training example: attention over more would take seconds
@@ -61,76 +60,32 @@ class TrainingExample:
     ids: torch.Tensor  # (T,) prompt and answer
     first: int  # the first position with a term in the loss
     teacher: TeacherDistributions
-    labels: TokenLabels  # of the hybrid loss; empty for the others
 
     @property
     def positions(self) -> int:
         """Number of terms in the loss."""
-        return len(self.teacher.positions) + len(self.labels.positions)
+        return len(self.teacher.positions)
 
     @property
     def nbytes(self) -> int:
         """Memory of the tensors, in bytes."""
-        tensors = [self.ids, *vars(self.teacher).values(), *vars(self.labels).values()]
-        return sum(tensor.nbytes for tensor in tensors)
-
-
-def training_example(cache: NgramCache, trace: Trace, loss: str, variant: HybridLoss) -> TrainingExample:
-    """The training example of an answer for a loss of `config.Learning`; `cache` has the active n-grams."""
-    if loss == "hybrid":
-        return hybrid_example(cache, trace, variant.ngram_weight)
-    return exact_example(cache, trace)
+        return sum(tensor.nbytes for tensor in (self.ids, *vars(self.teacher).values()))
 
 
 def exact_example(cache: NgramCache, trace: Trace) -> TrainingExample:
     """The distribution r at every drafter position of an answer."""
-    rows: list[_Row] = []
-    for i, start in _starts(trace):
+    rows: list[Row] = []
+    for i, start in starts(trace):
         rows += _first_row(cache, trace, i, start - 1)
         if cache.active[trace.tokens[i]]:
             rows += _inner_rows(cache, trace.distributions[i], trace.written[i], start)
-    return _example(trace, rows)
-
-
-def hybrid_example(cache: NgramCache, trace: Trace, weight: float | None) -> TrainingExample:
-    """Distributions at directly mapped tokens, and n-grams as labels of weight λ.
-
-    Where `weight` is None, λ is the target's probability of the n-gram's token.
-    """
-    table = cache.table
-    rows: list[_Row] = []
-    labels: list[tuple[int, int, float]] = []
-    for i, start in _starts(trace):
-        token, p = trace.tokens[i], trace.distributions[i]
-        if table.node[token] < 0:
-            continue
-        if len(trace.written[i]) == 1:
-            direct = _is_direct(table, p.tokens)
-            symbols = table.flat[table.offsets[p.tokens[direct]]]
-            rows.append(_Row(start - 1, NONE, symbols, p.probs[direct], 0.0, coarse=False))
-        elif cache.active[token]:
-            own = float(p.probs[p.tokens == token].sum()) if weight is None else weight
-            labels += [(start - 1 + depth, symbol, own) for depth, symbol in enumerate(trace.written[i])]
-    return _example(trace, rows, labels)
-
-
-def shared_tokens(table: SpellingTable) -> npt.NDArray[np.bool_]:
-    """The mask (V_q,) of drafter tokens that spell a whole target token: the vocabulary of direct mapping."""
-    shared = np.zeros(table.drafter_size, np.bool_)
-    direct = np.flatnonzero(_is_direct(table, np.arange(table.target_size, dtype=np.int32)))
-    shared[table.flat[table.offsets[direct]]] = True
-    return shared
-
-
-def _is_direct(table: SpellingTable, tokens: Ints) -> npt.NDArray[np.bool_]:
-    direct: npt.NDArray[np.bool_] = (table.node[tokens] >= 0) & (table.offsets[tokens + 1] - table.offsets[tokens] == 1)
-    return direct
+    return example_of(trace, rows)
 
 
 _NOTHING = np.empty(0, np.int32)
 
 
-class _Row(NamedTuple):
+class Row(NamedTuple):
     """One distribution of `TeacherDistributions`."""
 
     position: int
@@ -141,7 +96,7 @@ class _Row(NamedTuple):
     coarse: bool
 
 
-def _first_row(cache: NgramCache, trace: Trace, i: int, position: int) -> Iterator[_Row]:
+def _first_row(cache: NgramCache, trace: Trace, i: int, position: int) -> Iterator[Row]:
     """The distribution where the i-th target token begins; none where the target's mass cannot be drafted."""
     p = trace.distributions[i]
     best = best_symbol(cache, p)
@@ -158,10 +113,10 @@ def _first_row(cache: NgramCache, trace: Trace, i: int, position: int) -> Iterat
     total = float(masses.sum())
     if total > 0:
         lost = max(0.0, 1 - float(p.probs[cache.active[p.tokens]].sum(dtype=np.float64)))
-        yield _Row(position, best, symbols, masses / total, lost, coarse=False)
+        yield Row(position, best, symbols, masses / total, lost, coarse=False)
 
 
-def _inner_rows(cache: NgramCache, p: SparseProbs, written: Sequence[int], start: int) -> Iterator[_Row]:
+def _inner_rows(cache: NgramCache, p: SparseProbs, written: Sequence[int], start: int) -> Iterator[Row]:
     """The distributions inside a target token: its continuations, or the end of the token."""
     node = ROOT
     for depth, symbol in enumerate(written[:-1], start=1):
@@ -173,12 +128,12 @@ def _inner_rows(cache: NgramCache, p: SparseProbs, written: Sequence[int], start
         total = float(masses.sum()) + stop
         if total > 0:
             best = best_symbol(cache, p, node, depth)
-            yield _Row(start + depth - 1, best, children, masses / total, stop / total, coarse=True)
+            yield Row(start + depth - 1, best, children, masses / total, stop / total, coarse=True)
 
 
-def _example(trace: Trace, rows: Sequence[_Row], labels: Sequence[tuple[int, int, float]] = ()) -> TrainingExample:
-    """A training example from its distributions, and labels as position, symbol and weight."""
-    first = min([row.position for row in rows] + [position for position, _, _ in labels], default=0)
+def example_of(trace: Trace, rows: Sequence[Row]) -> TrainingExample:
+    """The training example of an answer with these distributions."""
+    first = min((row.position for row in rows), default=0)
     lengths = torch.tensor([len(row.symbols) for row in rows], dtype=torch.int64)
     teacher = TeacherDistributions(
         positions=torch.tensor([row.position - first for row in rows], dtype=torch.int32),
@@ -189,16 +144,11 @@ def _example(trace: Trace, rows: Sequence[_Row], labels: Sequence[tuple[int, int
         coarse=torch.tensor([row.coarse for row in rows], dtype=torch.bool),
         best=torch.tensor([row.best for row in rows], dtype=torch.int32),
     )
-    token_labels = TokenLabels(
-        positions=torch.tensor([position - first for position, _, _ in labels], dtype=torch.int32),
-        symbols=torch.tensor([symbol for _, symbol, _ in labels], dtype=torch.int32),
-        weights=torch.tensor([weight for _, _, weight in labels], dtype=torch.float32),
-    )
     ids = [*trace.prompt, *(symbol for symbols in trace.written for symbol in symbols)]
-    return TrainingExample(torch.tensor(ids, dtype=torch.int32), first, teacher, token_labels)
+    return TrainingExample(torch.tensor(ids, dtype=torch.int32), first, teacher)
 
 
-def _starts(trace: Trace) -> Iterator[tuple[int, int]]:
+def starts(trace: Trace) -> Iterator[tuple[int, int]]:
     """Indices of target tokens that have drafter tokens, with the position of the first of these."""
     start = len(trace.prompt)
     for i, symbols in enumerate(trace.written):
