@@ -34,7 +34,7 @@ def is_module(parts: list[str]) -> bool:
 
 def glossary() -> list[tuple[str, list[str]]]:
     """Each term with the identifiers of its row."""
-    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \| ([^|]+) \|$", PAGE.partition("## Words")[2], flags=re.MULTILINE)
+    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \| ([^|]+) \|$", PAGE.partition("## Glossary")[2], flags=re.MULTILINE)
     return [(term, re.findall(r"`([^`]+)`", code)) for term, code in rows if not term.startswith(("term", "---"))]
 
 
