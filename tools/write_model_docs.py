@@ -29,16 +29,18 @@ def tables() -> str:
         (family.name, family.sizes, f"`{family.model_type}`", ", ".join(f"`{each}`" for each in family.architectures))
         for family in FAMILIES
     ]
-    others = [(other.name, other.sizes, "transformers" if other.taken else "not yet", other.reason) for other in OTHERS]
+    others = [
+        (other.name, other.sizes, other.reason if other.taken else f"not supported: {other.reason}") for other in OTHERS
+    ]
     return "\n".join(
         [
-            f"Native, each tested by a case of `{TEST}` (files by `general.architecture` as well):",
+            f"In the native step, tested by `{TEST}`; GGUF files by `general.architecture`:",
             "",
-            *table(("family", "sizes that people run", "`model_type`", "GGUF"), native),
+            *table(("family", "sizes", "`model_type`", "GGUF"), native),
             "",
-            "All others:",
+            "Through `transformers`, because:",
             "",
-            *table(("family", "sizes that people run", "computed by", "as"), others),
+            *table(("family", "sizes", "reason"), others),
         ]
     )
 
