@@ -1,4 +1,4 @@
-"""Write the table of parameters in docs/serve.md from the server's own.
+"""Write the lists and the table of parameters in docs/serve.md from those of the server.
 
     python tools/write_parameter_docs.py
 
@@ -8,6 +8,7 @@ The tests compare the page with the code.
 from __future__ import annotations
 
 import json
+import textwrap
 from itertools import groupby
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from omnidraft.server.parameters import Rule, rows
 
 PAGE = Path(__file__).parents[1] / "docs" / "serve.md"
 BEGIN, END = "<!-- parameters: made by tools/write_parameter_docs.py -->", "<!-- end of parameters -->"
+LINES = textwrap.TextWrapper(120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 ENDPOINTS = {"chat": "chat", "completion": "completions", "response": "responses"}
 
 
@@ -27,16 +29,20 @@ def _places(kinds: frozenset[str]) -> str:
     return "" if len(kinds) == len(ENDPOINTS) else f" ({', '.join(ENDPOINTS[k] for k in ENDPOINTS if k in kinds)})"
 
 
-def _by_kinds(found: dict[str, frozenset[str]]) -> str:
+def _by_kinds(found: dict[str, frozenset[str]]) -> list[str]:
     """Names with the endpoints that take them, those of the same endpoints together."""
     order = sorted(found.items(), key=lambda item: (-len(item[1]), sorted(item[1])))
-    return "; ".join(
+    return [
         _names([name for name, _ in each]) + _places(kinds) for kinds, each in groupby(order, key=lambda item: item[1])
-    )
+    ]
+
+
+def _list(title: str, found: dict[str, frozenset[str]]) -> str:
+    return "\n".join([f"**{title}**", "", *(LINES.fill(f"- {each}") for each in _by_kinds(found)), ""])
 
 
 def table() -> str:
-    """The table: what is done, what is ignored, and what is taken with some values alone."""
+    """Lists of what is supported and what is ignored, and a table of what is taken with some values alone."""
     done: dict[str, frozenset[str]] = {}
     others: dict[Rule, dict[str, frozenset[str]]] = {}
     for body, kind in KINDS.items():
@@ -46,15 +52,12 @@ def table() -> str:
             for name, rule in rows(kind):
                 found = others.setdefault(Rule(tuple(map(json.dumps, rule.same)), rule.fix), {})
                 found[name] = found.get(name, frozenset()) | {kind}
-    lines = ["| parameter | what becomes of it |", "| --- | --- |", f"| {_by_kinds(done)} | done |"]
+    ignored = others.pop(Rule((), None), {})
+    lines = ["| parameter | supported values | other values |", "| --- | --- | --- |"]
     for rule, found in sorted(others.items(), key=lambda item: item[0].fix is not None):
-        same = " or ".join(f"`{value}`" for value in rule.same)
-        if rule.fix is None:
-            what = f"done with {same}, else ignored" if same else "ignored"
-        else:
-            what = f"{same} alone; else 400: {rule.fix}" if same else f"400: {rule.fix}"
-        lines.append(f"| {_by_kinds(found)} | {what} |")
-    return "\n".join(lines)
+        same = " or ".join(f"`{value}`" for value in rule.same) or "none"
+        lines.append(f"| {'; '.join(_by_kinds(found))} | {same} | {f'400: {rule.fix}' if rule.fix else 'ignored'} |")
+    return "\n".join([_list("Supported", done), _list("Ignored", ignored), "**Some values**", "", *lines])
 
 
 def page() -> str:
