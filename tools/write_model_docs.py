@@ -29,9 +29,11 @@ def tables() -> str:
         (family.name, family.sizes, f"`{family.model_type}`", ", ".join(f"`{each}`" for each in family.architectures))
         for family in FAMILIES
     ]
-    others = [
-        (other.name, other.sizes, other.reason if other.taken else f"not supported: {other.reason}") for other in OTHERS
-    ]
+    reasons: dict[str, list[str]] = {}
+    for other in OTHERS:
+        reason = other.reason if other.taken else f"not supported: {other.reason}"
+        reasons.setdefault(reason, []).append(f"{other.name} ({other.sizes})")
+    others = [("; ".join(names), reason) for reason, names in reasons.items()]
     return "\n".join(
         [
             f"In the native step, tested by `{TEST}`; GGUF files by `general.architecture`:",
@@ -40,7 +42,7 @@ def tables() -> str:
             "",
             "Through `transformers`, because:",
             "",
-            *table(("family", "sizes", "reason"), others),
+            *table(("families", "reason"), others),
         ]
     )
 

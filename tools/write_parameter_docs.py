@@ -52,7 +52,7 @@ def table() -> str:
             for name, rule in rows(kind):
                 found = others.setdefault(Rule(tuple(map(json.dumps, rule.same)), rule.fix), {})
                 found[name] = found.get(name, frozenset()) | {kind}
-    ignored = others.pop(Rule((), None), {})
+    ignored = {name: kinds for name, kinds in others.pop(Rule(), {}).items() if "[]" not in name}
     lines = ["| parameter | supported values | other values |", "| --- | --- | --- |"]
     for rule, found in sorted(others.items(), key=lambda item: item[0].fix is not None):
         same = " or ".join(f"`{value}`" for value in rule.same) or "none"
