@@ -56,10 +56,10 @@ _log = logging.getLogger("omnidraft")
 
 
 class OmniDraft:
-    """A target and the drafter that makes it faster, for one request at a time, or as many as `lanes`; made by `load`.
+    """A target and its drafter, for one request at a time, or as many as `lanes`; made by `load`.
 
-    `sampling` holds the settings of requests that ask for no others.  A model that learns is to be closed, by `close`
-    or at the end of a `with` block: what it learned is saved then, too.
+    `sampling` holds the default settings of requests.  A model that learns must be closed, by `close` or at the end of
+    a `with` block, to save what it learned.
     """
 
     def __init__(
@@ -105,18 +105,18 @@ class OmniDraft:
         self.side.autosave.save()
 
     def close(self) -> None:
-        """Save what was learned and is not saved yet, and end what learns; what comes later is not learned from."""
+        """Save what was learned and end the trainer; later answers are not learned from."""
         if self._finish is not None:
             self._finish()
 
     @property
     def learned(self) -> dict[str, int | float]:
-        """Counters of what the drafter learned from this target, earlier processes included; empty without any."""
+        """Counters of learning from this target, earlier processes included; empty without any."""
         return {} if self.side is None else self.side.autosave.totals()
 
     @property
     def drafter_step(self) -> str | None:
-        """Implementation of the drafter's forward pass, a phrase; None without a drafter."""
+        """Description of the drafter's forward pass; None without a drafter."""
         if self.drafter is None or self.engine.attached is None:
             return None
         if self.engine.attached.drafter.model.joint:
@@ -152,19 +152,16 @@ class OmniDraft:
     ) -> Stream:
         """Stream the answer to a prompt piece by piece; another request on the models ends it with an OmniDraftError.
 
-        `seed` decides every draw; with `draft_length=4` it gives the same answer again, as long as the drafter, its
-        counts and the active n-grams, which earlier requests may have changed, are the same.  Each sampled answer
-        after the first that drafts from one memory takes random numbers of its own, by the seed and its place.
-        Without a drafter a seed always gives the same answer, and it is that of plain decoding: a token takes one
-        draw, proposed or not.  The answer ends before the first of the `stop` strings.  `template` is told to the chat
-        template beside messages.  Each `logits_processor`, as those of transformers, is given the ids so far (1, T) and
-        the target's scores (1, V), and returns scores.  With `logprobs`, 0 to 20, records of `Stream.rounds` hold
-        `TokenLogprobs` with so many tokens.  `extras` are for who serves requests.  `should_stop` is called between
-        rounds, and between the parts in which a long prompt is read; the answer ends, "interrupted", where it returns
-        True.  `memory` holds the earlier answers of one user among several, in place of the model's own.  With `lane`,
-        one of `lanes`, the request is on that.
-        `sampling` takes the fields of `config.Sampling`, whose defaults are those of the target's generation config:
-        `OmniDraft.sampling`.
+        `seed` decides every draw; with a fixed `draft_length` it repeats an answer as long as drafter, counts and
+        active n-grams, which earlier requests may change, are the same.  Each sampled answer after the first of one
+        memory has random numbers of its own, by the seed and its place.  Without a drafter a seed always gives the
+        answer of plain decoding.  The answer ends before the first of the `stop` strings.  `template` holds variables
+        of the chat template.  Each `logits_processor`, as in transformers, gets the ids so far (1, T) and the target's
+        scores (1, V), and returns scores.  With `logprobs`, 0 to 20, records of `Stream.rounds` hold `TokenLogprobs`
+        with that many tokens.  `extras` are for servers.  `should_stop` is called between rounds and between parts of a
+        long prompt; if it returns True, the answer ends, "interrupted".  `memory` holds the earlier answers of one of
+        several users, in place of the model's own.  `lane` is one of `lanes`, on which the request runs.
+        `sampling` takes the fields of `config.Sampling`; `OmniDraft.sampling` has the defaults.
         """
         settings = settings_of(Sampling, asdict(self.sampling) | sampling, OPTIONS)
         extent = GenerationLimits(max_new_tokens=max_new_tokens, seed=seed)
@@ -185,7 +182,7 @@ class OmniDraft:
         return Stream(engine, slot, self.side, partial(engine.begin, *asked), text, should_stop or never)
 
     def lanes(self, count: int) -> list[Lane]:
-        """Places for so many requests on these weights, whose rounds take turns; each has KV caches of its own.
+        """Return places for `count` requests on these weights, each with its own KV caches; their rounds take turns.
 
         All answers are learned from, and all lanes draft with what was learned last.  Raises ConfigError for a count
         below 1.
@@ -196,19 +193,19 @@ class OmniDraft:
         return [Lane(self, self._slot.beside(), batch) for _ in range(count)]
 
     def encode(self, prompt: Prompt, template: Mapping[str, Any] | None = None) -> list[int]:
-        """The prompt as token ids of the target, its first token included; raises PromptError where it is unusable.
+        """Return a prompt's token ids, its first token included; raises PromptError for one that cannot be used.
 
         `template` is told to the chat template beside messages.
         """
         return encode(self.target.tokenizer, prompt, template)
 
     def encode_message(self, message: str) -> list[int]:
-        """A user's message as token ids of the target: in its chat template where it has one, else as it stands."""
+        """Return a user's message as token ids: in the target's chat template if it has one, else as plain text."""
         chat = has_template(self.target.tokenizer)
         return self.encode([{"role": "user", "content": usable(message)}] if chat else message)
 
     def text_after(self, prompt: Iterable[int], marks: Collection[int] = ()) -> Detokenizer:
-        """A detokenizer for the tokens that follow these; of special tokens the `marks` alone have text."""
+        """Return a detokenizer for the tokens that follow `prompt`; of special tokens only `marks` have text."""
         tokens: Sequence[bytes | None] = self.vocab.tokens
         if marks:
             tokens = [*tokens]
@@ -236,23 +233,23 @@ class Lane:
         return self._model.stream(prompt, lane=self, **options)
 
     def common(self, ids: Sequence[int]) -> int:
-        """How many leading token ids of a prompt the target's KV cache holds."""
+        """Number of leading token ids of a prompt that the target's KV cache holds."""
         return self.engine.common(ids)
 
     def copy(self, other: Lane, length: int) -> None:
-        """Hold the beginning of another lane's text, so many ids of it, where its KV cache can be copied."""
+        """Copy the KV cache of the first `length` ids of another lane's text, if it can be copied."""
         with self.slot.lock:
             self.slot.take(object())
             self.engine.copy(other.engine, length)
 
     @property
     def nbytes(self) -> int:
-        """Memory of the KV caches of target and drafter now, in bytes."""
+        """Current memory of the KV caches of target and drafter, in bytes."""
         attached = self.engine.attached
         return self.engine.target.nbytes + (attached.drafter.sequence.nbytes if attached else 0)
 
     def clear(self) -> None:
-        """Empty the KV caches; a stream that is still open cannot go on."""
+        """Empty the KV caches; an open stream ends with an error."""
         with self.slot.lock:
             self.slot.take(object())
             self.engine.release()
@@ -272,15 +269,13 @@ def load(
 ) -> OmniDraft:
     """Load a target and a drafter, each a folder, a GGUF file, a hub id or `zoo:NAME`.
 
-    Where no drafter is named, it is zoo:general, which ships; for an embedded target zoo:drafter where that is
-    installed, and `warn` is told.  With None, drafts are what followed before in the text and in earlier answers; with
-    `draft_length=0` the target decodes alone.  Given another OmniDraft, its drafter is shared, which is in memory once,
-    and so are the answers that it remembers.  With `adapt`
-    "background" the drafter learns from every answer, in a process of its own, with "inline" between answers.  What it
-    learned is kept in a profile: "auto" is that of the two models, a path a file of one's own, None is none.
-    `options` takes the fields of `config.Drafting` and `config.Learning`; `dtype`, but for int8, and `device` are for
-    both models.  What is worth knowing but no error (a damaged table cache, a full disk) goes to `warn`, one line
-    each.  Raises ConfigError for an option, ModelError for a model, ProfileError for a profile.
+    The default drafter is zoo:general, for an embedded target zoo:drafter if it is installed, which `warn` is told.
+    With None, drafts are counts of earlier text alone; with `draft_length=0` there are none.  If `drafter` is another
+    OmniDraft, its drafter and its memory of answers are shared.  With `adapt` "background" the drafter learns from
+    answers in its own process, with "inline" between answers.  `profile` is where this is kept: "auto" is the file of
+    the two models, a path your own, None none.  `options` takes the fields of `config.Drafting` and `config.Learning`.
+    `dtype` (but for int8) and `device` are those of both models.  `warn` gets warnings of one line, such as a full
+    disk.  Raises ConfigError for an option, ModelError for a model, ProfileError for a profile.
     """
     own = ("target", "drafter", "dtype", "device", "adapt", "profile", "warn", *names(Learning))
     learning = {name: options.pop(name) for name in names(Learning) if name in options}
@@ -321,7 +316,7 @@ def load(
 
 
 def _memory(drafter: str | Path | OmniDraft | None, drafting: Drafting, *, saved: bool) -> AnswerMemory | None:
-    """The earlier answers to count: those of the OmniDraft whose drafter is shared, or none yet.
+    """Return the earlier answers to count: those of the OmniDraft whose drafter is shared, or none yet.
 
     Raises ConfigError where they are to be kept in a profile that nothing is `saved` in, or where nothing drafts.
     """
@@ -339,7 +334,7 @@ def _memory(drafter: str | Path | OmniDraft | None, drafting: Drafting, *, saved
 
 
 def _keep_measurements(policy: Goodput, autosave: Autosave) -> None:
-    """Go on from the costs and acceptance measured last, at first the profile's, and save those of this policy."""
+    """Restore the costs and acceptance measured last, at first from the profile, and save those of this policy."""
     latest = autosave.measured()
     if "goodput" in latest:
         policy.resume(latest["goodput"])
@@ -347,7 +342,7 @@ def _keep_measurements(policy: Goodput, autosave: Autosave) -> None:
 
 
 def _keep_answers(memory: AnswerMemory, autosave: Autosave, size: int) -> None:
-    """Go on from the answers that the profile holds, and save those in memory with it."""
+    """Restore the answers that the profile holds, and save those in memory with it."""
     held = set(_texts(memory.index.tokens()))  # of another target's profile, which saved those of both
     for text in _texts([token for token in autosave.answers() if BOUNDARY <= token < size]):
         if text not in held:

@@ -42,7 +42,7 @@ class LearningSide:
 
 @dataclass(frozen=True, kw_only=True)
 class LearningOptions:
-    """How a drafter learns, and where what it learned is kept."""
+    """Options of learning, and the place of the profile."""
 
     adapt: str = "off"
     learning: Mapping[str, Any]  # fields of config.Learning

@@ -176,7 +176,7 @@ class GenerationLimits(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Details(Settings):
-    """What the records of an answer hold beside its tokens."""
+    """Optional content of the records of an answer."""
 
     logprobs: int | None = integer(
         None,
@@ -244,7 +244,7 @@ class Drafting(Settings):
             )
 
     def check_alone(self) -> None:
-        """Raise ConfigError where there would be no drafts without a drafter."""
+        """Raise ConfigError if there would be no drafts without a drafter."""
         if self.counts or self.longest == 0:
             return
         option, use = ("remember", "leave remember out") if self.remember == "nothing" else ("mode", "use mode='exact'")
@@ -253,7 +253,7 @@ class Drafting(Settings):
 
     @property
     def counts(self) -> bool:
-        """Whether drafts count what followed before: in the exact mode, where there are drafts."""
+        """True if drafts use counts of earlier text: in the exact mode, with a draft length above 0."""
         return self.remember != "nothing" and self.mode == "exact" and self.longest > 0
 
     @property
@@ -315,7 +315,7 @@ def settings_of(cls: type[SettingsT], keywords: Mapping[str, Any], own: Sequence
 
 
 def suggestion(name: str, known: Collection[str]) -> str:
-    """The fix for a mistyped name: the nearest known one, else all of them."""
+    """Return the fix for a mistyped name: the nearest known one, else all of them."""
     near = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(sorted(known))}"
 

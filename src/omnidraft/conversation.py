@@ -13,7 +13,7 @@ from omnidraft.prompting import has_template, usable
 
 
 class Conversation:
-    """Messages in turns, the target's answers among them; `options` are those of `OmniDraft.stream`.
+    """Messages of user and target; `options` are those of `OmniDraft.stream`.
 
     Raises PromptError for a target without a chat template.
     """
@@ -30,7 +30,7 @@ class Conversation:
         self.answers: list[Generation] = []
 
     def ask(self, message: str, should_stop: Callable[[], bool] | None = None) -> Generator[str, None, None]:
-        """Stream the answer to a user's message; closed before its end, it keeps what there is.
+        """Stream the answer to a user's message; if closed early, the conversation keeps the text so far.
 
         `should_stop` is that of `OmniDraft.stream`.
         A message without any answer is not kept, so that roles alternate.  Raises PromptError for a message that is
@@ -49,7 +49,7 @@ class Conversation:
                     self.answers.append(answer)
 
     def reset(self) -> None:
-        """Begin again, with the system message alone."""
+        """Start a new conversation with the same system message."""
         self.messages = [*self._opening]
         self._lane.clear()
 

@@ -45,15 +45,15 @@ class Detokenizer:
         self._drop = 0
 
     def feed(self, ids: Iterable[int]) -> str:
-        """The characters that these tokens complete; empty where there are none yet."""
+        """Return the characters that these tokens complete, possibly none."""
         return "".join(self._add(token, data) for token in ids if (data := self._tokens[token]))
 
     def end(self) -> str:
-        """What is left at the end of the text; U+FFFD for a character that was begun."""
+        """Return the rest at the end of the text; U+FFFD for an incomplete character."""
         return self._trim(self._end_run() + self._decode(b"", final=True))
 
     def ending(self) -> str:
-        """What `end` would return now, while the text goes on."""
+        """The text that `end` would return now."""
         before, bytes_before = dict(vars(self)), self._decoder.getstate()
         text = self.end()
         vars(self).update(before)
@@ -106,7 +106,7 @@ class StopStrings:
         self._stopped = False
 
     def feed(self, ids: Sequence[int]) -> tuple[str, int | None]:
-        """The characters certain with these tokens, and how many tokens stay where the answer ends among them."""
+        """Return the certain characters, and the number of tokens kept if the answer ends among them."""
         if not self._strings:
             return self._text.feed(ids), None
         for count, token in enumerate(ids, 1):

@@ -38,7 +38,7 @@ class Generation:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What a turn added to an answer: the text of a round, or None where it is over, or an error.
+    """Result of a turn for one answer: the text of a round, None at the end, or an error.
 
     Of one that `waits` the prompt is not read yet.
     """
@@ -49,17 +49,17 @@ class Step:
 
 
 class Text(Protocol):
-    """What becomes of the tokens of an answer."""
+    """Receiver of the tokens of an answer."""
 
     def feed(self, ids: Sequence[int], /) -> tuple[str, int | None]:
-        """The text that a round's tokens complete, and how many of them stay, where the answer ends among them."""
+        """Return the text that a round's tokens complete, and how many tokens stay if the answer ends among them."""
 
     def end(self) -> str:
         """The rest of the text at its end."""
 
 
 class Stream:
-    """A request and its answer in the making: iterate over it for pieces of text, whole characters each.
+    """A request and its answer so far: iterate over it for pieces of text, each of whole characters.
 
     Or call `step` for each round, of the streams of several lanes in turns, or `step_together` for one of each.
     `result` is the `Generation` so far, also after an interruption.  One that is not read to its end is to be closed,
@@ -105,7 +105,7 @@ class Stream:
         raise StopIteration
 
     def step(self) -> str | None:
-        """Do one round: the text that it completes, which may be empty, or None after the last one."""
+        """Do one round; return the text that it completes, possibly empty, or None after the last round."""
         while (step := step_together([self])[0]).waits:
             pass
         if step.error is not None:
@@ -155,7 +155,7 @@ class Stream:
     # ------------------------------------------------------------ for a turn
 
     def enter(self) -> Step | None:
-        """Take the stream and its models for a turn, until `leave`; what its reader is told where that cannot be."""
+        """Take the stream and its models for a turn, until `leave`; return the last step if that is impossible."""
         if not self._busy.acquire(blocking=False):
             fix = "read it in one thread, not in its processors"
             error = None if self._closed.is_set() else OmniDraftError(f"the stream is being read already: {fix}")
@@ -190,17 +190,17 @@ class Stream:
 
     @property
     def rank(self) -> int:
-        """What prompts are read in the order of: the ids left, less some for each turn, as new short ones may come."""
+        """Priority of the prompt, lowest first: the ids left, less some for each turn waited."""
         return self.behind - AGING * self._turns
 
     def work(self, part: int) -> Work[Verified | None]:
-        """The next round as the reads that it asks for, or where there is a `part` of the prompt, that."""
+        """Return the reads of the next round, or of the next `part` ids of the prompt."""
         request, engine = cast("Request", self._request), self.engine
         passes: Passes[Verified | None] = engine.read_part(request, part) if part else engine.verifying(request)
         return Work(passes, engine.target, request)
 
     def take(self, work: Work[Verified | None]) -> Step:
-        """Add what came of the work to the answer."""
+        """Add the result of the work to the answer."""
         try:
             verified = work.done()
             if verified is None or self._request is None:
@@ -229,7 +229,7 @@ class Stream:
             self.close()
 
     def abandon(self) -> None:
-        """End where a round is not whole: there is nothing to learn from, or to go on from."""
+        """End after an incomplete round: nothing is learned and no cache is kept."""
         self._request, self._failed = None, True
         self._end()
 
@@ -239,7 +239,7 @@ class Stream:
         return Step() if isinstance(error, OmniDraftError) and self._closed.is_set() else Step(error=error)
 
     def _end(self) -> None:
-        """Let the models go, once; a complete answer is learned from."""
+        """Release the models, once; a complete answer is learned from."""
         if self._ended:
             return
         self._ended = True
@@ -294,7 +294,7 @@ def step_together(streams: Sequence[Stream]) -> list[Step]:
 
 
 def _parts(streams: Sequence[Stream]) -> dict[Stream, int]:
-    """Whose turn it is: 0 for a round, or so many ids of a prompt; that of the lowest rank comes first."""
+    """Return the work of each stream in this turn: 0 for a round, else ids of a prompt; the lowest rank comes first."""
     parts, room = {each: 0 for each in streams if each.records}, dict[int, int]()
     measuring = {each.engine.batch for each in parts if each.engine.batch is not None and each.engine.batch.measures}
     for each in sorted((each for each in streams if not each.records), key=lambda each: each.rank):
@@ -316,7 +316,7 @@ def _parts(streams: Sequence[Stream]) -> dict[Stream, int]:
 
 
 def _measure(found: Mapping[Stream, Step], read: Mapping[Stream, int], seconds: Seconds, rest_s: float) -> None:
-    """Let batches learn what the turn cost; `read` are ids of prompts, which have no plain rounds."""
+    """Update the batches with the cost of the turn; `read` are the ids read of prompts."""
     for batch, model in {each.engine.batch: each.engine.target.model for each in found}.items():
         taken = seconds.targets.get(id(model))
         if batch is None or taken is None:

@@ -26,7 +26,7 @@ KEPT_TOKENS = 2**19  # of earlier answers, the latest are kept: in 18 MiB
 
 
 class Guess(NamedTuple):
-    """What the counts say of the next token: the share of each that followed, and how sure that is."""
+    """A guess of the next token: the share of each token that followed, and the chance that the guess is right."""
 
     shares: Mapping[int, float]  # sums to 1
     best: int  # the token of the largest share
@@ -47,14 +47,14 @@ class Guess(NamedTuple):
 
 
 class HitRates:
-    """How often guesses were right, by their kind, of which there are KINDS."""
+    """Hit rates of guesses, one for each of KINDS kinds."""
 
     def __init__(self) -> None:
         self._right, self._seen = [PRIOR[0]] * KINDS, [PRIOR[1]] * KINDS
         self.rates = [PRIOR[0] / PRIOR[1]] * KINDS
 
     def learn(self, kind: int, *, right: bool) -> None:
-        """Take in whether a guess of this kind was right."""
+        """Update the hit rate of a kind with one guess."""
         self._right[kind] = DISCOUNT * self._right[kind] + right
         self._seen[kind] = DISCOUNT * self._seen[kind] + 1
         self.rates[kind] = self._right[kind] / self._seen[kind]
@@ -107,7 +107,7 @@ class Counts:
         self._begun = self._judged = len(prompt)
 
     def follow(self, text: Sequence[int], kept: int) -> None:
-        """Take in committed text, of which the first `kept` tokens are known: what is new is judged, then counted."""
+        """Update with committed text, of which `kept` tokens are known: judge guesses, then count tokens."""
         self._own.drop(max(self._judged, kept) - kept)
         for place in range(kept, len(text)):
             if place >= self._judged and (guess := self.guess(text[max(0, place - LONGEST) : place])) is not None:
@@ -116,7 +116,7 @@ class Counts:
         self._judged = len(text)
 
     def guess(self, text: Sequence[int]) -> Guess | None:
-        """What followed the end of `text` before, LONGEST tokens of which are read; None where nothing did.
+        """Return the guess for the token after `text`, of which LONGEST tokens are read; None without a match.
 
         Of the lengths that a match may have, that one counts whose best token was right most often.
         """
@@ -140,7 +140,7 @@ class Counts:
         return Guess({token: count / number for token, count in counts.items()}, best, rates[kind], kind)
 
     def keep(self, text: Sequence[int]) -> None:
-        """Keep a complete answer, the end of `text`, where answers are kept."""
+        """Remember a complete answer, the end of `text`, if there is a memory."""
         if self.memory is not None and self.memory.keeps and len(text) > self._begun:
             # with the end of the prompt, which the answer's beginning is found by
             self.memory.index.extend([BOUNDARY, *text[max(0, self._begun - LONGEST) :]])

@@ -68,7 +68,7 @@ class TokenIndex:
             self._end -= 1
 
     def tokens(self) -> list[int]:
-        """What the index holds, the oldest first."""
+        """All tokens of the index, the oldest first."""
         return self._held(self._begin, self._end)
 
     def followers(self, text: Sequence[int]) -> list[list[int]]:

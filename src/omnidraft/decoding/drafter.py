@@ -95,13 +95,13 @@ class Drafter:
             self.counts.follow(self._text, start)
 
     def guess(self, drafted: Sequence[int] = ()) -> Guess | None:
-        """What the counts say of the token after the text and a draft."""
+        """Return the guess of the counts for the token after the text and a draft."""
         if self.counts is None:
             return None
         return self.counts.guess([*self._text[-LONGEST:], *drafted][-LONGEST:])
 
     def keep(self) -> None:
-        """Keep the answer that the text ends with, now complete, where answers are kept."""
+        """Remember the complete answer that the text ends with, if answers are kept."""
         if self.counts is not None:
             self.counts.keep(self._text)
 
@@ -232,19 +232,19 @@ class AttachedDrafter:
         return text[kept:]
 
     def translate(self) -> Guess | None:
-        """Give the drafter what was committed since the last time; what its counts say of the next token."""
+        """Pass the tokens committed since the last draft to the drafter; return the counts' guess for the next one."""
         if self.untranslated:
             self.drafter.extend(*self.context.after(self.drafter.text, self.drafter.begun, self.untranslated))
             self.untranslated.clear()
         return self.drafter.guess()
 
     def keep(self) -> None:
-        """Keep the answer, which is complete, where answers are kept."""
+        """Remember the complete answer, if answers are kept."""
         self.translate()
         self.drafter.keep()
 
     def commit(self, emitted: Sequence[int], false_merge: int | None) -> None:
-        """Take in the target tokens of a round; they are translated with the next draft, if there is one."""
+        """Add the target tokens of a round; they are translated with the next draft, if there is one."""
         self.untranslated.extend(emitted)
         self.cache.observe(emitted, false_merge)
 
@@ -259,7 +259,7 @@ class AttachedDrafter:
 
     @property
     def longest(self) -> int:
-        """Most target tokens that one draft token may stand for."""
+        """Maximum number of target tokens that one draft token may stand for."""
         offsets = self.cache.table.long_offsets
         return int((offsets[1:] - offsets[:-1]).max(initial=1))
 
@@ -271,7 +271,7 @@ def common(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def _distribution(logits: torch.Tensor, temperature: float, guess: Guess | None) -> Probs:
-    """What a token is drawn from (V_q,); of a temperature of 0, the one-hot of the mixture at 1."""
+    """The distribution that a token is drawn from, (V_q,); at temperature 0, the one-hot of the mixture at 1."""
     try:
         if guess is None:
             return tempered(logits, temperature)

@@ -37,7 +37,7 @@ SCORED = 64  # tokens of a prompt whose logits are held at a time
 
 @dataclass(frozen=True, kw_only=True)
 class Extras:
-    """What else a request may ask for.
+    """Further options of a request.
 
     `scores` are log-probabilities of the prompt's tokens, which is then read anew.  `marks` are special tokens whose
     text is part of the answer's.  The others say how it is drafted, within what the engine does: at most `longest`
@@ -208,11 +208,11 @@ class Engine:
         check_ids(prompt, self.target.model.vocab_size)
 
     def common(self, prompt: Sequence[int]) -> int:
-        """How many leading ids of a prompt the target's cache holds."""
+        """Number of leading ids of a prompt that the target's cache holds."""
         return common(self._ids[: self.target.length], prompt)
 
     def copy(self, other: Engine, length: int) -> None:
-        """Hold the first `length` ids of another engine's text, or nothing where caches are not copied."""
+        """Copy the cache of the first `length` ids of another engine's text; none if caches cannot be copied."""
         self.release()
         if copies(self.target) and length <= other.target.length:
             self.target.copy(other.target, length)
@@ -234,18 +234,18 @@ class Engine:
     # ------------------------------------------------------------ one round
 
     def verify(self, request: Request) -> Verified:
-        """Draft, and settle the draft with one forward pass of the target; `commit` is to follow.
+        """Draft, and verify the draft with one forward pass of the target; call `commit` next.
 
         Raises Stopped where the request is to stop; what was read stays in the caches, and the round did not happen.
         """
         return alone(self.verifying(request), request)
 
     def behind(self, request: Request) -> int:
-        """How many ids of a request the target has yet to read."""
+        """Number of ids of a request that the target has yet to read."""
         return len(request.ids) - self.target.length
 
     def read_part(self, request: Request, count: int) -> Passes[None]:
-        """Have the target read so many ids more, which are not all."""
+        """Read `count` more ids of the prompt, but not all."""
         began, start = time.perf_counter() - request.waited_s, self.target.length
         if request.scores is None:
             yield Read(self.target, request.ids[start : start + count], 0)
@@ -257,7 +257,7 @@ class Engine:
         request.read_s += time.perf_counter() - request.waited_s - began
 
     def verifying(self, request: Request) -> Passes[Verified]:
-        """`verify` as the reads that it asks for, of a long text a part at a time."""
+        """`verify` as a generator of reads; a long prompt is read in parts."""
         while len(request.ids) - self.target.length > self.target.model.chunk:
             yield from self.read_part(request, self.target.model.chunk)
         while request.scores is not None and len(request.scores) < request.prompt - 1:

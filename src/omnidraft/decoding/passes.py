@@ -42,7 +42,7 @@ def never() -> bool:
 
 @dataclass(kw_only=True)
 class Pace:
-    """When some work is to stop, and for how many seconds it waited while reads were made that are not its own."""
+    """Stop condition of some work, and the seconds it waited for reads of others."""
 
     stop: Stop = never
     waited_s: float = 0.0
@@ -61,12 +61,12 @@ class Work(Generic[T]):
         self._go_on(0.0, passes.__next__)
 
     def send(self, logits: torch.Tensor, took_s: float) -> None:
-        """Go on with the logits that it asked for, of a pass that took so long."""
+        """Resume with the logits of its read, and the seconds of the pass."""
         part = self.asked is not None and not self.asked.keep
         self._go_on(took_s, self._after_part if part else self._passes.send, logits)
 
     def fail(self, error: Exception) -> None:
-        """Tell it that there are no logits: it may go on in another way."""
+        """Resume with an error in place of logits, which the work may handle."""
         self._go_on(0.0, self._passes.throw, error)
 
     def done(self) -> T:
@@ -106,7 +106,7 @@ def alone(passes: Passes[T], pace: Pace | None = None) -> T:
 
 
 def together(passes: Sequence[Passes[T]]) -> list[T]:
-    """The results of several, each as alone, reads of one model made together; raises an error when all have ended."""
+    """Return the results of several, with reads of one model made together; raises an error when all have ended."""
     works = [Work(each) for each in passes]
     while asking := [each for each in works if each.asked is not None]:
         _make(asking)
@@ -115,7 +115,7 @@ def together(passes: Sequence[Passes[T]]) -> list[T]:
 
 @dataclass
 class Seconds:
-    """What a turn took: all drafts, and the pass of each target."""
+    """Seconds of a turn: of all drafts, and of the pass of each target."""
 
     drafts: float
     targets: dict[int, float]  # by the id of the model
@@ -136,12 +136,12 @@ def turn(works: Sequence[Work[T]]) -> Seconds:
 
 
 def _room(read: int, seconds: float) -> int:
-    """How many ids of long texts drafters may read yet in a turn, of which so many have taken so long."""
+    """Number of ids of long texts that drafters may still read in this turn, after `read` ids in `seconds`."""
     return FIRST if not read else int(read * (PARTS_S - seconds) / max(seconds, SHORTEST_S))
 
 
 def _limit(works: Sequence[Work[T]], room: int) -> int:
-    """Have parts of long texts be no longer together; how many ids they are."""
+    """Limit the parts of long texts to `room` ids together; return their number."""
     read = 0
     for each in works:
         if each.asked is not None and not each.asked.keep:

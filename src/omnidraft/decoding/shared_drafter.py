@@ -19,7 +19,7 @@ LOOK_S = 0.02  # seconds between looks at whether a waiting request still has th
 
 
 class Pausable(Protocol):
-    """Work beside requests, which stands still while one is decoded."""
+    """Background work, which pauses while a request is decoded."""
 
     def pause(self) -> None:
         """A request is being decoded."""
@@ -44,19 +44,19 @@ class Slot:
         return other
 
     def take(self, request: object) -> None:
-        """Give the slot to a request; the one before cannot go on."""
+        """Give the slot to a request; the one before ends."""
         with self.lock:
             self._request = request
             self.resume()
 
     def pause(self) -> None:
-        """Have background work stand still; `hold` does, in each turn."""
+        """Pause background work; `hold` does so in each turn."""
         self._still.set()
         for each in self.background:
             each.pause()
 
     def resume(self) -> None:
-        """Let background work go on, until the next round of any request."""
+        """Resume background work until the next round of any request."""
         self._still.clear()
         for each in self.background:
             each.resume()
@@ -120,7 +120,7 @@ class SharedDrafter:
 
     @property
     def rounds(self) -> bool:
-        """Whether it drafts in 8 bits, and so takes weights that are rounded."""
+        """True if it drafts in 8 bits, and so takes rounded weights."""
         return self._native is not None
 
     def load_weights(self, weights: Weights | RoundedWeights, version: object) -> LanguageModel:

@@ -1,1 +1,1 @@
-"""How far a draft goes, decided before each draw."""
+"""Draft length, decided before each draw."""

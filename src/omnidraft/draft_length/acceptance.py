@@ -30,7 +30,7 @@ class Acceptance:
         self.start_request()
 
     def start_request(self) -> None:
-        """Forget what only holds for the request before."""
+        """Reset what only holds for the last request."""
         self._shift, self._precision = 0.0, 1 / VARIANCE
         self._estimate()
 
@@ -42,7 +42,7 @@ class Acceptance:
         self.mean = sum(share * probability for share, probability in self.bins)
 
     def meet(self, score: float) -> int:
-        """Count a token of that score; its bin."""
+        """Count a token of this score; return its bin."""
         place = bisect_right(EDGES, score)
         self._met = [DISCOUNT * times for times in self._met]
         self._met[place] += 1
@@ -53,7 +53,7 @@ class Acceptance:
         return self.bins[place][1]
 
     def learn(self, places: Sequence[int], accepted: int) -> None:
-        """Take in that of draft tokens in these bins the first `accepted` were accepted, and any other was not."""
+        """Update with draft tokens in these bins, of which the first `accepted` were accepted."""
         for at, place in enumerate(places):
             if place == COUNTED:
                 continue
@@ -75,6 +75,6 @@ class Acceptance:
         return [*self._seen, *self._accepted, *self._met]
 
     def resume(self, state: Sequence[float]) -> None:
-        """Go on from a `state`."""
+        """Restore a `state`."""
         self._seen, self._accepted, self._met = (list(state[at : at + BINS]) for at in range(0, 3 * BINS, BINS))
         self.start_request()

@@ -93,7 +93,7 @@ class Head:
         return self._inner is not None
 
     def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Have these weights, by name; be untrained where there are none.
+        """Load these weights, by name; without any, be untrained.
 
         Raises ModelError for those of another size.
         """

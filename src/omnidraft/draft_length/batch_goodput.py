@@ -20,7 +20,7 @@ LEAST, FIRST = 8, 16  # ids of a part: fewer take as long; before it is known ho
 
 
 class BatchCosts:
-    """What a pass of several rows costs and brings, measured from outside the engines that verify.
+    """Cost and gain of a pass over several rows, measured outside the engines that verify.
 
     `row` is the cost of another row before any measurement, `most` how many there may be.
     """
@@ -50,7 +50,7 @@ class BatchCosts:
     def learn(
         self, *, rows: int, emitted: int, proposed: int, passes: int, read: int, draft_s: float, verify_s: float
     ) -> None:
-        """Take in a pass in which every row decoded: `proposed` tokens were verified in `verify_s`."""
+        """Update with a pass in which every row decoded: `proposed` tokens were verified in `verify_s`."""
         self._unmeasured = 0
         counts = RoundCounts(draft_passes=passes, draft_read=read)
         times = RoundTimes(draft_s=draft_s, verify_s=verify_s)
@@ -63,7 +63,7 @@ class BatchCosts:
             self._time = DISCOUNT * self._time + min((draft_s + verify_s) / plain, STALL * emitted / rows)
 
     def learn_part(self, count: int, seconds: float) -> None:
-        """Take in that a pass with so many ids of prompts took so long."""
+        """Update with the time of a pass that read ids of prompts."""
         self._unmeasured += 1
         # what the rows beside it take would else count as that of few ids, and ever fewer were read
         added = max(0.0, seconds - self.costs.seconds * self._plain(self.rows)) / count
@@ -74,7 +74,7 @@ class BatchCosts:
 
     @property
     def measures(self) -> bool:
-        """Whether the pass is to have no part of a prompt beside rows that decode."""
+        """True if the pass must have no part of a prompt beside rows that decode."""
         return self._unmeasured >= EVERY
 
     def part(self, most: int, *, alone: bool) -> int:
@@ -104,10 +104,10 @@ class RowGoodput(Goodput):
         return super()._prefill * self._batch.rate
 
     def _learn_costs(self, record: Round) -> None:
-        """The batch learns them."""
+        """Update the costs of the batch."""
 
     def _learn_goodput(self, record: Round) -> None:
-        """What the present exploration has lost: what all rows would have said meanwhile, less the tokens gained."""
+        """Loss of the current exploration: the tokens of all rows without drafts, less the tokens gained."""
         passes = record.counts.draft_passes
         if passes and self._budget > 0:
             delay = self.costs.steps.of(passes) + self.costs.tokens.of(len(record.draft))

@@ -99,18 +99,18 @@ class Linear:
         return self.weights[min(1, count)]
 
     def learn(self, y: float, *x: float) -> None:
-        """Take in an observation; the shorter `x` is, the less it says."""
+        """Update with an observation; a shorter `x` has less weight."""
         square = sum(each * each for each in x)
         self.seen = min(MEMORY, self.seen + min(1.0, square))
         step = (y - self(*x)) / self.seen / max(1.0, square)
         self.weights = [max(0.0, weight + step * each) for weight, each in zip(self.weights, x, strict=True)]
 
     def state(self) -> list[float]:
-        """Weights and the number of observations, to go on from."""
+        """Weights and the number of observations, to restore."""
         return [*self.weights, self.seen]
 
     def resume(self, state: Sequence[float]) -> None:
-        """Go on from a `state`."""
+        """Restore a `state`."""
         *self.weights, self.seen = state
 
 
@@ -139,12 +139,12 @@ class CostModel:
 
     @property
     def seconds(self) -> float:
-        """Seconds of a plain step of one row at present; 0 before the first."""
+        """Current seconds of a plain step of one row; 0 before the first."""
         seconds, *tokens, rows = self._mean
         return seconds / (1 + self.tokens(*tokens) + self.rows(rows))
 
     def learn(self, record: Round, *, first: bool, rows: int = 1) -> None:
-        """Take in a round of so many rows; the `first` of a request includes the target's prefill."""
+        """Update with a round of several rows; the `first` of a request includes the target's prefill."""
         drafted, passes = len(record.draft) + record.counts.again, record.counts.draft_passes
         new = drafted not in self._met  # libraries prepare for the first pass of each shape
         self._met.add(drafted)
@@ -174,15 +174,15 @@ class CostModel:
         self._mean = [mean + (now - mean) / self._seen for now, mean in observed]
 
     def state(self) -> list[float]:
-        """Relative costs, to go on from; the present speed is not among them."""
+        """Relative costs, to restore; the current speed is not among them."""
         return [*self.steps.state(), *self.tokens.state(), *self.prefill.state()]
 
     def resume(self, state: Sequence[float]) -> None:
-        """Go on from a `state`."""
+        """Restore a `state`."""
         for part, at in ((self.steps, 0), (self.tokens, 3), (self.prefill, 6)):
             part.resume(state[at : at + len(part.state())])
 
 
 def first_and_more(count: float) -> tuple[float, float]:
-    """Whether there is a first, and how many more."""
+    """Split a count into the first item and the number of further ones."""
     return min(1.0, count), max(0.0, count - 1)

@@ -80,7 +80,7 @@ class Goodput:
         self._first_gain = self._step_gain(1.0, 0)
 
     def rereads(self, count: int) -> bool:
-        """Whether reading so many tokens again costs less than the token that a round without a draft would forgo.
+        """True if reading `count` tokens again costs less than the token that a round without a draft would forgo.
 
         Where drafts have not paid of late, none is read again beside a draft: its cost is seen best alone.
         """
@@ -89,7 +89,7 @@ class Goodput:
         return self.goodput * self.costs.tokens(0.0, count) < 1
 
     def begin(self, walk: Walk | None, chance: float = 0.0) -> bool:
-        """Whether a first draft token pays."""
+        """True if a first draft token pays."""
         self._walk, self._bins, self._survival, self._forced = walk, [], 1.0, 0
         self._counts_alone, self._stepped = self._alone, False
         if self._version != self._head.version:  # the drafter or its head has learned
@@ -120,11 +120,11 @@ class Goodput:
 
     @property
     def _unmeasured(self) -> bool:
-        """Whether a round without a draft is due, to measure a plain step of the target."""
+        """True if a round without a draft is due, to measure a plain step of the target."""
         return not self.costs.seconds or (self._since_plain >= PLAIN_EVERY and not self._first)
 
     def _explores(self) -> bool:
-        """Whether to draft although it does not pay: an exploration is due, or not over yet."""
+        """True to draft although it does not pay: an exploration is due or still running."""
         if self._budget <= 0 and self._rounds >= self._interval * (1 + self._prefill / EXPLORATION):
             self._budget, self._rounds = EXPLORATION + self._prefill, 0
             self._interval = min(2 * self._interval, INTERVALS[1])
@@ -132,7 +132,7 @@ class Goodput:
         return self._budget > self._prefill
 
     def trusts(self, chance: float) -> bool:
-        """Whether a token of the counts alone pays, and a step of the drafter would not add as much as it costs."""
+        """True if a token of the counts alone pays and a step of the drafter would gain less than it costs."""
         length = len(self._bins)
         if length < self._forced or not (self._unfinished or self._pays(chance)):
             return False
@@ -147,14 +147,14 @@ class Goodput:
         return True
 
     def _pays(self, chance: float) -> bool:
-        """Whether one more token pays that costs no step, and is accepted with this probability."""
+        """True if one more token pays that needs no step and is accepted with this probability."""
         length = len(self._bins)
         return self._survival * chance * self.gain.next(length) > self._verifying(length)
 
     def draws(
         self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None, guess: Guess | None = None
     ) -> bool:
-        """Whether drawing a token pays, its distribution being known."""
+        """True if drawing a token pays, its distribution being known."""
         self._stepped = True
         score = self._head.chance(logits, hidden, temperature)
         if guess is not None:
@@ -171,7 +171,7 @@ class Goodput:
         return True
 
     def steps(self, token: int) -> bool:  # noqa: ARG002
-        """Whether another step of the drafter pays, before its distribution is known."""
+        """True if another step of the drafter pays, before its distribution is known."""
         length = len(self._bins)
         if length >= self._longest or self._counts_alone:
             return False
@@ -205,7 +205,7 @@ class Goodput:
 
     @property
     def _unfinished(self) -> bool:
-        """Whether the draft so far ends inside a target token, and would lose what is inside."""
+        """True if the draft so far ends inside a target token, whose beginning would be lost."""
         walk = self._walk
         return walk is not None and walk.node != 0 and walk.cache.token_at(walk.node) < 0
 
@@ -217,7 +217,7 @@ class Goodput:
         return max(1.0, self._tokens / self._time)
 
     def learn(self, record: Round) -> None:
-        """Take in what a round cost, and which of its draft tokens were accepted."""
+        """Update with the cost of a round and the draft tokens accepted in it."""
         self._learn_costs(record)
         self._rounds += 1
         self._emitted += len(record.emitted)
@@ -246,7 +246,7 @@ class Goodput:
         self.costs.learn(record, first=self._first)
 
     def _learn_goodput(self, record: Round) -> None:
-        """Track goodput, and what the present exploration has lost against plain decoding."""
+        """Track goodput, and the loss of the current exploration against plain decoding."""
         tokens, times = len(record.emitted), record.times
         spent = min((times.draft_s + times.verify_s + times.overhead_s) / self.costs.seconds, STALL * tokens)
         self._tokens = DISCOUNT * self._tokens + tokens
@@ -255,12 +255,12 @@ class Goodput:
             self._budget = min(2 * EXPLORATION, self._budget - spent + tokens)
 
     def state(self) -> npt.NDArray[np.float64]:
-        """Measurements of this target and drafter, to go on from in another process: a vector."""
+        """Measurements of this target and drafter as a vector, to restore in another process."""
         own = [self._length, self._budget, self._interval, self._rounds]
         return np.array([*own, *self.gain.state(), *self.costs.state(), *self.acceptance.state()])
 
     def resume(self, state: npt.NDArray[np.float64]) -> None:
-        """Go on from a `state`; one of another shape or with values that are not finite is left alone."""
+        """Restore a `state`; one of another shape or with values that are not finite is ignored."""
         if state.shape != self.state().shape or not np.isfinite(state).all():
             return
         numbers = iter(state.tolist())

@@ -30,19 +30,19 @@ class DraftLengthPolicy(Protocol):
 
     @property
     def no_draft_reason(self) -> str | None:
-        """Reason why the present round has no draft, a phrase, where it has none."""
+        """Reason why the current round has no draft, if it has none."""
 
     def open(self, prompt: Sequence[int], new_tokens: int) -> None:
         """Start a request with a prompt of drafter tokens, for at most `new_tokens` target tokens."""
 
     def rereads(self, count: int) -> bool:
-        """True to draft where the target then reads so many committed tokens again beside the draft."""
+        """True to draft if the target then reads `count` committed tokens again beside the draft."""
 
     def begin(self, walk: Walk | None, chance: float = 0.0) -> bool:
         """True to draft in this round; `walk` segments the draft, `chance` is that of the counts' first token."""
 
     def trusts(self, chance: float) -> bool:
-        """True to draw a token from the counts alone, whose most frequent one has this chance to be accepted."""
+        """True to draw a token from the counts alone; their most frequent token is accepted with this chance."""
 
     def draws(
         self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None, guess: Guess | None = None
@@ -53,11 +53,11 @@ class DraftLengthPolicy(Protocol):
         """True to make another step of the drafter after this token, the last one drawn."""
 
     def learn(self, record: Round) -> None:
-        """Take in the record of the round."""
+        """Update with the record of the round."""
 
 
 class Fixed:
-    """Drafts as many tokens as is allowed; with `alone`, from the counts without a drafter."""
+    """Drafts the maximum number of tokens; with `alone`, from the counts without a drafter."""
 
     no_draft_reason: str | None = None
 

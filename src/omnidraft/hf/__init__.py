@@ -1,4 +1,4 @@
-"""Drafting inside `generate` of transformers, which goes on doing everything else.
+"""Drafting inside `generate` of transformers.
 
     model.generate(**inputs, custom_generate=omnidraft.hf.generate, omnidraft_drafter="zoo:general")
 
@@ -53,10 +53,10 @@ class Streamer(Protocol):
     """Receiver of the prompt's ids (1, T), then of each new token (1,), as the streamers of transformers are."""
 
     def put(self, value: torch.Tensor) -> None:
-        """The next ids."""
+        """Receive the next ids."""
 
     def end(self) -> None:
-        """There are no more."""
+        """End the stream."""
 
 
 def generate(  # noqa: PLR0913  transformers hands over those of its arguments that are named here

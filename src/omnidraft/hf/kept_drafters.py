@@ -1,4 +1,4 @@
-"""Drafters attached to models that are in memory, and kept as long as these are."""
+"""Drafters attached to models in memory, kept as long as the models."""
 
 from __future__ import annotations
 

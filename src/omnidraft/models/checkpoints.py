@@ -47,7 +47,7 @@ class Checkpoints:
         return [*self._beginnings, *([] if self._latest is None else [self._latest])]
 
     def places(self, length: int, count: int, keep: int) -> dict[int, bool]:
-        """Where to save, and whether that is to stay, as a cache of `length` tokens is about to read `count` ids.
+        """Return the positions to save, True for those to keep, before a cache of `length` tokens reads `count` ids.
 
         The last `keep - 1` of them are taken for a draft.
         """
@@ -69,7 +69,7 @@ class Checkpoints:
             self._latest = made
 
     def back(self, cache: DynamicCache, length: int, held: int) -> int:
-        """Bring a cache of `held` tokens back to a checkpoint with `length` tokens at most; how many it has then.
+        """Restore a cache of `held` tokens to a checkpoint of at most `length` tokens; return its length.
 
         With 0 the cache is to be thrown away.
         """
@@ -89,5 +89,5 @@ class Checkpoints:
         return chosen.length
 
     def clear(self) -> None:
-        """Forget them all, and where texts have parted."""
+        """Drop all checkpoints, and the position where texts differed."""
         self._latest, self._beginnings, self._parted = None, [], 0

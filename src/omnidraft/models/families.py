@@ -96,7 +96,7 @@ class Family:
         return float(getattr(config, name, None) or 0) if name else 0.0
 
     def obstacle(self, config: Config) -> Obstacle | None:
-        """What of a config no switch covers."""
+        """Return the first part of a config that no switch covers."""
         return next(self._obstacles(config), None)
 
     def _obstacles(self, config: Config) -> Iterator[Obstacle]:

@@ -1,4 +1,4 @@
-"""Hybrids of `transformers`: whether one reads several tokens at once as one by one, and short passes that are fast.
+"""Hybrids of `transformers`: the test of passes over several tokens, and fast short passes.
 
 Some families begin a pass of several tokens from an empty state, some bound the time step in it alone.  A model that
 does verifies no drafts: its answers would not be those of plain decoding.
@@ -58,13 +58,13 @@ def _fitted(scan: Callable[..., Any], chunk: int) -> Callable[..., Any]:
 
 
 def bounded(model: torch.nn.Module) -> bool:
-    """Whether layers bound the time step where they read several tokens, and not where they read one."""
+    """True if layers bound the time step when they read several tokens, but not when they read one."""
     limits = (getattr(layer, "time_step_limit", None) for layer in model.modules())
     return any(limit is not None and tuple(limit) != (0.0, float("inf")) for limit in limits)
 
 
 def no_drafts(new: Callable[[], DynamicCache], run: Run, vocab_size: int, dtype: torch.dtype) -> str | None:
-    """Why a model of that dtype cannot verify drafts, a phrase; None where it can.
+    """Return the reason why a model of that dtype cannot verify drafts, or None.
 
     Raises ModelError for one whose states are not in its cache.
     """

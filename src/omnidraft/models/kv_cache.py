@@ -104,7 +104,7 @@ def attention(cache: DynamicCache) -> list[GrowingLayer]:
 
 
 def held(cache: DynamicCache) -> int | None:
-    """How many tokens a cache holds; None where its layers count none, as states do not."""
+    """Number of tokens in a cache; None if no layer counts them, as with states alone."""
     layers = state_layers(cache)
     if layers and not attention(cache):
         return None if states(layers) else 0

@@ -52,7 +52,7 @@ class CopyingSequence(KVSequence, Protocol):
 
 
 def copies(sequence: KVSequence) -> TypeGuard[CopyingSequence]:
-    """Whether a sequence can take over the cache of another."""
+    """True if a sequence can take over the cache of another."""
     return isinstance(sequence, CopyingSequence)
 
 
@@ -109,7 +109,7 @@ class LanguageModel(Protocol):
 
     @property
     def precision(self) -> str:
-        """What the weights are held in: float32, bfloat16, float16, int8."""
+        """Precision of the weights: float32, bfloat16, float16 or int8."""
 
     @property
     def token_bytes(self) -> float:
@@ -127,7 +127,7 @@ class LanguageModel(Protocol):
 
 
 class CachedSequence:
-    """What sequences have in common."""
+    """Base of all sequences."""
 
     hidden: torch.Tensor | None = None
     length: int = 0

@@ -146,7 +146,7 @@ def _end_turns(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> No
 
 
 def _obstacle(skeleton: PreTrainedModel, place: torch.device) -> str | None:
-    """The reason why a model cannot be used in 8 bits, a phrase, or None."""
+    """Return the reason why a model cannot be used in 8 bits, or None."""
     if place.type != "cpu":
         return f"it is on {place.type}"
     found = native_model.obstacle(skeleton)
@@ -230,7 +230,7 @@ def _reading(part: str, source: str, local: bool) -> Iterator[None]:
 
 
 def _not_a_model(folder: Path) -> str | None:
-    """Name what a folder holds instead of a model, and the remedy; None where that is unknown."""
+    """Return what a folder holds instead of a model, with the fix; None if unknown."""
     if pointer := next((file for file in sorted(folder.glob("*")) if is_pointer(file)), None):
         return pointer_fault(str(pointer))
     if (folder / "config.json").exists():
@@ -319,7 +319,7 @@ def choose_dtype(device: torch.device, stored: torch.dtype | None, parameters: i
 
 
 def has_bfloat16(device: torch.device) -> bool:
-    """Whether a device computes matrix products in bfloat16 faster than in float32."""
+    """True if a device computes matrix products in bfloat16 faster than in float32."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     # older versions of PyTorch do not report the capabilities of a CPU

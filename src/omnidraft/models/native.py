@@ -78,7 +78,7 @@ class Layer(ctypes.Structure):
 
 
 class Shape(ctypes.Structure):
-    """What the layers of step.c have in common."""
+    """Settings shared by the layers of step.c."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("layers", "heads", "key_heads", "size", "columns")),
@@ -292,7 +292,7 @@ def _compiler() -> list[str]:
 
 
 def _processor() -> str:
-    """What code compiled for this processor depends on: a home folder may be shared by several machines."""
+    """Properties of this processor that compiled code depends on: a home folder may be shared by several machines."""
     with suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8") as file:
         return next((line for line in file if line.startswith(("flags", "Features"))), platform.processor())
     return f"{platform.platform()} {platform.processor()}"

@@ -259,7 +259,7 @@ def obstacle(model: PreTrainedModel) -> Obstacle | None:
 
 
 def _shape(family: Family, config: Any, columns: int) -> native.Shape:
-    """What the layers have in common.
+    """Settings shared by the layers.
 
     A factor of what is added to the residual is divided out of the residual, which only the norms of what is read see:
     their epsilon is divided by its square.
@@ -293,7 +293,7 @@ def _query_factors(family: Family, config: Any) -> Callable[[torch.Tensor], torc
 
 
 def _apart(weights: Weights) -> bool:
-    """Whether embedding and head are stored and differ: `transformers` does not tie these, whatever the config says."""
+    """True if embedding and head are stored and differ: then `transformers` does not tie them, despite the config."""
     return EMBEDDING in weights and HEAD in weights and not torch.equal(weights[EMBEDDING], weights[HEAD])
 
 

@@ -52,7 +52,7 @@ class Parts:
         self._base, self._shapes = base, shapes
 
     def rounded_weights(self) -> RoundedWeights:
-        """What was made so far, but for matrices as a file holds them, which are left to the source."""
+        """The weights made so far, without matrices as a file holds them, which are left to the source."""
         rounded = {name: matrix for name, matrix in self.matrices.items() if isinstance(matrix, Rounded)}
         matrices = {name: (m.weights, m.scales, m.bias, m.columns) for name, m in rounded.items()}
         return RoundedWeights(matrices, self._vectors)

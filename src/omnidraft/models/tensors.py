@@ -19,7 +19,7 @@ LENGTH = 8  # bytes at the beginning of a safetensors file, with the length of i
 
 
 def in_8_bits(folder: Path) -> bool:
-    """Whether a folder's weights are in 8 bits; an ordinary file beside them, of a training since, goes first."""
+    """True if a folder's weights are in 8 bits; an ordinary file beside them, from later training, takes precedence."""
     return (folder / rows.FILE).is_file() and not any((folder / name).is_file() for name in (SINGLE, INDEX))
 
 
@@ -43,7 +43,7 @@ def check_weights(folder: Path) -> None:
 
 
 def _cut(path: Path) -> str | None:
-    """What the header of a safetensors file says against its size, a phrase; None where it fits."""
+    """Return the contradiction between a safetensors file's header and its size; None if they fit."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(LENGTH), "little")

@@ -105,7 +105,7 @@ class TransformersModel(PretrainedModel):
 
     @torch.inference_mode()
     def _probed(self) -> str | None:
-        """Why it cannot verify drafts; found once for a model, whose copies know it."""
+        """Reason why it cannot verify drafts; determined once for a model and its copies."""
         from omnidraft.models.hybrids import ONE_BY_ONE, bounded, fit_scans, no_drafts
 
         if not hasattr(self.model, PROBED):
@@ -200,7 +200,7 @@ class TransformersSequence(CachedSequence):
         return kept + held + sum(getattr(layer, "nbytes", 0) for layer in self.cache.layers)
 
     def passes(self, count: int, keep: int) -> list[int]:
-        """Where passes over `count` ids end; a checkpoint is made before them where that is due, and between."""
+        """Return the ends of passes over `count` ids, with checkpoints before and between them."""
         if self.model.no_drafts:
             return list(range(1, count + 1)) if self.length else [count]
         if self._checkpoints is not None:
@@ -210,7 +210,7 @@ class TransformersSequence(CachedSequence):
         return sorted(ends - {0})
 
     def extend(self, count: int) -> None:
-        """Take in that a pass has appended so many tokens; raises ModelError where the cache does not hold them."""
+        """Update the length after a pass over `count` tokens; raises ModelError if the cache does not hold them."""
         from omnidraft.models.kv_cache import held
 
         self.length += count
@@ -271,7 +271,7 @@ def tap(model: PreTrainedModel) -> HiddenStateHook | None:
 
 
 def has_states(model: PreTrainedModel) -> bool:
-    """Whether layers of a model keep states, which passes overwrite."""
+    """True if layers of a model have states, which passes overwrite."""
     return not STATES.isdisjoint(_kinds(model.config))
 
 
@@ -331,7 +331,7 @@ def _own_cache(model: PreTrainedModel) -> str:
 
 @torch.inference_mode()
 def _hides_states(model: PreTrainedModel) -> bool:
-    """Whether a pass on the meta device leaves no state in the cache; False where none can be made there."""
+    """True if a pass on the meta device leaves no state in the cache; False if no pass is possible there."""
     from omnidraft.models.kv_cache import new_cache, state_layers, states
 
     cache = new_cache(model.config)

@@ -57,7 +57,7 @@ def _rejected(walk: Walk, position: int, token: int) -> Outcome:
 
 
 def verify_token(walk: Walk, qs: Sequence[Probs], p_after: PrefixProbs, draw: Sampler) -> Outcome:
-    """Settle the symbols of a finished walk one by one: accept with min(1, P/Q), else draw from the residual.
+    """Verify the symbols of a finished walk one by one: accept with min(1, P/Q), else draw from the residual.
 
     `qs` holds for each draft token the (V_q,) vector it was drawn from.  `p_after` is called for a prefix only once the
     prefix has been accepted, so that stateful processors see what plain decoding would show them.

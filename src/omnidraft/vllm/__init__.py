@@ -64,7 +64,7 @@ class Proposer:
 
 
 def rows_for(vllm_config: Any) -> Rows:
-    """What drafts, from vLLM's config."""
+    """Return the drafts for rows that vLLM's config asks for."""
     from omnidraft.vllm.pair import load_pair
     from omnidraft.vllm.rows import Rows
     from omnidraft.vllm.settings import ProposerSettings

@@ -42,5 +42,5 @@ def load_pair(
 
 
 def fits(tokens: Sequence[object], vocab: Vocab) -> bool:
-    """Whether these are token ids of the target, as they came from another machine."""
+    """True if these are token ids of the target; they come from another machine."""
     return all(isinstance(token, int) and 0 <= token < vocab.size for token in tokens)

@@ -66,13 +66,13 @@ class Row:
     ended: bool = False  # by the tokens that came last, unless the engine goes on all the same
 
     def begins(self, text: Ids, *, tail: int | None = None) -> bool:
-        """Whether a text begins with the row's tokens, of which the last `tail` are compared, or all."""
+        """True if a text begins with the row's tokens, of which the last `tail` are compared, or all."""
         ids = self.request.ids
         part = ids if tail is None else ids[-tail:]
         return len(ids) <= len(text) and bool(np.array_equal(part, text[len(ids) - len(part) : len(ids)]))
 
     def settle(self, emitted: tuple[int, ...]) -> Round:
-        """Take in what the engine made of the draft, of which it may have verified a part, or nothing."""
+        """Update with the engine's verification of the draft, or of a part of it."""
         target, count = cast("Any", Emitted(emitted)), len(emitted)  # greedy verification asks for `best` alone
         draft, outcome = self.draft, self.draft.verify(target, _never, greedy=True, lazy=False)
         if outcome.emitted[:count] == emitted:
@@ -153,7 +153,7 @@ class Rows:
         return len(self._rows)
 
     def _drafts(self, row: Row) -> bool:
-        """Whether a row is to be drafted for."""
+        """True if a row is to be drafted for."""
         row.draft = Draft()
         return row.request.open and not row.ended
 
@@ -215,7 +215,7 @@ class Rows:
         return Engine(self._target, self._pair.vocab.eos, attached, self._drafting, batch=self.batch, keeps=True)
 
     def _retire(self) -> None:
-        """End rows that come no more: at once after an end of text, else after a while, as they may be preempted."""
+        """End rows that are gone: at once after an end of text, else after a while, as they may be preempted."""
         for row in list(self._rows):
             if self._step - row.seen >= (1 if row.ended else UNSEEN):
                 self._end(row)
@@ -228,7 +228,7 @@ class Rows:
 
 
 def _read(engine: Engine, tokens: Sequence[int]) -> int:
-    """How many leading tokens of a text an engine's drafter has read."""
+    """Number of leading tokens of a text that an engine's drafter has read."""
     return 0 if engine.attached is None else common(engine.attached.drafter.text, tokens)
 
 

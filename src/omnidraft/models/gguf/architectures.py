@@ -1,4 +1,4 @@
-"""What the keys and tensors of each supported architecture mean, in the names of transformers: one table."""
+"""Keys and tensors of each supported architecture, mapped to the names of transformers: one table."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RMS = {"rms_norm_eps": "attention.layer_norm_rms_epsilon"}
 
 @dataclass(frozen=True)
 class Architecture:
-    """How a file of an architecture becomes a model of transformers."""
+    """Rules that turn a file of an architecture into a model of transformers."""
 
     model_type: str
     layer: Mapping[str, str] = field(default_factory=lambda: PLAIN)  # tensors of a layer, and the modules they are of
@@ -46,7 +46,7 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Described:
-    """What a header says."""
+    """Settings read from a header."""
 
     architecture: Architecture
     config: Config

@@ -39,13 +39,13 @@ def load_config(path: Path) -> tuple[PreTrainedConfig, GenerationConfig]:
 
 
 def read_keys(path: Path) -> KeyReport:
-    """What is done with the keys of a file; raises ModelError for one that is not supported."""
+    """Return the keys of a file by use; raises ModelError for one that is not supported."""
     with reading(path):
         return describe(read_header(path)).keys
 
 
 def model_tensors(path: Path, skeleton: PreTrainedModel) -> list[Source]:
-    """Where each tensor of the file's model comes from; raises ModelError unless the file has those, and no other."""
+    """Return the source of each tensor of the model; raises ModelError unless the file has exactly those."""
     with reading(path):
         header = read_header(path)
         shapes = {name: tuple(tensor.shape) for name, tensor in skeleton.state_dict().items()}

@@ -1,4 +1,4 @@
-"""What a file is that is given as a GGUF file, by its first bytes."""
+"""Kinds of files that are mistaken for GGUF files, by their first bytes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def pointer_fault(name: str) -> str:
 
 
 def is_pointer(path: Path) -> bool:
-    """Whether a file only points to the one that git-lfs keeps."""
+    """True if a file is a git-lfs pointer."""
     if not path.is_file() or path.stat().st_size > WHOLE:
         return False
     with path.open("rb") as file:

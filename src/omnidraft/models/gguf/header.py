@@ -41,7 +41,7 @@ QUANTIZATIONS = {
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where a tensor lies, and how."""
+    """Place, kind and shape of a tensor."""
 
     name: str
     shape: tuple[int, ...]  # as torch has it: the last dimension is contiguous
@@ -53,7 +53,7 @@ class TensorInfo:
 
 
 class Stamp(NamedTuple):
-    """What changes where a file is changed, or another takes its name."""
+    """Identity of a file's content: it changes when the file is changed or replaced."""
 
     number: int
     size: int

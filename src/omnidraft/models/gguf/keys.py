@@ -58,7 +58,7 @@ UNUSED: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class KeyReport:
-    """What is done with the keys of a file: names by group."""
+    """Names of the keys of a file, by use."""
 
     architecture: str
     honoured: Mapping[str, tuple[str, ...]]  # by group; those of the tokenizer are the tokenizer's
@@ -109,7 +109,7 @@ class Keys:
         return float(value)
 
     def report(self) -> KeyReport:
-        """What is done with every key; raises ModelError for one of the architecture that nothing asked for."""
+        """Return all keys by use; raises ModelError for one of the architecture that was not read."""
         honoured: dict[str, list[str]] = {}
         harmless = []
         for name, value in self._metadata.items():

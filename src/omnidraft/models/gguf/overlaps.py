@@ -49,11 +49,11 @@ def _hidden(texts: set[str]) -> defaultdict[str, set[str]]:
 
 
 def _starts_longer(both: str, text: str, texts: set[str]) -> bool:
-    """Whether a longer token begins where the text of two begins, as in runs of one character."""
+    """True if a longer token begins where the text of two begins, as in runs of one character."""
     return len(set(both)) == 1 or any(both[:end] in texts for end in range(len(text) + 1, len(both) + 1))
 
 
 def _meet(text: str, other: str) -> bool:
-    """Whether a token can share a part of a text with a longer one."""
+    """True if a token can overlap with a longer one in a text."""
     ends = range(1, len(text))
     return text in other or any(other.endswith(text[:end]) or other.startswith(text[-end:]) for end in ends)

@@ -81,7 +81,7 @@ def _tensors(header: Header, kind: str, rotated: int) -> tuple[list[float] | Non
 
 
 def same_everywhere(rope: dict[str, Any]) -> bool:
-    """Whether a rotation of type longrope is the same for short and long texts."""
+    """True if a rotation of type longrope is the same for short and long texts."""
     return bool(rope["short_factor"] == rope["long_factor"])
 
 

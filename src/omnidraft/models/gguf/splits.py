@@ -1,4 +1,4 @@
-"""How the tokenizers of GGUF files split a text before they merge: `tokenizer.ggml.pre`, family by family.
+"""Pre-tokenizers of GGUF files (`tokenizer.ggml.pre`), family by family.
 
 The expressions are for the Oniguruma engine of `tokenizers`.  They split as llama.cpp does, which knows upper and lower
 case of ASCII alone: any other letter passes for both.  Characters are written as escapes, as some would not survive
@@ -16,7 +16,7 @@ DEFAULT, GEMMA4 = "default", "gemma4"
 
 @dataclass(frozen=True)
 class Split:
-    """What hangs on the name of a pre-tokenizer."""
+    """Rules of a pre-tokenizer."""
 
     steps: tuple[str, ...]  # expressions; each splits the pieces that the one before left, matches and gaps alike
     whole: bool = False  # a piece that is a token is that token, whatever the merges give

@@ -235,7 +235,7 @@ def _add_tokens(backend: Tokenizer, metadata: Mapping[str, Any], tokens: Tokens)
 
 
 def _frame(metadata: Mapping[str, Any], tokens: Tokens, split: Split) -> processors.PostProcessor:
-    """What stands around a text: BOS and EOS, where the header or the kind of tokenizer asks for them."""
+    """Add BOS and EOS around a text, if the header or the kind of tokenizer asks for them."""
     begins = split.always or _flag(metadata, "add_bos_token", default=split.begins)
     names = {"bos": begins, "eos": _flag(metadata, "add_eos_token", default=False)}
     ids = {name: getattr(tokens, name) for name, wanted in names.items() if wanted}

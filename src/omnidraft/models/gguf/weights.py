@@ -34,7 +34,7 @@ class Source:
 
 
 def sources(header: Header, described: Described, shapes: Shapes) -> list[Source]:
-    """Where each of the model's tensors comes from; `shapes` are those that the model needs.
+    """Return the source of each of the model's tensors; `shapes` are those that the model needs.
 
     Raises ModelError for a tensor that is missing, of another shape, or that the model has no use for.
     """
@@ -122,7 +122,7 @@ def check_unchanged(file: FileIO, info: TensorInfo) -> None:
 
 
 def source_rows(count: int, heads: int) -> np.ndarray[Any, Any]:
-    """Which row of the file is where: those of each head are pairs of neighbors there, 0 a 1 b 2 c -> 0 1 2 a b c."""
+    """Order of the file's rows: in each head, pairs of neighbors become halves, 0 a 1 b 2 c -> 0 1 2 a b c."""
     return np.arange(count).reshape(heads, -1, 2).transpose(0, 2, 1).reshape(count)
 
 
@@ -140,7 +140,7 @@ def _name_in_file(name: str, described: Described) -> str:
 
 
 def _is_zero(own: str, header: Header, described: Described) -> bool:
-    """Whether a tensor is a bias that no layer has, in an architecture where any may be absent."""
+    """True if a tensor is a bias that no layer has, in an architecture where any may be absent."""
     part = own.split(".", 2)[-1]
     there = any(name.endswith(f".{part}") for name in header.tensors)
     return described.architecture.biases and part.endswith(".bias") and not there
