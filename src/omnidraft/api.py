@@ -100,7 +100,7 @@ class OmniDraft:
     def save(self) -> None:
         """Write what was learned to its profile; raises ConfigError without one, ProfileError where that fails."""
         if self.side is None:
-            raise ConfigError("there is no drafter to save anything of: load one")
+            raise ConfigError("there is no drafter to save: load one")
         self.side.adaptation.poll()
         self.side.autosave.save()
 
@@ -188,7 +188,7 @@ class OmniDraft:
         below 1.
         """
         if count < 1:
-            raise ConfigError(f"count is {count}; there must be a lane at least: use 1 or more")
+            raise ConfigError(f"count is {count}; it must be at least 1: use 1 or more")
         batch = BatchCosts(PRIOR, count)
         return [Lane(self, self._slot.beside(), batch) for _ in range(count)]
 

@@ -148,18 +148,16 @@ class Sampling(Settings):
         1.0, "above 1, tokens seen before get less probable", low=COLDEST, fix="use 1 to switch it off"
     )
     repetition_window: int = integer(
-        0, "last tokens of the text in which repetition_penalty looks; 0: all", low=0, fix="use 0 for all of them"
+        0, "last tokens of the text that repetition_penalty covers; 0: all", low=0, fix="use 0 for all of them"
     )
     frequency_penalty: float = number(
-        0.0, "taken off a token's score for each time it is in the answer", low=-LARGEST, fix="use 0 to switch it off"
+        0.0, "subtracted from a token's score per occurrence in the answer", low=-LARGEST, fix="use 0 to switch it off"
     )
     presence_penalty: float = number(
-        0.0, "taken off a token's score once it is in the answer", low=-LARGEST, fix="use 0 to switch it off"
+        0.0, "subtracted from a token's score once it is in the answer", low=-LARGEST, fix="use 0 to switch it off"
     )
-    min_new_tokens: int = integer(
-        0, "tokens of the answer before which no end of text is drawn", low=0, fix="use 0 to let it end anywhere"
-    )
-    logit_bias: tuple[tuple[int, float], ...] = biases("what is added to the scores of some tokens, by their ids")
+    min_new_tokens: int = integer(0, "minimum tokens of the answer", low=0, fix="use 0 to let it end anywhere")
+    logit_bias: tuple[tuple[int, float], ...] = biases("added to the scores of tokens, by token id")
 
     @property
     def greedy(self) -> bool:

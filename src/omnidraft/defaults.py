@@ -67,7 +67,7 @@ def sampling_of(config: GenerationConfig | None, warn: Callable[[str], None]) ->
         if (value := getattr(config, name, None)) is not None and value not in neutral
     ]
     if left_out:
-        warn(f"the target's generation config asks for {', '.join(left_out)}, which is left out here")
+        warn(f"the target's generation config asks for {', '.join(left_out)}, which is ignored here")
     return sampling
 
 

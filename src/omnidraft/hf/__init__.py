@@ -86,7 +86,7 @@ def generate(  # noqa: PLR0913  transformers hands over those of its arguments t
     """
     _refuse_streamer()
     if model.training:
-        raise ConfigError("the model is in training mode, and says something else each time: call model.eval()")
+        raise ConfigError("the model is in training mode, so its outputs vary: call model.eval()")
     # made anew for each request: nothing that is kept may hold the model, and its KV cache goes with the request
     target = TransformersModel(model)
     _refuse(input_ids, generation_config, inputs)
@@ -172,7 +172,7 @@ def _refuse(input_ids: torch.Tensor, config: GenerationConfig, inputs: Mapping[s
     for name, value in inputs.items():
         if value is not None and not _plain(name, value, input_ids.shape[1]):
             fix = "leave the padding out" if name == "attention_mask" else "leave it out"
-            raise ConfigError(f"{name} is given, where only ids can be that are all seen, one after the other: {fix}")
+            raise ConfigError(f"{name} is given; only complete, unpadded ids are supported: {fix}")
 
 
 def _plain(name: str, value: Any, length: int) -> bool:

@@ -31,7 +31,7 @@ class ForkLock:
             return self._lock.acquire(timeout=timeout)
         if not self._lock.acquire(blocking=False):
             fix = "fork while they are idle, or load them in the new process"
-            raise OmniDraftError(f"this process was forked while the models were used by a thread of the other: {fix}")
+            raise OmniDraftError(f"this process was forked while another thread used the models: {fix}")
         self._process = os.getpid()
         return True
 
