@@ -77,6 +77,8 @@ def _section(name: str, text: str, common: set[Entry]) -> str:
 
     body = _ENTRY.sub(own, _usage(text))
     body = re.sub(r"^\S[^\n]*:\n(?=\n|\Z)\n?", "", body, flags=re.MULTILINE).rstrip()  # headings of nothing
+    if len(name.split()) > 2 and all(entry in common for entry in _options(text)):  # its name says how it is used
+        body = "\n\n".join(body.split("\n\n")[:2])
     links = "\n" + _wrapped(f"[Common options](#common-options): {', '.join(also)}.") if also else ""
     return f"## `{name}`\n\n```text\n{body}\n```\n{links}"
 
