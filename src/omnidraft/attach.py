@@ -157,7 +157,7 @@ def make_learner(
     state: Weights,
     shared: SharedDrafter,
 ) -> Learner:
-    """A trainer of the drafter in another process or in this one, which goes on from `state`."""
+    """Return a trainer of the drafter, in another process or in this one, that starts from `state`."""
     if options.adapt == "background":
         from omnidraft.distillation.background import BackgroundTrainer
 

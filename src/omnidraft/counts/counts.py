@@ -89,7 +89,7 @@ class AnswerMemory:
 
 
 class Counts:
-    """Counts of one request's text, and of the answers in a memory, which may be shared; without one, of no others.
+    """Counts of one request's text, and of the answers in a memory, if there is one.
 
     Only committed text is counted: a guess may follow draft tokens, and none of them is counted.
     """

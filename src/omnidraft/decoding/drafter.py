@@ -83,7 +83,7 @@ class Drafter:
         self._cached, self._agreed = [], 0
 
     def extend(self, tokens: Sequence[int], kept: int | None = None) -> None:
-        """Add committed tokens; with `kept`, in place of all that follows so many tokens of the text."""
+        """Add committed tokens; with `kept`, they replace all after the first `kept` tokens of the text."""
         if kept is not None and kept < len(self._text):
             del self._text[kept:]
             if kept < self._base:

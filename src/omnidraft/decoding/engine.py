@@ -227,7 +227,7 @@ class Engine:
         self.end()
 
     def end(self) -> None:
-        """Drop what only the last request needed, and leave what the next one may go on with."""
+        """Drop the state of the last request, but keep the caches that the next one may continue."""
         if self.counts is not None:
             self.counts.start((), 0, None)
 
@@ -290,7 +290,7 @@ class Engine:
         )
 
     def commit(self, request: Request, verified: Verified, kept: int | None = None) -> Round:
-        """Add a round's tokens to the request; with `kept`, the answer ends with so many of them.
+        """Add a round's tokens to the request; with `kept`, the answer ends after the first `kept` of them.
 
         KV caches, n-gram cache, counts, teacher and policy are told of the tokens that stay and of no others.
         """

@@ -154,7 +154,7 @@ def _limit(works: Sequence[Work[T]], room: int) -> int:
 
 
 def _make(works: Sequence[Work[T]]) -> dict[int, float]:
-    """Make the reads that these ask for, those of one model together; the seconds of each model, by its id."""
+    """Make the reads that these ask for, those of one model together; return the seconds of each model by its id."""
     groups = dict[int, tuple[LanguageModel, list[Work[T]]]]()
     for each in works:
         if each.asked is not None:
@@ -169,7 +169,7 @@ def _make(works: Sequence[Work[T]]) -> dict[int, float]:
 
 
 def _make_group(model: LanguageModel, group: Sequence[Work[T]]) -> None:
-    """Make the reads of one model, together where it can; an error is told to whom it is of alone."""
+    """Make the reads of one model, together if it can; an error goes only to the work that caused it."""
     fine: list[tuple[Work[T], Read]] = []
     for each in group:
         try:

@@ -84,7 +84,7 @@ class BatchCosts:
         return min(most, max(LEAST, int(PART_S / self._read_s) if self._read_s else FIRST))
 
     def _plain(self, rows: int) -> float:
-        """Cost of a pass of so many rows without drafts."""
+        """Cost of a pass over this number of rows without drafts."""
         return 1 + self.costs.rows(rows - 1)
 
 

@@ -1,4 +1,4 @@
-"""Goodput policy: drafting goes on while the expected gain in target tokens exceeds goodput times cost.
+"""Goodput policy: drafting continues while the expected gain in target tokens exceeds goodput times cost.
 
 Goodput is in target tokens per plain step of the target (SmartSpec, arXiv 2406.14066).  One more draft token gains
 survival × acceptance probability × target tokens per draft token, and costs a step of the drafter and a longer

@@ -24,7 +24,7 @@ BEGINNINGS = 2  # checkpoints that stay for later requests
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The states of a cache after so many tokens."""
+    """The states of a cache after `length` tokens."""
 
     length: int
     states: list[torch.Tensor]

@@ -26,7 +26,7 @@ class ForkLock:
         self._lock, self._process = threading.RLock(), os.getpid()
 
     def acquire(self, timeout: float = -1) -> bool:
-        """Wait for the lock, for so many seconds at most; whether it is there."""
+        """Wait for the lock, at most `timeout` seconds; return True if it was acquired."""
         if self._process == os.getpid():
             return self._lock.acquire(timeout=timeout)
         if not self._lock.acquire(blocking=False):

@@ -30,7 +30,7 @@ ROUNDED_STATES, ROUNDED_LOGITS = 0.02, 0.1  # likewise, of models in 16 bits
 ONE_BY_ONE = "transformers computes several tokens of this model at once otherwise than one by one"
 NOT_COPIED = "its states are in the model itself, and not in a cache that can be copied"
 Run = Callable[["DynamicCache", list[int], int, int], torch.Tensor]
-"""A pass: appends ids to a cache of so many tokens; the logits (T, V) of the last so many of them."""
+"""A pass: appends ids to a cache of the given length; returns the logits (T, V) of the last T of them."""
 
 
 def fit_scans(model: torch.nn.Module) -> None:

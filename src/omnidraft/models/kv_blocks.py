@@ -35,7 +35,7 @@ class KVBlocks:
         return sum(block.nbytes for block in self._blocks)
 
     def reserve(self, length: int) -> None:
-        """Take blocks for so many positions; raises ModelError, and takes none, where there is no memory for them."""
+        """Allocate blocks for `length` positions; raises ModelError, and allocates none, if memory is short."""
         held, needed = len(self._blocks), -(-length // BLOCK)
         try:
             made = [torch.empty(self._shape, dtype=torch.float16, device="cpu") for _ in range(held, needed)]
@@ -48,11 +48,11 @@ class KVBlocks:
         self._blocks += made
 
     def crop(self, length: int) -> None:
-        """Give back the blocks beyond so many positions, all of them for none."""
+        """Free the blocks beyond the first `length` positions and SPARE more; all of them for 0."""
         del self._blocks[-(-length // BLOCK) + (SPARE if length else 0) :]
 
     def copy(self, other: KVBlocks, length: int) -> None:
-        """Take over so many positions of another text; raises as `reserve`."""
+        """Copy the first `length` positions of another text; raises as `reserve`."""
         self.reserve(length)
         for block, given in zip(self._blocks[: -(-length // BLOCK)], other._blocks, strict=False):
             block.copy_(given)
@@ -88,7 +88,7 @@ class Angles:
         self._made = torch.empty(0, self.columns, device="cpu")
 
     def upto(self, length: int) -> torch.Tensor:
-        """Those of so many positions, at least."""
+        """Return the angles of at least `length` positions."""
         if length > len(self._made):
             length += max(ROOM, length // 2)
             positions = torch.arange(length, dtype=torch.float32, device="cpu")

@@ -277,7 +277,7 @@ def choose_device(asked: str) -> torch.device:
 
 
 def choose_precision(device: torch.device, model: PreTrainedModel, *, rounds: bool) -> tuple[str, str]:
-    """Return the precision for `auto` and why, a phrase; where `rounds`, 8 bits are taken unless they are slower."""
+    """Return the precision for `auto` and the reason; with `rounds`, 8 bits are used unless they are slower."""
     dtype, reason = choose_dtype(device, getattr(model.config, "dtype", None), model.num_parameters())
     if not rounds or _obstacle(model, device) is not None:
         return dtype, reason
@@ -287,7 +287,7 @@ def choose_precision(device: torch.device, model: PreTrainedModel, *, rounds: bo
 
 
 def slow_path(model: PreTrainedModel, device: torch.device, dtype: str, *, of_file: bool) -> str | None:
-    """Say how a target would be faster than in the dtype that `auto` chose, a phrase; None where it would not.
+    """Return how a target would be faster than in the dtype that `auto` chose, or None.
 
     `of_file` is of a GGUF file, for which 8 bits are chosen where they can be and are no slower.
     """
@@ -306,7 +306,7 @@ def slow_path(model: PreTrainedModel, device: torch.device, dtype: str, *, of_fi
 
 
 def choose_dtype(device: torch.device, stored: torch.dtype | None, parameters: int) -> tuple[str, str]:
-    """Return the name of the dtype to compute in and the reason, a phrase; `stored` is the checkpoint's dtype."""
+    """Return the name of the dtype to compute in and the reason; `stored` is the checkpoint's dtype."""
     small = parameters < BF16_PARAMETERS
     gpu = device.type == "cuda"
     if gpu and (stored == torch.float16 or (small and stored in {torch.float32, None})):

@@ -206,7 +206,7 @@ def threads() -> int:
 
 
 def obstacle() -> str | None:
-    """Return the reason why this machine cannot run step.c, a phrase, or None where it can."""
+    """Return the reason why this machine cannot run step.c, or None."""
     return _loaded()[1]
 
 

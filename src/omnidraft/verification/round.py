@@ -67,7 +67,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Round:
-    """Result of one round; tokens after the end of the answer count for nothing, here and in `counts`."""
+    """Result of one round; tokens after the end of the answer are not counted, here and in `counts`."""
 
     emitted: tuple[int, ...]  # target tokens, cut at the end of the answer and at the length asked for
     draft: tuple[int, ...] = ()  # draft tokens

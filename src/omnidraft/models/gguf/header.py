@@ -108,7 +108,7 @@ def changed(name: str) -> str:
 
 
 class _MoreError(Exception):
-    """A header goes on behind what was read of the file, up to byte `end` at least."""
+    """A header continues behind the part of the file that was read, up to byte `end` at least."""
 
     def __init__(self, end: int) -> None:
         self.end = end
