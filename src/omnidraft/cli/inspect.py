@@ -76,7 +76,7 @@ def _parser() -> flags.CommandParser:
     parser.add_argument(
         "--header",
         action="store_true",
-        help="read only the header of a GGUF file, the rest may be missing, and say how the model runs",
+        help="say by the header of a GGUF file alone, which may be cut behind it, how the model is computed",
     )
     parser.add_argument(
         "--time", action="store_true", help="load both models, and measure from which acceptance drafting pays"
