@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from omnidraft.models import native
+from omnidraft.models import native, prebuilt
 from omnidraft.models.packed import KINDS, Packed, Stored
 from support.blocks import blocks, filled, values
 from support.compilers import needs_the_8_bit_step
 
 HERE, SOURCE = Path(__file__).parent, Path(native.__file__).parent
-OPTIONS = [option for option in native.OPTIONS if option not in {"-O3", "-shared"}]
+OPTIONS = [option for option in prebuilt.OPTIONS if option not in {"-O3", "-shared"}]
 ARM = ["aarch64-linux-gnu-gcc", "-static", "-O2"]
 CHECKED = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 

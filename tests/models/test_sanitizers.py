@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from omnidraft.models import native
+from omnidraft.models import native, prebuilt
 from support.compilers import COMPILERS
 
 MAIN = Path(__file__).with_name("sanitized.c")
 SOURCE = Path(native.__file__).parent
-OPTIONS = [option for option in native.OPTIONS if option not in {"-O3", "-shared"}]
+OPTIONS = [option for option in prebuilt.OPTIONS if option not in {"-O3", "-shared"}]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""`step.c` on this machine: compiled once for its processor, kept in the cache folder, called through ctypes."""
+"""`step.c` on this machine: of the wheel, or compiled once and kept in the cache folder; called through ctypes."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ import torch
 
 from omnidraft.config import cache_folder
 from omnidraft.errors import ConfigError, ModelError
+from omnidraft.models.prebuilt import OPTIONS, SOURCE, prebuilt, source_bytes
 from omnidraft.models.rows import rounded
 
 PRECISIONS = ("int8",)  # of weights that step.c takes
@@ -35,8 +36,6 @@ PANEL = 16  # rows of matrices of other kinds that lie side by side, as in block
 LANES = 16  # tokens whose keys lie side by side, as in step.c
 BLOCK = 256  # tokens whose keys and values lie in one piece of memory, as in step.c
 ROWS = 4096  # of a matrix that are rounded at once
-# products and sums are rounded one by one, so that no compiler's choice of loops shows in a row
-OPTIONS = ("-O3", "-ffp-contract=off", "-shared", "-fPIC", "-pthread", "-Wno-psabi")
 SECONDS = 120  # for the compiler
 MEASURED = 8192, 2048  # entries of a matrix: 64 MiB in 32 bits
 TIMES = 5  # of which the fastest counts
@@ -241,10 +240,11 @@ def _loaded() -> tuple[ctypes.CDLL | None, str | None]:
 
 
 def _kept_or_made() -> ctypes.CDLL:
-    """The library of the cache folder, made where it is not there or does not load: homes are shared, and moved."""
-    source = Path(__file__).with_name("step.c")
-    files = [source, *sorted(source.parent.glob("*.h"))]
-    text = f"{OPTIONS} {FLAGS} {_processor()}".encode() + b"".join(file.read_bytes() for file in files)
+    """That of the package, else of the cache folder, made where none is there or loads: homes are shared, and moved."""
+    with suppress(OSError):
+        if (ready := prebuilt(_processor().split())) is not None:
+            return ctypes.CDLL(str(ready))
+    text = f"{FLAGS} {_processor()}".encode() + source_bytes()
     name = f"step-{hashlib.sha256(text).hexdigest()[:16]}.so"
     folder = None  # it is made anew by every process
     with suppress(OSError, ConfigError):
@@ -255,7 +255,7 @@ def _kept_or_made() -> ctypes.CDLL:
             return ctypes.CDLL(str(folder / name))
     with tempfile.TemporaryDirectory() as place:
         made = Path(place) / name
-        _compile(source, made)
+        _compile(made)
         found = ctypes.CDLL(str(made))
         with suppress(OSError):
             if folder is not None:
@@ -265,13 +265,13 @@ def _kept_or_made() -> ctypes.CDLL:
         return found
 
 
-def _compile(source: Path, made: Path) -> None:
+def _compile(made: Path) -> None:
     """Compile for this processor; raises OSError with what the compiler said."""
     compiler, complaint = _compiler(), ""
     # that of ziglang builds its libraries first: where it keeps them may not be writable
     environment = os.environ | {f"ZIG_{kind}_CACHE_DIR": str(made.parent / "zig") for kind in ("GLOBAL", "LOCAL")}
     for flags in FLAGS:
-        command = [*compiler, *OPTIONS, *flags, str(source), "-o", str(made), "-lm"]
+        command = [*compiler, *OPTIONS, *flags, str(SOURCE), "-o", str(made), "-lm"]
         result = subprocess.run(command, capture_output=True, timeout=SECONDS, check=False, env=environment)  # noqa: S603
         if result.returncode == 0:
             return

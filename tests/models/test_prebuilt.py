@@ -1,0 +1,105 @@
+"""Objects of `step.c` in the package: which one a processor takes, their bits, and what is done where none fits."""
+
+from __future__ import annotations
+
+import shutil
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from omnidraft.models import native, prebuilt
+from omnidraft.models.packed import KINDS, Packed, Stored
+from support.blocks import blocks
+from support.compilers import needs_the_8_bit_step
+from support.exact_models import exact_model, native_step
+from support.models import IDS
+
+BEST, *OTHERS = prebuilt.LEVELS
+WHEEL = Path(__file__).parents[2] / ".wheel-check" / "dist"  # where `make wheel-check` has been
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The C files in a folder of their own, on a processor that has all flags, without a compiler."""
+    needs_the_8_bit_step()
+    for file in prebuilt.SOURCE.parent.glob("*.[ch]"):
+        shutil.copy(file, tmp_path)
+    monkeypatch.setattr(prebuilt, "SOURCE", tmp_path / "step.c")
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(native, "_processor", lambda: f"flags : {' '.join(set().union(*prebuilt.LEVELS.values()))}")
+    monkeypatch.setattr(native, "find_spec", lambda _: None)
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    yield tmp_path
+    monkeypatch.undo()
+    native._loaded.cache_clear()  # noqa: SLF001
+
+
+def library() -> Path:
+    """The one of this machine, however it came here."""
+    return Path(native.step_functions()._name)  # noqa: SLF001
+
+
+def packed(kind: int) -> Packed:
+    rows = blocks(kind, 37, 768)
+    return Packed(Stored("it", kind, 37, 768, lambda start, end: rows[start:end]))
+
+
+def test_a_processor_takes_the_best_object_that_it_can_run(source: Path) -> None:
+    for level in prebuilt.LEVELS:
+        prebuilt.object_path(level).touch()
+    for level, flags in prebuilt.LEVELS.items():
+        assert prebuilt.prebuilt([*flags, "sse2"]) == prebuilt.object_path(level)
+        assert all(prebuilt.prebuilt(set(flags) - {flag}) != prebuilt.object_path(level) for flag in flags)
+    prebuilt.object_path(BEST).unlink()
+    assert prebuilt.prebuilt(prebuilt.LEVELS[BEST]) == prebuilt.object_path(OTHERS[0])
+    assert prebuilt.prebuilt(["fma", "avx2"]) is None
+    (source / "vectors.h").write_text("other", encoding="utf-8")
+    assert prebuilt.prebuilt(prebuilt.LEVELS[BEST]) is None, "they are of another source"
+
+
+def test_with_an_object_no_compiler_is_needed(source: Path) -> None:
+    made, ready = library(), prebuilt.object_path(BEST)
+    for damaged in (False, True):
+        if damaged:
+            ready.write_bytes(b"no library")
+        native._loaded.cache_clear()  # noqa: SLF001
+        assert "there is no C compiler" in str(native.obstacle()), "it is to be compiled"
+    shutil.copy(made, ready)
+    native._loaded.cache_clear()  # noqa: SLF001
+    assert library() == ready
+    assert not list((source / "home").rglob("*.so"))
+
+
+@pytest.mark.parametrize("level", prebuilt.LEVELS)
+def test_objects_of_the_wheel_give_the_bits_of_this_machines_own(
+    level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs_the_8_bit_step()
+    name = prebuilt.object_path(level).name
+    found = [path for path in WHEEL.glob("*.whl") if f"omnidraft/models/{name}" in zipfile.ZipFile(path).namelist()]
+    if not found:
+        pytest.skip("there is no wheel of this source: make wheel-check")
+    if not set(prebuilt.LEVELS[level]) <= set(native._processor().split()):  # noqa: SLF001
+        pytest.skip("this processor cannot run it")
+
+    def computed() -> list[torch.Tensor]:
+        x = torch.randn(9, 768, generator=torch.Generator().manual_seed(0))
+        text = step.new_sequence()
+        return [matrix(x) for matrix in matrices] + [text.forward(IDS[:30], 30), text.forward(IDS[30:31], 1)]
+
+    matrices = [packed(kind) for kind in KINDS]
+    step = native_step(exact_model("llama"))
+    expected = computed()
+    with zipfile.ZipFile(found[0]) as wheel:
+        ready = Path(wheel.extract(f"omnidraft/models/{name}", tmp_path))
+    monkeypatch.setattr(native, "prebuilt", lambda _: ready)
+    native._loaded.cache_clear()  # noqa: SLF001
+    try:
+        assert library() == ready
+        assert all(torch.equal(given, wanted) for given, wanted in zip(computed(), expected, strict=True))
+    finally:
+        native._loaded.cache_clear()  # noqa: SLF001
