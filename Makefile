@@ -12,7 +12,7 @@ TORCH := $(shell sed -n 's/^torch==/&/p' constraints.txt)
 VERSION = $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 NEWEST = .newest/$(VERSION)
 WHEEL := .wheel-check
-WHEEL_PIP := $(WHEEL)/bin/python -m pip
+WHEEL_PIP := $(WHEEL)/env/bin/python -m pip install --quiet --disable-pip-version-check
 # the most that it may have
 WHEEL_BYTES := 45000000
 # runs a command without a network; empty where that is not allowed
@@ -62,17 +62,21 @@ newest-setup:
 newest-test:
 	$(NEWEST)/bin/python -m pytest -n 2 --dist worksteal -m 'snippet or not slow' $(TESTS)
 
-# The wheel as a user has it: installed into an environment of its own, and the demo run elsewhere, without a network.
-wheel-check:
-	rm -rf $(WHEEL) build
-	$(PYTHON) -m venv $(WHEEL)
-	$(WHEEL_PIP) wheel --quiet --disable-pip-version-check --no-deps --wheel-dir $(WHEEL) .
-	@size=$$(cat $(WHEEL)/*.whl | wc -c); echo "The wheel has $$size bytes; $(WHEEL_BYTES) are allowed."; \
+# What is released, for Linux on x86-64: an sdist, and the wheel built from it.  The wheel is tried as a user has it: in
+# an environment with the newest libraries, elsewhere, without a network (but for the server's own) and a compiler.
+wheel-check: $(STAMP)
+	rm -rf $(WHEEL)
+	$(BIN)/python -m build --quiet --sdist --outdir $(WHEEL)/dist .
+	OMNIDRAFT_PREBUILT=1 $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir $(WHEEL)/dist $(WHEEL)/dist/*.tar.gz
+	@size=$$(cat $(WHEEL)/dist/*.whl | wc -c); echo "The wheel has $$size bytes; $(WHEEL_BYTES) are allowed."; \
 		test $$size -le $(WHEEL_BYTES)
-	$(WHEEL_PIP) install --quiet --disable-pip-version-check -c constraints.txt $(WHEEL)/*.whl
+	$(PYTHON) -m venv $(WHEEL)/env
+	$(WHEEL_PIP) $(TORCH) openai "$$(echo $(WHEEL)/dist/*.whl)[gguf,serve]"
 	@test -n '$(ALONE)' || echo 'No network namespace can be made here: the demo has HF_HUB_OFFLINE=1 alone.'
-	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && cd "$$folder" && $(ALONE) env -u PYTHONPATH \
-		HF_HUB_OFFLINE=1 OMNIDRAFT_HOME="$$folder/home" '$(CURDIR)/$(WHEEL)/bin/omnidraft' demo --quick
+	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && cd "$$folder" && export HF_HUB_OFFLINE=1 OMNIDRAFT_HOME="$$folder/home" && \
+		unset PYTHONPATH CC && alone='env PATH=$(CURDIR)/$(WHEEL)/env/bin' && \
+		$$alone python -c 'from omnidraft.models.native import step_functions; print(step_functions())' && \
+		$(ALONE) $$alone omnidraft demo --quick && $$alone python '$(CURDIR)/tools/try_readme.py'
 
 # vLLM's CPU build, and omnidraft beside it.  torchvision and its kin are for another PyTorch than the one it needs.
 vllm: .vllm/.installed
