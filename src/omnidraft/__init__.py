@@ -31,7 +31,7 @@ __all__ = [
     "__version__",
     "load",
 ]
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 _LATE = ("Generation", "OmniDraft", "Stream", "load")
 
