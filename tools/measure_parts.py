@@ -230,7 +230,7 @@ def swap() -> None:
         }
 
     def take(state: dict[str, torch.Tensor]) -> Callable[[], object]:
-        return lambda: serving.load_weights(merged(base, state), object())
+        return lambda: serving.load_weights(merged(base, state))
 
     def read() -> None:
         serving.model.new_sequence().forward(list(range(3, 203)), 1)

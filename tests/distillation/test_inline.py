@@ -64,7 +64,8 @@ def test_the_head_is_handed_over_though_an_update_is_rolled_back(monkeypatch: py
     for _ in range(2):
         setting.reply()
     assert setting.learner.counters.rolled_back == setting.learner.counters.updates == 1
-    state = setting.learner.poll()
-    assert state is not None
+    learned = setting.learner.poll()
+    assert learned is not None
+    state = learned.state
     assert any(name.startswith("acceptance_head.") for name in state)
     assert all(bool(torch.isfinite(weight).all()) for weight in state.values())

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from omnidraft import zoo
 from omnidraft.alignment.token_bytes import backend_of
 from omnidraft.errors import ConfigError, ModelError
-from omnidraft.make_drafter.cut import cut_model, take_over
+from omnidraft.make_drafter.cut import copy_trained, cut_model
 from omnidraft.make_drafter.vocabulary import choose_tokens, count_tokens, cut_tokenizer
 from omnidraft.models.loading import LoadedModel, load_model
 from support.texts import QUESTIONS
@@ -153,7 +153,7 @@ def test_a_new_drafter_begins_with_the_weights_of_a_trained_one(
     ids = spellings(tokenizer, kept)
     before = larger.get_input_embeddings().weight.detach().clone()
     beyond = next(word for word in ids if word not in its)  # a tokenizer may have tokens that its model has no row for
-    take_over(larger, ids, drafter, its | {beyond: 900})
+    copy_trained(larger, ids, drafter, its | {beyond: 900})
     common = sorted(ids.keys() & its.keys())
     assert 600 < len(common) < 900
     mine, other = torch.tensor([ids[word] for word in common]), torch.tensor([its[word] for word in common])
@@ -182,4 +182,4 @@ def test_a_drafter_of_other_layers_is_nothing_to_begin_with(
         wrong.append(([0, 3], untied, its))
     for layers, other, words in wrong:
         with pytest.raises(ConfigError, match="is of other layers or another source: give those of the drafter"):
-            take_over(cut_model(model, layers, kept, end=0), ids, other, words)
+            copy_trained(cut_model(model, layers, kept, end=0), ids, other, words)

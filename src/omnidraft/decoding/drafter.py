@@ -35,7 +35,6 @@ class Drafter:
     def __init__(self, model: LanguageModel, *, beside: bool = False) -> None:
         self._beside = beside  # others may wait while it reads
         self.sequence = model.new_sequence(hidden=True)
-        self.version: object = None  # of its weights, as `load_model` was told
         self._text: list[int] = []  # the committed text
         self.begun = 0  # how many of its tokens are the prompt
         self._base = 0  # where the model's window begins in it
@@ -77,9 +76,9 @@ class Drafter:
         """The committed text; not to be changed."""
         return self._text
 
-    def load_model(self, model: LanguageModel, version: object = None) -> None:
-        """Draft with this model, or with the same one after a change of its weights; the text is prefilled again."""
-        self.sequence, self.version = model.new_sequence(hidden=True), version
+    def load_model(self, model: LanguageModel) -> None:
+        """Draft with this model; the text is prefilled again."""
+        self.sequence = model.new_sequence(hidden=True)
         self._cached, self._agreed = [], 0
 
     def extend(self, tokens: Sequence[int], kept: int | None = None) -> None:

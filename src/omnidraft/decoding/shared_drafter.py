@@ -112,7 +112,7 @@ class SharedDrafter:
         self.slot = Slot()
         self._native = native_of(source) if native_step else None
         self._own: LentWeights | None = None
-        self.loaded: object = None  # the version of the weights that draft; None: the source's own
+        self.loaded: Weights | RoundedWeights | None = None  # the weights that draft; None: the source's own
 
     @property
     def model(self) -> LanguageModel:
@@ -123,29 +123,30 @@ class SharedDrafter:
         """True if it drafts in 8 bits, and so takes rounded weights."""
         return self._native is not None
 
-    def load_weights(self, weights: Weights | RoundedWeights, version: object) -> LanguageModel:
-        """Load these weights over the source's; returns the model to draft with from now on."""
+    def load_weights(self, weights: Weights | RoundedWeights | None) -> LanguageModel:
+        """Load these weights over the source's, None: none; returns the model to draft with from now on."""
         if self._native is not None:
-            self._native = self._native.with_weights(weights)
+            self._native = self._native.with_weights(weights or {})
         elif self._own is not None or weights:
-            self._own = self._copied(weights, self._own)
-        self.loaded = version
+            self._own = self._copied(weights or {}, self._own)
+        self.loaded = weights
         return self.model
 
-    def lend(self, weights: Weights | RoundedWeights, version: object, before: LanguageModel | None) -> LanguageModel:
+    def lend(self, weights: Weights | RoundedWeights | None, before: LanguageModel | None) -> LanguageModel:
         """Another model with these weights, whatever is loaded into `model` later.
 
         It shares the weights that are in memory where these are the source's, or loaded.  `before` is what was lent to
-        the same borrower last, which may be given the new weights.
+        the same borrower last, whose memory may be given the new weights.
         """
         if self._native is not None:
-            return self._native if self.loaded is version else self._native.with_weights(weights)
+            return self._native if self.loaded is weights else self._native.with_weights(weights or {})
         return self._copied(weights, before) if weights else self.source
 
     def _copied(self, weights: Weights | RoundedWeights, before: LanguageModel | None) -> LentWeights:
-        """A copy of the source with these weights, `before` where that is one."""
+        """A model with these weights over the source's, in the memory of `before` where that is a copy."""
         if isinstance(weights, RoundedWeights):
             raise TypeError("weights that are rounded are for the 8-bit step")
-        copied = before if isinstance(before, LentWeights) else LentWeights(self.source)
+        # another object, by which borrowers tell that their caches are of other weights
+        copied = copy.copy(before) if isinstance(before, LentWeights) else LentWeights(self.source)
         copied.load_weights(weights)
         return copied

@@ -32,7 +32,7 @@ class Learned(NamedTuple):
     """A state, and all weights of the drafter with it, merged and rounded where it drafts in 8 bits."""
 
     state: Weights
-    weights: RoundedWeights | None
+    weights: RoundedWeights | None = None  # where they are not made yet
 
 
 class Learner(Pausable, Protocol):
@@ -45,7 +45,7 @@ class Learner(Pausable, Protocol):
     def teach(self, trace: Trace, cache: NgramCache) -> None:
         """Take in an answer, of which `cache` knows the active n-grams."""
 
-    def poll(self) -> Weights | Learned | None:
+    def poll(self) -> Learned | None:
         """The state after the last update, once."""
 
     def flush(self, meanwhile: Callable[[], None] = lambda: None) -> None:
@@ -74,16 +74,15 @@ class Adaptation:
             shared.slot.background.append(learner)
         self._last: Counters | None = None  # of a learner that has ended
         self._base = dict(shared.source.model.named_parameters())
-        self._weights: Weights | RoundedWeights = {}
-        self._version: object = None  # another one for other weights; None: those of the base
-        self._lent: LanguageModel | None = None  # to lanes, with the weights of this version
-        self._lent_version: object = None
+        self._weights: Weights | RoundedWeights | None = None  # that draft, a new object for new ones; None: the base's
+        self._lent: LanguageModel | None = None  # to lanes, with the weights of `_lent_weights`
+        self._lent_weights: Weights | RoundedWeights | None = None
         self.state: Weights = {}
-        self._learned(Learned(state or {}, None))
+        self._receive(Learned(state or {}))
 
     @property
     def counters(self) -> Counters | None:
-        """What was learned since this was made; None for one that never learns."""
+        """Counts of this process; None for a drafter that never learns."""
         return self._last if self.learner is None else self.learner.counters
 
     def lane(self) -> AttachedDrafter:
@@ -94,27 +93,16 @@ class Adaptation:
 
     def load_weights(self, lane: AttachedDrafter | None = None) -> None:
         """Draft with the latest learned weights, between two rounds; without a lane, only for who has the slot."""
-        if self.learner is not None:
-            self.take_over()
+        self.poll()
         if lane is not None and lane is not self.attached:
-            self.lend(lane)
-        elif self.shared.loaded is not self._version:
-            self.attached.drafter.load_model(self.shared.load_weights(self._weights, self._version))
-
-    def take_over(self) -> None:
-        """Take over what was learned since the last time; where that fails, learning ends with a warning."""
-        self._safely(self.poll)
-
-    def lend(self, lane: AttachedDrafter) -> None:
-        """Let a lane draft with the weights that were taken over last."""
-        if lane.drafter.version is not self._version:
             self._lend(lane)
+        elif self.shared.loaded is not self._weights:
+            self.attached.drafter.load_model(self.shared.load_weights(self._weights))
 
     def poll(self) -> None:
-        """Take over what was learned since the last time; `load_weights` makes drafts follow it."""
-        state = None if self.learner is None else self.learner.poll()
-        if state is not None:
-            self._learned(state if isinstance(state, Learned) else Learned(state, None))
+        """Get what was learned since the last time, for `load_weights`; a failure is a warning and ends learning."""
+        if (learner := self.learner) is not None:
+            self._safely(lambda: self._receive(learner.poll()))
 
     def teach(self, records: list[Round], lane: AttachedDrafter | None = None) -> None:
         """Let the learner have a complete answer, of this lane where one is given, and draft with what comes of it."""
@@ -132,7 +120,7 @@ class Adaptation:
         return trace_of(self.attached.context, prompt, tokens, teacher, drafter.model.context)
 
     def flush(self, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Learn from everything so far, to draft with it from the next request on; see `Learner.flush`."""
+        """Learn from all answers so far, to draft with it from the next request on; see `Learner.flush`."""
         if self.learner is not None:
             self.learner.flush(meanwhile)
             self.poll()
@@ -145,16 +133,17 @@ class Adaptation:
             self._last, self.learner = self.learner.counters, None
 
     def _lend(self, lane: AttachedDrafter) -> None:
-        if self._lent is None or self._lent_version is not self._version:
-            self._lent = self.shared.lend(self._weights, self._version, self._lent)
-            self._lent_version = self._version
-        lane.drafter.load_model(self._lent, self._version)
+        if self._lent is None or self._lent_weights is not self._weights:
+            self._lent, self._lent_weights = self.shared.lend(self._weights, self._lent), self._weights
+        if lane.drafter.model is not self._lent:
+            lane.drafter.load_model(self._lent)
 
-    def _learned(self, learned: Learned) -> None:
+    def _receive(self, learned: Learned | None) -> None:
+        if learned is None:
+            return
         (drafter, head), (before, _) = parted(learned.state), parted(self.state)
         if not _same(before, drafter):  # else the head alone has learned, and the drafter's cache stays
             self._weights = merged(self._base, drafter) if learned.weights is None else learned.weights
-            self._version = object()
         self.state = learned.state
         self.attached.head.load_weights(head)
 

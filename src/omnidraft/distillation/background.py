@@ -50,7 +50,7 @@ LOOK_S = 0.2  # between looks at whether the process is alive
 
 
 class _Signal(Enum):
-    """What is said to the process, apart from answers."""
+    """A message to the process, beside answers."""
 
     PAUSE = auto()  # a reply is being made
     RESUME = auto()
@@ -70,7 +70,7 @@ class _Taught(NamedTuple):
 
 
 class _Progress(NamedTuple):
-    """What comes back: counters, a state after an update, and whether a flush is done."""
+    """A message from the process: counters, a state after an update, and True at the end of a flush."""
 
     counters: Counters
     learned: Learned | None
@@ -275,8 +275,8 @@ class _Worker:
             self._sink.flush()
 
     def _learned(self, state: Weights) -> Learned:
-        """What is handed over: beside the state what would cost time in a round, where that can be made here."""
+        """The state, with rounded weights where the drafter takes those: making them would cost time in a round."""
         if self._native is None:
-            return Learned(state, None)
+            return Learned(state)
         weights = merged(dict(self._model.named_parameters()), parted(state)[0])
         return Learned(state, self._native.with_weights(weights).rounded_weights())

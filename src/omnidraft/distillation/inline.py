@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from omnidraft.alignment.ngram_cache import NgramCache
-from omnidraft.distillation.lora import Weights
+from omnidraft.distillation.adaptation import Learned
 from omnidraft.distillation.teacher import Trace
 from omnidraft.distillation.trainer import Counters, Trainer
 
@@ -29,9 +29,10 @@ class InlineTrainer:
         if self._trainer.due:
             self.flush()
 
-    def poll(self) -> Weights | None:
+    def poll(self) -> Learned | None:
         """The state after the last update, once; None where nothing changed."""
-        return self._trainer.poll()
+        state = self._trainer.poll()
+        return None if state is None else Learned(state)
 
     def flush(self, meanwhile: Callable[[], None] = lambda: None) -> None:  # noqa: ARG002
         """Update the weights now."""

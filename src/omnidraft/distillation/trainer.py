@@ -116,7 +116,7 @@ class Trainer:
 
     @property
     def due(self) -> bool:
-        """Whether there are enough new answers for an update."""
+        """True once there are enough new answers for an update."""
         return self.examples.unlearned >= self._wait
 
     # ------------------------------------------------------------ updates
@@ -168,7 +168,7 @@ class Trainer:
         return True
 
     def _worse_than_base(self, new: Sequence[TrainingExample]) -> bool:
-        """Whether the base has the lower loss on the latest answers, new ones included, by more than the margin."""
+        """True where the base does better on the latest answers, new ones included, by more than the margin."""
         self._compared += [(self._total([one], self._model), self._total([one], self._base)) for one in new]
         ours, base = (sum(losses) for losses in zip(*self._compared, strict=True))
         return not ours <= base + WORSE_MARGIN * abs(base)
@@ -299,7 +299,7 @@ class Trainer:
     # ------------------------------------------------------------ memory
 
     def _fits(self, new: Sequence[TrainingExample]) -> bool:
-        """Whether an update fits into the free memory.
+        """Compare the memory of an update with the free memory.
 
         It takes gradients and a snapshot (a copy of the weights each), two moments for the optimizer that are made or
         copied, a copy of the state, and the merged weights that will draft; and for the logits of a pass 16 bytes a

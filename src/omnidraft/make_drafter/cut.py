@@ -49,7 +49,9 @@ def cut_model(source: PreTrainedModel, layers: Sequence[int], kept: Sequence[int
     return result
 
 
-def take_over(model: PreTrainedModel, ids: Mapping[str, int], trained: PreTrainedModel, its: Mapping[str, int]) -> None:
+def copy_trained(
+    model: PreTrainedModel, ids: Mapping[str, int], trained: PreTrainedModel, its: Mapping[str, int]
+) -> None:
     """Give a model the layers of a trained one, and its rows of the tokens that both vocabularies have.
 
     The other rows are moved as those have been: by the affine map that comes nearest to them (least squares).

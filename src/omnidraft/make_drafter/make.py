@@ -16,7 +16,7 @@ import torch
 from omnidraft.distillation.teacher import TrainingExample
 from omnidraft.errors import ConfigError, InputError
 from omnidraft.make_drafter import shards
-from omnidraft.make_drafter.cut import cut_model, take_over
+from omnidraft.make_drafter.cut import copy_trained, cut_model
 from omnidraft.make_drafter.settings import Shape, Training
 from omnidraft.make_drafter.training import Examples, Trainer, batches
 from omnidraft.make_drafter.vocabulary import choose_tokens, count_tokens, cut_tokenizer
@@ -120,7 +120,7 @@ def _begin(
     tokenizer = cut_tokenizer(source.tokenizer, kept)
     model = cut_model(source.lm.model, shape.layers, kept, tokenizer.eos_token_id)
     if begin is not None:
-        take_over(model, tokenizer.get_vocab(), begin.lm.model, begin.tokenizer.get_vocab())
+        copy_trained(model, tokenizer.get_vocab(), begin.lm.model, begin.tokenizer.get_vocab())
     save_drafter(model, tokenizer, out)  # the vocabulary stays as it is when the text grows
     return tokenizer, model
 
