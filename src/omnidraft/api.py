@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,7 +14,7 @@ import torch
 
 from omnidraft import zoo
 from omnidraft.alignment.vocab import Vocab, read_vocab
-from omnidraft.attach import LearningOptions, LearningSide, attach
+from omnidraft.attach import LearningOptions, attach
 from omnidraft.config import (
     ADAPT,
     Details,
@@ -29,7 +28,6 @@ from omnidraft.config import (
     stop_strings,
 )
 from omnidraft.counts.counts import AnswerMemory
-from omnidraft.counts.token_index import BOUNDARY
 from omnidraft.decoding.engine import NOTHING_ELSE, Engine, Extras
 from omnidraft.decoding.passes import never
 from omnidraft.decoding.shared_drafter import SharedDrafter, Slot
@@ -37,12 +35,11 @@ from omnidraft.defaults import AUTO, drafter_for, sampling_of
 from omnidraft.detokenizer import Detokenizer, StopStrings
 from omnidraft.draft_length.batch_goodput import BatchCosts
 from omnidraft.draft_length.cost_model import PRIOR
-from omnidraft.draft_length.goodput import Goodput
 from omnidraft.errors import ConfigError
 from omnidraft.generation import Generation, Stream
 from omnidraft.models.loading import LoadedModel, load_model
 from omnidraft.models.native_model import obstacle
-from omnidraft.profiles.autosave import Autosave
+from omnidraft.profiles.adaptive_drafter import AdaptiveDrafter
 from omnidraft.prompting import Prompt, encode, has_template, usable
 from omnidraft.verification.sampling import GeneratorSampler, Processor
 
@@ -67,17 +64,17 @@ class OmniDraft:
         target: LoadedModel,
         vocab: Vocab,
         engine: Engine,
-        side: LearningSide | None = None,
+        adaptive: AdaptiveDrafter | None = None,
         sampling: Sampling | None = None,
         memory: AnswerMemory | None = None,
     ) -> None:
         self.target = target
         self.vocab = vocab
         self.engine = engine
-        self.side = side
+        self.adaptive = adaptive
         self.sampling = sampling or Sampling()
         self.memory = memory  # of earlier answers, which drafts count
-        self._slot = side.adaptation.shared.slot if side else Slot()
+        self._slot = adaptive.shared.slot if adaptive else Slot()
         self._fallback = frozenset(
             token
             for byte in range(256)
@@ -85,7 +82,7 @@ class OmniDraft:
             and vocab.tokens[token : token + 1] == (bytes([byte]),)
         )
         # also when nobody closes it: at the end of the interpreter, or of the object
-        self._finish = None if side is None else weakref.finalize(self, side.autosave.finish)
+        self._finish = None if adaptive is None else weakref.finalize(self, adaptive.finish)
 
     def __enter__(self) -> Self:
         return self
@@ -95,14 +92,27 @@ class OmniDraft:
 
     @property
     def drafter(self) -> LoadedModel | None:
-        return None if self.side is None else self.side.loaded
+        return None if self.adaptive is None else self.adaptive.loaded
 
     def save(self) -> None:
         """Write what was learned to its profile; raises ConfigError without one, ProfileError where that fails."""
-        if self.side is None:
-            raise ConfigError("there is no drafter to save: load one")
-        self.side.adaptation.poll()
-        self.side.autosave.save()
+        if self.adaptive is None:
+            raise ConfigError("there is no drafter to save anything of: load one")
+        self.adaptive.save()
+
+    def save_later(self) -> bool:
+        """Save in a thread what was learned since the last time, warning where that fails; False: nothing is kept."""
+        if self.adaptive is None or not self.adaptive.saves:
+            return False
+        self.adaptive.adaptation.poll()
+        self.adaptive.save_later(every=1)
+        return True
+
+    @property
+    def profile(self) -> Path | None:
+        """File of what was learned; None without one."""
+        file = None if self.adaptive is None else self.adaptive.profile.file
+        return None if file is None else file.path
 
     def close(self) -> None:
         """Save what was learned and end the trainer; later answers are not learned from."""
@@ -112,7 +122,7 @@ class OmniDraft:
     @property
     def learned(self) -> dict[str, int | float]:
         """Counters of learning from this target, earlier processes included; empty without any."""
-        return {} if self.side is None else self.side.autosave.totals()
+        return {} if self.adaptive is None else self.adaptive.counters
 
     @property
     def drafter_step(self) -> str | None:
@@ -175,11 +185,11 @@ class OmniDraft:
         drawn_on = None if settings.greedy or engine.attached is None else memory
         own = extent.seed if drawn_on is None else drawn_on.seed_of(extent.seed)
         draw = GeneratorSampler(torch.Generator().manual_seed(own))
-        if self.side is not None and isinstance(engine.policy, Goodput):
-            _keep_measurements(engine.policy, self.side.autosave)
+        if self.adaptive is not None:
+            self.adaptive.resume(engine.policy)
         asked = (ids, extent.max_new_tokens, settings, draw, processors, details.logprobs, memory, extras)
         text = StopStrings(self.text_after(ids, extras.marks), ends)
-        return Stream(engine, slot, self.side, partial(engine.begin, *asked), text, should_stop or never)
+        return Stream(engine, slot, self.adaptive, partial(engine.begin, *asked), text, should_stop or never)
 
     def lanes(self, count: int) -> list[Lane]:
         """Return places for `count` requests on these weights, each with its own KV caches; their rounds take turns.
@@ -223,7 +233,7 @@ class Lane:
 
     def __init__(self, model: OmniDraft, slot: Slot, batch: BatchCosts) -> None:
         self._model = model
-        attached = None if model.side is None else model.side.adaptation.lane()
+        attached = None if model.adaptive is None else model.adaptive.adaptation.lane()
         self.engine = Engine(model.target.lm, model.vocab.eos, attached, model.engine.drafting, batch=batch, keeps=True)
         self.engine.teacher_temperature = model.engine.teacher_temperature
         self.slot = slot
@@ -304,15 +314,14 @@ def load(
         helper = load_model(zoo.resolve(name), "auto" if dtype == "int8" else dtype, device, warn)
         shared = SharedDrafter(helper.lm, native_step=settings.drafter_step == "auto")
     use = LearningOptions(adapt=adapt, learning=learning, profile=profile, warn=warn)
-    side = attach(loaded, vocab, helper, shared, settings, use)
-    engine = Engine(loaded.lm, vocab.eos, side.adaptation.attached, settings, keeps=loaded.lm.rows_independent)
+    adaptive = attach(loaded, vocab, helper, shared, settings, use)
+    engine = Engine(loaded.lm, vocab.eos, adaptive.attached, settings, keeps=loaded.lm.rows_independent)
     if adapt != "off":
-        engine.teacher_temperature = side.autosave.learning.teacher_temperature
-    if isinstance(engine.policy, Goodput):
-        _keep_measurements(engine.policy, side.autosave)
+        engine.teacher_temperature = adaptive.learning.teacher_temperature
+    adaptive.resume(engine.policy)
     if settings.remember == "profile" and memory is not None:
-        _keep_answers(memory, side.autosave, helper.lm.vocab_size)
-    return OmniDraft(loaded, vocab, engine, side, sampling, memory)
+        adaptive.keep_answers(memory)
+    return OmniDraft(loaded, vocab, engine, adaptive, sampling, memory)
 
 
 def _memory(drafter: str | Path | OmniDraft | None, drafting: Drafting, *, saved: bool) -> AnswerMemory | None:
@@ -333,28 +342,6 @@ def _memory(drafter: str | Path | OmniDraft | None, drafting: Drafting, *, saved
     return shared if shared is not None and shared.keeps else AnswerMemory()
 
 
-def _keep_measurements(policy: Goodput, autosave: Autosave) -> None:
-    """Restore the costs and acceptance measured last, at first from the profile, and save those of this policy."""
-    latest = autosave.measured()
-    if "goodput" in latest:
-        policy.resume(latest["goodput"])
-    autosave.measured = lambda: {"goodput": policy.state()}
-
-
-def _keep_answers(memory: AnswerMemory, autosave: Autosave, size: int) -> None:
-    """Restore the answers that the profile holds, and save those in memory with it."""
-    held = set(_texts(memory.index.tokens()))  # of another target's profile, which saved those of both
-    for text in _texts([token for token in autosave.answers() if BOUNDARY <= token < size]):
-        if text not in held:
-            memory.index.extend([BOUNDARY, *text])
-    autosave.answers = memory.index.tokens
-
-
-def _texts(tokens: Iterable[int]) -> list[tuple[int, ...]]:
-    """The texts between boundaries."""
-    return [tuple(part) for end, part in groupby(tokens, BOUNDARY.__eq__) if not end]
-
-
 def _check_models(target: object, drafter: object) -> None:
     """Raise ConfigError unless both name models; a model in memory is refused, too."""
     name = "give a folder, a GGUF file, a hub id or zoo:NAME"
@@ -367,11 +354,11 @@ def _check_models(target: object, drafter: object) -> None:
 
 def _shared(drafter: OmniDraft, options: Mapping[str, Any]) -> tuple[LoadedModel, SharedDrafter]:
     """The drafter of another OmniDraft; raises ConfigError where there is none, or it is asked to be another."""
-    if drafter.side is None:
+    if drafter.adaptive is None:
         raise ConfigError("the OmniDraft given has no drafter to share: load one with it")
     if "drafter_step" in options:
         raise ConfigError("drafter_step is that of the drafter that is shared: leave it out, or load the drafter anew")
-    return drafter.side.loaded, drafter.side.adaptation.shared
+    return drafter.adaptive.loaded, drafter.adaptive.shared
 
 
 def _processors(given: object) -> tuple[Processor, ...]:

@@ -20,24 +20,12 @@ from omnidraft.distillation.lora import Weights, check_fit, parted
 from omnidraft.draft_length.acceptance_head import Head, hidden_size
 from omnidraft.errors import ConfigError
 from omnidraft.models.loading import LoadedModel
-from omnidraft.profiles.autosave import Autosave, take_over
+from omnidraft.profiles.adaptive_drafter import AdaptiveDrafter, end_earlier
 from omnidraft.profiles.pair_profile import PairProfile, key_of
 from omnidraft.profiles.profile import Profile
 
 SHAPE = ("adapter", "rank")  # settings that decide the tensors of an adapter
 Warn = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LearningSide:
-    """A drafter with what it learns from one target, and the profile where that is kept."""
-
-    loaded: LoadedModel  # the drafter
-    autosave: Autosave
-
-    @property
-    def adaptation(self) -> Adaptation:
-        return self.autosave.adaptation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +87,7 @@ def attach(
     shared: SharedDrafter,
     drafting: Drafting,
     options: LearningOptions,
-) -> LearningSide:
+) -> AdaptiveDrafter:
     """Attach a drafter, load what it learned from this target before, and start its learner.
 
     Raises ProfileError for a profile given by its path.
@@ -116,7 +104,7 @@ def attach(
 
     profile, learning = read()
     # an earlier model ends once nothing can be wrong with this one; what it saves then is read
-    if learns and take_over(pair):
+    if learns and end_earlier(pair):
         profile, learning = read()
     if learns:
         pair.claim()
@@ -130,7 +118,7 @@ def attach(
     if profile.ngrams and not cache.frozen:
         cache.resume(profile.ngrams)
     adaptation = Adaptation(attached, shared, learner, dict(profile.weights), options.warn)
-    return LearningSide(loaded=drafter, autosave=Autosave(adaptation, pair, profile, learning))
+    return AdaptiveDrafter(drafter, adaptation, pair, profile, learning)
 
 
 def learning_for(profile: Profile, asked: Mapping[str, Any]) -> Learning:

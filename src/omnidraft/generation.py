@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self, cast
 
-from omnidraft.attach import LearningSide
 from omnidraft.decoding.engine import Engine, Request, Verified
 from omnidraft.decoding.passes import Passes, Seconds, Stop, Stopped, Work, never, turn
 from omnidraft.decoding.shared_drafter import Slot
 from omnidraft.decoding.stats import Stats
 from omnidraft.draft_length.batch_goodput import LEAST
 from omnidraft.errors import OmniDraftError
+from omnidraft.profiles.adaptive_drafter import AdaptiveDrafter
 from omnidraft.verification.round import Round, TokenLogprobs
 
 AGING = 64  # ids of a prompt that count as read for each turn since it came
@@ -75,7 +75,7 @@ class Stream:
         self,
         engine: Engine,
         slot: Slot,
-        learning: LearningSide | None,
+        learning: AdaptiveDrafter | None,
         begin: Callable[[], Request],
         text: Text,
         stop: Stop = never,
@@ -250,7 +250,7 @@ class Stream:
         try:
             self._slot.resume()
             if self._learning is not None and self._request is not None and self._request.finish is not None:
-                self._learning.autosave.teach(self.records, self.engine.attached)
+                self._learning.teach(self.records, self.engine.attached)
         finally:
             if self._failed or not self.engine.keeps:
                 self.engine.release()

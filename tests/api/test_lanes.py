@@ -15,7 +15,7 @@ from omnidraft.api import Lane, OmniDraft
 from omnidraft.errors import ConfigError, NumericsError, OmniDraftError
 from omnidraft.generation import Generation, Stream
 from omnidraft.models.language_model import Read
-from support.learning import FAST, alone, side_of
+from support.learning import FAST, adaptive_of, alone
 from support.models import save_model
 from support.reads import watch
 from support.small_tokenizers import byte_level
@@ -283,8 +283,8 @@ def test_what_is_learned_is_what_lanes_draft_with(target: Path, drafter: Path) -
 
 
 def test_a_lane_teaches_what_a_model_does(model: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
-    side, taught = side_of(model), []
-    monkeypatch.setattr(side.autosave, "teach", lambda *asked: taught.append(side.adaptation.answer(*asked)))
+    adaptive, taught = adaptive_of(model), []
+    monkeypatch.setattr(adaptive, "teach", lambda *asked: taught.append(adaptive.adaptation.answer(*asked)))
     lane, beside = model.lanes(2)
     in_turns([one.stream(prompt, max_new_tokens=COUNT) for one, prompt in zip((lane, beside), PROMPTS, strict=False)])
     for prompt in PROMPTS[:2]:
@@ -308,7 +308,7 @@ class Trainer:
 
 @pytest.fixture
 def trainer(model: OmniDraft) -> Iterator[Trainer]:
-    background, trainer = side_of(model).adaptation.shared.slot.background, Trainer()
+    background, trainer = adaptive_of(model).shared.slot.background, Trainer()
     background.append(trainer)
     yield trainer
     background.remove(trainer)
@@ -331,13 +331,13 @@ def test_background_work_stands_still_in_the_rounds_of_any_lane(model: OmniDraft
 def test_the_measurements_of_lanes_are_kept(target: Path, drafter: Path) -> None:
     model = omnidraft.load(target, drafter, adapt="inline", draft_length="goodput")
     lane = model.lanes(1)[0]
-    at_first = side_of(model).autosave.measured()["goodput"]
+    at_first = adaptive_of(model).measurements["goodput"]
     read(lane.stream(PROMPTS[0], max_new_tokens=COUNT))
-    measured = side_of(model).autosave.measured()["goodput"]
+    measured = adaptive_of(model).measurements["goodput"]
     assert measured.tolist() != at_first.tolist()
     model.close()
     again = omnidraft.load(target, drafter, draft_length="goodput")
-    assert side_of(again).autosave.measured()["goodput"].tolist() == measured.tolist()
+    assert adaptive_of(again).measurements["goodput"].tolist() == measured.tolist()
 
 
 # ------------------------------------------------------------ log-probabilities

@@ -23,7 +23,7 @@ from omnidraft.draft_length.goodput import Goodput
 from omnidraft.errors import ProfileError
 from omnidraft.profiles.profile_file import ProfileFile
 from support.homes import with_native
-from support.learning import COUNT, FAST, PROMPTS, alone, answers, drafts, found, saved, side_of, tree
+from support.learning import COUNT, FAST, PROMPTS, adaptive_of, alone, answers, drafts, found, saved, tree
 from support.models import save_model
 from support.project_files import environment
 from support.small_tokenizers import byte_level, sentencepiece
@@ -66,7 +66,7 @@ def test_what_is_learned_is_saved_drafted_with_and_learned_on(
     second = omnidraft.load(target, drafter, warn=pytest.fail)
     assert torch.equal(drafts(second), drafts(first))
     assert second.learned == first.learned
-    assert side_of(second).autosave.learning.adapter == adapter
+    assert adaptive_of(second).learning.adapter == adapter
     before = tree(home)
     assert answers(second, 1)[0].token_ids == alone(second, PROMPTS[0])
     second.close()
@@ -137,7 +137,7 @@ def test_what_comes_after_the_end_is_not_learned_from(target: Path, drafter: Pat
     counters, files, last = model.learned, tree(home), drafts(model)
     for answer, prompt in zip(answers(model, 10), PROMPTS * 2, strict=True):
         assert answer.token_ids == alone(model, prompt)
-    side_of(model).autosave.wait()
+    adaptive_of(model).wait()
     assert (model.learned, tree(home)) == (counters, files)
     assert torch.equal(drafts(model), last)
     with omnidraft.load(target, drafter, adapt="inline", warn=pytest.fail) as other:  # the profile is free
@@ -213,7 +213,7 @@ def test_a_profile_of_other_models_is_refused_by_its_path(
 
 
 def forge(file: ProfileFile, what: str) -> None:
-    """Save a profile with a right checksum that fits no drafter or tokenizer."""
+    """Save a profile that fits no drafter or tokenizer."""
     manifest = file.manifest()
     assert manifest is not None
     profile = file.load(manifest.key)
@@ -332,7 +332,7 @@ def test_an_earlier_model_that_cannot_end_does_not_end_the_load(
     def fail(*_: object) -> None:
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr(model.side.adaptation, "flush", fail)  # type: ignore[union-attr]
+    monkeypatch.setattr(model.adaptive.adaptation, "flush", fail)  # type: ignore[union-attr]
     with omnidraft.load(target, drafter, adapt="inline", warn=said.append) as other:
         answers(other, 1)
     assert len(said) == 2
@@ -359,7 +359,7 @@ def test_the_shape_of_the_profile_is_used_and_not_contradicted(target: Path, dra
                 omnidraft.load(target, drafter, adapt=adapt, **wrong)
             assert "\n" not in str(caught.value)
     with omnidraft.load(target, drafter, adapt="inline", adapter="lora", interval=3, warn=pytest.fail) as again:
-        learning = side_of(again).autosave.learning
+        learning = adaptive_of(again).learning
         assert (learning.adapter, learning.rank, learning.interval) == ("lora", 3, 3)
         answers(again, 1)
     with omnidraft.load(target, drafter, adapt="inline", adapter="full", profile=None) as anew:
@@ -395,11 +395,11 @@ def test_no_file_holds_what_was_said(
     texts: list[str] = []
     rows: list[list[int]] = []
     with omnidraft.load(target, drafter, adapt="inline", **(FAST | {"interval": 1})) as model:
-        side = side_of(model)
+        adaptive = adaptive_of(model)
         for prompt in ("my secret été is 日本 10", *PROMPTS * 2):
             answer = model.generate(prompt, max_new_tokens=24, temperature=1.0)
             texts += [prompt, answer.text, answer.text[:12]]
-            rows += [[*model.encode(prompt), *answer.token_ids], list(side.adaptation.attached.drafter.text)]
+            rows += [[*model.encode(prompt), *answer.token_ids], list(adaptive.attached.drafter.text)]
         model.save()
     files = tree(home)
     assert any(b"ngrams.hits" in content for content in files.values())

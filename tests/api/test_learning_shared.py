@@ -19,7 +19,7 @@ import omnidraft
 from omnidraft import OmniDraftError
 from omnidraft.errors import ConfigError, ProfileError
 from support.faulty_disk import RefusingDisk, install
-from support.learning import COUNT, FAST, PROMPTS, alone, answers, drafts, saved, side_of, tree
+from support.learning import COUNT, FAST, PROMPTS, adaptive_of, alone, answers, drafts, saved, tree
 from support.models import save_model
 from support.project_files import environment
 from support.small_tokenizers import byte_level
@@ -42,8 +42,8 @@ def test_two_targets_share_one_drafter_in_memory(
     a = omnidraft.load(target, drafter, adapt="inline", drafter_step=step, **FAST, warn=pytest.fail)
     b = omnidraft.load(other_target, a, adapt="inline", **FAST, warn=pytest.fail)
     assert b.drafter is a.drafter
-    assert side_of(b).adaptation.shared is side_of(a).adaptation.shared
-    source = side_of(a).adaptation.shared.source.model
+    assert adaptive_of(b).shared is adaptive_of(a).shared
+    source = adaptive_of(a).shared.source.model
     base = {name: (weight.data_ptr(), weight.clone()) for name, weight in source.named_parameters()}
     pristine = drafts(b)
     answers(a, 4)
@@ -89,7 +89,7 @@ def test_what_one_target_learned_waits_for_the_others_text(
     stream = b.stream(PROMPTS[0], max_new_tokens=COUNT)
     next(stream)
     if act == "save":
-        side_of(a).adaptation.flush()
+        adaptive_of(a).adaptation.flush()
     getattr(a, act)()
     list(stream)
     assert stream.result.token_ids == expected.token_ids == alone(b, PROMPTS[0])
@@ -166,7 +166,7 @@ def test_a_full_disk_is_one_warning(target: Path, drafter: Path, home: Path, mon
     install(RefusingDisk(1, errno.ENOSPC), monkeypatch)
     for answer, prompt in zip(answers(model, 10), PROMPTS * 2, strict=True):
         assert answer.token_ids == alone(model, prompt)
-        side_of(model).autosave.wait()
+        adaptive_of(model).wait()
     with pytest.raises(ProfileError, match="make room"):
         model.save()
     model.close()
@@ -185,7 +185,7 @@ def test_what_is_learned_while_the_end_waits_is_saved_at_once(
     """As with a background trainer that has much to learn from, and is given up or killed in the end."""
     said: list[str] = []
     model = omnidraft.load(target, drafter, adapt="inline", warn=said.append)
-    learner = side_of(model).adaptation.learner
+    learner = adaptive_of(model).adaptation.learner
     assert learner is not None
     flush, on_disk = learner.flush, list[float]()
 
@@ -215,7 +215,7 @@ def test_what_a_full_disk_refused_is_saved_once_there_is_room(
     model = omnidraft.load(target, drafter, adapt="inline", **(FAST | {"interval": 1}), warn=said.append)
     install(RefusingDisk(1, errno.ENOSPC), monkeypatch)
     answers(model, 8 + 1)  # one is held out
-    side_of(model).autosave.wait()
+    adaptive_of(model).wait()
     if by == "save":
         with pytest.raises(ProfileError):
             model.save()

@@ -230,8 +230,8 @@ def test_a_stream_that_is_closed_before_its_turn_ends_quietly(model: OmniDraft) 
     stream = model.stream(PROMPT, max_new_tokens=40)
     found: list[list[str]] = []
     reader = threading.Thread(target=lambda: found.append(list(stream)))
-    assert model.side is not None
-    with model.side.adaptation.shared.slot.lock:
+    assert model.adaptive is not None
+    with model.adaptive.shared.slot.lock:
         reader.start()
         reader.join(0.1)  # it waits for the models
         stream.close()
@@ -269,8 +269,8 @@ class Trainer:
 
 @pytest.mark.parametrize("ending", ["left", "overtaken"])
 def test_background_work_stands_still_while_a_stream_is_open(model: OmniDraft, ending: str) -> None:
-    assert model.side is not None
-    trainer, background = Trainer(), model.side.adaptation.shared.slot.background
+    assert model.adaptive is not None
+    trainer, background = Trainer(), model.adaptive.shared.slot.background
     background.append(trainer)
     stream = model.stream(PROMPT, max_new_tokens=40)
     assert trainer.runs(), "nothing is decoded yet"

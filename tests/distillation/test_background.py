@@ -210,7 +210,7 @@ def test_what_comes_while_an_answer_is_begun_counts_as_waiting(monkeypatch: pyte
 PARENT = """
 import sys, time, omnidraft
 model = omnidraft.load(sys.argv[1], sys.argv[2], adapt="background", profile=None)
-model.side.adaptation.flush()
+model.adaptive.adaptation.flush()
 stream = model.stream("hello world", max_new_tokens=40)
 next(stream)
 print("paused", flush=True)

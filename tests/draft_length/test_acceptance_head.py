@@ -21,7 +21,7 @@ from omnidraft.errors import ModelError
 from omnidraft.models.language_model import LanguageModel
 from omnidraft.models.native_model import native_of
 from omnidraft.models.transformers_model import TransformersModel, tap
-from support.learning import FAST, PROMPTS, SIZE, alone, answers, saved, side_of
+from support.learning import FAST, PROMPTS, SIZE, adaptive_of, alone, answers, saved
 from support.models import random_model
 
 
@@ -165,10 +165,10 @@ def test_where_no_head_is_trained_an_earlier_one_is_kept(target: Path, drafter: 
         answers(model, 5)
     assert len(saved(home)) == 1
     with omnidraft.load(target, drafter, dtype="float32", adapt="inline", trains="drafter", **FAST) as model:
-        before = dict(side_of(model).adaptation.state)
+        before = dict(adaptive_of(model).adaptation.state)
         answers(model, 5)
         assert model.learned["updates"] > 0
-    again = side_of(omnidraft.load(target, drafter, dtype="float32")).adaptation
+    again = adaptive_of(omnidraft.load(target, drafter, dtype="float32")).adaptation
     assert again.attached.head.trained
     heads = [name for name in before if name.startswith("acceptance_head.")]
     assert heads
@@ -178,15 +178,15 @@ def test_where_no_head_is_trained_an_earlier_one_is_kept(target: Path, drafter: 
 def test_the_head_survives_save_and_load(target: Path, drafter: Path, home: Path) -> None:
     options = {"dtype": "float32", **FAST}
     with omnidraft.load(target, drafter, adapt="inline", **options) as model:
-        head = side_of(model).adaptation.attached.head
+        head = adaptive_of(model).attached.head
         assert not head.trained
         answers(model, 5)
-        side_of(model).adaptation.flush()
-        logits, hidden = torch.randn(50), torch.randn(side_of(model).loaded.lm.model.config.hidden_size)
+        adaptive_of(model).adaptation.flush()
+        logits, hidden = torch.randn(50), torch.randn(adaptive_of(model).loaded.lm.model.config.hidden_size)
         said = head.chance(logits, hidden, 1.0)
     assert len(saved(home)) == 1
     later = omnidraft.load(target, drafter, dtype="float32")
-    again = side_of(later).adaptation.attached.head
+    again = adaptive_of(later).attached.head
     assert again.trained
     assert again.chance(logits, hidden, 1.0) == said
     assert later.generate(PROMPTS[0], max_new_tokens=8).token_ids == alone(model, PROMPTS[0], 8)
@@ -198,8 +198,8 @@ def test_a_head_alone_does_not_have_the_text_read_again(
     monkeypatch.setattr("omnidraft.distillation.trainer.ROLLBACK_MARGIN", -1e6)  # the drafter stays as it is
     model = omnidraft.load(target, drafter, dtype="float32", adapt="inline", profile=None, **FAST)
     answers(model, 3)
-    loaded = side_of(model).adaptation.shared.loaded
+    loaded = adaptive_of(model).shared.loaded
     answers(model, 5)
-    assert side_of(model).adaptation.attached.head.trained
-    assert side_of(model).adaptation.shared.loaded is loaded
+    assert adaptive_of(model).attached.head.trained
+    assert adaptive_of(model).shared.loaded is loaded
     model.close()

@@ -39,9 +39,7 @@ def test_a_drafter_is_attached_once(target: Path, drafter: Path, monkeypatch: py
         for count in range(2, 8):
             helped(model, drafter, omnidraft_options={"draft_length": count}, max_new_tokens=2)
     assert len(ready_drafters(model)) == kept_drafters.KEPT
-    assert {id(each.side.adaptation.shared) for each in ready_drafters(model).values()} == {
-        id(kept.side.adaptation.shared)
-    }
+    assert {id(each.adaptive.shared) for each in ready_drafters(model).values()} == {id(kept.adaptive.shared)}
 
 
 def test_what_is_kept_goes_with_the_model(target: Path, drafter: Path) -> None:
@@ -52,7 +50,7 @@ def test_what_is_kept_goes_with_the_model(target: Path, drafter: Path) -> None:
     helped(same, own, max_new_tokens=4)  # the drafter of an OmniDraft, for that one's own target
     models: list[Any] = [weakref.ref(each) for each in (model, twin, same)]
     pairs = [
-        weakref.ref(each.side.adaptation.attached)
+        weakref.ref(each.adaptive.attached)
         for each in (*ready_drafters(model).values(), *ready_drafters(same).values())
     ]
     del model, twin, same, own
@@ -113,9 +111,9 @@ def test_a_drafter_that_learns_elsewhere_is_shared(
         assert torch.equal(helped(model, learner), expected)
         answers = [learner.generate(f"{PROMPT} {i}", max_new_tokens=COUNT) for i in range(12)]
         assert learner.learned["updates"] > 0
-        side = learner.side
-        assert side is not None
-        shared = side.adaptation.shared
+        adaptive = learner.adaptive
+        assert adaptive is not None
+        shared = adaptive.shared
         learned = shared.loaded
         assert learned is not None
         assert torch.equal(helped(model, learner), expected)

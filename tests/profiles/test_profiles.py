@@ -20,7 +20,7 @@ from omnidraft.errors import ProfileError
 from omnidraft.profiles.profile import FORMAT, Key, Profile, Setting, model_name
 from omnidraft.profiles.profile_file import ProfileFile
 from omnidraft.profiles.store import ProfileStore
-from support.small_profiles import KEY, header, number_of, numbered, saved, saving_process, sealed
+from support.small_profiles import KEY, header, made, number_of, numbered, saved, saving_process
 
 
 @pytest.fixture
@@ -139,14 +139,31 @@ def test_a_profile_of_another_pair_is_refused(field: str, owner: str, file: Prof
     assert (number_of(file.load(other)), number_of(ProfileFile(aside).load(KEY))) == (2, 1)
 
 
-def test_any_byte_that_is_changed_missing_or_more_is_found(file: ProfileFile) -> None:
+def test_a_file_that_is_cut_or_longer_is_refused(file: ProfileFile) -> None:
     data = saved(file, numbered(1, 5)).path.read_bytes()
-    changed = [data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :] for at in range(len(data))]
-    for content in (*changed, *(data[:length] for length in range(0, len(data), 7)), data + b"\0", data * 2):
+    for content in (*(data[:length] for length in range(0, len(data), 7)), data[:-1], data + b"\0", data * 2):
         file.path.write_bytes(content)
-        assert "is damaged or no profile (" in refusal(file.manifest)
-    assert "is damaged or no profile (" in refusal(lambda: file.load(KEY))
+        assert "is damaged or no profile (" in refusal(lambda: file.load(KEY))
     file.path.write_bytes(data)
+    assert number_of(file.load(KEY)) == 1
+
+
+def test_a_byte_of_the_header_that_is_changed_is_refused_or_harmless(file: ProfileFile) -> None:
+    data = saved(file, numbered(1, 5)).path.read_bytes()
+    refused, size = 0, 8 + int.from_bytes(data[:8], "little")
+    for at in range(size):
+        file.path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        try:
+            file.load(KEY)
+        except ProfileError:
+            refused += 1
+    assert refused > 0.8 * size
+
+
+def test_a_profile_with_the_checksum_of_earlier_versions_is_read(file: ProfileFile) -> None:
+    data = saved(file, numbered(1)).path.read_bytes()
+    manifest = json.loads(header(file)["__metadata__"]["omnidraft_profile"]) | {"format": 3}
+    file.path.write_bytes(made({"omnidraft_profile": json.dumps(manifest), "sha256": "0" * 64}, data))
     assert number_of(file.load(KEY)) == 1
 
 
@@ -169,26 +186,25 @@ BAD: dict[str, Callable[[dict[str, Any]], Any]] = {
 @pytest.mark.parametrize("case", BAD)
 def test_a_manifest_that_is_none_is_refused(case: str, file: ProfileFile) -> None:
     manifest = json.loads(header(saved(file, numbered(1)))["__metadata__"]["omnidraft_profile"])
-    file.path.write_bytes(sealed({"omnidraft_profile": json.dumps(manifest)}))
+    file.path.write_bytes(made({"omnidraft_profile": json.dumps(manifest)}))
     assert file.manifest() is not None, "as it was"
-    file.path.write_bytes(sealed({"omnidraft_profile": json.dumps(BAD[case](manifest))}))
+    file.path.write_bytes(made({"omnidraft_profile": json.dumps(BAD[case](manifest))}))
     text = refusal(lambda: file.load(KEY))
     assert "is damaged or no profile (" in text
-    assert "checksum" not in text
 
 
 NO_PROFILE = {
-    "empty": (b"", "it has no header of a profile"),
-    "text": (b"hello world", "it has no header of a profile"),
-    "a huge header": (b"\xff" * 100, "it has no header of a profile"),
-    "null": (b"\x04\0\0\0\0\0\0\0null", "it has no header of a profile"),
-    "other safetensors": (sealed({}), "it has no header of a profile"),
-    "nested JSON": (sealed({"omnidraft_profile": "[" * 100_000}), "its manifest cannot be read"),
+    "empty": (b"", "it has no manifest"),
+    "text": (b"hello world", "it has no manifest"),
+    "a huge header": (b"\xff" * 100, "it has no manifest"),
+    "null": (b"\x04\0\0\0\0\0\0\0null", "it has no manifest"),
+    "other safetensors": (made({}), "it has no manifest"),
+    "nested JSON": (made({"omnidraft_profile": "[" * 100_000}), "it has no manifest"),
     "a later format": (
-        sealed({"omnidraft_profile": json.dumps({"format": FORMAT + 1, "new": []})}),
+        made({"omnidraft_profile": json.dumps({"format": FORMAT + 1, "new": []})}),
         f"format is {FORMAT + 1}, and this version reads {FORMAT}: upgrade",
     ),
-    "tensors of no part": (sealed({}, numbered(1).encode(KEY), {"more.x": np.zeros(1)}), "its tensors cannot be read"),
+    "tensors of no part": (made({}, numbered(1).encode(KEY), {"more.x": np.zeros(1)}), "its tensors cannot be read"),
 }
 
 
@@ -197,8 +213,7 @@ def test_a_file_that_is_no_profile_is_refused_and_left_alone(kind: str, file: Pr
     content, text = NO_PROFILE[kind]
     file.path.write_bytes(content)
     assert text in refusal(lambda: file.load(KEY))
-    if kind != "tensors of no part":  # which only a load looks at
-        refusal(lambda: saved(file, numbered(1)))
+    refusal(lambda: saved(file, numbered(1)))
     assert file.path.read_bytes() == content
 
 
@@ -306,19 +321,9 @@ def test_a_file_that_cannot_be_read(file: ProfileFile, monkeypatch: pytest.Monke
     assert "cannot be read (Permission denied)" in refusal(lambda: file.load(KEY))
 
 
-def test_what_was_saved_here_is_not_read_back(file: ProfileFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    reads: list[bool] = []
-    read = ProfileFile._read  # noqa: SLF001
-
-    def counted(self: ProfileFile, **more: bool) -> bytes | None:
-        reads.append(True)
-        return read(self, **more)
-
-    monkeypatch.setattr(ProfileFile, "_read", counted)
+def test_what_somebody_else_put_there_is_not_replaced(file: ProfileFile) -> None:
     with file.held():
-        for number in range(3):
-            file.save(KEY, numbered(number))
-        assert len(reads) == 1, "of what was there before"
+        file.save(KEY, numbered(1))
         refusal(lambda: file.save(replace(KEY, target="another"), numbered(3)))
         file.path.write_bytes(b"of somebody else")
         refusal(lambda: file.save(KEY, numbered(3)))
@@ -359,7 +364,7 @@ def test_the_header_holds_known_fields_only(file: ProfileFile) -> None:
     found = header(saved(file, numbered(1, weights={"w": torch.ones(3)}, measurements={"c": np.ones(1)})))
     metadata = found.pop("__metadata__")
     assert found.keys() == {"weights.w", "ngrams.hits", "ngrams.active", "ngrams.clock", "measurements.c"}
-    assert metadata.keys() == {"omnidraft_profile", "sha256"}
+    assert metadata.keys() == {"omnidraft_profile"}
     manifest = json.loads(metadata["omnidraft_profile"])
     assert manifest.keys() == {"format", "key", "learning", "counters", "saved"}
     assert manifest["key"].keys() == set(Key.__dataclass_fields__)

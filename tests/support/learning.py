@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 
 import omnidraft
 from omnidraft import OmniDraft
-from omnidraft.attach import LearningSide
 from omnidraft.config import Learning, Sampling
 from omnidraft.decoding.engine import Engine
 from omnidraft.distillation.adaptation import Adaptation
@@ -25,7 +24,7 @@ from omnidraft.distillation.losses import TeacherDistributions, divergence
 from omnidraft.distillation.teacher import TrainingExample
 from omnidraft.distillation.trainer import Trainer
 from omnidraft.generation import Stream
-from omnidraft.profiles.autosave import Autosave
+from omnidraft.profiles.adaptive_drafter import AdaptiveDrafter
 from omnidraft.profiles.pair_profile import PairProfile
 from omnidraft.profiles.profile import Profile
 from omnidraft.verification.round import Round
@@ -118,18 +117,18 @@ class NoText:
 def answered(adaptation: Adaptation, engine: Engine, prompt: list[int], count: int, **sampling: Any) -> list[Round]:
     """The rounds of an answer that is learned from, as a request goes through them."""
     profile = PairProfile(None, lambda: pytest.fail("asked for"), learns=False, warn=pytest.fail)
-    side = LearningSide(loaded=None, autosave=Autosave(adaptation, profile, Profile(), Learning()))  # type: ignore[arg-type]
+    adaptive = AdaptiveDrafter(None, adaptation, profile, Profile(), Learning())  # type: ignore[arg-type]
     draw = GeneratorSampler(torch.Generator().manual_seed(3))
     begin = partial(engine.begin, prompt, count, Sampling(**sampling), draw)
-    stream = Stream(engine, adaptation.shared.slot, side, begin, NoText())
+    stream = Stream(engine, adaptation.shared.slot, adaptive, begin, NoText())
     while stream.step() is not None:
         pass
     return stream.records
 
 
-def side_of(model: OmniDraft) -> LearningSide:
-    assert model.side is not None
-    return model.side
+def adaptive_of(model: OmniDraft) -> AdaptiveDrafter:
+    assert model.adaptive is not None
+    return model.adaptive
 
 
 def answers(model: OmniDraft, count: int, **options: Any) -> list[omnidraft.Generation]:
@@ -145,9 +144,9 @@ def alone(model: OmniDraft, prompt: str, count: int = COUNT) -> tuple[int, ...]:
 
 def drafts(model: OmniDraft) -> torch.Tensor:
     """What the drafter, as it serves this target, says about a text."""
-    side = side_of(model)
-    side.adaptation.load_weights()
-    return side.adaptation.shared.model.new_sequence().forward([1, 5, 9, 40, 41], 5).clone()
+    adaptive = adaptive_of(model)
+    adaptive.adaptation.load_weights()
+    return adaptive.shared.model.new_sequence().forward([1, 5, 9, 40, 41], 5).clone()
 
 
 def tree(folder: Path) -> dict[str, bytes]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import subprocess
 import sys
@@ -62,15 +61,13 @@ def header(file: ProfileFile) -> dict[str, Any]:
     return found
 
 
-def sealed(metadata: dict[str, str], before: bytes = b"", more: Mapping[str, Any] | None = None) -> bytes:
-    """A file with this header and a right checksum; header and arrays are added to those of the file `before`."""
+def made(metadata: dict[str, str], before: bytes = b"", more: Mapping[str, Any] | None = None) -> bytes:
+    """A file with this header; header and arrays are added to those of the file `before`."""
     if before:
         header = json.loads(before[8 : 8 + int.from_bytes(before[:8], "little")])
         metadata = header["__metadata__"] | metadata
     arrays = {**(arrays_of.load(before) if before else {}), **(more or {})}
-    data = arrays_of.save(arrays, metadata | {"sha256": "0" * 64})
-    checksum = hashlib.sha256(data).hexdigest()
-    return data.replace(f'"sha256":"{"0" * 64}"'.encode(), f'"sha256":"{checksum}"'.encode())
+    return arrays_of.save(arrays, metadata)
 
 
 @contextmanager

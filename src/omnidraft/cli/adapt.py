@@ -22,7 +22,7 @@ from omnidraft.errors import ConfigError, PromptError
 
 if TYPE_CHECKING:
     from omnidraft.api import OmniDraft
-    from omnidraft.attach import LearningSide
+    from omnidraft.profiles.adaptive_drafter import AdaptiveDrafter
 
 EXAMPLES = (
     f"omnidraft adapt {flags.PAIR} --data prompts.jsonl",
@@ -43,21 +43,22 @@ def main(arguments: Sequence[str]) -> int:
     digest, texts = prompts.digest(texts), texts[: options.count]
     answers = {"max_new_tokens": options.max_new_tokens, **asdict(Sampling(**sampling))}
     with flags.load_models(options, adapt="inline", profile=options.profile, **drafting, **learning) as model:
-        side = cast("LearningSide", model.side)  # there is a drafter
-        code = _learn(model, side, digest, texts, answers)
-    position = side.autosave.positions.get(digest, 0)
+        adaptive = cast("AdaptiveDrafter", model.adaptive)  # there is a drafter
+        code = _learn(model, adaptive, digest, texts, answers)
+    position = adaptive.positions.get(digest, 0)
     print(json.dumps({"position": position, "prompts": len(texts), "learned": model.learned}))
     return code
 
 
-def _learn(model: OmniDraft, side: LearningSide, digest: str, texts: Sequence[str], settings: dict[str, Any]) -> int:
+def _learn(
+    model: OmniDraft, adaptive: AdaptiveDrafter, digest: str, texts: Sequence[str], settings: dict[str, Any]
+) -> int:
     """Answer and learn, from where an earlier run ended; 130 after Ctrl-C."""
-    autosave, count = side.autosave, len(texts)
-    if autosave.profile.file is not None and not autosave.writes:
+    if model.profile is not None and not adaptive.saves:
         raise ConfigError(
             "what would be learned cannot be saved: end the process that has the profile, or give another"
         )
-    start = autosave.positions.get(digest, 0)
+    start, count = adaptive.positions.get(digest, 0), len(texts)
     if start:
         flags.say(f"continuing after prompt {min(start, count)} of {count}")
     step = progress(Console(stderr=True), "learning", max(count - start, 0))
@@ -69,18 +70,18 @@ def _learn(model: OmniDraft, side: LearningSide, digest: str, texts: Sequence[st
                     model.generate(model.encode_message(texts[position]), **settings)
                 except PromptError as error:
                     flags.say(f"prompt {position + 1} is left out: {error}")
-                if side.adaptation.learner is None:  # what was wrong is said already
+                if not adaptive.learns:  # what was wrong is said already
                     flags.say("nothing more is learned; the same command continues here")
                     return 1
-                autosave.positions[digest] = position + 1
-                autosave.keep(every=1)
+                adaptive.positions[digest] = position + 1
+                model.save_later()
                 step()
     except KeyboardInterrupt:
-        flags.say("interrupted" + ("; the same command continues here" if autosave.writes else ""))
+        flags.say("interrupted" + ("; the same command continues here" if adaptive.saves else ""))
         return flags.INTERRUPTED
     finally:
-        if autosave.writes and autosave.positions.get(digest, 0) > start:
-            autosave.save()
+        if adaptive.saves and adaptive.positions.get(digest, 0) > start:
+            model.save()
     return 0
 
 

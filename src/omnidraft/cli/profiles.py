@@ -20,7 +20,7 @@ def main(arguments: Sequence[str]) -> int:
         examples=("omnidraft profiles list", f"omnidraft profiles show {NAME}"),
     )
     flags.add(parser.command("list", "all profiles", _list, ""), "--json")
-    show = parser.command("show", "one profile, with a check of its checksum", _show, NAME)
+    show = parser.command("show", "one profile: settings, counters, and whether it can be read", _show, NAME)
     flags.add(show, "--json")
     forget = parser.command("forget", "remove the earlier answers from a profile, and keep the rest", _forget, NAME)
     for command in (show, forget, parser.command("remove", "delete a profile", _remove, NAME)):

@@ -96,16 +96,16 @@ def generate(  # noqa: PLR0913  transformers hands over those of its arguments t
     text = Text(input_ids, logits_processor, stopping_criteria, generation_config)
     sampled = bool(generation_config.do_sample)
     sampling, processors, drafting = sampling_for(text, logits_processor, drafting, sampled=sampled)
-    adaptation = ready.side.adaptation
-    engine = Engine(target, text.eos, adaptation.attached, drafting, ready.policy)
+    adaptive = ready.adaptive
+    engine = Engine(target, text.eos, adaptive.attached, drafting, ready.policy)
     draw = GeneratorSampler(torch.Generator().manual_seed(_seed(ready, sampled=sampled)))
     prompt = input_ids[0].tolist()
     engine.check(prompt)
     if streamer is not None:
         streamer.put(input_ids.cpu())
-    with adaptation.shared.slot.lock:  # requests of several threads are decoded one after the other
+    with adaptive.shared.slot.lock:  # requests of several threads are decoded one after the other
         begin = partial(engine.begin, prompt, text.most, sampling, draw, processors, memory=ready.memory)
-        with Stream(engine, adaptation.shared.slot, ready.side, begin, text) as stream:
+        with Stream(engine, adaptive.shared.slot, adaptive, begin, text) as stream:
             while stream.step() is not None:
                 record = stream.records[-1]
                 if record.finish == "context":

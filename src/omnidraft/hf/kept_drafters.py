@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from omnidraft import zoo
 from omnidraft.alignment.vocab import read_vocab
 from omnidraft.api import OmniDraft
-from omnidraft.attach import LearningOptions, LearningSide, attach
+from omnidraft.attach import LearningOptions, attach
 from omnidraft.config import Drafting
 from omnidraft.counts.counts import AnswerMemory
 from omnidraft.decoding.shared_drafter import SharedDrafter
@@ -20,6 +20,7 @@ from omnidraft.draft_length.policy import DraftLengthPolicy, make_policy
 from omnidraft.errors import ConfigError, ModelError
 from omnidraft.models.loading import LoadedModel, load_model, load_tokenizer
 from omnidraft.models.transformers_model import PretrainedModel, TransformersModel
+from omnidraft.profiles.adaptive_drafter import AdaptiveDrafter
 
 MARK = "_omnidraft_drafters"
 KEPT = 4  # for a model: a drafter with its options each, the latest ones
@@ -35,7 +36,7 @@ class Ready:
     """An attached drafter with its draft-length policy, whose measured costs are kept; it does not hold the model."""
 
     policy: DraftLengthPolicy
-    side: LearningSide
+    adaptive: AdaptiveDrafter
     memory: AnswerMemory | None  # of earlier answers
 
 
@@ -71,8 +72,8 @@ def make_ready(
     if ready is None:
         memory = AnswerMemory() if drafting.counts and drafting.remember == "memory" else None
         # with other options a drafter is not loaded again
-        side = next((each.side for other, each in kept.items() if other[0] == source), None)
-        loaded, shared = (side.loaded, side.adaptation.shared) if side else load()
+        found = next((each.adaptive for other, each in kept.items() if other[0] == source), None)
+        loaded, shared = (found.loaded, found.shared) if found else load()
         own = _tokenizer(target.model, "omnidraft_tokenizer") if tokenizer is None else tokenizer
         ready = _make(LoadedModel(target, own, _name(target.model), GIVEN), loaded, shared, drafting, memory)
     kept[key] = ready  # the latest last
@@ -86,8 +87,8 @@ def _make(
 ) -> Ready:
     vocab = read_vocab(target.tokenizer, target.lm.vocab_size, target.lm.eos)
     options = LearningOptions(learning={}, warn=_log.warning)
-    side = attach(target, vocab, drafter, shared, drafting, options)
-    return Ready(policy=make_policy(drafting, side.adaptation.attached.head), side=side, memory=memory)
+    adaptive = attach(target, vocab, drafter, shared, drafting, options)
+    return Ready(policy=make_policy(drafting, adaptive.attached.head), adaptive=adaptive, memory=memory)
 
 
 def _source(
@@ -105,12 +106,12 @@ def _source(
         place = zoo.resolve(drafter)
         return place, lambda: _shared(load_model(place, device=str(target.device)), native_step)
     if isinstance(drafter, OmniDraft):
-        side = drafter.side
-        if side is None:
+        adaptive = drafter.adaptive
+        if adaptive is None:
             raise ConfigError("the OmniDraft given has no drafter to share: load one with it")
         if not native_step:
             raise ConfigError("drafter_step is that of the drafter that is shared: leave it out, or give its folder")
-        return side.adaptation.shared, lambda: (side.loaded, side.adaptation.shared)
+        return adaptive.shared, lambda: (adaptive.loaded, adaptive.shared)
     given = "missing" if drafter is None else f"of type {type(drafter).__name__}"
     raise ConfigError(f"omnidraft_drafter is {given}: give {KINDS}")
 

@@ -1,20 +1,26 @@
-"""Automatic saving of what an adaptation learns to the profile of its models."""
+"""A drafter that may learn from one target, and is saved as it does."""
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
+from itertools import groupby
 from pathlib import Path
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from omnidraft.config import Learning
+from omnidraft.counts.counts import AnswerMemory
+from omnidraft.counts.token_index import BOUNDARY
 from omnidraft.decoding.drafter import AttachedDrafter
 from omnidraft.distillation.adaptation import Adaptation
+from omnidraft.draft_length.goodput import Goodput
+from omnidraft.draft_length.policy import DraftLengthPolicy
 from omnidraft.errors import ConfigError, OmniDraftError
+from omnidraft.models.loading import LoadedModel
 from omnidraft.profiles.pair_profile import PairProfile
 from omnidraft.profiles.profile import ANSWER_TOKENS, Array, Profile
 from omnidraft.verification.round import Round
@@ -23,62 +29,93 @@ SAVE_EVERY = 8  # updates
 POSITION = "position_"  # prefix of counters; the digest of a data set follows
 
 
-class Autosave:
-    """Saves an adaptation's state to its profile every few updates and at the end; without a claim on it, never.
+class AdaptiveDrafter:
+    """A drafter attached to one target, with what it learns there, saved every few updates and at the end.
 
-    `loaded` is the profile that the adaptation goes on from, but for the weights.  `positions` is the number of answers
-    of a data set that were learned from, by the set's digest.  `measured` gives the measurements of a draft-length
-    policy that makes any, `answers` the token ids of earlier answers: those loaded, unless others are to be kept.
+    `loaded` is its model, `saved` the profile that it goes on from, `learning` how it learns.  Without a claim on the
+    profile nothing is saved.  `positions` is the number of answers of a data set that were learned from, by the set's
+    digest.
     """
 
-    def __init__(self, adaptation: Adaptation, profile: PairProfile, loaded: Profile, learning: Learning) -> None:
-        self.adaptation = adaptation
+    def __init__(
+        self, loaded: LoadedModel, adaptation: Adaptation, profile: PairProfile, saved: Profile, learning: Learning
+    ) -> None:
+        self.loaded, self.learning, self.adaptation = loaded, learning, adaptation
+        self.attached, self.shared = adaptation.attached, adaptation.shared
         self.profile = profile
-        self.loaded = loaded = replace(loaded, weights={})
-        self.learning = learning
-        counts = loaded.counters.items()
+        self._before = before = replace(saved, weights={})
+        counts = before.counters.items()
         self.positions = {n.removeprefix(POSITION): int(c) for n, c in counts if n.startswith(POSITION)}
-        self.measured: Callable[[], Mapping[str, Array]] = lambda: loaded.measurements
-        self.answers: Callable[[], Sequence[int]] = lambda: loaded.answers.get("drafter_tokens", np.empty(0)).tolist()
-        own = (POSITION, ANSWER_TOKENS)
-        self._before = {name: count for name, count in counts if not name.startswith(own)}
+        self._counted = {n: count for n, count in counts if not n.startswith((POSITION, ANSWER_TOKENS))}
+        self._policy: Goodput | None = None  # the latest that measures
+        self._memory: AnswerMemory | None = None  # whose answers are saved
         self._saved = 0  # updates at the last save that succeeded
         self._begun = 0  # updates at the last one that was begun
         self._thread: threading.Thread | None = None
         self._failed = False
-        if profile.file is not None and self.writes:
-            _WRITERS[profile.file.path.resolve()] = self
+        if self.saves and profile.file is not None:
+            _LEARNING[profile.file.path.resolve()] = self
 
     @property
-    def writes(self) -> bool:
-        """Whether this process learns into the profile."""
+    def saves(self) -> bool:
+        """True while this process may save the profile."""
         return self.profile.claimed
 
-    def totals(self) -> dict[str, int | float]:
-        """Counters over all processes: those of the profile plus those of this adaptation."""
+    @property
+    def learns(self) -> bool:
+        """False without a learner, also after one that failed."""
+        return self.adaptation.learner is not None
+
+    @property
+    def counters(self) -> dict[str, int | float]:
+        """Counters over all processes: those of the profile plus those of this one."""
         counters = self.adaptation.counters
         now = {} if counters is None else asdict(counters)
-        sums = {name: self._before.get(name, 0) + count for name, count in now.items() if isinstance(count, int)}
+        sums = {name: self._counted.get(name, 0) + count for name, count in now.items() if isinstance(count, int)}
         latest = {name: value for name, value in now.items() if isinstance(value, float) and not math.isnan(value)}
-        return self._before | sums | latest
+        return self._counted | sums | latest
+
+    @property
+    def measurements(self) -> Mapping[str, Array]:
+        """The costs and acceptance measured last, at first the profile's."""
+        return self._before.measurements if self._policy is None else {"goodput": self._policy.state()}
+
+    def resume(self, policy: DraftLengthPolicy) -> None:
+        """Have a policy that measures go on from what was measured last, and keep what it measures."""
+        if isinstance(policy, Goodput):
+            if "goodput" in (latest := self.measurements):
+                policy.resume(latest["goodput"])
+            self._policy = policy
+
+    def keep_answers(self, memory: AnswerMemory) -> None:
+        """Have a memory go on from the answers that the profile holds, and keep all that are in it."""
+        held = set(_texts(memory.index.tokens()))  # of another target's profile, which saved those of both
+        answers, size = self._before.answers.get("drafter_tokens", np.empty(0)), self.loaded.lm.vocab_size
+        for text in _texts(token for token in answers.tolist() if BOUNDARY <= token < size):
+            if text not in held:
+                memory.index.extend([BOUNDARY, *text])
+        self._memory = memory
 
     def teach(self, records: list[Round], lane: AttachedDrafter | None = None) -> None:
         """Learn from a complete answer, see `Adaptation.teach`, and save where enough was learned."""
         self.adaptation.teach(records, lane)
-        self.keep()
+        self.save_later()
+
+    # ------------------------------------------------------------ saving
 
     def save(self) -> None:
         """Write the profile now; raises ProfileError and leaves the old one, ConfigError where nothing is learned."""
         self.wait()
-        if self.adaptation.learner is None and not self.writes:
+        self.adaptation.poll()
+        if self.profile.file is None or not (self.learns or self.saves):
             raise ConfigError("nothing is learned that could be saved: load with adapt='inline' and a profile")
         self._begun = self._updates
         self._write(self._snapshot(), self._begun)
 
-    def keep(self, every: int = SAVE_EVERY) -> None:
+    def save_later(self, every: int = SAVE_EVERY) -> None:
         """Write the profile in a thread if `every` updates were made since the last time; warns once on failure."""
         writing = self._thread is not None and self._thread.is_alive()
-        if not self.writes or self._updates - self._begun < every or writing:
+        if not self.saves or self._updates - self._begun < every or writing:
             return
         self._begun = self._updates
         arguments = (self._snapshot(), self._begun)
@@ -97,7 +134,7 @@ class Autosave:
         """
         self.wait()
         try:
-            if self.writes:
+            if self.saves:
                 try:
                     self.adaptation.flush(lambda: self._save_since(self._begun))  # a single answer teaches, too
                 except OmniDraftError as error:
@@ -108,12 +145,9 @@ class Autosave:
             self.profile.release()
 
     def _save_since(self, updates: int) -> None:
-        def save() -> None:
-            self.adaptation.poll()
-            if self._updates > updates:
-                self.save()
-
-        self._attempt(save)
+        self.adaptation.poll()
+        if self._updates > updates:
+            self._attempt(self.save)
 
     def _attempt(self, save: Callable[[], None]) -> None:
         """Save; the first failure is a warning, the next ones are silent."""
@@ -129,16 +163,18 @@ class Autosave:
         self._saved = updates
 
     def _snapshot(self) -> Profile:
-        cache, answers = self.adaptation.attached.cache, np.array(self.answers(), np.int32)
+        cache, tokens = self.attached.cache, self._before.answers.get("drafter_tokens", np.empty(0, np.int32))
+        if self._memory is not None:
+            tokens = np.array(self._memory.index.tokens(), np.int32)
         positions = {POSITION + name: count for name, count in self.positions.items()}
         return replace(
-            self.loaded,
+            self._before,
             weights=dict(self.adaptation.state),
-            ngrams=self.loaded.ngrams if cache.frozen else cache.state(),
-            measurements=self.measured(),
-            answers={"drafter_tokens": answers} if len(answers) else {},
+            ngrams=self._before.ngrams if cache.frozen else cache.state(),
+            measurements=self.measurements,
+            answers={"drafter_tokens": tokens} if len(tokens) else {},
             learning=asdict(self.learning),
-            counters=self.totals() | positions | ({ANSWER_TOKENS: len(answers)} if len(answers) else {}),
+            counters=self.counters | positions | ({ANSWER_TOKENS: len(tokens)} if len(tokens) else {}),
         )
 
     @property
@@ -146,14 +182,19 @@ class Autosave:
         return 0 if self.adaptation.counters is None else self.adaptation.counters.updates
 
 
+def _texts(tokens: Iterable[int]) -> list[tuple[int, ...]]:
+    """The texts between boundaries."""
+    return [tuple(part) for end, part in groupby(tokens, BOUNDARY.__eq__) if not end]
+
+
 # Who learns into which file: shared by all loads of a process, as its lock on the file is.
-_WRITERS: WeakValueDictionary[Path, Autosave] = WeakValueDictionary()
+_LEARNING: WeakValueDictionary[Path, AdaptiveDrafter] = WeakValueDictionary()
 
 
-def take_over(profile: PairProfile) -> bool:
+def end_earlier(profile: PairProfile) -> bool:
     """End what learns into the same file in this process, such as an earlier run of a notebook's cell."""
-    earlier = None if profile.file is None else _WRITERS.pop(profile.file.path.resolve(), None)
-    if profile.file is None or earlier is None or not earlier.writes:
+    earlier = None if profile.file is None else _LEARNING.pop(profile.file.path.resolve(), None)
+    if profile.file is None or earlier is None or not earlier.saves:
         return False
     profile.warn(f"profile {profile.file.name} is taken over from a model loaded earlier here, which learns no more")
     try:

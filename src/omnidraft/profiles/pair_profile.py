@@ -16,7 +16,7 @@ from omnidraft.profiles.profile import Key, Profile, model_name
 from omnidraft.profiles.profile_file import ProfileFile
 from omnidraft.profiles.store import ProfileStore
 
-SAMPLE = 4096  # weights of each tensor, about, that tell a model from others of its name
+SAMPLE = 4096  # weights of each tensor, about, in the hash of a model
 
 
 def key_of(drafter: LoadedModel, target: LoadedModel, table: SpellingTable) -> Key:
@@ -51,24 +51,21 @@ class PairProfile:
     def __init__(
         self, asked: str | Path | None, key: Callable[[], Key], *, learns: bool, warn: Callable[[str], None]
     ) -> None:
-        self.learns = learns
-        self.warn = warn
+        self.learns, self.warn = learns, warn
         self.file: ProfileFile | None = None
         self._by_path = asked != "auto"
         if asked is None:
             return
         try:
-            store = None if self._by_path else ProfileStore()
+            self._key = key()
+            self.file = ProfileFile(_path(asked)) if self._by_path else ProfileStore().file(self._key)
         except ConfigError as error:  # no home folder is known
             if learns:
                 warn(f"what is learned here is not saved: {error}")
-            return
-        self._key = key()
-        self.file = store.file(self._key) if store else ProfileFile(_path(asked))
 
     @property
     def claimed(self) -> bool:
-        """Whether this process learns into it."""
+        """True while this process may save to it."""
         return self.file is not None and self.file.claimed
 
     def load(self, check: Callable[[Profile], None]) -> Profile:
@@ -112,10 +109,9 @@ class PairProfile:
             self.warn(f"what is learned here is not saved: {error}")
 
     def save(self, profile: Profile) -> None:
-        """Replace the file; raises ConfigError without one, ProfileError where it is not claimed or cannot be saved."""
-        if self.file is None:
-            raise ConfigError("nothing is learned that could be saved: load with adapt='inline' and a profile")
-        self.file.save(self._key, profile)
+        """Replace the file, if there is one; raises ProfileError where it is not claimed or cannot be saved."""
+        if self.file is not None:
+            self.file.save(self._key, profile)
 
     def release(self) -> None:
         """Let others claim the profile."""

@@ -1,7 +1,4 @@
-"""A profile in memory, and as the bytes of one safetensors file.
-
-The file's header holds the manifest and a SHA-256 of the whole file, in which the checksum itself counts as zeros.
-"""
+"""A profile in memory, and as the bytes of one safetensors file, whose header holds the manifest."""
 
 from __future__ import annotations
 
@@ -16,23 +13,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors import numpy as numpy_format
 
 from omnidraft.errors import ProfileError
 
 if TYPE_CHECKING:
     import torch
 
-FORMAT = 3  # raised whenever an older version could not read what is written
+FORMAT = 4  # raised whenever an older version could not read what is written
 ANSWER_TOKENS = "answer_tokens"  # the counter of tokens kept of earlier answers
-MANIFEST, CHECKSUM = "omnidraft_profile", "sha256"  # names in the header
-BLANK = "0" * 64  # the checksum while it is computed
+MANIFEST = "omnidraft_profile"  # its name in the header
 SIZE = 8  # bytes at the beginning of a safetensors file that give the length of its header
-LARGEST = 2**63
-LONGEST = 200  # characters of a model's name
+MAX_NUMBER = 2**63
+MAX_NAME = 200  # characters of a model's name
 Array = NDArray[Any]
 Setting = str | int | float | None
-_MODEL = re.compile(rf".{{1,{LONGEST}}}")
+_MODEL = re.compile(rf".{{1,{MAX_NAME}}}")
 _HASH = re.compile(r"[0-9a-f]{64}")
 _FIELD = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _WORD = re.compile(r"[A-Za-z0-9+._-]{1,40}")  # the name of a choice; no sentence fits
@@ -59,7 +54,7 @@ class Key:
             if name not in ("drafter", "target"):
                 _check(name, value, _HASH, "a SHA-256 of 64 hexadecimal digits")
             elif not (_matches(_MODEL, value) and value.isprintable()):
-                raise ProfileError(f"{name} is {value!r}; it must be a name of 1 to {LONGEST} printable characters")
+                raise ProfileError(f"{name} is {value!r}; it must be a name of 1 to {MAX_NAME} printable characters")
 
     @property
     def place(self) -> tuple[str, str]:
@@ -73,11 +68,11 @@ class Key:
 
 def model_name(name: str) -> str:
     """A model's name as a key holds it: one that is too long, or not printable, ends with a hash of the whole."""
-    if name.isprintable() and 0 < len(name) <= LONGEST:
+    if name.isprintable() and 0 < len(name) <= MAX_NAME:
         return name
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:12]
     printable = "".join(letter if letter.isprintable() else "?" for letter in name)
-    return f"{printable[: LONGEST - 1 - len(digest)]}-{digest}"
+    return f"{printable[: MAX_NAME - 1 - len(digest)]}-{digest}"
 
 
 def _file_name(name: str) -> str:
@@ -105,7 +100,7 @@ class Manifest:
                 _check(f"a name in {kind}", name, _FIELD, "up to 40 of a-z, 0-9 and _")
                 if kind == "learning" and (value is None or _matches(_WORD, value)):
                     continue
-                if type(value) is bool or not isinstance(value, int | float) or not abs(value) < LARGEST:
+                if type(value) is bool or not isinstance(value, int | float) or not abs(value) < MAX_NUMBER:
                     allowed = "a number, a word of 40 characters or None" if kind == "learning" else "a finite number"
                     raise ProfileError(f"{kind} has {name} = {value!r}; it must be {allowed}")
 
@@ -114,13 +109,17 @@ class Manifest:
         return json.dumps({"format": FORMAT, **asdict(self)})
 
     @classmethod
-    def decode(cls, text: object) -> Manifest:
-        """Read a manifest; raises LaterFormatError, and ProfileError for anything that is not a manifest."""
+    def decode(cls, data: bytes) -> Manifest:
+        """Read the manifest in the header that `data` begins with.
+
+        Raises LaterFormatError, and ProfileError for anything that is not a manifest.
+        """
         try:
-            found: Any = json.loads(text)  # type: ignore[arg-type]
+            header = json.loads(data[SIZE : SIZE + int.from_bytes(data[:SIZE], "little")])
+            found: Any = json.loads(header["__metadata__"][MANIFEST])
             number = found.pop("format")
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-            raise ProfileError("its manifest cannot be read") from None
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError):
+            raise ProfileError("it has no manifest") from None
         if type(number) is not int or number < 1:
             raise ProfileError(f"its format is {number!r}; it must be {FORMAT}")
         if number > FORMAT:
@@ -133,7 +132,7 @@ class Manifest:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Profile:
-    """What was learned for a pair: weights, n-gram records, measurements, and earlier answers where these are kept.
+    """Learned state of a pair: weights, n-gram records, measurements, and earlier answers where these are kept.
 
     An empty profile is that of a pair that has learned nothing yet.
     """
@@ -150,18 +149,24 @@ class Profile:
 
         Raises ProfileError for anything but names, single words and numbers.
         """
+        import torch
+        from safetensors import torch as torch_format
+
         saved = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         manifest = Manifest(key=key, learning=dict(self.learning), counters=dict(self.counters), saved=saved)
-        arrays: dict[str, Any] = {f"ngrams.{name}": array for name, array in self.ngrams.items()}
-        arrays |= {f"measurements.{name}": array for name, array in self.measurements.items()}
-        arrays |= {f"answers.{name}": array for name, array in self.answers.items()}
-        for name in (*arrays, *self.weights):
+        # safetensors refuses shared memory, and what is not contiguous
+        tensors = {
+            f"weights.{name}": weight.detach().cpu().clone(memory_format=torch.contiguous_format)
+            for name, weight in self.weights.items()
+        }
+        for group in ("ngrams", "measurements", "answers"):
+            for name, array in getattr(self, group).items():
+                if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
+                    raise ProfileError(f"array {name} is no array of numbers or booleans: leave out what is text")
+                tensors[f"{group}.{name}"] = torch.from_numpy(array.copy(order="C"))
+        for name in tensors:
             _check("the name of a tensor", name, _TENSOR, "up to 200 letters, digits, dots, dashes and _")
-        for name, array in arrays.items():
-            if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
-                raise ProfileError(f"array {name} is no array of numbers or booleans: leave out what is text")
-        data = _serialize(self.weights, arrays, {MANIFEST: manifest.encode(), CHECKSUM: BLANK})
-        return data.replace(_entry(BLANK), _entry(hashlib.sha256(data).hexdigest()), 1)
+        return torch_format.save(tensors, {MANIFEST: manifest.encode()})
 
     @classmethod
     def decode(cls, data: bytes) -> tuple[Key, Profile]:
@@ -169,7 +174,7 @@ class Profile:
         import torch
         from safetensors import torch as torch_format
 
-        manifest = read_manifest(data, whole=True)
+        manifest = Manifest.decode(data)
         groups: dict[str, dict[str, torch.Tensor]] = {"weights": {}, "ngrams": {}, "measurements": {}, "answers": {}}
         try:
             for name, tensor in torch_format.load(data).items():
@@ -179,49 +184,9 @@ class Profile:
             raise ProfileError(f"its tensors cannot be read ({error})") from error
         if any(tensor.dim() != 1 or tensor.dtype != torch.int32 for tensor in groups["answers"].values()):
             raise ProfileError("its earlier answers are no list of token ids")
-        return manifest.key, cls(
-            weights=groups["weights"],
-            ngrams={name: tensor.numpy() for name, tensor in groups["ngrams"].items()},
-            measurements={name: tensor.numpy() for name, tensor in groups["measurements"].items()},
-            answers={name: tensor.numpy() for name, tensor in groups["answers"].items()},
-            learning=manifest.learning,
-            counters=manifest.counters,
-        )
-
-
-def read_manifest(data: bytes, *, whole: bool) -> Manifest:
-    """The manifest in the header that `data` begins with, its checksum compared where that is the whole file.
-
-    Raises ProfileError.
-    """
-    try:
-        header = json.loads(data[SIZE : SIZE + int.from_bytes(data[:SIZE], "little")])["__metadata__"]
-        manifest, checksum = header[MANIFEST], header.get(CHECKSUM)
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError):
-        raise ProfileError("it has no header of a profile") from None
-    if whole:
-        blank = data.replace(_entry(str(checksum)), _entry(BLANK), 1)
-        if hashlib.sha256(blank).hexdigest() != checksum:
-            raise ProfileError("its checksum does not match")
-    return Manifest.decode(manifest)
-
-
-def _entry(checksum: str) -> bytes:
-    """The checksum as the header has it; quotes inside other strings of the header are escaped."""
-    return f'"{CHECKSUM}":"{checksum}"'.encode()
-
-
-def _serialize(weights: Mapping[str, torch.Tensor], arrays: Mapping[str, Array], metadata: dict[str, str]) -> bytes:
-    own = {name: array.copy(order="C") for name, array in arrays.items()}  # keeps the shape of scalars
-    if not weights:  # PyTorch takes seconds to load
-        return numpy_format.save(own, metadata)
-    import torch
-    from safetensors import torch as torch_format
-
-    tensors = {name: torch.from_numpy(array) for name, array in own.items()}
-    for name, weight in weights.items():  # safetensors refuses shared memory, and what is not contiguous
-        tensors[f"weights.{name}"] = weight.detach().cpu().clone(memory_format=torch.contiguous_format)
-    return torch_format.save(tensors, metadata)
+        weights = groups.pop("weights")
+        arrays = {group: {name: tensor.numpy() for name, tensor in own.items()} for group, own in groups.items()}
+        return manifest.key, cls(weights=weights, learning=manifest.learning, counters=manifest.counters, **arrays)
 
 
 def _check(what: str, value: object, pattern: re.Pattern[str], allowed: str) -> None:

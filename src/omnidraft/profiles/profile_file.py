@@ -12,10 +12,10 @@ from filelock import FileLock, Timeout
 
 from omnidraft import storage
 from omnidraft.errors import ProfileError
-from omnidraft.profiles.profile import ANSWER_TOKENS, SIZE, Key, LaterFormatError, Manifest, Profile, read_manifest
+from omnidraft.profiles.profile import ANSWER_TOKENS, SIZE, Key, LaterFormatError, Manifest, Profile
 
 ASIDE = ".aside-"  # and a number
-LONGEST_HEADER = 100_000_000  # bytes, as safetensors has it
+MAX_HEADER = 100_000_000  # bytes, as safetensors has it
 
 
 class ProfileFile:
@@ -30,7 +30,6 @@ class ProfileFile:
         self._lock_path = storage.beside(path, ".lock")
         self._lock: FileLock | None = None
         self._process = 0  # that claimed it: one forked later has no claim
-        self._own: object = None  # what was saved here last: its key, and the file's `_identity`
 
     # ------------------------------------------------------------ claiming
 
@@ -77,28 +76,33 @@ class ProfileFile:
 
     def load(self, key: Key) -> Profile | None:
         """Read the profile of these models; None where there is no file."""
+        found = self._decoded()
+        if found is None:
+            return None
+        self._check_owner(found[0], key)
+        return found[1]
+
+    def manifest(self) -> Manifest | None:
+        """Read the manifest; None where there is no file."""
+        data = self._read(header=True)
+        if data is None:
+            return None
+        with self._refusal():
+            return Manifest.decode(data)
+
+    def _decoded(self) -> tuple[Key, Profile] | None:
         data = self._read()
         if data is None:
             return None
         with self._refusal():
-            owner, profile = Profile.decode(data)
-        self._check_owner(owner, key)
-        return profile
+            return Profile.decode(data)
 
-    def manifest(self, *, whole: bool = True) -> Manifest | None:
-        """Read the manifest, and compare the checksum where `whole`; None where there is no file."""
-        data = self._read(whole=whole)
-        if data is None:
-            return None
-        with self._refusal():
-            return read_manifest(data, whole=whole)
-
-    def _read(self, *, whole: bool = True) -> bytes | None:
+    def _read(self, *, header: bool = False) -> bytes | None:
         """The bytes of the file, or of its header; one file object, so that a save meanwhile changes nothing."""
         try:
             with self.path.open("rb") as file:
                 start = file.read(SIZE)
-                return start + file.read(-1 if whole else min(int.from_bytes(start, "little"), LONGEST_HEADER))
+                return start + file.read(min(int.from_bytes(start, "little"), MAX_HEADER) if header else -1)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -114,31 +118,18 @@ class ProfileFile:
         """
         if not self.claimed:
             raise self._in_use()
-        if self._own != (key, self._identity()):  # what was saved here is not read back
-            found = self.manifest()
-            if found is not None:
-                self._check_owner(found.key, key)
+        self.load(key)
         data = profile.encode(key)
         with self._change("saved"):
             storage.replace_file(self.path, data)
-        self._own = key, self._identity()
-
-    def _identity(self) -> tuple[int, ...] | None:
-        """What another file, or other content of this one, would change; None where there is no file."""
-        try:
-            found = self.path.stat()
-        except OSError:
-            return None
-        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
     def forget(self) -> None:
         """Save the profile without the earlier answers in it."""
         with self.held():
-            data = self._read()
-            if data is None:
+            found = self._decoded()
+            if found is None:
                 raise ProfileError(f"profile {self.name} does not exist: there is nothing to forget")
-            with self._refusal():
-                key, profile = Profile.decode(data)
+            key, profile = found
             counters = {name: count for name, count in profile.counters.items() if name != ANSWER_TOKENS}
             self.save(key, replace(profile, answers={}, counters=counters))
 

@@ -50,10 +50,10 @@ class ProfileStore:
 
     def list(self) -> list[Entry]:
         """All profiles, those that cannot be used included; reads headers only."""
-        return [self._entry(file, whole=False) for file in self._files().values()]
+        return [self._entry(file) for file in self._files().values()]
 
     def show(self, name: str) -> Entry:
-        """One profile, its checksum compared."""
+        """One profile, all of which is read."""
         return self._entry(self._find(name), whole=True)
 
     def remove(self, name: str) -> None:
@@ -85,10 +85,12 @@ class ProfileStore:
         return files[name]
 
     @staticmethod
-    def _entry(file: ProfileFile, *, whole: bool) -> Entry:
+    def _entry(file: ProfileFile, *, whole: bool = False) -> Entry:
         manifest, problem, size = None, None, 0
         try:
-            manifest = file.manifest(whole=whole)
+            manifest = file.manifest()
+            if whole and manifest is not None:
+                file.load(manifest.key)
         except ProfileError as error:
             problem = str(error)
         if manifest is not None and file.name != "/".join(manifest.key.place):

@@ -378,13 +378,7 @@ class Scheduler:
     def _save(self) -> None:
         """Save what was learned since the last time, each profile in a thread; a failure is a warning."""
         for one in self.served:
-            side = one.model.side
-            if side is not None and side.autosave.writes:
-                try:
-                    side.adaptation.poll()
-                except OmniDraftError as error:  # the next round sees to it
-                    _log.warning("what was learned cannot be read: %s", error)
-                side.autosave.keep(every=1)
+            if one.model.save_later():
                 one.learned = dict(one.model.learned)
 
     def _close(self) -> None:

@@ -90,8 +90,7 @@ class Served:
     @property
     def profile(self) -> Path | None:
         """File of what was learned, where there is one."""
-        file = None if self.model.side is None else self.model.side.autosave.profile.file
-        return None if file is None else file.path
+        return self.model.profile
 
     @property
     def nbytes(self) -> int:
@@ -189,7 +188,7 @@ def load_all(
     source = drafter_for(targets[0], lambda _: None) if drafter == AUTO else drafter
     loaded: list[Served] = []
     for name, target in zip(called, targets, strict=True):
-        first = loaded[0] if loaded and loaded[0].model.side is not None else None
+        first = loaded[0] if loaded and loaded[0].model.adaptive is not None else None
         model, failure = _load(target, drafter if first is None else first.model, warn, options)
         if settings.api_key:
             model.memory = None  # that of all users together
