@@ -78,7 +78,7 @@ def at_depth(
         | {ms: 1e3 * statistics.median(taken[name, rows][1:]) for ms, rows in zip(MS, ROWS, strict=True)}
         for name in forms
     }
-    ways = {"plain_per_s": PLAIN, "drafted_per_s": Drafting(remember="request")}
+    ways = {"plain_per_s": PLAIN, "drafted_per_s": Drafting(reuse_answers="request")}
     answers = {name: answer(engine_for(model, way), ids[:depth], new_tokens) for name, way in ways.items()}
     found[OURS] |= {name: speed for name, (_, speed) in answers.items()}
     found[OURS]["identical"] = len({tuple(tokens) for tokens, _ in answers.values()}) == 1

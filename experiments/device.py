@@ -85,7 +85,7 @@ class Contest:
         self.questions = questions_of(plain, self._prompts(), options.new_tokens, console)
         self.texts = judged_texts(plain, options.data, options.texts)
         self.ways, _ = methods.make((BASELINE,), plain, 0, Sampling())
-        for name, drafting in ((OURS, PLAIN), (DRAFTED, Drafting()), (BY_MODEL, Drafting(remember="nothing"))):
+        for name, drafting in ((OURS, PLAIN), (DRAFTED, Drafting()), (BY_MODEL, Drafting(reuse_answers="nothing"))):
             self.ways.append(EngineMethod(name, engine_for(drafted, drafting), Sampling()))
         asked = (len(each.ids) + options.new_tokens for each in self.questions)
         room = max(CONTEXT + SEVERAL, *asked, *(len(text.ids) for text in self.texts))

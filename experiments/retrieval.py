@@ -82,10 +82,10 @@ class Retrieval(Real):
 
     def engines(self, model: OmniDraft) -> dict[str, Engine]:
         """As files have called them since drafts were copied from the text; the last one has no drafter."""
-        counts, eos = Drafting(remember="request"), sorted(model.engine.eos)
+        counts, eos = Drafting(reuse_answers="request"), sorted(model.engine.eos)
         return {
             "auto": engine_for(model, counts),
-            "model": engine_for(model, Drafting(remember="nothing")),
+            "model": engine_for(model, Drafting(reuse_answers="nothing")),
             "retrieval": Engine(model.target.lm, eos, None, counts),
         }
 

@@ -33,10 +33,10 @@ from omnidraft.verification.sampling import softmax
 
 PLAIN = "plain"
 WAYS: dict[str, dict[str, Any]] = {
-    PLAIN: {"draft_length": 0, "remember": "nothing"},
-    "frozen": {"remember": "nothing"},
-    "memory": {"remember": "memory"},
-    "learning": {"remember": "memory", "adapt": "inline"},
+    PLAIN: {"draft_length": 0, "reuse_answers": "nothing"},
+    "frozen": {"reuse_answers": "nothing"},
+    "memory": {"reuse_answers": "memory"},
+    "learning": {"reuse_answers": "memory", "adapt": "inline"},
 }
 EDITS = "edits"  # whose answers are whole files
 DIGITS = 5  # of seconds in the file

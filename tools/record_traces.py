@@ -33,7 +33,7 @@ PROMPTS = (
 )
 
 
-def trace(target: str, remember: str = "request") -> dict[str, Any]:
+def trace(target: str, reuse_answers: str = "request") -> dict[str, Any]:
     """Decode all prompts greedily; ids of the answers, and what each round proposed and accepted."""
     model = omnidraft.load(
         target,
@@ -42,10 +42,10 @@ def trace(target: str, remember: str = "request") -> dict[str, Any]:
         profile=None,
         draft_length=DRAFT_LENGTH,
         drafter_step="transformers",
-        remember=remember,
+        reuse_answers=reuse_answers,
     )
     answers = []
-    for prompt in PROMPTS * ASKED[remember]:
+    for prompt in PROMPTS * ASKED[reuse_answers]:
         draw = GeneratorSampler(torch.Generator())
         request, records = model.engine.begin(model.encode(prompt), TOKENS, Sampling(), draw, memory=model.memory), []
         while request.open:
@@ -57,12 +57,12 @@ def trace(target: str, remember: str = "request") -> dict[str, Any]:
                 "rounds": [[list(record.proposals), record.counts.accepted] for record in records],
             }
         )
-    head = {"target": target, "drafter": DRAFTER, "draft_length": DRAFT_LENGTH, "remember": remember}
+    head = {"target": target, "drafter": DRAFTER, "draft_length": DRAFT_LENGTH, "reuse_answers": reuse_answers}
     return head | {"answers": answers}
 
 
-def path_of(target: str, remember: str = "request", folder: Path = GOLDEN) -> Path:
-    return folder / f"{target.removeprefix('zoo:')}{'-memory' if remember == 'memory' else ''}.json"
+def path_of(target: str, reuse_answers: str = "request", folder: Path = GOLDEN) -> Path:
+    return folder / f"{target.removeprefix('zoo:')}{'-memory' if reuse_answers == 'memory' else ''}.json"
 
 
 def lines_of(found: dict[str, Any]) -> str:

@@ -319,7 +319,7 @@ def load(
     if adapt != "off":
         engine.teacher_temperature = adaptive.learning.teacher_temperature
     adaptive.resume(engine.policy)
-    if settings.remember == "profile" and memory is not None:
+    if settings.reuse_answers == "profile" and memory is not None:
         adaptive.keep_answers(memory)
     return OmniDraft(loaded, vocab, engine, adaptive, sampling, memory)
 
@@ -331,12 +331,12 @@ def _memory(drafter: str | Path | OmniDraft | None, drafting: Drafting, *, saved
     """
     if drafter is None:
         drafting.check_alone()
-    if drafting.remember == "profile" and not saved:
-        fix = "use adapt='background', or leave remember out"
-        raise ConfigError(f"remember is 'profile', which is that of a drafter that learns: {fix}", option="remember")
+    if drafting.reuse_answers == "profile" and not saved:
+        fix = "use adapt='background', or leave reuse_answers out"
+        raise ConfigError(f"reuse_answers is 'profile', which is that of a drafter that learns: {fix}", option="reuse_answers")
     if not drafting.counts:
         return None
-    if drafting.remember == "request":
+    if drafting.reuse_answers == "request":
         return AnswerMemory(0)
     shared = drafter.memory if isinstance(drafter, OmniDraft) else None
     return shared if shared is not None and shared.keeps else AnswerMemory()

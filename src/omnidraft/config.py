@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     SettingsT = TypeVar("SettingsT", bound=DataclassInstance)
 
 NGRAM_SEEDS = ("empty", "vocabulary")
-REMEMBER = ("memory", "nothing", "profile", "request")
+REUSE_ANSWERS = ("memory", "nothing", "profile", "request")
 DRAFT_LENGTHS = ("confidence", "entropy", "goodput", "head")  # or an integer: a fixed length
 LONGEST_DRAFT = 64
 ADAPTERS = ("full", "lora")
@@ -201,10 +201,10 @@ class Drafting(Settings):
     max_draft_length: int = integer(
         16, "maximum draft length of a policy", low=1, high=LONGEST_DRAFT, fix="use draft_length=0 for plain decoding"
     )
-    remember: str = one_of(
+    reuse_answers: str = one_of(
         "memory",
         "earlier text used for drafts: none, the request's, also earlier answers, or also those saved in the profile",
-        *REMEMBER,
+        *REUSE_ANSWERS,
     )
     threshold: float | None = number(
         None,
@@ -245,14 +245,14 @@ class Drafting(Settings):
         """Raise ConfigError if there would be no drafts without a drafter."""
         if self.counts or self.longest == 0:
             return
-        option, use = ("remember", "leave remember out") if self.remember == "nothing" else ("mode", "use mode='exact'")
+        option, use = ("reuse_answers", "leave reuse_answers out") if self.reuse_answers == "nothing" else ("mode", "use mode='exact'")
         why = f"{option} is {getattr(self, option)!r} without a drafter, so that there are no drafts"
         raise ConfigError(f"{why}: give a drafter, {use}, or use draft_length=0", option=option)
 
     @property
     def counts(self) -> bool:
         """True if drafts use counts of earlier text: in the exact mode, with a draft length above 0."""
-        return self.remember != "nothing" and self.mode == "exact" and self.longest > 0
+        return self.reuse_answers != "nothing" and self.mode == "exact" and self.longest > 0
 
     @property
     def longest(self) -> int:

@@ -40,11 +40,11 @@ from omnidraft import ConfigError, ModelError
         ({"profiles": None}, "did you mean 'profile'"),
         ({"profile": 7}, "profile is 7"),
         ({"profile": ""}, "profile is ''"),
-        ({"remember": "all"}, "remember is 'all'; use one of memory, nothing, profile, request"),
-        ({"drafter": None, "remember": "nothing"}, "remember is 'nothing' without a drafter"),
+        ({"reuse_answers": "all"}, "reuse_answers is 'all'; use one of memory, nothing, profile, request"),
+        ({"drafter": None, "reuse_answers": "nothing"}, "reuse_answers is 'nothing' without a drafter"),
         ({"drafter": None, "mode": "paper"}, "give a drafter, use mode='exact', or use draft_length=0"),
-        ({"remember": "profile"}, "use adapt='background', or leave remember out"),
-        ({"remember": "profile", "adapt": "inline", "profile": None}, "or leave remember out"),
+        ({"reuse_answers": "profile"}, "use adapt='background', or leave reuse_answers out"),
+        ({"reuse_answers": "profile", "adapt": "inline", "profile": None}, "or leave reuse_answers out"),
     ],
 )
 def test_one_line_before_anything_is_loaded(

@@ -22,7 +22,7 @@ from support.small_tokenizers import byte_level
 PROMPT = "hello world"
 COUNT = 24
 CODE = "def add(a, b):\n    total = a + b\n    return total\n\n" * 3
-KEEPS: dict[str, Any] = {"adapt": "inline", "interval": 1, "remember": "profile"}
+KEEPS: dict[str, Any] = {"adapt": "inline", "interval": 1, "reuse_answers": "profile"}
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -87,7 +87,7 @@ def test_without_a_drafter_a_sampled_answer_is_that_of_plain_decoding(target: Pa
 # ---------------------------------------------------------------- where tokens are counted
 
 
-@pytest.mark.parametrize("options", [{"remember": "nothing"}, {"mode": "intersection"}, {"mode": "paper"}])
+@pytest.mark.parametrize("options", [{"reuse_answers": "nothing"}, {"mode": "intersection"}, {"mode": "paper"}])
 def test_nothing_is_counted_unless_asked_for_and_exact(target: Path, drafter: Path, options: dict[str, Any]) -> None:
     model = omnidraft.load(target, drafter, profile=None, draft_length=4, **options)
     assert [ask(model, "hello hello hello hello").stats.counted for _ in range(2)] == [0, 0]
@@ -110,9 +110,9 @@ def test_without_a_drafter_counts_draft_under_any_policy(target: Path, length: i
 def test_an_earlier_answer_is_drafted_from_where_it_is_remembered(target: Path, drafter: Path) -> None:
     for helper in (None, drafter):
         accepted = {}
-        for remember in ("request", "memory"):
-            model = omnidraft.load(target, helper, draft_length=4, remember=remember, profile=None)
-            accepted[remember] = again(model).stats.accepted
+        for reuse_answers in ("request", "memory"):
+            model = omnidraft.load(target, helper, draft_length=4, reuse_answers=reuse_answers, profile=None)
+            accepted[reuse_answers] = again(model).stats.accepted
         assert accepted["memory"] > COUNT // 2
         assert accepted["request"] < COUNT // 4
 
@@ -129,7 +129,7 @@ def test_targets_that_share_a_drafter_share_its_memory(target: Path, drafter: Pa
     other = save_model(tmp_path / "other", byte_level(), seed=1)  # says the same
     first = omnidraft.load(target, drafter, profile=None)
     second = omnidraft.load(other, first, profile=None)
-    alone = omnidraft.load(other, drafter, profile=None, remember="request")
+    alone = omnidraft.load(other, drafter, profile=None, reuse_answers="request")
     assert first.memory is second.memory
     assert stored(alone) == []
     assert omnidraft.load(other, alone, profile=None).memory is not alone.memory
@@ -178,8 +178,8 @@ def test_no_sampled_answer_is_drawn_with_the_numbers_of_one_that_it_is_drafted_f
     assert found[:2] == [7, 7]
     assert len({*found}) == 3
     assert found == taken(drafter), "a new process gives the same again"
-    assert found == taken(drafter, remember="request"), "hit rates are learned from answers, too"
-    assert taken(None) == taken(drafter, remember="nothing") == [7] * 4
+    assert found == taken(drafter, reuse_answers="request"), "hit rates are learned from answers, too"
+    assert taken(None) == taken(drafter, reuse_answers="nothing") == [7] * 4
 
 
 def stored(model: OmniDraft) -> list[int]:
@@ -239,7 +239,7 @@ def test_answers_stay_in_a_profile_that_others_save(
 
 
 def test_no_answer_is_in_a_profile_unasked(target: Path, drafter: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with omnidraft.load(target, drafter, adapt="inline", interval=1, remember="memory") as model:
+    with omnidraft.load(target, drafter, adapt="inline", interval=1, reuse_answers="memory") as model:
         ask(model)
         assert stored(model)
     assert ANSWER_TOKENS not in shown(capsys)[1]["counters"]

@@ -30,7 +30,7 @@ def twin(target: Path, tmp_path_factory: pytest.TempPathFactory) -> OmniDraft:
     """A target that drafts for itself: all drafts are right."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMNIDRAFT_HOME", str(tmp_path_factory.mktemp("home")))
-        return omnidraft.load(target, target, dtype="float32", profile=None, draft_length=4, remember="nothing")
+        return omnidraft.load(target, target, dtype="float32", profile=None, draft_length=4, reuse_answers="nothing")
 
 
 @pytest.fixture(scope="module")

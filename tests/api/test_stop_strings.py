@@ -82,7 +82,7 @@ def test_the_end_by_a_stop_string_is_the_same_at_every_place_of_a_round(
     target: Path, sampling: dict[str, Any], observed: list[int], lengths: list[int]
 ) -> None:
     # a drafter that is always right, so that texts end inside drafts
-    model = omnidraft.load(target, target, dtype="float32", profile=None, draft_length=4, remember="nothing")
+    model = omnidraft.load(target, target, dtype="float32", profile=None, draft_length=4, reuse_answers="nothing")
     whole = model.generate(PROMPT, max_new_tokens=40, **sampling)
     assert len(whole.text) > 20
     places = set()
@@ -149,7 +149,7 @@ def test_a_text_that_ends_anywhere_in_a_round_is_the_beginning_of_the_whole(
 ) -> None:
     if sampling:
         needs_the_8_bit_step()  # the seed is one whose drafts, by this step, lead to both ends
-    model = omnidraft.load(target, target, dtype="float32", profile=None, draft_length=4, remember="nothing")
+    model = omnidraft.load(target, target, dtype="float32", profile=None, draft_length=4, reuse_answers="nothing")
     prompt = model.encode(PROMPT)
     whole = model.generate(prompt, max_new_tokens=24, **sampling).token_ids
     places = set()

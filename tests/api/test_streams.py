@@ -83,7 +83,7 @@ def test_a_text_begun_inside_another_one_ends_that_one(model: OmniDraft) -> None
 def test_the_next_request_reads_what_is_new_to_it(target: Path, drafter: Path, dtype: str, *, keeps: bool) -> None:
     """Where logits do not depend on what a pass reads at once; elsewhere answers could change."""
     needs_the_8_bit_step()
-    options: dict[str, Any] = {"dtype": dtype, "profile": None, "draft_length": 4, "remember": "nothing"}
+    options: dict[str, Any] = {"dtype": dtype, "profile": None, "draft_length": 4, "reuse_answers": "nothing"}
     model, fresh = (omnidraft.load(target, drafter, **options) for _ in range(2))
     prompt = model.encode(PROMPT)
     answer = model.generate(prompt, max_new_tokens=8).token_ids

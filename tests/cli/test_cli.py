@@ -74,15 +74,15 @@ def test_what_drafts_count_is_chosen_by_a_flag(target: Path, capsys: Captured) -
     repeated = "hello world the hello world the hello"
     expected = load(target, draft_length=0).generate(repeated, max_new_tokens=12)
     capsys.readouterr()
-    for given in ((), ("--remember", "request"), ("--set", "remember=memory")):
+    for given in ((), ("--reuse-answers", "request"), ("--set", "reuse_answers=memory")):
         assert generate(repeated, target, *options, "--drafter", "none", *given) == 0
         answer = json.loads(capsys.readouterr().out)
         assert answer["token_ids"] == list(expected.token_ids)
         assert "drafter" not in answer
         assert answer["stats"]["counted"] == answer["stats"]["proposed"] > 0
-    assert generate(repeated, target, *options, "--remember", "nothing") == 0
+    assert generate(repeated, target, *options, "--reuse-answers", "nothing") == 0
     assert json.loads(capsys.readouterr().out)["stats"]["counted"] == 0
-    assert generate(repeated, target, "--remember", "both") == 2
+    assert generate(repeated, target, "--reuse-answers", "both") == 2
     assert "use one of memory, nothing, profile, request" in capsys.readouterr().err
 
 

@@ -13,8 +13,8 @@ from support.project_files import tool
 recorder = tool("record_traces")
 
 
-def recorded(target: str, remember: str = "request") -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(recorder.path_of(target, remember).read_text(encoding="utf-8"))
+def recorded(target: str, reuse_answers: str = "request") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(recorder.path_of(target, reuse_answers).read_text(encoding="utf-8"))
     return found
 
 
@@ -24,9 +24,9 @@ def ids(trace: dict[str, Any]) -> list[list[int]]:
 
 @pytest.mark.usefixtures("home")
 @pytest.mark.parametrize("target", recorder.TARGETS)
-@pytest.mark.parametrize("remember", recorder.ASKED)
-def test_greedy_decoding_gives_the_recorded_trace(target: str, remember: str) -> None:
-    wanted, found = recorded(target, remember), recorder.trace(target, remember)
+@pytest.mark.parametrize("reuse_answers", recorder.ASKED)
+def test_greedy_decoding_gives_the_recorded_trace(target: str, reuse_answers: str) -> None:
+    wanted, found = recorded(target, reuse_answers), recorder.trace(target, reuse_answers)
     assert ids(found) == ids(wanted)
     assert found == wanted  # and the same proposals and accepted tokens in each round
     assert json.loads(recorder.lines_of(found)) == found

@@ -112,7 +112,7 @@ class CountsCase:
         drafting = Drafting(
             draft_length=self.length,
             verification=self.verification,
-            remember="memory" if self.earlier else "request",
+            reuse_answers="memory" if self.earlier else "request",
             drafter_temperature=self.temperature,
         )
         ours: Distribution = {}

@@ -114,7 +114,7 @@ def test_the_distribution_is_that_of_generate_alone(
         "omnidraft.alignment.ngram_cache.NgramCache.observe", lambda *_: None
     )  # the same n-grams for every choice
     options = LAWS[name] | {"do_sample": True, "max_new_tokens": 2, "ids": ids_of(model, "ab")}
-    again = {"omnidraft_options": OPTIONS | {"remember": "nothing"}}  # nor may one choice be counted for the next
+    again = {"omnidraft_options": OPTIONS | {"reuse_answers": "nothing"}}  # nor may one choice be counted for the next
     expected = plain_distribution(lambda: alone(model, **options), monkeypatch)
     assert len(expected) > 4
     found = helped_distribution(lambda: helped(model, drafter, **again, **options), monkeypatch)
@@ -146,7 +146,7 @@ def test_the_distribution_of_longer_texts(
 
     expected = plain_distribution(lambda: alone(model, stopping_criteria=criteria(), **options), monkeypatch)
     assert {len(text) for text in expected} == {length + ids_of(model, "ab").shape[1] for length in (1, 2, 3)}
-    own = OPTIONS | {"draft_length": 2, "verification": "token", "remember": "nothing"}
+    own = OPTIONS | {"draft_length": 2, "verification": "token", "reuse_answers": "nothing"}
     rounds = recorded(monkeypatch)
     found = helped_distribution(
         lambda: helped(model, drafter, stopping_criteria=criteria(), omnidraft_options=own, **options), monkeypatch

@@ -145,7 +145,7 @@ def test_trained_models(zoo: dict[str, tuple[PretrainedModel, Language]], target
     # children's stories and sums have hardly a token in common; elsewhere a comparison must have met accepted ones
     assert accepted > 0 or "stories" in (target_name, drafter_name)
     if drafter_name == target_name:
-        same = engine(target, target_language, drafter, drafter_language, draft_length=4, remember="nothing")
+        same = engine(target, target_language, drafter, drafter_language, draft_length=4, reuse_answers="nothing")
         rounds = run(same, prompt, 64)
         # the same model proposes what it would say; only partial tokens at a draft's end may be refused
         assert sum(r.counts.accepted for r in rounds) / sum(len(r.proposals) for r in rounds) > 0.95

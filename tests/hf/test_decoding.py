@@ -71,7 +71,7 @@ def test_greedy_text_is_that_of_generate_alone(
     expected = alone(model, **options)
     assert name == "plain" or not torch.equal(expected, alone(model))
     # with the memory of the first way's answer nothing might be refused in the second
-    other = {"draft_length": 8, "remember": "nothing"}
+    other = {"draft_length": 8, "reuse_answers": "nothing"}
     ways: list[tuple[object, dict[str, Any]]] = [(twin, {}), (drafter, other)]
     if name in ("plain", "all"):
         ways += [(twin, {"mode": "paper"}), (twin, {"mode": "intersection", "drafter_temperature": 1.0})]
@@ -234,7 +234,7 @@ def test_earlier_answers_are_counted_as_the_options_say(
     model: PreTrainedModel, drafter: Path, rounds: list[Round]
 ) -> None:
     expected = alone(model)
-    remembered, forgotten = {"draft_length": 4}, {"draft_length": 4, "remember": "request"}
+    remembered, forgotten = {"draft_length": 4}, {"draft_length": 4, "reuse_answers": "request"}
     accepted = []
     for options in (remembered, remembered, forgotten, forgotten):
         rounds.clear()
@@ -384,10 +384,10 @@ def test_no_sampled_answer_is_drawn_with_the_numbers_of_one_that_it_is_drafted_f
         return GeneratorSampler(made)
 
     monkeypatch.setattr("omnidraft.hf.GeneratorSampler", noted)
-    for remember in ("nothing", "memory"):
+    for reuse_answers in ("nothing", "memory"):
         seeds.clear()
         for _ in range(2):
             torch.manual_seed(3)
-            options = {"draft_length": 3, "remember": remember}
+            options = {"draft_length": 3, "reuse_answers": reuse_answers}
             helped(model, drafter, do_sample=True, temperature=1.0, omnidraft_options=options)
-        assert (seeds[0] == seeds[1]) is (remember == "nothing")
+        assert (seeds[0] == seeds[1]) is (reuse_answers == "nothing")

@@ -45,7 +45,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a lost tokenizer": ({"omnidraft_drafter_tokenizer": object()}, "omnidraft_drafter_tokenizer is for a drafter"),
     "typing error": ({"omnidraft_options": {"draft_lenght": 3}}, "'draft_lenght'.*did you mean 'draft_length'"),
     "bad option": ({"omnidraft_options": {"draft_length": -3}}, "draft_length is -3"),
-    "answers in no profile": ({"omnidraft_options": {"remember": "profile"}}, "remember is 'profile'.*leave it out"),
+    "answers in no profile": ({"omnidraft_options": {"reuse_answers": "profile"}}, "reuse_answers is 'profile'.*leave it out"),
     "no folder": ({"omnidraft_drafter": "no/such/folder"}, "no folder that exists"),
     "no zoo model": ({"omnidraft_drafter": "zoo:giraffe"}, "use one of"),
 }

@@ -495,7 +495,7 @@ def test_the_compiler_of_a_package_is_taken_where_there_is_no_other(
 
 def test_a_drafter_that_returns_nan_is_noticed() -> None:
     target, drafter = (zoo.path(name) for name in ("target-a", "drafter"))
-    model = omnidraft.load(target=target, drafter=drafter, dtype="float32", remember="nothing")
+    model = omnidraft.load(target=target, drafter=drafter, dtype="float32", reuse_answers="nothing")
     assert model.engine.attached is not None
     steps = model.engine.attached.drafter.model
     assert isinstance(steps, NativeModel)

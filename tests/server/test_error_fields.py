@@ -19,7 +19,7 @@ WRONG: list[tuple[Any, str]] = [
     (lambda: GenerationLimits(seed=-1), "seed"),
     (lambda: Drafting(draft_length="long"), "draft_length"),
     (lambda: Drafting(threshold=0.5), "threshold"),
-    (lambda: Drafting(remember="all"), "remember"),
+    (lambda: Drafting(reuse_answers="all"), "reuse_answers"),
     (lambda: Learning(trains="head"), "trains"),
     (lambda: settings_of(Sampling, {"temprature": 1}), "temprature"),
     (lambda: stop_strings(5), "stop"),

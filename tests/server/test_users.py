@@ -33,7 +33,7 @@ TOKENS = 24
 
 @contextmanager
 def shown(
-    monkeypatch: pytest.MonkeyPatch, *targets: str | Path, drafter: str | None, remember: str = "memory", **more: Any
+    monkeypatch: pytest.MonkeyPatch, *targets: str | Path, drafter: str | None, reuse_answers: str = "memory", **more: Any
 ) -> Iterator[tuple[At, list[Served]]]:
     """A server of one lane, and its targets."""
     found: list[Served] = []
@@ -43,7 +43,7 @@ def shown(
         return found
 
     monkeypatch.setattr(run, "load_all", load)
-    options = {"draft_length": 4, "remember": remember}
+    options = {"draft_length": 4, "reuse_answers": reuse_answers}
     with serving(targets, drafter, options, **{"lanes": 1, "api_key": KEYS, **more}) as at:
         yield at, found
 
@@ -79,18 +79,18 @@ def test_a_memory_holds_the_answers_of_its_user_alone(
         assert served[0].model.memory is None
 
 
-@pytest.mark.parametrize(("drafter", "remember"), [(None, "memory"), (SMALL, "memory"), (SMALL, "request")])
+@pytest.mark.parametrize(("drafter", "reuse_answers"), [(None, "memory"), (SMALL, "memory"), (SMALL, "request")])
 def test_an_answer_is_made_for_a_new_user_as_if_nobody_had_asked(
-    chat: Path, monkeypatch: pytest.MonkeyPatch, drafter: str | None, remember: str
+    chat: Path, monkeypatch: pytest.MonkeyPatch, drafter: str | None, reuse_answers: str
 ) -> None:
-    with shown(monkeypatch, chat, drafter=drafter, remember=remember) as (at, _):
+    with shown(monkeypatch, chat, drafter=drafter, reuse_answers=reuse_answers) as (at, _):
         first, *others = [drafting(asked(at, key, PROMPTS[0], **names)) for key, names in FOUR]
         key, names = FOUR[-1]
         assert first[0] == 0
         assert others == [first] * 3
         more = drafting(asked(at, key, PROMPTS[0], **names))
         assert more[0] > 0, "one's own KV cache is used"
-        if remember == "memory":
+        if reuse_answers == "memory":
             assert more[-1] > first[-1], "one's own answer is counted"
 
 
@@ -140,8 +140,8 @@ def test_names_are_apart() -> None:
 
 def test_no_memory_where_nothing_is_remembered() -> None:
     own = AnswerMemory(8)
-    assert Memories(Drafting(remember="nothing"), own).of(User(0)) is None
-    rates = Memories(Drafting(remember="request"), None)
+    assert Memories(Drafting(reuse_answers="nothing"), own).of(User(0)) is None
+    rates = Memories(Drafting(reuse_answers="request"), None)
     alone, other = rates.of(User(0)), rates.of(User(1))
     assert alone is not None is not other
     alone.index.extend([1, 2, 3, 1, 2])
@@ -150,10 +150,10 @@ def test_no_memory_where_nothing_is_remembered() -> None:
 
 
 def test_a_profile_is_of_one_user(chat: Path) -> None:
-    options = {"remember": "profile", "adapt": "background", "profile": "auto"}
+    options = {"reuse_answers": "profile", "adapt": "background", "profile": "auto"}
     with (
-        pytest.raises(ConfigError, match=r"the answers of several users together.*: use remember='memory'") as raised,
+        pytest.raises(ConfigError, match=r"the answers of several users together.*: use reuse_answers='memory'") as raised,
         serving([chat], SMALL, options, api_key=KEYS),
     ):
         pass
-    assert raised.value.option == "remember"
+    assert raised.value.option == "reuse_answers"

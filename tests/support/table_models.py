@@ -142,7 +142,7 @@ class World:
 
         It has no counts unless asked to: their hit rates outlive a request, as those of an enumeration must not.
         """
-        settings = Drafting(**{"draft_length": 4, "remember": "nothing"} | drafting)  # type: ignore[arg-type]
+        settings = Drafting(**{"draft_length": 4, "reuse_answers": "nothing"} | drafting)  # type: ignore[arg-type]
         translator = DrafterContext(self.table, self.vocab, self.drafter_vocab, self.speller)
         if cache is None:
             seed = "empty" if settings.mode == "intersection" else settings.ngram_seed

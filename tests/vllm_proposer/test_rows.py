@@ -27,7 +27,7 @@ TEXTS = ("def count(items):\n    return", "Question: 2 + 3 = 5.", "The first of 
 @cache
 def local() -> OmniDraft:
     """The target whose answers are known, in the local loop with the same fixed draft length."""
-    options = {"draft_length": LENGTH, "profile": None, "drafter_temperature": 0.0, "remember": "nothing"}
+    options = {"draft_length": LENGTH, "profile": None, "drafter_temperature": 0.0, "reuse_answers": "nothing"}
     return omnidraft.load("zoo:target-a", "zoo:drafter", dtype="float32", **options)  # type: ignore[arg-type]
 
 
@@ -47,7 +47,7 @@ def asked(texts: tuple[str, ...] = TEXTS, count: int = COUNT) -> list[Asked]:
 
 
 def make(drafting: Drafting | None = None, **options: Any) -> Batch:
-    drafting = drafting or Drafting(draft_length=LENGTH, remember="nothing")
+    drafting = drafting or Drafting(draft_length=LENGTH, reuse_answers="nothing")
     settings: dict[str, Any] = {"context": WIDTH, "most": 8} | options
     return Batch(Rows(remote(), drafting, **settings), drafting.longest)
 
@@ -162,7 +162,7 @@ def test_ids_that_are_no_text_get_no_draft() -> None:
 def test_a_batch_with_dear_drafts_gets_none() -> None:
     """Costs are of the clock: a draft token that delays eight rows by half a step of the target pays for none."""
     now = [0.0]
-    drafting = Drafting(max_draft_length=LENGTH, remember="nothing")
+    drafting = Drafting(max_draft_length=LENGTH, reuse_answers="nothing")
     batch = Batch(Rows(remote(), drafting, context=WIDTH, most=8, clock=lambda: now[0]), LENGTH)
     requests = asked(TEXTS * 2)
     while left := [each for each in requests if not each.done]:
@@ -185,7 +185,7 @@ def test_the_first_step_of_a_batch_costs_what_every_other_does() -> None:
 def test_rows_with_cheap_drafts_get_them(rows: int, before: int) -> None:
     """Whatever is drafted, a step takes as long; `before` tokens stand in front of each prompt."""
     now = [0.0]
-    drafting = Drafting(max_draft_length=LENGTH, remember="nothing")
+    drafting = Drafting(max_draft_length=LENGTH, reuse_answers="nothing")
     batch = Batch(Rows(remote(), drafting, context=WIDTH, most=8, clock=lambda: now[0]), LENGTH)
     requests = asked(TEXTS[:1] * rows, 100)
     for each in requests:
@@ -199,7 +199,7 @@ def test_rows_with_cheap_drafts_get_them(rows: int, before: int) -> None:
 
 def test_a_row_without_a_draft_stops_no_other() -> None:
     now = [0.0]
-    drafting = Drafting(max_draft_length=LENGTH, remember="nothing")
+    drafting = Drafting(max_draft_length=LENGTH, reuse_answers="nothing")
     batch = Batch(Rows(remote(), drafting, context=WIDTH, most=8, clock=lambda: now[0]), LENGTH)
     foreign, plain = asked((TEXTS[0], TEXTS[0]), 60)
     foreign.prompt = [*foreign.prompt, remote().vocab.size + 5]

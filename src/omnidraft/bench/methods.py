@@ -133,7 +133,7 @@ def make(
                 raise ConfigError("method 'uad' needs a drafter: give one")
             made.append(Transformers(name, model, sampling, copy.deepcopy(model.drafter.lm.model)))
         else:
-            ours = {"plain": PLAIN, "goodput": Drafting(), "network": Drafting(remember="nothing")}
+            ours = {"plain": PLAIN, "goodput": Drafting(), "network": Drafting(reuse_answers="nothing")}
             drafting = ours.get(name) or Drafting(draft_length=draft_length, mode=name)
             made.append(EngineMethod(name, engine_for(model, drafting), sampling))
     return made, left_out

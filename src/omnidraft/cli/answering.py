@@ -23,7 +23,7 @@ def add_flags(parser: flags.CommandParser) -> argparse._ArgumentGroup:
     text = parser.add_argument_group("input and output")
     text.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop string; repeatable")
     more = parser.add_argument_group("drafting, learning and devices")
-    flags.add_settings(more, Drafting, "draft_length", "remember")
+    flags.add_settings(more, Drafting, "draft_length", "reuse_answers")
     more.add_argument(
         "--adapt", default="off", metavar="NAME", help=f"learn from the answers: {', '.join(ADAPT)} (default: off)"
     )

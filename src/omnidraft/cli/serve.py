@@ -84,7 +84,7 @@ def _parser() -> flags.CommandParser:
     )
     server.add_argument("--log-prompts", action="store_true", help="write prompts to the log")
     more = parser.add_argument_group("drafting, learning and devices")
-    flags.add_settings(more, Drafting, "draft_length", "remember")
+    flags.add_settings(more, Drafting, "draft_length", "reuse_answers")
     more.add_argument(
         "--adapt", default="off", metavar="NAME", help=f"learn from the answers: {', '.join(ADAPT)} (default: off)"
     )

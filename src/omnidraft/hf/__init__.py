@@ -154,8 +154,8 @@ def _drafting(options: Mapping[str, Any] | None) -> Drafting:
         if name not in known:
             raise ConfigError(f"unknown option {name!r} in omnidraft_options: {suggestion(name, known)}")
     drafting = Drafting(**(options or {}))
-    if drafting.remember == "profile":
-        raise ConfigError("remember is 'profile' without a profile to save answers in: leave it out")
+    if drafting.reuse_answers == "profile":
+        raise ConfigError("reuse_answers is 'profile' without a profile to save answers in: leave it out")
     return drafting
 
 

@@ -70,7 +70,7 @@ def make_ready(
     kept = ready_drafters(target.model)
     ready = kept.pop(key, None)
     if ready is None:
-        memory = AnswerMemory() if drafting.counts and drafting.remember == "memory" else None
+        memory = AnswerMemory() if drafting.counts and drafting.reuse_answers == "memory" else None
         # with other options a drafter is not loaded again
         found = next((each.adaptive for other, each in kept.items() if other[0] == source), None)
         loaded, shared = (found.loaded, found.shared) if found else load()

@@ -41,7 +41,7 @@ class Memories:
 
     def __init__(self, drafting: Drafting, own: AnswerMemory | None) -> None:
         self._own, self._counts = own, drafting.counts
-        self._tokens = 0 if drafting.remember == "request" else TOKENS
+        self._tokens = 0 if drafting.reuse_answers == "request" else TOKENS
         self._kept: OrderedDict[User, AnswerMemory] = OrderedDict()
 
     def of(self, user: User) -> AnswerMemory | None:

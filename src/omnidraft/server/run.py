@@ -76,10 +76,10 @@ class Running:
         say: Callable[[str], None],
         log_prompts: bool = False,
     ) -> None:
-        if settings.api_key and options.get("remember") == "profile":
+        if settings.api_key and options.get("reuse_answers") == "profile":
             why = "and a profile would keep the answers of several users together, on disk"
-            fix = "use remember='memory', or serve one user without keys"
-            raise ConfigError(f"remember is 'profile' with API keys, {why}: {fix}", option="remember")
+            fix = "use reuse_answers='memory', or serve one user without keys"
+            raise ConfigError(f"reuse_answers is 'profile' with API keys, {why}: {fix}", option="reuse_answers")
         self.settings = settings
         metrics = Metrics()
         self._scheduler, self._say = Scheduler(settings, metrics), say

@@ -207,7 +207,7 @@ def _load(
     except ModelError as error:
         own = {"adapt", "profile", "drafter_step", *names(Learning)}
         rest = {name: value for name, value in options.items() if name not in own}
-        if drafter is None or rest.get("remember") == "profile":
+        if drafter is None or rest.get("reuse_answers") == "profile":
             raise
         model = load(target, None, warn=warn, **rest)  # raises where it is the target's fault
         warn(f"drafts come from earlier text alone, as the drafter failed to load: {error}")
