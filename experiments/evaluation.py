@@ -89,8 +89,8 @@ class Evaluation:
             drafting["draft_length"] = self.recipe.draft_length
         elif drafting["draft_length"] == "head":
             drafting.setdefault("threshold", threshold)
-        asked: Options = {"trains": self.recipe.learning.trains} | (method.learning or {})
-        how, hybrid = asked.pop("trains"), HybridLoss(**method.loss) if asked.get("loss") == "hybrid" else None
+        asked: Options = {"train": self.recipe.learning.train} | (method.learning or {})
+        how, hybrid = asked.pop("train"), HybridLoss(**method.loss) if asked.get("loss") == "hybrid" else None
         own = {name: value for name, value in asked.items() if value != "hybrid"}
         learning = None if method.learning is None else replace(self.recipe.learning, **own)
         if learning is not None and method.lora:

@@ -142,4 +142,4 @@ def trainer_for(
         objective = {"example": hybrid.example, "loss": partial(hybrid.loss, shared=shared)}
     if how in ("head", "interleaved"):
         return AlternatingTrainer(model, learning, seed, head_alone=how == "head", **objective)
-    return Trainer(model, replace(learning, trains=how), seed, **objective)
+    return Trainer(model, replace(learning, train=how), seed, **objective)

@@ -19,8 +19,8 @@ FIXED: Options = {"draft_length": 4}  # or the recipe's
 DIRECT: Options = FIXED | {"mode": "intersection"}
 PAPER: Options = FIXED | {"mode": "paper", "ngram_seed": "empty"}
 BY_HEAD: Options = {"draft_length": "head"}
-HYBRID: Options = {"loss": "hybrid", "trains": "drafter"}
-ALONE: Options = {"trains": "drafter"}
+HYBRID: Options = {"loss": "hybrid", "train": "drafter"}
+ALONE: Options = {"train": "drafter"}
 RANKS = (8, 16, 32, 64, 128)
 GAMMAS = (0.3, 0.5, 0.7, 0.9)
 # an acceptance rate is of proposed target tokens, which are fewer where drafts merge: it says less than tokens a pass
@@ -42,10 +42,10 @@ METHODS: dict[str, Method] = {
     "ours, fixed": DISTILLED,
     "ours": Method({"draft_length": "goodput"}, {}),
     "plain SpD": UNTRAINED,
-    "adapt only": Method(BY_HEAD, {"trains": "head"}),
+    "adapt only": Method(BY_HEAD, {"train": "head"}),
     "distil only": DISTILLED,
-    "joint": Method(BY_HEAD, {"trains": "joint"}),
-    "interleaved": Method(BY_HEAD, {"trains": "interleaved"}),
+    "joint": Method(BY_HEAD, {"train": "joint"}),
+    "interleaved": Method(BY_HEAD, {"train": "interleaved"}),
     **{f"interleaved, γ = {g:g}": Method(BY_HEAD | {"threshold": round(1 - g, 3)}, {}) for g in GAMMAS},
     **{f"LoRA {rank}": Method(PAPER, HYBRID | {"rank": rank}, lora=True) for rank in RANKS},
 }

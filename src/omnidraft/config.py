@@ -264,7 +264,7 @@ class Drafting(Settings):
 class Learning(Settings):
     """Online distillation of the drafter."""
 
-    trains: str = one_of("joint", "what is trained: the drafter, or its acceptance head too", "drafter", "joint")
+    train: str = one_of("joint", "what is trained: the drafter, or its acceptance head too", "drafter", "joint")
     loss: str = one_of("forward+tv", "divergence from the exact teacher", "forward", "forward+tv", "reverse", "tv")
     adapter: str = one_of("full", "trained weights", *ADAPTERS)
     rank: int = integer(32, "rank of LoRA", low=1, high=1024, fix="32 is usual")
@@ -277,8 +277,8 @@ class Learning(Settings):
         low=COLDEST,
         fix="use 1 for the target's own distributions",
     )
-    interval: int = integer(8, "answers between updates", low=1, fix="use 1 to learn after every answer")
-    replays: int = integer(3, "optimizer steps on earlier answers after each on new ones", low=0, fix="use 0 for none")
+    update_every: int = integer(8, "answers between updates", low=1, fix="use 1 to learn after every answer")
+    replay_steps: int = integer(3, "optimizer steps on earlier answers after each on new ones", low=0, fix="use 0 for none")
 
 
 def stop_strings(stop: object) -> tuple[str, ...]:

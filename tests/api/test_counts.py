@@ -22,7 +22,7 @@ from support.small_tokenizers import byte_level
 PROMPT = "hello world"
 COUNT = 24
 CODE = "def add(a, b):\n    total = a + b\n    return total\n\n" * 3
-KEEPS: dict[str, Any] = {"adapt": "inline", "interval": 1, "reuse_answers": "profile"}
+KEEPS: dict[str, Any] = {"adapt": "inline", "update_every": 1, "reuse_answers": "profile"}
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -231,7 +231,7 @@ def test_answers_stay_in_a_profile_that_others_save(
     with omnidraft.load(target, drafter, **KEEPS) as first:
         ask(first)
         held = stored(first)
-    with omnidraft.load(target, drafter, adapt="inline", interval=1) as forgetful:
+    with omnidraft.load(target, drafter, adapt="inline", update_every=1) as forgetful:
         ask(forgetful)
     assert shown(capsys)[1]["counters"] | {"answers": 2, ANSWER_TOKENS: len(held)} == shown(capsys)[1]["counters"]
     with omnidraft.load(target, drafter, **KEEPS) as again_:
@@ -239,7 +239,7 @@ def test_answers_stay_in_a_profile_that_others_save(
 
 
 def test_no_answer_is_in_a_profile_unasked(target: Path, drafter: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with omnidraft.load(target, drafter, adapt="inline", interval=1, reuse_answers="memory") as model:
+    with omnidraft.load(target, drafter, adapt="inline", update_every=1, reuse_answers="memory") as model:
         ask(model)
         assert stored(model)
     assert ANSWER_TOKENS not in shown(capsys)[1]["counters"]

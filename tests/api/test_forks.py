@@ -23,7 +23,7 @@ import os, signal, sys, torch
 import omnidraft
 dtype, adapt, profile = sys.argv[1:]
 torch.set_num_threads(2)
-options = {"adapt": adapt, "profile": profile, "interval": 1} if adapt != "off" else {"profile": None}
+options = {"adapt": adapt, "profile": profile, "update_every": 1} if adapt != "off" else {"profile": None}
 model = omnidraft.load("zoo:target-a", "zoo:drafter", dtype=dtype, draft_length=4, **options)
 def answer():
     return model.generate("def mean(values):", max_new_tokens=8, temperature=0).token_ids

@@ -83,7 +83,7 @@ def test_what_is_learned_is_saved_drafted_with_and_learned_on(
 
 
 def test_learning_helps(target: Path, drafter: Path) -> None:
-    settings: dict[str, Any] = {**FAST, "interval": 1, "learning_rate": 2e-2}
+    settings: dict[str, Any] = {**FAST, "update_every": 1, "learning_rate": 2e-2}
     with omnidraft.load(target, drafter, adapt="inline", **settings) as model:
         accepted = [model.generate(PROMPTS[0], max_new_tokens=COUNT).stats.accepted for _ in range(12)]
         assert accepted[-1] > accepted[0] + 3
@@ -93,7 +93,7 @@ def test_learning_helps(target: Path, drafter: Path) -> None:
 
 @pytest.mark.parametrize("how", ["close", "with", "garbage"])
 def test_a_single_answer_teaches_at_the_end(target: Path, drafter: Path, how: str) -> None:
-    model = omnidraft.load(target, drafter, adapt="inline", interval=8, warn=pytest.fail)
+    model = omnidraft.load(target, drafter, adapt="inline", update_every=8, warn=pytest.fail)
     pristine = drafts(model)
     answers(model, 1)
     assert model.learned["updates"] == 0
@@ -129,7 +129,7 @@ def test_nothing_said_is_nothing_saved(target: Path, drafter: Path, home: Path) 
 
 
 def test_what_comes_after_the_end_is_not_learned_from(target: Path, drafter: Path, home: Path) -> None:
-    model = omnidraft.load(target, drafter, adapt="inline", **(FAST | {"interval": 1}), warn=pytest.fail)
+    model = omnidraft.load(target, drafter, adapt="inline", **(FAST | {"update_every": 1}), warn=pytest.fail)
     answers(model, 2)
     model.close()
     with pytest.raises(ConfigError, match="nothing is learned that could be saved"):
@@ -163,9 +163,9 @@ def test_a_process_that_closes_nothing_adds_what_it_learned(target: Path, drafte
 
 
 def test_no_profile_is_no_file(target: Path, drafter: Path, home: Path) -> None:
-    omnidraft.load(target, drafter, adapt="inline", interval=1).close()
+    omnidraft.load(target, drafter, adapt="inline", update_every=1).close()
     before = tree(home)
-    with omnidraft.load(target, drafter, adapt="inline", interval=1, profile=None, warn=pytest.fail) as model:
+    with omnidraft.load(target, drafter, adapt="inline", update_every=1, profile=None, warn=pytest.fail) as model:
         answers(model, 10)
         assert model.learned["updates"] == 9
         with pytest.raises(ConfigError, match="nothing is learned that could be saved"):
@@ -358,9 +358,9 @@ def test_the_shape_of_the_profile_is_used_and_not_contradicted(target: Path, dra
             with pytest.raises(ConfigError, match=words) as caught:
                 omnidraft.load(target, drafter, adapt=adapt, **wrong)
             assert "\n" not in str(caught.value)
-    with omnidraft.load(target, drafter, adapt="inline", adapter="lora", interval=3, warn=pytest.fail) as again:
+    with omnidraft.load(target, drafter, adapt="inline", adapter="lora", update_every=3, warn=pytest.fail) as again:
         learning = adaptive_of(again).learning
-        assert (learning.adapter, learning.rank, learning.interval) == ("lora", 3, 3)
+        assert (learning.adapter, learning.rank, learning.update_every) == ("lora", 3, 3)
         answers(again, 1)
     with omnidraft.load(target, drafter, adapt="inline", adapter="full", profile=None) as anew:
         assert anew.learned["answers"] == 0
@@ -394,7 +394,7 @@ def test_no_file_holds_what_was_said(
     monkeypatch.setenv("TMPDIR", str(temporary))
     texts: list[str] = []
     rows: list[list[int]] = []
-    with omnidraft.load(target, drafter, adapt="inline", **(FAST | {"interval": 1})) as model:
+    with omnidraft.load(target, drafter, adapt="inline", **(FAST | {"update_every": 1})) as model:
         adaptive = adaptive_of(model)
         for prompt in ("my secret été is 日本 10", *PROMPTS * 2):
             answer = model.generate(prompt, max_new_tokens=24, temperature=1.0)

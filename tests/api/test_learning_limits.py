@@ -44,7 +44,7 @@ def test_a_profile_is_found_again_in_another_precision(tmp_path: Path, home: Pat
 
 def test_learning_that_fails_costs_no_reply(target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    model = omnidraft.load(target, drafter, adapt="inline", profile=None, **(FAST | {"interval": 1}), warn=said.append)
+    model = omnidraft.load(target, drafter, adapt="inline", profile=None, **(FAST | {"update_every": 1}), warn=said.append)
     wanted = [answer.token_ids for answer in answers(omnidraft.load(target, drafter, profile=None), 3)]
 
     def fail(*_: object) -> bool:
@@ -59,7 +59,7 @@ def test_learning_that_fails_costs_no_reply(target: Path, drafter: Path, monkeyp
 
 @pytest.mark.parametrize(("loaded_inside", "step"), [(True, "auto"), (False, "auto"), (False, "transformers")])
 def test_learning_goes_on_in_inference_mode(target: Path, drafter: Path, *, loaded_inside: bool, step: str) -> None:
-    learning = FAST | {"interval": 1, "drafter_step": step}
+    learning = FAST | {"update_every": 1, "drafter_step": step}
     options: dict[str, Any] = {"adapt": "inline", "profile": None, "warn": pytest.fail, **learning}
     with torch.inference_mode(mode=loaded_inside):
         model = omnidraft.load(target, drafter, **options)

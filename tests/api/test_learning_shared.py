@@ -78,8 +78,8 @@ def test_what_one_target_learned_waits_for_the_others_text(
     target: Path, drafter: Path, other_target: Path, step: str, act: str
 ) -> None:
     """Weights that came in the middle would meet keys and values of others."""
-    a = omnidraft.load(target, drafter, adapt="inline", drafter_step=step, **(FAST | {"interval": 4}))
-    with omnidraft.load(other_target, a, adapt="inline", **(FAST | {"interval": 1, "learning_rate": 2e-2})) as b:
+    a = omnidraft.load(target, drafter, adapt="inline", drafter_step=step, **(FAST | {"update_every": 4}))
+    with omnidraft.load(other_target, a, adapt="inline", **(FAST | {"update_every": 1, "learning_rate": 2e-2})) as b:
         for _ in range(12):
             b.generate(PROMPTS[0], max_new_tokens=COUNT)
     expected = b.generate(PROMPTS[0], max_new_tokens=COUNT)
@@ -148,7 +148,7 @@ def test_a_refused_profile_in_use_is_done_without(target: Path, drafter: Path, h
     with claimed(file, home):
         for adapt in ("off", "inline"):
             said: list[str] = []
-            with omnidraft.load(target, drafter, adapt=adapt, interval=1, warn=said.append) as model:
+            with omnidraft.load(target, drafter, adapt=adapt, update_every=1, warn=said.append) as model:
                 assert answers(model, 2)[1].token_ids == alone(model, PROMPTS[1])
             assert len(said) == 1
             assert ("cannot be renamed" if adapt == "inline" else "continuing without a profile") in said[0]
@@ -162,7 +162,7 @@ def test_a_full_disk_is_one_warning(target: Path, drafter: Path, home: Path, mon
     with omnidraft.load(target, drafter, adapt="inline", **FAST) as first:
         answers(first, 2)
     before, said = tree(home), list[str]()
-    model = omnidraft.load(target, drafter, adapt="inline", **(FAST | {"interval": 1}), warn=said.append)
+    model = omnidraft.load(target, drafter, adapt="inline", **(FAST | {"update_every": 1}), warn=said.append)
     install(RefusingDisk(1, errno.ENOSPC), monkeypatch)
     for answer, prompt in zip(answers(model, 10), PROMPTS * 2, strict=True):
         assert answer.token_ids == alone(model, prompt)
@@ -212,7 +212,7 @@ def test_what_a_full_disk_refused_is_saved_once_there_is_room(
     target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     said: list[str] = []
-    model = omnidraft.load(target, drafter, adapt="inline", **(FAST | {"interval": 1}), warn=said.append)
+    model = omnidraft.load(target, drafter, adapt="inline", **(FAST | {"update_every": 1}), warn=said.append)
     install(RefusingDisk(1, errno.ENOSPC), monkeypatch)
     answers(model, 8 + 1)  # one is held out
     adaptive_of(model).wait()
@@ -229,7 +229,7 @@ def test_a_place_that_cannot_be_written(target: Path, drafter: Path, home: Path,
     home.mkdir()
     (home / "profiles").write_text("in the way", encoding="utf-8")
     said: list[str] = []
-    with omnidraft.load(target, drafter, adapt="inline", interval=1, warn=said.append) as model:
+    with omnidraft.load(target, drafter, adapt="inline", update_every=1, warn=said.append) as model:
         assert answers(model, 1)[0].token_ids == alone(model, PROMPTS[0])
     assert len(said) == 1
     assert "what is learned here is not saved" in said[0]
@@ -244,7 +244,7 @@ def test_without_a_home_nothing_is_kept(target: Path, drafter: Path, monkeypatch
     monkeypatch.setattr("os.path.expanduser", lambda path: path)
     for adapt, count in (("off", 1), ("inline", 2)):
         said: list[str] = []
-        with omnidraft.load(target, drafter, adapt=adapt, interval=1, warn=said.append) as model:
+        with omnidraft.load(target, drafter, adapt=adapt, update_every=1, warn=said.append) as model:
             assert answers(model, 1)[0].token_ids == alone(model, PROMPTS[0])
         assert [line.split(":")[0] for line in said] == [
             "spelling tables are not stored",

@@ -128,7 +128,7 @@ def test_a_model_folder_with_a_long_name_has_a_profile(target: Path, drafter: Pa
     copied = tmp_path / ("m" * 205)
     shutil.copytree(target, copied)
     for answers in (1, 2):
-        with omnidraft.load(copied, drafter, adapt="inline", interval=1, warn=pytest.fail) as model:
+        with omnidraft.load(copied, drafter, adapt="inline", update_every=1, warn=pytest.fail) as model:
             model.generate("hello world", max_new_tokens=8)
         assert model.learned["answers"] == answers
     assert len(list(home.glob("profiles/*/*.safetensors"))) == 1
@@ -167,7 +167,7 @@ def test_weights_below_the_range_of_float16_keep_their_profile(
     model.save_pretrained(tiny)
     for answers, each in enumerate(("float32", dtype), 1):
         warnings: list[str] = []
-        with omnidraft.load(tiny, drafter, dtype=each, adapt="inline", interval=1, warn=warnings.append) as loaded:
+        with omnidraft.load(tiny, drafter, dtype=each, adapt="inline", update_every=1, warn=warnings.append) as loaded:
             loaded.generate("hello world", max_new_tokens=8)
         assert not any("profile" in warning for warning in warnings)
         assert loaded.learned["answers"] == answers

@@ -29,7 +29,7 @@ Hooks = list[Callable[[int], None]]
 
 def command(target: Path, drafter: Path, data: Path, *more: object) -> list[str]:
     models = ["--target", str(target), "--drafter", str(drafter)]
-    return ["adapt", *models, "--data", str(data), "--max-new-tokens", "8", "--set", "interval=2", *map(str, more)]
+    return ["adapt", *models, "--data", str(data), "--max-new-tokens", "8", "--set", "update_every=2", *map(str, more)]
 
 
 def jsonl(folder: Path, prompts: Sequence[str]) -> Path:
@@ -102,7 +102,7 @@ def test_a_file_that_cannot_be_used(tmp_path: Path, capsys: Captured, content: b
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (("--set", "intervall=1"), "unknown setting 'intervall': did you mean 'interval'?"),
+        (("--set", "intervall=1"), "unknown setting 'intervall': did you mean 'update_every'?"),
         (("--adapt", "inline"), "unknown argument '--adapt'"),
         (("--count", 0), "--count: '0' is no integer from 1"),
         (("--count", "many"), "--count: 'many' is no integer"),

@@ -135,13 +135,13 @@ def test_flags_reach_the_settings(
 
     monkeypatch.setattr("omnidraft.api.load", record)
     flags = ("--draft-length", 3, "--dtype", "float32", "--profile", "none", "--adapt", "inline")
-    more = ("mode=paper", "drafter_temperature=none", "ngram_bound=9", "interval=2")
+    more = ("mode=paper", "drafter_temperature=none", "ngram_bound=9", "update_every=2")
     arguments = (*flags, *(text for pair in more for text in ("--set", pair)))
     assert generate("hello", target, "--drafter", drafter, *arguments) == 1
     assert given.pop("models") == (str(target), str(drafter))
     assert given == {
         "draft_length": 3, "dtype": "float32", "device": "auto", "profile": None, "adapt": "inline",
-        "mode": "paper", "drafter_temperature": None, "ngram_bound": 9, "interval": 2,
+        "mode": "paper", "drafter_temperature": None, "ngram_bound": 9, "update_every": 2,
     }  # fmt: skip
     assert capsys.readouterr().err == "omnidraft: a warning\nomnidraft: error: two lines\n"
 

@@ -31,7 +31,7 @@ from support.learning import answered
 from support.models import random_model
 from support.table_models import PROMPT, TableModel, World, make_world
 
-LEARNING = Learning(interval=2, learning_rate=3e-3, replays=1)
+LEARNING = Learning(update_every=2, learning_rate=3e-3, replay_steps=1)
 
 
 # ---------------------------------------------------------------- the law, while weights change on every round

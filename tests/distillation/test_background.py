@@ -60,7 +60,7 @@ background.work()
 def learner_of(said: list[str]) -> tuple[BackgroundTrainer, NgramCache]:
     world = make_world("nested", 0)
     model = random_model("llama", world.table.drafter_size, 0).model
-    learning = Learning(interval=4, trains="drafter")
+    learning = Learning(update_every=4, train="drafter")
     return BackgroundTrainer(model, learning, world.table, warn=said.append), NgramCache(world.table, seed="vocabulary")
 
 

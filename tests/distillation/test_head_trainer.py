@@ -148,8 +148,8 @@ def test_a_batch_that_is_not_finite_is_left_out() -> None:
     assert same(before, trainer.state())
 
 
-def trained(trains: str) -> Trainer:
-    trainer = make_trainer(trains=trains)
+def trained(train: str) -> Trainer:
+    trainer = make_trainer(train=train)
     for seed in range(9):
         trainer.add(example_of(seed))
         if trainer.due:
@@ -166,7 +166,7 @@ def test_the_head_changes_nothing_for_the_drafter() -> None:
 
 
 def test_labels_are_made_anew_of_the_drafter_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = make_trainer(learning_rate=3e-2, interval=1)
+    trainer = make_trainer(learning_rate=3e-2, update_every=1)
     seen: list[torch.Tensor] = []
 
     def spy(logits: torch.Tensor, *rest: Any) -> torch.Tensor:
@@ -184,14 +184,14 @@ def test_labels_are_made_anew_of_the_drafter_as_it_is(monkeypatch: pytest.Monkey
 def test_without_an_output_layer_no_head_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_drafter()
     monkeypatch.setattr(type(model), "get_output_embeddings", lambda _: None)
-    trainer = make_trainer(model, interval=1)
+    trainer = make_trainer(model, update_every=1)
     trainer.add(example_of(0))
     assert trainer.update()
     assert parted(trainer.state())[1] == {}
 
 
-@pytest.mark.parametrize("trains", ["joint", "drafter"])
-def test_it_continues_from_an_earlier_state(trains: str) -> None:
-    first, second = trained("joint").state(), make_trainer(trains=trains)
+@pytest.mark.parametrize("train", ["joint", "drafter"])
+def test_it_continues_from_an_earlier_state(train: str) -> None:
+    first, second = trained("joint").state(), make_trainer(train=train)
     second.load_state(first)
     assert same(second.state(), first), "kept where none is trained, too"

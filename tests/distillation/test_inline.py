@@ -26,7 +26,7 @@ class Setting:
         self.said: list[str] = []
         self._world = make_world("nested", 0)
         self._cache = NgramCache(self._world.table, seed="vocabulary")
-        learning = Learning(**({"interval": 2, "replays": 0} | options))
+        learning = Learning(**({"update_every": 2, "replay_steps": 0} | options))
         model = random_model("llama", self._world.table.drafter_size, 0).model
         self.learner = InlineTrainer(Trainer(model, learning), warn=self.said.append)
 
@@ -50,7 +50,7 @@ def test_updates_are_made_where_they_are_due_and_in_a_flush() -> None:
 
 
 def test_waiting_for_memory_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    setting = Setting(trains="drafter")
+    setting = Setting(train="drafter")
     monkeypatch.setattr(trainer_module, "SPARE_BYTES", 2**62)
     for _ in range(6):
         assert setting.reply() == 0

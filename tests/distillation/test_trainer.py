@@ -172,12 +172,12 @@ def test_lora_is_refused_for_a_model_that_it_would_not_fit() -> None:
 
 def test_an_update_learns_from_the_latest_answers_and_from_earlier_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer, "BATCH", 2)
-    made = make_trainer(interval=4, replays=2)
+    made = make_trainer(update_every=4, replay_steps=2)
     for seed in range(9):
         assert made.due == (seed >= 4)
         made.add(example_of(seed))
     assert made.update()
-    assert made.counters.steps == 2 * (1 + 2), "four of nine answers, two at a time, each with two replays"
+    assert made.counters.steps == 2 * (1 + 2), "four of nine answers, two at a time, each with two replay_steps"
     assert not made.due
 
 
@@ -188,7 +188,7 @@ def test_an_update_learns_from_the_latest_answers_and_from_earlier_ones(monkeypa
 def test_what_is_not_finite_leaves_everything_as_it_was(fault: str) -> None:
     model, factor = small_drafter(), [torch.inf if fault == "gradient" else 1.0]
     model.get_output_embeddings().register_full_backward_hook(lambda *_: (_[1][0] * factor[0],))
-    made = make_trainer(model, trains="drafter", interval=2)
+    made = make_trainer(model, train="drafter", update_every=2)
     before, bad = made.state(), example_of(3)
     if fault == "loss":
         bad.teacher.probs[0] = torch.nan
@@ -213,7 +213,7 @@ def test_an_update_that_makes_held_out_answers_unlikelier_is_rolled_back(
     adapter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replay_buffer, "HOLD_OUT_EVERY", 2)
-    made, without = (make_trainer(adapter=adapter, learning_rate=3e-2, trains="drafter") for _ in range(2))
+    made, without = (make_trainer(adapter=adapter, learning_rate=3e-2, train="drafter") for _ in range(2))
     assert any(teach(made, 64))
     before, counters = made.state(), made.counters
     assert not harmful(made)
@@ -231,7 +231,7 @@ def test_weights_that_do_worse_than_the_base_go_half_way_back_to_it(
 ) -> None:
     model = small_drafter()
     base = dict(model.named_parameters())
-    made = make_trainer(model, adapter=adapter, rank=4, learning_rate=3e-2, trains="drafter")
+    made = make_trainer(model, adapter=adapter, rank=4, learning_rate=3e-2, train="drafter")
     noise = torch.Generator().manual_seed(0)
     made.load_state({name: w + 0.5 * torch.randn(w.shape, generator=noise) for name, w in made.state().items()})
     before, rate = merged(base, made.state()), made.learning_rate
@@ -259,7 +259,7 @@ def test_weights_that_do_better_than_the_base_stay(monkeypatch: pytest.MonkeyPat
 def test_answers_are_compared_before_they_are_learned_from(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights that only know by heart what they were taught do no better than the base."""
     monkeypatch.setattr(trainer, "ROLLBACK_MARGIN", 1e6)
-    made = make_trainer(learning_rate=3e-2, trains="drafter", replays=8)
+    made = make_trainer(learning_rate=3e-2, train="drafter", replay_steps=8)
     for shift in (10, 3, 17, 24):  # each of which contradicts the one before
         for seed in range(4):
             made.add(example_of(seed, shift=shift))
@@ -276,7 +276,7 @@ def test_a_learning_rate_that_does_harm_is_halved_until_it_does_not(monkeypatch:
 
 def test_a_halved_rate_comes_back_where_updates_help(monkeypatch: pytest.MonkeyPatch) -> None:
     made, losses = (
-        make_trainer(learning_rate=1e-3, trains="drafter"),
+        make_trainer(learning_rate=1e-3, train="drafter"),
         iter([1, 2, 1, 2, 1, 0.9, 0.9, 0.9, 0.9, 0.8, 0.8, 0.7]),
     )
     monkeypatch.setattr(Trainer, "_loss_of", lambda *_: next(losses))
@@ -327,7 +327,7 @@ def test_held_out_answers_are_not_learned_from(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_example_without_positions_is_left_out() -> None:
-    made = make_trainer(interval=1)
+    made = make_trainer(update_every=1)
     made.add(TrainingExample(torch.arange(3, dtype=torch.int32), 0, certain([], [])))
     assert made.counters.answers == 0
     assert not made.due
@@ -339,7 +339,7 @@ def test_gradients_are_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
     moved = []
     for norm in (1.0, 1e-10):
         monkeypatch.setattr(trainer, "MAX_GRADIENT_NORM", norm)
-        made = make_trainer(trains="drafter")
+        made = make_trainer(train="drafter")
         before = made.state()
         teach(made, 4)
         moved.append(max(float((weight - before[name]).abs().max()) for name, weight in made.state().items()))
@@ -354,7 +354,7 @@ def test_an_interrupted_update_is_as_if_it_had_not_begun() -> None:
         if left[0] == 0:
             raise KeyboardInterrupt
 
-    made = make_trainer(trains="drafter", yields=interrupt)
+    made = make_trainer(train="drafter", yields=interrupt)
     before = made.state()
     with pytest.raises(KeyboardInterrupt):
         teach(made, 4)
@@ -367,10 +367,10 @@ def test_an_interrupted_update_is_as_if_it_had_not_begun() -> None:
 @pytest.mark.parametrize("made_inside", [True, False])
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_it_learns_in_inference_mode(adapter: str, *, made_inside: bool) -> None:
-    wanted = make_trainer(adapter=adapter, trains="joint")
+    wanted = make_trainer(adapter=adapter, train="joint")
     model = small_drafter()
     with torch.inference_mode(mode=made_inside):
-        made = make_trainer(model, adapter=adapter, trains="joint")
+        made = make_trainer(model, adapter=adapter, train="joint")
     with torch.inference_mode():
         made.load_state(made.state())
         assert teach(made, 8) == teach(wanted, 8) == [True, True]
@@ -398,7 +398,7 @@ def test_it_waits_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_update_needs_memory_for_more_than_logits(adapter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_drafter()
     whole = 4 * sum(parameter.numel() for parameter in model.parameters())
-    made = make_trainer(model, adapter=adapter, rank=4, trains="drafter")
+    made = make_trainer(model, adapter=adapter, rank=4, train="drafter")
     trained = 4 * sum(weight.numel() for weight in made.state().values())
     logits = 16 * 4 * (12 - PROMPT) * SIZE  # of four answers in a pass
     for free, updates in ((logits, 0), (5 * trained + logits, 0), (5 * trained + whole + logits + 1, 1)):
@@ -416,7 +416,7 @@ def test_a_copy_that_does_not_fit_into_memory_is_refused(monkeypatch: pytest.Mon
 def test_what_it_keeps_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     size = example_of(0).nbytes
     monkeypatch.setattr(replay_buffer, "REPLAY_BYTES", 6 * size)
-    buffer, made = ReplayBuffer(0), make_trainer(interval=16)
+    buffer, made = ReplayBuffer(0), make_trainer(update_every=16)
     for seed in range(20):
         buffer.add(example_of(seed))
         made.add(example_of(seed))

@@ -164,7 +164,7 @@ def test_where_no_head_is_trained_an_earlier_one_is_kept(target: Path, drafter: 
     with omnidraft.load(target, drafter, dtype="float32", adapt="inline", **FAST) as model:
         answers(model, 5)
     assert len(saved(home)) == 1
-    with omnidraft.load(target, drafter, dtype="float32", adapt="inline", trains="drafter", **FAST) as model:
+    with omnidraft.load(target, drafter, dtype="float32", adapt="inline", train="drafter", **FAST) as model:
         before = dict(adaptive_of(model).adaptation.state)
         answers(model, 5)
         assert model.learned["updates"] > 0

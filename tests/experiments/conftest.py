@@ -26,9 +26,9 @@ code = { train = 3, test = 2 }
 train = 3
 test = 1
 [learning]
-interval = 2
+update_every = 2
 learning_rate = 3e-3
-replays = 1
+replay_steps = 1
 """
 
 

@@ -117,7 +117,7 @@ def test_inactive_ngrams_teach_the_hybrid_loss_nothing() -> None:
 
 def test_it_learns_by_the_hybrid_loss() -> None:
     world, cache, laws = nested()
-    model, learning = small_drafter(), Learning(interval=1, learning_rate=1e-2, replays=0, trains="drafter")
+    model, learning = small_drafter(), Learning(update_every=1, learning_rate=1e-2, replay_steps=0, train="drafter")
     made = trainer_for(model, learning, world.table, 0, "drafter", HYBRID)
     answer, losses = trace([1, 4], [[0, 1], [1]], laws), []
     loss, shared = made.loss, torch.zeros(40, dtype=torch.bool)
@@ -136,7 +136,7 @@ def test_it_learns_by_the_hybrid_loss() -> None:
 
 
 def trained(how: str) -> Trainer:
-    learning = Learning(interval=4, learning_rate=1e-2, replays=0)
+    learning = Learning(update_every=4, learning_rate=1e-2, replay_steps=0)
     made = trainer_for(small_drafter(), learning, nested()[0].table, 0, how, None)
     for seed in range(9):
         made.add(example_of(seed))
@@ -171,7 +171,7 @@ def test_the_head_learns_from_the_latest_answer_and_an_earlier_one() -> None:
             seen.append(len(examples))
             return super().batch(examples)
 
-    made = Noted(small_drafter(), Learning(interval=100), head_alone=False)
+    made = Noted(small_drafter(), Learning(update_every=100), head_alone=False)
     for seed in range(3):
         made.add(example_of(seed))
     assert seen == [1, 2, 2]

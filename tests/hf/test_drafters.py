@@ -105,7 +105,7 @@ def test_a_drafter_that_learns_elsewhere_is_shared(
 ) -> None:
     """What it learned for its own target stays that target's, and neither changes what the other says."""
     with omnidraft.load(
-        target, drafter, **OPTIONS, adapt="inline", interval=1, learning_rate=0.1, profile=tmp_path / "profile"
+        target, drafter, **OPTIONS, adapt="inline", update_every=1, learning_rate=0.1, profile=tmp_path / "profile"
     ) as learner:
         expected = alone(model)
         assert torch.equal(helped(model, learner), expected)

@@ -20,7 +20,7 @@ WRONG: list[tuple[Any, str]] = [
     (lambda: Drafting(draft_length="long"), "draft_length"),
     (lambda: Drafting(threshold=0.5), "threshold"),
     (lambda: Drafting(reuse_answers="all"), "reuse_answers"),
-    (lambda: Learning(trains="head"), "trains"),
+    (lambda: Learning(train="head"), "train"),
     (lambda: settings_of(Sampling, {"temprature": 1}), "temprature"),
     (lambda: stop_strings(5), "stop"),
     (lambda: stop_strings([""]), "stop"),

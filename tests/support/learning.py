@@ -66,7 +66,7 @@ def example_of(seed: int, length: int = 12, *, shift: int = 3) -> TrainingExampl
 def make_trainer(
     model: PreTrainedModel | None = None, *, seed: int = 0, yields: Callable[[], object] = lambda: None, **options: Any
 ) -> Trainer:
-    learning = Learning(**({"interval": 4, "learning_rate": 1e-2, "replays": 0} | options))
+    learning = Learning(**({"update_every": 4, "learning_rate": 1e-2, "replay_steps": 0} | options))
     return Trainer(model or small_drafter(), learning, seed, yields=yields)
 
 
@@ -101,7 +101,7 @@ def loss_under(
 PROMPTS = ("hello world", "the world was hello", "def ing 10 the", "don't hello the été", "10 worlds, 10 hellos")
 COUNT = 16
 # drafts of a length, so that a drafter of random weights drafts at all
-FAST: dict[str, Any] = {"draft_length": 4, "interval": 2, "learning_rate": 1e-2}
+FAST: dict[str, Any] = {"draft_length": 4, "update_every": 2, "learning_rate": 1e-2}
 
 
 class NoText:

@@ -90,7 +90,7 @@ class Trainer:
         self._optimizer = torch.optim.AdamW(self._parameters, lr=learning.learning_rate, weight_decay=0.0, fused=fused)
         self._bfloat16 = has_bfloat16(model.device)
         self.examples = ReplayBuffer(seed)
-        self._wait = min(learning.interval, FIRST)  # new answers until the next update
+        self._wait = min(learning.update_every, FIRST)  # new answers until the next update
         # losses of the latest answers under the weights that had not learned from them, and under the base
         self._compared: deque[tuple[float, float]] = deque(maxlen=COMPARED)
         size = hidden_size(model)
@@ -132,7 +132,7 @@ class Trainer:
         does better on the latest answers, none of them learned from by then, the learned weights go half-way back to it
         first, and the rate is halved.  A batch whose loss or gradient is not finite is left out.
         """
-        new, interval = self.examples.new, self.learning.interval
+        new, interval = self.examples.new, self.learning.update_every
         latest = new[-interval:]
         if not new:
             return False
@@ -162,7 +162,7 @@ class Trainer:
         self._changed = True
         if after < before:
             self._scale_rate(2.0)
-        self._wait = interval if after < before else min(2 * self._wait, MAX_WAIT * interval)
+        self._wait = interval if after < before else min(2 * self._wait, MAX_WAIT * update_every)
         if held_out is not None:
             self.counters = replace(self.counters, held_out_loss=after)
         return True
@@ -191,7 +191,7 @@ class Trainer:
         """Take steps on new examples, each followed by steps on earlier ones."""
         for start in range(0, len(new), BATCH):
             self._step(new[start : start + BATCH])
-            for _ in range(self.learning.replays):
+            for _ in range(self.learning.replay_steps):
                 self._step(self.examples.sample(BATCH))
 
     def _step(self, examples: Sequence[TrainingExample]) -> None:
@@ -207,7 +207,7 @@ class Trainer:
                     self.count(dropped=1)
                     return
                 loss.backward()
-                if self.learning.trains == "joint":
+                if self.learning.train == "joint":
                     self.train_head(batch, logits, hidden)
         self._yields()
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, MAX_GRADIENT_NORM)
