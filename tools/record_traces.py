@@ -41,7 +41,7 @@ def trace(target: str, reuse_answers: str = "request") -> dict[str, Any]:
         dtype="float32",
         profile=None,
         draft_length=DRAFT_LENGTH,
-        drafter_step="transformers",
+        drafter_backend="transformers",
         reuse_answers=reuse_answers,
     )
     answers = []

@@ -125,7 +125,7 @@ class OmniDraft:
         return {} if self.adaptive is None else self.adaptive.counters
 
     @property
-    def drafter_step(self) -> str | None:
+    def drafter_backend(self) -> str | None:
         """Description of the drafter's forward pass; None without a drafter."""
         if self.drafter is None or self.engine.attached is None:
             return None
@@ -312,7 +312,7 @@ def load(
     else:
         name = drafter_for(target, warn) if drafter == AUTO else drafter
         helper = load_model(zoo.resolve(name), "auto" if dtype == "int8" else dtype, device, warn)
-        shared = SharedDrafter(helper.lm, native_step=settings.drafter_step == "auto")
+        shared = SharedDrafter(helper.lm, native_step=settings.drafter_backend == "auto")
     use = LearningOptions(adapt=adapt, learning=learning, profile=profile, warn=warn)
     adaptive = attach(loaded, vocab, helper, shared, settings, use)
     engine = Engine(loaded.lm, vocab.eos, adaptive.attached, settings, keeps=loaded.lm.rows_independent)
@@ -356,8 +356,8 @@ def _shared(drafter: OmniDraft, options: Mapping[str, Any]) -> tuple[LoadedModel
     """The drafter of another OmniDraft; raises ConfigError where there is none, or it is asked to be another."""
     if drafter.adaptive is None:
         raise ConfigError("the OmniDraft given has no drafter to share: load one with it")
-    if "drafter_step" in options:
-        raise ConfigError("drafter_step is that of the drafter that is shared: leave it out, or load the drafter anew")
+    if "drafter_backend" in options:
+        raise ConfigError("drafter_backend is that of the drafter that is shared: leave it out, or load the drafter anew")
     return drafter.adaptive.loaded, drafter.adaptive.shared
 
 

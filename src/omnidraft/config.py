@@ -229,7 +229,7 @@ class Drafting(Settings):
         None, "maximum number of active n-grams", low=1, none="no bound", fix="leave it out for no bound"
     )
     ngram_eviction: str = one_of("lfu", "eviction beyond the bound", "lfu", "lru")
-    drafter_step: str = one_of(
+    drafter_backend: str = one_of(
         "auto", "forward pass of the drafter, auto being the 8-bit one on CPUs that have it", "auto", "transformers"
     )
 

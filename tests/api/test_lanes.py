@@ -166,7 +166,7 @@ def test_another_request_ends_the_one_on_its_lane_alone(model: OmniDraft) -> Non
 
 @pytest.mark.parametrize("step", ["auto", "transformers"])
 def test_memory_is_counted_and_given_back(target: Path, drafter: Path, step: str) -> None:
-    model = omnidraft.load(target, drafter, profile=None, draft_length=4, drafter_step=step)
+    model = omnidraft.load(target, drafter, profile=None, draft_length=4, drafter_backend=step)
     lane, beside = model.lanes(2)
     assert (lane.nbytes, beside.nbytes) == (0, 0)
     stream = lane.stream(PROMPTS[0], max_new_tokens=4)
@@ -219,7 +219,7 @@ def test_nothing_stays_of_a_round_that_fails(model: OmniDraft) -> None:
 
 @pytest.mark.parametrize("step", ["auto", "transformers"])
 def test_learned_weights_reach_a_lane_in_the_middle_of_an_answer(target: Path, drafter: Path, step: str) -> None:
-    model = omnidraft.load(target, drafter, adapt="inline", drafter_step=step, **FAST, warn=pytest.fail)
+    model = omnidraft.load(target, drafter, adapt="inline", drafter_backend=step, **FAST, warn=pytest.fail)
     slow, quick = model.lanes(2)
     stream = slow.stream(PROMPTS[0], max_new_tokens=60)
     for _ in range(4):
@@ -243,7 +243,7 @@ def test_learned_weights_reach_a_lane_in_the_middle_of_an_answer(target: Path, d
 
 @pytest.mark.parametrize("step", ["auto", "transformers"])
 def test_two_targets_share_a_drafter_in_lanes(target: Path, drafter: Path, other_target: Path, step: str) -> None:
-    a = omnidraft.load(target, drafter, adapt="inline", drafter_step=step, **FAST, warn=pytest.fail)
+    a = omnidraft.load(target, drafter, adapt="inline", drafter_backend=step, **FAST, warn=pytest.fail)
     b = omnidraft.load(other_target, a, adapt="inline", **FAST, warn=pytest.fail)
     lanes = [*a.lanes(2), *b.lanes(2)]
     for turn in range(3):

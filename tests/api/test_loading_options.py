@@ -110,7 +110,7 @@ def test_a_model_in_memory_is_refused_in_a_line(model: OmniDraft, target: Path) 
 
 
 def test_a_drafter_of_nan_is_blamed_itself(target: Path, drafter: Path) -> None:
-    model = omnidraft.load(target, drafter, profile=None, draft_length=4, drafter_step="transformers")
+    model = omnidraft.load(target, drafter, profile=None, draft_length=4, drafter_backend="transformers")
     assert model.drafter is not None
     with torch.no_grad():
         next(iter(model.drafter.lm.model.parameters())).fill_(torch.nan)

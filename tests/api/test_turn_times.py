@@ -73,7 +73,7 @@ def test_an_answer_goes_on_beside_long_prompts(
     target: Path, drafter: Path, dtype: str, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of targets and drafters of either kind; two long prompts are read, and what they are answered is theirs."""
-    model = load(target, drafter, dtype, draft_length=2, drafter_step=step, reuse_answers="nothing")
+    model = load(target, drafter, dtype, draft_length=2, drafter_backend=step, reuse_answers="nothing")
     expected = model.generate(LONG, max_new_tokens=MORE).token_ids
     clock = Clock(monkeypatch, by_length)
     running, *reading = (

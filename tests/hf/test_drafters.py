@@ -80,7 +80,7 @@ def test_drafters_of_every_kind(model: PreTrainedModel, target: Path, drafter: P
     shared = omnidraft.load(target, drafter, **OPTIONS)
     for helper, options in (
         (drafter, {}),
-        (str(drafter), {"omnidraft_options": OPTIONS | {"drafter_step": "transformers"}}),
+        (str(drafter), {"omnidraft_options": OPTIONS | {"drafter_backend": "transformers"}}),
         ("zoo:drafter", {}),
         (load(drafter), {}),
         (nameless, {"omnidraft_drafter_tokenizer": tokenizer}),

@@ -92,8 +92,8 @@ def test_models_that_cannot_be_drafted_for_are_refused(model: PreTrainedModel, t
         helped(model, model)
     with pytest.raises(ConfigError, match="no drafter to share"):
         helped(model, omnidraft.load(target, None))
-    with pytest.raises(ConfigError, match="drafter_step is that of the drafter"):
-        helped(model, omnidraft.load(target, drafter), omnidraft_options={"drafter_step": "transformers"})
+    with pytest.raises(ConfigError, match="drafter_backend is that of the drafter"):
+        helped(model, omnidraft.load(target, drafter), omnidraft_options={"drafter_backend": "transformers"})
     training: Any = load(target)
     training.train()
     with pytest.raises(ConfigError, match=r"call model.eval\(\)"):

@@ -464,7 +464,7 @@ def test_without_a_compiler_transformers_does_it() -> None:
     target, drafter = (zoo.path(name) for name in ("target-a", "drafter"))
     assert native_of(source_of()) is None
     model = omnidraft.load(target, drafter, dtype="float32", profile=None)
-    assert "C compiler" in str(model.drafter_step)
+    assert "C compiler" in str(model.drafter_backend)
     assert model.generate("def mean(values):", max_new_tokens=4).token_ids
     with pytest.raises(ModelError) as error:
         omnidraft.load(target, drafter, dtype="int8")

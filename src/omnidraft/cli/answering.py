@@ -61,7 +61,7 @@ def described(model: OmniDraft) -> dict[str, dict[str, str | None]]:
             "dtype": m.lm.precision,
             "dtype_reason": m.dtype_reason,
             "device": str(m.lm.device),
-            "step": model.drafter_step if role == "drafter" else None,
+            "step": model.drafter_backend if role == "drafter" else None,
         }
         for role, m in loaded.items()
         if m is not None

@@ -118,7 +118,7 @@ def _setting(
     return {
         "target": model.target.name,
         "drafter": model.drafter and model.drafter.name,
-        "drafter_step": model.drafter_step,
+        "drafter_backend": model.drafter_backend,
         **{name: getattr(options, name) for name in names},
         "dtype": model.target.lm.precision,
         **environment.machine(model.target.lm.device),

@@ -65,7 +65,7 @@ def make_ready(
 ) -> Ready:
     """Attach a drafter, or find it attached by an earlier call; raises ConfigError, and ModelError for a model."""
     what, load = _source(target, drafter, drafter_tokenizer, drafting)
-    source = (what, drafter_tokenizer, drafting.drafter_step)
+    source = (what, drafter_tokenizer, drafting.drafter_backend)
     key = (source, tokenizer, drafting)
     kept = ready_drafters(target.model)
     ready = kept.pop(key, None)
@@ -97,7 +97,7 @@ def _source(
     """The identity of a drafter, and a function that loads it; raises ConfigError for anything else."""
     if drafter is target.model:
         raise ConfigError("omnidraft_drafter is the model itself: give a smaller one")
-    native_step = drafting.drafter_step == "auto"
+    native_step = drafting.drafter_backend == "auto"
     if isinstance(drafter, PreTrainedModel):
         return drafter, lambda: _shared(_given(drafter, tokenizer), native_step)
     if tokenizer is not None:
@@ -110,7 +110,7 @@ def _source(
         if adaptive is None:
             raise ConfigError("the OmniDraft given has no drafter to share: load one with it")
         if not native_step:
-            raise ConfigError("drafter_step is that of the drafter that is shared: leave it out, or give its folder")
+            raise ConfigError("drafter_backend is that of the drafter that is shared: leave it out, or give its folder")
         return adaptive.shared, lambda: (adaptive.loaded, adaptive.shared)
     given = "missing" if drafter is None else f"of type {type(drafter).__name__}"
     raise ConfigError(f"omnidraft_drafter is {given}: give {KINDS}")

@@ -205,7 +205,7 @@ def _load(
     try:
         return load(target, drafter, warn=warn, **options), None
     except ModelError as error:
-        own = {"adapt", "profile", "drafter_step", *names(Learning)}
+        own = {"adapt", "profile", "drafter_backend", *names(Learning)}
         rest = {name: value for name, value in options.items() if name not in own}
         if drafter is None or rest.get("reuse_answers") == "profile":
             raise

@@ -36,7 +36,7 @@ def load_pair(
     vocab = read_vocab(known.tokenizer, lm.vocab_size, lm.eos)
     name = drafter_for(target, warn) if drafter == AUTO else drafter
     loaded = load_model(zoo.resolve(name), "auto", device, warn)
-    shared = SharedDrafter(loaded.lm, native_step=drafting.drafter_step == "auto")
+    shared = SharedDrafter(loaded.lm, native_step=drafting.drafter_backend == "auto")
     attached = attach_drafter(known, vocab, loaded, drafting, warn, shared)
     return RemotePair(attached=attached, shared=shared, vocab=vocab)
 
