@@ -36,10 +36,10 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_flags_reach_the_server(begun: dict[str, Any]) -> None:
     server = ("--port", "0", "--lanes", "2", "--api-key", "123", "--api-key", "ab", *ORIGINS)
     models = ("--target", "b", "--drafter", "none", "--dtype", "float32", "--draft-length", "4")
-    more = ("--adapt", "background", "--log-prompts", "--set", "save_s=5", "--set", "update_every=2")
+    more = ("--adapt", "background", "--log-prompts", "--set", "save_every_s=5", "--set", "update_every=2")
     assert main([*TARGET, *server, *models, *more]) == 0
     assert begun.pop("settings") == Serving(
-        port=0, lanes=2, api_key=("123", "ab"), cors_origin=("http://a", "https://b:1"), allowed_host=("box",), save_s=5
+        port=0, lanes=2, api_key=("123", "ab"), cors_origin=("http://a", "https://b:1"), allowed_host=("box",), save_every_s=5
     )
     begun.pop("say")
     assert begun == {

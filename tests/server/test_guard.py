@@ -28,7 +28,7 @@ ORIGIN = "http://friend.example:3000"
 
 @pytest.fixture(scope="module")
 def guarded(target: Path, drafter: Path) -> Iterator[At]:
-    with serving([target], drafter, api_key=(KEY, OTHER), cors_origin=(ORIGIN,), max_body_mb=0.01, body_s=1.0) as at:
+    with serving([target], drafter, api_key=(KEY, OTHER), cors_origin=(ORIGIN,), max_body_mb=0.01, body_timeout_s=1.0) as at:
         yield at
 
 
@@ -180,7 +180,7 @@ def test_connections_that_say_little_keep_no_other_out(
 
 @pytest.mark.parametrize("said", [b"", HEAD, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET"])
 def test_connections_that_say_little_are_ended_in_time(chat: Path, said: bytes) -> None:
-    with serving([chat], None, {"draft_length": 0}, body_s=0.5) as at, connected(at, 3, said) as silent:
+    with serving([chat], None, {"draft_length": 0}, body_timeout_s=0.5) as at, connected(at, 3, said) as silent:
         for one in silent:
             answer = b"".join(iter(partial(one.recv, 4096), b""))  # until the server ends it
             assert answer.startswith(b"HTTP/1.1 200") == said.startswith(b"GET")

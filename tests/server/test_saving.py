@@ -47,7 +47,7 @@ def complete(at: At, **body: Any) -> httpx.Response:
 
 def test_what_is_learned_is_saved_while_requests_come(target: Path, drafter: Path, tmp_path: Path) -> None:
     profile = tmp_path / "profile"
-    with serving([target], drafter, LEARNS | {"profile": profile}, save_s=0.1) as at:
+    with serving([target], drafter, LEARNS | {"profile": profile}, save_every_s=0.1) as at:
         expected = complete(at).json()["choices"]
         until(lambda: at.figures()["learned"].get("updates"))
         until(profile.exists)
@@ -72,7 +72,7 @@ def test_a_full_disk_ends_no_answer(
     target: Path, drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     profile = tmp_path / "profile"
-    with serving([target], drafter, LEARNS | {"profile": profile}, save_s=0.1) as at:
+    with serving([target], drafter, LEARNS | {"profile": profile}, save_every_s=0.1) as at:
         faulty_disk.install(faulty_disk.RefusingDisk(0, errno.ENOSPC), monkeypatch)
         expected = complete(at).json()["choices"]
         until(lambda: at.counter("omnidraft_warnings_total"))
@@ -85,7 +85,7 @@ def test_a_full_disk_ends_no_answer(
 
 
 def test_targets_share_one_drafter_and_have_a_profile_each(target: Path, chat: Path, drafter: Path, home: Path) -> None:
-    with serving([target, chat], drafter, LEARNS | {"profile": "auto"}, save_s=0.1) as at:
+    with serving([target, chat], drafter, LEARNS | {"profile": "auto"}, save_every_s=0.1) as at:
         for name in ("target", "chat", "target"):
             assert complete(at, model=name).status_code == 200
         until(lambda: len({at.figures(place)["profile"] for place in (0, 1)} - {None}) == 2)
@@ -148,10 +148,10 @@ TransformersModel.chunk, TransformersModel.read = 4, slow
 class Process:
     """`omnidraft serve` with a drafter that learns."""
 
-    def __init__(self, target: Path, drafter: Path, home: Path, save_s: float, code: str, *more: str) -> None:
+    def __init__(self, target: Path, drafter: Path, home: Path, save_every_s: float, code: str, *more: str) -> None:
         command = [sys.executable, "-c", code, "serve", "--target", str(target), "--drafter", str(drafter)]
         command += ["--port", "0", "--adapt", "background", "--draft-length", "4", "--threads", "1"]
-        command += ["--set", "update_every=1", "--set", f"save_s={save_s}", "--set", "train=drafter", *more]
+        command += ["--set", "update_every=1", "--set", f"save_every_s={save_every_s}", "--set", "train=drafter", *more]
         environment = os.environ | {"OMNIDRAFT_HOME": str(with_native(home))}
         self.process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, encoding="utf-8")
         assert self.process.stderr is not None
@@ -176,9 +176,9 @@ class Process:
 
 @contextmanager
 def served(
-    target: Path, drafter: Path, home: Path, *more: str, save_s: float = 0.2, code: str = MAIN
+    target: Path, drafter: Path, home: Path, *more: str, save_every_s: float = 0.2, code: str = MAIN
 ) -> Iterator[Process]:
-    process = Process(target, drafter, home, save_s, code, *more)
+    process = Process(target, drafter, home, save_every_s, code, *more)
     try:
         yield process
     finally:
@@ -232,7 +232,7 @@ def test_a_kill_under_load_tears_nothing_and_a_signal_drains(chat: Path, drafter
 
 @pytest.mark.slow
 def test_a_second_interrupt_ends_answers_and_saves_profiles(chat: Path, drafter: Path, tmp_path: Path) -> None:
-    with served(chat, drafter, tmp_path / "home", save_s=600) as process:
+    with served(chat, drafter, tmp_path / "home", save_every_s=600) as process:
         until(lambda: complete(process.at).is_success and process.at.figures()["learned"].get("updates"))
         profile = Path(str(process.at.figures()["profile"]))
         with ExitStack() as streams:
@@ -250,7 +250,7 @@ def test_a_second_interrupt_ends_answers_and_saves_profiles(chat: Path, drafter:
 @pytest.mark.parametrize("signals", [2, 1])
 def test_an_end_waits_for_no_prompt_to_be_read(chat: Path, drafter: Path, tmp_path: Path, signals: int) -> None:
     """At a second interrupt, and after the time that open answers get."""
-    drain = ("--set", f"drain_s={300 if signals == 2 else 1}")
+    drain = ("--set", f"drain_timeout_s={300 if signals == 2 else 1}")
     messages = user(f"{QUESTION} And one more. " * 20)  # read in about 100 parts
     with served(chat, drafter, tmp_path / "home", *drain, code=SLOW) as process, ThreadPoolExecutor(2) as pool:
         waits = [pool.submit(process.at.chat, messages=messages, max_tokens=4) for _ in range(2)]

@@ -56,7 +56,7 @@ class Guard:
             await response(error, scope["path"])(scope, receive, safely)
             return
         taken, coming, counted = 0, True, False
-        end = asyncio.get_running_loop().time() + self._settings.body_s
+        end = asyncio.get_running_loop().time() + self._settings.body_timeout_s
 
         async def bounded() -> Message:
             nonlocal taken, coming, counted
@@ -64,7 +64,7 @@ class Guard:
                 async with asyncio.timeout_at(end if coming else None):
                     message = await receive()
             except TimeoutError as error:
-                late = f"the request did not come within {self._settings.body_s:g} s: send it faster"
+                late = f"the request did not come within {self._settings.body_timeout_s:g} s: send it faster"
                 raise HTTPException(408, late, {"Connection": "close"}) from error
             coming = message.get("more_body", False)
             if message["type"] == "http.request" and not coming and not counted:

@@ -27,10 +27,10 @@ LAST_S = 2.0  # for what is still said to clients at the end
 class _Uvicorn(uvicorn.Server):
     """It notes an interrupt, as what uvicorn raises of one depends on where it comes, and ends open answers in time."""
 
-    def __init__(self, config: uvicorn.Config, drain_s: float, scheduler: Scheduler) -> None:
+    def __init__(self, config: uvicorn.Config, drain_timeout_s: float, scheduler: Scheduler) -> None:
         super().__init__(config)
         self.interrupted = False
-        self._drain_s, self._scheduler = drain_s, scheduler
+        self._drain_timeout_s, self._scheduler = drain_timeout_s, scheduler
         self._hurried = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -50,7 +50,7 @@ class _Uvicorn(uvicorn.Server):
     async def _end_requests(self) -> None:
         """End open answers once they had their time, or at a second interrupt; then connections, whoever is there."""
         now = asyncio.get_running_loop().time
-        end = now() + self._drain_s
+        end = now() + self._drain_timeout_s
         while not self._hurried and now() < end:
             await asyncio.sleep(LOOK_S)
         self._scheduler.end_requests()
@@ -97,9 +97,9 @@ class Running:
         most = len(targets) * settings.lanes + settings.max_queue + SPARE
         app = make_app(server, lambda: self._scheduler.start(load, self.end), most)
         config = uvicorn.Config(
-            app, http=protocol(settings.body_s), log_level="warning", access_log=False, server_header=False
+            app, http=protocol(settings.body_timeout_s), log_level="warning", access_log=False, server_header=False
         )
-        self._uvicorn = _Uvicorn(config, settings.drain_s, self._scheduler)
+        self._uvicorn = _Uvicorn(config, settings.drain_timeout_s, self._scheduler)
         self._socket = _listen(settings)
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         self.address = f"http://{host}:{self._socket.getsockname()[1]}"

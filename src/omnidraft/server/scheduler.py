@@ -205,7 +205,7 @@ class Scheduler:
             saved = time.monotonic()
             while self._admit():
                 self._turn(list(self._running))
-                if time.monotonic() - saved >= self._settings.save_s:
+                if time.monotonic() - saved >= self._settings.save_every_s:
                     saved = time.monotonic()
                     self._save()
         except BaseException as error:  # noqa: BLE001  likewise
@@ -218,7 +218,7 @@ class Scheduler:
         """Give free lanes to the requests that wait, or wait for one; False at the end."""
         with self._change:
             if not self._running and not self._queue and not self._stopping:
-                self._change.wait(self._settings.save_s)
+                self._change.wait(self._settings.save_every_s)
             if self._stopping:
                 return False
             full = False

@@ -73,7 +73,7 @@ class Serving(Settings):
         None, "maximum tokens of a prompt", low=1, none="what the target holds", fix="leave it out"
     )
     max_body_mb: float = number(2.0, "maximum size of a request in MB", low=0.001, high=1024, fix="use 2")
-    body_s: float = number(30, "time limit for receiving a request, in seconds", low=0.1, high=3600, fix="use 30")
+    body_timeout_s: float = number(30, "time limit for receiving a request, in seconds", low=0.1, high=3600, fix="use 30")
     max_cache_mb: float | None = number(
         None,
         "memory of all KV caches in MB; beyond it idle conversations are dropped and requests wait",
@@ -84,8 +84,8 @@ class Serving(Settings):
     timeout_s: float = number(
         600, "time limit for an answer in seconds, queueing included", low=0.1, high=86400, fix="use 600"
     )
-    drain_s: float = number(30, "seconds that running answers get at shutdown", low=0, high=3600, fix="use 30")
-    save_s: float = number(60, "seconds between checks whether profiles need saving", low=0.1, fix="use 60")
+    drain_timeout_s: float = number(30, "seconds that running answers get at shutdown", low=0, high=3600, fix="use 30")
+    save_every_s: float = number(60, "seconds between checks whether profiles need saving", low=0.1, fix="use 60")
 
     def __post_init__(self) -> None:
         super().__post_init__()
