@@ -17,7 +17,7 @@ def test_one_command_writes_text_and_makes_a_drafter(tmp_path: Path, capsys: pyt
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "What is 2 + 3?"}\n{"prompt": "How many legs have 4 cats?"}\n', encoding="utf-8")
     out = tmp_path / "out"
-    own = ["--prompts", str(prompts), "--own", "0", "--text-tokens", "200", "--rows", "2"]
+    own = ["--prompts", str(prompts), "--self-asked", "0", "--text-tokens", "200", "--batch-size", "2"]
     assert main(["make-drafter", *PAIR, *own, "--tokens", "500", "--out", str(out)]) == 0
     said = capsys.readouterr().err
     assert "tokens written" in said
@@ -28,9 +28,21 @@ def test_one_command_writes_text_and_makes_a_drafter(tmp_path: Path, capsys: pyt
 def test_a_drafter_is_begun_with_the_weights_of_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "What is 2 + 3?"}\n', encoding="utf-8")
-    own = ["--prompts", str(prompts), "--own", "0", "--text-tokens", "50", "--rows", "2", "--tokens", "100", "--out"]
+    own = [
+        "--prompts",
+        str(prompts),
+        "--self-asked",
+        "0",
+        "--text-tokens",
+        "50",
+        "--batch-size",
+        "2",
+        "--tokens",
+        "100",
+        "--out",
+    ]
     assert main(["make-drafter", *PAIR, *own, str(tmp_path / "first")]) == 0
-    begun = ["--begin", str(tmp_path / "first"), "--learning-rate", "0"]
+    begun = ["--init-from", str(tmp_path / "first"), "--learning-rate", "0"]
     assert main(["make-drafter", *PAIR, *begun, *own, str(tmp_path / "second")]) == 0
     first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("first", "second"))
     layers = [name for name in first if "layers." in name]
@@ -48,13 +60,13 @@ def test_a_drafter_is_begun_with_the_weights_of_another(tmp_path: Path, capsys: 
         (["--layers", "16", "--only", "training"], "no text of target-b"),
         (["--text-tokens", "0"], "text_tokens is 0"),
         (["--prompts", "missing.jsonl"], "missing.jsonl"),
-        (["--begin", ""], "is no folder that exists"),
+        (["--init-from", ""], "is no folder that exists"),
     ],
 )
 def test_mistakes_are_one_line(
     more: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = ["--rows", "1", "--text-tokens", "1", "--out", str(tmp_path)]
+    own = ["--batch-size", "1", "--text-tokens", "1", "--out", str(tmp_path)]
     assert main(["make-drafter", *PAIR, *own, *more]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()[-1:]
     assert line.startswith("omnidraft: error:")

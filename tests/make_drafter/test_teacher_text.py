@@ -18,7 +18,7 @@ from omnidraft.make_drafter.teacher_text import write_text
 from omnidraft.models.loading import LoadedModel, load_model
 from support.texts import QUESTIONS
 
-ENOUGH = Writing(text_tokens=500, rows=6, own=0.5)
+ENOUGH = Writing(text_tokens=500, batch_size=6, self_asked=0.5)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_conversations_go_on_for_some_turns(
     monkeypatch.setattr(teacher_text, "TURNS", {3: 1.0})
     monkeypatch.setattr(teacher_text, "ANSWERS", {60: 1.0})
     monkeypatch.setattr(teacher_text, "FOLLOWED", 0.25)
-    write_text(native, QUESTIONS, Writing(text_tokens=3000, rows=16, own=0.2), tmp_path, lambda _: None)
+    write_text(native, QUESTIONS, Writing(text_tokens=3000, batch_size=16, self_asked=0.2), tmp_path, lambda _: None)
     several, followed = 0, 0
     for each in itertools.chain.from_iterable(map(shards.load, shards.find(tmp_path))):
         turns = str(native.tokenizer.decode(each.ids)).split("<|im_start|>")
@@ -104,7 +104,9 @@ def test_a_native_teacher_writes_the_same_in_any_company(native: LoadedModel, tm
         patch.setattr(teacher_text, "GREEDY", 1.0)
         for rows in (1, 7):
             folder = tmp_path / str(rows)
-            write_text(native, QUESTIONS, Writing(text_tokens=150, rows=rows, own=0), folder, lambda _: None)
+            write_text(
+                native, QUESTIONS, Writing(text_tokens=150, batch_size=rows, self_asked=0), folder, lambda _: None
+            )
             kept = itertools.chain.from_iterable(map(shards.load, shards.find(folder)))
             found.append({each.number: each.ids.tolist() for each in kept})
     both = found[0].keys() & found[1].keys()
@@ -120,7 +122,7 @@ def test_a_second_run_goes_on_where_the_first_ended(
     assert len(shards.find(folder)) == 1
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(teacher_text, "ANSWERS", {40: 1.0})
-        more = Writing(text_tokens=sum(int(each.written.sum()) for each in before) + 1, rows=2)
+        more = Writing(text_tokens=sum(int(each.written.sum()) for each in before) + 1, batch_size=2)
         write_text(teacher, QUESTIONS, more, folder, lambda _: None)
     after = [each for path in shards.find(folder) for each in shards.load(path)]
     assert len(shards.find(folder)) == 2
@@ -147,7 +149,7 @@ def test_a_teacher_that_ends_no_question_of_its_own_is_refused(
     monkeypatch.setattr(teacher_text, "TRIED", 2)
     monkeypatch.setattr(teacher_text, "ANSWERS", {5: 1.0})
     torch.manual_seed(0)
-    own = teacher_text.Teacher(teacher, [], Writing(rows=1))
+    own = teacher_text.Teacher(teacher, [], Writing(batch_size=1))
     ends = (len(some) for some in own.write(itertools.count()))
     assert sum(itertools.islice(ends, 400)) > 1  # the first question and the fourth are not ended
     monkeypatch.setattr(teacher_text, "QUESTION", 1)
@@ -163,7 +165,7 @@ def test_prompts_that_are_all_too_long_are_refused(
     with pytest.raises(InputError, match="each of the prompts takes more than 1500 tokens of target-b"):
         write_text(teacher, ["word " * 1500], ENOUGH, tmp_path, lambda _: None)
     monkeypatch.setattr(teacher_text, "ANSWERS", {9: 1.0})
-    given = Writing(text_tokens=9, rows=2, own=0)
+    given = Writing(text_tokens=9, batch_size=2, self_asked=0)
     write_text(teacher, ["word " * 1500, QUESTIONS[0]], given, tmp_path, lambda _: None)
 
 
@@ -172,7 +174,7 @@ def test_a_long_header_is_no_part_of_the_prompt(tmp_path: Path, monkeypatch: pyt
     loaded = load_model(zoo.path("target-b"), "float32", "cpu")
     loaded.tokenizer.chat_template = "word " * 520 + str(loaded.tokenizer.chat_template)
     monkeypatch.setattr(teacher_text, "ANSWERS", {9: 1.0})
-    write_text(loaded, QUESTIONS, Writing(text_tokens=9, rows=6, own=own), tmp_path, lambda _: None)
+    write_text(loaded, QUESTIONS, Writing(text_tokens=9, batch_size=6, self_asked=own), tmp_path, lambda _: None)
     (each,) = itertools.islice(shards.load(tmp_path / "shard-00000.npz"), 1)
     assert str(loaded.tokenizer.decode(each.ids)).startswith("word " * 520)
 
@@ -182,7 +184,7 @@ def test_rows_of_all_lengths_share_the_cache(teacher: LoadedModel) -> None:
     prompts = [QUESTIONS[0], "Hi", QUESTIONS[1] * 2]
 
     def greedy(rows: int, count: int) -> dict[int, list[int]]:
-        own = teacher_text.Teacher(teacher, prompts, Writing(rows=rows, own=0))
+        own = teacher_text.Teacher(teacher, prompts, Writing(batch_size=rows, self_asked=0))
         numbers = (i for i in itertools.count() if np.random.default_rng([0, i]).random() < teacher_text.GREEDY)
         found: dict[int, list[int]] = {}
         for some in own.write(numbers):

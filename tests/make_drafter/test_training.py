@@ -23,7 +23,7 @@ from omnidraft.make_drafter.vocabulary import choose_tokens, cut_tokenizer
 from omnidraft.models.loading import LoadedModel, load_model, load_tokenizer
 
 SHAPE = Shape(layers=(0, 1), vocab=500)
-SHORT = Training(tokens=4000, batch=300, learning_rate=0.003)
+SHORT = Training(tokens=4000, batch_tokens=300, learning_rate=0.003)
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_training_raises_the_acceptance_of_held_out_text(teacher: LoadedModel) -
     before = trainer.evaluate(examples[8:])
     rng = np.random.default_rng(0)
     while not trainer.finished:
-        for batch in training.batches(examples[:8], SHORT.batch, rng):
+        for batch in training.batches(examples[:8], SHORT.batch_tokens, rng):
             trainer.step(batch)
     after = trainer.evaluate(examples[8:])
     assert after[0] > before[0] + 0.2
@@ -144,15 +144,17 @@ def test_every_example_is_in_one_batch_of_a_pass(teacher: LoadedModel) -> None:
 def test_a_drafter_is_made_stopped_and_finished(teacher: LoadedModel, tmp_path: Path) -> None:
     said: list[str] = []
     write(teacher, tmp_path, 1, 20)
-    make.train(teacher, [teacher], SHAPE, Training(tokens=500, batch=300), tmp_path, said.append)
+    make.train(teacher, [teacher], SHAPE, Training(tokens=500, batch_tokens=300), tmp_path, said.append)
     vocabulary = load_tokenizer(tmp_path).get_vocab()
     write(teacher, tmp_path, 40, 20)  # text may grow; number 50 is held out
-    make.train(teacher, [teacher], SHAPE, Training(tokens=1200, batch=300), tmp_path, said.append)
+    make.train(teacher, [teacher], SHAPE, Training(tokens=1200, batch_tokens=300), tmp_path, said.append)
     assert load_tokenizer(tmp_path).get_vocab() == vocabulary
     assert any(line.startswith("going on after") for line in said)
     record = json.loads((tmp_path / "training.json").read_text(encoding="utf-8"))
     assert record["tokens"] >= 1200
-    make.train(teacher, [teacher], SHAPE, Training(tokens=1200, batch=300), tmp_path, said.append)  # it is finished
+    make.train(
+        teacher, [teacher], SHAPE, Training(tokens=1200, batch_tokens=300), tmp_path, said.append
+    )  # it is finished
     assert said[-1] == next(line for line in reversed(said[:-1]) if "loss" in line)
     assert 0 < record["acceptance_of_held_out_text"]["target-b"]["greedy"] <= 1
     with omnidraft.load(zoo.PREFIX + "target-b", drafter=tmp_path) as model:

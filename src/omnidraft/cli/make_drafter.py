@@ -52,8 +52,8 @@ def main(arguments: Sequence[str]) -> int:
             source = load_model(zoo.resolve(options.source), "float32", "cpu", flags.say)
             shape = Shape(layers=options.layers, vocab=options.vocab)
             begin = None
-            if options.begin is not None:
-                begin = load_model(zoo.resolve(options.begin), "float32", "cpu", flags.say)
+            if options.init_from is not None:
+                begin = load_model(zoo.resolve(options.init_from), "float32", "cpu", flags.say)
             make.train(source, teachers, shape, training, options.out, flags.say, begin)
     return 0
 
@@ -86,7 +86,7 @@ def _parser() -> flags.CommandParser:
         "--teacher", action="append", metavar="MODEL", help="a target to learn from; repeatable (default: SOURCE)"
     )
     parser.add_argument(
-        "--begin",
+        "--init-from",
         metavar="DRAFTER",
         help="start from the weights of this drafter, which has the same source and layers",
     )

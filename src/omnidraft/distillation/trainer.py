@@ -162,7 +162,7 @@ class Trainer:
         self._changed = True
         if after < before:
             self._scale_rate(2.0)
-        self._wait = interval if after < before else min(2 * self._wait, MAX_WAIT * update_every)
+        self._wait = interval if after < before else min(2 * self._wait, MAX_WAIT * interval)
         if held_out is not None:
             self.counters = replace(self.counters, held_out_loss=after)
         return True

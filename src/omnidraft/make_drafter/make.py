@@ -93,7 +93,7 @@ def train(
         say(f"going on after {trainer.tokens:,} tokens")
     saved = time.monotonic()
     rng = np.random.default_rng([training.seed, trainer.tokens])
-    for batch in _endless(texts, training.batch, rng, say):
+    for batch in _endless(texts, training.batch_tokens, rng, say):
         if trainer.finished:
             break
         trainer.step(batch)

@@ -20,11 +20,11 @@ class Writing(Settings):
     """How much teacher text is written, and how."""
 
     text_tokens: int = number(1_000_000, "tokens that a teacher writes", low=1, fix="use 1000000")
-    own: float = number(
+    self_asked: float = number(
         0.67, "share of the questions that the teacher writes itself", low=0, high=1, fix="use 0.67, or 0 for none"
     )
-    rows: int = number(32, "conversations written at once", low=1, fix="use 32, or fewer to save memory")
-    minutes: float = number(5, "minutes between two files of text", low=0, fix="use 5")
+    batch_size: int = number(32, "conversations written at once", low=1, fix="use 32, or fewer to save memory")
+    shard_minutes: float = number(5, "minutes between two files of text", low=0, fix="use 5")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Training(Settings):
     tokens: int = number(
         5_000_000, "tokens read in training, repetitions counted", low=1, fix="use 5000000, or fewer for a trial"
     )
-    batch: int = number(8192, "tokens in an optimizer step", low=1, fix="use 8192")
+    batch_tokens: int = number(8192, "tokens in an optimizer step", low=1, fix="use 8192")
     learning_rate: float = number(1e-3, "peak learning rate of AdamW", low=0, fix="use 0.001")
     decay: float = number(
         0.3, "share of the training, at its end, in which the learning rate falls to 0", low=0, high=1, fix="use 0.3"

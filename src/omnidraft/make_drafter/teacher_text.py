@@ -122,7 +122,7 @@ class Teacher:
         """
         limit = min(len(self._chat.header) + PROMPT, self._most - 1)
         planned = (row for row in map(self._plan, numbers) if len(row.ids) <= limit)
-        rows = list(itertools.islice(planned, self._writing.rows))
+        rows = list(itertools.islice(planned, self._writing.batch_size))
         texts = [self._lm.new_sequence() for _ in rows]
         tried = found = 0
         while True:
@@ -135,7 +135,9 @@ class Teacher:
                     finished.append(row.conversation())
                 tried, found = tried + 1, found + bool(row.whole)
                 if tried >= TRIED and not found and all(each.asking for each in rows):
-                    raise ModelError(f"{self._name} ends no question of its own: use another, or prompts with own=0")
+                    raise ModelError(
+                        f"{self._name} ends no question of its own: use another, or prompts with self_asked=0"
+                    )
                 rows[slot] = next(planned)
                 texts[slot].crop(0)
             yield finished
@@ -143,7 +145,11 @@ class Teacher:
     def _plan(self, number: int) -> _Row:
         """The beginning of a conversation: a prompt, or an opening."""
         rng = np.random.default_rng([0, number])
-        greedy, temperature, own = rng.random() < GREEDY, float(rng.uniform(0.5, 1)), rng.random() < self._writing.own
+        greedy, temperature, own = (
+            rng.random() < GREEDY,
+            float(rng.uniform(0.5, 1)),
+            rng.random() < self._writing.self_asked,
+        )
         if asking := own or not self._prompts:
             given = self._chat.ids(_drawn(rng, OPENINGS))
         else:
@@ -228,7 +234,7 @@ def write_text(
     for some in teacher.write(i for i in itertools.count() if i not in done):
         finished += some
         wrote, passed = sum(int(each.written.sum()) for each in finished), time.monotonic() - began
-        if not finished or (tokens + wrote < writing.text_tokens and passed < writing.minutes * 60):
+        if not finished or (tokens + wrote < writing.text_tokens and passed < writing.shard_minutes * 60):
             continue
         shards.save(folder / f"shard-{len(found):05d}.npz", finished)
         found, tokens = shards.find(folder), tokens + wrote

@@ -87,7 +87,9 @@ class Trainer:
         """Take one step on a batch."""
         settings = self.training
         left = 1 - self.tokens / settings.tokens
-        factor = min(1.0, (self.tokens + settings.batch) / (20 * settings.batch), left / max(settings.decay, 1e-9))
+        factor = min(
+            1.0, (self.tokens + settings.batch_tokens) / (20 * settings.batch_tokens), left / max(settings.decay, 1e-9)
+        )
         for group in self._optimizer.param_groups:
             group["lr"] = settings.learning_rate * max(factor, 0.0)
         kind = "forward" if left > settings.decay else "forward+tv"
