@@ -20,10 +20,10 @@ import numpy as np
 import torch
 
 from omnidraft.bench.interleaved import Answer
-from omnidraft.config import cache_folder
 from omnidraft.errors import InputError, ModelError
 from omnidraft.models.language_model import LanguageModel, SingleSequence
 from omnidraft.models.transformers_model import CHUNK
+from omnidraft.storage import cache_folder
 
 EXTRA = "pip install 'omnidraft[llama-cpp]'"
 LOOKUP_TOKENS = 2  # num_pred_tokens: what its documentation has for machines without a GPU

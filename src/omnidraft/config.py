@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from functools import cache
 from numbers import Integral, Real
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from omnidraft.errors import ConfigError
@@ -316,40 +313,6 @@ def suggestion(name: str, known: Collection[str]) -> str:
     """Return the fix for a mistyped name: the nearest known one, else all of them."""
     near = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(sorted(known))}"
-
-
-def data_folder() -> Path:
-    """Folder of what is kept between runs: `OMNIDRAFT_HOME`, else the platform's data folder.
-
-    Raises ConfigError where neither is known.
-    """
-    home = os.environ.get("OMNIDRAFT_HOME")
-    return _home(home) if home else _platform_folder("user_data_path")
-
-
-def cache_folder() -> Path:
-    """Folder of what can be made again: `cache` in `OMNIDRAFT_HOME`, else the platform's cache folder.
-
-    Raises ConfigError where neither is known.
-    """
-    home = os.environ.get("OMNIDRAFT_HOME")
-    return _home(home) / "cache" if home else _platform_folder("user_cache_path")
-
-
-def _platform_folder(kind: str) -> Path:
-    import platformdirs
-
-    with suppress(RuntimeError):  # without a home folder; older versions return "~"
-        folder: Path = getattr(platformdirs, kind)("omnidraft", appauthor=False)
-        if folder.is_absolute():
-            return folder
-    raise ConfigError("no home folder is known: set OMNIDRAFT_HOME to a writable folder")
-
-
-@cache  # a relative path is that of the working directory in which it was first used
-def _home(given: str) -> Path:
-    """The folder that `OMNIDRAFT_HOME` names, absolute; `~` is the home folder, and `~name` of no user is a name."""
-    return Path(os.path.abspath(os.path.expanduser(given)))  # noqa: PTH100, PTH111  those of Path raise
 
 
 def shown(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Atomic, durable file operations: a crash leaves the state before or the state after, nothing in between."""
+"""Folders of what is kept, and files written so that a crash leaves the state before or the state after."""
 
 from __future__ import annotations
 
@@ -7,11 +7,48 @@ import hashlib
 import os
 import re
 import secrets
+from functools import cache
 from pathlib import Path
+
+from omnidraft.errors import ConfigError
 
 RANDOM_BYTES = 8  # in the name of a temporary file
 LONGEST_NAME = 255  # bytes that file systems take
 HASH_DIGITS = 16  # in place of what does not fit into a name
+
+
+def data_folder() -> Path:
+    """Folder of what is kept between runs: `OMNIDRAFT_HOME`, else the platform's data folder.
+
+    Raises ConfigError where neither is known.
+    """
+    home = os.environ.get("OMNIDRAFT_HOME")
+    return _home(home) if home else _platform_folder("user_data_path")
+
+
+def cache_folder() -> Path:
+    """Folder of what can be made again: `cache` in `OMNIDRAFT_HOME`, else the platform's cache folder.
+
+    Raises ConfigError where neither is known.
+    """
+    home = os.environ.get("OMNIDRAFT_HOME")
+    return _home(home) / "cache" if home else _platform_folder("user_cache_path")
+
+
+def _platform_folder(kind: str) -> Path:
+    import platformdirs
+
+    with contextlib.suppress(RuntimeError):  # without a home folder; older versions return "~"
+        folder: Path = getattr(platformdirs, kind)("omnidraft", appauthor=False)
+        if folder.is_absolute():
+            return folder
+    raise ConfigError("no home folder is known: set OMNIDRAFT_HOME to a writable folder")
+
+
+@cache  # a relative path is that of the working directory in which it was first used
+def _home(given: str) -> Path:
+    """The folder that `OMNIDRAFT_HOME` names, absolute; `~` is the home folder, and `~name` of no user is a name."""
+    return Path(os.path.abspath(os.path.expanduser(given)))  # noqa: PTH100, PTH111  those of Path raise
 
 
 def fitting(name: str, more: int) -> str:

@@ -13,8 +13,9 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 import omnidraft
 from omnidraft import defaults
 from omnidraft.api import OmniDraft
-from omnidraft.config import Sampling, cache_folder, data_folder
+from omnidraft.config import Sampling
 from omnidraft.errors import ConfigError, ModelError, NumericsError
+from omnidraft.storage import cache_folder, data_folder
 
 PROMPT = "hello world"
 USUAL = defaults.DRAFTER  # before the tests replace it

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import omnidraft
-from omnidraft.config import cache_folder, data_folder
 from omnidraft.errors import ConfigError, ModelError
 from omnidraft.models import gguf
 from omnidraft.models.gguf import conversion
 from omnidraft.models.loading import load_model, load_skeleton, load_tokenizer
+from omnidraft.storage import cache_folder, data_folder
 from support.gguf_files import TEMPLATE, small_model, write
 from support.models import afresh, close, one_line
 from support.small_tokenizers import byte_level

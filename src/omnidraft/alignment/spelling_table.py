@@ -16,7 +16,7 @@ from safetensors.numpy import save
 
 from omnidraft import storage
 from omnidraft.alignment.vocab import Speller, Vocab
-from omnidraft.config import data_folder
+from omnidraft.storage import data_folder
 
 ROOT = 0
 FORMAT = "2"  # raised whenever the arrays or their construction change

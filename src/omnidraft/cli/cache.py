@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from omnidraft.cli import flags
-from omnidraft.config import cache_folder
+from omnidraft.storage import cache_folder
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -22,10 +22,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from omnidraft.config import cache_folder
 from omnidraft.errors import ConfigError, ModelError
 from omnidraft.models.prebuilt import OPTIONS, SOURCE, prebuilt, source_bytes
 from omnidraft.models.rows import rounded
+from omnidraft.storage import cache_folder
 
 PRECISIONS = ("int8",)  # of weights that step.c takes
 WIDTH = 32  # columns of a chunk are padded to a multiple of it, as in step.c

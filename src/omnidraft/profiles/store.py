@@ -7,10 +7,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from omnidraft.config import data_folder, suggestion
+from omnidraft.config import suggestion
 from omnidraft.errors import ProfileError
 from omnidraft.profiles.profile import Key, Manifest
 from omnidraft.profiles.profile_file import ProfileFile
+from omnidraft.storage import data_folder
 
 SUFFIX = ".safetensors"
 

@@ -19,13 +19,13 @@ from pathlib import Path
 
 import torch
 
-from omnidraft.config import cache_folder
 from omnidraft.errors import ModelError
 from omnidraft.models.gguf.config import load_config, make_skeleton, model_tensors
 from omnidraft.models.gguf.guards import reading, writing
 from omnidraft.models.gguf.parts import read_header
 from omnidraft.models.gguf.tokenizer import load_tokenizer
 from omnidraft.models.gguf.weights import Source, read
+from omnidraft.storage import cache_folder
 
 FORMAT = 3  # of conversions; raised by each change to what one holds
 KEPT_BYTES = 64 * 2**30  # of all conversions together; the one used longest ago is removed first
