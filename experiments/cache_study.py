@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
+from experiments.bounded_cache import BoundedCache
 from experiments.evaluation import Evaluation, Method, Row
 from experiments.figures import by_place
 from experiments.student import Recorded, Student
 from experiments.tables import ALONE, DIRECT, FIXED
+from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.bench.output import markdown_table
 
 SHARES = {"1/8": 8, "1/4": 4, "1/2": 2}  # of what the cache holds without a bound
@@ -32,8 +35,8 @@ def cache_study(evaluation: Evaluation, task: str, seed: str) -> Row:
         without.learn(one)
     without.flush()
 
-    def resumed(**drafting: object) -> Student:
-        student = evaluation.student(Method(FIXED | drafting))
+    def resumed(caches: Callable[[], NgramCache] | None = None, **drafting: object) -> Student:
+        student = evaluation.student(Method(FIXED | drafting), caches=caches)
         student.resume(full)
         return student
 
@@ -42,7 +45,8 @@ def cache_study(evaluation: Evaluation, task: str, seed: str) -> Row:
     for share, parts in SHARES.items():
         for eviction in EVICTIONS:
             bound = max(1, full.attached.cache.size // parts)
-            students[f"{share} {eviction}"] = resumed(ngram_seed=seed, ngram_bound=bound, ngram_eviction=eviction)
+            caches = partial(BoundedCache, full.attached.cache.table, bound, eviction, seed=seed)
+            students[f"{share} {eviction}"] = resumed(caches, ngram_seed=seed)
             bounds[f"{share} {eviction}"] = bound
     before = {name: _held(student) for name, student in students.items()}
     hits = full.attached.cache.hits

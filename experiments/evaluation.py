@@ -16,7 +16,6 @@ from experiments.student import Recorded, Student, record
 from omnidraft.api import load
 from omnidraft.bench.interleaved import EngineMethod, Timed, engine_for, interleave
 from omnidraft.config import Drafting, Sampling
-from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.decoding.stats import Stats
 from omnidraft.distillation.lora import parted
 from omnidraft.errors import PromptError
@@ -80,10 +79,8 @@ class Evaluation:
 
     # ------------------------------------------------------------ drafters
 
-    def student(
-        self, method: Method, threshold: float = 0.4, shared: SharedDrafter | None = None, seed: int = 0
-    ) -> Student:
-        """A drafter for a method; `shared` is the copy that drafts, by default one of its own."""
+    def student(self, method: Method, threshold: float = 0.4, **own: Any) -> Student:
+        """A drafter for a method; `own` are other arguments of `Student`, such as the copy that drafts."""
         drafting = dict(method.drafting)
         if isinstance(drafting["draft_length"], int):
             drafting["draft_length"] = self.recipe.draft_length
@@ -97,7 +94,7 @@ class Evaluation:
             learning = replace(learning, adapter="lora", learning_rate=LORA_RATE * learning.learning_rate)
         return Student(
             self.model, Drafting(**drafting), learning,
-            shared=shared, seed=seed, how=how, hybrid=hybrid, then=method.then,
+            how=how, hybrid=hybrid, then=method.then, **own,
         )  # fmt: skip
 
     def timed(

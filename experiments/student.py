@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -51,10 +51,10 @@ class Student:
 
     `shared` is the copy of the drafter that drafts, by default one of its own.  `how` and `hybrid` are those of
     `paper_training.trainer_for`.  `then` is the loss of updates in the second half of a stream, by default that of
-    `learning`.
+    `learning`.  `caches` makes its n-gram caches, by default those of `drafting`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  every method of the tables sets some of these
         self,
         model: OmniDraft,
         drafting: Drafting,
@@ -65,6 +65,7 @@ class Student:
         how: str = "joint",
         hybrid: HybridLoss | None = None,
         then: str | None = None,
+        caches: Callable[[], NgramCache] | None = None,
     ) -> None:
         pair = drafter_of(model)
         if shared is None:
@@ -72,7 +73,8 @@ class Student:
                 raise ValueError("a study of drafts needs a drafter")
             shared = SharedDrafter(model.drafter.lm)
         self._model, self.drafting, self.shared = model, drafting, shared
-        cache = make_cache(pair.cache.table, drafting)
+        self._caches = caches or partial(make_cache, pair.cache.table, drafting)
+        cache = self._caches()
         self.attached = AttachedDrafter(drafter=Drafter(shared.model), context=pair.context, cache=cache)
         self._then, self._trainer, learner = then, None, None
         if learning is not None:
@@ -123,7 +125,7 @@ class Student:
 
     def examine(self, tests: Sequence[Recorded]) -> Stats:
         """The counts of drafting for greedy answers, from which nothing is learned."""
-        cache = make_cache(self.attached.cache.table, self.drafting)  # a copy, as drafting changes it
+        cache = self._caches()  # a copy, as drafting changes it
         if not cache.frozen:
             cache.resume(self.attached.cache.state())
         return Stats.sum(self._drafted(test, cache) for test in tests)

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-import omnidraft
-from omnidraft.config import Sampling
+from omnidraft.api import assemble
+from omnidraft.config import Drafting, Sampling
 from omnidraft.verification.sampling import GeneratorSampler
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "decoding" / "golden"
@@ -35,15 +35,8 @@ PROMPTS = (
 
 def trace(target: str, reuse_answers: str = "request") -> dict[str, Any]:
     """Decode all prompts greedily; ids of the answers, and what each round proposed and accepted."""
-    model = omnidraft.load(
-        target,
-        DRAFTER,
-        dtype="float32",
-        profile=None,
-        draft_length=DRAFT_LENGTH,
-        drafter_backend="transformers",
-        reuse_answers=reuse_answers,
-    )
+    drafting = Drafting(draft_length=DRAFT_LENGTH, drafter_backend="transformers", reuse_answers=reuse_answers)
+    model = assemble(target, DRAFTER, drafting, {}, dtype="float32", profile=None)
     answers = []
     for prompt in PROMPTS * ASKED[reuse_answers]:
         draw = GeneratorSampler(torch.Generator())

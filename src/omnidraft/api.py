@@ -14,15 +14,17 @@ import torch
 
 from omnidraft import zoo
 from omnidraft.alignment.vocab import Vocab, read_vocab
-from omnidraft.attach import LearningOptions, attach
+from omnidraft.attach import LearningPlan, attach
 from omnidraft.config import (
     ADAPT,
     Details,
     Drafting,
     GenerationLimits,
     Learning,
+    LearningOptions,
     Sampling,
     choice,
+    drafting_of,
     names,
     settings_of,
     stop_strings,
@@ -43,7 +45,7 @@ from omnidraft.profiles.adaptive_drafter import AdaptiveDrafter
 from omnidraft.prompting import Prompt, encode, has_template, usable
 from omnidraft.verification.sampling import GeneratorSampler, Processor
 
-__all__ = ["Generation", "Lane", "OmniDraft", "Stream", "load"]
+__all__ = ["Generation", "Lane", "OmniDraft", "Stream", "assemble", "load"]
 # of a request, beside sampling
 OPTIONS = (
     *("max_new_tokens", "seed", "stop", "template", "logits_processor", "logprobs", "should_stop", "extras"),
@@ -265,7 +267,6 @@ class Lane:
             self.engine.release()
 
 
-@torch.inference_mode(mode=False)  # weights made inside it could never be trained
 def load(
     target: str | Path,
     drafter: str | Path | OmniDraft | None = AUTO,
@@ -283,43 +284,63 @@ def load(
     With None, drafts are counts of earlier text alone; with `draft_length=0` there are none.  If `drafter` is another
     OmniDraft, its drafter and its memory of answers are shared.  With `adapt` "background" the drafter learns from
     answers in its own process, with "inline" between answers.  `profile` is where this is kept: "auto" is the file of
-    the two models, a path your own, None none.  `options` takes the fields of `config.Drafting` and `config.Learning`.
-    `dtype` (but for int8) and `device` are those of both models.  `warn` gets warnings of one line, such as a full
-    disk.  Raises ConfigError for an option, ModelError for a model, ProfileError for a profile.
+    the two models, a path your own, None none.  `options` takes the fields of `config.DraftingOptions` and
+    `config.LearningOptions`.  `dtype` (but for int8) and `device` are those of both models.  `warn` gets warnings of
+    one line, such as a full disk.  Raises ConfigError for an option, ModelError for a model, ProfileError for a
+    profile.
     """
-    own = ("target", "drafter", "dtype", "device", "adapt", "profile", "warn", *names(Learning))
-    learning = {name: options.pop(name) for name in names(Learning) if name in options}
-    settings = settings_of(Drafting, options, own)
+    own = ("target", "drafter", "dtype", "device", "adapt", "profile", "warn", *names(LearningOptions))
+    learning = {name: options.pop(name) for name in names(LearningOptions) if name in options}
+    drafting = drafting_of(options, own)
+    return assemble(
+        target, drafter, drafting, learning, dtype=dtype, device=device, adapt=adapt, profile=profile, warn=warn
+    )
+
+
+@torch.inference_mode(mode=False)  # weights made inside it could never be trained
+def assemble(  # noqa: PLR0913  those of `load`
+    target: str | Path,
+    drafter: str | Path | OmniDraft | None,
+    drafting: Drafting,
+    learning: Mapping[str, Any],
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    adapt: str = "off",
+    profile: str | Path | None = "auto",
+    warn: Callable[[str], None] = _log.warning,
+) -> OmniDraft:
+    """`load` for experiments, with all settings of `config.Drafting`; `learning` holds fields of `config.Learning`."""
     Learning(**learning)
     _check_models(target, drafter)
     choice("adapt", adapt, ADAPT)
     place: object = profile
     if place is not None and (not isinstance(place, str | Path) or not str(place)):
         raise ConfigError(f"profile is {profile!r}; use 'auto', a path, or None for none")
-    if drafter == AUTO and settings.longest == 0:
+    if drafter == AUTO and drafting.longest == 0:
         drafter = None
     if drafter is None and adapt != "off":
         raise ConfigError(f"adapt is {adapt!r} without a drafter: give one, or use adapt='off'")
-    memory = _memory(drafter, settings, saved=adapt != "off" and profile is not None)
+    memory = _memory(drafter, drafting, saved=adapt != "off" and profile is not None)
     loaded = load_model(zoo.resolve(target), dtype, device, warn, verifies=True)
     vocab = read_vocab(loaded.tokenizer, loaded.lm.vocab_size, loaded.lm.eos)
     sampling = sampling_of(loaded.lm.model.generation_config, warn)
     if drafter is None:
-        engine = Engine(loaded.lm, vocab.eos, None, settings, keeps=loaded.lm.rows_independent)
+        engine = Engine(loaded.lm, vocab.eos, None, drafting, keeps=loaded.lm.rows_independent)
         return OmniDraft(loaded, vocab, engine, sampling=sampling, memory=memory)
     if isinstance(drafter, OmniDraft):
-        helper, shared = _shared(drafter, options)
+        helper, shared = _shared(drafter, drafting)
     else:
         name = drafter_for(target, warn) if drafter == AUTO else drafter
         helper = load_model(zoo.resolve(name), "auto" if dtype == "int8" else dtype, device, warn)
-        shared = SharedDrafter(helper.lm, native_step=settings.drafter_backend == "auto")
-    use = LearningOptions(adapt=adapt, learning=learning, profile=profile, warn=warn)
-    adaptive = attach(loaded, vocab, helper, shared, settings, use)
-    engine = Engine(loaded.lm, vocab.eos, adaptive.attached, settings, keeps=loaded.lm.rows_independent)
+        shared = SharedDrafter(helper.lm, native_step=drafting.drafter_backend == "auto")
+    plan = LearningPlan(adapt=adapt, learning=learning, profile=profile, warn=warn)
+    adaptive = attach(loaded, vocab, helper, shared, drafting, plan)
+    engine = Engine(loaded.lm, vocab.eos, adaptive.attached, drafting, keeps=loaded.lm.rows_independent)
     if adapt != "off":
         engine.teacher_temperature = adaptive.learning.teacher_temperature
     adaptive.resume(engine.policy)
-    if settings.reuse_answers == "profile" and memory is not None:
+    if drafting.reuse_answers == "profile" and memory is not None:
         adaptive.keep_answers(memory)
     return OmniDraft(loaded, vocab, engine, adaptive, sampling, memory)
 
@@ -333,7 +354,9 @@ def _memory(drafter: str | Path | OmniDraft | None, drafting: Drafting, *, saved
         drafting.check_alone()
     if drafting.reuse_answers == "profile" and not saved:
         fix = "use adapt='background', or leave reuse_answers out"
-        raise ConfigError(f"reuse_answers is 'profile', which is that of a drafter that learns: {fix}", option="reuse_answers")
+        raise ConfigError(
+            f"reuse_answers is 'profile', which is that of a drafter that learns: {fix}", option="reuse_answers"
+        )
     if not drafting.counts:
         return None
     if drafting.reuse_answers == "request":
@@ -352,12 +375,14 @@ def _check_models(target: object, drafter: object) -> None:
         raise ConfigError(f"drafter is of type {type(drafter).__name__}: {name}, an OmniDraft, or None")
 
 
-def _shared(drafter: OmniDraft, options: Mapping[str, Any]) -> tuple[LoadedModel, SharedDrafter]:
+def _shared(drafter: OmniDraft, drafting: Drafting) -> tuple[LoadedModel, SharedDrafter]:
     """The drafter of another OmniDraft; raises ConfigError where there is none, or it is asked to be another."""
     if drafter.adaptive is None:
         raise ConfigError("the OmniDraft given has no drafter to share: load one with it")
-    if "drafter_backend" in options:
-        raise ConfigError("drafter_backend is that of the drafter that is shared: leave it out, or load the drafter anew")
+    if drafting.drafter_backend != "auto":
+        raise ConfigError(
+            "drafter_backend is that of the drafter that is shared: leave it out, or load the drafter anew"
+        )
     return drafter.adaptive.loaded, drafter.adaptive.shared
 
 

@@ -29,8 +29,8 @@ Warn = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearningOptions:
-    """Options of learning, and the place of the profile."""
+class LearningPlan:
+    """How a drafter learns, and where what it learned is kept."""
 
     adapt: str = "off"
     learning: Mapping[str, Any]  # fields of config.Learning
@@ -77,7 +77,7 @@ def make_cache(table: SpellingTable, drafting: Drafting) -> NgramCache:
     """An n-gram cache as these settings start it."""
     if drafting.mode == "intersection":
         return NgramCache(table, seed="empty", frozen=True)
-    return NgramCache(table, seed=drafting.ngram_seed, bound=drafting.ngram_bound, eviction=drafting.ngram_eviction)
+    return NgramCache(table, seed=drafting.ngram_seed)
 
 
 def attach(
@@ -86,7 +86,7 @@ def attach(
     drafter: LoadedModel,
     shared: SharedDrafter,
     drafting: Drafting,
-    options: LearningOptions,
+    options: LearningPlan,
 ) -> AdaptiveDrafter:
     """Attach a drafter, load what it learned from this target before, and start its learner.
 
@@ -140,7 +140,7 @@ def learning_for(profile: Profile, asked: Mapping[str, Any]) -> Learning:
 def make_learner(
     drafter: LoadedModel,
     table: SpellingTable,
-    options: LearningOptions,
+    options: LearningPlan,
     learning: Learning,
     state: Weights,
     shared: SharedDrafter,

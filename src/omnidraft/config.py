@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,13 +18,29 @@ if TYPE_CHECKING:
 
 NGRAM_SEEDS = ("empty", "vocabulary")
 REUSE_ANSWERS = ("memory", "nothing", "profile", "request")
-DRAFT_LENGTHS = ("confidence", "entropy", "goodput", "head")  # or an integer: a fixed length
-LONGEST_DRAFT = 64
+DRAFT_LENGTHS = ("goodput", "head")  # or an integer: a fixed length
+MAX_DRAFT = 64
 ADAPTERS = ("full", "lora")
 ADAPT = ("background", "inline", "off")
-COLDEST = 1e-4  # logits divided by less may overflow
-LARGEST = 1e30  # of any number without another bound: scores multiplied by more may overflow
-LONGEST = 100  # characters of a value in a message
+MIN_TEMPERATURE = 1e-4  # logits divided by less may overflow
+MAX_NUMBER = 1e30  # of any number without another bound: scores multiplied by more may overflow
+MAX_SHOWN = 100  # characters of a value in a message
+# names that options had in earlier versions, for who still gives them
+RENAMED = {
+    "remember": "reuse_answers",
+    "interval": "update_every",
+    "replays": "replay_steps",
+    "trains": "train",
+    "drafter_step": "drafter_backend",
+    "body_s": "body_timeout_s",
+    "drain_s": "drain_timeout_s",
+    "save_s": "save_every_s",
+    "own": "self_asked",
+    "begin": "init_from",
+    "rows": "batch_size",
+    "minutes": "shard_minutes",
+    "batch": "batch_tokens",
+}
 
 
 def number(
@@ -32,7 +48,7 @@ def number(
     about: str,
     *,
     low: float,
-    high: float = LARGEST,
+    high: float = MAX_NUMBER,
     zero: bool | None = None,
     none: str | None = None,
     fix: str,
@@ -42,7 +58,7 @@ def number(
     `none` says what None means, where it is allowed.
     """
     least = f"0 or at least {low}" if zero else "above 0" if zero is False else f"at least {low}"
-    allowed = f"a finite number {least}" + (f", at most {high}" if high < LARGEST else "")
+    allowed = f"a finite number {least}" + (f", at most {high}" if high < MAX_NUMBER else "")
 
     def check(name: str, value: Any) -> float:
         if _is_a(Real, value):
@@ -101,7 +117,7 @@ def biases(about: str) -> Any:
         with suppress(TypeError, ValueError):
             pairs = [*(value.items() if isinstance(value, Mapping) else ((token, bias) for token, bias in value))]
             if all(
-                _is_a(Integral, token) and token >= 0 and _is_a(Real, bias) and abs(bias) <= LARGEST
+                _is_a(Integral, token) and token >= 0 and _is_a(Real, bias) and abs(bias) <= MAX_NUMBER
                 for token, bias in pairs
             ):
                 return tuple(sorted({int(token): float(bias) for token, bias in pairs}.items()))
@@ -132,7 +148,11 @@ class Sampling(Settings):
     """Warping of the target's logits before a token is drawn."""
 
     temperature: float = number(
-        0.0, "sampling temperature; 0 is greedy decoding", low=COLDEST, zero=True, fix="use 0 for greedy decoding"
+        0.0,
+        "sampling temperature; 0 is greedy decoding",
+        low=MIN_TEMPERATURE,
+        zero=True,
+        fix="use 0 for greedy decoding",
     )
     top_k: int = integer(0, "keep the k most probable tokens; 0: all", low=0, fix="use 0 to switch it off")
     top_p: float = number(
@@ -142,16 +162,19 @@ class Sampling(Settings):
         0.0, "keep tokens of at least this share of the highest probability", low=0, high=1, fix="use 0 for all"
     )
     repetition_penalty: float = number(
-        1.0, "above 1, tokens seen before get less probable", low=COLDEST, fix="use 1 to switch it off"
+        1.0, "above 1, tokens seen before get less probable", low=MIN_TEMPERATURE, fix="use 1 to switch it off"
     )
     repetition_window: int = integer(
         0, "last tokens of the text that repetition_penalty covers; 0: all", low=0, fix="use 0 for all of them"
     )
     frequency_penalty: float = number(
-        0.0, "subtracted from a token's score per occurrence in the answer", low=-LARGEST, fix="use 0 to switch it off"
+        0.0,
+        "subtracted from a token's score per occurrence in the answer",
+        low=-MAX_NUMBER,
+        fix="use 0 to switch it off",
     )
     presence_penalty: float = number(
-        0.0, "subtracted from a token's score once it is in the answer", low=-LARGEST, fix="use 0 to switch it off"
+        0.0, "subtracted from a token's score once it is in the answer", low=-MAX_NUMBER, fix="use 0 to switch it off"
     )
     min_new_tokens: int = integer(0, "minimum tokens of the answer", low=0, fix="use 0 to let it end anywhere")
     logit_bias: tuple[tuple[int, float], ...] = biases("added to the scores of tokens, by token id")
@@ -183,66 +206,67 @@ class Details(Settings):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Drafting(Settings):
-    """Drafting and verification; `draft_length` 0 is plain decoding through the same loop."""
-
-    draft_length: str | int = integer(
+def _draft_length(*policies: str) -> Any:
+    listed = ", ".join(policies)
+    return integer(
         "goodput",
-        f"draft tokens per round: a policy ({', '.join(DRAFT_LENGTHS)}) or a fixed number; 0 is plain decoding",
+        f"draft tokens per round: {listed}, or a fixed number; 0 is plain decoding",
         low=0,
-        high=LONGEST_DRAFT,
-        words=DRAFT_LENGTHS,
-        fix=f"use 0 for plain decoding, or one of {', '.join(DRAFT_LENGTHS)}",
+        high=MAX_DRAFT,
+        words=policies,
+        fix=f"use 0 for plain decoding, or {listed}",
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftingOptions(Settings):
+    """What `load` takes of drafting; `draft_length` 0 is plain decoding through the same loop."""
+
+    draft_length: str | int = _draft_length("goodput")
     max_draft_length: int = integer(
-        16, "maximum draft length of a policy", low=1, high=LONGEST_DRAFT, fix="use draft_length=0 for plain decoding"
+        16, "maximum draft length of a policy", low=1, high=MAX_DRAFT, fix="use draft_length=0 for plain decoding"
     )
     reuse_answers: str = one_of(
         "memory",
         "earlier text used for drafts: none, the request's, also earlier answers, or also those saved in the profile",
         *REUSE_ANSWERS,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drafting(DraftingOptions):
+    """All of drafting and verification: with the paper's method, and with what only experiments vary."""
+
+    draft_length: str | int = _draft_length(*DRAFT_LENGTHS)
     threshold: float | None = number(
-        None,
-        "value of confidence, entropy or head below which a draft ends",
-        low=0,
-        high=1,
-        none="0.4",
-        fix="leave it out for 0.4",
+        None, "value of head below which a draft ends", low=0, high=1, none="0.4", fix="leave it out for 0.4"
     )
     mode: str = one_of("exact", "verification scheme", "exact", "intersection", "paper")
     verification: str = one_of("block", "verify sampled drafts by", "block", "token")
     drafter_temperature: float | None = number(
         None,
         "temperature of the drafter",
-        low=COLDEST,
+        low=MIN_TEMPERATURE,
         zero=True,
         none="the target's",
         fix="leave it out to follow the target",
     )
     ngram_seed: str = one_of("vocabulary", "n-grams active at the start", *NGRAM_SEEDS)
-    ngram_bound: int | None = integer(
-        None, "maximum number of active n-grams", low=1, none="no bound", fix="leave it out for no bound"
-    )
-    ngram_eviction: str = one_of("lfu", "eviction beyond the bound", "lfu", "lru")
     drafter_backend: str = one_of(
         "auto", "forward pass of the drafter, auto being the 8-bit one on CPUs that have it", "auto", "transformers"
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.threshold is not None and self.draft_length not in ("confidence", "entropy", "head"):
-            raise ConfigError(
-                f"threshold is for confidence, entropy or head, not for {self.draft_length!r}: leave it out",
-                option="threshold",
-            )
+        if self.threshold is not None and self.draft_length != "head":
+            raise ConfigError(f"threshold is for head, not for {self.draft_length!r}: leave it out", option="threshold")
 
     def check_alone(self) -> None:
         """Raise ConfigError if there would be no drafts without a drafter."""
         if self.counts or self.longest == 0:
             return
-        option, use = ("reuse_answers", "leave reuse_answers out") if self.reuse_answers == "nothing" else ("mode", "use mode='exact'")
+        nothing = self.reuse_answers == "nothing"
+        option, use = ("reuse_answers", "leave reuse_answers out") if nothing else ("mode", "use mode='exact'")
         why = f"{option} is {getattr(self, option)!r} without a drafter, so that there are no drafts"
         raise ConfigError(f"{why}: give a drafter, {use}, or use draft_length=0", option=option)
 
@@ -258,24 +282,32 @@ class Drafting(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learning(Settings):
-    """Online distillation of the drafter."""
+class LearningOptions(Settings):
+    """What `load` takes of the drafter's online distillation."""
 
-    train: str = one_of("joint", "what is trained: the drafter, or its acceptance head too", "drafter", "joint")
-    loss: str = one_of("forward+tv", "divergence from the exact teacher", "forward", "forward+tv", "reverse", "tv")
     adapter: str = one_of("full", "trained weights", *ADAPTERS)
     rank: int = integer(32, "rank of LoRA", low=1, high=1024, fix="32 is usual")
     learning_rate: float = number(
         6e-4, "learning rate of AdamW", low=0, high=1, zero=False, fix="use adapt='off' not to learn"
     )
+    update_every: int = integer(8, "answers between updates", low=1, fix="use 1 to learn after every answer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learning(LearningOptions):
+    """All of the distillation's settings."""
+
+    train: str = one_of("joint", "what is trained: the drafter, or its acceptance head too", "drafter", "joint")
+    loss: str = one_of("forward+tv", "divergence from the exact teacher", "forward", "forward+tv", "reverse", "tv")
     teacher_temperature: float = number(
         0.5,
         "temperature of the teacher (the target), independent of the answer's temperature",
-        low=COLDEST,
+        low=MIN_TEMPERATURE,
         fix="use 1 for the target's own distributions",
     )
-    update_every: int = integer(8, "answers between updates", low=1, fix="use 1 to learn after every answer")
-    replay_steps: int = integer(3, "optimizer steps on earlier answers after each on new ones", low=0, fix="use 0 for none")
+    replay_steps: int = integer(
+        3, "optimizer steps on earlier answers after each on new ones", low=0, fix="use 0 for none"
+    )
 
 
 def stop_strings(stop: object) -> tuple[str, ...]:
@@ -300,13 +332,27 @@ def names(cls: type[DataclassInstance]) -> list[str]:
 def settings_of(cls: type[SettingsT], keywords: Mapping[str, Any], own: Sequence[str] = ()) -> SettingsT:
     """Settings from the keywords of a call with the parameters `own`; raises ConfigError for an unknown one."""
     known = [*names(cls), *own]
-    calls = ((Drafting, "load"), (Learning, "load"), (Sampling, "generate"))
-    homes = {name: call for other, call in calls for name in names(other)}
     for name in keywords:
         if name not in known:
-            fix = f"give it to {homes[name]}" if name in homes else suggestion(name, known)
-            raise ConfigError(f"unknown option {name!r}: {fix}", option=name)
+            raise ConfigError(f"unknown option {name!r}: {_home(name) or suggestion(name, known)}", option=name)
     return cls(**keywords)
+
+
+def drafting_of(options: Mapping[str, Any], own: Sequence[str] = ()) -> Drafting:
+    """The settings that these fields of `DraftingOptions` give; arguments and errors as for `settings_of`."""
+    return Drafting(**asdict(settings_of(DraftingOptions, options, own)))
+
+
+def _home(name: str) -> str | None:
+    """The fix for an option of another call."""
+    calls = ((DraftingOptions, "load"), (LearningOptions, "load"), (Sampling, "generate"))
+    for cls, call in calls:
+        if name in names(cls):
+            return f"give it to {call}"
+    for cls in (Drafting, Learning):
+        if name in names(cls):
+            return f"it is for experiments, use config.{cls.__name__} with omnidraft.api.assemble"
+    return None
 
 
 def suggestion(name: str, known: Collection[str]) -> str:
@@ -321,7 +367,7 @@ def shown(value: object) -> str:
         text = " ".join(repr(value).split())
     except ValueError:  # an integer of thousands of digits
         text = f"of type {type(value).__name__}"
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def choice(name: str, value: Any, allowed: Collection[str]) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omnidraft import zoo
-from omnidraft.config import COLDEST, Sampling, names
+from omnidraft.config import MIN_TEMPERATURE, Sampling, names
 from omnidraft.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def sampling_of(config: GenerationConfig | None, warn: Callable[[str], None]) ->
     sampling = Sampling(temperature=1.0, top_k=TOP_K) if sampled else Sampling()
     for name in names(Sampling) if sampled else ("repetition_penalty", "min_new_tokens"):
         if (value := getattr(config, name, None)) is not None:
-            if name == "temperature" and isinstance(value, float) and 0 < value < COLDEST:
+            if name == "temperature" and isinstance(value, float) and 0 < value < MIN_TEMPERATURE:
                 value = 0  # logits would overflow: greedy decoding is meant
             changed: dict[str, Any] = {name: value}
             try:

@@ -7,10 +7,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from experiments.bounded_cache import BoundedCache
 from omnidraft.alignment.ngram_cache import FALSE_MERGES_BEFORE_OFF, NgramCache
 from omnidraft.alignment.spelling_table import ROOT
 from omnidraft.errors import ModelError
-from support.table_models import Plain, World, active, caches, make_world, random_probs, rounds, worlds
+from support.table_models import (
+    EVICTIONS,
+    Plain,
+    World,
+    active,
+    cache_of,
+    caches,
+    make_world,
+    random_probs,
+    rounds,
+    worlds,
+)
 
 # In the world "nested" the n-grams are ab 1, aba 2 and abab 3.
 
@@ -109,9 +121,9 @@ class Ledger:
 @given(st.data())
 def test_the_bound_holds_and_the_right_ones_are_evicted(data: st.DataObject) -> None:
     world = data.draw(worlds())
-    seed, eviction = data.draw(st.sampled_from(["empty", "vocabulary"])), data.draw(st.sampled_from(["lfu", "lru"]))
+    seed, eviction = data.draw(st.sampled_from(["empty", "vocabulary"])), data.draw(EVICTIONS)
     bound = data.draw(st.one_of(st.none(), st.integers(1, 3)))
-    cache = NgramCache(world.table, seed=seed, bound=bound, eviction=eviction)
+    cache = cache_of(world.table, seed, bound, eviction)
     ledger = Ledger(np.flatnonzero(is_ngram(world)).tolist(), seed, bound, eviction)
     assert active(cache) == ledger.active
     for emitted, false_merge in data.draw(rounds(world)):
@@ -158,8 +170,10 @@ RECORDS = ("active", "hits", "false_merges", "last_use")
 def test_what_is_resumed_is_what_was_left_off(data: st.DataObject) -> None:
     world = data.draw(worlds())
     cache = data.draw(caches(world))
-    loaded = data.draw(caches(world))  # of what it held before, nothing is left
-    loaded.bound, loaded.eviction = cache.bound, cache.eviction
+    bound, eviction = (cache.bound, cache.eviction) if isinstance(cache, BoundedCache) else (None, "lfu")
+    loaded = cache_of(world.table, data.draw(st.sampled_from(["empty", "vocabulary"])), bound, eviction)
+    for emitted, false_merge in data.draw(rounds(world)):  # of what it holds now, nothing is left
+        loaded.observe(emitted, false_merge)
     loaded.resume(cache.state())
     more = data.draw(rounds(world))
     for emitted, false_merge in [([], None), *more]:  # and both go on alike
@@ -174,10 +188,10 @@ def test_what_is_resumed_is_what_was_left_off(data: st.DataObject) -> None:
 
 def test_an_ngram_without_a_record_stays_off() -> None:
     table = make_world("nested").table
-    cache = NgramCache(table, bound=2)  # ab and aba
+    cache = BoundedCache(table, 2, "lfu")  # ab and aba
     for _ in range(FALSE_MERGES_BEFORE_OFF):
         cache.observe([], false_merge=1)
-    loaded = NgramCache(table, bound=2)
+    loaded = BoundedCache(table, 2, "lfu")
     loaded.resume(cache.state())
     assert active(loaded) == active(cache) == {2}
 
@@ -186,7 +200,7 @@ def test_a_smaller_bound_holds_from_the_start() -> None:
     table = make_world("nested").table
     cache = NgramCache(table)
     cache.observe([2, 2, 3])
-    small = NgramCache(table, bound=1)
+    small = BoundedCache(table, 1, "lfu")
     small.resume(cache.state())
     assert active(small) == {2}
     assert len(small.tokens(ROOT)) == 3 + 1  # tokens of one drafter token, the end of the text among them

@@ -9,6 +9,7 @@ import pytest
 
 import omnidraft
 from omnidraft.api import OmniDraft
+from support.assembling import load_with
 
 
 @pytest.fixture(scope="session")
@@ -23,4 +24,4 @@ def model(target: Path, drafter: Path, tmp_path_factory: pytest.TempPathFactory)
 @pytest.fixture(scope="session")
 def steady(target: Path, drafter: Path) -> OmniDraft:
     """In the one mode in which no answer changes how a later one is drafted: a seed decides what is drawn."""
-    return omnidraft.load(target, drafter, dtype="float32", profile=None, draft_length=4, mode="intersection")
+    return load_with(target, drafter, dtype="float32", profile=None, draft_length=4, mode="intersection")

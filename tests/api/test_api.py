@@ -216,4 +216,4 @@ def test_numbers_of_numpy_and_none_for_no_list(steady: OmniDraft) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert Sampling(temperature=np.float16(0.5)).temperature == 0.5  # type: ignore[arg-type]
-    assert Drafting(max_draft_length=np.int32(3), threshold=np.float64(0.5), draft_length="entropy").longest == 3  # type: ignore[arg-type]
+    assert Drafting(max_draft_length=np.int32(3), threshold=np.float64(0.5), draft_length="head").longest == 3  # type: ignore[arg-type]

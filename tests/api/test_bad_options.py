@@ -9,6 +9,7 @@ import pytest
 
 import omnidraft
 from omnidraft import ConfigError, ModelError
+from support.assembling import load_with
 
 
 @pytest.mark.parametrize(
@@ -17,6 +18,7 @@ from omnidraft import ConfigError, ModelError
         ({"target": 3}, "target is of type int: give a folder"),
         ({"drafter": 3}, "drafter is of type int"),
         ({"drafter": np.array([1, 2])}, "drafter is of type ndarray"),
+        ({"draft_length": "head"}, "draft_length is 'head'; use one of goodput, or an integer"),
         ({"draft_length": np.array(["goodput", "head"])}, "draft_length is array"),
         ({"adapt": np.array(["off", "inline"])}, "adapt is array"),
         ({"draftlength": 3}, "did you mean 'draft_length'"),
@@ -34,7 +36,10 @@ from omnidraft import ConfigError, ModelError
         ({"learning_rate": float("nan")}, "learning_rate is nan"),
         ({"hold_out_every": 5}, "unknown option 'hold_out_every'"),
         ({"adapter": "qlora"}, "adapter is 'qlora'; use one of full, lora"),
-        ({"loss": ""}, "loss is ''"),
+        ({"mode": "paper"}, "it is for experiments, use config.Drafting with omnidraft.api.assemble"),
+        ({"loss": "hybrid"}, "it is for experiments, use config.Learning"),
+        ({"remember": "request"}, "did you mean 'reuse_answers'"),
+        ({"interval": 1}, "did you mean 'update_every'"),
         ({"adapts": "inline"}, "did you mean 'adapt'"),
         ({"learning_rat": 1}, "did you mean 'learning_rate'"),
         ({"profiles": None}, "did you mean 'profile'"),
@@ -42,7 +47,6 @@ from omnidraft import ConfigError, ModelError
         ({"profile": ""}, "profile is ''"),
         ({"reuse_answers": "all"}, "reuse_answers is 'all'; use one of memory, nothing, profile, request"),
         ({"drafter": None, "reuse_answers": "nothing"}, "reuse_answers is 'nothing' without a drafter"),
-        ({"drafter": None, "mode": "paper"}, "give a drafter, use mode='exact', or use draft_length=0"),
         ({"reuse_answers": "profile"}, "use adapt='background', or leave reuse_answers out"),
         ({"reuse_answers": "profile", "adapt": "inline", "profile": None}, "or leave reuse_answers out"),
     ],
@@ -55,6 +59,14 @@ def test_one_line_before_anything_is_loaded(
         omnidraft.load(**{"target": "unread", "drafter": "unread", **options})
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_settings_of_experiments_are_checked_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omnidraft.api.load_model", lambda *_: pytest.fail("loaded"))
+    with pytest.raises(ConfigError, match="loss is ''"):
+        load_with("unread", "unread", loss="")
+    with pytest.raises(ConfigError, match="give a drafter, use mode='exact', or use draft_length=0"):
+        load_with("unread", None, mode="paper")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,9 @@ import pytest
 import omnidraft
 from omnidraft import Generation, OmniDraft, Stream
 from omnidraft.cli import main as cli
+from omnidraft.defaults import AUTO
 from omnidraft.profiles.profile import ANSWER_TOKENS
+from support.assembling import load_with
 from support.engines import generate
 from support.learning import drafts
 from support.models import save_model
@@ -52,10 +54,10 @@ def again(model: OmniDraft, times: int = 2) -> Generation:
 @pytest.mark.parametrize("target", ["zoo:target-a", "zoo:target-b"])
 @pytest.mark.parametrize(
     "options",
-    [{"drafter": None}, {}, {"drafter": None, "draft_length": 6}, {"draft_length": 6}, {"draft_length": "confidence"}],
+    [{"drafter": None}, {}, {"drafter": None, "draft_length": 6}, {"draft_length": 6}, {"draft_length": "head"}],
 )
 def test_greedy_answers_are_those_of_transformers(target: str, options: dict[str, Any]) -> None:
-    model = omnidraft.load(target, **{"profile": None, "dtype": "float32", "warn": print, **options})
+    model = load_with(target, **{"drafter": AUTO, "profile": None, "dtype": "float32", "warn": print, **options})
     ids = model.encode(CODE)
     expected = generate(model.target.lm, ids, COUNT, model.vocab.eos)
     counted = accepted = 0
@@ -89,15 +91,15 @@ def test_without_a_drafter_a_sampled_answer_is_that_of_plain_decoding(target: Pa
 
 @pytest.mark.parametrize("options", [{"reuse_answers": "nothing"}, {"mode": "intersection"}, {"mode": "paper"}])
 def test_nothing_is_counted_unless_asked_for_and_exact(target: Path, drafter: Path, options: dict[str, Any]) -> None:
-    model = omnidraft.load(target, drafter, profile=None, draft_length=4, **options)
+    model = load_with(target, drafter, profile=None, draft_length=4, **options)
     assert [ask(model, "hello hello hello hello").stats.counted for _ in range(2)] == [0, 0]
     assert model.memory is None
 
 
 @pytest.mark.usefixtures("even")
-@pytest.mark.parametrize("length", ["goodput", "confidence", "entropy", "head", 3])
+@pytest.mark.parametrize("length", ["goodput", "head", 3])
 def test_without_a_drafter_counts_draft_under_any_policy(target: Path, length: int | str) -> None:
-    model = omnidraft.load(target, None, draft_length=length, max_draft_length=5)
+    model = load_with(target, None, draft_length=length, max_draft_length=5)
     answer = again(model, 3)
     assert model.drafter is None
     assert answer.stats.accepted > 0

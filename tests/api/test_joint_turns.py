@@ -19,6 +19,7 @@ from omnidraft.generation import Step, Stream, step_together
 from omnidraft.models.language_model import Read
 from omnidraft.models.native_model import NativeModel
 from omnidraft.verification.sampling import Processor
+from support.assembling import load_with
 from support.compilers import needs_the_8_bit_step
 from support.models import save_model
 from support.reads import watch
@@ -39,7 +40,7 @@ def exact(target: Path, tmp_path_factory: pytest.TempPathFactory) -> OmniDraft:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMNIDRAFT_HOME", str(tmp_path_factory.mktemp("home")))
         options: dict[str, Any] = {"dtype": "int8", "profile": None, "draft_length": 3, "mode": "intersection"}
-        return omnidraft.load(target, target, warn=pytest.fail, **options)
+        return load_with(target, target, warn=pytest.fail, **options)
 
 
 def banned(*tokens: int) -> Processor:
@@ -128,7 +129,7 @@ def test_two_targets_share_the_passes_of_their_drafter(
 ) -> None:
     """Each has a pass of its own in a turn; what a drafter of either has learned is its own."""
     place = save_model(tmp_path / "other", byte_level(), seed=5)
-    other = omnidraft.load(place, exact, dtype="int8", profile=None, draft_length=3, mode="intersection")
+    other = load_with(place, exact, dtype="int8", profile=None, draft_length=3, mode="intersection")
     models = (exact, other, exact, other)
     expected = [model.generate(prompt, max_new_tokens=COUNT) for model, prompt in zip(models, PROMPTS, strict=False)]
     sizes: dict[int, set[int]] = {}

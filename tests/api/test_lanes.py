@@ -15,6 +15,7 @@ from omnidraft.api import Lane, OmniDraft
 from omnidraft.errors import ConfigError, NumericsError, OmniDraftError
 from omnidraft.generation import Generation, Stream
 from omnidraft.models.language_model import Read
+from support.assembling import load_with
 from support.learning import FAST, adaptive_of, alone
 from support.models import save_model
 from support.reads import watch
@@ -86,7 +87,7 @@ def test_greedy_answers_are_those_of_the_target_alone(target: Path, drafter: Pat
 
 def test_a_seed_gives_the_answer_that_it_gives_alone(target: Path, drafter: Path) -> None:
     # the one mode in which no answer changes how a later one is drafted
-    model = omnidraft.load(target, drafter, profile=None, draft_length=3, mode="intersection")
+    model = load_with(target, drafter, profile=None, draft_length=3, mode="intersection")
     options: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": COUNT, "top_k": 40}
     found = in_turns([lane.stream(PROMPTS[i], seed=i, **options) for i, lane in enumerate(model.lanes(4))])
     for i, answer in enumerate(found):
@@ -166,7 +167,7 @@ def test_another_request_ends_the_one_on_its_lane_alone(model: OmniDraft) -> Non
 
 @pytest.mark.parametrize("step", ["auto", "transformers"])
 def test_memory_is_counted_and_given_back(target: Path, drafter: Path, step: str) -> None:
-    model = omnidraft.load(target, drafter, profile=None, draft_length=4, drafter_backend=step)
+    model = load_with(target, drafter, profile=None, draft_length=4, drafter_backend=step)
     lane, beside = model.lanes(2)
     assert (lane.nbytes, beside.nbytes) == (0, 0)
     stream = lane.stream(PROMPTS[0], max_new_tokens=4)
@@ -219,7 +220,7 @@ def test_nothing_stays_of_a_round_that_fails(model: OmniDraft) -> None:
 
 @pytest.mark.parametrize("step", ["auto", "transformers"])
 def test_learned_weights_reach_a_lane_in_the_middle_of_an_answer(target: Path, drafter: Path, step: str) -> None:
-    model = omnidraft.load(target, drafter, adapt="inline", drafter_backend=step, **FAST, warn=pytest.fail)
+    model = load_with(target, drafter, adapt="inline", drafter_backend=step, **FAST, warn=pytest.fail)
     slow, quick = model.lanes(2)
     stream = slow.stream(PROMPTS[0], max_new_tokens=60)
     for _ in range(4):
@@ -243,7 +244,7 @@ def test_learned_weights_reach_a_lane_in_the_middle_of_an_answer(target: Path, d
 
 @pytest.mark.parametrize("step", ["auto", "transformers"])
 def test_two_targets_share_a_drafter_in_lanes(target: Path, drafter: Path, other_target: Path, step: str) -> None:
-    a = omnidraft.load(target, drafter, adapt="inline", drafter_backend=step, **FAST, warn=pytest.fail)
+    a = load_with(target, drafter, adapt="inline", drafter_backend=step, **FAST, warn=pytest.fail)
     b = omnidraft.load(other_target, a, adapt="inline", **FAST, warn=pytest.fail)
     lanes = [*a.lanes(2), *b.lanes(2)]
     for turn in range(3):

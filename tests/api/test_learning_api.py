@@ -22,6 +22,7 @@ from omnidraft.config import ADAPTERS
 from omnidraft.draft_length.goodput import Goodput
 from omnidraft.errors import ProfileError
 from omnidraft.profiles.profile_file import ProfileFile
+from support.assembling import load_with
 from support.homes import with_native
 from support.learning import COUNT, FAST, PROMPTS, adaptive_of, alone, answers, drafts, found, saved, tree
 from support.models import save_model
@@ -371,7 +372,7 @@ def test_modes_that_have_no_ngrams_keep_those_of_the_profile(target: Path, draft
         answers(model, 4, temperature=1.0)
     assert model.engine.attached is not None
     kept = model.engine.attached.cache.state()
-    with omnidraft.load(target, drafter, adapt="inline", mode="intersection", **FAST, warn=pytest.fail) as other:
+    with load_with(target, drafter, adapt="inline", mode="intersection", **FAST, warn=pytest.fail) as other:
         assert other.engine.attached is not None
         assert other.engine.attached.cache.size == 0
         answers(other, 4)

@@ -13,6 +13,7 @@ import omnidraft
 from omnidraft.config import Learning
 from omnidraft.distillation.background import BackgroundTrainer
 from omnidraft.distillation.trainer import Trainer
+from support.assembling import load_with
 from support.learning import FAST, answers, saved
 from support.models import random_model, save_model
 from support.small_tokenizers import byte_level, sentencepiece
@@ -44,7 +45,8 @@ def test_a_profile_is_found_again_in_another_precision(tmp_path: Path, home: Pat
 
 def test_learning_that_fails_costs_no_reply(target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    model = omnidraft.load(target, drafter, adapt="inline", profile=None, **(FAST | {"update_every": 1}), warn=said.append)
+    options = FAST | {"update_every": 1, "profile": None}
+    model = omnidraft.load(target, drafter, adapt="inline", **options, warn=said.append)
     wanted = [answer.token_ids for answer in answers(omnidraft.load(target, drafter, profile=None), 3)]
 
     def fail(*_: object) -> bool:
@@ -62,7 +64,7 @@ def test_learning_goes_on_in_inference_mode(target: Path, drafter: Path, *, load
     learning = FAST | {"update_every": 1, "drafter_backend": step}
     options: dict[str, Any] = {"adapt": "inline", "profile": None, "warn": pytest.fail, **learning}
     with torch.inference_mode(mode=loaded_inside):
-        model = omnidraft.load(target, drafter, **options)
+        model = load_with(target, drafter, **options)
     with torch.inference_mode():
         wanted = [answer.token_ids for answer in answers(model, 3)]
     assert model.learned["updates"] == 3

@@ -18,6 +18,7 @@ import torch
 import omnidraft
 from omnidraft import OmniDraftError
 from omnidraft.errors import ConfigError, ProfileError
+from support.assembling import load_with
 from support.faulty_disk import RefusingDisk, install
 from support.learning import COUNT, FAST, PROMPTS, adaptive_of, alone, answers, drafts, saved, tree
 from support.models import save_model
@@ -39,7 +40,7 @@ def other_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_two_targets_share_one_drafter_in_memory(
     target: Path, drafter: Path, other_target: Path, home: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    a = omnidraft.load(target, drafter, adapt="inline", drafter_backend=step, **FAST, warn=pytest.fail)
+    a = load_with(target, drafter, adapt="inline", drafter_backend=step, **FAST, warn=pytest.fail)
     b = omnidraft.load(other_target, a, adapt="inline", **FAST, warn=pytest.fail)
     assert b.drafter is a.drafter
     assert adaptive_of(b).shared is adaptive_of(a).shared
@@ -68,7 +69,7 @@ def test_two_targets_share_one_drafter_in_memory(
     b.close()
     assert len(saved(home)) == 2
     for path, model in ((target, a), (other_target, b)):
-        again = omnidraft.load(path, drafter, drafter_backend=step, warn=pytest.fail)
+        again = load_with(path, drafter, drafter_backend=step, warn=pytest.fail)
         assert again.learned == model.learned
         assert torch.equal(drafts(again), drafts(model))
 
@@ -78,7 +79,7 @@ def test_what_one_target_learned_waits_for_the_others_text(
     target: Path, drafter: Path, other_target: Path, step: str, act: str
 ) -> None:
     """Weights that came in the middle would meet keys and values of others."""
-    a = omnidraft.load(target, drafter, adapt="inline", drafter_backend=step, **(FAST | {"update_every": 4}))
+    a = load_with(target, drafter, adapt="inline", drafter_backend=step, **(FAST | {"update_every": 4}))
     with omnidraft.load(other_target, a, adapt="inline", **(FAST | {"update_every": 1, "learning_rate": 2e-2})) as b:
         for _ in range(12):
             b.generate(PROMPTS[0], max_new_tokens=COUNT)
@@ -255,4 +256,4 @@ def test_without_a_home_nothing_is_kept(target: Path, drafter: Path, monkeypatch
 def test_the_step_of_a_shared_drafter_cannot_be_chosen_again(target: Path, drafter: Path, other_target: Path) -> None:
     a = omnidraft.load(target, drafter, profile=None)
     with pytest.raises(ConfigError, match="drafter_backend is that of the drafter that is shared"):
-        omnidraft.load(other_target, a, profile=None, drafter_backend="auto")
+        load_with(other_target, a, profile=None, drafter_backend="transformers")

@@ -16,6 +16,7 @@ from omnidraft.api import OmniDraft
 from omnidraft.config import Sampling
 from omnidraft.errors import ConfigError, ModelError, NumericsError
 from omnidraft.storage import cache_folder, data_folder
+from support.assembling import load_with
 
 PROMPT = "hello world"
 USUAL = defaults.DRAFTER  # before the tests replace it
@@ -111,7 +112,7 @@ def test_a_model_in_memory_is_refused_in_a_line(model: OmniDraft, target: Path) 
 
 
 def test_a_drafter_of_nan_is_blamed_itself(target: Path, drafter: Path) -> None:
-    model = omnidraft.load(target, drafter, profile=None, draft_length=4, drafter_backend="transformers")
+    model = load_with(target, drafter, profile=None, draft_length=4, drafter_backend="transformers")
     assert model.drafter is not None
     with torch.no_grad():
         next(iter(model.drafter.lm.model.parameters())).fill_(torch.nan)

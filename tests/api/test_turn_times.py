@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-import omnidraft
 from omnidraft.api import OmniDraft
 from omnidraft.decoding.drafter import TAIL
 from omnidraft.decoding.passes import PARTS_S
@@ -19,6 +18,7 @@ from omnidraft.generation import Step, Stream, step_together
 from omnidraft.models.language_model import Read
 from omnidraft.models.native_model import NativeModel
 from omnidraft.models.transformers_model import CHUNK, PART, TransformersModel
+from support.assembling import load_with
 from support.compilers import needs_the_8_bit_step
 from support.reads import watch
 
@@ -52,7 +52,7 @@ def by_length(read: Read) -> float:
 def load(target: Path, drafter: Path | None, dtype: str, **options: Any) -> OmniDraft:
     needs_the_8_bit_step()
     own: dict[str, Any] = {"profile": None} if drafter else {}
-    return omnidraft.load(target, drafter, dtype=dtype, **own, **options)
+    return load_with(target, drafter, dtype=dtype, **own, **options)
 
 
 @pytest.fixture

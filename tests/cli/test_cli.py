@@ -24,7 +24,7 @@ import omnidraft
 from omnidraft.api import OmniDraft, Stream, load
 from omnidraft.cli import main as cli
 from omnidraft.cli.flags import ARGUMENTS, INTERRUPTED, interruptible
-from omnidraft.config import Drafting, GenerationLimits, Learning, Sampling
+from omnidraft.config import DraftingOptions, GenerationLimits, LearningOptions, Sampling
 from omnidraft.errors import NumericsError, OmniDraftError
 from support.command_line import one_error
 from support.homes import with_native
@@ -107,7 +107,7 @@ def test_a_terminal_without_the_characters(target: Path, monkeypatch: pytest.Mon
 def test_every_setting_and_its_default_is_listed(capsys: Captured) -> None:
     assert cli.main(["generate", "--help-all"]) == 0
     listed = " ".join(capsys.readouterr().out.partition("by --set KEY=VALUE")[2].split())
-    for cls in (GenerationLimits, Sampling, Drafting, Learning):
+    for cls in (GenerationLimits, Sampling, DraftingOptions, LearningOptions):
         for f in fields(cls):
             default = f.metadata["none"] if f.default is None else f.default
             assert re.search(rf"\b{f.name} [^()]*(\([^()]*\)[^()]*)*\(default: {re.escape(str(default))}\)", listed), (
@@ -135,13 +135,13 @@ def test_flags_reach_the_settings(
 
     monkeypatch.setattr("omnidraft.api.load", record)
     flags = ("--draft-length", 3, "--dtype", "float32", "--profile", "none", "--adapt", "inline")
-    more = ("mode=paper", "drafter_temperature=none", "ngram_bound=9", "update_every=2")
+    more = ("reuse_answers=request", "learning_rate=1e-4", "max_draft_length=9", "update_every=2")
     arguments = (*flags, *(text for pair in more for text in ("--set", pair)))
     assert generate("hello", target, "--drafter", drafter, *arguments) == 1
     assert given.pop("models") == (str(target), str(drafter))
     assert given == {
         "draft_length": 3, "dtype": "float32", "device": "auto", "profile": None, "adapt": "inline",
-        "mode": "paper", "drafter_temperature": None, "ngram_bound": 9, "update_every": 2,
+        "reuse_answers": "request", "learning_rate": 1e-4, "max_draft_length": 9, "update_every": 2,
     }  # fmt: skip
     assert capsys.readouterr().err == "omnidraft: a warning\nomnidraft: error: two lines\n"
 
@@ -176,12 +176,17 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "top_p": (with_options("--top-p", "0"), "top_p is 0; it must be"),
     "no number": (with_options("--top-k", "many"), "top_k is 'many'; it must be"),
     "stop": (with_options("--stop", ""), "stop is ['']; it must be"),
-    "no choice": (with_options("--set", "mode=fast"), "use one of exact, intersection, paper"),
-    "unknown key": (with_options("--set", "mod=exact"), "unknown setting 'mod': did you mean 'mode'?"),
-    "no value": (with_options("--set", "mode"), "--set is 'mode'; it must be KEY=VALUE"),
+    "no choice": (with_options("--set", "adapter=fast"), "use one of full, lora"),
+    "unknown key": (with_options("--set", "adapted=full"), "unknown setting 'adapted': did you mean 'adapter'?"),
+    "old key": (with_options("--set", "interval=3"), "unknown setting 'interval': did you mean 'update_every'?"),
+    "old flag": (
+        with_options("--remember", "memory"),
+        "unknown argument '--remember': did you mean '--reuse-answers'?",
+    ),
+    "no value": (with_options("--set", "rank"), "--set is 'rank'; it must be KEY=VALUE"),
     "given twice": (with_options("--top-k", "5", "--set", "top_k=6"), "top_k is given twice"),
     "key as a flag": (with_options("--min-p", "0.1"), "unknown argument '--min-p': use --set min_p=VALUE"),
-    "no empty value": (with_options("--set", "mode=none"), "mode is None; use one of"),
+    "no empty value": (with_options("--set", "adapter=none"), "adapter is None; use one of"),
     "unknown flag": (with_options("--temprature", "1"), "did you mean '--temperature'"),
     "two prompts": (with_options("world"), "quotation marks"),
     "abbreviation": (with_options("--temp", "1"), "unknown argument '--temp'"),

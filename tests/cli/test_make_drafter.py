@@ -28,19 +28,8 @@ def test_one_command_writes_text_and_makes_a_drafter(tmp_path: Path, capsys: pyt
 def test_a_drafter_is_begun_with_the_weights_of_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "What is 2 + 3?"}\n', encoding="utf-8")
-    own = [
-        "--prompts",
-        str(prompts),
-        "--self-asked",
-        "0",
-        "--text-tokens",
-        "50",
-        "--batch-size",
-        "2",
-        "--tokens",
-        "100",
-        "--out",
-    ]
+    own = ["--prompts", str(prompts), "--self-asked", "0", "--batch-size", "2"]
+    own += ["--text-tokens", "50", "--tokens", "100", "--out"]
     assert main(["make-drafter", *PAIR, *own, str(tmp_path / "first")]) == 0
     begun = ["--init-from", str(tmp_path / "first"), "--learning-rate", "0"]
     assert main(["make-drafter", *PAIR, *begun, *own, str(tmp_path / "second")]) == 0

@@ -39,8 +39,9 @@ def test_flags_reach_the_server(begun: dict[str, Any]) -> None:
     more = ("--adapt", "background", "--log-prompts", "--set", "save_every_s=5", "--set", "update_every=2")
     assert main([*TARGET, *server, *models, *more]) == 0
     assert begun.pop("settings") == Serving(
-        port=0, lanes=2, api_key=("123", "ab"), cors_origin=("http://a", "https://b:1"), allowed_host=("box",), save_every_s=5
-    )
+        port=0, lanes=2, save_every_s=5,
+        api_key=("123", "ab"), cors_origin=("http://a", "https://b:1"), allowed_host=("box",),
+    )  # fmt: skip
     begun.pop("say")
     assert begun == {
         "ran": True, "targets": ["zoo:target-a", "b"], "drafter": None, "log_prompts": True,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from omnidraft.alignment.ngram_cache import NgramCache
+from experiments.bounded_cache import BoundedCache
 from omnidraft.config import Sampling
 from omnidraft.verification.round import RoundTimes
 from omnidraft.verification.sampling import GeneratorSampler
@@ -24,7 +24,7 @@ def test_what_is_cut_off_a_round_leaves_no_trace(shape: str, mode: str) -> None:
     for seed in range(12):
         for kept in range(6):
             world = make_world(shape, seed)
-            cache, plain = (NgramCache(world.table, seed="empty", bound=2, eviction="lru") for _ in range(2))
+            cache, plain = (BoundedCache(world.table, 2, "lru", seed="empty") for _ in range(2))
             engine = world.engine(cache, mode=mode)
             engine.teacher_temperature = 1.0
             request = engine.begin([PROMPT], 20, SAMPLED, GeneratorSampler(torch.Generator().manual_seed(seed)))

@@ -16,11 +16,12 @@ from omnidraft.counts.counts import Guess
 from omnidraft.decoding import passes
 from omnidraft.decoding.drafter import Drafter
 from omnidraft.draft_length.acceptance_head import Head, HeadNetwork, bound, hidden_size, spread
-from omnidraft.draft_length.policy import Entropy, Fixed, HeadThreshold
+from omnidraft.draft_length.policy import Fixed, HeadThreshold
 from omnidraft.errors import ModelError
 from omnidraft.models.language_model import LanguageModel
 from omnidraft.models.native_model import native_of
 from omnidraft.models.transformers_model import TransformersModel, tap
+from support.assembling import load_with
 from support.learning import FAST, PROMPTS, SIZE, adaptive_of, alone, answers, saved
 from support.models import random_model
 
@@ -83,7 +84,7 @@ def test_a_head_of_another_drafter_is_refused(keys: str) -> None:
 
 @pytest.mark.parametrize("trained", [False, True])
 def test_a_draft_ends_where_its_chance_as_a_whole_is_low(*, trained: bool) -> None:
-    head, entropy = Head(8), Entropy(0.3)
+    head = Head(8)
     if trained:
         head.load_weights(learned(8))
     policy = HeadThreshold(0.3, head)
@@ -94,7 +95,7 @@ def test_a_draft_ends_where_its_chance_as_a_whole_is_low(*, trained: bool) -> No
             logits, hidden = some_logits(seed)[length % 5] * 3, torch.randn(8)
             reach *= head.chance(logits, hidden, 1.0)
             drawn = policy.draws(logits, 1.0, hidden)
-            assert drawn is (reach >= 0.3 if trained else entropy.draws(logits, 1.0, hidden))
+            assert drawn is (reach >= 0.3 if trained else bound(spread(logits, 1.0)[0].item()) >= 0.3)
             assert (policy.no_draft_reason is None) is drawn
             if not drawn:
                 break
@@ -164,7 +165,7 @@ def test_where_no_head_is_trained_an_earlier_one_is_kept(target: Path, drafter: 
     with omnidraft.load(target, drafter, dtype="float32", adapt="inline", **FAST) as model:
         answers(model, 5)
     assert len(saved(home)) == 1
-    with omnidraft.load(target, drafter, dtype="float32", adapt="inline", train="drafter", **FAST) as model:
+    with load_with(target, drafter, dtype="float32", adapt="inline", train="drafter", **FAST) as model:
         before = dict(adaptive_of(model).adaptation.state)
         answers(model, 5)
         assert model.learned["updates"] > 0

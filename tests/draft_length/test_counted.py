@@ -10,8 +10,9 @@ import torch
 from draft_length.test_policy import Told, made
 from omnidraft.counts.counts import Guess
 from omnidraft.draft_length.acceptance import COUNTED, Acceptance
+from omnidraft.draft_length.acceptance_head import Head
 from omnidraft.draft_length.goodput import MEASURED, NO_MATCH, PLAIN_EVERY, TOO_DEAR, TOO_SHORT, UNSURE, Goodput
-from omnidraft.draft_length.policy import Confidence, DraftLengthPolicy, Entropy, Fixed, HeadThreshold
+from omnidraft.draft_length.policy import DraftLengthPolicy, Fixed, HeadThreshold
 
 LONGEST = 8
 LIKELY, FLAT = torch.tensor([9.0, 0.0]), torch.zeros(2)
@@ -41,7 +42,7 @@ def measured(*, step: float = 0.1, row: float = 0.05, rate: float = 1.0, alone: 
 # ---------------------------------------------------------------- policies that weigh no costs
 
 
-@pytest.mark.parametrize("policy", [Fixed(), Confidence(0.5), Entropy(0.5), HeadThreshold(0.5, Told())])
+@pytest.mark.parametrize("policy", [Fixed(), HeadThreshold(0.5, Head()), HeadThreshold(0.5, Told())])
 def test_they_trust_the_counts_from_a_chance_of_nine_in_ten(policy: DraftLengthPolicy) -> None:
     assert policy.begin(None, 0.9)
     assert [policy.trusts(chance) for chance in (0.0, 0.89, 0.9, 1.0)] == [False, False, True, True]
@@ -51,19 +52,6 @@ def test_without_a_drafter_a_fixed_length_trusts_them_always() -> None:
     policy = Fixed(alone=True)
     assert policy.begin(None)
     assert policy.trusts(0.0)
-
-
-def test_confidence_goes_on_after_a_token_of_the_counts() -> None:
-    policy = Confidence(0.5)
-    policy.begin(None)
-    policy.draws(LOW, 1.0, None)
-    assert (policy.steps(0), policy.steps(1)) == (True, False)
-    assert not policy.trusts(0.5)
-    assert not policy.steps(1), "nothing was drawn since"
-    assert policy.trusts(0.95)
-    assert policy.steps(0) is policy.steps(1) is True
-    policy.draws(LOW, 1.0, None)
-    assert not policy.steps(1)
 
 
 def test_the_reach_of_a_draft_counts_tokens_of_the_counts() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-import omnidraft
 from omnidraft.config import DRAFT_LENGTHS, Drafting, Sampling
 from omnidraft.counts.counts import Guess
 from omnidraft.decoding.drafter import Drafter
@@ -18,11 +17,12 @@ from omnidraft.decoding.engine import Engine
 from omnidraft.decoding.stats import Stats
 from omnidraft.draft_length.acceptance_head import Head, spread
 from omnidraft.draft_length.goodput import MEASURED, UNSURE, Goodput
-from omnidraft.draft_length.policy import Confidence, DraftLengthPolicy, Entropy, Fixed, HeadThreshold, make_policy
+from omnidraft.draft_length.policy import DraftLengthPolicy, Fixed, HeadThreshold, make_policy
 from omnidraft.errors import ConfigError
 from omnidraft.verification.round import Round, RoundCounts, RoundTimes
 from omnidraft.verification.sampling import Sampler
 from omnidraft.verification.trie_walk import Walk
+from support.assembling import load_with
 from support.enumeration import EXACT, SAMPLED, deviation, enumerate_draws
 from support.learning import PROMPTS, alone
 from support.table_models import ACTIVE, PROMPT, SHAPES, World, frozen_cache, make_world
@@ -93,8 +93,7 @@ class Told(Head):
 
 POLICIES: dict[str, DraftLengthPolicy] = {
     "fixed": Fixed(),
-    "confidence": Confidence(0.5),
-    "entropy": Entropy(0.65),
+    "untrained head": HeadThreshold(0.65, Head()),
     "head": HeadThreshold(0.4, Told()),
     "goodput": Steady(0.05, 0.1),
     "goodput, dear steps": Steady(0.2, 0.1),
@@ -167,15 +166,6 @@ def test_a_policy_that_takes_back_a_drawn_token_changes_the_distribution(monkeyp
 # ---------------------------------------------------------------- what each goes by
 
 
-def test_confidence_ends_a_draft_after_an_unlikely_token() -> None:
-    logits = torch.log(torch.tensor([0.7, 0.2, 0.1]))
-    policy = Confidence(0.5)
-    assert policy.begin(None)
-    for temperature, token, goes_on in ((1.0, 0, True), (1.0, 1, False), (0.0, 0, True), (3.0, 0, False)):
-        assert policy.draws(logits, temperature, None)
-        assert policy.steps(token) is goes_on
-
-
 def test_entropy_is_that_of_the_distribution() -> None:
     p = torch.tensor([0.5, 0.25, 0.25])
     assert spread(torch.log(p), 1.0)[0].item() == pytest.approx(1.5 * math.log(2))
@@ -185,15 +175,15 @@ def test_entropy_is_that_of_the_distribution() -> None:
     assert spread(torch.tensor([0.0, -torch.inf, -torch.inf]), 1.0)[0].item() == pytest.approx(0, abs=1e-6)
 
 
-def test_entropy_ends_a_draft_before_an_unsure_token() -> None:
-    policy = Entropy(0.6)
+def test_without_a_trained_head_the_entropy_ends_a_draft_before_an_unsure_token() -> None:
+    policy = HeadThreshold(0.6, Head())
     for equal, draws in ((1, True), (2, True), (3, False)):  # log 2 nats: 1 − √0.139 = 0.63; log 3: 0.53
         assert policy.draws(torch.zeros(equal), 1.0, None) is draws
 
 
 def test_the_setting_chooses_the_policy() -> None:
     kinds = {name: type(make_policy(Drafting(draft_length=name), Head())) for name in (4, *DRAFT_LENGTHS)}
-    kinds_of = {4: Fixed, "confidence": Confidence, "entropy": Entropy, "head": HeadThreshold, "goodput": Goodput}
+    kinds_of = {4: Fixed, "head": HeadThreshold, "goodput": Goodput}
     assert kinds == kinds_of
     kinds = {name: type(make_policy(Drafting(draft_length=name))) for name in (4, *DRAFT_LENGTHS)}
     assert kinds == dict.fromkeys(kinds_of, Fixed) | {"goodput": Goodput}, "without a drafter"
@@ -221,14 +211,14 @@ class Unlikely(Told):
         return 0.01
 
 
-@pytest.mark.parametrize("policy", [Entropy(1.0), HeadThreshold(0.5, Unlikely())])
+@pytest.mark.parametrize("policy", [HeadThreshold(1.0, Head()), HeadThreshold(0.5, Unlikely())])
 def test_a_first_token_that_is_not_drawn_is_no_draft_and_says_why(policy: DraftLengthPolicy) -> None:
     engine = with_policy(make_world("nested", 0), policy, "all", 0)
     record = next(engine.rounds([PROMPT], 5, SAMPLED, lambda weights: int(weights.argmax())))
     assert (record.draft, record.no_draft_reason, record.counts.draft_passes) == ((), UNSURE, 1)
     stats = Stats.of([record])
     assert (stats.rounds_without_draft, stats.no_draft_reason) == (1, UNSURE)
-    drafted = with_policy(make_world("nested", 0), Entropy(0.0), "all", 0)
+    drafted = with_policy(make_world("nested", 0), HeadThreshold(0.0, Head()), "all", 0)
     record = next(drafted.rounds([PROMPT], 5, SAMPLED, lambda weights: int(weights.argmax())))
     assert record.draft
     assert record.no_draft_reason is None
@@ -259,7 +249,7 @@ def test_the_time_that_a_policy_takes_is_in_the_records(monkeypatch: pytest.Monk
     assert all(told is record for told, record in zip(policy.told, records, strict=True)), "one record for everybody"
 
 
-class Once(Entropy):
+class Once(HeadThreshold):
     """Is sure of the first token only."""
 
     def draws(
@@ -272,7 +262,7 @@ class Once(Entropy):
 
 
 def test_a_draft_of_which_a_stop_string_keeps_nothing_was_a_draft() -> None:
-    engine = with_policy(make_world("nested", 0), Once(0.5), "all", 0)
+    engine = with_policy(make_world("nested", 0), Once(0.5, Head()), "all", 0)
     request = engine.begin([PROMPT], 5, SAMPLED, lambda weights: int(weights.argmax()))
     record = engine.commit(request, engine.verify(request), kept=0)
     assert record.counts.draft_passes > 0
@@ -296,9 +286,9 @@ def test_near_the_end_of_the_context_drafts_become_shorter() -> None:
     assert set(lengths) == {0, 1, 2, 3}, "step by step, not all or nothing"
 
 
-@pytest.mark.parametrize("policy", ["confidence", "entropy", "head", "goodput"])
+@pytest.mark.parametrize("policy", ["head", "goodput"])
 def test_greedy_text_is_that_of_transformers(target: Path, drafter: Path, policy: str) -> None:
-    model = omnidraft.load(target, drafter, dtype="float32", profile=None, draft_length=policy)
+    model = load_with(target, drafter, dtype="float32", profile=None, draft_length=policy)
     for _ in range(3):  # what was measured holds for later texts
         for prompt in PROMPTS:
             assert model.generate(prompt, max_new_tokens=24).token_ids == alone(model, prompt, 24)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from experiments.bounded_cache import BoundedCache
 from omnidraft.alignment.ngram_cache import FALSE_MERGES_BEFORE_OFF, NgramCache
 from omnidraft.alignment.spelling_table import Probs
 from omnidraft.config import Sampling
@@ -17,20 +18,20 @@ from omnidraft.decoding.passes import Passes
 from omnidraft.verification.round import Round, RoundTimes
 from omnidraft.verification.sampling import GeneratorSampler, softmax
 from support.enumeration import EXACT, clone, distance, first_tokens, learning_distribution, plain_distribution
-from support.table_models import PROMPT, SHAPES, World, make_world
+from support.table_models import PROMPT, SHAPES, World, cache_of, make_world
 
-LEARNING: dict[str, dict[str, Any]] = {
-    "empty": {"seed": "empty"},
-    "empty, one entry, lfu": {"seed": "empty", "bound": 1, "eviction": "lfu"},
-    "empty, one entry, lru": {"seed": "empty", "bound": 1, "eviction": "lru"},
-    "vocabulary, two entries": {"seed": "vocabulary", "bound": 2},
-    "vocabulary": {"seed": "vocabulary"},
+LEARNING: dict[str, tuple[str, int | None, str]] = {
+    "empty": ("empty", None, ""),
+    "empty, one entry, lfu": ("empty", 1, "lfu"),
+    "empty, one entry, lru": ("empty", 1, "lru"),
+    "vocabulary, two entries": ("vocabulary", 2, "lfu"),
+    "vocabulary": ("vocabulary", None, ""),
 }
 
 
-def distrusted(world: World, **keywords: Any) -> NgramCache:
+def distrusted(world: World, seed: str, bound: int | None, eviction: str) -> NgramCache:
     """A cache where one more false merge switches any n-gram off."""
-    cache = NgramCache(world.table, **keywords)
+    cache = cache_of(world.table, seed, bound, eviction)
     cache.false_merges[np.diff(world.table.offsets) > 1] = FALSE_MERGES_BEFORE_OFF - 1
     return cache
 
@@ -38,11 +39,11 @@ def distrusted(world: World, **keywords: Any) -> NgramCache:
 def assert_exact_while_learning(shape: str, learning: str, count: int, **drafting: object) -> set[bytes]:
     """Returns the active sets that occurred."""
     world = make_world(shape, 1)
-    cache = distrusted(world, **LEARNING[learning])
+    cache = distrusted(world, *LEARNING[learning])
     sets = set()
 
     def seen(state: NgramCache) -> None:
-        assert state.bound is None or state.size <= state.bound
+        assert not isinstance(state, BoundedCache) or state.size <= state.bound
         sets.add(state.active.tobytes())
 
     ours = learning_distribution(world, cache, count, seen, **drafting)
@@ -87,7 +88,7 @@ MANY: dict[str, tuple[dict[str, object], Sampling]] = {
 def test_after_many_rounds_all_is_as_after_a_fresh_start(shape: str, way: str) -> None:
     drafting, sampling = MANY[way]
     world, other = make_world(shape, 2), make_world(shape, 2)
-    cache = NgramCache(world.table, seed="empty", bound=2, eviction="lru")
+    cache = BoundedCache(world.table, 2, "lru", seed="empty")
     engine, generator = world.engine(cache, **drafting), torch.Generator()
     assert engine.attached is not None
     drafter, translator = engine.attached.drafter, engine.attached.context

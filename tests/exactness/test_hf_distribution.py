@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from omnidraft import hf
-from omnidraft.config import Sampling
+from omnidraft.config import Drafting, Sampling
 from omnidraft.hf.text import settings
 from omnidraft.verification.sampling import Sampler
 from support.enumeration import Distribution, distance, enumerate_draws
@@ -146,7 +146,7 @@ def test_the_distribution_of_longer_texts(
 
     expected = plain_distribution(lambda: alone(model, stopping_criteria=criteria(), **options), monkeypatch)
     assert {len(text) for text in expected} == {length + ids_of(model, "ab").shape[1] for length in (1, 2, 3)}
-    own = OPTIONS | {"draft_length": 2, "verification": "token", "reuse_answers": "nothing"}
+    own = Drafting(draft_length=2, verification="token", reuse_answers="nothing")
     rounds = recorded(monkeypatch)
     found = helped_distribution(
         lambda: helped(model, drafter, stopping_criteria=criteria(), omnidraft_options=own, **options), monkeypatch

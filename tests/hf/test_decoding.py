@@ -26,6 +26,7 @@ from transformers import (
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from omnidraft import ConfigError
+from omnidraft.config import Drafting
 from omnidraft.decoding.drafter import Drafter
 from omnidraft.hf.text import Text
 from omnidraft.verification.round import Round
@@ -76,7 +77,7 @@ def test_greedy_text_is_that_of_generate_alone(
     if name in ("plain", "all"):
         ways += [(twin, {"mode": "paper"}), (twin, {"mode": "intersection", "drafter_temperature": 1.0})]
     for helper, more in ways:
-        output = helped(model, helper, **options, omnidraft_options=OPTIONS | more)
+        output = helped(model, helper, **options, omnidraft_options=Drafting(**OPTIONS | more))
         assert torch.equal(output, expected), (helper, more)
         assert output.dtype == expected.dtype
     assert sum(record.counts.accepted for record in rounds) > COUNT / 10
@@ -126,7 +127,7 @@ def test_processors_see_each_prefix_once_in_order_and_none_that_does_not_stay(
 ) -> None:
     watch, ends = Watch(0), Ends(*([eos_within(model)] if ending == "criterion" else []))
     options: dict[str, Any] = {"eos_token_id": eos_within(model)} if ending == "eos" else {}
-    own = OPTIONS | {"draft_length": 6, "mode": mode}
+    own = Drafting(draft_length=6, mode=mode)
     for seed in range(3 if sampled else 1):
         watch.seen, ends.seen = [], []
         torch.manual_seed(seed)
@@ -225,7 +226,7 @@ def test_a_draft_is_as_warm_as_the_text(
     helped(model, twin, do_sample=True, temperature=0.3, **more)
     assert seen == {0.3}
     seen.clear()
-    own = OPTIONS | {"drafter_temperature": 0.9}
+    own = Drafting(**OPTIONS, drafter_temperature=0.9)
     helped(model, twin, do_sample=True, temperature=0.3, omnidraft_options=own, **more)
     assert seen == {0.9}
 

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 import omnidraft
 from omnidraft import ConfigError, OmniDraftError
+from omnidraft.config import Drafting
 from omnidraft.draft_length.goodput import Goodput
 from omnidraft.hf import kept_drafters
 from omnidraft.hf.kept_drafters import ready_drafters
@@ -80,7 +81,7 @@ def test_drafters_of_every_kind(model: PreTrainedModel, target: Path, drafter: P
     shared = omnidraft.load(target, drafter, **OPTIONS)
     for helper, options in (
         (drafter, {}),
-        (str(drafter), {"omnidraft_options": OPTIONS | {"drafter_backend": "transformers"}}),
+        (str(drafter), {"omnidraft_options": Drafting(**OPTIONS, drafter_backend="transformers")}),
         ("zoo:drafter", {}),
         (load(drafter), {}),
         (nameless, {"omnidraft_drafter_tokenizer": tokenizer}),

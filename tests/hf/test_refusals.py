@@ -19,6 +19,7 @@ from transformers import (
 
 import omnidraft
 from omnidraft import ConfigError, ModelError, PromptError
+from omnidraft.config import Drafting
 from omnidraft.models.transformers_model import cache_argument
 from support.generating import alone, helped, ids_of, load
 
@@ -43,9 +44,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no drafter": ({"omnidraft_drafter": None}, "omnidraft_drafter is missing: give a folder"),
     "a number": ({"omnidraft_drafter": 7}, "omnidraft_drafter is of type int: give a folder"),
     "a lost tokenizer": ({"omnidraft_drafter_tokenizer": object()}, "omnidraft_drafter_tokenizer is for a drafter"),
+    "of experiments": ({"omnidraft_options": {"mode": "paper"}}, "unknown option 'mode': it is for experiments"),
     "typing error": ({"omnidraft_options": {"draft_lenght": 3}}, "'draft_lenght'.*did you mean 'draft_length'"),
     "bad option": ({"omnidraft_options": {"draft_length": -3}}, "draft_length is -3"),
-    "answers in no profile": ({"omnidraft_options": {"reuse_answers": "profile"}}, "reuse_answers is 'profile'.*leave it out"),
+    "such settings": ({"omnidraft_options": Drafting(reuse_answers="profile")}, "is 'profile' without a profile"),
+    "answers in no profile": ({"omnidraft_options": {"reuse_answers": "profile"}}, "is 'profile'.*leave it out"),
     "no folder": ({"omnidraft_drafter": "no/such/folder"}, "no folder that exists"),
     "no zoo model": ({"omnidraft_drafter": "zoo:giraffe"}, "use one of"),
 }
@@ -93,7 +96,7 @@ def test_models_that_cannot_be_drafted_for_are_refused(model: PreTrainedModel, t
     with pytest.raises(ConfigError, match="no drafter to share"):
         helped(model, omnidraft.load(target, None))
     with pytest.raises(ConfigError, match="drafter_backend is that of the drafter"):
-        helped(model, omnidraft.load(target, drafter), omnidraft_options={"drafter_backend": "transformers"})
+        helped(model, omnidraft.load(target, drafter), omnidraft_options=Drafting(drafter_backend="transformers"))
     training: Any = load(target)
     training.train()
     with pytest.raises(ConfigError, match=r"call model.eval\(\)"):
@@ -116,6 +119,6 @@ def test_models_that_cannot_be_drafted_for_are_refused(model: PreTrainedModel, t
 
 def test_a_refused_call_puts_nothing_into_a_streamer(model: PreTrainedModel, drafter: Path) -> None:
     streamer = SimpleNamespace(put=lambda _: pytest.fail("given something"), end=lambda: None)
-    for options in ({"omnidraft_options": {"mode": "none"}}, {"ids": torch.full((1, 4097), 5)}):
+    for options in ({"omnidraft_options": {"draft_length": "none"}}, {"ids": torch.full((1, 4097), 5)}):
         with pytest.raises((ConfigError, PromptError)):
             helped(model, drafter, omnidraft_streamer=streamer, **options)

@@ -87,7 +87,10 @@ def test_drafts_are_drawn_from_what_a_fresh_pass_says(kind: str) -> None:
                 checked += 1
             return drafted, vectors
 
-    alone: dict[str, Any] = {"draft_length": 4, "reuse_answers": "nothing"}  # without counts, which say more than the pass
+    alone: dict[str, Any] = {
+        "draft_length": 4,
+        "reuse_answers": "nothing",
+    }  # without counts, which say more than the pass
     engine_ = engine(Scripted(TARGET.vocab.size, ids), TARGET, TransformersModel(model), OWN, **alone)
     assert engine_.attached is not None
     object.__setattr__(engine_.attached, "drafter", Checked(engine_.attached.drafter.model))

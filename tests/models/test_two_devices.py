@@ -129,7 +129,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "exact": {},
     "one by one": {"verification": "token", "drafter_temperature": 1.0},
     "head": {"draft_length": "head", "max_draft_length": 3, "threshold": 0.0},
-    "entropy": {"draft_length": "entropy", "max_draft_length": 3, "threshold": 0.0},
     "intersection": {"mode": "intersection"},
     "paper": {"mode": "paper"},
 }

@@ -28,7 +28,9 @@ ORIGIN = "http://friend.example:3000"
 
 @pytest.fixture(scope="module")
 def guarded(target: Path, drafter: Path) -> Iterator[At]:
-    with serving([target], drafter, api_key=(KEY, OTHER), cors_origin=(ORIGIN,), max_body_mb=0.01, body_timeout_s=1.0) as at:
+    with serving(
+        [target], drafter, api_key=(KEY, OTHER), cors_origin=(ORIGIN,), max_body_mb=0.01, body_timeout_s=1.0
+    ) as at:
         yield at
 
 

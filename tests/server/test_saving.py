@@ -38,7 +38,7 @@ ENDLESS: dict[str, Any] = {
         "json_schema": {"name": "x", "schema": {"type": "string", "minLength": 20000}},
     },
 }
-LEARNS: dict[str, Any] = {"adapt": "inline", "update_every": 1, "train": "drafter", "draft_length": 4}
+LEARNS: dict[str, Any] = {"adapt": "inline", "update_every": 1, "draft_length": 4}
 
 
 def complete(at: At, **body: Any) -> httpx.Response:
@@ -151,7 +151,7 @@ class Process:
     def __init__(self, target: Path, drafter: Path, home: Path, save_every_s: float, code: str, *more: str) -> None:
         command = [sys.executable, "-c", code, "serve", "--target", str(target), "--drafter", str(drafter)]
         command += ["--port", "0", "--adapt", "background", "--draft-length", "4", "--threads", "1"]
-        command += ["--set", "update_every=1", "--set", f"save_every_s={save_every_s}", "--set", "train=drafter", *more]
+        command += ["--set", "update_every=1", "--set", f"save_every_s={save_every_s}", *more]
         environment = os.environ | {"OMNIDRAFT_HOME": str(with_native(home))}
         self.process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, encoding="utf-8")
         assert self.process.stderr is not None

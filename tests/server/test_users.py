@@ -33,7 +33,7 @@ TOKENS = 24
 
 @contextmanager
 def shown(
-    monkeypatch: pytest.MonkeyPatch, *targets: str | Path, drafter: str | None, reuse_answers: str = "memory", **more: Any
+    patch: pytest.MonkeyPatch, *targets: str | Path, drafter: str | None, reuse_answers: str = "memory", **more: Any
 ) -> Iterator[tuple[At, list[Served]]]:
     """A server of one lane, and its targets."""
     found: list[Served] = []
@@ -42,7 +42,7 @@ def shown(
         found.extend(load_all(*given, **options))
         return found
 
-    monkeypatch.setattr(run, "load_all", load)
+    patch.setattr(run, "load_all", load)
     options = {"draft_length": 4, "reuse_answers": reuse_answers}
     with serving(targets, drafter, options, **{"lanes": 1, "api_key": KEYS, **more}) as at:
         yield at, found
@@ -152,7 +152,7 @@ def test_no_memory_where_nothing_is_remembered() -> None:
 def test_a_profile_is_of_one_user(chat: Path) -> None:
     options = {"reuse_answers": "profile", "adapt": "background", "profile": "auto"}
     with (
-        pytest.raises(ConfigError, match=r"the answers of several users together.*: use reuse_answers='memory'") as raised,
+        pytest.raises(ConfigError, match=r"answers of several users together.*: use reuse_answers='memory'") as raised,
         serving([chat], SMALL, options, api_key=KEYS),
     ):
         pass

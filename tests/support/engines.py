@@ -102,8 +102,6 @@ def engine(
     cache_ = NgramCache(
         spelling,
         seed="empty" if only_direct else settings.ngram_seed,
-        bound=settings.ngram_bound,
-        eviction=settings.ngram_eviction,
         frozen=frozen or only_direct,
     )
     context = context_of(drafter_language, target_language)

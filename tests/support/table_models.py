@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
+from experiments.bounded_cache import BoundedCache
 from omnidraft.alignment.drafter_context import DrafterContext
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.spelling_table import Probs, SpellingTable, build_table
@@ -287,12 +288,19 @@ def worlds(draw: st.DrawFn) -> World:
     return make_world("random", seed, draw(st.sampled_from([0.0, 0.3])), random_shape(seed))
 
 
+EVICTIONS = st.sampled_from(["lfu", "lru"])
+
+
+def cache_of(table: SpellingTable, seed: str, bound: int | None, eviction: str) -> NgramCache:
+    """A new cache, which has a bound or none."""
+    return NgramCache(table, seed=seed) if bound is None else BoundedCache(table, bound, eviction, seed=seed)
+
+
 @st.composite
 def caches(draw: st.DrawFn, world: World) -> NgramCache:
     """A cache that has seen some rounds, with whatever they left active."""
     bound = draw(st.one_of(st.none(), st.none(), st.integers(1, 3)))
-    eviction, seed = draw(st.sampled_from(["lfu", "lru"])), draw(st.sampled_from(["vocabulary", "vocabulary", "empty"]))
-    cache = NgramCache(world.table, seed=seed, bound=bound, eviction=eviction)
+    cache = cache_of(world.table, draw(st.sampled_from(["vocabulary", "vocabulary", "empty"])), bound, draw(EVICTIONS))
     for emitted, false_merge in draw(rounds(world)):
         cache.observe(emitted, false_merge)
     return cache

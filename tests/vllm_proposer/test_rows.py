@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-import omnidraft
 from omnidraft import OmniDraft
 from omnidraft.config import Drafting
 from omnidraft.draft_length.batch_goodput import BatchCosts
 from omnidraft.vllm import rows as rows_module
 from omnidraft.vllm.pair import RemotePair, load_pair
 from omnidraft.vllm.rows import Rows
+from support.assembling import load_with
 from support.batches import WIDTH, Asked, Batch
 from support.engines import generate
 
@@ -28,7 +28,7 @@ TEXTS = ("def count(items):\n    return", "Question: 2 + 3 = 5.", "The first of 
 def local() -> OmniDraft:
     """The target whose answers are known, in the local loop with the same fixed draft length."""
     options = {"draft_length": LENGTH, "profile": None, "drafter_temperature": 0.0, "reuse_answers": "nothing"}
-    return omnidraft.load("zoo:target-a", "zoo:drafter", dtype="float32", **options)  # type: ignore[arg-type]
+    return load_with("zoo:target-a", "zoo:drafter", dtype="float32", **options)
 
 
 @cache

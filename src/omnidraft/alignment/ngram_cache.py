@@ -24,8 +24,7 @@ class NgramCache:
     `outside` the trie: symbols of their own at the root, never proposed.
 
     `seed="vocabulary"` starts with every n-gram active, `seed="empty"` with none; an n-gram becomes active when
-    the target emits it.  With a `bound`, the most used stay active (`"lfu"`) or the most recently used (`"lru"`).
-    `frozen` never changes: with seed "empty" that is the plain vocabulary intersection.
+    the target emits it.  `frozen` never changes: with seed "empty" that is the plain vocabulary intersection.
     """
 
     def __init__(
@@ -33,14 +32,10 @@ class NgramCache:
         table: SpellingTable,
         *,
         seed: str = "vocabulary",
-        bound: int | None = None,
-        eviction: str = "lfu",
         frozen: bool = False,
     ) -> None:
         self.table = table
         self.seed = seed
-        self.bound = bound
-        self.eviction = eviction
         self.frozen = frozen
         lengths = np.diff(table.offsets)
         self._order = table.order.astype(np.intp)  # numpy gathers twice as fast by intp
@@ -54,8 +49,6 @@ class NgramCache:
         self.last_use: Ints = np.zeros(table.target_size, np.int32)
         self._clock = 0
         active = (table.node >= 0) & ((lengths == 1) | (seed == "vocabulary"))
-        if bound is not None and seed == "vocabulary":
-            active[np.flatnonzero(self._ngram)[bound:]] = False  # low ids were merged first: the frequent ones
         self._set_active(active)
 
     # ------------------------------------------------------------ queries of the walk
@@ -158,7 +151,6 @@ class NgramCache:
                 self._switch(false_merge, on=False)
                 changed = True
         if changed:
-            self._evict()
             self._refresh()
 
     def _pays(self, token: int) -> bool:
@@ -173,17 +165,6 @@ class NgramCache:
             low, high = int(self.table.first[node]), int(self.table.first[node + 1])
             node = low + int(np.searchsorted(self.table.symbol[low:high], draft))
             self._live[node] += 1 if on else -1
-
-    def _evict(self) -> None:
-        if self.bound is None:
-            return
-        active = np.flatnonzero(self.active & self._ngram)
-        excess = len(active) - self.bound
-        if excess > 0:
-            first, second = (self.hits, self.last_use) if self.eviction == "lfu" else (self.last_use, self.hits)
-            worst = np.lexsort((-active, second[active], first[active]))[:excess]
-            for token in active[worst]:
-                self._switch(int(token), on=False)
 
     def activate(self, active: npt.NDArray[np.bool_]) -> None:
         """Copy the active set (V_p,) of another cache of the same table."""
@@ -217,7 +198,7 @@ class NgramCache:
 
     @property
     def size(self) -> int:
-        """Number of active n-grams; never above the bound."""
+        """Number of active n-grams."""
         return int(np.count_nonzero(self.active & self._ngram))
 
     # ------------------------------------------------------------ save and load
@@ -257,5 +238,3 @@ class NgramCache:
             setattr(self, name, record)
         self._clock = clock
         self._set_active(active)
-        self._evict()
-        self._refresh()

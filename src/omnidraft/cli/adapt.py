@@ -17,7 +17,7 @@ from rich.console import Console
 
 from omnidraft.cli import flags, prompts
 from omnidraft.cli.progress import progress
-from omnidraft.config import Drafting, Learning, Sampling
+from omnidraft.config import DraftingOptions, LearningOptions, Sampling
 from omnidraft.errors import ConfigError, PromptError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ EXAMPLES = (
 def main(arguments: Sequence[str]) -> int:
     """Run `omnidraft adapt`; raises InputError and its kinds."""
     options = _parser().read(arguments)
-    drafting, learning, sampling = flags.collect(options, Drafting, Learning, Sampling)
+    drafting, learning, sampling = flags.collect(options, DraftingOptions, LearningOptions, Sampling)
     if options.profile is None:
         raise ConfigError("profile is 'none', so what is learned would be lost: leave it out, or give a file")
     if options.drafter is None:
@@ -99,5 +99,5 @@ def _parser() -> flags.CommandParser:
     group = parser.add_argument_group("settings")
     flags.add_settings(group, Sampling, "temperature")
     flags.add(group, "--dtype", "--device")
-    flags.add_set(parser, group, Sampling, Drafting, Learning)
+    flags.add_set(parser, group, Sampling, DraftingOptions, LearningOptions)
     return parser

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from omnidraft.cli import flags
-from omnidraft.config import ADAPT, Drafting, GenerationLimits, Learning, Sampling, stop_strings
+from omnidraft.config import ADAPT, DraftingOptions, GenerationLimits, LearningOptions, Sampling, stop_strings
 
 if TYPE_CHECKING:
     from omnidraft.api import Generation, OmniDraft
@@ -23,19 +23,20 @@ def add_flags(parser: flags.CommandParser) -> argparse._ArgumentGroup:
     text = parser.add_argument_group("input and output")
     text.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop string; repeatable")
     more = parser.add_argument_group("drafting, learning and devices")
-    flags.add_settings(more, Drafting, "draft_length", "reuse_answers")
+    flags.add_settings(more, DraftingOptions, "draft_length", "reuse_answers")
     more.add_argument(
         "--adapt", default="off", metavar="NAME", help=f"learn from the answers: {', '.join(ADAPT)} (default: off)"
     )
     flags.add(more, "--profile", help="where learned weights are kept: a file, or none (default: that of the pair)")
     flags.add(more, "--dtype", "--device")
-    flags.add_set(parser, more, GenerationLimits, Sampling, Drafting, Learning)
+    flags.add_set(parser, more, GenerationLimits, Sampling, DraftingOptions, LearningOptions)
     return text
 
 
 def settings(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
     """The options of a request, and those of `load`; raises ConfigError for one that is not usable."""
-    limits, sampling, drafting, learning = flags.collect(options, GenerationLimits, Sampling, Drafting, Learning)
+    kinds = (GenerationLimits, Sampling, DraftingOptions, LearningOptions)
+    limits, sampling, drafting, learning = flags.collect(options, *kinds)
     stop_strings(options.stop)
     return {"stop": options.stop, **limits, **sampling}, {**drafting, **learning}
 

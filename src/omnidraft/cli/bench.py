@@ -21,7 +21,7 @@ from omnidraft.bench import environment, output, records, report
 from omnidraft.bench.records import BASELINE, METHODS
 from omnidraft.cli import flags, prompts
 from omnidraft.cli.progress import progress
-from omnidraft.config import Drafting, Sampling
+from omnidraft.config import Drafting, DraftingOptions, Sampling
 from omnidraft.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ DRAFTED: dict[str, Any] = {"draft_length": 4}  # drafts in every round, or there
 def _exactness(options: argparse.Namespace, console: Console) -> int:
     from omnidraft.bench import exactness
 
-    sampling, drafting = flags.collect(options, Sampling, Drafting)
+    sampling, drafting = flags.collect(options, Sampling, DraftingOptions)
     experiment = exactness.Experiment(
         samples=options.samples or (exactness.QUICK_SAMPLES if options.quick else exactness.SAMPLES),
         alpha=options.alpha,
@@ -253,8 +253,8 @@ def _add_exactness(bench: flags.CommandParser) -> None:
     flags.add(parser, "--json", help="print one JSON line instead of Markdown")
     settings = parser.add_argument_group("sampling and drafting")
     flags.add_settings(settings, Sampling, "temperature", "top_p", **SAMPLED)
-    flags.add_settings(settings, Drafting, "draft_length", **DRAFTED)
-    flags.add_set(parser, settings, Sampling, Drafting)
+    flags.add_settings(settings, DraftingOptions, "draft_length", **DRAFTED)
+    flags.add_set(parser, settings, Sampling, DraftingOptions)
 
 
 def _add_run(parser: flags.CommandParser) -> None:

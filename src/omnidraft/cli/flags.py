@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from omnidraft.api import OmniDraft
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
-LARGEST = 2**31  # above any integer argument
+MAX_INTEGER = 2**31  # above any integer argument
 DEFAULT = f"{defaults.DRAFTER}; {defaults.SMALL}, if installed, for an embedded target"  # the default drafter
 TARGET = zoo.TARGET  # of examples, as is the next
 PAIR = f"--target {TARGET} --drafter {defaults.DRAFTER}"
@@ -51,8 +51,8 @@ def at_least(low: int) -> Callable[[str], int]:
 
     def parse(text: str) -> int:
         value = number(text)
-        if not isinstance(value, int) or not low <= value < LARGEST:
-            raise argparse.ArgumentTypeError(f"{text!r} is no integer from {low} to {LARGEST - 1}")
+        if not isinstance(value, int) or not low <= value < MAX_INTEGER:
+            raise argparse.ArgumentTypeError(f"{text!r} is no integer from {low} to {MAX_INTEGER - 1}")
         return value
 
     return parse

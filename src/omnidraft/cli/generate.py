@@ -17,7 +17,7 @@ EXAMPLES = (
     f'omnidraft generate "def mean(values):" --target {flags.TARGET}',
     'omnidraft generate "Why is the sky blue?" --target Qwen/Qwen2-7B-Instruct --max-new-tokens 500',
     "omnidraft generate - --target ./my-model --adapt background < prompt.txt",
-    f'omnidraft generate "Once" --target {flags.TARGET} --temperature 0.8 --set min_p=0.05 --set verification=token',
+    f'omnidraft generate "Once" --target {flags.TARGET} --temperature 0.8 --set min_p=0.05 --set max_draft_length=8',
 )
 
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 
 from omnidraft.cli import flags
-from omnidraft.config import Drafting, Learning
+from omnidraft.config import DraftingOptions, LearningOptions
 from omnidraft.errors import ConfigError
 from omnidraft.server.settings import Serving
 
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
     keys = options.api_key if "api_key" in options else os.environ.get(KEY, "").split()
     if keys:
         options.api_key = tuple(keys)
-    serving, drafting, learning = flags.collect(options, Serving, Drafting, Learning)
+    serving, drafting, learning = flags.collect(options, Serving, DraftingOptions, LearningOptions)
     if options.adapt not in ADAPT:
         raise ConfigError(
             f"adapt is {options.adapt!r}; a server learns in the background or not: use {' or '.join(ADAPT)}"
@@ -84,10 +84,10 @@ def _parser() -> flags.CommandParser:
     )
     server.add_argument("--log-prompts", action="store_true", help="write prompts to the log")
     more = parser.add_argument_group("drafting, learning and devices")
-    flags.add_settings(more, Drafting, "draft_length", "reuse_answers")
+    flags.add_settings(more, DraftingOptions, "draft_length", "reuse_answers")
     more.add_argument(
         "--adapt", default="off", metavar="NAME", help=f"learn from the answers: {', '.join(ADAPT)} (default: off)"
     )
     flags.add(more, "--dtype", "--device", "--threads")
-    flags.add_set(parser, more, Serving, Drafting, Learning)
+    flags.add_set(parser, more, Serving, DraftingOptions, LearningOptions)
     return parser

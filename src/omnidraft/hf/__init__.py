@@ -11,14 +11,13 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Mapping
-from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from omnidraft.config import Drafting, suggestion
+from omnidraft.config import Drafting, drafting_of
 from omnidraft.decoding.engine import Engine
 from omnidraft.errors import ConfigError
 from omnidraft.generation import Stream
@@ -70,14 +69,14 @@ def generate(  # noqa: PLR0913  transformers hands over those of its arguments t
     omnidraft_drafter_tokenizer: PreTrainedTokenizerBase | None = None,
     omnidraft_tokenizer: PreTrainedTokenizerBase | None = None,
     omnidraft_streamer: Streamer | None = None,
-    omnidraft_options: Mapping[str, Any] | None = None,
+    omnidraft_options: Mapping[str, Any] | Drafting | None = None,
     **inputs: Any,
 ) -> torch.Tensor | GenerateDecoderOnlyOutput:
     """Decode for `model.generate(custom_generate=omnidraft.hf.generate, omnidraft_drafter=...)`.
 
     The drafter is a folder, a hub id, `zoo:NAME`, an OmniDraft whose drafter is shared, or a transformers model.  The
     tokenizers default to those found under the models' names.  `omnidraft_options` takes the fields of
-    `config.Drafting`.  A drafter attached to a model is kept for later calls, as long as the model is.
+    `config.DraftingOptions`, or is a `config.Drafting`.  A drafter is kept for later calls as long as the model is.
 
     Takes input_ids (1, T) and returns what `generate` returns: ids (1, T + new), or with `return_dict_in_generate` a
     GenerateDecoderOnlyOutput, without a cache.  Torch's global seed and the answers before decide every draw.  Raises
@@ -145,15 +144,11 @@ def _streamer(given: Streamer | None) -> Streamer | None:
     return given
 
 
-def _drafting(options: Mapping[str, Any] | None) -> Drafting:
+def _drafting(options: Mapping[str, Any] | Drafting | None) -> Drafting:
     """Validate options; raises ConfigError for an unknown one."""
-    if not isinstance(options or {}, Mapping):
+    if not isinstance(options or {}, Mapping | Drafting):
         raise ConfigError(f"omnidraft_options is of type {type(options).__name__}: give a dict, {{'draft_length': 4}}")
-    known = [each.name for each in fields(Drafting)]
-    for name in options or ():
-        if name not in known:
-            raise ConfigError(f"unknown option {name!r} in omnidraft_options: {suggestion(name, known)}")
-    drafting = Drafting(**(options or {}))
+    drafting = options if isinstance(options, Drafting) else drafting_of(options or {})
     if drafting.reuse_answers == "profile":
         raise ConfigError("reuse_answers is 'profile' without a profile to save answers in: leave it out")
     return drafting

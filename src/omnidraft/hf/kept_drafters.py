@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from omnidraft import zoo
 from omnidraft.alignment.vocab import read_vocab
 from omnidraft.api import OmniDraft
-from omnidraft.attach import LearningOptions, attach
+from omnidraft.attach import LearningPlan, attach
 from omnidraft.config import Drafting
 from omnidraft.counts.counts import AnswerMemory
 from omnidraft.decoding.shared_drafter import SharedDrafter
@@ -86,8 +86,8 @@ def _make(
     target: LoadedModel, drafter: LoadedModel, shared: SharedDrafter, drafting: Drafting, memory: AnswerMemory | None
 ) -> Ready:
     vocab = read_vocab(target.tokenizer, target.lm.vocab_size, target.lm.eos)
-    options = LearningOptions(learning={}, warn=_log.warning)
-    adaptive = attach(target, vocab, drafter, shared, drafting, options)
+    plan = LearningPlan(learning={}, warn=_log.warning)
+    adaptive = attach(target, vocab, drafter, shared, drafting, plan)
     return Ready(policy=make_policy(drafting, adaptive.attached.head), adaptive=adaptive, memory=memory)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList, TemperatureLogitsWarper
 
-from omnidraft.config import COLDEST, Drafting, Sampling
+from omnidraft.config import MIN_TEMPERATURE, Drafting, Sampling
 from omnidraft.errors import ConfigError
 from omnidraft.models.language_model import NO_LIMIT
 from omnidraft.verification.sampling import Processor, check_scores, target_processors
@@ -17,7 +17,7 @@ from omnidraft.verification.sampling import Processor, check_scores, target_proc
 if TYPE_CHECKING:
     from transformers import GenerationConfig, LogitsProcessorList
 
-HOTTEST = 100.0  # temperature of a draft, which may have any
+MAX_TEMPERATURE = 100.0  # temperature of a draft, which may have any
 SETTINGS = {  # by what the processors that stand for them call it
     "penalty": "repetition_penalty",
     "temperature": "temperature",
@@ -111,7 +111,7 @@ def sampling_for(
     if sampled and drafting.drafter_temperature is None:
         # the engine does not see that of the text
         found = (float(each.temperature) for each in processors if type(each) is TemperatureLogitsWarper)
-        drafting = replace(drafting, drafter_temperature=min(max(next(found, 1.0), COLDEST), HOTTEST))
+        drafting = replace(drafting, drafter_temperature=min(max(next(found, 1.0), MIN_TEMPERATURE), MAX_TEMPERATURE))
     return Sampling(temperature=float(sampled)), (text.process,), drafting
 
 

@@ -135,9 +135,7 @@ class Teacher:
                     finished.append(row.conversation())
                 tried, found = tried + 1, found + bool(row.whole)
                 if tried >= TRIED and not found and all(each.asking for each in rows):
-                    raise ModelError(
-                        f"{self._name} ends no question of its own: use another, or prompts with self_asked=0"
-                    )
+                    raise ModelError(f"{self._name} ends no question of its own: use another, or self_asked=0")
                 rows[slot] = next(planned)
                 texts[slot].crop(0)
             yield finished
@@ -145,11 +143,8 @@ class Teacher:
     def _plan(self, number: int) -> _Row:
         """The beginning of a conversation: a prompt, or an opening."""
         rng = np.random.default_rng([0, number])
-        greedy, temperature, own = (
-            rng.random() < GREEDY,
-            float(rng.uniform(0.5, 1)),
-            rng.random() < self._writing.self_asked,
-        )
+        greedy, temperature = rng.random() < GREEDY, float(rng.uniform(0.5, 1))
+        own = rng.random() < self._writing.self_asked
         if asking := own or not self._prompts:
             given = self._chat.ids(_drawn(rng, OPENINGS))
         else:

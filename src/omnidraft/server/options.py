@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from omnidraft.config import COLDEST, GenerationLimits, Sampling, settings_of, stop_strings
+from omnidraft.config import MIN_TEMPERATURE, GenerationLimits, Sampling, settings_of, stop_strings
 from omnidraft.errors import ConfigError
 from omnidraft.server import protocol_base as base
 from omnidraft.server.errors import ApiError, of_input
@@ -28,7 +28,7 @@ def sampling_of(body: base.Options, settings: Serving, default: int, *counts: st
     """
     asked = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
     asked["top_k"] = max(0, asked["top_k"]) if "top_k" in asked else None
-    if asked.get("temperature", 1) < COLDEST or asked.get("top_p") == 0:  # the most probable token alone
+    if asked.get("temperature", 1) < MIN_TEMPERATURE or asked.get("top_p") == 0:  # the most probable token alone
         asked |= {"temperature": 0.0, "top_p": 1.0}
     asked |= _repetition(body)
     asked = {name: value for name, value in asked.items() if value is not None}

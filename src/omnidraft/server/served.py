@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from omnidraft import zoo
 from omnidraft.api import OmniDraft, load
-from omnidraft.config import Learning, names
+from omnidraft.config import LearningOptions, names
 from omnidraft.defaults import AUTO, drafter_for
 from omnidraft.errors import ConfigError, ModelError
 from omnidraft.models.language_model import ROOM, copies
@@ -205,7 +205,7 @@ def _load(
     try:
         return load(target, drafter, warn=warn, **options), None
     except ModelError as error:
-        own = {"adapt", "profile", "drafter_backend", *names(Learning)}
+        own = {"adapt", "profile", *names(LearningOptions)}
         rest = {name: value for name, value in options.items() if name not in own}
         if drafter is None or rest.get("reuse_answers") == "profile":
             raise

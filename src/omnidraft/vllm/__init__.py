@@ -4,7 +4,7 @@
         '{"method": "custom_class", "model": "omnidraft.vllm.Proposer", "num_speculative_tokens": 4}'
 
 Settings go to `--additional-config '{"omnidraft": {"drafter": ..., "draft_length": ...}}'`: the fields of
-`vllm.settings.ProposerSettings` and of `config.Drafting`.  docs/vllm.md has the limits.
+`vllm.pair.ProposerSettings` and of `config.DraftingOptions`.  docs/vllm.md has the limits.
 """
 
 from __future__ import annotations
@@ -65,9 +65,8 @@ class Proposer:
 
 def rows_for(vllm_config: Any) -> Rows:
     """Return the drafts for rows that vLLM's config asks for."""
-    from omnidraft.vllm.pair import load_pair
+    from omnidraft.vllm.pair import ProposerSettings, load_pair
     from omnidraft.vllm.rows import Rows
-    from omnidraft.vllm.settings import ProposerSettings
 
     model, additional = vllm_config.model_config, vllm_config.additional_config
     given = additional.get("omnidraft", {}) if isinstance(additional, dict) else {}

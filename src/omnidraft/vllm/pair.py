@@ -1,20 +1,51 @@
-"""A drafter attached to the tokenizer of a target whose weights are elsewhere."""
+"""A drafter attached to the tokenizer of a target whose weights are elsewhere, and its settings inside vLLM."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from omnidraft import zoo
 from omnidraft.alignment.vocab import Vocab, read_vocab
 from omnidraft.attach import attach_drafter
-from omnidraft.config import Drafting
+from omnidraft.config import Drafting, drafting_of, shown
 from omnidraft.decoding.drafter import AttachedDrafter
 from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.defaults import AUTO, drafter_for
+from omnidraft.errors import ConfigError
 from omnidraft.models.loading import LoadedModel, load_model, load_skeleton, load_tokenizer
 from omnidraft.models.transformers_model import TransformersModel
+
+TEXTS = ("drafter", "target", "device")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProposerSettings:
+    """The drafter, where it runs, and how it drafts."""
+
+    drafter: str = "auto"
+    target: str | None = None  # whose tokenizer and config are read; None: the model that is served
+    device: str = "cpu"
+    drafting: Drafting
+
+    @classmethod
+    def of(cls, given: object, longest: int) -> ProposerSettings:
+        """Settings from a mapping of names to values; raises ConfigError for an unknown name or a wrong value."""
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"the settings of omnidraft are {shown(given)}: give an object of names and values")
+        texts: dict[str, Any] = {name: given[name] for name in TEXTS if given.get(name) is not None}
+        for name, value in texts.items():
+            if not isinstance(value, str) or not value:
+                raise ConfigError(f"{name} is {shown(value)}; it must be a string: leave it out for the default")
+        options = {str(name): value for name, value in given.items() if name not in TEXTS}
+        drafting = drafting_of({"max_draft_length": longest} | options, TEXTS)
+        if drafting.longest > longest:
+            raise ConfigError(
+                f"the draft length is up to {drafting.longest}, where the engine verifies {longest}: use less"
+            )
+        return cls(drafting=drafting, **texts)
 
 
 @dataclass(frozen=True, kw_only=True)
