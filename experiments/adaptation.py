@@ -14,8 +14,8 @@ from itertools import product
 
 from experiments.evaluation import Evaluation, Method, Row
 from experiments.recipe import Recipe
-from experiments.study import JobPart, Measured, Study
-from experiments.tables import ALONE, FIXED, HYBRID
+from experiments.study import Study
+from experiments.tables import ALONE, FIXED, HYBRID, JobPart, Measured
 from omnidraft.bench.output import markdown_table
 from omnidraft.distillation.losses import DIVERGENCES
 

@@ -9,7 +9,7 @@ from experiments import figures
 from experiments.evaluation import Evaluation, Method, Row
 from experiments.recipe import Recipe
 from experiments.student import Recorded, Student
-from experiments.study import JobPart, Measured
+from experiments.tables import JobPart, Measured
 from omnidraft.bench.output import markdown_table
 from omnidraft.decoding.stats import Stats
 

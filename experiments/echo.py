@@ -46,6 +46,10 @@ class Echo(TransformersModel):
         self.context = 2**15
         self._tokenizer: Any = loaded.tokenizer
 
+    @property
+    def token_bytes(self) -> float:
+        return 0.0
+
     def new_sequence(self, *, hidden: bool = False) -> Any:  # noqa: ARG002
         return EchoSequence(self)
 
@@ -107,7 +111,13 @@ def serving(folder: Path) -> Iterator[str]:
 
     ready = threading.Event()
     with mock.patch("omnidraft.api.load_model", loaded):
-        running = Running(Serving(port=0, lanes=4), [str(place)], None, {"profile": None}, say=lambda _: ready.set())
+        running = Running(
+            Serving(port=0, lanes=4),
+            [str(place)],
+            None,
+            {"profile": None, "dtype": "float32"},
+            say=lambda _: ready.set(),
+        )
         thread = threading.Thread(target=running.run)
         thread.start()
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,10 +100,6 @@ def read(path: Path, instead: Mapping[str, str] | None = None) -> Recipe:
 
 
 def _recipe(found: dict[str, Any], name: str, instead: Mapping[str, str]) -> Recipe:
-    known = {f.name for f in fields(Recipe)} - {"name", "instead"}
-    for key in found:
-        if key not in known:
-            raise ConfigError(f"unknown key {key!r}: {suggestion(key, known)}")
     for key in ("drafter", "targets", "tasks"):
         if key not in found:
             raise ConfigError(f"there is no {key}: give it")
@@ -111,10 +107,9 @@ def _recipe(found: dict[str, Any], name: str, instead: Mapping[str, str]) -> Rec
     for model in instead:
         if model not in named:
             raise ConfigError(f"there is no model {model!r} to replace: {suggestion(model, named)}")
-    made: dict[str, Any] = {**found, "name": name, "instead": instead}
+    made: dict[str, Any] = {**found, "learning": settings_of(Learning, found.get("learning", {}))}
     made |= {key: tuple(found[key]) for key in MODELS if key in found}
     made["tasks"] = {task: settings_of(Task, sizes) for task, sizes in found["tasks"].items()}
     if "subset" in found:
         made["subset"] = settings_of(Task, found["subset"])
-    made["learning"] = settings_of(Learning, found.get("learning", {}))
-    return Recipe(**made)
+    return settings_of(Recipe, {**made, "name": name, "instead": instead})

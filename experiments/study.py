@@ -9,10 +9,10 @@ import argparse
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 
@@ -23,52 +23,11 @@ from experiments.figures import figure
 from experiments.recipe import Recipe
 from experiments.results import Results, page_of
 from experiments.runner import Experiment, chosen
+from experiments.tables import JobPart, Table
 from omnidraft.cli import flags
 from omnidraft.errors import ConfigError
 
-SIZE = (10.0, 4.5)  # inches, of 100 dots each
-Measured = Iterable[tuple[str, str, Callable[[Evaluation], Row]]]
-"""For each job its target, its key in the file, and how it is measured."""
-
-
-class Part(Protocol):
-    """A table or a figure."""
-
-    @property
-    def kind(self) -> str:
-        """That of its rows in the file."""
-
-    def jobs(self, recipe: Recipe) -> Measured:
-        """The jobs that it is made of."""
-
-    def markdown(self, results: Results, recipe: Recipe, *, partial: bool) -> str:
-        """Its section of the report; empty where there is none, or not all of it and not `partial`."""
-
-    def draw(self, results: Results, path: Path) -> None:
-        """Write its figure, if it has one."""
-
-
-@dataclass(frozen=True)
-class JobPart:
-    """A part of jobs of its own, with a table, a figure or both of their rows."""
-
-    kind: str
-    made: Callable[[Recipe], Measured]
-    table: Callable[[Sequence[Row]], str] | None = None
-    panel: Callable[[Row, Any], None] | None = None
-    panels: Callable[[Sequence[Row]], Sequence[Row]] = list
-
-    def jobs(self, recipe: Recipe) -> Measured:
-        return ((target, f"{target}|{key}", act) for target, key, act in self.made(recipe))
-
-    def markdown(self, results: Results, recipe: Recipe, *, partial: bool) -> str:  # noqa: ARG002
-        rows = list(results.of(self.kind).values())
-        return self.table(rows) if self.table is not None and rows else ""
-
-    def draw(self, results: Results, path: Path) -> None:
-        rows = list(results.of(self.kind).values())
-        if self.panel is not None and rows:
-            figure(self.panels(rows), self.panel, path, SIZE)
+Part = JobPart | Table
 
 
 class Study(Experiment):

@@ -5,16 +5,20 @@ A cell that several tables show is measured once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 from experiments.evaluation import Evaluation, Method, Options, Row, learning_counts
 from experiments.recipe import Recipe
 from experiments.results import Results
-from experiments.study import Measured
-from omnidraft.bench.output import markdown_table
+from omnidraft.bench.output import figure, markdown_table
 
+SIZE = (10.0, 4.5)  # inches of a figure, of 100 dots each
+Measured = Iterable[tuple[str, str, Callable[[Evaluation], Row]]]
+"""For each job its target, its key in the file, and how it is measured."""
 FIXED: Options = {"draft_length": 4}  # or the recipe's
 DIRECT: Options = FIXED | {"mode": "intersection"}
 PAPER: Options = FIXED | {"mode": "paper", "ngram_seed": "empty"}
@@ -49,6 +53,32 @@ METHODS: dict[str, Method] = {
     **{f"interleaved, γ = {g:g}": Method(BY_HEAD | {"threshold": round(1 - g, 3)}, {}) for g in GAMMAS},
     **{f"LoRA {rank}": Method(PAPER, HYBRID | {"rank": rank}, lora=True) for rank in RANKS},
 }
+
+
+@dataclass(frozen=True)
+class JobPart:
+    """A part of a study of jobs of its own, with a table, a figure or both of their rows."""
+
+    kind: str
+    made: Callable[[Recipe], Measured]
+    table: Callable[[Sequence[Row]], str] | None = None
+    panel: Callable[[Row, Any], None] | None = None
+    panels: Callable[[Sequence[Row]], Sequence[Row]] = list
+
+    def jobs(self, recipe: Recipe) -> Measured:
+        """The jobs that it is made of."""
+        return ((target, f"{target}|{key}", act) for target, key, act in self.made(recipe))
+
+    def markdown(self, results: Results, recipe: Recipe, *, partial: bool) -> str:  # noqa: ARG002
+        """Its section of the report; empty where there is none."""
+        rows = list(results.of(self.kind).values())
+        return self.table(rows) if self.table is not None and rows else ""
+
+    def draw(self, results: Results, path: Path) -> None:
+        """Write its figure, if it has one."""
+        rows = list(results.of(self.kind).values())
+        if self.panel is not None and rows:
+            figure(self.panels(rows), self.panel, path, SIZE)
 
 
 @dataclass(frozen=True)
@@ -106,7 +136,10 @@ class Table:
         return ((cell.target, cell.key, partial(measured, cell=cell)) for cell in self.cells(recipe))
 
     def markdown(self, results: Results, recipe: Recipe, *, partial: bool) -> str:
-        """A line for each method and target, columns for tasks and temperatures; – where nothing is measured yet."""
+        """A line for each method and target, columns for tasks and temperatures; – where nothing is measured yet.
+
+        It is empty where not all of it is measured and not `partial`.
+        """
         rows, every = results.of("cells"), list(self.cells(recipe))
         cells = [cell for cell in every if cell.key in rows]
         if not cells or not (partial or len(cells) == len(every)):
@@ -125,25 +158,3 @@ class Table:
 
     def draw(self, *_: object) -> None:
         """Draw nothing: a table has no figure."""
-
-
-def first(recipe: Recipe) -> Sequence[str]:
-    """The first target of a recipe."""
-    return recipe.targets[:1]
-
-
-def every(recipe: Recipe) -> Sequence[str]:
-    """The targets of a recipe."""
-    return recipe.targets
-
-
-def same_and_first(recipe: Recipe) -> Sequence[str]:
-    """The targets of the drafter's own tokenizer, and the first of another."""
-    return (*recipe.same, *recipe.targets[:1])
-
-
-TABLE_2 = Table(
-    "Table 2: adaptive drafting, of the drafter's own vocabulary where the recipe has such a target, and across",
-    ("plain SpD", "adapt only", "distil only", "joint", "interleaved", "ours"),
-    same_and_first,
-)

@@ -14,9 +14,10 @@ import pytest
 
 from experiments import adaptation, cache_study, changes, figures, paper, recipe, study
 from experiments.evaluation import Evaluation, Row
+from experiments.paper import every
 from experiments.results import Results
 from experiments.student import GREEDY, record
-from experiments.tables import METHODS, Cell, Table, every, measured
+from experiments.tables import METHODS, Cell, Table, measured
 from omnidraft.config import Drafting, Learning, Sampling
 from omnidraft.decoding.stats import Stats
 from omnidraft.errors import PromptError

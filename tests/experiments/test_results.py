@@ -1,21 +1,25 @@
-"""What studies share: the file of results, tasks, recipes, and ways that are compared."""
+"""What studies share: the file of results, the runner, tasks, recipes, and ways that are compared."""
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+from rich.console import Console
 
 from experiments import recipe
 from experiments import tasks as parted
 from experiments.evaluation import Evaluation, compared
 from experiments.results import Results
+from experiments.runner import Experiment, Size
 from omnidraft.bench.interleaved import Answer, EngineMethod, Timed
+from omnidraft.cli import flags
 from omnidraft.config import Sampling
-from omnidraft.errors import ConfigError, InputError
+from omnidraft.errors import ConfigError, InputError, OmniDraftError
 from support.engines import isolated
 from support.project_files import ROOT, shared
 
@@ -65,6 +69,55 @@ def test_a_line_that_was_cut_off_is_passed_over_and_other_files_are_refused(tmp_
             Results(path, "some")
 
 
+# ---------------------------------------------------------------- the runner
+
+
+class Small(Experiment):
+    """Rows of numbers."""
+
+    name = "small"
+    about = "Numbers."
+    examples = ("--quick",)
+    sizes: ClassVar = {"counts": Size((3, 4), (1,), "numbers, repeatable"), "more": Size(7, 5, "a number", 0)}
+    title, columns, first = "Small", ("name", "count", "half", "none"), "count"
+
+    def add_options(self, to: flags.CommandParser) -> None:
+        to.add_argument("--kind", default="a")
+
+    def setting(self, options: argparse.Namespace) -> dict[str, Any]:
+        return {"kind": options.kind}
+
+    def measure(self, options: argparse.Namespace, results: Results, console: Console) -> None:
+        if options.kind == "bad":
+            raise OmniDraftError("it is bad: use another")
+        console.print("measuring")
+        for count in options.counts:
+            row = {"name": f"{options.kind}{options.more}", "count": count, "half": count / 2 + 0.009, "none": None}
+            results.add("rows", str(count), row)
+
+    def wrong(self, results: Results) -> bool:
+        return "9" in results.of("rows")
+
+
+def test_the_runner_reads_options_goes_on_and_says_what_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main, out = Small().main, ["--out", str(tmp_path / "small")]
+    assert main([*out, "--counts", "2", "--counts", "9"]) == 1
+    page = capsys.readouterr().out
+    assert page == (tmp_path / "small.md").read_text(encoding="utf-8")
+    command = "    python -m experiments.small --out small --counts 2 --counts 9\n"
+    assert page.startswith(f"# Small\n\n{command}\n| name | count | half | none |\n| --- | ---: |")
+    assert page.endswith("| a7 | 2 | 1.00 | – |\n| a7 | 9 | 4.50 | – |\n"), "rounded down"
+    for given in (["--counts", "2"], ["--counts", "2", "--counts", "9", "--kind", "b"], ["--quick"]):
+        assert main([*out, *given]) == 2
+        assert "other settings (" in capsys.readouterr().err
+    assert main(["--quick"]) == 0
+    assert capsys.readouterr().out.endswith("| a5 | 1 | 0.50 | – |\n")
+    for given, code in ((["--more", "-1"], 2), (["--no"], 2), (["--kind", "bad"], 1), (["--help"], 0)):
+        assert main(given) == code
+
+
 # ---------------------------------------------------------------- recipes and tasks
 
 
@@ -83,7 +136,8 @@ def test_the_shipped_recipes_can_be_read() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("drafter", "drafters"), "unknown key 'drafters': did you mean 'drafter'?"),
+        (("[subset]", "[subsets]"), "unknown option 'subsets': did you mean 'subset'?"),
+        (("drafter", "drafters"), "there is no drafter: give it"),
         (("learning_rate", "learning_rat"), "unknown option 'learning_rat'"),
         (("gsm8k", "gsm9k"), "task 'gsm9k' is not known: did you mean 'gsm8k'?"),
         (("train = 4", "train = 0"), "train is 0; it must be a positive integer"),
