@@ -156,7 +156,6 @@ def test_a_right_pair_passes_and_the_fault_is_found(
     [
         (["--temperature", "0"], "draws nothing"),
         (["--samples", "5"], "argument --samples: '5' is no integer from 100"),
-        (["--alpha", "2"], "alpha is 2"),
         (["--draft-length", "0"], "no drafter to test"),
     ],
 )

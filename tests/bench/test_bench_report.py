@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from omnidraft.bench import report
+from omnidraft.bench.output import down
 from omnidraft.bench.records import FORMAT, Results, Run, read
 from omnidraft.cli import main as cli
 from support.command_line import one_error
@@ -150,6 +151,10 @@ def test_a_method_that_could_not_run_has_a_row_that_says_so() -> None:
     assert "| exact | unavailable: no such \\| luck |" in report.markdown({"a": made}, [row])
 
 
+def test_figures_are_never_rounded_up() -> None:
+    assert [down(value, 2) for value in (1.999, 0.999, 1.0, None)] == ["1.99", "0.99", "1.00", "–"]
+
+
 # ---------------------------------------------------------------- files
 
 
@@ -184,8 +189,10 @@ def test_files_are_merged(tmp_path: Path, capsys: Captured) -> None:
     stem = tmp_path / "made" / "all.results"
     assert cli.main(["bench", "report", *map(str, files), "--out", str(stem)]) == 0
     out, err = capsys.readouterr()
-    *text, line = out.splitlines()
-    rows = {f"{row['target']} {row['task']} {row['method']}": row for row in json.loads(line)["rows"]}
+    text = out.splitlines()
+    assert cli.main(["bench", "report", *map(str, files), "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)["rows"]
+    rows = {f"{row['target']} {row['task']} {row['method']}": row for row in made}
     places = [("big", "math"), ("big", "code"), ("big", "all"), ("other", "math"), ("other", "all")]
     assert list(rows) == [f"{a} {b} {method}" for a, b in places for method in ("generate", "lookup", "exact")]
     assert rows["big all exact"]["prompts"] == 4

@@ -108,7 +108,7 @@ def test_a_file_that_cannot_be_used(tmp_path: Path, capsys: Captured, content: b
         (("--count", "many"), "--count: 'many' is no integer"),
         (("--profile", "none"), "what is learned would be lost"),
         (("--drafter", "none"), "there is no drafter to learn: give one with --drafter"),
-        (("--data", "~no-such-user/prompts"), "'~no-such-user/prompts'): give --data a JSONL file"),
+        (("--data", "~no-such-user/prompts"), "'~no-such-user/prompts'): give a JSONL file"),
         (("--data", "~/no-such-file"), f"cannot read {Path.home()}/no-such-file ("),
         (("--set", "rank=0"), "rank is 0"),
         (("--temperature", -1), "temperature is -1"),

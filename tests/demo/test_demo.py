@@ -228,7 +228,3 @@ def test_the_quick_demonstration(capsys: Captured, monkeypatch: pytest.MonkeyPat
     assert main(["demo", "--quick", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["target"], result["answers"]) == ("target-b", len(demo.PROBLEMS))
-
-
-def test_figures_are_never_rounded_up() -> None:
-    assert [demo.down(value, 2) for value in (1.999, 0.999, 1.0, 12.345)] == ["1.99", "0.99", "1.00", "12.34"]

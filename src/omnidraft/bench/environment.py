@@ -1,4 +1,4 @@
-"""The setting of a run: machine, libraries, commit and command line."""
+"""The environment of a run: machine, libraries, commit and command line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PACKAGE = Path(omnidraft.__file__)
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """The hardware, and what runs on it."""
+    """Hardware, versions, threads and device."""
     import torch  # late, so that --help starts fast
 
     libraries = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
@@ -43,15 +43,12 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def command(words: Sequence[str]) -> str:
-    """The command line, with only the last part of paths to elsewhere, also of those behind a `=`."""
+    """The command line; of paths outside the working folder, also after a `=`, only the last part."""
     return shlex.join(re.sub(r"^([^=]*=)?(?=[/~]|(.*/)?\.\./).*/", r"\1", word) for word in words)
 
 
 def commit(file: Path = PACKAGE) -> str | None:
-    """The commit that a file of a checkout is at, with a mark where its folder differs from it; None outside.
-
-    The results that a run writes beside the package are no change of what is measured.
-    """
+    """The commit of a file's checkout, with "+dirty" if the file's folder has changes; None outside a checkout."""
     git = shutil.which("git")
     if git is None:
         return None

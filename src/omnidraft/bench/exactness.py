@@ -11,7 +11,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,7 @@ PROMPTS = (
 )
 SAMPLES = 2000
 QUICK_SAMPLES = 400
+ALPHA = 1e-3  # probability that a correct pair fails
 POWER = 0.95  # probability to find the distance that is stated
 EXPECTED = 8.0  # smallest expected count of a bin
 LENGTH = 2  # tokens of a text that are counted
@@ -151,43 +152,31 @@ def _noncentrality(degrees: int, limit: float) -> float:
     return float(optimize.brentq(lambda x: stats.ncx2.sf(bound, degrees, x) - POWER, 1e-3, 100 + 10 * bound))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Experiment:
-    """Sizes of a test; `alpha` is the probability that a correct run fails, over all prompts together."""
-
-    samples: int = SAMPLES
-    alpha: float = 1e-3
-    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0))
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.alpha < 1:
-            raise ConfigError(f"alpha is {self.alpha:g}; it must be above 0 and below 1: 0.001 is usual")
-        if self.sampling.greedy:
-            raise ConfigError("temperature is 0, which draws nothing: give --temperature above 0")
-
-
 def examine(
     model: OmniDraft,
     texts: Sequence[str],
-    experiment: Experiment,
+    sampling: Sampling,
+    *,
+    samples: int,
+    seed: int,
     say: Callable[[str], None],
     step: Callable[[], None],
 ) -> dict[str, Any]:
-    """Test a pair on some prompts; `step` is called after each sample.
+    """Test a pair on some prompts; a correct pair fails with probability ALPHA, over all prompts together.
 
-    Raises ConfigError for a model without a drafter, InputError if no prompt allows a test.
+    `step` is called after each sample.  Raises ConfigError for a model without a drafter, InputError if no prompt
+    allows a test.
     """
-    engine, sampling = model.engine, experiment.sampling
+    engine = model.engine
     if engine.attached is None:
         raise ConfigError("there is no drafter to test: give --drafter, and a draft_length above 0")
     findings = []
     for number, text in enumerate(texts):
         ids, eos = model.encode(text), sorted(engine.eos)
         engine.check(ids)
-        distribution = joint_distribution(model.target.lm, ids, eos, sampling, EXPECTED / experiment.samples)
-        found, did = sampled(engine, ids, experiment.samples, sampling, experiment.seed + number, step)
-        finding = judged(found, distribution, did, text, experiment.alpha / len(texts))
+        distribution = joint_distribution(model.target.lm, ids, eos, sampling, EXPECTED / samples)
+        found, did = sampled(engine, ids, samples, sampling, seed + number, step)
+        finding = judged(found, distribution, did, text, ALPHA / len(texts))
         if finding is None:
             say(f"prompt {text!r} is left out: the target is almost certain of what follows")
         else:
@@ -199,8 +188,8 @@ def examine(
         "findings": [asdict(finding) | {"passes": finding.passes} for finding in findings],
         "target": model.target.name,
         "drafter": model.drafter.name if model.drafter else None,
-        "drafting": asdict(model.engine.drafting),
-        "sampling": asdict(experiment.sampling),
+        "drafting": asdict(engine.drafting),
+        "sampling": asdict(sampling),
     }
 
 

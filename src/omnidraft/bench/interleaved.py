@@ -62,7 +62,7 @@ class Method(Protocol):
         """Begin to answer a prompt."""
 
     def advance(self, length: int) -> bool:
-        """Decode until the answer has `length` tokens; False where it ends before that."""
+        """Decode until the answer has `length` tokens; False if it ends before that."""
 
     def end(self) -> Answer:
         """The answer so far."""
@@ -165,7 +165,7 @@ def engine_for(
 
 
 def drafter_of(model: OmniDraft) -> AttachedDrafter:
-    """The drafter of a model; raises ValueError where it has none."""
+    """The drafter of a model; raises ValueError if it has none."""
     if model.engine.attached is None:
         raise ValueError("a comparison of drafts needs a drafter")
     return model.engine.attached

@@ -61,7 +61,7 @@ class Transformers:
         self._asked, self._tokens = (ids, new_tokens, seed), []
 
     def advance(self, length: int) -> bool:
-        """Answer in one go; raises UnavailableError where `transformers` cannot with these models."""
+        """Decode the whole answer; raises UnavailableError if `transformers` fails on these models."""
         ids, new_tokens, seed = self._asked
         # `generate` takes no generator of its own
         with torch.random.fork_rng(), _counted(self.target) as self._passes:
@@ -133,7 +133,7 @@ def make(
                 raise ConfigError("method 'uad' needs a drafter: give one")
             made.append(Transformers(name, model, sampling, copy.deepcopy(model.drafter.lm.model)))
         else:
-            ours = {"plain": PLAIN, "goodput": Drafting(), "network": Drafting(reuse_answers="nothing")}
+            ours = {"plain": PLAIN, "goodput": Drafting()}
             drafting = ours.get(name) or Drafting(draft_length=draft_length, mode=name)
             made.append(EngineMethod(name, engine_for(model, drafting), sampling))
     return made, left_out

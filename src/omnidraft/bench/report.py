@@ -13,15 +13,11 @@ from omnidraft.bench.records import BASELINE, METHODS, Results, Run
 from omnidraft.errors import InputError
 
 ALL = "all"  # the row over all tasks
-SAME = (  # of a setting: if these differ, figures cannot be compared
-    *("dtype", "threads", "device", "cpu", "cores", "platform", "python"),
-    *("torch", "transformers", "omnidraft", "commit"),
-    *("drafter", "max_new_tokens", "draft_length", "temperature", "repeats", "seed"),
-)
+VARYING = {"target", "tasks", "date", "command"}  # of a setting; if others differ, figures cannot be compared
 PARTS = ("draft", "verify", "overhead")  # of the seconds
 COLUMNS = (
     *("method", "tokens/s (quartiles)", "± repeats", "speedup", "block efficiency", "acceptance rate"),
-    *("drafted a round", "draft / verify / overhead", "identical"),
+    *("drafted per round", "draft / verify / overhead", "identical"),
 )
 Row = dict[str, Any]
 T = TypeVar("T")
@@ -113,7 +109,7 @@ def _ratio(part: float, whole: float) -> float | None:
 def differences(results: Mapping[str, Results]) -> list[str]:
     """Differences between the settings of result files, a line each."""
     found = []
-    for key in SAME:
+    for key in dict.fromkeys(key for result in results.values() for key in result.setting if key not in VARYING):
         values = {name: result.setting.get(key) for name, result in results.items()}
         if len(set(map(str, values.values()))) > 1:
             found.append(f"{key} differs: " + ", ".join(f"{value} in {name}" for name, value in values.items()))

@@ -7,7 +7,6 @@ command continues there.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -38,8 +37,7 @@ def main(arguments: Sequence[str]) -> int:
         raise ConfigError("profile is 'none', so what is learned would be lost: leave it out, or give a file")
     if options.drafter is None:
         raise ConfigError("there is no drafter to learn: give one with --drafter")
-    file = Path(os.path.expanduser(options.data))  # noqa: PTH111  that of Path raises where there is no such user
-    texts = prompts.read(file, fix="give --data a JSONL file")
+    texts = prompts.read(options.data)
     digest, texts = prompts.digest(texts), texts[: options.count]
     answers = {"max_new_tokens": options.max_new_tokens, **asdict(Sampling(**sampling))}
     with flags.load_models(options, adapt="inline", profile=options.profile, **drafting, **learning) as model:

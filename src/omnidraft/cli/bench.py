@@ -1,6 +1,6 @@
 """`omnidraft bench`: timed comparisons of decoding methods, and the test of exactness.
 
-Markdown goes to stdout, whose last line is one JSON object; progress and warnings go to stderr.
+Markdown, or JSON with --json, goes to stdout; progress and warnings go to stderr.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.markdown import Markdown
 
 from omnidraft.bench import environment, output, records, report
 from omnidraft.bench.records import BASELINE, METHODS
@@ -100,7 +99,7 @@ def _measured(options: argparse.Namespace, names: Sequence[str], texts: dict[str
         with output.writing(stem):
             results.save(stem.with_name(stem.name + ".json"))
     rows = report.rows([results])
-    _publish({"this run": results}, rows, stem, as_json=options.json)
+    _publish(report.markdown({"this run": results}, rows), {"rows": rows}, stem, as_json=options.json)
     wrong = [f"{row['method']} on {row['task']}" for row in rows if row["identical"] is False]
     if wrong:
         console.print(f"THE TOKENS DIFFER from those of {BASELINE}: {', '.join(wrong)}", style="bold red")
@@ -134,25 +133,21 @@ def _setting(
 
 
 def _report(options: argparse.Namespace, console: Console) -> int:
-    names = [path.name for path in options.files]  # without their folders, where that tells them apart
+    names = [path.name for path in options.files]  # without folders if unique
     results = {path.name if names.count(path.name) == 1 else str(path): records.read(path) for path in options.files}
     for difference in report.differences(results):
         console.print(f"warning: {difference}", style="yellow")
-    _publish(results, report.rows(list(results.values())), options.out, as_json=options.json)
+    rows = report.rows(list(results.values()))
+    _publish(report.markdown(results, rows), {"rows": rows}, options.out, as_json=options.json)
     return 0
 
 
-def _publish(
-    results: dict[str, records.Results], rows: Sequence[report.Row], stem: Path | None, *, as_json: bool
-) -> None:
-    """Print the tables and the rows, and write STEM.md if there is a stem."""
-    text = report.markdown(results, rows)
+def _publish(page: str, result: dict[str, Any], stem: Path | None, *, as_json: bool) -> None:
+    """Print a page, or the result as JSON, and write STEM.md if there is a stem."""
     if stem is not None:
         with output.writing(stem):
-            stem.with_name(stem.name + ".md").write_text(text, encoding="utf-8")
-    if not as_json:
-        print(text)
-    print(json.dumps({"rows": rows}))
+            stem.with_name(stem.name + ".md").write_text(page, encoding="utf-8")
+    print(json.dumps(result) if as_json else page)
 
 
 # ---------------------------------------------------------------- exactness
@@ -164,29 +159,21 @@ DRAFTED: dict[str, Any] = {"draft_length": 4}  # drafts in every round, or there
 def _exactness(options: argparse.Namespace, console: Console) -> int:
     from omnidraft.bench import exactness
 
-    sampling, drafting = flags.collect(options, Sampling, DraftingOptions)
-    experiment = exactness.Experiment(
-        samples=options.samples or (exactness.QUICK_SAMPLES if options.quick else exactness.SAMPLES),
-        alpha=options.alpha,
-        sampling=Sampling(**SAMPLED | sampling),
-        seed=options.seed,
-    )
+    given, drafting = flags.collect(options, Sampling, DraftingOptions)
+    sampling = Sampling(**SAMPLED | given)
+    if sampling.greedy:
+        raise ConfigError("temperature is 0, which draws nothing: give --temperature above 0")
+    samples = options.samples or (exactness.QUICK_SAMPLES if options.quick else exactness.SAMPLES)
+    texts = options.prompt or exactness.PROMPTS
     flags.prepare_libraries(options.threads)
     model = flags.load_models(options, profile=None, **DRAFTED | drafting)
-    texts = options.prompt or exactness.PROMPTS
-    step = progress(console, "sampling", experiment.samples * len(texts))
-    result = exactness.examine(model, texts, experiment, console.print, step)
-    result["settings"] = environment.machine(model.target.lm.device)
-    result["command"] = environment.command(options.words)
-    page = exactness.markdown(result)
+    counted: dict[str, Any] = {"say": console.print, "step": progress(console, "sampling", samples * len(texts))}
+    result = exactness.examine(model, texts, sampling, samples=samples, seed=options.seed, **counted)
+    result |= {"settings": environment.machine(model.target.lm.device), "command": environment.command(options.words)}
     if options.out is not None:
         with output.writing(options.out):
             options.out.with_suffix(".json").write_text(json.dumps(result) + "\n", encoding="utf-8")
-            options.out.with_suffix(".md").write_text(page, encoding="utf-8")
-    if options.json:
-        print(json.dumps(result))
-    else:
-        Console(markup=False, highlight=False).print(Markdown(page))
+    _publish(exactness.markdown(result), result, options.out, as_json=options.json)
     return 0 if result["passes"] else 1
 
 
@@ -220,7 +207,7 @@ def _add_compare(bench: flags.CommandParser) -> None:
     flags.add(parser, "--out", metavar="DIR", help="write results as JSON and Markdown (default: none)")
     quick = f"{QUICK['count']} prompts a task, {QUICK['max_new_tokens']} tokens, one repeat, unless given"
     parser.add_argument("--quick", action="store_true", help=quick)
-    flags.add(parser, "--json", help="print no Markdown, only the JSON line")
+    flags.add(parser, "--json", help="print one JSON line instead of Markdown")
 
 
 def _add_report(bench: flags.CommandParser) -> None:
@@ -228,7 +215,7 @@ def _add_report(bench: flags.CommandParser) -> None:
     parser = bench.command("report", "merge result files and print their tables", _report, example)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="written by `bench compare --out`")
     flags.add(parser, "--out", help="write STEM.md")
-    flags.add(parser, "--json", help="print no Markdown, only the JSON line")
+    flags.add(parser, "--json", help="print one JSON line instead of Markdown")
 
 
 def _add_exactness(bench: flags.CommandParser) -> None:
@@ -245,8 +232,6 @@ def _add_exactness(bench: flags.CommandParser) -> None:
     )
     samples = "answers to each prompt (default: 2000, 400 with --quick)"
     parser.add_argument("--samples", type=flags.at_least(100), metavar="N", help=samples)
-    alpha = "probability that a correct run fails (default: 0.001)"
-    parser.add_argument("--alpha", type=float, default=1e-3, metavar="X", help=alpha)
     _add_run(parser)
     parser.add_argument("--quick", action="store_true", help="fewer samples")
     flags.add(parser, "--out", help="write STEM.json and STEM.md")

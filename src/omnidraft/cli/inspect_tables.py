@@ -1,47 +1,93 @@
-"""Tables of `omnidraft inspect`: the verdict, then one table per question."""
+"""Tables of `omnidraft inspect`.  PyTorch is not imported, which takes seconds that `--header` does not need."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
-from omnidraft.cli.inspect_header import keys, sentence
-from omnidraft.draft_length.cost_model import PassTimes
-from omnidraft.inspection.break_even import BreakEven
-from omnidraft.inspection.models import Memory
-from omnidraft.inspection.report import Inspection, Model
-from omnidraft.inspection.vocabularies import Special, Spellings, Token, Vocabulary
+from omnidraft.inspection.step import NATIVE, TRANSFORMERS, HeaderFigures, Step
+from omnidraft.models.gguf.keys import KeyReport
 
+if TYPE_CHECKING:
+    from omnidraft.draft_length.cost_model import PassTimes
+    from omnidraft.inspection.models import Memory, Model
+    from omnidraft.inspection.report import BreakEven, Inspection
+    from omnidraft.inspection.vocabularies import Special, Spellings, Token, Vocabulary
+
+SLOWER = "4 to 6 times slower"  # a token of models of 270M to 350M, by tools/measure_families.py
 SHOWN = 4  # dropped special tokens that are named
-UNKNOWN, UNDEFINED = "unknown", "–"
+ROWS = (  # of the table of models; "" is a rule
+    *("tokenizer", "vocabulary", "tokens with bytes", "special tokens", "rows without a token", "begin of text"),
+    *("end of text", "", "parameters", "weights", "KV cache", "step on a CPU"),
+)
+UNKNOWN = "unknown"
 Rows = Iterable[Sequence[str]]
 
 
 def show(found: Inspection) -> None:
-    """Print the verdict and every figure."""
-    console = Console(highlight=False, markup=False, emoji=False)  # tokens may look like any of them
-    console.print(_verdict(found), style="bold" if found.works else "bold red", soft_wrap=True)
-    names = (f"target: {found.target.name}", f"drafter: {found.drafter.name}")
-    console.print(_table("models", ("", *names), _models(found.target, found.drafter), right=()))
+    """Print the verdict and every figure of a pair."""
+    console = _console(_verdict(found), works=found.works)
+    pair = {"target": found.target, "drafter": found.drafter}
+    # a target that is no GGUF file takes 8 bits only if asked
+    figures = [_model(each, asked=role == "target" and each.keys is None) for role, each in pair.items()]
+    rows: Rows = ((row, *(each.get(row, UNKNOWN) for each in figures)) if row else () for row in ROWS)
+    console.print(_table("models", ("", *(f"{role}: {each.name}" for role, each in pair.items())), rows))
     target, drafter = found.target.vocabulary, found.drafter.vocabulary
     if target is not None and drafter is not None and found.spellings is not None:
-        title = "the target's vocabulary in drafter tokens"
-        console.print(_table(title, ("", "tokens", ""), _spellings(found.spellings, target, drafter), right=(1,)))
-        title = "special tokens of the target"
+        rows = _spellings(found.spellings, target, drafter)
+        console.print(_table("the target's vocabulary in drafter tokens", ("", "tokens", ""), rows, right=(1,)))
         rows = _specials(found.specials or (), target, drafter)
-        console.print(_table(title, ("token", "in the drafter's context"), rows, right=()))
+        console.print(_table("special tokens of the target", ("token", "in the drafter's context"), rows))
     if found.steps is not None and found.break_even is not None:
-        columns = (f"after {found.steps.context} tokens", "ms, median")
-        console.print(_table("forward passes on this machine", columns, _steps(found.steps)))
-        lengths = (str(one.length) for one in found.break_even)
-        title = "break-even: the acceptance rate from which drafting pays"
-        console.print(_table(title, ("draft length", *lengths), _break_even(found.break_even)))
-    for model in (found.target, found.drafter):
+        heads = (f"after {found.steps.context} tokens", "ms, median")
+        console.print(_table("forward passes on this machine", heads, _steps(found.steps), right=(1,)))
+        columns = ("draft length", *(str(one.length) for one in found.break_even))
+        title, numbers = "break-even: the acceptance rate from which drafting pays", range(1, len(columns))
+        console.print(_table(title, columns, _break_even(found.break_even), right=numbers))
+    for model in pair.values():
         if model.keys is not None:
             title = f"keys of {model.name}, architecture {model.keys.architecture}"
-            console.print(_table(title, ("group", "keys"), keys(model.keys), right=()))
+            console.print(_table(title, ("group", "keys"), _keys(model.keys)))
+
+
+def show_header(found: HeaderFigures) -> None:
+    """Print the figures of a GGUF header."""
+    console = _console(f"{found.name}: {_step(found.step)}")
+    figures = {
+        "architecture": found.architecture,
+        "layers": found.layers,
+        "hidden": found.hidden,
+        "heads": found.heads and f"{found.heads}, {found.key_heads} of keys",
+        "vocabulary": found.vocabulary and f"{found.vocabulary:,}",
+        "context": found.context and f"{found.context:,}",
+        "weights": ", ".join(f"{size / 1e6:,.1f} MB in {kind}" for kind, size in found.weights.items()),
+    }
+    console.print(_table("header", ("", ""), ((name, str(value)) for name, value in figures.items() if value)))
+    if found.keys is not None:
+        console.print(_table("keys", ("group", "keys"), _keys(found.keys)))
+
+
+def _console(line: str, *, works: bool = True) -> Console:
+    """A console, on which a first line is printed in bold."""
+    console = Console(highlight=False, markup=False, emoji=False)  # tokens may look like any of them
+    console.print(line, style="bold" if works else "bold red", soft_wrap=True)
+    return console
+
+
+def _table(title: str, columns: Sequence[str], rows: Rows, right: Iterable[int] = ()) -> Table:
+    """A table; an empty row is a rule, `right` are the right-aligned columns."""
+    table = Table(title=title, title_justify="left", show_header=any(columns))
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="right" if place in right else "left", overflow="fold")
+    for row in rows:
+        if row:
+            table.add_row(*row)
+        else:
+            table.add_section()
+    return table
 
 
 def _verdict(found: Inspection) -> str:
@@ -53,85 +99,57 @@ def _verdict(found: Inspection) -> str:
     return f"works: {pair}" + ("" if found.steps else "; speed is not measured (--time)")
 
 
-def _table(title: str, columns: Sequence[str], rows: Rows, right: Sequence[int] | None = None) -> Table:
-    """A table; an empty row is a rule, `right` are the right-aligned columns (default: all but the first)."""
-    table = Table(title=title, title_justify="left")
-    for place, column in enumerate(columns):
-        numbers = place > 0 if right is None else place in right
-        table.add_column(column, justify="right" if numbers else "left", overflow="fold")
-    for row in rows:
-        if row:
-            table.add_row(*row)
-        else:
-            table.add_section()
-    return table
+def _model(model: Model, *, asked: bool) -> dict[str, str]:
+    found: dict[str, str] = {}
+    if (vocabulary := model.vocabulary) is not None:
+        found |= {
+            "tokenizer": vocabulary.kind,
+            "vocabulary": f"{vocabulary.size:,}",
+            "tokens with bytes": f"{vocabulary.writing:,}",
+            "special tokens": f"{vocabulary.special:,}",
+            "rows without a token": f"{vocabulary.unused:,}",
+            "begin of text": _tokens([vocabulary.bos] if vocabulary.bos else []) or "none",
+            "end of text": _tokens(vocabulary.eos) or "none",
+        }
+    if (memory := model.memory) is not None:
+        found |= {
+            "parameters": f"{memory.parameters / 1e6:,.1f}M",
+            "weights": f"{_size(memory.weight_bytes)} in {memory.dtype} on {memory.device} ({memory.dtype_reason})",
+            "KV cache": _kv(memory),
+        }
+    if model.step is not None:
+        found["step on a CPU"] = _step(model.step, asked=asked)
+    return found
 
 
-def _models(*models: Model) -> Rows:
-    by_vocabulary: dict[str, Callable[[Vocabulary], str]] = {
-        "tokenizer": lambda v: v.kind,
-        "vocabulary": lambda v: f"{v.size:,}",
-        "tokens with bytes": lambda v: f"{v.writing:,}",
-        "special tokens": lambda v: f"{v.special:,}",
-        "rows without a token": lambda v: f"{v.unused:,}",
-        "begin of text": lambda v: _token(v.bos) if v.bos else "none",
-        "end of text": lambda v: ", ".join(map(_token, v.eos)) or "none",
-    }
-    by_memory: dict[str, Callable[[Memory], str]] = {
-        "parameters": lambda m: f"{m.parameters / 1e6:,.1f}M",
-        "weights": _weights,
-        "KV cache": _kv,
-    }
-    for row, figure in by_vocabulary.items():
-        yield row, *(figure(m.vocabulary) if m.vocabulary else UNKNOWN for m in models)
-    yield ()
-    for row, text in by_memory.items():
-        yield row, *(text(m.memory) if m.memory else UNKNOWN for m in models)
-    of_files = [m.keys is not None or place > 0 for place, m in enumerate(models)]  # and drafters: 8 bits by default
-    steps = zip(models, of_files, strict=True)
-    yield "step on a CPU", *(sentence(m.step, asked=not default) if m.step else UNKNOWN for m, default in steps)
-
-
-def _weights(memory: Memory) -> str:
-    text = f"{_size(memory.weight_bytes)} in {memory.dtype} on {memory.device}"
-    if memory.stored_bytes is None or memory.stored == memory.dtype:
-        return text
-    return f"{text} ({memory.dtype_reason}); {_size(memory.stored_bytes)} as stored, in {memory.stored}"
+def _step(step: Step, *, asked: bool = False) -> str:
+    """The implementation that computes a model on a CPU; `asked` if it takes `--dtype int8`."""
+    if step.how == NATIVE:
+        return f"native step{' with --dtype int8' if asked else ' of at most 8 bits'} ({step.family})"
+    why = f"{step.reason} ({step.code}{f', {step.field}' if step.field else ''})"
+    return f"transformers, {SLOWER}: {why}" if step.how == TRANSFORMERS else f"not yet: {step.reason}"
 
 
 def _kv(memory: Memory) -> str:
     if memory.kv_bytes is None:
         return UNKNOWN
-    text = f"{_size(memory.kv_bytes)} per token"
-    return (
-        text if memory.context is None else f"{text}; {_size(memory.kv_bytes * memory.context)} at {memory.context:,}"
-    )
+    full = "" if memory.context is None else f"; {_size(memory.kv_bytes * memory.context)} at {memory.context:,}"
+    return f"{_size(memory.kv_bytes)} per token{full}"
 
 
 def _spellings(found: Spellings, target: Vocabulary, drafter: Vocabulary) -> Rows:
     ours, theirs = f"of the drafter's {drafter.size:,}", f"of the target's {target.size:,}"
-    examples = ", ".join(map(_token, found.unspelled_examples))
-    counts: dict[str, tuple[int, str]] = {
-        "byte matches": (
-            found.byte_matches,
-            f"{ours} ({_percent(found.byte_matches, drafter.size)}) are single target tokens",
-        ),
-        "spelled": (found.spelled, theirs),
-        "not spelled": (
-            found.unspelled,
-            (f"{theirs}: the drafter cannot write {examples}" if examples else theirs)
-            + (f"; {target.unused:,} rows have no token" if target.unused else ""),
-        ),
-        "n-grams": (
-            found.ngrams,
-            f"of the spelled ({_percent(found.ngrams, found.spelled)}) take several drafter tokens",
-        ),
-        "duplicates": (found.duplicates, "of the spelled share another token's spelling: never proposed"),
-        "over-long": (found.overlong, f"{ours} stand for several target tokens"),
-        "idle": (found.idle, f"{ours} propose nothing"),
-    }
-    for row, (count, text) in counts.items():
-        yield row, f"{count:,}", text
+    examples = _tokens(found.unspelled_examples)
+    missing = f": the drafter cannot write {examples}" if examples else ""
+    unused = f"; {target.unused:,} rows have no token" if target.unused else ""
+    matches, ngrams = _percent(found.byte_matches, drafter.size), _percent(found.ngrams, found.spelled)
+    yield "byte matches", f"{found.byte_matches:,}", f"{ours} ({matches}) are single target tokens"
+    yield "spelled", f"{found.spelled:,}", theirs
+    yield "not spelled", f"{found.unspelled:,}", f"{theirs}{missing}{unused}"
+    yield "n-grams", f"{found.ngrams:,}", f"of the spelled ({ngrams}) take several drafter tokens"
+    yield "duplicates", f"{found.duplicates:,}", "of the spelled share another token's spelling: never proposed"
+    yield "over-long", f"{found.overlong:,}", f"{ours} stand for several target tokens"
+    yield "idle", f"{found.idle:,}", f"{ours} propose nothing"
     yield "mean length", f"{found.mean_length:.2f}", "drafter tokens per spelling"
     yield "table", _size(found.table_bytes), f"in memory, {found.nodes:,} nodes"
 
@@ -139,15 +157,15 @@ def _spellings(found: Spellings, target: Vocabulary, drafter: Vocabulary) -> Row
 def _specials(found: Sequence[Special], target: Vocabulary, drafter: Vocabulary) -> Rows:
     for special in found:
         if special.becomes is not None:
-            yield _token(special.token), _token(special.becomes)
+            yield _tokens([special.token]), _tokens([special.becomes])
     dropped = [special.token for special in found if special.becomes is None]
-    if target.bos in dropped:
+    if target.bos is not None and target.bos in dropped:
         dropped.remove(target.bos)
-        first = " ".join(map(_token, drafter.first))
-        yield _token(target.bos), f"{first} at its beginning" if first else "dropped"
+        first = " ".join(_tokens([token]) for token in drafter.first)
+        yield _tokens([target.bos]), f"{first} at its beginning" if first else "dropped"
     if dropped:
         more = f" and {len(dropped) - SHOWN:,} more" if len(dropped) > SHOWN else ""
-        yield ", ".join(map(_token, dropped[:SHOWN])) + more, "dropped"
+        yield _tokens(dropped[:SHOWN]) + more, "dropped"
 
 
 def _steps(steps: PassTimes) -> Rows:
@@ -161,13 +179,24 @@ def _break_even(found: Sequence[BreakEven]) -> Rows:
     yield "speedup if all are accepted", *(f"{one.best:.2f}" for one in found)
 
 
-def _token(token: Token) -> str:
-    text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in token.text)
-    return f"{text} ({token.id})"
+def _keys(report: KeyReport) -> Rows:
+    for group, names in report.honoured.items():
+        yield group, ", ".join(name.removeprefix(f"{report.architecture}.") for name in names)
+    if report.harmless:
+        yield "harmless", ", ".join(report.harmless)
+
+
+def _tokens(tokens: Iterable[Token]) -> str:
+    """Tokens with their ids, and with escapes for what cannot be printed."""
+    texts = {
+        token.id: "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in token.text)
+        for token in tokens
+    }
+    return ", ".join(f"{text} ({number})" for number, text in texts.items())
 
 
 def _percent(count: int, whole: int) -> str:
-    return f"{100 * count / whole:.1f} %" if whole else UNDEFINED
+    return f"{100 * count / whole:.1f} %" if whole else "–"
 
 
 def _size(count: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,10 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     given = vars(options)
     writing = Writing(**{name: given[name] for name in names(Writing) if name in given})
     training = Training(**{name: given[name] for name in names(Training) if name in given})
-    texts: list[str] = []
-    if options.prompts is not None:
-        file = Path(os.path.expanduser(options.prompts))  # noqa: PTH111  that of Path raises where there is no such user
-        texts = prompts.read(file, fix="give --prompts a JSONL file")
+    texts = [] if options.prompts is None else prompts.read(options.prompts)
 
     from omnidraft.make_drafter import make
     from omnidraft.make_drafter.teacher_text import write_text
@@ -90,7 +86,9 @@ def _parser() -> flags.CommandParser:
         metavar="DRAFTER",
         help="start from the weights of this drafter, which has the same source and layers",
     )
-    parser.add_argument("--prompts", metavar="FILE", help='JSONL file of users\' words, {"prompt": "..."} a line')
+    parser.add_argument(
+        "--prompts", type=Path, metavar="FILE", help='JSONL file of users\' words, {"prompt": "..."} a line'
+    )
     parser.add_argument("--only", choices=("text", "training"), help="run only this stage")
     flags.add(parser, "--dtype", help="of the teachers: auto, float32, bfloat16 or float16 (default: %(default)s)")
     flags.add(

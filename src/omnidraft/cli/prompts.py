@@ -1,4 +1,4 @@
-"""Prompts of the tasks GSM8K, MBPP and HumanEval, or of a JSONL file of one's own."""
+"""Prompts of the tasks GSM8K, MBPP and HumanEval, or of a JSONL file."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import itertools
 import json
+import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,10 +22,10 @@ CHECK = "check the file"
 
 @dataclass(frozen=True)
 class Task:
-    """Where the rows of a task lie, and how one is written as a prompt."""
+    """The location of a task's rows, and their prompt format."""
 
-    hub: tuple[str, ...]  # the data set, and its configuration where it has several
-    files: tuple[str, ...]  # where it lies below a folder of data, first choice first
+    hub: tuple[str, ...]  # the data set, and its configuration if it has several
+    files: tuple[str, ...]  # below a folder of data, first choice first
     write: Callable[[dict[str, Any]], str | None]  # a row as a prompt; None: not part of the test set
 
 
@@ -61,18 +62,17 @@ def name_of(task: str) -> str:
     return task if task in TASKS else Path(task).name.split(".")[0]
 
 
-def read(task: str | Path, data: Path | None = None, count: int | None = None, fix: str = CHECK) -> list[str]:
+def read(task: str | Path, data: Path | None = None, count: int | None = None) -> list[str]:
     """The first `count` prompts of a task, or all of them.
 
     `task` is a key of TASKS, looked for below the folder `data` or, without one, on the Hugging Face hub; anything
-    else, and any Path, is that of a JSONL file, gzipped or not, with a `prompt` in each line.  Raises ConfigError where
-    the hub cannot be asked, InputError for a file that cannot be read (with the `fix` for a file of one's own),
-    PromptError for a line without what it should hold.
+    else, and any Path, is a JSONL file, gzipped or not, with a `prompt` in each line.  Raises ConfigError if the
+    datasets library is missing, InputError for a file that cannot be read, PromptError for a line without a prompt.
     """
     if isinstance(task, str) and task in TASKS:
         rows, write = rows_of(TASKS[task], task, data, "test"), TASKS[task].write
-    elif isinstance(task, Path) or Path(task).is_file():
-        rows, write = _lines(Path(task), fix), own_prompt
+    elif (file := Path(os.path.expanduser(task))).is_file() or isinstance(task, Path):  # noqa: PTH111  never raises
+        rows, write = _lines(file), own_prompt
     else:
         known = ", ".join(TASKS)
         raise InputError(f"task {task!r} is no file and none of {known}: give one of these, or a JSONL file")
@@ -101,17 +101,17 @@ def digest(prompts: Sequence[str]) -> str:
 
 
 def texts_of(rows: Iterable[tuple[str, Any]], write: Callable[[dict[str, Any]], str | None]) -> Iterator[str]:
-    """The rows as prompts, without those that are no part of the task."""
+    """The rows as prompts, without those that are not part of the task."""
     for place, row in rows:
         try:
             text = write(row)
         except (KeyError, IndexError, TypeError) as error:
-            raise PromptError(f"{place} lacks what a prompt is made of ({error!r}): check the file") from error
+            raise PromptError(f"{place} lacks a field of the prompt ({error!r}): check the file") from error
         if text is not None:
             yield text
 
 
-def _lines(path: Path, fix: str = CHECK) -> Iterator[tuple[str, Any]]:
+def _lines(path: Path) -> Iterator[tuple[str, Any]]:
     """The rows of a JSONL file, each with its place."""
     try:
         opener = gzip.open if path.suffix == ".gz" else open
@@ -121,7 +121,7 @@ def _lines(path: Path, fix: str = CHECK) -> Iterator[tuple[str, Any]]:
                     place = f"{path}, line {number},"
                     yield place, _row(line, place)
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {path} ({error}): {fix}") from error
+        raise InputError(f"cannot read {path} ({error}): give a JSONL file") from error
 
 
 def _row(line: str, place: str) -> Any:

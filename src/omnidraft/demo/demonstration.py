@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,11 +13,12 @@ from rich.console import Console
 
 from omnidraft import zoo
 from omnidraft.api import OmniDraft, load
+from omnidraft.bench.interleaved import sampler
+from omnidraft.bench.output import down
 from omnidraft.config import Sampling
 from omnidraft.decoding.engine import Engine
 from omnidraft.demo.smollm2 import smollm2
 from omnidraft.errors import InputError
-from omnidraft.verification.sampling import GeneratorSampler
 
 WITHOUT, WITH = "without drafts", "with drafts"
 TOKENS, QUICK_TOKENS = 96, 32  # maximum tokens of an answer
@@ -77,7 +77,7 @@ def scene(
 ) -> tuple[str | Path, Sequence[str]]:
     """The target and its questions: SmolLM2 with chat questions, or the embedded target.
 
-    The embedded one is taken with `quick`, and where SmolLM2 is not available; `say` then gets the reason.
+    The embedded one is used with `quick`, or if SmolLM2 is not available; `say` then receives the reason.
     """
     if not quick:
         try:
@@ -138,7 +138,7 @@ def answer(engine: Engine, model: OmniDraft, ids: list[int], new_tokens: int, sh
     text, tokens, rounds = model.text_after(ids), list[int](), 0
     engine.release()  # the whole prompt is read each time
     began = time.perf_counter()
-    for record in engine.rounds(ids, new_tokens, Sampling(), GeneratorSampler(torch.Generator())):
+    for record in engine.rounds(ids, new_tokens, Sampling(), sampler()):
         tokens += record.emitted
         rounds += 1
         show(text.feed(record.emitted))
@@ -159,9 +159,3 @@ def summary(result: Result) -> str:
         f"{down(result.plain_tokens_per_s, 1)} tokens/s without drafts, {down(result.tokens_per_s, 1)} with drafts "
         f"({down(result.speedup, 2)}x, {down(result.tokens_per_pass, 2)} tokens per pass of the target)"
     )
-
-
-def down(value: float, digits: int) -> str:
-    """A figure where more is better, never rounded up."""
-    scale = 10**digits
-    return f"{math.floor(value * scale) / scale:.{digits}f}"

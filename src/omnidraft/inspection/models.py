@@ -4,46 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from omnidraft import zoo
-from omnidraft.alignment.vocab import Speller, Vocab, read_vocab
+from omnidraft.alignment.vocab import Speller, read_vocab
 from omnidraft.errors import ModelError
+from omnidraft.inspection.step import REFUSED, Step, step_of
+from omnidraft.inspection.vocabularies import Language, Vocabulary, vocabulary
 from omnidraft.models import native
+from omnidraft.models.families import BY_CLASS
 from omnidraft.models.gguf import KeyReport, held_bytes, is_gguf, read_keys
 from omnidraft.models.kv_cache import attention
 from omnidraft.models.language_model import NO_LIMIT
 from omnidraft.models.loading import choose_device, choose_precision, load_skeleton, load_tokenizer, locate
-from omnidraft.models.tensors import in_8_bits
+from omnidraft.models.native_model import obstacle
 from omnidraft.models.transformers_model import TransformersModel, check_drafter
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Language:
-    """A tokenizer with its vocabulary and speller."""
-
-    tokenizer: PreTrainedTokenizerBase
-    vocab: Vocab
-    speller: Speller
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class UnloadedModel:
-    """A model's tokenizer and config, without its weights."""
-
-    name: str  # hub id, or the last part of the path
-    model: TransformersModel | None  # on the meta device; None if there is only a tokenizer, or a problem
-    language: Language | None  # None: a problem
-    problem: str | None  # the error message of `load`
-    rounds: bool  # `load` may choose 8-bit weights
-    packed: bool  # the files hold 8-bit weights, whatever the config says
-    held: int | None  # bytes of the weights as stored in a GGUF file, at most 8 bits each
-    keys: KeyReport | None  # of a GGUF file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +27,6 @@ class Memory:
     """Memory of a model as `load` would hold it on this machine; None is unknown."""
 
     parameters: int
-    stored: str | None  # the dtype of the files
-    stored_bytes: int | None
     dtype: str  # what `load` would choose
     dtype_reason: str
     device: str
@@ -61,19 +35,41 @@ class Memory:
     context: int | None  # tokens; None: no limit
 
 
-def read_model(name: str | Path, *, drafts: bool = False) -> UnloadedModel:
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """Figures of one model; None is unknown."""
+
+    name: str  # hub id, or the last part of the path
+    vocabulary: Vocabulary | None
+    memory: Memory | None
+    step: Step | None
+    keys: KeyReport | None  # of a GGUF file's header
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unloaded:
+    """A model without its weights."""
+
+    figures: Model
+    language: Language | None  # None: a problem
+    problem: str | None  # the error message of `load`
+    checked: bool  # there was a config.json, or a problem
+
+
+def read_model(name: str | Path, *, drafts: bool = False) -> Unloaded:
     """Read tokenizer and config of a folder, a GGUF file, a hub id or `zoo:NAME`; `drafts` is True for the drafter.
 
     Raises ModelError for a name that is neither a path nor a model on the hub.
     """
     source, local = locate(zoo.resolve(name))
-    model = language = problem = keys = None
+    path = Path(source)
+    model = language = problem = keys = step = held = None
     try:
-        if not local or is_gguf(source) or (Path(source) / "config.json").exists():
+        if not local or is_gguf(source) or (path / "config.json").exists():
             model = TransformersModel(load_skeleton(source))
             if drafts:
                 check_drafter(model)
-        keys = read_keys(Path(source)) if is_gguf(source) else None
+        keys = read_keys(path) if is_gguf(source) else None
         tokenizer = load_tokenizer(source)
         known = () if model is None else (model.vocab_size, model.eos)
         vocab = read_vocab(tokenizer, *known, drafts=drafts)
@@ -82,32 +78,34 @@ def read_model(name: str | Path, *, drafts: bool = False) -> UnloadedModel:
         if not local and isinstance(error.__cause__, OSError):
             raise  # a mistyped name, or no network: no verdict on the model
         problem = str(error)
-    shown = Path(source).resolve().name if local else source
-    held = held_bytes(Path(source)) if model is not None and is_gguf(source) else None
-    rounds, packed = is_gguf(source) and not drafts, local and in_8_bits(Path(source))
-    return UnloadedModel(
-        name=shown,
-        model=model,
-        language=language,
-        problem=problem,
-        rounds=rounds,
-        packed=packed,
-        held=held,
+    if model is not None:
+        step = step_of(BY_CLASS.get(type(model.model).__name__), obstacle(model.model))
+        held = held_bytes(path) if is_gguf(source) else None
+    elif problem is not None:
+        step = Step(how=REFUSED, code="refused", reason=problem)
+    figures = Model(
+        name=path.resolve().name if local else source,
+        vocabulary=None if language is None else vocabulary(language),
+        memory=None if model is None else memory(model, rounds=is_gguf(source) and not drafts, held=held),
+        step=step,
         keys=keys,
     )
+    checked = model is not None or problem is not None
+    return Unloaded(figures=figures, language=language, problem=problem, checked=checked)
 
 
-def memory(model: TransformersModel, *, rounds: bool = False, packed: bool = False, held: int | None = None) -> Memory:
-    """Memory of a model on the meta device; `rounds`, `packed` and `held` as in `UnloadedModel`."""
+def memory(model: TransformersModel, *, rounds: bool = False, held: int | None = None) -> Memory:
+    """Memory of a model on the meta device.
+
+    With `rounds` `load` may choose 8-bit weights; `held` are the bytes of weights as a GGUF file has them, at most 8
+    bits each.
+    """
     parameters = model.model.num_parameters()
-    stored: torch.dtype | None = torch.int8 if packed else getattr(model.model.config, "dtype", None)
     device = choose_device("auto")
     dtype, reason = choose_precision(device, model.model, rounds=rounds)
     entries, itemsize = _cache_entries(model), getattr(torch, dtype).itemsize
     return Memory(
         parameters=parameters,
-        stored=None if stored is None else str(stored).removeprefix("torch."),
-        stored_bytes=None if stored is None else parameters * stored.itemsize,
         dtype=dtype,
         dtype_reason=reason,
         device=device.type,

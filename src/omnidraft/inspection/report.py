@@ -7,32 +7,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from omnidraft import zoo
 from omnidraft.attach import read_table
 from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.draft_length.cost_model import CostModel, PassTimes, time_passes
 from omnidraft.errors import ConfigError, ModelError
-from omnidraft.inspection.break_even import BreakEven, break_evens
-from omnidraft.inspection.models import Language, Memory, UnloadedModel, memory, read_model
-from omnidraft.inspection.step import Step, refused, step_of
-from omnidraft.inspection.vocabularies import Special, Spellings, Vocabulary, specials, spellings, vocabulary
-from omnidraft.models.families import BY_CLASS
-from omnidraft.models.gguf import KeyReport
+from omnidraft.inspection.models import Model, Unloaded, read_model
+from omnidraft.inspection.vocabularies import Language, Special, Spellings, specials, spellings
 from omnidraft.models.loading import load_model
-from omnidraft.models.native_model import obstacle
 
 Say = Callable[[str], None]
+LENGTHS = (1, 2, 4, 8)  # draft tokens per round
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
-    """Figures of one model; None is unknown."""
+class BreakEven:
+    """The acceptance from which rounds of one draft length pay, with one target token per draft token."""
 
-    name: str
-    vocabulary: Vocabulary | None
-    memory: Memory | None
-    step: Step | None
-    keys: KeyReport | None  # of a GGUF file's header
+    length: int  # draft tokens
+    cost: float  # of a round, in target steps
+    acceptance: float | None  # of each draft token; None: never
+    best: float  # speedup if everything is accepted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +57,12 @@ def inspect_pair(target: str | Path, drafter: str | Path, *, time: bool = False,
     Weights are read only with `time`, which measures forward passes.  `say` receives progress, `warn` warnings, a line
     each.  Raises ModelError for a model that does not exist, ConfigError if `time` finds no weights to load.
     """
-    pair: list[UnloadedModel] = []
+    pair: list[Unloaded] = []
     for name, drafts in ((target, False), (drafter, True)):
         say(f"reading {name}")
         pair.append(read_model(name, drafts=drafts))
-    unchecked = tuple(one.name for one in pair if one.model is None and one.problem is None)
-    figures: dict[str, Any] = {"target": _model(pair[0]), "drafter": _model(pair[1]), "unchecked": unchecked}
+    unchecked = tuple(one.figures.name for one in pair if not one.checked)
+    figures: dict[str, Any] = {"target": pair[0].figures, "drafter": pair[1].figures, "unchecked": unchecked}
     if time and unchecked:
         raise ConfigError(f"{unchecked[0]} has no config.json, so no step can be timed: leave out --time")
     languages = [one.language for one in pair if one.language is not None]
@@ -84,23 +81,28 @@ def inspect_pair(target: str | Path, drafter: str | Path, *, time: bool = False,
     return Inspection(works=True, reason=None, **figures)
 
 
-def _model(one: UnloadedModel) -> Model:
-    return Model(
-        name=one.name,
-        vocabulary=None if one.language is None else vocabulary(one.language),
-        memory=None if one.model is None else memory(one.model, rounds=one.rounds, packed=one.packed, held=one.held),
-        step=_step(one),
-        keys=one.keys,
-    )
-
-
-def _step(one: UnloadedModel) -> Step | None:
-    if one.model is None:
-        return None if one.problem is None else refused(one.problem)
-    skeleton = one.model.model
-    return step_of(BY_CLASS.get(type(skeleton).__name__), obstacle(skeleton))
-
-
 def _alignment(target: Language, drafter: Language, warn: Say) -> dict[str, Any]:
     table = read_table(drafter.vocab, target.vocab, drafter.speller, target.speller, warn)
     return {"spellings": spellings(table, drafter, target), "specials": specials(drafter, target)}
+
+
+def break_evens(costs: CostModel) -> tuple[BreakEven, ...]:
+    """The break-even at each of LENGTHS."""
+    found = []
+    for length in LENGTHS:
+        cost = 1 + costs.steps.of(length) + costs.tokens.of(length)
+        acceptance = acceptance_at(cost, length)
+        found.append(BreakEven(length=length, cost=cost, acceptance=acceptance, best=(1 + length) / cost))
+    return tuple(found)
+
+
+def acceptance_at(cost: float, length: int) -> float | None:
+    """The acceptance a at which a round emits as many tokens as it costs target steps: 1 + a + ... + a^length = cost.
+
+    Each draft token is accepted with probability a if those before it are.  0 if a round costs at most one step; None
+    if accepting everything is not enough.
+    """
+    if not 1 < cost <= 1 + length:
+        return 0.0 if cost <= 1 else None
+    roots = np.roots([*[1.0] * length, 1 - cost])
+    return float(max(root.real for root in roots if root.imag == 0))  # the only positive one

@@ -5,7 +5,7 @@ PyTorch is not imported.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,10 +23,10 @@ class Step:
     """The implementation of a model's forward pass on a CPU, and the reason if it is not the native one."""
 
     how: str
-    family: str | None  # the native step's name for the architecture
-    code: str | None  # of the reason
-    field: str | None  # of the config
-    reason: str | None
+    family: str | None = None  # the native step's name for the architecture
+    code: str | None = None  # of the reason
+    field: str | None = None  # of the config
+    reason: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +50,8 @@ def step_of(family: Family | None, obstacle: Obstacle | None) -> Step:
     """The step of a model that `transformers` supports; native without an obstacle."""
     name = None if family is None else family.name
     if obstacle is None:
-        return Step(how=NATIVE, family=name, code=None, field=None, reason=None)
-    return Step(how=TRANSFORMERS, family=name, code=obstacle.code, field=obstacle.field, reason=obstacle.reason)
-
-
-def refused(reason: str) -> Step:
-    """The step of a model that `load` refuses."""
-    return Step(how=REFUSED, family=None, code="refused", field=None, reason=reason)
+        return Step(how=NATIVE, family=name)
+    return Step(how=TRANSFORMERS, family=name, **asdict(obstacle))
 
 
 def inspect_header(path: Path) -> HeaderFigures:
@@ -68,7 +63,7 @@ def inspect_header(path: Path) -> HeaderFigures:
     try:
         described = describe(header)
     except ModelError as error:
-        return _figures(header, refused(str(error)), None)
+        return _figures(header, Step(how=REFUSED, code="refused", reason=str(error)), None)
     family = BY_TYPE.get(described.config["model_type"])
     return _figures(header, step_of(family, _obstacle(family, described)), described)
 

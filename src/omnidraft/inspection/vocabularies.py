@@ -9,13 +9,22 @@ import numpy as np
 
 from omnidraft.alignment.drafter_context import special_map
 from omnidraft.alignment.spelling_table import SpellingTable, byte_matches
-from omnidraft.inspection.models import Language
+from omnidraft.alignment.vocab import Speller, Vocab
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
 EXAMPLES = 5
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Language:
+    """A tokenizer with its vocabulary and speller."""
+
+    tokenizer: PreTrainedTokenizerBase
+    vocab: Vocab
+    speller: Speller
 
 
 @dataclass(frozen=True, kw_only=True)
