@@ -19,7 +19,6 @@ from rich.console import Console
 from experiments import recipe as recipes
 from experiments import tasks
 from experiments.evaluation import Evaluation, Row, Texts
-from experiments.figures import figure
 from experiments.recipe import Recipe
 from experiments.results import Results, page_of
 from experiments.runner import Experiment, chosen
