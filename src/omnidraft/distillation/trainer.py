@@ -53,10 +53,6 @@ class Counters:
     paused: int = 0  # updates that waited for memory
     held_out_loss: float = math.nan  # after the last update
 
-    def plus(self, **more: int) -> Counters:
-        """The counters with these counts added."""
-        return replace(self, **{name: getattr(self, name) + count for name, count in more.items()})
-
 
 class Trainer:
     """Trains an fp32 copy of a drafter; the model that is given stays as it is.
@@ -313,7 +309,8 @@ class Trainer:
 
     def count(self, **more: int) -> None:
         """Add to the counters."""
-        self.counters = self.counters.plus(**more)
+        own = self.counters
+        self.counters = replace(own, **{name: getattr(own, name) + count for name, count in more.items()})
 
 
 def check_memory(model: PreTrainedModel) -> None:
