@@ -12,7 +12,7 @@ TORCH := $(shell sed -n 's/^torch==/&/p' constraints.txt)
 VERSION = $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 NEWEST = .newest/$(VERSION)
 WHEEL := .wheel-check
-WHEEL_PIP := $(WHEEL)/env/bin/python -m pip install --quiet --disable-pip-version-check
+WHEEL_PIP := $(WHEEL)/env/bin/python -Im pip install --quiet --disable-pip-version-check
 # the most that it may have
 WHEEL_BYTES := 45000000
 # runs a command without a network; empty where that is not allowed
