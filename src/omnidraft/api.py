@@ -40,7 +40,7 @@ from omnidraft.draft_length.cost_model import PRIOR
 from omnidraft.errors import ConfigError
 from omnidraft.generation import Generation, Stream
 from omnidraft.models.loading import LoadedModel, load_model
-from omnidraft.models.native_model import obstacle
+from omnidraft.models.native_model import unsupported_reason
 from omnidraft.profiles.adaptive_drafter import AdaptiveDrafter
 from omnidraft.prompting import Prompt, encode, has_template, usable
 from omnidraft.verification.sampling import GeneratorSampler, Processor
@@ -133,7 +133,7 @@ class OmniDraft:
             return None
         if self.engine.attached.drafter.model.joint:
             return f"native, weights in {self.engine.attached.drafter.model.precision}"
-        return f"transformers, as {obstacle(self.drafter.lm.model) or 'asked for'}"
+        return f"transformers, as {unsupported_reason(self.drafter.lm.model) or 'asked for'}"
 
     def generate(self, prompt: Prompt, **options: Any) -> Generation:
         """Answer a prompt: text to continue, messages for the target's chat template, or the target's token ids.

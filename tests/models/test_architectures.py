@@ -15,7 +15,7 @@ from omnidraft.decoding.drafter import Drafter
 from omnidraft.decoding.passes import Passes
 from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.models.language_model import LanguageModel
-from omnidraft.models.native_model import obstacle
+from omnidraft.models.native_model import unsupported_reason
 from omnidraft.models.transformers_model import TransformersModel
 from omnidraft.verification.round import Round
 from support.drafts import OWN, TARGET, Adversary
@@ -134,5 +134,5 @@ def test_drafters_whose_weights_are_rounded(kind: str) -> None:
     target = TransformersModel(sharpened(build("llama", vocab_size=TARGET.vocab.size, eos_token_id=None)))
     serving = SharedDrafter(TransformersModel(rounded(sharpened(build(kind, vocab_size=OWN.vocab.size)))))
     assert isinstance(serving.model, TransformersModel)
-    assert kind != "llama" or str(obstacle(serving.source.model)) == "its weights are quantized"
+    assert kind != "llama" or str(unsupported_reason(serving.source.model)) == "its weights are quantized"
     assert tokens(run(target, serving.model)) == said(target)

@@ -194,9 +194,9 @@ def test_a_library_of_another_layout_is_not_used(monkeypatch: pytest.MonkeyPatch
         for number in range(len(native.LAYOUT)):
             other = (*native.LAYOUT[:number], native.LAYOUT[number] + 8, *native.LAYOUT[number + 1 :])
             monkeypatch.setattr(native, "LAYOUT", other)
-            assert "layout" in str(native.obstacle())
+            assert "layout" in str(native.unsupported_reason())
             monkeypatch.undo()
             native._loaded.cache_clear()  # noqa: SLF001
-        assert native.obstacle() is None
+        assert native.unsupported_reason() is None
     finally:
         native._loaded.cache_clear()  # noqa: SLF001

@@ -56,7 +56,7 @@ def test_of_a_file_8_bits_are_taken_unless_they_are_slower(
 ) -> None:
     seconds = {"int8": eight_bits_ms / 1e3, "float32": 2e-3}
     monkeypatch.setattr(native, "product_seconds", lambda dtype, _threads: seconds[dtype])
-    monkeypatch.setattr(native_model, "obstacle", lambda _model: None)
+    monkeypatch.setattr(native_model, "unsupported_reason", lambda _model: None)
     model = random_model("llama", 60, seed=0).model
     chosen, why = choose_precision(CPU, model, rounds=True)
     assert chosen == dtype
@@ -68,13 +68,13 @@ def test_nothing_is_measured_where_8_bits_cannot_be(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(native, "product_seconds", lambda *_: pytest.fail("it was measured"))
     model = random_model("llama", 60, seed=0).model
     assert choose_precision(GPU, model, rounds=True)[0] != "int8"
-    monkeypatch.setattr(native_model, "obstacle", lambda _model: "there is no compiler")
+    monkeypatch.setattr(native_model, "unsupported_reason", lambda _model: "there is no compiler")
     assert choose_precision(CPU, model, rounds=True) == choose_dtype(CPU, torch.float32, 0)
 
 
 def test_a_product_is_measured_in_each_dtype_once_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fastest of five counts."""
-    able = ["bfloat16", "float32", *(["int8"] if native.obstacle() is None else [])]
+    able = ["bfloat16", "float32", *(["int8"] if native.unsupported_reason() is None else [])]
     for at, dtype in enumerate(able):
         now = iter([moment for taken in (7, 5, 3, 4, 6) for moment in (100.0, 100.0 + taken + at)])
         monkeypatch.setattr(native, "time", SimpleNamespace(perf_counter=partial(next, now)))
@@ -89,7 +89,7 @@ def test_a_product_is_measured_in_each_dtype_once_in_a_process(monkeypatch: pyte
 def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """One where a matrix takes 1 ms in 8 bits and 4 ms otherwise, and every model is large."""
     monkeypatch.setattr(native, "product_seconds", lambda dtype, _: 1e-3 if dtype == "int8" else 4e-3)
-    monkeypatch.setattr(native_model, "obstacle", lambda _: None)
+    monkeypatch.setattr(native_model, "unsupported_reason", lambda _: None)
     monkeypatch.setattr(loading, "HINT_PARAMETERS", 0)
     return monkeypatch
 
@@ -120,7 +120,7 @@ def test_of_what_is_no_slow_path_nothing_is_said(machine: pytest.MonkeyPatch) ->
     with machine.context() as changed:
         changed.setattr(loading, "HINT_PARAMETERS", model.num_parameters() + 1)
         assert slow_path(model, CPU, "float32", of_file=False) is None
-    machine.setattr(native_model, "obstacle", lambda _: "there is no compiler")
+    machine.setattr(native_model, "unsupported_reason", lambda _: "there is no compiler")
     machine.setattr(native, "product_seconds", lambda *_: pytest.fail("it was measured"))
     assert slow_path(model, CPU, "float32", of_file=False) is None
     assert slow_path(model, GPU, "float32", of_file=True) is None
@@ -129,7 +129,7 @@ def test_of_what_is_no_slow_path_nothing_is_said(machine: pytest.MonkeyPatch) ->
 @pytest.mark.usefixtures("home")
 def test_of_a_file_the_obstacle_is_said(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
     files: Any = pytest.importorskip("support.gguf_files")
-    machine.setattr(native_model, "obstacle", lambda _: f"there is no compiler: {native.REMEDY}")
+    machine.setattr(native_model, "unsupported_reason", lambda _: f"there is no compiler: {native.REMEDY}")
     path = files.write(tmp_path / "small.gguf", files.small_model())
     said: list[str] = []
     load_model(path, say=said.append, verifies=True)

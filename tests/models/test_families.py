@@ -23,7 +23,7 @@ from omnidraft.models.families import BY_CLASS, FAMILIES, OTHERS, Family, Other
 from omnidraft.models.gguf.architectures import ARCHITECTURES
 from omnidraft.models.language_model import Read
 from omnidraft.models.loading import load_model
-from omnidraft.models.native_model import NativeModel, NativeSequence, obstacle
+from omnidraft.models.native_model import NativeModel, NativeSequence, unsupported_reason
 from omnidraft.models.tensors import Tensors
 from omnidraft.models.transformers_model import TransformersModel, check_supported
 from support.compilers import needs_the_8_bit_step
@@ -347,7 +347,7 @@ def quantized(model: Any) -> Any:
     ],
 )
 def test_what_no_switch_covers_is_named(make: Callable[[], Any], code: str, field: str, reason: str) -> None:
-    found = obstacle(make())
+    found = unsupported_reason(make())
     assert found is not None
     assert (found.code, found.field) == (code, field)
     assert reason in str(found)
@@ -361,7 +361,7 @@ def test_other_models_are_taken_by_transformers_or_refused_as_the_table_says(oth
         model = cast(Any, AutoModelForCausalLM).from_config(CONFIG_MAPPING[model_type](**changes))
     with nullcontext() if other.taken else pytest.raises(ModelError):
         check_supported(model)
-    found = obstacle(model)
+    found = unsupported_reason(model)
     assert found is not None
     assert (found.code, found.field) == ("family", "model_type")
     assert found.reason.endswith(f"has no native step, as {other.reason}")
@@ -370,7 +370,7 @@ def test_other_models_are_taken_by_transformers_or_refused_as_the_table_says(oth
 def test_a_rotation_that_is_not_known_is_named_with_its_kind_of_layer() -> None:
     model = build("gemma3_text", **ALTERNATING)
     model.config.rope_parameters["sliding_attention"]["rope_type"] = "proportional"
-    found = obstacle(model)
+    found = unsupported_reason(model)
     assert found is not None
     assert found.field == "rope_parameters.sliding_attention.rope_type"
     assert "proportional" in found.reason

@@ -22,7 +22,7 @@ from omnidraft.models import native, native_model
 from omnidraft.models.language_model import Read
 from omnidraft.models.loading import load_model
 from omnidraft.models.native import Rounded
-from omnidraft.models.native_model import NativeModel, NativeSequence, native_of, obstacle
+from omnidraft.models.native_model import NativeModel, NativeSequence, native_of, unsupported_reason
 from omnidraft.models.tensors import Tensors
 from omnidraft.models.transformers_model import TransformersModel, TransformersSequence
 from support.compilers import needs_the_8_bit_step
@@ -374,15 +374,15 @@ def test_the_shipped_drafter() -> None:
 
 
 def test_what_it_cannot_do_is_left_to_transformers() -> None:
-    assert "activation is gelu" in str(obstacle(build("llama", hidden_act="gelu")))
+    assert "activation is gelu" in str(unsupported_reason(build("llama", hidden_act="gelu")))
     unknown = build("llama")
     unknown.config.rope_parameters["rope_type"] = "spiral"
-    assert "type spiral" in str(obstacle(unknown))
-    assert "MixtralForCausalLM has no native step" in str(obstacle(build("mixtral")))
+    assert "type spiral" in str(unsupported_reason(unknown))
+    assert "MixtralForCausalLM has no native step" in str(unsupported_reason(build("mixtral")))
     quantized = build("llama")
     quantized.config.quantization_config = {"quant_method": "fp8"}
-    assert str(obstacle(quantized)) == "its weights are quantized"
-    assert "cannot share" in str(obstacle(build("llama", num_attention_heads=4, num_key_value_heads=3)))
+    assert str(unsupported_reason(quantized)) == "its weights are quantized"
+    assert "cannot share" in str(unsupported_reason(build("llama", num_attention_heads=4, num_key_value_heads=3)))
     assert native_of(random_model("qwen2", 60, seed=0)) is not None
 
 
@@ -412,7 +412,7 @@ def test_what_the_model_has_must_be_there(name: str) -> None:
 def _compiled_before() -> None:
     """So that it is kept where all tests find it, and not in the home of one of them alone."""
     native._loaded.cache_clear()  # noqa: SLF001
-    native.obstacle()
+    native.unsupported_reason()
 
 
 @pytest.fixture
@@ -438,7 +438,7 @@ def test_a_library_that_cannot_be_kept_is_made_again(cache: str, home: Path, mon
         folder.write_text("no folder")
     native._loaded.cache_clear()  # noqa: SLF001
     monkeypatch.setenv("CC", "cc -pipe")
-    assert native.obstacle() is None
+    assert native.unsupported_reason() is None
     files = {path.name for path in home.rglob("*.so") if path.stat().st_size > 1000}
     assert len(files) == (cache == "damaged")
     assert files <= {path.name for path in kept.iterdir()}
@@ -481,15 +481,15 @@ def test_the_compiler_of_a_package_is_taken_where_there_is_no_other(
         commands.append(command)
         return subprocess.CompletedProcess(command, 1, b"", b"first line\n\xff: it cannot\n")
 
-    assert "there is no C compiler" in str(native.obstacle())
+    assert "there is no C compiler" in str(native.unsupported_reason())
     monkeypatch.setattr(native, "find_spec", lambda name: find_spec("json") if name == "ziglang" else None)
     monkeypatch.setattr(subprocess, "run", run)
     native._loaded.cache_clear()  # noqa: SLF001
-    assert "(\ufffd: it cannot)" in str(native.obstacle())
+    assert "(\ufffd: it cannot)" in str(native.unsupported_reason())
     assert [command[:5] for command in commands] == [[sys.executable, "-P", "-m", "ziglang", "cc"]] * 2
     (tmp_path / "clang").touch(mode=0o755)
     native._loaded.cache_clear()  # noqa: SLF001
-    assert "it cannot" in str(native.obstacle())
+    assert "it cannot" in str(native.unsupported_reason())
     assert commands[-1][0] == str(tmp_path / "clang")
 
 

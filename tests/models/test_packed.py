@@ -147,7 +147,7 @@ def test_each_processor_gets_the_same_bits(way: tuple[str, ...], monkeypatch: py
     monkeypatch.setattr(native, "FLAGS", (("-march=native", *way),))
     native._loaded.cache_clear()  # noqa: SLF001  compiled with these flags from now on
     try:
-        assert native.obstacle() is None
+        assert native.unsupported_reason() is None
         for number, (matrix, wanted) in enumerate(zip((*matrices.values(), *largest), given, strict=True)):
             assert torch.equal(matrix(x), wanted), number
         for kind, matrix in matrices.items():

@@ -67,7 +67,7 @@ def test_with_an_object_no_compiler_is_needed(source: Path) -> None:
         if damaged:
             ready.write_bytes(b"no library")
         native._loaded.cache_clear()  # noqa: SLF001
-        assert "there is no C compiler" in str(native.obstacle()), "it is to be compiled"
+        assert "there is no C compiler" in str(native.unsupported_reason()), "it is to be compiled"
     shutil.copy(made, ready)
     native._loaded.cache_clear()  # noqa: SLF001
     assert library() == ready

@@ -18,7 +18,7 @@ from omnidraft.models.gguf import KeyReport, held_bytes, is_gguf, read_keys
 from omnidraft.models.kv_cache import attention
 from omnidraft.models.language_model import NO_LIMIT
 from omnidraft.models.loading import choose_device, choose_precision, load_skeleton, load_tokenizer, locate
-from omnidraft.models.native_model import obstacle
+from omnidraft.models.native_model import unsupported_reason
 from omnidraft.models.transformers_model import TransformersModel, check_drafter
 
 
@@ -79,7 +79,7 @@ def read_model(name: str | Path, *, drafts: bool = False) -> Unloaded:
             raise  # a mistyped name, or no network: no verdict on the model
         problem = str(error)
     if model is not None:
-        step = step_of(BY_CLASS.get(type(model.model).__name__), obstacle(model.model))
+        step = step_of(BY_CLASS.get(type(model.model).__name__), unsupported_reason(model.model))
         held = held_bytes(path) if is_gguf(source) else None
     elif problem is not None:
         step = Step(how=REFUSED, code="refused", reason=problem)

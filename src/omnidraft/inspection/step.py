@@ -65,13 +65,13 @@ def inspect_header(path: Path) -> HeaderFigures:
     except ModelError as error:
         return _figures(header, Step(how=REFUSED, code="refused", reason=str(error)), None)
     family = BY_TYPE.get(described.config["model_type"])
-    return _figures(header, step_of(family, _obstacle(family, described)), described)
+    return _figures(header, step_of(family, _unsupported_reason(family, described)), described)
 
 
-def _obstacle(family: Family | None, described: Described) -> Obstacle | None:
+def _unsupported_reason(family: Family | None, described: Described) -> Obstacle | None:
     if family is None:
         return unknown_family(described.keys.architecture, described.config["model_type"])
-    return family.obstacle(SimpleNamespace(**described.config))
+    return family.unsupported_reason(SimpleNamespace(**described.config))
 
 
 def _figures(header: Header, step: Step, described: Described | None) -> HeaderFigures:

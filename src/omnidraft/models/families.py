@@ -95,7 +95,7 @@ class Family:
         """The value of a field that may be absent, 0 for none."""
         return float(getattr(config, name, None) or 0) if name else 0.0
 
-    def obstacle(self, config: Config) -> Obstacle | None:
+    def unsupported_reason(self, config: Config) -> Obstacle | None:
         """Return the first part of a config that no switch covers."""
         return next(self._obstacles(config), None)
 

@@ -82,7 +82,7 @@ def load_model(
         if slow is not None:
             say(f"target {shown} {slow}")
     ours = chosen in native.PRECISIONS
-    if ours and (obstacle := _obstacle(skeleton, place)):
+    if ours and (obstacle := _unsupported_reason(skeleton, place)):
         raise ModelError(f"model {source!r} cannot be used in {chosen}, as {obstacle}: use dtype='auto'")
     tokenizer = _tokenizer(source, local)  # of a file, not of its conversion, where `transformers` would change it
     _end_turns(skeleton, tokenizer)
@@ -145,11 +145,11 @@ def _end_turns(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> No
         generation.eos_token_id = [*known, own]
 
 
-def _obstacle(skeleton: PreTrainedModel, place: torch.device) -> str | None:
+def _unsupported_reason(skeleton: PreTrainedModel, place: torch.device) -> str | None:
     """Return the reason why a model cannot be used in 8 bits, or None."""
     if place.type != "cpu":
         return f"it is on {place.type}"
-    found = native_model.obstacle(skeleton)
+    found = native_model.unsupported_reason(skeleton)
     return None if found is None else str(found)
 
 
@@ -279,7 +279,7 @@ def choose_device(asked: str) -> torch.device:
 def choose_precision(device: torch.device, model: PreTrainedModel, *, rounds: bool) -> tuple[str, str]:
     """Return the precision for `auto` and the reason; with `rounds`, 8 bits are used unless they are slower."""
     dtype, reason = choose_dtype(device, getattr(model.config, "dtype", None), model.num_parameters())
-    if not rounds or _obstacle(model, device) is not None:
+    if not rounds or _unsupported_reason(model, device) is not None:
         return dtype, reason
     ours, other = (1e3 * native.product_seconds(each, native.threads()) for each in ("int8", dtype))
     measured = f"of a GGUF file, as this cpu takes {ours:.1f} ms for a matrix in 8 bits and {other:.1f} in {dtype}"
@@ -293,7 +293,7 @@ def slow_path(model: PreTrainedModel, device: torch.device, dtype: str, *, of_fi
     """
     if dtype in native.PRECISIONS or device.type != "cpu":
         return None
-    obstacle, slow = _obstacle(model, device), f"is decoded in {dtype} by transformers"
+    obstacle, slow = _unsupported_reason(model, device), f"is decoded in {dtype} by transformers"
     if of_file:
         return f"{slow}, several times slower than in 8 bits: {obstacle}" if obstacle else None
     if obstacle or model.num_parameters() < HINT_PARAMETERS:

@@ -204,13 +204,13 @@ def threads() -> int:
     return torch.get_num_threads()
 
 
-def obstacle() -> str | None:
+def unsupported_reason() -> str | None:
     """Return the reason why this machine cannot run step.c, or None."""
     return _loaded()[1]
 
 
 def step_functions() -> ctypes.CDLL:
-    """The compiled step.c; raises ModelError where there is an `obstacle`."""
+    """The compiled step.c; raises ModelError where there is an `unsupported_reason`."""
     found, reason = _loaded()
     if found is None:
         raise ModelError(f"8-bit weights cannot be used here: {reason}")

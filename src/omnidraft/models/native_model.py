@@ -29,7 +29,7 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 class NativeModel(PretrainedModel):
-    """A model with 8-bit weights, of one that has no `obstacle`; its rows do not depend on each other, bit by bit.
+    """A model with 8-bit weights, of one that has no `unsupported_reason`; its rows do not depend on each other, bit by bit.
 
     `skeleton` gives the shape, and may be on the meta device.  Weights are by its names: those of `own`, and those of
     `source` for all others; rounded ones are used where they are.  Raises ModelError for weights that are NaN or
@@ -232,11 +232,11 @@ class Layers:
 
 
 def native_of(source: PretrainedModel) -> NativeModel | None:
-    """A native model over the weights of `source`, or None where there is an `obstacle`."""
-    return None if obstacle(source.model) else NativeModel(source.model, source.model.state_dict())
+    """A native model over the weights of `source`, or None where there is an `unsupported_reason`."""
+    return None if unsupported_reason(source.model) else NativeModel(source.model, source.model.state_dict())
 
 
-def obstacle(model: PreTrainedModel) -> Obstacle | None:
+def unsupported_reason(model: PreTrainedModel) -> Obstacle | None:
     """Return the reason why a model has no native step, or None where it has one."""
     config: Any = model.config
     name, place = type(model).__name__, model.device.type
@@ -249,12 +249,12 @@ def obstacle(model: PreTrainedModel) -> Obstacle | None:
     if getattr(config, "quantization_config", None) is not None or not plain:
         return Obstacle("quantized", "quantization_config", "its weights are quantized")
     family = BY_CLASS[name]
-    if (found := family.obstacle(config)) is not None:
+    if (found := family.unsupported_reason(config)) is not None:
         return found
     size = heads_of(config)[2]
     if not family.partial and any(rotation.entries != size for rotation in _rotations(model).values()):
         return Obstacle("rotation", "partial_rotary_factor", "it rotates a part of each head")
-    reason = native.obstacle()
+    reason = native.unsupported_reason()
     return None if reason is None else Obstacle("machine", "", reason)
 
 
