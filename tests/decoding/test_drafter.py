@@ -15,7 +15,7 @@ from omnidraft.alignment.spelling_table import Probs
 from omnidraft.config import Sampling
 from omnidraft.counts.counts import Counts
 from omnidraft.decoding.drafter import Drafter
-from omnidraft.decoding.passes import Passes, alone
+from omnidraft.decoding.passes import Passes, run
 from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.distillation.adaptation import Adaptation
 from omnidraft.draft_length.policy import Fixed
@@ -35,7 +35,7 @@ from support.texts import TEXTS
 
 
 def first_q(drafter: Drafter, length: int = 3) -> torch.Tensor:
-    _, vectors = alone(drafter.draft(length, 1.0, sampler(), lambda _: True))
+    _, vectors = run(drafter.draft(length, 1.0, sampler(), lambda _: True))
     return torch.from_numpy(vectors[0])
 
 
@@ -326,7 +326,7 @@ def steps(context: int | None, places: str, rounds: int = 8) -> tuple[list[list[
     policies = [Counted(places) for _ in drafters]
     for number in range(rounds):
         (tokens, vectors), (same, others) = (
-            alone(drafter.draft(4, 1.0, sampler(number), lambda _: True, None, policy))
+            run(drafter.draft(4, 1.0, sampler(number), lambda _: True, None, policy))
             for drafter, policy in zip(drafters, policies, strict=True)
         )
         assert tokens == same
@@ -353,13 +353,13 @@ def test_what_the_network_missed_is_read_in_one_pass_bit_for_bit(context: int | 
 def test_a_draft_of_the_counts_alone_makes_no_pass() -> None:
     drafter = counting()
     drafter.start(PERIOD * 2)
-    tokens, vectors = alone(drafter.draft(4, 1.0, sampler(), lambda _: True, None, Counted("+")))
+    tokens, vectors = run(drafter.draft(4, 1.0, sampler(), lambda _: True, None, Counted("+")))
     assert (tokens, drafter.passes, drafter.read, drafter.counted) == (PERIOD[:4], 0, 0, 4)
     assert all(vector[token] == vector.sum() == 1 for token, vector in zip(tokens, vectors, strict=True))
     drafter.extend(tokens)
-    alone(drafter.draft(1, 1.0, sampler(), lambda _: True, None, Counted("-")))
+    run(drafter.draft(1, 1.0, sampler(), lambda _: True, None, Counted("-")))
     assert (drafter.passes, drafter.read, drafter.counted) == (1, 16, 0)
-    alone(drafter.draft(2, 1.0, sampler(), lambda _: True, None, Counted("+-")))
+    run(drafter.draft(2, 1.0, sampler(), lambda _: True, None, Counted("+-")))
     assert (drafter.passes, drafter.read, drafter.counted) == (1, 1, 1), "of a text that was read, the draft alone"
 
 
@@ -373,7 +373,7 @@ def test_an_interrupted_pass_after_tokens_of_the_counts_is_made_again() -> None:
         assert list(asked.ids) == [*PERIOD * 2, *PERIOD[:2]]
         work.close()  # as where the answer is to stop
     found, expected = (
-        alone(each.draft(4, 1.0, sampler(), lambda _: True, None, Counted("++-"))) for each in (drafter, fresh)
+        run(each.draft(4, 1.0, sampler(), lambda _: True, None, Counted("++-"))) for each in (drafter, fresh)
     )
     assert found[0] == expected[0]
     assert [one.tolist() for one in found[1]] == [other.tolist() for other in expected[1]]
@@ -384,7 +384,7 @@ def test_without_counts_nothing_is_guessed() -> None:
     assert drafter.counts is None
     drafter.start(PERIOD * 2)
     assert drafter.guess() is None
-    alone(drafter.draft(3, 1.0, sampler(), lambda _: True, None, Counted("+")))
+    run(drafter.draft(3, 1.0, sampler(), lambda _: True, None, Counted("+")))
     assert (drafter.passes, drafter.counted) == (3, 0)
     drafter.keep()
 
@@ -393,7 +393,7 @@ def test_a_masked_draft_leaves_the_counts_out() -> None:
     drafter = counting()
     drafter.start(PERIOD * 2)
     allowed = np.ones(64, bool)
-    alone(drafter.draft(3, 1.0, sampler(), lambda _: True, allowed, Counted("+")))
+    run(drafter.draft(3, 1.0, sampler(), lambda _: True, allowed, Counted("+")))
     assert (drafter.passes, drafter.counted) == (3, 0)
 
 
@@ -401,7 +401,7 @@ def test_a_masked_draft_leaves_the_counts_out() -> None:
 def test_a_greedy_draft_is_of_the_best_token_and_one_hot(*, trusted: bool) -> None:
     drafter = counting()
     drafter.start([*PERIOD, 7, *PERIOD[:2], *PERIOD[:2]])  # 3 1 is followed by 4, and by 3
-    tokens, vectors = alone(drafter.draft(2, 0.0, sampler(), lambda _: True, None, Counted("+" if trusted else "-")))
+    tokens, vectors = run(drafter.draft(2, 0.0, sampler(), lambda _: True, None, Counted("+" if trusted else "-")))
     guess = drafter.guess()
     assert guess is not None
     assert [vector[token] for token, vector in zip(tokens, vectors, strict=True)] == [1, 1]

@@ -11,7 +11,7 @@ import torch
 
 from omnidraft.counts.counts import Guess
 from omnidraft.decoding.drafter import Drafter
-from omnidraft.decoding.passes import Passes, alone, together
+from omnidraft.decoding.passes import Passes, run, run_batched
 from omnidraft.draft_length.policy import Fixed
 from omnidraft.errors import PromptError
 from omnidraft.models.language_model import LanguageModel, Read
@@ -60,8 +60,8 @@ def test_drafts_made_together_are_those_of_each_alone(make: Make) -> None:
         drafter.start(prompt)
     for seed in range(4):
         draws = [[sampler(10 * seed + place) for place in range(len(PROMPTS))] for _ in range(2)]
-        found = together([drafting(one, at, draws[0][at]) for at, one in enumerate(ours)])
-        assert found == [alone(drafting(one, at, draws[1][at])) for at, one in enumerate(theirs)]
+        found = run_batched([drafting(one, at, draws[0][at]) for at, one in enumerate(ours)])
+        assert found == [run(drafting(one, at, draws[1][at])) for at, one in enumerate(theirs)]
         assert [len(tokens) for tokens, _ in found] == list(LENGTHS)
         for one, other, (tokens, _) in zip(ours, theirs, found, strict=True):
             assert (one.passes, one.read) == (other.passes, other.read)
@@ -80,7 +80,7 @@ def test_models_of_the_same_weights_read_in_one_pass(monkeypatch: pytest.MonkeyP
     ours = drafters()
     for drafter, prompt in zip(ours, PROMPTS, strict=True):
         drafter.start(prompt)
-    together([drafting(one, at, sampler()) for at, one in enumerate(ours)])
+    run_batched([drafting(one, at, sampler()) for at, one in enumerate(ours)])
     # three prompts, beside one of the other weights; then rows end one by one
     assert sizes == [3, 1, 2, 1, 2, 1, 2]
 
@@ -104,13 +104,13 @@ def test_each_row_reads_the_hidden_state_of_its_own_pass(make: Make) -> None:
     source, other = random_model("llama", 64, 2), make(0)
     models: list[LanguageModel] = [source, source, other, other]
     found = []
-    for run in (together, lambda works: [alone(work) for work in works]):
+    for way in (run_batched, lambda works: [run(work) for work in works]):
         policies, works = [Listening() for _ in models], []
         for model, prompt, policy in zip(models, PROMPTS, policies, strict=False):
             drafter = Drafter(model)
             drafter.start(prompt)
             works.append(drafter.draft(3, 0.0, sampler(), lambda _: True, None, policy))
-        run(works)
+        way(works)
         found.append([torch.stack(policy.seen) for policy in policies])
     for ours, theirs in zip(*found, strict=True):
         assert torch.equal(ours, theirs)
@@ -129,9 +129,9 @@ def test_work_that_asks_for_nothing_and_a_failure(make: Make) -> None:
         yield Read(model.new_sequence(), [10**6], 1)
         raise AssertionError
 
-    assert (alone(nothing()), together([nothing(), nothing()]), together([])) == (1, [1, 1], [])
+    assert (run(nothing()), run_batched([nothing(), nothing()]), run_batched([])) == (1, [1, 1], [])
     with pytest.raises(PromptError):
-        together([nothing(), failing()])
+        run_batched([nothing(), failing()])
 
 
 def test_an_end_of_a_model_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ def test_an_end_of_a_model_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(TransformersModel, "read", lambda *_: next(iter(())))
     with pytest.raises(StopIteration):
-        alone(asking())
+        run(asking())
 
 
 def test_after_a_failed_pass_drafts_are_those_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,8 +158,8 @@ def test_after_a_failed_pass_drafts_are_those_of_before(monkeypatch: pytest.Monk
     with monkeypatch.context() as patch:
         patch.setattr(NativeModel, "read", failing)
         with pytest.raises(MemoryError):
-            together([drafting(one, at, sampler(at)) for at, one in enumerate(ours)])
-    found = together([drafting(one, at, sampler(at)) for at, one in enumerate(ours)])
-    expected = [alone(drafting(one, at, sampler(at))) for at, one in enumerate(theirs)]
+            run_batched([drafting(one, at, sampler(at)) for at, one in enumerate(ours)])
+    found = run_batched([drafting(one, at, sampler(at)) for at, one in enumerate(ours)])
+    expected = [run(drafting(one, at, sampler(at))) for at, one in enumerate(theirs)]
     assert found[:4] == expected[:4]
     assert found[4][0] == expected[4][0]  # whose model of transformers rounds otherwise after what it has read by now

@@ -84,7 +84,7 @@ def rounds(engines: Sequence[Engine], requests: Sequence[Request]) -> list[list[
     while going := [(one, each) for one, each in zip(engines, requests, strict=True) if each.open]:
         for engine, request in going:
             while engine.behind(request) > (chunk := engine.target.model.chunk):
-                passes.alone(engine.read_part(request, chunk))
+                passes.run(engine.read_part(request, chunk))
         works = [Work(engine.verifying(request), engine.target) for engine, request in going]
         turn(works)
         for (engine, request), work in zip(going, works, strict=True):

@@ -22,7 +22,7 @@ from omnidraft.api import OmniDraft
 from omnidraft.bench.compare import Question
 from omnidraft.cli.prompts import read
 from omnidraft.decoding.engine import Engine
-from omnidraft.decoding.passes import Passes, alone
+from omnidraft.decoding.passes import Passes, run
 from omnidraft.distillation.inline import InlineTrainer
 from omnidraft.errors import ConfigError
 from support.project_files import ROOT, shared
@@ -215,9 +215,9 @@ def test_equal_draws_are_kept_with_the_target_s_probability(*, ended: bool) -> N
 
     model: Any = SimpleNamespace(engine=SimpleNamespace(verifying=verifying))
     equal = streams.EqualDraws(cast(OmniDraft, model), 1.0)
-    assert alone(model.engine.verifying(None)).draft is drafts[0]
+    assert run(model.engine.verifying(None)).draft is drafts[0]
     assert equal.tokens == pytest.approx(1 + 0.3 + (0 if ended else 0.3 * 0.2))
-    alone(model.engine.verifying(None))
+    run(model.engine.verifying(None))
     assert equal.tokens == pytest.approx(2 + 0.3 + (0 if ended else 0.3 * 0.2))
 
 

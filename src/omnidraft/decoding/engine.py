@@ -14,7 +14,7 @@ from omnidraft.config import Drafting, Sampling
 from omnidraft.counts.counts import AnswerMemory, Counts
 from omnidraft.decoding.counted import counted_draft
 from omnidraft.decoding.drafter import AttachedDrafter, common
-from omnidraft.decoding.passes import Behind, Pace, Passes, alone
+from omnidraft.decoding.passes import Behind, Pace, Passes, run
 from omnidraft.decoding.proposals import make_proposer
 from omnidraft.draft_length.batch_goodput import BatchCosts
 from omnidraft.draft_length.policy import DraftLengthPolicy, make_policy
@@ -238,7 +238,7 @@ class Engine:
 
         Raises Stopped where the request is to stop; what was read stays in the caches, and the round did not happen.
         """
-        return alone(self.verifying(request), request)
+        return run(self.verifying(request), request)
 
     def behind(self, request: Request) -> int:
         """Number of ids of a request that the target has yet to read."""

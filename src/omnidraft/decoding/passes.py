@@ -1,6 +1,6 @@
 """Drafting and verifying as generators that ask for reads, so that those of several requests are made in one pass.
 
-`alone` makes the reads of one after another.  A `turn` gives each of several a round: the drafts of all first, then one
+`run` makes the reads of one after another.  A `turn` gives each of several a round: the drafts of all first, then one
 pass of each target.
 """
 
@@ -92,7 +92,7 @@ class Work(Generic[T]):
         self._since = time.perf_counter()
 
 
-def alone(passes: Passes[T], pace: Pace | None = None) -> T:
+def run(passes: Passes[T], pace: Pace | None = None) -> T:
     """The result of some work, its reads made one by one; raises Stopped where it is to stop between two parts."""
     work = Work(passes, pace=pace)
     while work.asked is not None:
@@ -105,7 +105,7 @@ def alone(passes: Passes[T], pace: Pace | None = None) -> T:
     return work.done()
 
 
-def together(passes: Sequence[Passes[T]]) -> list[T]:
+def run_batched(passes: Sequence[Passes[T]]) -> list[T]:
     """Return the results of several, with reads of one model made together; raises an error when all have ended."""
     works = [Work(each) for each in passes]
     while asking := [each for each in works if each.asked is not None]:

@@ -29,7 +29,7 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 class NativeModel(PretrainedModel):
-    """A model with 8-bit weights, of one that has no `unsupported_reason`; its rows do not depend on each other, bit by bit.
+    """A model in 4 to 8 bits that has no `unsupported_reason`; its rows are independent of each other, bit by bit.
 
     `skeleton` gives the shape, and may be on the meta device.  Weights are by its names: those of `own`, and those of
     `source` for all others; rounded ones are used where they are.  Raises ModelError for weights that are NaN or

@@ -18,7 +18,7 @@ import torch
 from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.drafter import Drafter, common
 from omnidraft.decoding.engine import Engine, Request, Verified
-from omnidraft.decoding.passes import together
+from omnidraft.decoding.passes import run_batched
 from omnidraft.draft_length.batch_goodput import BatchCosts
 from omnidraft.models.language_model import SingleSequence
 from omnidraft.verification.rejection_sampling import Outcome
@@ -138,7 +138,9 @@ class Rows:
             )
         self.batch.rows = max(1, len(sampled))
         drafting = [row for row in self._places.values() if self._drafts(row)]
-        for row, draft in zip(drafting, together([row.engine.propose(row.request) for row in drafting]), strict=True):
+        for row, draft in zip(
+            drafting, run_batched([row.engine.propose(row.request) for row in drafting]), strict=True
+        ):
             row.draft = draft
         proposals: list[list[int]] = [[] for _ in sampled]
         for place, row in self._places.items():
