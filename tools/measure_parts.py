@@ -9,7 +9,7 @@
 
 `bookkeeping`: a round over prepared logits, no forward passes, of texts that the n-gram cache knows and of a new one;
 PYTHONPATH=OTHER/src measures another checkout.
-`step`: one token through the drafter by `transformers`, and in 8 bits.
+`step`: one token through the drafter by `transformers`, and in 8 bits and 5.
 `cache`: one token and five at several contexts, on the cache of `transformers` and on ours.
 `swap`: the embedded drafter takes other weights, and reads a text of 200 tokens again.
 `together`: a token for each of several rows through the drafter that ships, one after the other and in one pass.
@@ -171,6 +171,7 @@ def step() -> None:
     }
     for name, source in sources.items():
         kinds: dict[str, Any] = {"transformers": source, "8 bits": native_of(source)}
+        kinds["5 bits"] = native_of(source, drafts=True)
         models = {kind: model.new_sequence() for kind, model in kinds.items()}
         for model in models.values():
             model.forward(list(range(3, 131)), 1)
@@ -278,7 +279,7 @@ def matrices(path: Path, repeats: int = 7) -> None:
     layers = [each for name, each in model._parts.matrices.items() if ".layers." in name]  # noqa: SLF001
     size = sum(each.nbytes for each in layers)
     inputs = {each.columns: torch.randn(16, each.columns) for each in layers}
-    memory = [part.numpy()[: len(part) // 8 * 8].view(np.int64) for each in layers for part in each.weights]
+    memory = [part.numpy()[: len(part) // 8 * 8].view(np.int64) for each in layers for part, *_ in each.parts]
 
     def seconds(action: Callable[[], object]) -> float:
         began = time.process_time()

@@ -155,7 +155,7 @@ def test_fast_drafter_steps(zoo: dict[str, tuple[PretrainedModel, Language]]) ->
     """A greedy target is not touched by how its drafter computes."""
     needs_the_8_bit_step()
     (target, target_language), (source, drafter_language) = zoo["target-a"], zoo["drafter"]
-    drafter = native_of(source)
+    drafter = native_of(source, drafts=True)
     assert drafter is not None
     prompt = target_language.tokenizer(TEXT)["input_ids"]
     expected = generate(target, prompt, 64, target_language.vocab.eos)
@@ -178,7 +178,7 @@ def test_8_bit_targets_say_what_they_say_undrafted(zoo: dict[str, tuple[Pretrain
     lines = (shared("data") / "gsm8k" / "test.jsonl").read_text(encoding="utf-8").splitlines()[:200]
     plain, accepted = Engine(target, target_language.vocab.eos), 0
     drafted = [
-        engine(target, target_language, native_of(drafter) or drafter, drafter_language, draft_length=k)
+        engine(target, target_language, native_of(drafter, drafts=True) or drafter, drafter_language, draft_length=k)
         for k in (1, 3, 8)
     ]
     drafted.append(Engine(target, target_language.vocab.eos, None, Drafting()))

@@ -116,11 +116,13 @@ class World:
 
 
 def small_pair(target_name: str, drafter_name: str) -> World:
-    """Both take steps of 8 bits, where no row depends on the others, unless this machine has no C compiler."""
+    """Both take the native step, where no row depends on the others, unless this machine has no C compiler."""
     folders = {"stories": shared("models") / "stories260K", "python": zoo_path(zoo_names("drafter")[0])}
     models = {name: load_model(folders[name], dtype="float32").lm for name in (target_name, drafter_name)}
     languages = {name: language(folders[name], lm.vocab_size) for name, lm in models.items()}
-    target, drafter = (native_of(models[name]) or models[name] for name in (target_name, drafter_name))
+    target, drafter = (
+        native_of(models[name], drafts=name == drafter_name) or models[name] for name in (target_name, drafter_name)
+    )
     return World(target, languages[target_name], drafter, languages[drafter_name])
 
 

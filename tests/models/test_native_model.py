@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from omnidraft.models.language_model import Read
 from omnidraft.models.loading import load_model
 from omnidraft.models.native import Rounded
 from omnidraft.models.native_model import NativeModel, NativeSequence, native_of, unsupported_reason
+from omnidraft.models.packed import in_blocks
 from omnidraft.models.tensors import Tensors
 from omnidraft.models.transformers_model import TransformersModel, TransformersSequence
 from support.compilers import needs_the_8_bit_step
@@ -384,6 +386,29 @@ def test_what_it_cannot_do_is_left_to_transformers() -> None:
     assert str(unsupported_reason(quantized)) == "its weights are quantized"
     assert "cannot share" in str(unsupported_reason(build("llama", num_attention_heads=4, num_key_value_heads=3)))
     assert native_of(random_model("qwen2", 60, seed=0)) is not None
+
+
+def test_a_drafter_has_5_bits_where_its_columns_allow() -> None:
+    """Of 96 of them, and 8 bits where they are 100; another process gets them as they are."""
+    shape = {"hidden_size": 96, "intermediate_size": 100, "num_key_value_heads": 2}
+    source = exact_model("llama", **shape)
+    with torch.no_grad():
+        for parameter in source.model.parameters():
+            if parameter.ndim > 1 and (blocks := in_blocks("it", parameter)):
+                parameter.copy_(blocks.rows(range(len(parameter))))
+    model = native_of(source, drafts=True)
+    assert model is not None
+    assert model.precision == "Q5_1"
+    kinds = {name.split(".")[-1]: type(each) for name, each in model._parts.matrices.items()}  # noqa: SLF001
+    assert {name for name, kind in kinds.items() if kind is Rounded} == {"down_proj"}
+    given, wanted = (each.new_sequence().forward(IDS, len(IDS)) for each in (model, source))
+    assert float((given - wanted).norm() / wanted.norm()) < 0.05, "inputs are rounded"
+    alone = model.new_sequence()
+    assert torch.equal(torch.cat([alone.forward([token], 1) for token in IDS]), given)
+    sent = pickle.loads(pickle.dumps(model.rounded_weights()))  # noqa: S301
+    assert torch.equal(model.with_weights(sent).new_sequence().forward(IDS, len(IDS)), given)
+    trained = model.with_weights(dict(source.model.state_dict()))
+    assert torch.equal(trained.new_sequence().forward(IDS, len(IDS)), given)
 
 
 def test_a_head_that_is_not_the_embedding_is_used_whatever_the_config_says() -> None:

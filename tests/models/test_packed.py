@@ -14,8 +14,8 @@ from omnidraft.errors import ModelError
 from omnidraft.models import native
 from omnidraft.models import packed as packed_module
 from omnidraft.models.gguf.header import QUANTIZATIONS
-from omnidraft.models.native import Norm, Rounded
-from omnidraft.models.packed import KINDS, Packed, Stored
+from omnidraft.models.native import Norm, Products, Rounded
+from omnidraft.models.packed import KINDS, Packed, Stored, in_blocks
 from support.blocks import HALVES, Raw, blocks, filled, values
 from support.compilers import needs_the_8_bit_step
 from support.models import one_line
@@ -86,7 +86,7 @@ def test_the_rows_are_where_the_order_says(kind: int) -> None:
 def test_it_is_read_in_parts(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = packed(kind, 83, 512)
     monkeypatch.setattr(packed_module, "PART", 1)
-    assert torch.equal(whole.weights[0], packed(kind, 83, 512).weights[0])
+    assert torch.equal(whole.parts[0].weights, packed(kind, 83, 512).parts[0].weights)
 
 
 @EVERY
@@ -173,9 +173,26 @@ def test_matrices_of_several_kinds_have_the_same_inputs() -> None:
     without = Packed(stored(14, blocks(14, 16, 512), 512))(x, norm)
     assert torch.equal(alone[1], without + bias)
     rounded = Rounded("it", torch.randn(33, 512), torch.randn(33))
-    mixed = native.matrices(together.struct.part[0], rounded.struct.part[0], together.struct.part[2])
-    wanted = torch.cat([alone[0], rounded(x, norm), alone[2]], 1)
-    assert torch.equal(native.products(mixed, x, norm), wanted)
+    mixed = Products(together.parts[0], rounded.parts[0], together.parts[2])
+    assert torch.equal(mixed(x, norm), torch.cat([alone[0], rounded(x, norm), alone[2]], 1))
+
+
+def test_weights_are_rounded_to_the_nearest_of_32_between_the_ends_of_their_block() -> None:
+    weight = torch.randn(37, 96, generator=torch.Generator().manual_seed(0))
+    weight[3], weight[4], weight[5, :32] = 0, 0.75, torch.linspace(1, 32, 32)
+    matrix = in_blocks("it", weight.bfloat16())
+    assert matrix is not None
+    given, wanted = matrix.rows(range(37)).view(-1, 32), weight.bfloat16().float().view(-1, 32)
+    step = (wanted.amax(1) - wanted.amin(1)) / 31
+    halves = wanted.abs().amax(1) / 1000  # the ends and the step have 16 bits
+    assert bool(((given - wanted).abs().amax(1) <= step / 2 + halves).all())
+    assert torch.equal(given.view(37, 96)[3:6, :32], wanted.view(37, 96)[3:6, :32]), "those that are among the 32"
+    whole = in_blocks("it", weight[:16], weight[:16, 0])
+    assert whole is not None
+    assert whole.nbytes == 16 * 3 * 24
+    torch.testing.assert_close(whole(torch.zeros(1, 96))[0], weight[:16, 0])
+    for other in (weight[:, :40], weight * 1e5, weight * 1e-4, weight * torch.nan):
+        assert in_blocks("it", other) is None
 
 
 @EVERY

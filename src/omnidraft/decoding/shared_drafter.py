@@ -110,7 +110,7 @@ class SharedDrafter:
         check_drafter(source)
         self.source = source
         self.slot = Slot()
-        self._native = native_of(source) if native_step else None
+        self._native = native_of(source, drafts=True) if native_step else None
         self._own: LentWeights | None = None
         self.loaded: Weights | RoundedWeights | None = None  # the weights that draft; None: the source's own
 
@@ -145,7 +145,7 @@ class SharedDrafter:
     def _copied(self, weights: Weights | RoundedWeights, before: LanguageModel | None) -> LentWeights:
         """A model with these weights over the source's, in the memory of `before` where that is a copy."""
         if isinstance(weights, RoundedWeights):
-            raise TypeError("weights that are rounded are for the 8-bit step")
+            raise TypeError("weights that are rounded are for the native step")
         # another object, by which borrowers tell that their caches are of other weights
         copied = copy.copy(before) if isinstance(before, LentWeights) else LentWeights(self.source)
         copied.load_weights(weights)

@@ -29,7 +29,7 @@ _log = logging.getLogger("omnidraft")
 
 
 class Learned(NamedTuple):
-    """A state, and all weights of the drafter with it, merged and rounded where it drafts in 8 bits."""
+    """A state, and all weights of the drafter with it, merged and rounded where it drafts by the native step."""
 
     state: Weights
     weights: RoundedWeights | None = None  # where they are not made yet

@@ -78,7 +78,7 @@ class _Progress(NamedTuple):
 
 
 class BackgroundTrainer:
-    """A `Learner` with a `trainer.Trainer` in a process of its own, which `rounds` the weights for an 8-bit step."""
+    """A `Learner` with a `trainer.Trainer` in a process of its own, which `rounds` the weights for the native step."""
 
     def __init__(
         self,
@@ -229,7 +229,7 @@ class _Worker:
         rounds: bool = False,
     ) -> None:
         self._model = model
-        self._native = native_of(TransformersModel(model)) if rounds else None
+        self._native = native_of(TransformersModel(model), drafts=True) if rounds else None
         self._source, self._sink, self._cache = source, sink, NgramCache(table)
         self._idle = threading.Event()  # no reply is being made
         self._idle.set()

@@ -60,11 +60,6 @@ class Matrices(ctypes.Structure):
     _fields_ = (("part", Matrix * PARTS), ("parts", ctypes.c_int64), ("out", ctypes.c_int64))
 
 
-def matrices(*parts: Matrix) -> Matrices:
-    """Up to PARTS matrices, one below the other."""
-    return Matrices((Matrix * PARTS)(*parts), len(parts), sum(part.out for part in parts))
-
-
 class Layer(ctypes.Structure):
     """A layer of step.c."""
 
@@ -98,45 +93,77 @@ class Cache(ctypes.Structure):
 LAYOUT = (*map(ctypes.sizeof, (Matrices, Layer, Shape, Cache)), WIDTH, LANES, BLOCK, PANEL)  # as step.c has it
 
 
-class Rounded:
+class Part(NamedTuple):
+    """A matrix for step.c."""
+
+    weights: torch.Tensor
+    scales: torch.Tensor  # (out); empty where they lie among the weights
+    bias: torch.Tensor | None  # (out)
+    out: int
+    columns: int
+    chunks: int
+    width: int
+    kind: int
+
+
+class Products:
+    """Up to PARTS matrices with the same inputs, one below the other; another process can have its tensors."""
+
+    def __init__(self, *parts: Part) -> None:
+        self.parts, self.columns = parts, parts[0].columns
+        matrices = [Matrix(*map(pointer, part[:3]), *part[3:]) for part in parts]
+        self.struct = Matrices((Matrix * PARTS)(*matrices), len(parts), sum(part.out for part in parts))
+
+    def __getstate__(self) -> tuple[Part, ...]:
+        return self.parts
+
+    def __setstate__(self, parts: tuple[Part, ...]) -> None:
+        Products.__init__(self, *parts)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.weights.nbytes + part.scales.nbytes for part in self.parts)
+
+    def __call__(self, x: torch.Tensor, before: Norm | None = None, cap: float = 0.0) -> torch.Tensor:
+        """x (T, in) float32, normalized, times the matrices -> (T, out), bent to within a cap that is not 0."""
+        x = x.contiguous()
+        y = torch.empty(len(x), self.struct.out, dtype=torch.float32, device="cpu")
+        norm = (None, False, 0.0) if before is None else (pointer(before.weight), before.centered, before.epsilon)
+        given = *norm, cap, x.data_ptr(), len(x), y.data_ptr(), threads()
+        _check(step_functions().apply_matrices(ctypes.byref(self.struct), *given), len(x))
+        return y
+
+
+class Rounded(Products):
     """A matrix (out, in) with 8-bit weights, one scale a row; raises ModelError for NaN or infinite weights."""
 
     def __init__(self, name: str, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         out, columns = weight.shape
         chunks = -(-columns // CHUNK)
         width = -(-columns // (chunks * WIDTH)) * WIDTH
-        self.weights = torch.empty(chunks, out, width, dtype=torch.int8, device="cpu")
-        self.scales = torch.empty(out, dtype=torch.float32, device="cpu")
+        weights = torch.empty(chunks, out, width, dtype=torch.int8, device="cpu")
+        scales = torch.empty(out, dtype=torch.float32, device="cpu")
         for start in range(0, out, ROWS):  # a large matrix is never whole in 32 bits
-            block, self.scales[start : start + ROWS] = rounded(weight[start : start + ROWS])
+            block, scales[start : start + ROWS] = rounded(weight[start : start + ROWS])
             block = torch.nn.functional.pad(block, (0, chunks * width - columns)).view(-1, chunks, width)
-            self.weights[:, start : start + ROWS] = block.transpose(0, 1)
-        if not self.scales.isfinite().all():
+            weights[:, start : start + ROWS] = block.transpose(0, 1)
+        if not scales.isfinite().all():
             raise ModelError(f"weights {name} are NaN or infinite: get the complete files of the model")
-        self.bias = None if bias is None else bias.float().contiguous()
-        self.columns = columns
-        addresses = (self.weights.data_ptr(), self.scales.data_ptr(), pointer(self.bias))
-        self.struct = matrices(Matrix(*addresses, out, columns, chunks, width, ROWS8))
-
-    @property
-    def nbytes(self) -> int:
-        return self.weights.nbytes + self.scales.nbytes
+        bias = None if bias is None else bias.float().contiguous()
+        super().__init__(Part(weights, scales, bias, out, columns, chunks, width, ROWS8))
 
     def sample(self) -> torch.Tensor:
         """The first columns, which tell the matrix from others, (out, WIDTH) int8: however they lie in memory."""
-        return self.weights[0, :, :WIDTH]
+        return self.parts[0].weights[0, :, :WIDTH]
 
     def rows(self, ids: Sequence[int]) -> torch.Tensor:
         """Rows of the matrix, (T, in) float32."""
         # of some thousand entries on, torch would use threads, which then spin on the cores that step.c needs
         places = np.asarray(ids, dtype=np.int64)
-        weights, scales = self.weights.numpy()[:, places], self.scales.numpy()[places]
-        whole = weights.transpose(1, 0, 2).reshape(len(places), self.weights.shape[0] * self.weights.shape[2])
+        part = self.parts[0]
+        weights, scales = part.weights.numpy()[:, places], part.scales.numpy()[places]
+        whole = weights.transpose(1, 0, 2).reshape(len(places), part.chunks * part.width)
         return torch.from_numpy(whole[:, : self.columns] * scales[:, None])
-
-    def __call__(self, x: torch.Tensor, before: Norm | None = None, cap: float = 0.0) -> torch.Tensor:
-        """x (T, in) float32, as `products` take it -> (T, out) float32."""
-        return products(self.struct, x, before, cap)
 
 
 class Norm(NamedTuple):
@@ -145,16 +172,6 @@ class Norm(NamedTuple):
     weight: torch.Tensor  # (in) float32
     epsilon: float
     centered: bool = False  # the mean is taken away first
-
-
-def products(struct: Matrices, x: torch.Tensor, before: Norm | None = None, cap: float = 0.0) -> torch.Tensor:
-    """x (T, in) float32, normalized, times matrices -> (T, out) float32, bent to within a cap that is not 0."""
-    x = x.contiguous()
-    y = torch.empty(len(x), struct.out, dtype=torch.float32, device="cpu")
-    norm = (None, False, 0.0) if before is None else (pointer(before.weight), before.centered, before.epsilon)
-    given = *norm, cap, x.data_ptr(), len(x), y.data_ptr(), threads()
-    _check(step_functions().apply_matrices(ctypes.byref(struct), *given), len(x))
-    return y
 
 
 def read_tokens(

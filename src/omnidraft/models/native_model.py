@@ -1,4 +1,4 @@
-"""A forward pass for small batches on a CPU: weights in 8 bits, read once a pass, by the C code of step.c.
+"""A forward pass for small batches on a CPU: weights in 4 to 8 bits, read once a pass, by the C code of step.c.
 
 It takes the models of `families`.  As a drafter's step its rounding does not affect exactness: q is the vector that the
 draft was drawn from.  As a target's it is the target.
@@ -32,24 +32,31 @@ class NativeModel(PretrainedModel):
     """A model in 4 to 8 bits that has no `unsupported_reason`; its rows are independent of each other, bit by bit.
 
     `skeleton` gives the shape, and may be on the meta device.  Weights are by its names: those of `own`, and those of
-    `source` for all others; rounded ones are used where they are.  Raises ModelError for weights that are NaN or
-    infinite, of another shape, or missing.
+    `source` for all others; rounded ones are used where they are, and others rounded to 8 bits, of a model that
+    `drafts` to 5.  Raises ModelError for weights that are NaN or infinite, of another shape, or missing.
     """
 
     chunk, part, joint, generates, rows_independent = CHUNK, CHUNK, True, False, True
-    precision = "int8"
     device = torch.device("cpu")
 
-    def __init__(self, skeleton: PreTrainedModel, source: Weights, own: Weights | RoundedWeights | None = None) -> None:
+    def __init__(
+        self,
+        skeleton: PreTrainedModel,
+        source: Weights,
+        own: Weights | RoundedWeights | None = None,
+        *,
+        drafts: bool = False,
+    ) -> None:
         super().__init__(skeleton)
         config: Any = skeleton.config
         family = BY_CLASS[type(skeleton).__name__]
         rotations = _rotations(skeleton)
         self._angles = Angles(list(rotations.values()), _query_factors(family, config))
         self._shape = _shape(family, config, self._angles.columns)
-        self._source = source
+        self._source, self._drafts = source, drafts
+        self.precision = "Q5_1" if drafts else "int8"
         shapes = {name: tensor.shape for name, tensor in skeleton.state_dict().items()}
-        parts = Parts(source, own or {}, shapes)
+        parts = Parts(source, own or {}, shapes, drafts=drafts)
         tied = bool(config.tie_word_embeddings) and not _apart(source)
         stored = EMBEDDING in source  # tied ones are stored by either name
         self._head = parts.matrix("model.embed_tokens" if tied and stored else "lm_head")
@@ -65,7 +72,7 @@ class NativeModel(PretrainedModel):
 
     def with_weights(self, own: Weights | RoundedWeights) -> NativeModel:
         """A model with these weights, by their names in the source, and the source's for all others."""
-        return NativeModel(self.model, self._source, own)
+        return NativeModel(self.model, self._source, own, drafts=self._drafts)
 
     def rounded_weights(self) -> RoundedWeights:
         """The weights, which another process can load into a model of the same shape."""
@@ -231,9 +238,13 @@ class Layers:
         return {name: (np.arange(count)[:, None] * size + head).ravel() for name, count in counts.items()}
 
 
-def native_of(source: PretrainedModel) -> NativeModel | None:
+def native_of(source: PretrainedModel, *, drafts: bool = False) -> NativeModel | None:
     """A native model over the weights of `source`, or None where there is an `unsupported_reason`."""
-    return None if unsupported_reason(source.model) else NativeModel(source.model, source.model.state_dict())
+    return (
+        None
+        if unsupported_reason(source.model)
+        else NativeModel(source.model, source.model.state_dict(), drafts=drafts)
+    )
 
 
 def unsupported_reason(model: PreTrainedModel) -> Obstacle | None:

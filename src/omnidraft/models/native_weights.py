@@ -9,9 +9,8 @@ import numpy as np
 import torch
 
 from omnidraft.errors import ModelError
-from omnidraft.models import native
-from omnidraft.models.native import Matrix, Rounded, pointer
-from omnidraft.models.packed import InFile, Packed, StoredWeights, in_file, packed
+from omnidraft.models.native import Rounded
+from omnidraft.models.packed import InFile, Packed, StoredWeights, in_blocks, in_file, packed
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # of weights that are what they say
 Weights = Mapping[str, torch.Tensor]
@@ -20,36 +19,29 @@ Orders = Mapping[str, Order]
 
 
 class RoundedWeights(NamedTuple):
-    """All weights of a model as step.c takes them, made of tensors alone, so that they can go to another process."""
+    """All weights of a model as step.c takes them, which can go to another process."""
 
-    matrices: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, int]]  # of `_Restored`, by first layer
+    matrices: dict[str, Rounded | Packed]  # by first layer
     vectors: dict[str, torch.Tensor]
-
-
-class _Restored(Rounded):
-    """A matrix that was rounded elsewhere."""
-
-    def __init__(self, weights: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, columns: int) -> None:
-        self.weights, self.scales, self.bias, self.columns = weights, scales, bias, columns
-        chunks, out, width = weights.shape
-        addresses = (weights.data_ptr(), scales.data_ptr(), pointer(bias))
-        self.struct = native.matrices(Matrix(*addresses, out, columns, chunks, width, native.ROWS8))
 
 
 class Parts:
     """Matrices and vectors by name, which keep the memory that step.c points to.
 
-    They are those of `own` where it has the name, else of `base`; rounded ones are used where they are.  Raises
-    ModelError for weights that are missing or not of their shape.
+    They are those of `own` where it has the name, else of `base`; rounded ones are used where they are.  Others are
+    rounded to 5 bits for a model that `drafts`, and to 8 for others.  Raises ModelError for weights that are missing or
+    not of their shape.
     """
 
-    def __init__(self, base: Weights, own: Weights | RoundedWeights, shapes: Mapping[str, torch.Size]) -> None:
+    def __init__(
+        self, base: Weights, own: Weights | RoundedWeights, shapes: Mapping[str, torch.Size], *, drafts: bool
+    ) -> None:
         self.matrices: dict[str, Rounded | Packed] = {}
         self.in_file: dict[str, InFile] = {}  # those whose rows alone are asked for
         self._vectors: dict[str, torch.Tensor] = {}
         self._changed: list[torch.Tensor] = []
         self._own, self._ready = (own.vectors, own.matrices) if isinstance(own, RoundedWeights) else (own, {})
-        self._base, self._shapes = base, shapes
+        self._base, self._shapes, self._drafts = base, shapes, drafts
 
     def rounded_weights(self) -> RoundedWeights:
         """The weights made so far, without matrices as a file holds them, which are left to the source."""
@@ -78,7 +70,7 @@ class Parts:
         `orders` says of some which of its rows is where.
         """
         if names[0] in self._ready:
-            self.matrices[names[0]] = _Restored(*self._ready[names[0]])
+            self.matrices[names[0]] = self._ready[names[0]]
             return self.matrices[names[0]]
         placed = [None if orders is None else orders.get(name) for name in names]
         biases = [
@@ -93,9 +85,10 @@ class Parts:
                 return found
         weights = [_in_order(self._get(f"{name}.weight"), order) for name, order in zip(names, placed, strict=True)]
         bias = torch.cat(biases) if biases else None
-        rounded = Rounded(names[0], torch.cat(weights) if len(names) > 1 else weights[0], bias)
-        self.matrices[names[0]] = rounded
-        return rounded
+        given = names[0], torch.cat(weights) if len(names) > 1 else weights[0], bias
+        made = in_blocks(*given) if self._drafts else None
+        self.matrices[names[0]] = made or Rounded(*given)
+        return self.matrices[names[0]]
 
     def looked_up(self, name: str) -> Rounded | Packed | InFile:
         """The matrix of a layer whose rows alone are asked for: it stays in the source's file where it can."""

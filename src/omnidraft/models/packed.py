@@ -1,4 +1,4 @@
-"""Matrices of a GGUF file as step.c reads them: every weight has the value that the file gives it."""
+"""Matrices in the blocks of GGUF files as step.c reads them: those of a file, and those that are rounded to such."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ import torch
 
 from omnidraft.errors import ModelError
 from omnidraft.models import native
-from omnidraft.models.native import PANEL, Matrix, Norm, pointer
+from omnidraft.models.native import PANEL, Part, Products
 
 KINDS = (0, 1, 2, 3, 6, 7, 8, 12, 13, 14, 20, 30)  # numbers in a file of the kinds that step.c takes, as in blocks.h
 NUMBERS = (0, 1, 30)  # those without scales: of more than 8 bits
 SAMPLED = 16  # rows
 PART = 2**21  # bytes of a file that are read at a time, about: what stays in a cache, and in memory that is used again
 LINE = 64  # bytes: where a vector begins
+Q5_1 = 7  # a kind: blocks of ENTRIES columns, each with a scale and the least value in 16 bits, and 5 bits a column
+ENTRIES, LARGEST = 32, 31
+SIZES = 2.0**-8, 2.0**14  # of the largest weight of a matrix whose scales and least values numbers of 16 bits hold
 
 
 @dataclass(frozen=True)
@@ -43,25 +46,14 @@ class StoredWeights(Mapping[str, torch.Tensor]):
         """A matrix as it is in the file; None where the file lacks it."""
 
 
-class Packed:
+class Packed(Products):
     """Matrices (out, in), one below the other; raises ModelError for NaN or infinite weights.
 
     16 rows lie side by side, with the bits of the file: the memory is that of the file and up to 3 % more.
     """
 
     def __init__(self, *parts: Stored) -> None:
-        made = [_packed(part) for part in parts]
-        self.columns = parts[0].columns
-        self.weights = [weights for weights, _ in made]
-        self._biases = [None if part.bias is None else part.bias.float().contiguous() for part in parts]
-        structs = [struct for _, struct in made]
-        for struct, bias in zip(structs, self._biases, strict=True):
-            struct.bias = pointer(bias)
-        self.struct = native.matrices(*structs)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(weights.nbytes for weights in self.weights)
+        super().__init__(*map(_packed, parts))
 
     def sample(self) -> torch.Tensor:
         """Some rows that tell the matrix from others, (T, in) float32."""
@@ -75,10 +67,6 @@ class Packed:
         first = ctypes.byref(self.struct.part[0])
         native.step_functions().unpack_rows(first, places.ctypes.data, len(places), values.data_ptr())
         return values
-
-    def __call__(self, x: torch.Tensor, before: Norm | None = None, cap: float = 0.0) -> torch.Tensor:
-        """x (T, in) float32, as `products` take it -> (T, out) float32."""
-        return native.products(self.struct, x, before, cap)
 
 
 class InFile:
@@ -138,7 +126,27 @@ def _placed(part: Stored, bias: torch.Tensor | None, order: np.ndarray[Any, Any]
     return replace(part, bias=bias)
 
 
-def _packed(part: Stored) -> tuple[torch.Tensor, Matrix]:
+def in_blocks(name: str, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packed | None:
+    """A matrix (out, in) rounded to 5 bits; None where 8 are better, for its columns or the size of its weights."""
+    out, columns = weight.shape
+    if columns % ENTRIES or not SIZES[0] < float(weight.abs().max()) < SIZES[1]:
+        return None
+    return Packed(Stored(name, Q5_1, out, columns, lambda start, end: _blocks(weight[start:end].float()), bias=bias))
+
+
+def _blocks(rows: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Rows (out, in) float32 rounded to the nearest in blocks of the kind Q5_1, as a file has them, (out, bytes)."""
+    values = rows.reshape(-1, ENTRIES)
+    least = values.amin(1, keepdim=True).half()
+    scales = ((values.amax(1, keepdim=True) - least) / LARGEST).half()
+    codes = (values - least).mul_(1 / scales.float().clamp_min(2.0**-24)).round_().clamp_(0, LARGEST)
+    found = codes.to(torch.uint8).numpy()
+    low = found[:, : ENTRIES // 2] & 15 | found[:, ENTRIES // 2 :] << 4
+    high = np.packbits(found >> 4, axis=1, bitorder="little")
+    return np.hstack([scales.numpy().view(np.uint8), least.numpy().view(np.uint8), high, low]).reshape(len(rows), -1)
+
+
+def _packed(part: Stored) -> Part:
     library, out = native.step_functions(), part.out
     size = library.packed_bytes(part.kind, out, part.columns)
     try:
@@ -155,4 +163,5 @@ def _packed(part: Stored) -> tuple[torch.Tensor, Matrix]:
         to = weights.data_ptr() + start // PANEL * (size // panels)
         if not library.pack_rows(part.kind, *places, to, native.threads()):
             raise ModelError(f"weights {part.name} are NaN or infinite: get the complete files of the model")
-    return weights, Matrix(weights.data_ptr(), None, None, out, part.columns, 0, 0, part.kind)
+    bias = None if part.bias is None else part.bias.float().contiguous()
+    return Part(weights, torch.empty(0, device="cpu"), bias, out, part.columns, 0, 0, part.kind)
