@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from experiments.bounded_cache import BoundedCache
+import numpy as np
+
 from experiments.evaluation import Evaluation, Method, Row
 from experiments.figures import by_place
 from experiments.student import Recorded, Student
 from experiments.tables import ALONE, DIRECT, FIXED
 from omnidraft.alignment.ngram_cache import NgramCache
+from omnidraft.alignment.spelling_table import SpellingTable
 from omnidraft.bench.output import markdown_table
 
 SHARES = {"1/8": 8, "1/4": 4, "1/2": 2}  # of what the cache holds without a bound
@@ -19,6 +21,25 @@ SEEDS = ("empty", "vocabulary")
 NEVER = "none, nor in learning"
 COMMONEST = 2000  # n-grams whose use is kept
 SHOWN = ("acceptance_rate", "block_efficiency", "speedup", "ngram_hits")
+
+
+class BoundedCache(NgramCache):
+    """At most `bound` n-grams are active: the most used (`"lfu"`), or the most recently used (`"lru"`).
+
+    Of those alike, low ids stay: they were merged first, as the frequent ones.
+    """
+
+    def __init__(self, table: SpellingTable, bound: int, eviction: str, *, seed: str = "vocabulary") -> None:
+        self.bound, self.eviction = bound, eviction
+        super().__init__(table, seed=seed)
+
+    def _refresh(self) -> None:
+        active = np.flatnonzero(self.active & self._ngram)
+        first, second = (self.hits, self.last_use) if self.eviction == "lfu" else (self.last_use, self.hits)
+        worst = np.lexsort((-active, second[active], first[active]))[: max(0, len(active) - self.bound)]
+        for token in active[worst]:
+            self._switch(int(token), on=False)
+        super()._refresh()
 
 
 def cache_study(evaluation: Evaluation, task: str, seed: str) -> Row:

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from experiments.evaluation import Evaluation, Method, Options, Row, learning_counts
+from experiments.figures import figure
 from experiments.recipe import Recipe
 from experiments.results import Results
-from omnidraft.bench.output import figure, markdown_table
+from omnidraft.bench.output import markdown_table
 
 SIZE = (10.0, 4.5)  # inches of a figure, of 100 dots each
 Measured = Iterable[tuple[str, str, Callable[[Evaluation], Row]]]

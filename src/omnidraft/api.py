@@ -353,10 +353,8 @@ def _memory(drafter: str | Path | OmniDraft | None, drafting: Drafting, *, saved
     if drafter is None:
         drafting.check_alone()
     if drafting.reuse_answers == "profile" and not saved:
-        fix = "use adapt='background', or leave reuse_answers out"
-        raise ConfigError(
-            f"reuse_answers is 'profile', which is that of a drafter that learns: {fix}", option="reuse_answers"
-        )
+        why = "reuse_answers is 'profile', which is that of a drafter that learns"
+        raise ConfigError(f"{why}: use adapt='background', or leave reuse_answers out", option="reuse_answers")
     if not drafting.counts:
         return None
     if drafting.reuse_answers == "request":
@@ -381,7 +379,7 @@ def _shared(drafter: OmniDraft, drafting: Drafting) -> tuple[LoadedModel, Shared
         raise ConfigError("the OmniDraft given has no drafter to share: load one with it")
     if drafting.drafter_backend != "auto":
         raise ConfigError(
-            "drafter_backend is that of the drafter that is shared: leave it out, or load the drafter anew"
+            "drafter_backend is that of the drafter that is shared: leave it out, or load another drafter"
         )
     return drafter.adaptive.loaded, drafter.adaptive.shared
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.bounded_cache import BoundedCache
+from experiments.cache_study import BoundedCache
 from omnidraft.alignment.ngram_cache import FALSE_MERGES_BEFORE_OFF, NgramCache
 from omnidraft.alignment.spelling_table import ROOT
 from omnidraft.errors import ModelError

@@ -44,10 +44,8 @@ class Parts:
         self._base, self._shapes, self._drafts = base, shapes, drafts
 
     def rounded_weights(self) -> RoundedWeights:
-        """The weights made so far, without matrices as a file holds them, which are left to the source."""
-        rounded = {name: matrix for name, matrix in self.matrices.items() if isinstance(matrix, Rounded)}
-        matrices = {name: (m.weights, m.scales, m.bias, m.columns) for name, m in rounded.items()}
-        return RoundedWeights(matrices, self._vectors)
+        """The weights made so far."""
+        return RoundedWeights(self.matrices, self._vectors)
 
     @property
     def nbytes(self) -> int:
