@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.bounded_cache import BoundedCache
+from experiments.cache_study import BoundedCache
 from omnidraft.config import Sampling
 from omnidraft.verification.round import RoundTimes
 from omnidraft.verification.sampling import GeneratorSampler

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.bounded_cache import BoundedCache
+from experiments.cache_study import BoundedCache
 from omnidraft.alignment.ngram_cache import FALSE_MERGES_BEFORE_OFF, NgramCache
 from omnidraft.alignment.spelling_table import Probs
 from omnidraft.config import Sampling

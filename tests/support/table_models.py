@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from experiments.bounded_cache import BoundedCache
+from experiments.cache_study import BoundedCache
 from omnidraft.alignment.drafter_context import DrafterContext
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.spelling_table import Probs, SpellingTable, build_table
