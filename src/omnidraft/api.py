@@ -314,8 +314,7 @@ def assemble(  # noqa: PLR0913  those of `load`
     Learning(**learning)
     _check_models(target, drafter)
     choice("adapt", adapt, ADAPT)
-    place: object = profile
-    if place is not None and (not isinstance(place, str | Path) or not str(place)):
+    if profile is not None and (not isinstance(profile, str | Path) or not str(profile)):
         raise ConfigError(f"profile is {profile!r}; use 'auto', a path, or None for none")
     if drafter == AUTO and drafting.longest == 0:
         drafter = None
