@@ -167,8 +167,8 @@ def _exactness(options: argparse.Namespace, console: Console) -> int:
     texts = options.prompt or exactness.PROMPTS
     flags.prepare_libraries(options.threads)
     model = flags.load_models(options, profile=None, **DRAFTED | drafting)
-    counted: dict[str, Any] = {"say": console.print, "step": progress(console, "sampling", samples * len(texts))}
-    result = exactness.examine(model, texts, sampling, samples=samples, seed=options.seed, **counted)
+    step = progress(console, "sampling", samples * len(texts))
+    result = exactness.examine(model, texts, sampling, samples=samples, seed=options.seed, say=console.print, step=step)
     result |= {"settings": environment.machine(model.target.lm.device), "command": environment.command(options.words)}
     if options.out is not None:
         with output.writing(options.out):

@@ -47,7 +47,7 @@ class Answer:
     """A greedy answer; `seconds` include the prompt's prefill."""
 
     tokens: tuple[int, ...]
-    rounds: int  # forward passes of the target after the prompt
+    rounds: int  # forward passes of the target
     seconds: float
 
 
