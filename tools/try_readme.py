@@ -13,13 +13,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from urllib.error import URLError
 from urllib.request import urlopen
 
 README = Path(__file__).parents[1] / "README.md"
 FILE, STAND_IN = re.compile(r"[\w.-]+\.gguf"), "zoo:target-b"
 QUESTION = "Question: Tim has 4 boxes of 6 pens. How many pens has he?\n"
-SECONDS = 120  # for a model to load, and for an answer
+SECONDS = 600  # for a model to load, and for an answer, on a machine that is busy
 
 
 def blocks(language: str) -> list[str]:
@@ -60,8 +59,8 @@ def serve(client: str) -> None:
 
 def answers(url: str) -> bool:
     try:
-        return bool(urlopen(url).status == 200)  # noqa: S310  our own
-    except URLError:
+        return bool(urlopen(url, timeout=SECONDS).status == 200)  # noqa: S310  our own
+    except OSError:
         return False
 
 
