@@ -20,10 +20,6 @@ WRITTEN = '{"name": "add", "arguments": {"a": 1, "b": {"c": "}</x>"}}}'
 CASES: dict[str, tuple[str, Sequence[Call]]] = {
     WRITTEN: ("", [ADD]),
     f"\n {WRITTEN}\n": ("", [ADD]),
-    f"[{WRITTEN}, {WRITTEN}]": ("", [ADD, ADD]),
-    WRITTEN.replace("arguments", "parameters"): ("", [ADD]),
-    f"<tool_call>\n{WRITTEN}\n</tool_call>": ("", [ADD]),
-    f"Let me see. <tool_call>{WRITTEN}</tool_call>\n<tool_call>{WRITTEN}</tool_call>": ("Let me see. ", [ADD, ADD]),
     f"<tool_call>{WRITTEN}</tool_call> and more": (" and more", [ADD]),
     f"<tool_call>{WRITTEN}": ("", [ADD]),
     f"The JSON is {WRITTEN}": (f"The JSON is {WRITTEN}", []),
@@ -33,7 +29,6 @@ CASES: dict[str, tuple[str, Sequence[Call]]] = {
     "<tool_call>nothing</tool_call>": ("<tool_call>nothing</tool_call>", []),
     '{"name": "add", "arguments": "text"}': ('{"name": "add", "arguments": "text"}', []),
     '{"name": ["add"]}': ('{"name": ["add"]}', []),
-    "1 < 2 <tool": ("1 < 2 <tool", []),
     "[" * 20_000: ("[" * 20_000, []),
     "": ("", []),
 }

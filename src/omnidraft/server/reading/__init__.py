@@ -1,1 +1,1 @@
-"""What an answer's text holds beside its content: reasoning, and calls of functions, in the ways of many models."""
+"""Readers of reasoning and function calls in an answer's text, in the formats of many models."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
-from omnidraft.server.reading.pieces import Call, Calls, Functions, Piece
+from omnidraft.server.reading.pieces import Call, Functions, Piece, Reader
 from omnidraft.server.reading.reader import begun
 
 MESSAGE = "<|message|>"
@@ -16,18 +15,14 @@ MARKS = ("<|start|>", "<|channel|>", "<|constrain|>", MESSAGE)
 HEADS = (*MARKS, "assistant")  # the word follows a mark that the tokenizer may leave out
 
 
-class ChannelReader:
+class ChannelReader(Reader):
     """Reads messages that begin with a header, which says of what channel they are, and whom they call."""
 
     def __init__(self, functions: Functions, *, one: bool = False) -> None:
-        self._functions, self._calls = functions, Calls(1 if one else None)
+        super().__init__(functions, one=one)
         self._held, self._channel = "", "header"
         self._name: str | None = None
         self._arguments, self._place = "", -1  # of the present call
-
-    @property
-    def calls(self) -> Sequence[Call]:
-        return self._calls.made
 
     def feed(self, text: str) -> Piece:
         self._held += text
@@ -62,7 +57,7 @@ class ChannelReader:
         self._name = recipient[1] if recipient and recipient[1] in self._functions else None
         self._arguments = ""
         self._place += self._name is not None
-        return self._called(whole=False) if self._name else Piece()
+        return self._message(whole=False) if self._name else Piece()
 
     def _body(self, *, final: bool) -> Piece:
         places = [(place, mark) for mark in ENDS if (place := self._held.find(mark)) >= 0]
@@ -78,14 +73,14 @@ class ChannelReader:
         if name is not None:
             self._arguments += text
             self._name = name
-            found = self._called(whole=bool(places))
+            found = self._message(whole=bool(places))
             self._name = None if places else name
             return found
         return Piece(reasoning=text) if channel == "analysis" else Piece(content=text)
 
-    def _called(self, *, whole: bool) -> Piece:
+    def _message(self, *, whole: bool) -> Piece:
         """The call of the present message, with its arguments so far."""
         arguments = self._arguments.lstrip()
         if whole:
             arguments = arguments.rstrip() or "{}"
-        return Piece(calls=self._calls.update(self._place, [Call(self._name or "", arguments, cut=not whole)]))
+        return Piece(calls=self._called(self._place, [Call(self._name or "", arguments, cut=not whole)]))

@@ -1,4 +1,4 @@
-"""Which reader an answer gets: by its grammar, the tokenizer's own template, channels, or marks in its text."""
+"""The choice of a reader: by the answer's grammar, the tokenizer's own template, channels, or marks in the text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TAIL = 32  # last tokens of a prompt, in which it may open reasoning
 
 @dataclass(frozen=True)
 class Reading:
-    """How an answer is read: for calls of these functions, and for reasoning where it `reasons`."""
+    """The way to read an answer: for calls of these functions, and for reasoning where it `reasons`."""
 
     functions: Functions = field(default_factory=dict)
     forced: bool = False  # the answer is a call in JSON, and nothing else
@@ -48,7 +48,7 @@ class Reading:
 def reading_of(
     tokenizer: Any, ids: Sequence[int], marks: Marks, functions: Functions, *, reasons: bool, forced: bool
 ) -> Reading:
-    """How the answer to a prompt is read, which may have begun the answer's reasoning."""
+    """The way to read the answer to a prompt, which may have begun the answer's reasoning."""
     template = getattr(tokenizer, "response_template", None) if reasons and not forced else None
     tail = str(tokenizer.decode(list(ids[-TAIL:]), skip_special_tokens=False)).rstrip() if marks.thoughts else ""
     thinking = next((close for open_, close in marks.thoughts if tail.endswith(open_)), None) if reasons else None

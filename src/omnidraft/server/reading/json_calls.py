@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,18 +154,5 @@ def calls_in(text: str, names: Collection[str]) -> list[Call] | None:
     found = read_json(text, 0, names)
     if found.wrong or not found.calls or (found.end is not None and text[found.end :].strip(" \n\t\r,;")):
         return None
-    values = list(_values(text))
-    return found.calls if values and all(value is not None for value in values) else None
-
-
-def _values(text: str) -> Iterator[Any]:
-    """The JSON values of a text, one after the other; None for what is none."""
-    place, decoder = 0, json.JSONDecoder()
-    while text[place:].strip(" \n\t\r,;"):
-        gap = BETWEEN.match(text, place)
-        try:
-            value, place = decoder.raw_decode(text, gap.end() if gap else place)
-        except (ValueError, RecursionError):
-            yield None
-            return
-        yield value
+    whole = all(not call.cut and isinstance(loaded(call.arguments), dict) for call in found.calls)
+    return found.calls if whole else None

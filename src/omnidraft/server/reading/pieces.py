@@ -1,10 +1,12 @@
-"""What readers of answers find: calls, and what a piece of text adds to content, reasoning and calls."""
+"""Results of readers: calls, and the content, reasoning and calls that a piece of text adds."""
 
 from __future__ import annotations
 
+import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 Functions = Mapping[str, Mapping[str, Any]]
 """The parameters of the functions that may be called, JSON schemas, by their names."""
@@ -18,10 +20,19 @@ class Call:
     arguments: str
     cut: bool = False
 
+    @property
+    def values(self) -> dict[str, Any]:
+        """The arguments by name; of a call that is cut there are none."""
+        try:
+            found = json.loads(self.arguments)
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
 
 @dataclass(frozen=True)
 class CallPiece:
-    """What comes of the call with this number; the name with the first piece of it."""
+    """A piece of the call with this number, the first one with its name."""
 
     index: int
     name: str | None
@@ -30,7 +41,7 @@ class CallPiece:
 
 @dataclass(frozen=True)
 class Piece:
-    """What a piece of an answer's text adds."""
+    """The content, reasoning and calls that a piece of text adds."""
 
     content: str = ""
     reasoning: str = ""
@@ -40,38 +51,30 @@ class Piece:
         return Piece(self.content + other.content, self.reasoning + other.reasoning, [*self.calls, *other.calls])
 
 
-class Reader(Protocol):
+class Reader(ABC):
     """Tells content, reasoning and calls apart while the text comes in: what is certain is passed on at once."""
 
+    def __init__(self, functions: Functions, *, one: bool = False) -> None:
+        self.calls: list[Call] = []  # so far, each as far as it is known
+        self._functions, self._one = functions, one
+
+    @abstractmethod
     def feed(self, text: str) -> Piece:
-        """What is certain with this text."""
+        """The part that is certain with this text."""
 
-    def end(self, *, cut: bool = False) -> Piece:
+    def end(self, *, cut: bool = False) -> Piece:  # noqa: ARG002
         """The rest; `cut`: the text may end within a call."""
+        return Piece()
 
-    @property
-    def calls(self) -> Sequence[Call]:
-        """The calls so far."""
-
-
-class Calls:
-    """The calls of an answer as they come, each as far as it is known."""
-
-    def __init__(self, most: int | None = None) -> None:
-        self.made: list[Call] = []
-        self._most = most
-
-    def update(self, start: int, found: Sequence[Call]) -> list[CallPiece]:
-        """What is new, where the calls from number `start` on are those found."""
+    def _called(self, start: int, found: Sequence[Call]) -> list[CallPiece]:
+        """The new pieces, where the calls from number `start` on are those found."""
         pieces = []
-        for index, call in enumerate(found, start):
-            if self._most is not None and index >= self._most:
-                break
-            if index == len(self.made):
-                self.made.append(call)
+        for index, call in enumerate(found[: max(0, 1 - start)] if self._one else found, start):
+            if index == len(self.calls):
+                self.calls.append(call)
                 pieces.append(CallPiece(index, call.name, call.arguments))
                 continue
-            known, self.made[index] = self.made[index].arguments, call
+            known, self.calls[index] = self.calls[index].arguments, call
             if more := call.arguments[len(known) :]:
                 pieces.append(CallPiece(index, None, more))
         return pieces

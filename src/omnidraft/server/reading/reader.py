@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from omnidraft.server.reading.json_calls import Found, calls_in, read_json
-from omnidraft.server.reading.pieces import Call, CallPiece, Calls, Functions, Piece
+from omnidraft.server.reading.json_calls import calls_in, read_json
+from omnidraft.server.reading.pieces import Functions, Piece, Reader
 from omnidraft.server.reading.regions import Marks, Region
 from omnidraft.server.reading.styles import python
 
@@ -17,7 +17,7 @@ EARLY = re.compile(r'\s*\[?\s*(?:\{\s*(?:"[^"]*)?)?')  # of a text that may beco
 LISTED = re.compile(r"\s*\[\s*[\w.-]*(?:\(|$)")  # calls as Python writes them
 
 
-class TextReader:
+class TextReader(Reader):
     """Reads reasoning at the beginning of an answer, and calls of these functions anywhere.
 
     `thinking` is the mark that ends the reasoning that the prompt has begun.
@@ -32,10 +32,10 @@ class TextReader:
         one: bool = False,
         reasons: bool = True,
     ) -> None:
-        self._functions, self._marks = functions, marks
+        super().__init__(functions, one=one)
+        self._marks = marks
         self._thoughts = marks.thoughts if reasons else ()
         self._regions = marks.regions if functions else ()
-        self._calls = Calls(1 if one else None)
         self._held = ""
         self._close = thinking if reasons else None  # of the reasoning that is open
         self._region: Region | None = None  # that is open
@@ -46,12 +46,8 @@ class TextReader:
         firsts = {mark[0] for mark in (*self._opens, *marks.around)} if self._regions else set()
         self._begins = re.compile(f"[{re.escape(''.join(sorted(firsts)))}]") if firsts else None  # some mark
 
-    @property
-    def calls(self) -> Sequence[Call]:
-        return self._calls.made
-
     def feed(self, text: str) -> Piece:
-        busy = not self._began or self._held or self._region or self._close or self._calls.made
+        busy = not self._began or self._held or self._region or self._close or self.calls
         if not busy and (self._begins is None or not self._begins.search(text)):  # most of most answers
             return Piece(text)
         self._held += text
@@ -99,7 +95,7 @@ class TextReader:
         if not found.calls and (found.wrong or final):  # it is none: the mark is content
             self._region = None
             return self._out(region.open)
-        pieces = self._calls.update(self._start, found.calls) if found.calls else []
+        pieces = self._called(self._start, found.calls) if found.calls else []
         end = len(self._held) if final and found.end is None else found.end
         if end is not None and (end := self._closed(region, end, final=final)) is not None:
             self._held, self._region = self._held[end:], None
@@ -151,7 +147,7 @@ class TextReader:
         if not calls:
             return None
         self._held = ""
-        return Piece(calls=self._calls.update(0, calls))
+        return Piece(calls=self._called(0, calls))
 
     def _between(self, *, final: bool) -> Piece:
         """Content up to the next mark."""
@@ -166,7 +162,7 @@ class TextReader:
             if not final and any(other != mark and other.startswith(text[place:]) for other in longer):
                 safe = place
             else:
-                self._region, self._start = self._opens[mark], len(self._calls.made)
+                self._region, self._start = self._opens[mark], len(self.calls)
                 self._held = text[place + len(mark) :]
                 return self._out(text[:place])
         self._held = text[safe:]
@@ -176,33 +172,25 @@ class TextReader:
         """Content; space behind a call, and before the first content after reasoning, comes only with more."""
         if not text:
             return Piece()
-        if self._calls.made or (self._thought and not self._began):
+        if self.calls or (self._thought and not self._began):
             text = self._space + text
-            kept = text.rstrip() if self._calls.made else text
+            kept = text.rstrip() if self.calls else text
             self._space = text[len(kept) :]
             text = kept if self._began else kept.lstrip() if self._thought else kept
         self._began |= bool(text.strip())
         return Piece(content=text)
 
 
-class CallReader:
+class CallReader(Reader):
     """Reads an answer that is a call in JSON whatever comes, as its grammar allows nothing else."""
 
     def __init__(self, functions: Functions) -> None:
-        self._functions, self._text, self._calls = functions, "", Calls(1)
-
-    @property
-    def calls(self) -> Sequence[Call]:
-        return self._calls.made
+        super().__init__(functions, one=True)
+        self._text = ""
 
     def feed(self, text: str) -> Piece:
         self._text += text
-        found: Found = read_json(self._text, 0, self._functions)
-        pieces: Sequence[CallPiece] = self._calls.update(0, found.calls)
-        return Piece(calls=pieces)
-
-    def end(self, *, cut: bool = False) -> Piece:  # noqa: ARG002
-        return Piece()
+        return Piece(calls=self._called(0, read_json(self._text, 0, self._functions).calls))
 
 
 def begun(text: str, marks: Sequence[str]) -> int:

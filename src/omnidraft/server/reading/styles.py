@@ -10,6 +10,7 @@ import ast
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from omnidraft.server.reading.json_calls import Found, loaded, read_json, value_end
@@ -18,11 +19,6 @@ from omnidraft.server.reading.pieces import Call, Functions
 Style = Callable[[str, Functions], Found]
 NAME = r"[\w.-]{1,64}"
 FUNCTION_MARK = "<function="
-FUNCTION = re.compile(rf"\s*<function=({NAME})>")
-PARAMETER = re.compile(rf"\s*<parameter=({NAME})>(.*?)</parameter>", re.DOTALL)
-FUNCTION_END = re.compile(r"\s*</function>")
-TAGGED = re.compile(rf"\s*({NAME})\s*(?=<arg_key>|</tool_call>)")
-PAIR = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
 HEADER = re.compile(
     rf"\s*(?:function<｜tool▁sep｜>|functions\.)?({NAME}?)(?::\d+)?\s*"
     r"(?:<｜tool▁sep｜>|<\|tool_call_argument_begin\|>|\[CALL_ID\]\w+(?:\[ARGS\])?|\[ARGS\])?\s*(?:```json\s*)?(?=\{)"
@@ -36,56 +32,48 @@ BARE_KEY = re.compile(r"(^|[{,]\s*)([A-Za-z_][\w-]*)\s*:")
 QUOTES = ('<|"|>', "<escape>")
 
 
+@dataclass(frozen=True)
+class Marked:
+    """Calls whose arguments are texts between marks: a name, pairs of a key and a text, and an end."""
+
+    head: re.Pattern[str]
+    pair: re.Pattern[str]
+    end: re.Pattern[str]
+    begins: Callable[[str, Functions], bool]  # whether more of a text may make it a call
+
+    def __call__(self, text: str, functions: Functions) -> Found:
+        calls: list[Call] = []
+        place = 0
+        while (head := self.head.match(text, place)) is not None:
+            if head[1] not in functions:
+                return Found(calls, place if calls else None, wrong=True)
+            values, place = [], head.end()
+            while (each := self.pair.match(text, place)) is not None:
+                values.append((each[1].strip(), each[2]))
+                place = each.end()
+            closed = self.end.match(text, place)
+            calls.append(_call(head[1], values, functions, whole=closed is not None))
+            if closed is None:
+                return Found(calls, None)
+            place = closed.end()
+        if self.begins(text[place:].lstrip(), functions):
+            return Found(calls, None)
+        return Found(calls, place if calls else None, wrong=not calls)
+
+
 def tagged(text: str, functions: Functions) -> Found:
-    """What is between `<tool_call>` and its end: JSON, or XML of either of two kinds."""
+    """JSON, XML or pairs: what is between `<tool_call>` and its end."""
     begun = text.lstrip()
     if begun[:1] in ("{", "["):
         return read_json(text, 0, functions)
-    if begun.startswith(FUNCTION_MARK) or FUNCTION_MARK.startswith(begun):
-        return functions_in_xml(text, functions)
-    return pairs(text, functions)
+    return (XML if begun.startswith(FUNCTION_MARK) or FUNCTION_MARK.startswith(begun) else PAIRS)(text, functions)
 
 
 def function_in_xml(text: str, functions: Functions) -> Found:
-    """What follows a `<function=` that stands alone."""
-    found = functions_in_xml(f"{FUNCTION_MARK}{text}", functions)
+    """A function in XML, behind a `<function=` that stands alone."""
+    found = XML(f"{FUNCTION_MARK}{text}", functions)
     end = None if found.end is None else max(0, found.end - len(FUNCTION_MARK))
     return Found(found.calls, end, found.wrong)
-
-
-def functions_in_xml(text: str, functions: Functions) -> Found:
-    """`<function=name>` with a `<parameter=key>` for each argument."""
-    calls: list[Call] = []
-    place = 0
-    while (head := FUNCTION.match(text, place)) is not None:
-        if head[1] not in functions:
-            return Found(calls, place if calls else None, wrong=True)
-        values, place = [], head.end()
-        while (each := PARAMETER.match(text, place)) is not None:
-            values.append((each[1], _unpadded(each[2])))
-            place = each.end()
-        closed = FUNCTION_END.match(text, place)
-        calls.append(_call(head[1], values, functions, whole=closed is not None))
-        if closed is None:
-            return Found(calls, None)
-        place = closed.end()
-    rest = text[place:].lstrip()
-    return _rest(calls, place, rest, FUNCTION_MARK)
-
-
-def pairs(text: str, functions: Functions) -> Found:
-    """A name, and an `<arg_key>` and an `<arg_value>` for each argument, until the end of the call."""
-    head = TAGGED.match(text)
-    if head is None or head[1] not in functions:
-        return Found([], None, wrong=head is not None or not _may_be_named(text, functions))
-    values, place = [], head.end()
-    while (each := PAIR.match(text, place)) is not None:
-        values.append((each[1].strip(), each[2]))
-        place = each.end()
-    rest = text[place:].lstrip()
-    goes_on = rest.startswith("<arg_key>") or any(mark.startswith(rest) for mark in ("<arg_key>", "</tool_call>"))
-    whole = rest.startswith("</tool_call>") or not goes_on
-    return Found([_call(head[1], values, functions, whole=whole)], place if whole else None)
 
 
 def named(text: str, functions: Functions) -> Found:
@@ -108,7 +96,7 @@ def named(text: str, functions: Functions) -> Found:
 
 
 def _may_be_named(text: str, functions: Functions) -> bool:
-    """Whether a text may be the beginning of a function's name, with little after it."""
+    """True where a text may be the beginning of a function's name, with little after it."""
     begun = text.lstrip()
     if any(mark.startswith(begun) for mark in BEFORE_NAME):
         return True
@@ -117,6 +105,20 @@ def _may_be_named(text: str, functions: Functions) -> bool:
     if not rest:
         return any(each.startswith(name) for each in functions)
     return name in functions and len(rest) < HEADER_LENGTH
+
+
+XML = Marked(
+    re.compile(rf"\s*<function=({NAME})>"),
+    re.compile(rf"\s*<parameter=({NAME})>\n?(.*?)\n?</parameter>", re.DOTALL),
+    re.compile(r"\s*</function>"),
+    lambda text, _: FUNCTION_MARK.startswith(text) or re.fullmatch(rf"{FUNCTION_MARK}(?:{NAME})?", text) is not None,
+)
+PAIRS = Marked(
+    re.compile(rf"\s*({NAME})\s*(?=<arg_key>|</tool_call>)"),
+    re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL),
+    re.compile(r"\s*(?=</tool_call>)"),
+    _may_be_named,
+)
 
 
 def python(text: str, functions: Functions) -> Found:
@@ -242,15 +244,3 @@ def _kinds(schema: Any) -> set[str]:
     if isinstance(schema.get("enum"), list) and not found and all(isinstance(each, str) for each in schema["enum"]):
         found = {"string"}
     return found
-
-
-def _unpadded(text: str) -> str:
-    """A text without the line breaks around it that belong to the marks."""
-    return text.removeprefix("\n").removesuffix("\n")
-
-
-def _rest(calls: list[Call], place: int, rest: str, mark: str) -> Found:
-    """What is found where no further mark begins: another may come, or the calls are over."""
-    if mark.startswith(rest) or re.fullmatch(rf"{re.escape(mark)}(?:{NAME})?", rest):
-        return Found(calls, None)
-    return Found(calls, place if calls else None, wrong=not calls)

@@ -8,14 +8,14 @@ from typing import Any
 
 from transformers.utils.chat_parsing import ResponseParser
 
-from omnidraft.server.reading.pieces import Call, Calls, Functions, Piece
+from omnidraft.server.reading.pieces import Call, Functions, Piece, Reader
 
 REASONING = ("thinking", "reasoning", "reasoning_content")
 CALLS = "tool_calls"
 UNREADABLE = (ValueError, KeyError, TypeError)  # what the parser raises
 
 
-class TemplateReader:
+class TemplateReader(Reader):
     """Reads by a `response_template`; `prompt` is the text before the answer, which may have begun it.
 
     A part that it cannot read is content.
@@ -26,15 +26,11 @@ class TemplateReader:
     ) -> None:
         tools: Any = [{"type": "function", "function": {"name": n, "parameters": s}} for n, s in functions.items()]
         self._parser = ResponseParser(dict(template), prefix=prompt, tools=tools)
-        self._functions, self._reasons = functions, reasons
-        self._calls = Calls(1 if one else None)
+        super().__init__(functions, one=one)
+        self._reasons = reasons
         self._raw: str | None = None  # of the part that is open, where it is no text
         self._lost = False
         self._reasoned = self._began = False
-
-    @property
-    def calls(self) -> Sequence[Call]:
-        return self._calls.made
 
     def feed(self, text: str) -> Piece:
         found = Piece()
@@ -68,7 +64,7 @@ class TemplateReader:
                 self._raw = (self._raw or "") + event.get("text", "")
                 if kind == "region_close":
                     calls = [call for call in map(self._call, _listed(event["value"])) if call is not None]
-                    pieces = self._calls.update(len(self._calls.made), calls)
+                    pieces = self._called(len(self.calls), calls)
                     found += Piece(calls=pieces) if calls else Piece(content=self._raw)
                     self._raw = None
             elif kind == "region_chunk" and field in REASONING and self._reasons:
