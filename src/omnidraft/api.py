@@ -285,9 +285,8 @@ def load(
     OmniDraft, its drafter and its memory of answers are shared.  With `adapt` "background" the drafter learns from
     answers in its own process, with "inline" between answers.  `profile` is where this is kept: "auto" is the file of
     the two models, a path your own, None none.  `options` takes the fields of `config.DraftingOptions` and
-    `config.LearningOptions`.  `dtype` (but for int8) and `device` are those of both models.  `warn` gets warnings of
-    one line, such as a full disk.  Raises ConfigError for an option, ModelError for a model, ProfileError for a
-    profile.
+    `config.LearningOptions`.  `dtype` (but for int8) and `device` are those of both models.  `warn` gets warnings, each
+    a line.  Raises ConfigError for an option, ModelError for a model, ProfileError for a profile.
     """
     own = ("target", "drafter", "dtype", "device", "adapt", "profile", "warn", *names(LearningOptions))
     learning = {name: options.pop(name) for name in names(LearningOptions) if name in options}
