@@ -311,10 +311,8 @@ def assemble(  # noqa: PLR0913  those of `load`
 ) -> OmniDraft:
     """`load` for experiments, with all settings of `config.Drafting`; `learning` holds fields of `config.Learning`."""
     Learning(**learning)
-    _check_models(target, drafter)
+    _check_models(target, drafter, profile)
     choice("adapt", adapt, ADAPT)
-    if profile is not None and (not isinstance(profile, str | Path) or not str(profile)):
-        raise ConfigError(f"profile is {profile!r}; use 'auto', a path, or None for none")
     if drafter == AUTO and drafting.longest == 0:
         drafter = None
     if drafter is None and adapt != "off":
@@ -361,14 +359,16 @@ def _memory(drafter: str | Path | OmniDraft | None, drafting: Drafting, *, saved
     return shared if shared is not None and shared.keeps else AnswerMemory()
 
 
-def _check_models(target: object, drafter: object) -> None:
-    """Raise ConfigError unless both name models; a model in memory is refused, too."""
+def _check_models(target: object, drafter: object, profile: object) -> None:
+    """Raise ConfigError unless the first two name models and the last a file; a model in memory is refused, too."""
     name = "give a folder, a GGUF file, a hub id or zoo:NAME"
     if not isinstance(target, str | Path):
         fix = f"{name}; for a model in memory there is omnidraft.hf.generate"
         raise ConfigError(f"target is of type {type(target).__name__}: {fix}")
     if drafter is not None and not isinstance(drafter, str | Path | OmniDraft):
         raise ConfigError(f"drafter is of type {type(drafter).__name__}: {name}, an OmniDraft, or None")
+    if profile is not None and (not isinstance(profile, str | Path) or not str(profile)):
+        raise ConfigError(f"profile is {profile!r}; use 'auto', a path, or None for none")
 
 
 def _shared(drafter: OmniDraft, drafting: Drafting) -> tuple[LoadedModel, SharedDrafter]:
