@@ -21,7 +21,7 @@ def test_weights_are_lent_and_given_back(native_step: bool) -> None:
     shared = SharedDrafter(source, native_step=native_step)
     learned = {name: torch.full_like(weight, 0.5) for name, weight in source.model.named_parameters() if "norm" in name}
     plain, own = (model.new_sequence().forward(IDS, 5) for model in (source, shared.model))
-    assert torch.allclose(own, plain, atol=0.2), "near it in 8 bits"
+    assert float((own - plain).norm() / plain.norm()) < 0.3, "near it in 5 bits"
     assert shared.loaded is None
 
     def logits(weights: dict[str, torch.Tensor] | None) -> torch.Tensor:
