@@ -125,9 +125,10 @@ class NativeModel(PretrainedModel):
     def _normalized(self, x: torch.Tensor) -> torch.Tensor:
         """The input of the LM head (hidden), of an output of the last layer."""
         weight, epsilon, centered = self._norm
+        values = x.numpy()  # calls of torch, after a pass has taken the caches, are a seventh of a drafter's step
         if centered:
-            return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, eps=epsilon)
-        return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, epsilon)
+            values = values - values.mean()
+        return torch.from_numpy(values * weight.numpy() / np.sqrt(values @ values / len(values) + epsilon))
 
     def _read_part(self, reads: Sequence[Read], begin: int, kept: list[list[torch.Tensor]]) -> None:
         """Read up to CHUNK ids of each text, from `begin` on, and add the rows that are kept."""
