@@ -33,12 +33,12 @@ SLOW = """
 import time
 from pathlib import Path
 from omnidraft.distillation import background, trainer
-read = trainer.Trainer._read
+read = trainer.Trainer.read
 def slow(self, *batch):
     while self.counters.updates or not Path({go!r}).exists():
         time.sleep(0.01)
     return read(self, *batch)
-trainer.Trainer._read = slow
+trainer.Trainer.read = slow
 background.work()
 """
 # a worker that makes a file where it stands still
