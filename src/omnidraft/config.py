@@ -253,7 +253,7 @@ class Drafting(DraftingOptions):
     )
     ngram_seed: str = one_of("vocabulary", "n-grams active at the start", *NGRAM_SEEDS)
     drafter_backend: str = one_of(
-        "auto", "forward pass of the drafter, auto being the 8-bit one on CPUs that have it", "auto", "transformers"
+        "auto", "forward pass of the drafter, auto being the native one on CPUs that have it", "auto", "transformers"
     )
 
     def __post_init__(self) -> None:

@@ -17,9 +17,8 @@ import omnidraft
 from omnidraft.api import OmniDraft
 from omnidraft.server import fill_in
 from omnidraft.server.answers import Sources
-from omnidraft.server.composed import Thought, behind_thought, calls_grammar, form_grammar
-from omnidraft.server.forms import Form
-from omnidraft.server.grammar import tokens_of
+from omnidraft.server.forms import ResponseFormat
+from omnidraft.server.grammar import Thought, answer_grammar, text_grammar, tokens_of
 from omnidraft.server.reading.pieces import Piece
 from support.serving import QUESTION, At, serving, user
 
@@ -298,8 +297,8 @@ def test_allowed_tools(plain: At, mode: str) -> None:
 
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 ADDS: list[dict[str, Any]] = [
-    {"name": "add", "parameters": PARAMETERS, "strict": True},
-    {"name": "free", "parameters": PARAMETERS},
+    {"name": "add", "parameters": PARAMETERS},
+    {"name": "free", "parameters": {"type": "object", "additionalProperties": True}},
 ]
 GOOD = ['{"name": "add", "arguments": {"a": 1}}', '{"name": "free", "arguments": {"b": "x"}}']
 WRONG = [
@@ -320,7 +319,7 @@ def follows(tokens: Any, alone: OmniDraft, grammar: str, text: str) -> bool:
 
 def test_a_call_within_text_follows_a_strict_schema(alone: OmniDraft) -> None:
     tokens = tokens_of(alone)
-    grammar = calls_grammar(tokens, ADDS, special=False)
+    grammar = text_grammar(tokens, ADDS, special=False)
     assert follows(tokens, alone, grammar, "He has 24 pens <b>.")
     for call in GOOD:
         for written in (f"<tool_call>\n{call}\n</tool_call>", f"Well. <tool_call>{call}</tool_call> So."):
@@ -334,25 +333,25 @@ def test_a_call_within_text_follows_a_strict_schema(alone: OmniDraft) -> None:
 @pytest.mark.parametrize(
     ("form", "text"),
     [
-        (Form("json", {"const": {"a": 1}}, ""), '{"a": 1}'),
-        (Form("regex", "[ab]+", ""), "abba"),
-        (Form("choice", ["yes", "no"], ""), "no"),
-        (Form("grammar", 'root ::= "x" [0-9]', ""), "x7"),
+        (ResponseFormat("json", {"const": {"a": 1}}, ""), '{"a": 1}'),
+        (ResponseFormat("regex", "[ab]+", ""), "abba"),
+        (ResponseFormat("choice", ["yes", "no"], ""), "no"),
+        (ResponseFormat("grammar", 'root ::= "x" [0-9]', ""), "x7"),
     ],
-    ids=lambda value: value.kind if isinstance(value, Form) else value,
+    ids=lambda value: value.kind if isinstance(value, ResponseFormat) else value,
 )
-def test_a_form_or_a_call_follows_reasoning(alone: OmniDraft, form: Form, text: str) -> None:
+def test_a_form_or_a_call_follows_reasoning(alone: OmniDraft, form: ResponseFormat, text: str) -> None:
     tokens = tokens_of(alone)
     for functions in ((), ADDS):
         for thought in (None, THOUGHT):
-            grammar = form_grammar(tokens, form, functions, thought)
+            grammar = answer_grammar(tokens, form, functions, thought)
             before = "" if thought is None else "Let me {see}.\n</think>\n\n"
             assert follows(tokens, alone, grammar, before + text)
             assert follows(tokens, alone, grammar, before + GOOD[0]) == bool(functions)
             assert not follows(tokens, alone, grammar, f"{before}else")
             if thought is not None:
                 assert not follows(tokens, alone, grammar, text)
-    calls = behind_thought(tokens, ADDS, THOUGHT)
+    calls = answer_grammar(tokens, None, ADDS, THOUGHT)
     assert follows(tokens, alone, calls, f"Hm.</think>{GOOD[0]}")
     assert not follows(tokens, alone, calls, f"Hm.</think>{text}")
 

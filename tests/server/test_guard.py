@@ -101,6 +101,12 @@ def test_pages_of_other_origins_are_refused_unless_named(server: At, guarded: At
         "Access-Control-Request-Headers": "authorization,x-stainless-os",
     }
     assert httpx.options(guarded.url + "/v1/chat/completions", headers=asks, **PATIENT).status_code == 200
+    private = {**asks, "Access-Control-Request-Private-Network": "true"}  # of a public page, for this machine
+    answer = httpx.options(guarded.url + "/v1/chat/completions", headers=private, **PATIENT)
+    assert answer.headers["access-control-allow-private-network"] == "true"
+    foreign = httpx.options(guarded.url, headers={**private, "Origin": "http://evil.example"}, **PATIENT)
+    assert foreign.status_code == 400
+    assert "access-control-allow-origin" not in foreign.headers
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site", "same-origin", "none"])
@@ -172,7 +178,7 @@ def test_connections_that_say_little_keep_no_other_out(
     chat: Path, said: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("omnidraft.server.run.SPARE", 0)
-    monkeypatch.setattr("omnidraft.server.connections.MOST_WAITING", 12)
+    monkeypatch.setattr("omnidraft.server.connections.MAX_WAITING", 12)
     with serving([chat], None, {"draft_length": 0}, lanes=1, max_queue=0) as at, connected(at, 40, said) as silent:
         assert at.chat(max_tokens=2).status_code == 200
         assert at.get("/health").status_code == 200

@@ -22,7 +22,7 @@ from omnidraft.api import OmniDraft
 from omnidraft.decoding.engine import Engine
 from omnidraft.models.language_model import Read
 from omnidraft.models.transformers_model import TransformersModel
-from omnidraft.server.served import Served
+from omnidraft.server.served import ServedModel
 from support.reads import watch
 from support.serving import PATIENT, QUESTION, At, Rounds, serving, user
 from support.waiting import until
@@ -108,6 +108,14 @@ def test_conversations_are_not_read_again(server: At) -> None:
         assert answer["usage"]["prompt_tokens"] <= cached < again["usage"]["prompt_tokens"]
         assert again["timings"]["prompt_n"] == again["usage"]["prompt_tokens"] - cached
         assert again["timings"]["predicted_n"] == again["usage"]["completion_tokens"]
+
+
+@pytest.mark.parametrize(("path", "many"), [("chat/completions", "n"), ("completions", "best_of")])
+def test_answers_that_could_never_wait_together_are_no_matter_of_time(narrow: At, path: str, many: str) -> None:
+    body = {"messages": user("x")} if path == "chat/completions" else {"prompt": "x"}
+    refused = narrow.post(f"/v1/{path}", body | {many: 3, "temperature": 1, "max_tokens": 1})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, many)
+    assert "at most 2" in refused.json()["error"]["message"]
 
 
 def test_a_full_queue_sends_away(narrow: At, rounds: Rounds) -> None:
@@ -232,7 +240,7 @@ def test_a_failure_of_the_models_ends_all_requests(chat: Path, rounds: Rounds, m
         ThreadPoolExecutor(1) as pool,
     ):
         rounds.wait(2)
-        monkeypatch.setattr(Served, "needs", failing)
+        monkeypatch.setattr(ServedModel, "needs", failing)
         waits = pool.submit(at.chat)
         until(lambda: at.figures()["queued"] == 1)
         rounds.let()

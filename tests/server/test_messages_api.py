@@ -20,6 +20,8 @@ TOOL: dict[str, Any] = {
     "input_schema": {"type": "object", "properties": {"pens": {"type": "integer"}}, "required": ["pens"]},
 }
 
+BAD = {"type": "no"}
+
 
 @pytest.fixture(scope="module")
 def client(server: At) -> Iterator[Any]:
@@ -112,6 +114,15 @@ def test_a_stop_string_is_named(server: At, client: Any) -> None:
     assert made.content[0].text == text[: text.index(stop)]
 
 
+def test_an_empty_text_is_a_block_whole_and_streamed(server: At, client: Any) -> None:
+    first = chat(server, messages=user(QUESTION))["message"]["content"][0]
+    asked: dict[str, Any] = {"messages": user(QUESTION), "stop_sequences": [first], **ASKED}
+    with client.messages.stream(**asked) as stream:
+        streamed = stream.get_final_message().content
+    whole = client.messages.create(**asked).content
+    assert [(each.type, each.text) for each in streamed] == [(each.type, each.text) for each in whole] == [("text", "")]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -124,6 +135,8 @@ def test_a_stop_string_is_named(server: At, client: Any) -> None:
         ({"stop_sequences": [""]}, "stop_sequences[0] is empty"),
         ({"stop_sequences": ["x"] * 17}, "stop_sequences holds 17"),
         ({"tools": [TOOL | {"name": "x" * 65}]}, "tools[0].name"),
+        ({"tools": [TOOL | {"input_schema": BAD}], "tool_choice": {"type": "any"}}, "tools[0].input_schema cannot"),
+        ({"output_config": {"format": {"type": "json_schema", "schema": BAD}}}, "output_config.format.schema cannot"),
     ],
 )
 def test_errors_have_anthropics_form(server: At, change: dict[str, Any], message: str) -> None:

@@ -125,7 +125,12 @@ def test_an_option_that_cannot_be_is_named(server: At, path: str, options: dict[
     asked = {"messages": user("x")} if path == "/api/chat" else {"prompt": "x"}
     found = server.post(path, {"model": "chat", "options": options, **asked})
     assert found.status_code == 400
-    assert isinstance(found.json()["error"], str)
+    assert found.json()["error"].startswith(f"options.{next(iter(options))}")
+
+
+def test_options_without_effect_are_named(server: At) -> None:
+    asked = {"model": "chat", "messages": user("x"), "options": OPTIONS | {"num_predict": 1}, "stream": False}
+    assert server.post("/api/chat", asked).json()["omnidraft"]["ignored"] == ["options.num_ctx", "options.num_thread"]
 
 
 def test_a_model_is_shown_by_its_older_name(server: At) -> None:

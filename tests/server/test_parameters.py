@@ -65,12 +65,6 @@ def test_what_cuts_leaves_a_grammar_its_tokens(plain: At, change: dict[str, Any]
     assert len(found[True]) < len(found[False])  # it still cuts
 
 
-def test_the_length_goes_by_its_newer_name(plain: At) -> None:
-    found = plain.post("/v1/chat/completions", {"messages": user(QUESTION), "max_completion_tokens": 5}).json()
-    assert found["usage"]["completion_tokens"] == 5
-    assert found["choices"][0]["finish_reason"] == "length"
-
-
 def expected(model: OmniDraft, ids: list[int], made: list[int]) -> list[float]:
     """The target's own log-probabilities of these tokens after these ids."""
     rows = model.target.lm.new_sequence().forward(ids + made, len(made) + 1)[:-1]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from omnidraft.server.composed import SLASH
+from omnidraft.server.grammar import SLASH
 from omnidraft.server.reading.channels import ChannelReader
 from omnidraft.server.reading.pieces import Piece, Reader
 from omnidraft.server.reading.reader import CallReader, TextReader

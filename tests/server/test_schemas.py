@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher
 
 from omnidraft.api import OmniDraft
 from omnidraft.errors import ConfigError
-from omnidraft.server.grammar import EFFORT, TRIAL, call_grammar, grammar_of, tokens_of
-from omnidraft.server.schemas import FORMATS, LISTED, MOST, Schemas
+from omnidraft.server.forms import ResponseFormat
+from omnidraft.server.grammar import MAX_EFFORT, MIN_TRIAL, answer_grammar, followed, tokens_of
+from omnidraft.server.schemas import MAX_LISTED, MAX_PARTS, closed
 from support.serving import QUESTION, At, user
 
 INTEGER: dict[str, Any] = {"type": "integer"}
@@ -30,13 +32,23 @@ NULLS = [
 ]
 
 
-def accepts(model: OmniDraft, grammar: str, value: Any) -> bool:
-    """Whether a grammar lets a value through, written as answers are."""
-    from llguidance import LLMatcher
+@pytest.fixture(scope="module")
+def tokens(model: OmniDraft) -> Any:
+    return tokens_of(model)
 
-    matcher = LLMatcher(tokens_of(model), grammar)
+
+def accepts(tokens: Any, model: OmniDraft, grammar: str, value: Any) -> bool:
+    """Whether a grammar lets a value through, written as answers are."""
+    matcher = LLMatcher(tokens, grammar)
     ids = model.target.tokenizer(json.dumps(value), add_special_tokens=False)["input_ids"]
     return matcher.try_consume_tokens(ids) == len(ids) and bool(matcher.is_accepting())
+
+
+def strict(tokens: Any, schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema that is followed in every word."""
+    made, left_out = followed(tokens, schema, strict=True)
+    assert not left_out
+    return made
 
 
 FOLLOWED: dict[str, tuple[dict[str, Any], Sequence[Any], Sequence[Any]]] = {  # schema, what fits, what does not
@@ -223,17 +235,16 @@ FOLLOWED: dict[str, tuple[dict[str, Any], Sequence[Any], Sequence[Any]]] = {  # 
 
 @pytest.mark.parametrize("name", FOLLOWED)
 @pytest.mark.parametrize("call", [False, True], ids=["answer", "call"])
-def test_a_schema_is_followed(model: OmniDraft, name: str, call: bool) -> None:
+def test_a_schema_is_followed(tokens: Any, model: OmniDraft, name: str, call: bool) -> None:
     schema, fits, fails = FOLLOWED[name]
-    tokens = tokens_of(model)
     if call:
         other = {"name": "other", "parameters": {"$defs": {"n": {"type": "null"}, "Base": {}}, "$ref": "#/$defs/n"}}
-        grammar = call_grammar(tokens, [other, {"name": "this", "parameters": schema}])
+        grammar = answer_grammar(tokens, None, [other, {"name": "this", "parameters": strict(tokens, schema)}], None)
     else:
-        grammar = grammar_of(tokens, schema)
+        grammar = answer_grammar(tokens, ResponseFormat("json", strict(tokens, schema), ""), [], None)
     for value in (*fits, *fails):
         whole = {"name": "this", "arguments": value} if call else value
-        assert accepts(model, grammar, whole) == (value in fits), value
+        assert accepts(tokens, model, grammar, whole) == (value in fits), value
 
 
 @pytest.mark.parametrize(
@@ -243,11 +254,11 @@ def test_a_schema_is_followed(model: OmniDraft, name: str, call: bool) -> None:
         {"type": "object", "properties": None, "required": None},
     ],
 )
-def test_a_function_without_parameters_gets_none(model: OmniDraft, parameters: Any) -> None:
-    function = {"name": "now"} | ({} if parameters is None else {"parameters": parameters})
-    grammar = call_grammar(tokens_of(model), [function])
-    assert accepts(model, grammar, {"name": "now", "arguments": {}})
-    assert not accepts(model, grammar, {"name": "now", "arguments": {"a": 1}})
+def test_a_function_without_parameters_gets_none(tokens: Any, model: OmniDraft, parameters: Any) -> None:
+    function = {"name": "now"} | ({} if parameters is None else {"parameters": strict(tokens, parameters)})
+    grammar = answer_grammar(tokens, None, [function], None)
+    assert accepts(tokens, model, grammar, {"name": "now", "arguments": {}})
+    assert not accepts(tokens, model, grammar, {"name": "now", "arguments": {"a": 1}})
 
 
 LOOP = {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
@@ -256,19 +267,16 @@ UNFIT: list[tuple[dict[str, Any], str]] = [
     ({"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, r"\$ref '#/\$defs/a' has no end"),
     (LOOP, "has no end"),
     ({"type": "object", "properties": {"x": LOOP}, "$defs": LOOP["$defs"]}, "has no end"),
-    ({"$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}, INTEGER]}}, "$ref": "#/$defs/a"}, "has no end"),
-    ({"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"}, "has no end"),
-    ({"$defs": {"n": NODE | {"required": ["next"]}}, "$ref": "#/$defs/n"}, r"'#/\$defs/n' has no end"),
-    ({"type": "array", "minItems": 1, "items": {"$ref": "#"}}, "has no end"),
-    ({"$ref": "#/$defs/none"}, r"'#/\$defs/none' names nothing"),
+    ({"$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}, INTEGER]}}, "$ref": "#/$defs/a"}, "leads back"),
+    ({"$ref": "#/$defs/none"}, r"\$ref: it names nothing"),
     ({"$ref": "https://example.com/x.json#/a"}, "leads out of the schema"),
-    ({"$ref": 5}, r"\$ref is 5"),
-    ({"$ref": "#/type", "type": "object"}, "is no schema"),
+    ({"$ref": 5}, r"\$ref must be a string"),
+    ({"$ref": "#/type", "type": "object"}, "schema must be an object"),
     ({"type": "array", "uniqueItems": True}, "uniqueItems"),
     ({"not": {"type": "string"}}, "not"),
     ({"type": "object", "propertyNames": {"pattern": "^x"}}, "propertyNames"),
     ({"type": "object", "propertyNames": {"$ref": "#/propertyNames"}}, "propertyNames"),
-    ({"type": "object", "propertyNames": {"$ref": "#/$defs/none"}}, "names nothing"),
+    ({"type": "object", "propertyNames": {"$ref": "#/$defs/none"}}, "propertyNames"),
     ({"patternProperties": {"^x": {}}, "properties": 5, "required": ["a"]}, "properties"),
     ({"if": {}, "then": {}}, "if"),
     ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
@@ -278,25 +286,16 @@ UNFIT: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("schema", "words"), UNFIT, ids=[each[1] for each in UNFIT])
-def test_what_cannot_be_followed_is_named(model: OmniDraft, schema: dict[str, Any], words: str) -> None:
+def test_what_cannot_be_followed_is_named(tokens: Any, schema: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words) as raised:
-        grammar_of(tokens_of(model), schema)
+        strict(tokens, schema)
     assert "<state>" not in str(raised.value)
-    with pytest.raises(ConfigError, match=words) as raised:
-        call_grammar(tokens_of(model), [{"name": "fine"}, {"name": "this", "parameters": schema}])
-    assert raised.value.option == "this"
 
 
-@pytest.mark.parametrize("form", sorted(FORMATS))
-def test_formats_that_are_followed_are_those_known(model: OmniDraft, form: str) -> None:
-    grammar = grammar_of(tokens_of(model), {"type": "string", "format": form})
-    assert not accepts(model, grammar, "no such value!")
-
-
-def test_names_that_are_too_many_to_list_are_refused(model: OmniDraft) -> None:
-    names = [f"k{place}" for place in range(LISTED + 1)]
+def test_names_that_are_too_many_to_list_are_refused(tokens: Any) -> None:
+    names = [f"k{place}" for place in range(MAX_LISTED + 1)]
     with pytest.raises(ConfigError, match="propertyNames"):
-        grammar_of(tokens_of(model), {"type": "object", "propertyNames": {"enum": names}})
+        strict(tokens, {"type": "object", "propertyNames": {"enum": names}})
 
 
 HARD = {"type": "string", "pattern": "^(a|b)*a(a|b){20}$", "minLength": 500, "maxLength": 600}
@@ -322,28 +321,24 @@ INTERNALS = re.compile(r"\(And|\(Or|Regex|regex|Some\(|Unimplemented|while proce
 
 
 @pytest.mark.parametrize(("schema", "place", "words"), AT_FAULT, ids=[each[1] for each in AT_FAULT])
-def test_the_place_at_fault_is_said(model: OmniDraft, schema: dict[str, Any], place: str, words: str) -> None:
-    tokens = tokens_of(model)
-    with pytest.raises(ConfigError) as answer:
-        grammar_of(tokens, schema)
-    with pytest.raises(ConfigError) as call:
-        call_grammar(tokens, [{"name": "fine"}, {"name": "this", "parameters": schema}])
-    for said in (str(answer.value), str(call.value)):
-        assert f"cannot be followed: {place}: " in said
-        assert words in said
-        assert not INTERNALS.search(said)
+def test_the_place_at_fault_is_said(tokens: Any, schema: dict[str, Any], place: str, words: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        strict(tokens, schema)
+    assert str(raised.value).startswith(f"{place}: ")
+    assert words in str(raised.value)
+    assert not INTERNALS.search(str(raised.value))
 
 
-def test_the_search_for_what_is_at_fault_is_bounded(model: OmniDraft) -> None:
-    parts = {f"k{place}": INTEGER for place in range(EFFORT // TRIAL + 1)}
-    with pytest.raises(ConfigError, match=r"followed: a pattern is too much .*: change it$"):
-        grammar_of(tokens_of(model), {"type": "object", "properties": parts | {"x": HARD}})
+def test_the_search_for_what_is_at_fault_is_bounded(tokens: Any) -> None:
+    parts = {f"k{place}": INTEGER for place in range(MAX_EFFORT // MIN_TRIAL + 1)}
+    with pytest.raises(ConfigError, match=r"^a pattern is too much .*: change it$"):
+        strict(tokens, {"type": "object", "properties": {"x": HARD} | parts})
 
 
 def test_the_size_of_what_is_made_is_bounded() -> None:
     parts = [{"properties": {f"k{place}": {"$ref": "#/$defs/a"}}} for place in range(2000)]
-    with pytest.raises(ConfigError, match=f"more than {MOST} parts"):
-        Schemas().add({"$defs": {"a": BASE}, "allOf": parts})
+    with pytest.raises(ConfigError, match=f"more than {MAX_PARTS} parts"):
+        closed({"$defs": {"a": BASE}, "allOf": parts})
 
 
 # ---------------------------------------------------------------- on the server

@@ -14,8 +14,8 @@ from llguidance import LLMatcher
 
 from omnidraft.api import OmniDraft
 from omnidraft.server import messages
-from omnidraft.server.composed import either
-from omnidraft.server.grammar import grammar_of, tokens_of
+from omnidraft.server.forms import ResponseFormat
+from omnidraft.server.grammar import answer_grammar, followed, tokens_of
 from support.serving import QUESTION, TOOL_TEMPLATE, At, serving, user, with_tools
 
 CHATS, TEXTS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -320,7 +320,8 @@ WORDS |= {"$defs": {"n": {"type": "string"}}}
 )
 def test_an_answer_is_of_the_form_or_a_call(tool_tokens: Any, text: str, allowed: bool) -> None:
     tokens, ids_of = tool_tokens
-    made = grammar_of(tokens, either(WANTED, [{"name": "add", "parameters": WORDS}]))
+    form = ResponseFormat("json", followed(tokens, WANTED)[0], "")
+    made = answer_grammar(tokens, form, [{"name": "add", "parameters": followed(tokens, WORDS)[0]}], None)
     matcher = LLMatcher(tokens, made)
     assert (matcher.consume_tokens(ids_of(text)) and matcher.is_accepting()) is allowed
 

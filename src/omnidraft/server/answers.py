@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from omnidraft.server.errors import ApiError
 from omnidraft.server.reading.pieces import Call, CallPiece, Piece, Reader
-from omnidraft.server.scheduler import Done, Event, Scheduler, Task, Told
+from omnidraft.server.scheduler import Done, Task, Told
 from omnidraft.verification.round import Round
 
 ENDS = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
 CUTS = {reason for reason, said in ENDS.items() if said == "length"}
-LEAST = -9999.0  # log-probability of what is impossible: JSON has no infinity
+MIN_LOGPROB = -9999.0  # log-probability of what is impossible: JSON has no infinity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +28,13 @@ class TokenInfo:
 
     def as_dict(self) -> dict[str, Any]:
         """In OpenAI's form."""
-        return {"token": self.text, "logprob": self.logprob, "bytes": self.data}
+        top = [{"token": each.text, "logprob": each.logprob, "bytes": each.data} for each in self.top]
+        return {"token": self.text, "logprob": self.logprob, "bytes": self.data, "top_logprobs": top}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Delta:
-    """What a round adds to an answer."""
+    """The part of an answer that a round adds."""
 
     content: str = ""
     reasoning: str = ""
@@ -45,46 +44,26 @@ class Delta:
 
 
 class Answer:
-    """Reads the events of one task: `deltas` while it is made, then the rest of the attributes."""
+    """Takes the events of one task: `take` while it is made, then the attributes."""
 
-    def __init__(self, task: Task, scheduler: Scheduler, after: Answer | None = None) -> None:
-        """Queue a task; `after` is an answer to the same prompt, which reads it for both where it can."""
+    def __init__(self, task: Task) -> None:
         self.task = task
         self.content = self.reasoning = ""
         self.logprobs: list[TokenInfo] = []  # the prompt's among them, where they are asked for
         self.prompt_tokens = 0  # of the log-probabilities
         self.call_ids: list[str] = []
         self.done: Done | None = None
-        self._scheduler = scheduler
         self._reader: Reader = task.reader()
         self._sources = Sources(task) if task.trace else None
-        self._events: asyncio.Queue[Event] = asyncio.Queue()  # no longer than an answer
-        loop = asyncio.get_running_loop()
 
-        def send(event: Event) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(self._events.put_nowait, event)
-
-        task.send, task.first = send, None if after is None else after.task
-        scheduler.submit(task)
-
-    async def deltas(self) -> AsyncIterator[Delta]:
-        """One delta a round, and one at the end; raises ApiError."""
-        while self.done is None:
-            event = await self._events.get()
-            if isinstance(event, ApiError):
-                raise event
-            delta = self._step(event) if isinstance(event, Told) else self._end(event)
-            self.content += delta.content
-            self.reasoning += delta.reasoning
-            self.logprobs += delta.logprobs
-            self.call_ids += [f"call_{secrets.token_hex(12)}" for each in delta.calls if each.name is not None]
-            yield delta
-
-    def close(self) -> None:
-        """Have the answer end, if it is not complete; to be called in any case."""
-        if self.done is None:
-            self._scheduler.cancel(self.task)
+    def take(self, event: Told | Done) -> Delta:
+        """The part that a round adds, or the end."""
+        delta = self._step(event) if isinstance(event, Told) else self._end(event)
+        self.content += delta.content
+        self.reasoning += delta.reasoning
+        self.logprobs += delta.logprobs
+        self.call_ids += [f"call_{secrets.token_hex(12)}" for each in delta.calls if each.name is not None]
+        return delta
 
     @property
     def calls(self) -> Sequence[Call]:
@@ -101,51 +80,31 @@ class Answer:
     def finish(self) -> str:
         """OpenAI's reason for the end."""
         whole = bool(self.calls) and not self.calls[-1].cut
-        return "tool_calls" if whole else ENDS.get(self._finished.result.finish_reason, "stop")
+        return "tool_calls" if whole else ENDS.get(self.finished.result.finish_reason, "stop")
 
     @property
     def usage(self) -> dict[str, int]:
         """Tokens of the target: of the prompt, of them cached, and of the answer."""
-        done = self._finished
-        return {"prompt": len(self.task.ids), "cached": done.cached, "completion": self._made}
+        done = self.finished
+        return {"prompt": len(self.task.ids), "cached": done.cached, "completion": self.made}
 
     @property
-    def _made(self) -> int:
+    def made(self) -> int:
         """Tokens of the answer; none of one that is made for its prompt alone."""
-        return 0 if self.task.prompt_alone else len(self._finished.result.token_ids)
-
-    @property
-    def timings(self) -> dict[str, float]:
-        """Counts and milliseconds in llama-server's form: all tokens, and all of the time."""
-        done, stats = self._finished, self._finished.result.stats
-        read, made = len(self.task.ids) - done.cached, self._made
-        prompt_ms, predicted_ms = 1e3 * done.prompt_s, 1e3 * done.predicted_s
-        return {
-            "cache_n": done.cached,
-            "prompt_n": read,
-            "prompt_ms": prompt_ms,
-            "prompt_per_token_ms": prompt_ms / max(read, 1),
-            "prompt_per_second": read / done.prompt_s if done.prompt_s else 0.0,
-            "predicted_n": made,
-            "predicted_ms": predicted_ms,
-            "predicted_per_token_ms": predicted_ms / max(made, 1),
-            "predicted_per_second": made / done.predicted_s if done.predicted_s else 0.0,
-            "draft_n": stats.proposed,
-            "draft_n_accepted": stats.accepted,
-        }
+        return 0 if self.task.prompt_alone else len(self.finished.result.token_ids)
 
     @property
     def beside(self) -> dict[str, Any]:
-        """What a complete answer, or its last chunk, has of this server's own: times, and the extension."""
+        """Fields of a complete answer, or of its last chunk, that only this server has: times, and the extension."""
         ignored = {"ignored": list(self.task.ignored)} if self.task.ignored else {}
-        idle = {} if self._finished.result.stats.proposed else {"drafting": self.undrafted}
+        idle = {} if self.finished.result.stats.proposed else {"drafting": self.undrafted}
         own = (self.summary or {}) | ignored | idle
-        return {"timings": self.timings} | ({"omnidraft": own} if own else {})
+        return {"timings": timings([self])} | ({"omnidraft": own} if own else {})
 
     @property
     def undrafted(self) -> str:
         """Why nothing was drafted, of an answer without drafts."""
-        served, reason = self.task.served, self._finished.result.stats.no_draft_reason
+        served, reason = self.task.served, self.finished.result.stats.no_draft_reason
         if served.failure is not None:
             return f"the drafter failed to load: {served.failure}"
         return reason or served.undrafted
@@ -153,7 +112,7 @@ class Answer:
     @property
     def summary(self) -> dict[str, Any] | None:
         """The extension of the last chunk, where it is asked for."""
-        done, stats = self._finished, self._finished.result.stats
+        done, stats = self.finished, self.finished.result.stats
         if self._sources is None:
             return None
         seconds = done.prompt_s + done.predicted_s
@@ -168,7 +127,8 @@ class Answer:
         }
 
     @property
-    def _finished(self) -> Done:
+    def finished(self) -> Done:
+        """The end; raises RuntimeError before."""
         if self.done is None:
             raise RuntimeError("the answer is not complete: read its deltas first")
         return self.done
@@ -219,7 +179,25 @@ class Answer:
 
     def _info(self, token: int, logprob: float, top: Sequence[TokenInfo] = ()) -> TokenInfo:
         text, data = self.task.served.text_of(token)
-        return TokenInfo(text=text, data=data, logprob=max(logprob, LEAST), top=top)
+        return TokenInfo(text=text, data=data, logprob=max(logprob, MIN_LOGPROB), top=top)
+
+
+def timings(answers: Sequence[Answer]) -> dict[str, float]:
+    """Counts and milliseconds in llama-server's form: all tokens of some answers, and all of the time."""
+    results = [answer.finished for answer in answers]
+    cached = sum(done.cached for done in results)
+    read, made = sum(len(answer.task.ids) for answer in answers) - cached, sum(answer.made for answer in answers)
+    found: dict[str, float] = {"cache_n": cached}
+    for name, count, seconds in (
+        ("prompt", read, sum(done.prompt_s for done in results)),
+        ("predicted", made, sum(done.predicted_s for done in results)),
+    ):
+        found[f"{name}_n"], found[f"{name}_ms"] = count, 1e3 * seconds
+        found[f"{name}_per_token_ms"] = 1e3 * seconds / max(count, 1)
+        found[f"{name}_per_second"] = count / seconds if seconds else 0.0
+    stats = [done.result.stats for done in results]
+    found["draft_n"], found["draft_n_accepted"] = sum(s.proposed for s in stats), sum(s.accepted for s in stats)
+    return found
 
 
 class Sources:
@@ -255,7 +233,7 @@ class Sources:
             yield {"text": told, "source": last}
 
     def _skip(self, count: int) -> None:
-        """Take so many characters away."""
+        """Take this number of characters away."""
         while count > 0 and self._waiting:
             text, source = self._waiting.popleft()
             if len(text) > count:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from omnidraft.server import protocol as p
@@ -20,34 +20,31 @@ from omnidraft.server.anthropic_bodies import (
     ToolResult,
     ToolUse,
 )
-from omnidraft.server.bodies import read
-from omnidraft.server.errors import ApiError, of_anthropic, to_json
-from omnidraft.server.reading.pieces import Call
+from omnidraft.server.batch import Batch, Reply, event
+from omnidraft.server.errors import ApiError, of_anthropic
 from omnidraft.server.scheduler import Task
-from omnidraft.server.served import Served
+from omnidraft.server.served import ServedModel
 from omnidraft.server.settings import Serving
-from omnidraft.server.tasks import chat_tasks
+from omnidraft.server.tasks import tasks_of
 
 SAME = ("model", "stream", "temperature", "top_p", "top_k", "max_tokens")  # as in a chat
-PATHS = {  # of what a chat calls otherwise
-    "chat_template_kwargs.enable_thinking": "thinking",
-    "reasoning_effort": "output_config.effort",
-    "stop": "stop_sequences",
-    "user": "metadata.user_id",
-    "response_format": "output_config.format",
-    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
-}
+TEXT = {"type": "text", "text": ""}
+PATHS = (  # of what a chat calls otherwise
+    (r"chat_template_kwargs\.enable_thinking", "thinking"),
+    ("reasoning_effort", "output_config.effort"),
+    ("stop", "stop_sequences"),
+    ("user", "metadata.user_id"),
+    (r"response_format\.json_schema", "output_config.format"),
+    ("response_format", "output_config.format"),
+    ("parallel_tool_calls", "tool_choice.disable_parallel_tool_use"),
+    (r"(tools\[\d+\])\.function\.parameters", r"\1.input_schema"),
+    (r"(tools\[\d+\])\.function", r"\1"),
+)
 
 
-def messages_tasks(body: MessagesRequest | CountRequest, served: Served, settings: Serving) -> list[Task]:
+def messages_tasks(body: MessagesRequest | CountRequest, served: ServedModel, settings: Serving) -> list[Task]:
     """The task of a request; raises ApiError."""
-    try:
-        made = chat_tasks(read(as_chat(body), p.ChatRequest).body, served, settings)
-    except ApiError as error:
-        raise error.at(PATHS) from error
-    for task in made:
-        task.ignored = [*dict.fromkeys(PATHS.get(path, path) for path in task.ignored)]
-    return made
+    return tasks_of(as_chat(body), p.ChatRequest, PATHS, served, settings)
 
 
 def as_chat(body: MessagesRequest | CountRequest) -> dict[str, Any]:
@@ -73,7 +70,7 @@ def as_chat(body: MessagesRequest | CountRequest) -> dict[str, Any]:
 
 
 def _as_options(body: MessagesRequest) -> dict[str, Any]:
-    """What does not change the prompt."""
+    """The fields that do not change the prompt."""
     made: dict[str, Any] = {}
     if body.output_config is not None and body.output_config.effort is not None:
         made["reasoning_effort"] = body.output_config.effort
@@ -140,16 +137,16 @@ def _as_choice(choice: ToolChoice) -> dict[str, Any]:
     return made
 
 
-class Messages:
+class Messages(Reply):
     """The form of one answer."""
 
-    def __init__(self, answer: Answer, model: str) -> None:
-        self.answer = answer
-        self._head = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant", "model": model}
+    def __init__(self, batch: Batch) -> None:
+        super().__init__(batch)
+        own = {"type": "message", "role": "assistant", "model": self.model}
+        self._head = {"id": f"msg_{secrets.token_hex(12)}", **own}
         self._index, self._kind = -1, ""  # of the block that goes out
 
     def whole(self) -> dict[str, Any]:
-        """The body for a complete answer."""
         answer = self.answer
         content: list[dict[str, Any]] = []
         if answer.reasoning:
@@ -157,37 +154,35 @@ class Messages:
         if answer.content or not answer.calls:
             content.append({"type": "text", "text": answer.content})
         ids = zip(answer.call_ids, answer.calls, strict=True)
-        content += [_use(id_, call.name) | {"input": _input(call)} for id_, call in ids]
+        content += [_use(id_, call.name) | {"input": call.values} for id_, call in ids]
         return self._head | {"content": content} | self._end() | {"usage": self._usage()} | answer.beside
 
-    async def events(self) -> AsyncIterator[bytes]:
-        """The answer as server-sent events."""
-        try:
-            begun = {"input_tokens": len(self.answer.task.ids), "output_tokens": 0}
-            nothing: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": begun}
-            yield _event("message_start", message=self._head | nothing)
-            yield _event("ping")
-            async for delta in self.answer.deltas():
-                for event in self._of(delta):
-                    yield event
-            for event in self._opened(""):
-                yield event
-            yield _event("message_delta", delta=self._end(), usage=self._usage(), **self.answer.beside)
-            yield _event("message_stop")
-        except ApiError as error:
-            yield _event("error", error=of_anthropic(error))
+    def begin(self) -> Iterator[bytes]:
+        begun = {"input_tokens": len(self.answer.task.ids), "output_tokens": 0}
+        nothing: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": begun}
+        yield _event("message_start", message=self._head | nothing)
+        yield _event("ping")
 
-    def _of(self, delta: Delta) -> Iterator[bytes]:
-        """The events of a delta."""
+    def end(self) -> Iterator[bytes]:
+        if not self.answer.content and not self.answer.calls:  # as the whole message has it
+            yield from self._opened("text", TEXT)
+        yield from self._opened("")
+        yield _event("message_delta", delta=self._end(), usage=self._usage(), **self.answer.beside)
+        yield _event("message_stop")
+
+    def fail(self, error: ApiError) -> bytes:
+        return _event("error", error=of_anthropic(error))
+
+    def add(self, answer: Answer, delta: Delta) -> Iterator[bytes]:
         if delta.reasoning:
             yield from self._opened("thinking", {"type": "thinking", "thinking": "", "signature": ""})
             yield self._changed({"type": "thinking_delta", "thinking": delta.reasoning})
         if delta.content:
-            yield from self._opened("text", {"type": "text", "text": ""})
+            yield from self._opened("text", TEXT)
             yield self._changed({"type": "text_delta", "text": delta.content})
         for piece in delta.calls:
             if piece.name is not None:
-                block = _use(self.answer.call_ids[piece.index], piece.name) | {"input": {}}
+                block = _use(answer.call_ids[piece.index], piece.name) | {"input": {}}
                 yield from self._opened(f"tool_use {piece.index}", block)
             if piece.arguments:
                 yield self._changed({"type": "input_json_delta", "partial_json": piece.arguments})
@@ -238,14 +233,5 @@ def _use(id_: str, name: str) -> dict[str, Any]:
     return {"type": "tool_use", "id": id_, "name": name}
 
 
-def _input(call: Call) -> dict[str, Any]:
-    """The arguments; of a call that is cut there are none."""
-    try:
-        found = json.loads(call.arguments)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _event(kind: str, **rest: Any) -> bytes:
-    return b"event: " + kind.encode() + b"\ndata: " + to_json({"type": kind, **rest}) + b"\n\n"
+    return event({"type": kind, **rest}, kind)

@@ -46,7 +46,7 @@ Texts = Annotated[
 
 
 class ToolResult(base.Body):
-    """What a called tool returned."""
+    """The result of a tool call."""
 
     type: Literal["tool_result"]
     tool_use_id: str
@@ -90,7 +90,7 @@ def _tool(value: Any) -> str:
 
 
 class ToolChoice(base.Body):
-    """Whether tools are to be called."""
+    """The choice of tools to call."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -98,7 +98,7 @@ class ToolChoice(base.Body):
 
 
 class ThinkingChoice(base.Body):
-    """Whether the model is to reason first, where its chat template has a place for that."""
+    """Reasoning, on or off, where the chat template has a place for that."""
 
     type: str
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from fastapi import FastAPI, Query, Request
 from fastapi.responses import FileResponse, Response, StreamingResponse
@@ -22,7 +23,7 @@ from omnidraft.server import anthropic, anthropic_bodies, errors, ollama, ollama
 from omnidraft.server import protocol as p
 from omnidraft.server import protocol_base as base
 from omnidraft.server.answers import Answer
-from omnidraft.server.batch import Batch, Wanted
+from omnidraft.server.batch import Batch, Reply
 from omnidraft.server.bodies import Received, described, receive, taking
 from omnidraft.server.chat import Chat, Completion
 from omnidraft.server.errors import ApiError, Json, of_input
@@ -31,14 +32,14 @@ from omnidraft.server.memories import KEYLESS
 from omnidraft.server.metrics import CONTENT_TYPE, Metrics
 from omnidraft.server.responses import Response as ResponseForm
 from omnidraft.server.scheduler import Scheduler, Task
-from omnidraft.server.served import Say, Served
+from omnidraft.server.served import Log, ServedModel
 from omnidraft.server.settings import MEGABYTE, Serving
 
 PAGE = Path(__file__).parent / "page"
 GONE = 499  # nobody reads it
-EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 AnyT = TypeVar("AnyT", bound=base.Body)
-Form = Chat | Completion | ResponseForm | anthropic.Messages | ollama.Lines
+Make = Callable[[Any, ServedModel, Serving], Sequence[Task]]
+Endpoint = Callable[..., Awaitable[Response]]
 REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"description": "a parameter that cannot be, by its name"},
     401: {"description": "no or a wrong API key"},
@@ -55,12 +56,12 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 class Server:
     """The routes of one server, over its scheduler; `log` receives a line for each answer."""
 
-    def __init__(self, settings: Serving, scheduler: Scheduler, metrics: Metrics, log: Say, *, prompts: bool) -> None:
+    def __init__(self, settings: Serving, scheduler: Scheduler, metrics: Metrics, log: Log, *, prompts: bool) -> None:
         self.settings, self.scheduler, self.metrics = settings, scheduler, metrics
         self._log, self._prompts = log, prompts
         self._born = time.time()
 
-    def model(self, name: str | None) -> Served:
+    def model(self, name: str | None) -> ServedModel:
         """The target of this name, or the first; raises ApiError."""
         if (error := self.scheduler.refusal) is not None:
             raise error
@@ -74,9 +75,7 @@ class Server:
         """The body of a request; raises ApiError."""
         return await receive(request, kind, int(self.settings.max_body_mb * MEGABYTE))
 
-    async def begin(
-        self, request: Request, asked: Received[AnyT], make: Callable[[AnyT, Served, Serving], Sequence[Task]]
-    ) -> Batch:
+    async def begin(self, request: Request, asked: Received[Any], make: Make) -> Batch:
         """Queue a request; raises ApiError."""
         served = self.model(getattr(asked.body, "model", None))
         queued = _naming(await run_in_threadpool(make, asked.body, served, self.settings), asked.ignored)
@@ -84,82 +83,57 @@ class Server:
             each.user = each.user._replace(key=request.scope.get(USED_KEY, KEYLESS))
             if self._prompts:
                 self._log(f"prompt: {served.model.target.tokenizer.decode(list(each.ids))}")
-        return Batch(queued, self.scheduler, Wanted(queued[0].told, queued[0].made))
+        return Batch(queued, self.scheduler)
 
-    async def chat(self, request: Request) -> Response:
-        """Answer a conversation."""
-        asked = await self.received(request, p.ChatRequest)
-        batch = await self.begin(request, asked, tasks.chat_tasks)
-        form = Chat(batch, batch.task.served.name, usage=_usage(asked.body))
-        return await self._out(request, batch, form, stream=bool(asked.body.stream))
+    def answering(self, api: Api) -> Endpoint:
+        """The endpoint of an API."""
 
-    async def complete(self, request: Request) -> Response:
-        """Go on with texts."""
-        asked = await self.received(request, p.CompletionRequest)
-        batch = await self.begin(request, asked, tasks.completion_tasks)
-        form = Completion(batch, batch.task.served.name, usage=_usage(asked.body))
-        return await self._out(request, batch, form, stream=bool(asked.body.stream))
+        async def answer(request: Request) -> Response:
+            asked: Received[Any] = await self.received(request, api.body)
+            if api.idle is not None and (said := api.idle(asked.body)) is not None:
+                self.model(asked.body.model)
+                return Json(said)
+            batch = await self.begin(request, asked, api.make)
+            reply = api.reply(batch, asked)
+            if api.streams if asked.body.stream is None else asked.body.stream:
+                return Events(reply, self._note)
+            try:
+                if not await _read(request, batch):
+                    return Response(status_code=GONE)
+                return Json(reply.whole())
+            finally:
+                batch.close()
+                self._note(batch)
 
-    async def respond(self, request: Request) -> Response:
-        """Answer a conversation, all of which is in the request."""
-        asked = await self.received(request, p.ResponseRequest)
-        batch = await self.begin(request, asked, tasks.response_tasks)
-        form = ResponseForm(batch.answers[0], batch.task.served.name, asked)
-        return await self._out(request, batch, form, stream=bool(asked.body.stream))
-
-    async def messages(self, request: Request) -> Response:
-        """Answer a conversation in Anthropic's form."""
-        asked = await self.received(request, anthropic_bodies.MessagesRequest)
-        batch = await self.begin(request, asked, anthropic.messages_tasks)
-        form = anthropic.Messages(batch.answers[0], batch.task.served.name)
-        return await self._out(request, batch, form, stream=bool(asked.body.stream))
+        return answer
 
     async def count_tokens(self, request: Request) -> Json:
-        """How many tokens a conversation in Anthropic's form has."""
+        """Count the tokens of a conversation in Anthropic's form."""
         asked = await self.received(request, anthropic_bodies.CountRequest)
         served = self.model(asked.body.model)
         (task,) = await run_in_threadpool(anthropic.messages_tasks, asked.body, served, self.settings)
         return Json({"input_tokens": len(task.ids)})
-
-    async def ollama_chat(self, request: Request) -> Response:
-        """Answer a conversation in Ollama's form; without messages, say that the model is loaded."""
-        asked = await self.received(request, ollama_bodies.OllamaChat)
-        if not asked.body.messages:
-            return Json(ollama.loaded(self.model(asked.body.model).name, chat=True))
-        batch = await self.begin(request, asked, ollama.chat_of)
-        form = ollama.Lines(batch.answers[0], asked.body.model, chat=True)
-        return await self._out(request, batch, form, stream=asked.body.stream is not False)
-
-    async def ollama_generate(self, request: Request) -> Response:
-        """Answer a prompt in Ollama's form; without one, say that the model is loaded."""
-        asked = await self.received(request, ollama_bodies.OllamaGenerate)
-        if not asked.body.prompt:
-            return Json(ollama.loaded(self.model(asked.body.model).name, chat=False))
-        batch = await self.begin(request, asked, ollama.generate_of)
-        form = ollama.Lines(batch.answers[0], asked.body.model, chat=False)
-        return await self._out(request, batch, form, stream=asked.body.stream is not False)
 
     async def ollama_show(self, request: Request) -> Json:
         """A target in Ollama's form."""
         asked = await self.received(request, ollama_bodies.OllamaShow)
         return Json(ollama.shown(self.model(asked.body.model or asked.body.name)))
 
-    async def ollama_tags(self) -> Json:
-        """The targets in Ollama's form."""
-        self.model(None)
-        return Json({"models": [ollama.listed(one) for one in self.scheduler.served]})
+    def listing(self, key: str, tell: Callable[[ServedModel], dict[str, Any]], **beside: str) -> Endpoint:
+        """An endpoint that lists the targets."""
 
-    async def ollama_ps(self) -> Json:
-        """The targets that are loaded, which are all."""
-        self.model(None)
-        return Json({"models": [ollama.listed(one, running=True) for one in self.scheduler.served]})
+        async def listed() -> Json:
+            self.model(None)
+            return Json({**beside, key: [tell(one) for one in self.scheduler.served]})
+
+        return listed
 
     async def version_of(self) -> Json:
         """The version, where clients of Ollama look for one."""
         return Json({"version": version("omnidraft")})
 
     async def props(self) -> Json:
-        """What llama-server tells of its model."""
+        """The model's properties, as llama-server has them."""
         served = self.model(None)
         target = served.model.target
         return Json(
@@ -182,14 +156,9 @@ class Server:
         with served.lock:
             return Json({"prompt": str(served.model.target.tokenizer.decode(list(task.ids)))})
 
-    async def models(self) -> Json:
-        """The targets."""
-        self.model(None)
-        return Json({"object": "list", "data": [self._model(one) for one in self.scheduler.served]})
-
     async def one_model(self, model: str) -> Json:
         """A target."""
-        return Json(self._model(self.model(model)))
+        return Json(self.one(self.model(model)))
 
     async def tokenize(self, request: Request) -> Json:
         """Token ids of a text."""
@@ -210,11 +179,7 @@ class Server:
         """The text of token ids."""
         body = (await self.received(request, p.DetokenizeRequest)).body
         served = self.model(body.model)
-        size = len(served.model.vocab.tokens)
-        if wrong := [place for place, token in enumerate(body.tokens) if token >= size]:
-            where = f"tokens[{wrong[0]}]"
-            fix = f"the target has ids below {size}: use those of /tokenize"
-            raise ApiError(400, f"{where} is {body.tokens[wrong[0]]}; {fix}", param=where, code="invalid_value")
+        tasks.check_ids(body.tokens, len(served.model.vocab.tokens), "tokens")
 
         def text() -> str:
             with served.lock:
@@ -223,7 +188,7 @@ class Server:
         return Json({"content": await run_in_threadpool(text)})
 
     async def health(self) -> Json:
-        """Whether requests are answered: 503 while models are loaded, and when they cannot be used any more."""
+        """The state of the server: 503 while models are loaded, and when they cannot be used any more."""
         self.model(None)
         return Json({"status": "ok"})
 
@@ -240,39 +205,27 @@ class Server:
         return Json({"models": models, "uptime_s": time.time() - self._born})
 
     async def report(self, model: Annotated[str | None, Query()] = None) -> Json:
-        """What `omnidraft inspect` says of a target and its drafter."""
+        """The report of `omnidraft inspect` on a target and its drafter."""
         try:
             return Json(await run_in_threadpool(self.model(model).report))
         except InputError as error:
             raise of_input(error, "model") from error
 
-    async def _out(self, request: Request, batch: Batch, form: Form, *, stream: bool) -> Response:
-        if stream:
-            return Events(form.events(), batch, self._note, LINES if isinstance(form, ollama.Lines) else EVENTS)
-        try:
-            if not await _read(request, batch):
-                return Response(status_code=GONE)
-            return Json(form.whole())
-        finally:
-            batch.close()
-            self._note(batch)
-
     def _note(self, batch: Batch) -> None:
         for answer in batch.answers:
             self._log(_line(answer))
 
-    def _model(self, one: Served) -> dict[str, Any]:
+    def one(self, one: ServedModel) -> dict[str, Any]:
+        """A target as OpenAI's list has it."""
         return {"id": one.name, "object": "model", "created": int(self._born), "owned_by": "omnidraft"}
 
 
 class Events(StreamingResponse):
     """An answer piece by piece; a client that goes away ends it."""
 
-    def __init__(
-        self, events: AsyncIterator[bytes], batch: Batch, note: Callable[[Batch], None], media_type: str
-    ) -> None:
-        super().__init__(events, media_type=media_type)
-        self._batch, self._note = batch, note
+    def __init__(self, reply: Reply, note: Callable[[Batch], None]) -> None:
+        super().__init__(reply.stream(), media_type=reply.media_type)
+        self._batch, self._note = reply.batch, note
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -324,42 +277,91 @@ def _usage(body: base.Options) -> bool:
     return bool(body.stream_options and body.stream_options.include_usage)
 
 
-def _answering(server: Server) -> Iterator[tuple[str, Any, type[base.Body]]]:
+class Api(NamedTuple):
+    """An endpoint that answers: its body, the tasks of one, and the reply."""
+
+    about: str
+    body: type[base.Body]
+    make: Make
+    reply: Callable[[Batch, Received[Any]], Reply]
+    streams: bool = False  # where the body does not say
+    idle: Callable[[Any], dict[str, Any] | None] | None = None  # what is said to a body with nothing to answer
+
+
+APIS = {
+    "/chat/completions": Api(
+        "Answer a conversation",
+        p.ChatRequest,
+        tasks.chat_tasks,
+        lambda batch, asked: Chat(batch, usage=_usage(asked.body)),
+    ),
+    "/completions": Api(
+        "Continue texts",
+        p.CompletionRequest,
+        tasks.completion_tasks,
+        lambda batch, asked: Completion(batch, usage=_usage(asked.body)),
+    ),
+    "/responses": Api(
+        "Answer a conversation, all of which is in the request", p.ResponseRequest, tasks.response_tasks, ResponseForm
+    ),
+    "/messages": Api(
+        "Answer a conversation in Anthropic's form",
+        anthropic_bodies.MessagesRequest,
+        anthropic.messages_tasks,
+        lambda batch, _: anthropic.Messages(batch),
+    ),
+}
+OLLAMA = {
+    "/api/chat": Api(
+        "Answer a conversation in Ollama's form; without messages, say that the model is loaded",
+        ollama_bodies.OllamaChat,
+        ollama.chat_of,
+        lambda batch, asked: ollama.Lines(batch, asked.body.model, chat=True),
+        streams=True,
+        idle=lambda body: None if body.messages else ollama.loaded(body.model, chat=True),
+    ),
+    "/api/generate": Api(
+        "Answer a prompt in Ollama's form; without one, say that the model is loaded",
+        ollama_bodies.OllamaGenerate,
+        ollama.generate_of,
+        lambda batch, asked: ollama.Lines(batch, asked.body.model, chat=False),
+        streams=True,
+        idle=lambda body: None if body.prompt else ollama.loaded(body.model, chat=False),
+    ),
+}
+
+
+def _answering(server: Server) -> Iterator[tuple[str, Any, type[base.Body], str | None]]:
     """The routes that take a body; OpenAI's and Anthropic's without /v1, too."""
-    for path, endpoint, kind in (
-        ("/chat/completions", server.chat, p.ChatRequest),
-        ("/completions", server.complete, p.CompletionRequest),
-        ("/responses", server.respond, p.ResponseRequest),
-        ("/messages", server.messages, anthropic_bodies.MessagesRequest),
-        ("/messages/count_tokens", server.count_tokens, anthropic_bodies.CountRequest),
-    ):
-        yield f"/v1{path}", endpoint, kind
-        yield path, endpoint, kind
-    yield "/api/chat", server.ollama_chat, ollama_bodies.OllamaChat
-    yield "/api/generate", server.ollama_generate, ollama_bodies.OllamaGenerate
-    yield "/api/show", server.ollama_show, ollama_bodies.OllamaShow
-    yield "/tokenize", server.tokenize, p.TokenizeRequest
-    yield "/detokenize", server.detokenize, p.DetokenizeRequest
-    yield "/apply-template", server.apply_template, p.ChatRequest
+    for start in ("/v1", ""):
+        for path, api in APIS.items():
+            yield f"{start}{path}", server.answering(api), api.body, api.about
+        yield f"{start}/messages/count_tokens", server.count_tokens, anthropic_bodies.CountRequest, None
+    for path, api in OLLAMA.items():
+        yield path, server.answering(api), api.body, api.about
+    yield "/api/show", server.ollama_show, ollama_bodies.OllamaShow, None
+    yield "/tokenize", server.tokenize, p.TokenizeRequest, None
+    yield "/detokenize", server.detokenize, p.DetokenizeRequest, None
+    yield "/apply-template", server.apply_template, p.ChatRequest, None
 
 
 def _telling(server: Server) -> Iterator[tuple[str, Any]]:
     """The routes that only tell something."""
     for start in ("/v1", ""):
-        yield f"{start}/models", server.models
+        yield f"{start}/models", server.listing("data", server.one, object="list")
         yield f"{start}/models/{{model:path}}", server.one_model
         yield f"{start}/health", server.health
     yield "/metrics", server.prometheus
     yield "/stats", server.stats
     yield "/report", server.report
     yield "/props", server.props
-    yield "/api/tags", server.ollama_tags
-    yield "/api/ps", server.ollama_ps
+    yield "/api/tags", server.listing("models", ollama.listed)
+    yield "/api/ps", server.listing("models", partial(ollama.listed, running=True))
     yield "/api/version", server.version_of
 
 
 def make_app(server: Server, start: Callable[[], None], most: int) -> FastAPI:
-    """The application, for at most so many requests at once; `start` begins to load the models when it is up."""
+    """The application, for at most `most` requests at once; `start` begins to load the models when it is up."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -372,8 +374,8 @@ def make_app(server: Server, start: Callable[[], None], most: int) -> FastAPI:
     app.openapi = described(app.openapi)  # type: ignore[method-assign]
     post: dict[str, Any] = {"methods": ["POST"], "responses": REFUSALS}
     get: dict[str, Any] = {"methods": ["GET"], "responses": {code: REFUSALS[code] for code in (401, 403, 404, 503)}}
-    for path, endpoint, kind in _answering(server):
-        app.add_api_route(path, endpoint, **post, openapi_extra=taking(kind))
+    for path, endpoint, kind, about in _answering(server):
+        app.add_api_route(path, endpoint, **post, summary=about, openapi_extra=taking(kind))
     for path, endpoint in _telling(server):
         app.add_api_route(path, endpoint, **get)
         app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)
@@ -388,6 +390,7 @@ def make_app(server: Server, start: Callable[[], None], most: int) -> FastAPI:
             allow_origin_regex=server.settings.origins,
             allow_methods=["GET", "HEAD", "POST"],
             allow_headers=["*"],
+            allow_private_network=True,
             expose_headers=["retry-after"],
         )
     return app

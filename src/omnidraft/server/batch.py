@@ -1,22 +1,16 @@
-"""The answers of one request: one, or several to each of its prompts, made side by side."""
+"""The answers of one request: one, or several to each of its prompts, made side by side; and how they go out."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
 
 from omnidraft.server.answers import Answer, Delta
-from omnidraft.server.errors import ApiError
-from omnidraft.server.scheduler import Scheduler, Task
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """How many answers to each prompt are made, and how many of them, the likeliest, are told."""
-
-    told: int = 1
-    made: int = 1
+from omnidraft.server.errors import ApiError, to_json
+from omnidraft.server.scheduler import Event, Scheduler, Task
 
 
 class Batch:
@@ -26,20 +20,32 @@ class Batch:
     differ: one is made, and told as often as it is asked for.  Raises ApiError where they cannot all wait.
     """
 
-    def __init__(self, tasks: Sequence[Task], scheduler: Scheduler, wanted: Wanted) -> None:
-        self._told = wanted.told
+    def __init__(self, tasks: Sequence[Task], scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
         self._groups: list[list[Answer]] = []
+        self._events: asyncio.Queue[tuple[Answer, Event]] = asyncio.Queue()  # no longer than the answers
         try:
             for task in tasks:
                 group: list[Answer] = []
                 self._groups.append(group)
-                for number in range(1 if task.greedy else wanted.made):
+                for number in range(1 if task.greedy else task.made):
                     seed = (task.options["seed"] + number) % 2**64
-                    own = task if number == 0 else replace(task, options={**task.options, "seed": seed})
-                    group.append(Answer(own, scheduler, after=group[0] if group else None))
+                    own = task if number == 0 else replace(task, options={**task.options, "seed": seed}, first=task)
+                    group.append(self._queued(own))
         except ApiError:
             self.close()
             raise
+
+    def _queued(self, task: Task) -> Answer:
+        answer, loop = Answer(task), asyncio.get_running_loop()
+
+        def send(event: Event) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._events.put_nowait, (answer, event))
+
+        task.send = send
+        self._scheduler.submit(task)
+        return answer
 
     @property
     def answers(self) -> list[Answer]:
@@ -59,46 +65,76 @@ class Batch:
     @property
     def choices(self) -> list[Answer]:
         """The answers that are told, by their numbers; of more than those the likeliest, once they are complete."""
-        found: list[Answer] = []
+        told, found = self.task.told, list[Answer]()
         for group in self._groups:
             best = group
-            if len(group) > self._told:
+            if len(group) > told:
                 best = sorted(group, key=lambda answer: answer.likelihood, reverse=True)
-            found += (best * self._told)[: self._told] if len(group) == 1 else best[: self._told]
+            found += (best * told)[:told] if len(group) == 1 else best[:told]
         return found
 
     async def deltas(self) -> AsyncIterator[tuple[Answer, Delta]]:
-        """What comes of each answer; raises ApiError, of the first that fails."""
-        if len(answers := self.answers) == 1:
-            async for delta in answers[0].deltas():
-                yield answers[0], delta
-            return
-        told: asyncio.Queue[tuple[Answer, Delta] | BaseException | None] = asyncio.Queue()
-
-        async def read(answer: Answer) -> None:
-            try:
-                async for delta in answer.deltas():
-                    told.put_nowait((answer, delta))
-                told.put_nowait(None)
-            except ApiError as error:
-                told.put_nowait(error)
-
-        reading = [asyncio.ensure_future(read(answer)) for answer in answers]
-        try:
-            left = len(reading)
-            while left:
-                found = await told.get()
-                if isinstance(found, BaseException):
-                    raise found
-                if found is None:
-                    left -= 1
-                else:
-                    yield found
-        finally:
-            for each in reading:
-                each.cancel()
+        """One delta of an answer a round, and one at its end; raises ApiError, of the first that fails."""
+        left = len(self.answers)
+        while left:
+            answer, event = await self._events.get()
+            if isinstance(event, ApiError):
+                raise event
+            delta = answer.take(event)
+            left -= answer.done is not None
+            yield answer, delta
 
     def close(self) -> None:
         """Have those end that are not complete; to be called in any case."""
         for answer in self.answers:
-            answer.close()
+            if answer.done is None:
+                self._scheduler.cancel(answer.task)
+
+
+class Reply(ABC):
+    """The reply to a request, in the format of an API."""
+
+    media_type: ClassVar[str] = "text/event-stream"
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self.answer = batch.answers[0]
+        self.model = batch.task.served.name
+
+    @abstractmethod
+    def whole(self) -> dict[str, Any]:
+        """The body for complete answers."""
+
+    def begin(self) -> Iterable[bytes]:
+        """The first part of a stream."""
+        return ()
+
+    @abstractmethod
+    def add(self, answer: Answer, delta: Delta) -> Iterable[bytes]:
+        """The part of a stream for a delta."""
+
+    @abstractmethod
+    def end(self) -> Iterable[bytes]:
+        """The last part of a stream, once the answers are complete."""
+
+    @abstractmethod
+    def fail(self, error: ApiError) -> bytes:
+        """The last part of a stream that is cut."""
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        """The answers as they are made."""
+        try:
+            for each in self.begin():
+                yield each
+            async for answer, delta in self.batch.deltas():
+                for each in self.add(answer, delta):
+                    yield each
+            for each in self.end():
+                yield each
+        except ApiError as error:
+            yield self.fail(error)
+
+
+def event(body: Mapping[str, Any], name: str = "") -> bytes:
+    """A server-sent event."""
+    return (f"event: {name}\n".encode() if name else b"") + b"data: " + to_json(body) + b"\n\n"

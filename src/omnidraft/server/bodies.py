@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect
 from omnidraft.server import anthropic_bodies, ollama_bodies
 from omnidraft.server import protocol as p
 from omnidraft.server import protocol_base as base
-from omnidraft.server.errors import LONGEST, ApiError, as_json
+from omnidraft.server.errors import MAX_SHOWN, ApiError, as_json
 from omnidraft.server.parameters import RULES, TEXT_ALONE, settled
 
 BodyT = TypeVar("BodyT", bound=base.Body)
@@ -38,30 +38,15 @@ KINDS: Mapping[type[base.Body], str] = {
 # clients that set no type of their own send the last two
 TYPES = re.compile(r"application/(?:[\w.+-]+\+)?json|text/json|text/plain|application/x-www-form-urlencoded|")
 ENCODINGS = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # with the windows that zlib wants for them
-NESTED = 500  # objects and lists in each other that a body may hold
-TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
 MEDIA = re.compile(r"(?:input_|output_)?(?:image|audio|video|file|document|media)(?:_url)?")
 NAMED = {kind: key for key, kind in base.NAMED.items()}
-EXPECTED = {
-    "string_type": "a string",
-    "int_type": "an integer",
-    "int_from_float": "an integer",
-    "int_parsing_size": "an integer",
-    "float_type": "a number",
-    "finite_number": "a finite number",
-    "bool_type": "true or false",
-    "list_type": "a list",
-    "dict_type": "an object",
-    "model_type": "an object",
-    "model_attributes_type": "an object",
-}
+OBJECT = ("dict_type", "model_type", "model_attributes_type")
 WORDS = {
     "extra_forbidden": ("is not supported: leave it out", "unsupported_parameter"),
     "missing": ("is missing: give it", "missing_required_parameter"),
     "string_too_short": ("is empty: leave it out", "invalid_value"),
+    "int_parsing_size": ("is too large an integer: use a smaller one", "invalid_value"),
 }
-BOUNDS = {"greater_than_equal": ("ge", "at least"), "less_than_equal": ("le", "at most")}
-BOUNDS |= {"greater_than": ("gt", "above"), "less_than": ("lt", "below")}
 
 
 @dataclass(frozen=True)
@@ -120,7 +105,7 @@ def _path(place: Sequence[str | int]) -> str:
         if isinstance(part, int):
             path += f"[{part}]"
         elif not part.startswith("~"):  # a tag of a union, which is no part of the body
-            path += f".{part[:LONGEST]}" if path else part[:LONGEST]
+            path += f".{part[:MAX_SHOWN]}" if path else part[:MAX_SHOWN]
     return path
 
 
@@ -162,62 +147,43 @@ def _parsed(data: bytes) -> Any:
         at = f"line {error.lineno}, column {error.colno}, character {error.pos}"
         raise ApiError(400, f"the body is no JSON at {at}: {error.msg}", code="invalid_json") from error
     except RecursionError as error:
-        raise ApiError(
-            400, f"the body is nested too deeply {_deep(text)}: make it flatter", code="invalid_json"
-        ) from error
+        raise ApiError(400, "the body is nested too deeply: make it flatter", code="invalid_json") from error
     except ValueError as error:  # an integer of thousands of digits
         raise ApiError(400, "the body holds too long an integer: shorten it", code="invalid_json") from error
 
 
-def _deep(text: str) -> str:
-    """The place where a body is nested too deeply."""
-    depth = 0
-    for found in TOKENS.finditer(text):
-        depth += (found[0] in ("[", "{")) - (found[0] in ("]", "}"))
-        if depth > NESTED:
-            before = text[: found.start()]
-            column = found.start() - before.rfind("\n")
-            return f"at line {before.count(chr(10)) + 1}, column {column}, character {found.start()}"
-    return "to be read"
-
-
 def _refusal(error: Mapping[str, Any]) -> ApiError:
     """The 400 for the first thing that is wrong in a body."""
-    kind, value, context = error["type"], error["input"], error.get("ctx", {}) | {"allowed": error["msg"]}
+    kind, value = error["type"], error["input"]
     path = _path(error["loc"])
     if kind in NAMED and isinstance(value, dict):
         path = f"{path}.{NAMED[kind]}"
         kind, value = (kind, value[NAMED[kind]]) if NAMED[kind] in value else ("missing", value)
     elif kind in NAMED:
         kind = "model_type"
-    what, code = _fault(kind, value, context)
+    what, code = _fault(kind, value, error["msg"], error.get("ctx", {}))
     return ApiError(400, f"{path} {what}", param=path, code=code)
 
 
-def _fault(kind: str, value: Any, context: Mapping[str, Any]) -> tuple[str, str]:
-    """What is wrong with a value, as what follows its path, and the code of that."""
+def _fault(kind: str, value: Any, message: str, context: Mapping[str, Any]) -> tuple[str, str]:
+    """The text that follows a wrong value's path, and the code of the error."""
     found, code = as_json(value), "invalid_value"
     if kind in WORDS:
-        what, code = WORDS[kind]
-    elif kind in NAMED and isinstance(value, str) and MEDIA.fullmatch(value):
-        what, code = f"is {found}; {TEXT_ALONE}", "unsupported_value"
-    elif kind in EXPECTED or kind == base.OF_KIND or kind in NAMED:
-        what = f"is {found}; it must be {EXPECTED.get(kind) or context['allowed']}"
-        code = code if kind in NAMED and isinstance(value, str) else "invalid_type"
-    elif kind in BOUNDS:
-        name, word = BOUNDS[kind]
-        what = f"is {found}; it must be {word} {context[name]:.15g}"
-    elif kind in ("too_long", "too_short"):
+        return WORDS[kind]
+    if kind in NAMED and isinstance(value, str) and MEDIA.fullmatch(value):
+        return f"is {found}; {TEXT_ALONE}", "unsupported_value"
+    if kind in ("too_long", "too_short"):
         many = kind == "too_long"
         bound = f"at most {context['max_length']}" if many else f"at least {context['min_length']}"
-        what = f"holds {len(value)}; it must hold {bound}: send {'fewer' if many else 'more'}"
-    elif kind == "literal_error":
-        what = f"is {found}; it must be {context['expected']}"
-    elif kind == "string_pattern_mismatch":
-        what = f"is {found}; it must match {context['pattern']}"
+        return f"holds {len(value)}; it must hold {bound}: send {'fewer' if many else 'more'}", code
+    if kind == "value_error":  # of a check of our own
+        return f"is not usable: {context.get('error', 'change it')}", code
+    wrong = kind.endswith(("_type", "_float", "_number"))
+    if kind in NAMED or kind == base.OF_KIND:  # whose message is what it may be
+        what, wrong = f"be {message}", kind == base.OF_KIND or not isinstance(value, str)
     else:
-        what = f"is not usable: {context.get('error', 'change it')}"  # of a check of our own
-    return what, code
+        what = "be an object" if kind in OBJECT else message.partition(" should ")[2]
+    return f"is {found}; it must {what}", "invalid_type" if wrong else code
 
 
 # ---------------------------------------------------------------- for the description of the server

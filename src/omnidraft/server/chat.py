@@ -4,81 +4,61 @@ from __future__ import annotations
 
 import secrets
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
 
-from omnidraft.server.answers import Answer, Delta, TokenInfo
-from omnidraft.server.batch import Batch
-from omnidraft.server.errors import ApiError, to_json
-
-END = b"data: [DONE]\n\n"
+from omnidraft.server.answers import Answer, Delta, TokenInfo, timings
+from omnidraft.server.batch import Batch, Reply, event
+from omnidraft.server.errors import ApiError
 
 
-class Choice(ABC):
-    """The form of one answer among those of a request, of which `ChatChoice` and `TextChoice` are two."""
+class Choices(Reply):
+    """The form of the answers to a request, each a choice with a number."""
 
-    def __init__(self, answer: Answer) -> None:
-        self.answer = answer
+    prefix: ClassVar[str]
+    body: ClassVar[str]  # the `object` of a body, and of a chunk
+    chunk: ClassVar[str]
 
-    @abstractmethod
-    def whole(self) -> dict[str, Any]:
-        """A complete answer."""
-
-    @abstractmethod
-    def first(self) -> list[dict[str, Any]]:
-        """What comes before any delta."""
-
-    @abstractmethod
-    def chunks(self, delta: Delta) -> list[dict[str, Any]]:
-        """What comes with a delta."""
-
-    @abstractmethod
-    def last(self) -> dict[str, Any]:
-        """The end, with its reason."""
-
-
-class Form(ABC):
-    """The form of the answers to a request, of which `Chat` and `Completion` are two."""
-
-    prefix: str
-    choice: type[Choice]
-
-    def __init__(self, batch: Batch, model: str, *, usage: bool = False) -> None:
-        self.batch = batch
+    def __init__(self, batch: Batch, *, usage: bool = False) -> None:
+        super().__init__(batch)
         self._usage = usage  # a chunk of its own at the end
-        self._head = {"id": f"{self.prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
+        self._head = {"id": f"{self.prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": self.model}
+        self._told = batch.choices  # of a stream
 
     @abstractmethod
-    def kind(self, *, stream: bool) -> str:
-        """The `object` of a body, or of a chunk."""
+    def choice(self, at: int, answer: Answer) -> dict[str, Any]:
+        """A complete answer, with its number."""
+
+    @abstractmethod
+    def chunks(self, at: int, delta: Delta) -> list[dict[str, Any]]:
+        """The chunks of a delta of the answer with this number."""
+
+    @abstractmethod
+    def last(self, at: int) -> dict[str, Any]:
+        """The last chunk of the answer with this number."""
 
     def whole(self) -> dict[str, Any]:
-        """The body for complete answers."""
-        choices = [{"index": at, **self.choice(answer).whole()} for at, answer in enumerate(self.batch.choices)]
-        return self.head(stream=False) | {"choices": choices, "usage": self.usage()} | self._beside()
+        choices = [{"index": at, **self.choice(at, answer)} for at, answer in enumerate(self.batch.choices)]
+        return self._head | {"object": self.body, "choices": choices, "usage": self.usage()} | self._beside()
 
-    async def events(self) -> AsyncIterator[bytes]:
-        """The answers as server-sent events."""
-        told = [self.choice(answer) for answer in self.batch.choices]
-        try:
-            for at, choice in enumerate(told):
-                for each in choice.first():
-                    yield self._event(at, each)
-            async for answer, delta in self.batch.deltas():
-                for at, choice in enumerate(told):
-                    if choice.answer is answer:
-                        for each in choice.chunks(delta):
-                            yield self._event(at, each, delta.trace)
-            for at, choice in enumerate(told):
-                beside = self._beside() if at == len(told) - 1 else {}
-                yield self._event(at, choice.last(), **beside)
-            if self._usage:
-                yield event(self.head(stream=True) | {"choices": [], "usage": self.usage()})
-            yield END
-        except ApiError as error:
-            yield event(error.body)
+    def add(self, answer: Answer, delta: Delta) -> Iterator[bytes]:
+        for at, told in enumerate(self._told):
+            if told is answer:
+                for each in self.chunks(at, delta):
+                    yield self._event(at, each, delta.trace)
+
+    def end(self) -> Iterator[bytes]:
+        for at in range(len(self._told)):
+            beside = self._beside() if at == len(self._told) - 1 else {}
+            yield self._event(at, self.last(at), **beside)
+        if self._usage:
+            yield event(self._head | {"object": self.chunk, "choices": [], "usage": self.usage()})
+        yield b"data: [DONE]\n\n"
+
+    def fail(self, error: ApiError) -> bytes:
+        return event(error.body)
 
     def usage(self) -> dict[str, Any]:
         """Counts of tokens: of each prompt once, and of all answers that were made."""
@@ -92,39 +72,30 @@ class Form(ABC):
             "prompt_tokens_details": {"cached_tokens": sum(each["cached"] for each in prompts)},
         }
 
-    def head(self, *, stream: bool) -> dict[str, Any]:
-        """What every body and every chunk begins with."""
-        return {**self._head, "object": self.kind(stream=stream)}
-
     def _beside(self) -> dict[str, Any]:
-        """What complete answers have of this server's own; of several, counts and times are added up."""
-        first, *others = self.batch.answers
-        beside = first.beside
-        if others:
-            total: Counter[str] = Counter()
-            for answer in self.batch.answers:
-                total.update(answer.timings)
-            for name, count in (("prompt", "prompt_n"), ("predicted", "predicted_n")):
-                spent = total[f"{name}_ms"]
-                total[f"{name}_per_token_ms"] = spent / max(total[count], 1)  # type: ignore[assignment]
-                total[f"{name}_per_second"] = 1e3 * total[count] / spent if spent else 0  # type: ignore[assignment]
-            beside["timings"] = dict(total)
-            if total["draft_n"] and "drafting" in beside.get("omnidraft", {}):
-                del beside["omnidraft"]["drafting"]
+        """Fields of complete answers that only this server has; of several, counts and times are added up."""
+        beside, answers = self.answer.beside, self.batch.answers
+        if len(answers) > 1:
+            beside["timings"] = timings(answers)
+            if beside["timings"]["draft_n"]:
+                beside.get("omnidraft", {}).pop("drafting", None)
         return beside
 
     def _event(self, at: int, choice: dict[str, Any], trace: dict[str, Any] | None = None, **beside: Any) -> bytes:
-        chunk = self.head(stream=True) | {"choices": [{"index": at, "finish_reason": None, **choice}]} | beside
+        chunk = (
+            self._head | {"object": self.chunk, "choices": [{"index": at, "finish_reason": None, **choice}]} | beside
+        )
         if self._usage:
             chunk["usage"] = None
         return event(chunk if trace is None else chunk | {"omnidraft": trace})
 
 
-class ChatChoice(Choice):
-    """A chat completion's message."""
+class Chat(Choices):
+    """Chat completions."""
 
-    def whole(self) -> dict[str, Any]:
-        answer = self.answer
+    prefix, body, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def choice(self, at: int, answer: Answer) -> dict[str, Any]:  # noqa: ARG002
         message: dict[str, Any] = {"role": "assistant", "content": answer.content, "refusal": None}
         if answer.reasoning:
             message["reasoning_content"] = answer.reasoning
@@ -135,14 +106,15 @@ class ChatChoice(Choice):
         logprobs = self._logprobs(answer.logprobs) if answer.task.tells_logprobs else None
         return {"message": message, "logprobs": logprobs, "finish_reason": answer.finish}
 
-    def first(self) -> list[dict[str, Any]]:
-        return [{"delta": {"role": "assistant", "content": ""}}]
+    def begin(self) -> Iterator[bytes]:
+        for at in range(len(self._told)):
+            yield self._event(at, {"delta": {"role": "assistant", "content": ""}})
 
-    def chunks(self, delta: Delta) -> list[dict[str, Any]]:
+    def chunks(self, at: int, delta: Delta) -> list[dict[str, Any]]:
         made: list[dict[str, Any]] = []
         if delta.reasoning:
             made.append({"delta": {"reasoning_content": delta.reasoning}})
-        logprobs = delta.logprobs if self.answer.task.tells_logprobs else ()
+        logprobs = delta.logprobs if self.batch.task.tells_logprobs else ()
         if delta.content or logprobs or (delta.trace is not None and not delta.reasoning):
             choice: dict[str, Any] = {"delta": {"content": delta.content}}
             if logprobs:
@@ -153,59 +125,50 @@ class ChatChoice(Choice):
             if piece.name is None:
                 call: dict[str, Any] = {"function": function}
             else:
-                call = _call(self.answer.call_ids[piece.index], {"name": piece.name, **function})
+                call = _call(self._told[at].call_ids[piece.index], {"name": piece.name, **function})
             made.append({"delta": {"tool_calls": [{"index": piece.index, **call}]}})
         return made
 
-    def last(self) -> dict[str, Any]:
-        return {"delta": {}, "finish_reason": self.answer.finish}
+    def last(self, at: int) -> dict[str, Any]:
+        return {"delta": {}, "finish_reason": self._told[at].finish}
 
     def _logprobs(self, infos: Sequence[TokenInfo]) -> dict[str, Any]:
-        content = [info.as_dict() | {"top_logprobs": [each.as_dict() for each in info.top]} for info in infos]
-        return {"content": content, "refusal": None}
+        return {"content": [info.as_dict() for info in infos], "refusal": None}
 
 
-class Chat(Form):
-    """Chat completions."""
+class Completion(Choices):
+    """Completions of texts, each behind its prompt where that is to be repeated."""
 
-    prefix, choice = "chatcmpl", ChatChoice
+    prefix, body, chunk = "cmpl", "text_completion", "text_completion"
 
-    def kind(self, *, stream: bool) -> str:
-        return "chat.completion.chunk" if stream else "chat.completion"
+    def __init__(self, batch: Batch, *, usage: bool = False) -> None:
+        super().__init__(batch, usage=usage)
+        self._begun: set[int] = set()  # choices whose prompt was repeated
+        self._offsets: Counter[int] = Counter()  # characters of the tokens whose log-probabilities were given
 
+    def choice(self, at: int, answer: Answer) -> dict[str, Any]:
+        return self._choice(at, answer.content, answer.logprobs, answer)
 
-class TextChoice(Choice):
-    """A completion's text, behind its prompt where that is to be repeated."""
-
-    def __init__(self, answer: Answer) -> None:
-        super().__init__(answer)
-        self._offset = 0  # characters of the tokens whose log-probabilities were given
-        self._echo = answer.task.echo  # what is left to repeat
-
-    def whole(self) -> dict[str, Any]:
-        return self._choice(self.answer.content, self.answer.logprobs, self.answer.finish)
-
-    def first(self) -> list[dict[str, Any]]:
-        return []
-
-    def chunks(self, delta: Delta) -> list[dict[str, Any]]:
-        if not (delta.content or delta.logprobs or delta.trace is not None or self._echo):
+    def chunks(self, at: int, delta: Delta) -> list[dict[str, Any]]:
+        repeats = at not in self._begun and self._told[at].task.echo
+        if not (delta.content or delta.logprobs or delta.trace is not None or repeats):
             return []
-        return [self._choice(delta.content, delta.logprobs, None)]
+        return [self._choice(at, delta.content, delta.logprobs, self._told[at]) | {"finish_reason": None}]
 
-    def last(self) -> dict[str, Any]:
-        return self._choice("", (), self.answer.finish)
+    def last(self, at: int) -> dict[str, Any]:
+        return self._choice(at, "", (), self._told[at])
 
-    def _choice(self, text: str, infos: Sequence[TokenInfo], finish: str | None) -> dict[str, Any]:
-        logprobs = self._logprobs(infos) if self.answer.task.tells_logprobs else None
-        echo, self._echo = self._echo, ""
-        return {"text": echo + text, "logprobs": logprobs, "finish_reason": finish}
+    def _choice(self, at: int, text: str, infos: Sequence[TokenInfo], answer: Answer) -> dict[str, Any]:
+        logprobs = self._logprobs(at, infos) if answer.task.tells_logprobs else None
+        echo = "" if at in self._begun else answer.task.echo
+        self._begun.add(at)
+        return {"text": echo + text, "logprobs": logprobs, "finish_reason": answer.done and answer.finish}
 
-    def _logprobs(self, infos: Sequence[TokenInfo]) -> dict[str, Any]:
+    def _logprobs(self, at: int, infos: Sequence[TokenInfo]) -> dict[str, Any]:
         offsets = []
         for info in infos:
-            offsets.append(self._offset)
-            self._offset += len(info.text)
+            offsets.append(self._offsets[at])
+            self._offsets[at] += len(info.text)
         return {
             "tokens": [info.text for info in infos],
             "token_logprobs": [info.logprob for info in infos],
@@ -216,20 +179,6 @@ class TextChoice(Choice):
             ],
             "text_offset": offsets,
         }
-
-
-class Completion(Form):
-    """Completions of texts."""
-
-    prefix, choice = "cmpl", TextChoice
-
-    def kind(self, *, stream: bool) -> str:  # noqa: ARG002  the same for both
-        return "text_completion"
-
-
-def event(body: dict[str, Any]) -> bytes:
-    """A server-sent event."""
-    return b"data: " + to_json(body) + b"\n\n"
 
 
 def _call(id_: str, function: dict[str, Any]) -> dict[str, Any]:

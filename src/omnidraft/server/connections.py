@@ -7,7 +7,7 @@ from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-MOST_WAITING = 256  # connections; a new one beyond these ends the one that waited longest
+MAX_WAITING = 256  # connections; a new one beyond these ends the one that waited longest
 _Uvicorns: Any = AutoHTTPProtocol
 
 
@@ -21,7 +21,7 @@ class Connection(_Uvicorns):  # type: ignore[misc]
         super().connection_made(transport)
         self._wait()
         waiting = [each for each in self.connections if each.waits]
-        if len(waiting) > MOST_WAITING:
+        if len(waiting) > MAX_WAITING:
             min(waiting, key=lambda each: each.since).transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -35,7 +35,7 @@ class Connection(_Uvicorns):  # type: ignore[misc]
 
     @property
     def waits(self) -> bool:
-        """Whether it is open, and no request is there whole that is to be answered."""
+        """True where it is open, and has no complete request that waits for its answer."""
         cycle: Any = self.cycle
         if self.transport.is_closing():
             return False
@@ -54,5 +54,5 @@ class Connection(_Uvicorns):  # type: ignore[misc]
 
 
 def protocol(seconds: float) -> type[asyncio.Protocol]:
-    """The class of connections whose next request must begin within so many seconds."""
+    """The class of connections whose next request must begin within this time."""
     return type("Connection", (Connection,), {"seconds": seconds})

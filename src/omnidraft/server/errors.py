@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,9 +14,21 @@ from starlette.exceptions import HTTPException
 
 from omnidraft.errors import InputError
 
-LONGEST = 60  # characters of a value in a message
+MAX_SHOWN = 60  # characters of a value in a message
 BAD = 400
 RETRY_S = 2  # what a client that is sent away is asked to wait
+
+
+Paths = Sequence[tuple[str, str]]
+"""Patterns of beginnings of a chat's parameters, and what another API calls them."""
+
+
+def renamed(path: str, paths: Paths) -> str:
+    """The path of a chat's parameter as another API calls it."""
+    for pattern, own in paths:
+        if found := re.match(rf"(?:{pattern})(?!\w)", path):
+            return found.expand(own) + path[found.end() :]
+    return path
 
 
 class ApiError(Exception):
@@ -26,9 +39,13 @@ class ApiError(Exception):
         self.status, self.param = status, param
         self.code = "invalid_value" if code is None and status == BAD else code
 
-    def at(self, paths: Mapping[str, str]) -> ApiError:
-        """The same error, with the parameter as another API calls it."""
-        return ApiError(self.status, str(self), param=paths.get(self.param or "", self.param), code=self.code)
+    def at(self, paths: Paths) -> ApiError:
+        """The same error, with the parameter as another API calls it, in its message too."""
+        param, message = self.param or "", str(self)
+        own = renamed(param, paths)
+        if param and message.startswith(param):
+            message = own + message[len(param) :]
+        return ApiError(self.status, message, param=own or None, code=self.code)
 
     @property
     def body(self) -> dict[str, Any]:
@@ -90,36 +107,22 @@ def as_json(value: Any) -> str:
     if isinstance(value, list | dict):
         return "a list" if isinstance(value, list) else "an object"
     text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
-
-
-def of_query(errors: Sequence[Mapping[str, Any]]) -> ApiError:
-    """The 400 for what an address holds that is not as it should be."""
-    name = str(errors[0]["loc"][-1]) if errors else None
-    return ApiError(400, f"{name} of the address is not usable: leave it out", param=name, code="invalid_value")
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def install(app: FastAPI) -> None:
-    """Have every error of the app's routes answered in OpenAI's form."""
+    """Have every error of the app's routes answered in the form of its API."""
 
-    async def own(request: Request, error: Exception) -> Response:
-        return response(error if isinstance(error, ApiError) else INTERNAL, request.url.path)
+    async def answer(request: Request, error: Exception) -> Response:
+        headers: Mapping[str, str] = {}
+        if isinstance(error, HTTPException):
+            headers, error = error.headers or {}, ApiError(error.status_code, str(error.detail))
+        elif isinstance(error, RequestValidationError):
+            name = str(error.errors()[0]["loc"][-1])
+            error = ApiError(400, f"{name} of the address is not usable: leave it out", param=name)
+        made = response(error if isinstance(error, ApiError) else INTERNAL, request.url.path)
+        made.headers.update(headers)
+        return made
 
-    async def invalid(request: Request, error: Exception) -> Response:
-        found = of_query(error.errors() if isinstance(error, RequestValidationError) else ())
-        return response(found, request.url.path)
-
-    async def http(request: Request, error: Exception) -> Response:
-        status = error.status_code if isinstance(error, HTTPException) else 500
-        detail = str(error.detail) if isinstance(error, HTTPException) else "internal error"
-        headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
-        body = shaped(ApiError(status, detail), request.url.path)
-        return Json(body, status_code=status, headers=headers)
-
-    async def unforeseen(request: Request, _: Exception) -> Response:
-        return response(INTERNAL, request.url.path)
-
-    app.add_exception_handler(ApiError, own)
-    app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(HTTPException, http)
-    app.add_exception_handler(Exception, unforeseen)
+    for kind in (ApiError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, answer)

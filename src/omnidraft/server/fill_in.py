@@ -1,4 +1,4 @@
-"""What stands between two texts: the prompt of a target that was trained to fill in."""
+"""Fill-in-the-middle prompts, for targets that were trained on them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from omnidraft.server.errors import ApiError
-from omnidraft.server.served import Served
+from omnidraft.server.served import ServedModel
 
 
 class Marks(NamedTuple):
@@ -29,7 +29,7 @@ FAMILIES = (
 )
 
 
-def filling(served: Served, before: str, after: str) -> list[int]:
+def filling(served: ServedModel, before: str, after: str) -> list[int]:
     """Token ids of a prompt for what stands between two texts; raises ApiError for a target without such tokens."""
     tokenizer = served.model.target.tokenizer
     with served.lock:

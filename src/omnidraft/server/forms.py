@@ -26,7 +26,7 @@ GUIDED: tuple[tuple[str, Kind], ...] = (
 
 
 @dataclass(frozen=True)
-class Form:
+class ResponseFormat:
     """A kind of form with what it is made of, and its path in the body; `strict` forms are followed in every word."""
 
     kind: Kind
@@ -40,7 +40,7 @@ class Form:
         return self.path.partition(".json_schema.")[0].removesuffix(".schema")
 
 
-def form_of(body: base.Formed) -> Form | None:
+def form_of(body: base.Formed) -> ResponseFormat | None:
     """The form that a body asks for; None for free text.  Raises ApiError where it asks for two."""
     found = _formats(body.response_format, "response_format")
     for name, kind in GUIDED:
@@ -51,7 +51,7 @@ def form_of(body: base.Formed) -> Form | None:
             if (value := getattr(given, "json_" if kind == "json" else kind)) is not None:
                 found.append(_form(kind, value, f"structured_outputs.{kind}"))
         if given.json_object:
-            found.append(Form("json", ANY_OBJECT, "structured_outputs.json_object"))
+            found.append(ResponseFormat("json", ANY_OBJECT, "structured_outputs.json_object"))
     if len(found) > 1:
         said = " and ".join(each.parameter for each in found[:2])
         message = f"{said} each give the answer a form: leave one out"
@@ -59,33 +59,33 @@ def form_of(body: base.Formed) -> Form | None:
     return found[0] if found else None
 
 
-def form_of_text(given: Any) -> Form | None:
+def form_of_text(given: Any) -> ResponseFormat | None:
     """The form that `text.format` of a response asks for; None for free text."""
     if isinstance(given, base.ObjectFormat):
-        return Form("json", given.schema_ or ANY_OBJECT, "text.format.schema")
+        return ResponseFormat("json", given.schema_ or ANY_OBJECT, "text.format.schema")
     if isinstance(given, base.JsonSchema):
-        return Form("json", given.schema_, "text.format.schema", bool(given.strict))
+        return ResponseFormat("json", given.schema_, "text.format.schema", bool(given.strict))
     return None
 
 
-def _formats(given: Any, path: str) -> list[Form]:
+def _formats(given: Any, path: str) -> list[ResponseFormat]:
     if isinstance(given, base.ObjectFormat):
-        return [Form("json", given.schema_ or ANY_OBJECT, f"{path}.schema")]
+        return [ResponseFormat("json", given.schema_ or ANY_OBJECT, f"{path}.schema")]
     if isinstance(given, base.ChatSchemaFormat):
         own = given.json_schema
-        return [Form("json", own.schema_, f"{path}.json_schema.schema", bool(own.strict))]
+        return [ResponseFormat("json", own.schema_, f"{path}.json_schema.schema", bool(own.strict))]
     return []
 
 
-def _form(kind: Kind, value: Any, path: str) -> Form:
+def _form(kind: Kind, value: Any, path: str) -> ResponseFormat:
     """A form by the name of its kind, with a schema that may come as JSON; raises ApiError."""
     if kind != "json" or not isinstance(value, str):
-        return Form(kind, value, path)
+        return ResponseFormat(kind, value, path)
     try:
         schema = json.loads(value)
         if not isinstance(schema, Mapping):
             raise ValueError("it is no object: give a schema")
-        return Form(kind, plain(dict(schema)), path)
+        return ResponseFormat(kind, plain(dict(schema)), path)
     except (ValueError, RecursionError) as error:
         why = "it is no JSON" if isinstance(error, json.JSONDecodeError) else shorten(str(error), 200)
         raise ApiError(400, f"{path} is not usable: {why}", param=path, code="invalid_value") from error

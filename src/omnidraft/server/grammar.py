@@ -1,28 +1,29 @@
-"""JSON that follows a schema: a grammar of llguidance as a logits processor over the target's tokens."""
+"""Answers that follow a schema or call a function: grammars of llguidance, and one as a logits processor."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer, StructTag
+from llguidance.gbnf_to_lark import any_to_lark
 from llguidance.hf import from_tokenizer
 
 from omnidraft.errors import ConfigError
-from omnidraft.server.schemas import CLOSED, LISTS, MAPS, SINGLE, Schemas, nothing_asked
+from omnidraft.server.forms import ResponseFormat
+from omnidraft.server.schemas import ANNOTATIONS, closed, walk
 
 if TYPE_CHECKING:
-    from llguidance import LLTokenizer
-
     from omnidraft.api import OmniDraft
 
-# one way to write a value: a weak model would else fill its answer with spaces
-COMPACT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-
+# one way to write a value: a weak model would else fill its answer with spaces; keywords that it lacks are warnings
+STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": True}
 SIMPLER = ("pattern", "format")  # what can be left out for an easier schema, most often at fault
 REASONS = (  # what llguidance says in terms of its own, and what it means
     ("regex is empty: ", "a pattern is too much to follow beside what else is said of the text"),
@@ -30,11 +31,18 @@ REASONS = (  # what llguidance says in terms of its own, and what it means
     ("Failed to generate regex for", "bounds of a number are too large or too far apart"),
     ("are not disjoint", "a key could be of several of the patterns"),
     ("lookarounds not supported", "look-around, which word boundaries are too, is not supported"),
+    ("Pointer '", "it names nothing in the schema"),
+    ("is not present in a registry", "it leads out of the schema"),
+    ("circular references", "it leads back to what it is a part of"),
 )
-INTERNAL = re.compile(r"\((And|Or|Not|Regex|SearchRegex)\b|\bSome\(|<state>|fuel")
-UNKNOWN, COUNTS = "Unimplemented keys: [", "min/maxProperties only supported"
-EFFORT = 2_000_000  # characters of schemas that are tried in search of what is at fault
-TRIAL = 4_000  # of them, what a schema costs at least
+INTERNAL = re.compile(r"\((And|Or|Not|Regex|SearchRegex)\b|\bSome\(|<state>|fuel|json-schema:")
+MAX_EFFORT = 2_000_000  # characters of schemas that are tried in search of what is at fault
+MIN_TRIAL = 4_000  # of them, what a schema costs at least
+SLASH = re.compile(r"(\\.)|/", re.DOTALL)  # not behind a backslash
+CLOSED: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+Function = Mapping[str, Any]
+"""A function with a name, and parameters: a schema that `followed` made, or none."""
 
 
 class Grammar:
@@ -71,137 +79,159 @@ def tokens_of(model: OmniDraft) -> LLTokenizer:
         raise ConfigError(f"the target's tokenizer cannot follow a schema ({kind}): use another target") from error
 
 
-def grammar_of(tokens: LLTokenizer, schema: Mapping[str, Any]) -> str:
-    """The grammar of a JSON schema; raises ConfigError for one that cannot be followed, with the keyword at fault."""
-    try:
-        schemas = Schemas()
-        made = schemas.add(schema)
-        return _grammar_of(tokens, schemas, made, made)
-    except ConfigError as error:
-        raise ConfigError(f"the schema cannot be followed: {error}") from error
+# ---------------------------------------------------------------- schemas
 
 
-def call_grammar(tokens: LLTokenizer, functions: Sequence[Mapping[str, Any]]) -> str:
-    """The grammar of a call of one of these functions: its name and its arguments.
+def followed(tokens: LLTokenizer, schema: dict[str, Any], *, strict: bool = False) -> tuple[dict[str, Any], list[str]]:
+    """The schema as a grammar takes it, and the places of keywords that no grammar follows.
 
-    Raises ConfigError, with the name of the function whose parameters cannot be followed as its `option`.
+    Raises ConfigError, with the place at fault, for what cannot be followed, such keywords of a `strict` schema too.
     """
-    schemas, calls = Schemas(), []
-    for each in functions:
-        try:
-            calls.append(call_schema(each, schemas))
-        except ConfigError as error:
-            raise ConfigError(f"the parameters cannot be followed: {error}", option=each["name"]) from error
+    made = closed(schema)
+    problem, warnings = _judged(tokens, made)
+    if problem:
+        path = _at_fault(tokens, made, problem)
+        keyword = path.rpartition(".")[2]
+        remedy = f"leave the {keyword} out or simplify it" if keyword in SIMPLER else "leave it out or change it"
+        place = " ".join(path.split())[-100:]
+        raise ConfigError(f"{place}: {_reason(problem)}: {remedy}" if place else f"{_reason(problem)}: change it")
+    lacking = {keyword for each in warnings for keyword in _lacking(each)}
+    places = [f"{path}.{key}".lstrip(".") for path, part in walk(schema) for key in part if key in lacking]
+    if strict and places:
+        keyword = places[0].rpartition(".")[2]
+        raise ConfigError(f"{places[0][-100:]}: {keyword} not supported: leave it out or change it")
+    return made, places
+
+
+def _judged(tokens: LLTokenizer, schema: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """llguidance's error for a schema, and its warnings."""
     try:
-        return _grammar_of(tokens, schemas, calls[0] if len(calls) == 1 else {"anyOf": calls}, {})
-    except ConfigError:
-        for each in functions:
-            alone = Schemas()
-            try:
-                call = call_schema(each, alone)
-                _grammar_of(tokens, alone, call, call["properties"]["arguments"])
-            except ConfigError as error:
-                raise ConfigError(f"the parameters cannot be followed: {error}", option=each["name"]) from error
-        raise
+        grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=STYLE)
+        wrong, said = LLMatcher.validate_grammar_with_warnings(grammar, tokens)
+    except ValueError as error:
+        wrong, said = True, [str(error) or type(error).__name__]
+    # behind the problem comes the definition that it is in
+    return ("\n".join(said).partition("\n  while processing ")[0], []) if wrong else ("", said)
 
 
-def call_schema(function: Mapping[str, Any], schemas: Schemas) -> dict[str, Any]:
-    """The schema of a call of a function, whose parameters are added to `schemas`."""
-    given = function.get("parameters")
-    arguments = CLOSED if nothing_asked(given) else schemas.add(given)
+def _lacking(warning: str) -> list[str]:
+    """The keywords that a warning says are left out; of a `format` that only annotates, none."""
+    if warning.startswith("min/maxProperties"):
+        return ["minProperties", "maxProperties"]
+    return ["oneOf"] if warning.startswith("oneOf ") else re.findall(r'"([^"]+)"', warning)
+
+
+def _at_fault(tokens: LLTokenizer, schema: dict[str, Any], problem: str) -> str:
+    """The path of the keyword against which llguidance says the same alone; empty where it is not found in time."""
+    effort = 0
+    for path, part in reversed(list(walk(schema))):  # what is within before what is around it
+        effort += max(len(json.dumps(part)), MIN_TRIAL)
+        if effort > MAX_EFFORT:
+            break
+        if _judged(tokens, part)[0] == problem:
+            for key in sorted(part, key=lambda key: (key == "type", key not in SIMPLER)):
+                if _judged(tokens, {name: each for name, each in part.items() if name != key})[0] != problem:
+                    return f"{path}.{key}".lstrip(".")
+            return str(path)
+    return ""
+
+
+def _reason(problem: str) -> str:
+    """llguidance's error in terms of the schema."""
+    for mark, meaning in REASONS:
+        if mark in problem:
+            return meaning
+    if "regex parse error" in problem:
+        return f"a pattern cannot be read ({' '.join(problem.rpartition('error: ')[2].split())[:200]})"
+    return "it is too much for a grammar" if INTERNAL.search(problem) else " ".join(problem.split())[:200]
+
+
+# ---------------------------------------------------------------- grammars of answers, in Lark
+
+
+@dataclass(frozen=True)
+class Thought:
+    """The mark that ends the reasoning in which an answer begins; `special`: a token of its own."""
+
+    mark: str
+    special: bool
+
+
+def answer_grammar(
+    tokens: LLTokenizer, form: ResponseFormat | None, functions: Sequence[Function], thought: Thought | None
+) -> str:
+    """The grammar of an answer of a form, or of a call of one of the functions, behind reasoning.
+
+    Raises ConfigError for a form that cannot be followed.
+    """
+    calls = [_call(each, at) for at, each in enumerate(functions)]
+    answer = "form" if form is not None else "call"
+    if form is not None and form.kind == "json":  # with a call in the same schema: both begin with a brace
+        rules = f"form: {_json([_own(form.value, 'form'), *calls] if calls else [form.value])}\n"
+    else:
+        rules = ("" if form is None else _form(form)) + (f"call: {_json(calls)}\n" if calls else "")
+        answer = "form | call" if form is not None and calls else answer
+    if thought is None:
+        return _checked(tokens, f"%llguidance {{}}\nstart: {answer}\n{rules}")
+    end = thought.mark if thought.special else json.dumps(thought.mark)
+    lazy = "" if thought.special else "[lazy]"
+    own = f"answer: {answer}\nthought{lazy}: THOUGHT {end}\nTHOUGHT: /(.|\\n)*/\nSPACE: /\\n{{0,4}}/\n"
+    return _checked(tokens, f"%llguidance {{}}\nstart: thought SPACE answer\n{own}{rules}")
+
+
+def text_grammar(tokens: LLTokenizer, functions: Sequence[Function], *, special: bool) -> str:
+    """The grammar of text with calls in it, between marks, each a token of its own where they are `special`."""
+    calls = _json([_call(each, at) for at, each in enumerate(functions)])
+    rules = f"start: SPACE call SPACE\ncall: {calls}\nSPACE: /\\n?/\n"
+    tag = StructTag(trigger=OPEN, begin=OPEN, grammar=rules, end=CLOSE)
+    return _checked(tokens, StructTag.to_grammar([tag], assume_special=special))
+
+
+def _form(form: ResponseFormat) -> str:
+    """The rule `form`, unless it is JSON, with those that it needs; raises ConfigError for an unreadable grammar."""
+    if form.kind == "regex":
+        return f"form: /{SLASH.sub(lambda found: found[1] or chr(92) + '/', str(form.value))}/\n"
+    if form.kind == "choice":
+        return f"form: {' | '.join(json.dumps(each, ensure_ascii=False) for each in form.value)}\n"
+    try:
+        rules = any_to_lark(str(form.value))
+    except Exception as error:  # whatever the reader of grammars raises
+        raise ConfigError(f"the grammar cannot be read ({shorten(str(error), 200)}): change it") from error
+    lines = [line for line in rules.splitlines() if not line.startswith("%llguidance")]
+    return "\n".join(f"form{line[5:]}" if line.startswith("start:") else line for line in lines) + "\n"
+
+
+def _call(function: Function, at: int) -> dict[str, Any]:
+    """The schema of a call of a function."""
+    given = function.get("parameters") or {}
+    nothing = not given.get("required") and {*given} - ANNOTATIONS <= {"type", "required", "strict"}
+    empty = nothing and given.get("type", "object") == "object"
     return {
         "type": "object",
-        "properties": {"name": {"const": function["name"]}, "arguments": arguments},
+        "properties": {"name": {"const": function["name"]}, "arguments": CLOSED if empty else _own(given, str(at))},
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
 
 
-def _grammar_of(tokens: LLTokenizer, schemas: Schemas, made: Any, part: Any) -> str:
-    """The grammar of what was made; raises ConfigError, which names what is at fault within `part`."""
-    grammar, problem = compiled(tokens, schemas.whole(made))
-    if problem:
-        path = _Search(tokens, problem).path([("", part), *schemas.definitions()])
-        place, keyword = " ".join(".".join(path).split())[-100:], path[-1] if path else ""
-        remedy = f"leave the {keyword} out or simplify it" if keyword in SIMPLER else "leave it out or change it"
-        raise ConfigError(f"{place}: {reason(problem)}: {remedy}" if place else f"{reason(problem)}: change it")
-    return grammar
+def _own(schema: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A schema with an address of its own within another, so that its references keep their meaning."""
+    return {"$id": f"https://omnidraft.invalid/{name}", **schema}
 
 
-def compiled(tokens: LLTokenizer, schema: Mapping[str, Any]) -> tuple[str, str]:
-    """The grammar of a schema, and what llguidance says against it."""
+def _json(schemas: Sequence[Mapping[str, Any]]) -> str:
+    """What follows one of the schemas, in Lark."""
+    made = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+    return f"%json {json.dumps({**made, 'x-guidance': STYLE})}"
+
+
+def _checked(tokens: LLTokenizer, lark: str) -> str:
+    """A grammar; raises ConfigError for one that cannot be followed."""
     try:
-        grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=COMPACT)
-        problem = LLMatcher.validate_grammar(grammar, tokens)
+        made = str(lark if lark.lstrip().startswith("{") else LLMatcher.grammar_from_lark(lark))
+        problem = LLMatcher.validate_grammar(made, tokens)
     except ValueError as error:
-        grammar, problem = "", str(error) or type(error).__name__
-    return grammar, problem.partition("\n  while processing ")[0]  # then come names of definitions, made up here
-
-
-def lacking(problem: str) -> list[str]:
-    """The keywords that llguidance lacks, where that is what it says against a schema."""
-    if problem.startswith(COUNTS):
-        return ["minProperties", "maxProperties"]
-    return re.findall(r'"([^"]+)"', problem) if problem.startswith(UNKNOWN) else []
-
-
-def reason(problem: str) -> str:
-    """What llguidance says against a schema, without what it alone knows."""
-    for mark, reason in REASONS:
-        if mark in problem:
-            return reason
-    if "regex parse error" in problem:
-        return f"a pattern cannot be read ({' '.join(problem.rpartition('error: ')[2].split())[:200]})"
-    if problem.startswith(UNKNOWN):
-        keywords = re.sub(r'[]"]', "", problem.removeprefix(UNKNOWN))
-        return f"{keywords[:200]} not supported"
-    return "it is too much for a grammar" if INTERNAL.search(problem) else " ".join(problem.split())[:200]
-
-
-class _Search:
-    """Looks for the smallest part of a schema against which llguidance says the same, with bounded effort."""
-
-    def __init__(self, tokens: LLTokenizer, problem: str) -> None:
-        self._tokens, self._problem = tokens, problem
-        self._left = EFFORT
-
-    def path(self, schemas: Iterable[tuple[str, Any]]) -> list[str]:
-        """The keys that lead to the keyword at fault, in one of these schemas; none where it is not found."""
-        places = (([place] if place else [], _cut(schema)) for place, schema in schemas)
-        found = self._first(places)
-        path: list[str] = []
-        while found:
-            path, part = found
-            found = self._first(_within(path, part))
-            for key in [] if found else sorted(part, key=lambda key: (key == "type", key not in SIMPLER)):
-                if self._is_same({name: each for name, each in part.items() if name != key}) is False:
-                    return [*path, key]
-        return path
-
-    def _first(self, parts: Iterable[tuple[list[str], Any]]) -> tuple[list[str], dict[str, Any]] | None:
-        return next(((path, part) for path, part in parts if isinstance(part, dict) and self._is_same(part)), None)
-
-    def _is_same(self, part: dict[str, Any]) -> bool | None:
-        """Whether the same is said against a part alone; None where that takes too much effort."""
-        self._left -= max(len(json.dumps(part)), TRIAL)
-        return None if self._left < 0 else compiled(self._tokens, part)[1] == self._problem
-
-
-def _cut(value: Any) -> Any:
-    """A schema without what it refers to, as that is searched by itself."""
-    if isinstance(value, list):
-        return [_cut(each) for each in value]
-    if not isinstance(value, dict):
-        return value
-    return {key: _cut(each) for key, each in value.items() if key != "$ref" or not isinstance(each, str)}
-
-
-def _within(path: list[str], part: Mapping[str, Any]) -> Iterator[tuple[list[str], Any]]:
-    """The schemas right within one, with the keys that lead there."""
-    for key, value in part.items():
-        if key in MAPS and isinstance(value, dict):
-            yield from (([*path, key, name], each) for name, each in value.items())
-        elif key in LISTS and isinstance(value, list):
-            yield from (([*path, f"{key}[{number}]"], each) for number, each in enumerate(value))
-        elif key in SINGLE:
-            yield [*path, key], value
+        problem, made = str(error) or type(error).__name__, ""
+    if problem:
+        raise ConfigError(f"the form cannot be followed ({' '.join(problem.split())[:200]}): change it")
+    return made

@@ -1,4 +1,4 @@
-"""Who may use the server: the check of host, origin and key, and the limits on how large and how slow requests are."""
+"""Access to the server: the check of host, origin and key, and the limits on the size and time of requests."""
 
 from __future__ import annotations
 
@@ -94,13 +94,13 @@ class Guard:
         """Why a request is refused, if it is; else the key that it brings is noted in the scope."""
         path: str = scope["path"]
         host = headers.get("host", "")
-        name = _name(f"//{host}")
+        name, _ = _address(f"//{host}")
         # a name that is made to point here
         if self._settings.loopback and not (is_loopback(name) or name in self._settings.allowed_host):
             return ApiError(403, "the Host header names another machine: use localhost, or --allowed-host")
         origin = headers.get("origin")
         if origin is not None:
-            foreign = self._origins.fullmatch(origin) is None and _place(origin) != host
+            foreign = self._origins.fullmatch(origin) is None and _address(origin)[1] != host
         else:  # browsers leave it out of images, scripts, frames and links
             foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")
             foreign &= (path, headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) != LINK
@@ -121,17 +121,10 @@ class Guard:
         return ApiError(401, f"no or a wrong API key: {fix}", code="invalid_api_key")
 
 
-def _name(url: str) -> str:
-    """The host name of a URL; empty for none."""
+def _address(url: str) -> tuple[str, str]:
+    """The host name of a URL, and the host with its port; empty for none."""
     try:
-        return urlsplit(url).hostname or ""
+        found = urlsplit(url)
+        return found.hostname or "", found.netloc
     except ValueError:
-        return ""
-
-
-def _place(url: str) -> str:
-    """Host and port of a URL; empty for none."""
-    try:
-        return urlsplit(url).netloc
-    except ValueError:
-        return ""
+        return "", ""

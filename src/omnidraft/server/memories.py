@@ -13,13 +13,15 @@ from typing import NamedTuple
 from omnidraft.config import Drafting
 from omnidraft.counts.counts import AnswerMemory
 
-MOST = 64  # users whose answers are kept for a drafter; then one of the key with most of them is forgotten, the idlest
-TOKENS = 2**16  # of answers kept for each user: 2.3 MiB, 144 MiB of all
+MAX_USERS = (
+    64  # users whose answers are kept for a drafter; then one of the key with most of them is forgotten, the idlest
+)
+MAX_TOKENS = 2**16  # of answers kept for each user: 2.3 MiB, 144 MiB of all
 KEYLESS = -1  # the place of the key of a server without any
 
 
 class User(NamedTuple):
-    """Who asks: by the place of the API key, and by a digest of the names that the request gives; empty for none."""
+    """A user: by the place of the API key, and by a digest of the names that the request gives; empty for none."""
 
     key: int = KEYLESS
     names: bytes = b""
@@ -41,7 +43,7 @@ class Memories:
 
     def __init__(self, drafting: Drafting, own: AnswerMemory | None) -> None:
         self._own, self._counts = own, drafting.counts
-        self._tokens = 0 if drafting.reuse_answers == "request" else TOKENS
+        self._tokens = 0 if drafting.reuse_answers == "request" else MAX_TOKENS
         self._kept: OrderedDict[User, AnswerMemory] = OrderedDict()
 
     def of(self, user: User) -> AnswerMemory | None:
@@ -52,7 +54,7 @@ class Memories:
             return self._own
         memory = self._kept.pop(user, None) or AnswerMemory(self._tokens)
         self._kept[user] = memory
-        if len(self._kept) > MOST:
+        if len(self._kept) > MAX_USERS:
             # whoever has many names forgets his own, and nobody else's
             users = Counter(each.key for each in self._kept)
             most = max(users.values())

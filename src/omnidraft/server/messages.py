@@ -11,8 +11,9 @@ from typing import Any
 
 from omnidraft.errors import PromptError
 from omnidraft.server import protocol as p
-from omnidraft.server.errors import ApiError, as_json, of_input
-from omnidraft.server.served import Served
+from omnidraft.server.errors import ApiError, of_input
+from omnidraft.server.options import agreed
+from omnidraft.server.served import ServedModel
 
 EFFORT = "reasoning_effort"
 
@@ -29,15 +30,15 @@ class Prompt:
     dropped: list[str] = field(default_factory=list)  # paths of what is not given to the template at all
     controls: dict[str, Any] = field(default_factory=dict)  # how the template ends
 
-    def encode(self, served: Served) -> list[int]:
+    def encode(self, served: ServedModel) -> list[int]:
         """Token ids; raises ApiError."""
         return encoded(served, self.messages, self.variables | self.controls, self.where)
 
-    def render(self, served: Served) -> str | None:
-        """What the template writes; None where it refuses."""
+    def render(self, served: ServedModel) -> str | None:
+        """The template's text; None where it refuses."""
         return rendered(served, self.messages, self.variables | self.controls)
 
-    def without_effect(self, served: Served) -> list[str]:
+    def without_effect(self, served: ServedModel) -> list[str]:
         """The paths of what the template has no place for: it writes the same text without it.
 
         For a prompt that `encode` took, and that is not too long: the template is applied once for each.
@@ -56,7 +57,7 @@ class Prompt:
         return ignored
 
 
-def encoded(served: Served, prompt: Any, template: Mapping[str, Any] | None, where: str) -> list[int]:
+def encoded(served: ServedModel, prompt: Any, template: Mapping[str, Any] | None, where: str) -> list[int]:
     """Token ids of a prompt; raises ApiError that names the parameter it is of."""
     try:
         with served.lock:
@@ -65,8 +66,8 @@ def encoded(served: Served, prompt: Any, template: Mapping[str, Any] | None, whe
         raise of_input(error, where) from error
 
 
-def rendered(served: Served, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str | None:
-    """What the template writes, without making tokens of it; None where it refuses."""
+def rendered(served: ServedModel, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str | None:
+    """The template's text, without tokenizing it; None where it refuses."""
     tokenizer: Any = served.model.target.tokenizer
     given = [dict(each) for each in messages]
     try:
@@ -149,7 +150,7 @@ def _reason(made: dict[str, Any], thoughts: Mapping[str, str], prompt: Prompt) -
 
 
 def _complete(made: dict[str, Any], message: p.Answer, path: str, prompt: Prompt) -> None:
-    """What an earlier answer has beside its text."""
+    """Add the parts of an earlier answer beside its text."""
     if message.tool_calls:
         calls = [(call.id, call.function) for call in message.tool_calls]
         made_calls = [_call(id_, function.name, function.arguments) for id_, function in calls]
@@ -211,22 +212,15 @@ def _add_effort(body: p.ChatRequest | p.ResponseRequest, prompt: Prompt) -> None
     """The effort under whichever of its names; raises ApiError where they say different things."""
     effort = body.reasoning.effort if body.reasoning is not None else None
     given = {"reasoning.effort": effort, EFFORT: getattr(body, EFFORT, None)}
-    found = {where: value for where, value in given.items() if value is not None}
-    if EFFORT in prompt.variables:
-        found[prompt.paths[EFFORT][0]] = prompt.variables[EFFORT]
-    for where, value in found.items():
-        first, other = next(iter(found.items()))
-        if value != other:
-            said = f"{first} {as_json(other)} and {where} {as_json(value)}"
-            raise ApiError(400, f"{said} contradict each other: leave one out", param=where)
-        prompt.variables[EFFORT] = value
-    if found:
-        prompt.paths[EFFORT] = [*found]
+    given[f"chat_template_kwargs.{EFFORT}"] = prompt.variables.get(EFFORT)
+    if (found := agreed(given)) is not None:
+        prompt.variables[EFFORT] = found
+        prompt.paths[EFFORT] = [where for where, value in given.items() if value is not None]
 
 
 @cache
 def _reserved() -> frozenset[str]:
-    """What `apply_chat_template` takes for itself: the template it applies, among others."""
+    """The parameters that `apply_chat_template` has itself: the template it applies, among others."""
     from transformers import PreTrainedTokenizerBase
 
     return frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) | {"messages"}

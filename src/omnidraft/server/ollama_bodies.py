@@ -4,42 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, Tag
+from pydantic import Field, Tag
 
 from omnidraft.server import protocol as p
 from omnidraft.server import protocol_base as base
-
-
-class CalledFunction(base.Body):
-    """A function and its arguments."""
-
-    name: str
-    arguments: dict[str, Any] = Field(default_factory=dict)
-
-
-class ToolCall(base.Body):
-    """A call that the model made before."""
-
-    function: CalledFunction
-
-
-class Message(base.Body):
-    """A message."""
-
-    role: Literal["system", "user", "assistant", "tool"]
-    content: str = ""
-    thinking: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    tool_name: str | None = None
-    tool_call_id: str | None = None
-
-
-class Options(BaseModel, extra="allow"):
-    """Sampling and length; what says how Ollama runs a model has no effect here."""
-
-    num_predict: int | None = None
-    stop: str | list[str] | None = None
-
 
 Format = Annotated[
     Annotated[Literal["", "json"], Tag("~string")] | Annotated[base.Schema, Tag("~object")],
@@ -49,12 +17,12 @@ Think = Annotated[Annotated[bool, Tag("~boolean")] | Annotated[str, Tag("~string
 
 
 class Asked(base.Body):
-    """What all requests have; `stream` is true without it."""
+    """Fields of all requests; `stream` is true by default."""
 
     model: str
     stream: bool | None = None
     format: Format | None = None
-    options: Options | None = None
+    options: dict[str, Any] | None = None
     think: Think | None = None
     omnidraft: base.Extension | None = None
 
@@ -62,7 +30,7 @@ class Asked(base.Body):
 class OllamaChat(Asked):
     """Body of `/api/chat`."""
 
-    messages: list[Message] = Field(default_factory=list)
+    messages: list[dict[str, Any]] = Field(default_factory=list)  # as in a chat, but for names
     tools: list[Annotated[Annotated[p.Tool, Tag("~object")] | p.Other, p.TOOL]] | None = None
 
 

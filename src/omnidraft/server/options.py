@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from omnidraft.config import MIN_TEMPERATURE, GenerationLimits, Sampling, settings_of, stop_strings
 from omnidraft.errors import ConfigError
 from omnidraft.server import protocol_base as base
-from omnidraft.server.errors import ApiError, of_input
+from omnidraft.server.errors import ApiError, as_json, of_input
 from omnidraft.server.settings import Serving
 
 SAMPLING = (
@@ -55,12 +55,17 @@ def _repetition(body: base.Options) -> dict[str, Any]:
 
 
 def one_of(body: base.Body, names: Sequence[str]) -> Any:
-    """What a body says under one of the names of one parameter; raises ApiError where two say different things."""
-    given = {name: value for name in names if (value := getattr(body, name)) is not None}
-    if len({str(value) for value in given.values()}) > 1:
-        said = " and ".join(f"{name} {value}" for name, value in given.items())
-        raise ApiError(400, f"{said} contradict each other: leave one out", param=[*given][-1], code="invalid_value")
-    return next(iter(given.values()), None)
+    """The value under one of the names of a parameter; raises ApiError where two names have different values."""
+    return agreed({name: getattr(body, name) for name in names})
+
+
+def agreed(given: Mapping[str, Any]) -> Any:
+    """The value that some parameters have, None where all are None; raises ApiError where two differ."""
+    found = {name: value for name, value in given.items() if value is not None}
+    if len({str(value) for value in found.values()}) > 1:
+        said = " and ".join(f"{name} {as_json(value)}" for name, value in found.items())
+        raise ApiError(400, f"{said} contradict each other: leave one out", param=[*found][-1])
+    return next(iter(found.values()), None)
 
 
 def length_of(body: base.Options, settings: Serving, default: int, names: Sequence[str]) -> int:
@@ -78,6 +83,6 @@ def length_of(body: base.Options, settings: Serving, default: int, names: Sequen
 
 
 def unstreamed(body: base.Options) -> list[str]:
-    """What is said of a stream where there is none."""
+    """The parameters of a stream, where there is none."""
     wanted = body.stream_options is not None and body.stream_options.include_usage
     return ["stream_options"] if wanted and not body.stream else []

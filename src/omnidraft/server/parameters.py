@@ -1,4 +1,4 @@
-"""What becomes of the parameters that `protocol` has no field for: one table, which docs/serve.md shows.
+"""Parameters that `protocol` has no field for, ignored or refused: one table, which docs/serve.md shows.
 
 What cannot change the answer is taken, and named in its `omnidraft.ignored`; what would change it is refused by name,
 but for the values that say what is done anyway.  Whatever is null is taken as not given.
@@ -27,7 +27,7 @@ class Rule:
     fix: str | None = None
 
     def allows(self, value: Any) -> bool:
-        """Whether a value asks for what is done anyway; 1 and True are two values."""
+        """True of a value that asks for what is done anyway; 1 and True are two values."""
         return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in self.same)
 
 

@@ -94,7 +94,7 @@ class Answer(Body):
 
 
 class ToolResult(Body):
-    """What a called function returned."""
+    """The result of a function call."""
 
     role: Literal["tool"]
     content: Content
@@ -135,33 +135,30 @@ def _tool(value: Any) -> str:
     return "~other" if isinstance(kind, str) and kind != "function" else f"~{KINDS.get(type(value))}"
 
 
-class ResponseChosenTool(Body):
-    """The function that is to be called."""
+class NamedFunction(Body):
+    """A function by its name."""
 
-    type: Literal["function"] = "function"
     name: str
 
 
-class ChosenTool(Body):
-    """The function that is to be called."""
-
-    type: Literal["function"]
-    function: ResponseChosenTool
-
-
-class AllowedTool(Body):
-    """One of the functions that may be called, by its name in either of two places."""
+class NamedTool(Body):
+    """A function by its name: in an object of its own in chats, beside the type in responses."""
 
     type: Literal["function"] = "function"
     name: str | None = None
-    function: ResponseChosenTool | None = None
+    function: NamedFunction | None = None
+
+    @property
+    def called(self) -> str:
+        """Its name; empty where it has none."""
+        return self.name or (self.function.name if self.function else "")
 
 
 class AllowedList(Body):
     """Functions, of which one may be called, or must."""
 
     mode: Literal["auto", "required"] = "auto"
-    tools: list[AllowedTool]
+    tools: list[NamedTool]
 
 
 class AllowedTools(Body):
@@ -170,18 +167,17 @@ class AllowedTools(Body):
     type: Literal["allowed_tools"]
     allowed_tools: AllowedList | None = None
     mode: Literal["auto", "required"] | None = None
-    tools: list[AllowedTool] | None = None
+    tools: list[NamedTool] | None = None
 
     @property
     def required(self) -> bool:
-        """Whether one must be called."""
+        """True where one must be called."""
         return (self.allowed_tools.mode if self.allowed_tools else self.mode) == "required"
 
     @property
     def names(self) -> frozenset[str]:
         """The names of those that may be called."""
-        tools = self.allowed_tools.tools if self.allowed_tools else self.tools or []
-        return frozenset(each.name or (each.function.name if each.function else "") for each in tools)
+        return frozenset(each.called for each in (self.allowed_tools.tools if self.allowed_tools else self.tools or []))
 
 
 def _choice(value: Any) -> str:
@@ -193,7 +189,10 @@ Allowed = Annotated[AllowedTools, Tag("~allowed")]
 Word = Annotated[Literal["none", "auto", "required"], Tag("~string")]
 Other = Annotated[OtherTool, Tag("~other")]
 TOOL = Discriminator(_tool, OF_KIND, "an object")
-CHOICE = Discriminator(_choice, OF_KIND, "none, auto, required, or an object that names a function")
+ToolChoice = Annotated[
+    Word | Annotated[NamedTool, Tag("~object")] | Allowed | Other,
+    Discriminator(_choice, OF_KIND, "none, auto, required, or an object that names a function"),
+]
 
 
 class ChatRequest(Formed):
@@ -206,7 +205,7 @@ class ChatRequest(Formed):
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     tools: list[Annotated[Annotated[Tool, Tag("~object")] | Other, TOOL]] | None = None
-    tool_choice: Annotated[Word | Annotated[ChosenTool, Tag("~object")] | Allowed | Other, CHOICE] | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     reasoning: Reasoning | None = None
@@ -262,7 +261,7 @@ class CallItem(Body):
 
 
 class OutputItem(Body):
-    """What a called function returned."""
+    """The result of a function call."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -333,7 +332,7 @@ class ResponseRequest(Options):
     instructions: str | None = None
     max_output_tokens: Length | None = None
     tools: list[Annotated[Annotated[ResponseTool, Tag("~object")] | Other, TOOL]] | None = None
-    tool_choice: Annotated[Word | Annotated[ResponseChosenTool, Tag("~object")] | Allowed | Other, CHOICE] | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: ResponseText | None = None
     include: list[str] | None = None  # all but log-probabilities are of what is never there

@@ -1,4 +1,4 @@
-"""What the bodies of all endpoints share: kinds of values, the options of sampling, and forms of the answer."""
+"""Parts of the bodies of all endpoints: kinds of values, sampling options, and forms of the answer."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from omnidraft.server.schemas import plain, whole
 OF_KIND, NAMED = "of_kind", {"role": "named_by_role", "type": "named_by_type"}  # errors; their message: what may be
 KINDS: dict[type, str] = {str: "string", list: "list", dict: "object", bool: "boolean", int: "number", float: "number"}
 NO_MORE: Any = {"additionalProperties": {"type": "null"}}
-LEAST = -1e4  # in place of the infinity that bars a token
+MIN_BIAS = -1e4  # in place of the infinity that bars a token
 Schema = Annotated[dict[str, Any], AfterValidator(plain)]
 
 
 def of_kind(allowed: str) -> Discriminator:
-    """Which of several types a value is of, by JSON's own types; the tags begin with ~, which no path shows."""
+    """The choice among several types by JSON's own types; the tags begin with ~, which no path shows."""
     return Discriminator(lambda value: f"~{KINDS.get(type(value))}", OF_KIND, allowed)
 
 
 def named(key: str, allowed: str, default: str = "", **same: str) -> Discriminator:
-    """Which of several kinds of objects a value is, by what it says in `key`; `same` are other words for a kind."""
+    """The choice among several kinds of objects by the value of `key`; `same` are other words for a kind."""
 
     def tag(value: Any) -> str | None:
         found = value.get(key, default) if isinstance(value, dict) else None
@@ -50,7 +50,7 @@ TopLogprobs = Annotated[int, BeforeValidator(whole), Field(ge=0, le=20)]
 
 
 class Extension(Body):
-    """What only this server has: `trace` says of each token where it comes from; the others, how it is drafted."""
+    """Parameters of drafting: `trace` says of each token where it comes from; the others, how it is drafted."""
 
     trace: bool | None = None
     draft_length: Annotated[int, BeforeValidator(whole), Field(ge=0, le=16)] | None = None  # at most
@@ -77,14 +77,14 @@ Answers = Annotated[int, BeforeValidator(whole), Field(ge=1, le=16)]
 def _biases(value: Any) -> Any:
     """Biases by token id; llama.cpp's list of pairs, where false bars a token, as the object that says the same."""
     if isinstance(value, list) and all(isinstance(each, list) and len(each) == 2 for each in value):
-        value = {token: LEAST if bias is False else bias for token, bias in value}
+        value = {token: MIN_BIAS if bias is False else bias for token, bias in value}
     if isinstance(value, dict) and all(str(token).isdecimal() and len(str(token)) < 10 for token in value):
         return {int(token): bias for token, bias in value.items()}
     raise ValueError("its keys must be ids of tokens: use those of /tokenize")
 
 
 Biases = Annotated[
-    dict[int, Annotated[float, Field(ge=LEAST, le=-LEAST)]], BeforeValidator(_biases), Field(max_length=1024)
+    dict[int, Annotated[float, Field(ge=MIN_BIAS, le=-MIN_BIAS)]], BeforeValidator(_biases), Field(max_length=1024)
 ]
 
 
@@ -104,7 +104,7 @@ class StructuredOutputs(Body):
 
 
 class Options(Body):
-    """What all endpoints that answer take; `top_k`, `min_p` and `repetition_penalty` are as in `omnidraft.generate`."""
+    """Parameters of all answers; `top_k`, `min_p` and `repetition_penalty` are as in `omnidraft.generate`."""
 
     model: str | None = None
     stream: bool | None = None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from omnidraft.server.answers import Answer, Delta, TokenInfo
+from omnidraft.server.answers import Answer, Delta
+from omnidraft.server.batch import Batch, Reply, event
 from omnidraft.server.bodies import Received
-from omnidraft.server.errors import ApiError, to_json
+from omnidraft.server.errors import ApiError
 from omnidraft.server.protocol import ResponseRequest
 
 PARTS: dict[str, dict[str, Any]] = {
@@ -18,19 +19,18 @@ PARTS: dict[str, dict[str, Any]] = {
 }
 
 
-class Response:
+class Response(Reply):
     """The form of one response: its items are reasoning, a message, and calls, in the order in which they begin."""
 
-    def __init__(self, answer: Answer, model: str, asked: Received[ResponseRequest]) -> None:
-        self.answer = answer
-        self._model, self._body, self._raw = model, asked.body, asked.raw
+    def __init__(self, batch: Batch, asked: Received[ResponseRequest]) -> None:
+        super().__init__(batch)
+        self._body, self._raw = asked.body, asked.raw
         self._id, self._created = f"resp_{secrets.token_hex(12)}", int(time.time())
         self._ids = {"message": f"msg_{secrets.token_hex(12)}", "reasoning": f"rs_{secrets.token_hex(12)}"}
         self._order: list[str] = []  # of items, by kind and a call's number
         self._number = -1
 
     def whole(self) -> dict[str, Any]:
-        """The body for a complete answer."""
         answer = self.answer
         calls = [f"call {at}" for at in range(len(answer.calls))]
         message = ["message"] if answer.content or not calls else []
@@ -40,32 +40,29 @@ class Response:
         done = self.answer.finish != "length"
         return self._body_of("completed" if done else "incomplete", [self._item(name) for name in self._order])
 
-    async def events(self) -> AsyncIterator[bytes]:
-        """The response as server-sent events."""
-        try:
-            for name in ("created", "in_progress"):
-                yield self._event(f"response.{name}", response=self._body_of("in_progress", []))
-            async for delta in self.answer.deltas():
-                for each in self._delta(delta):
-                    yield each
-            opened = list(self._order)
-            whole = self.whole()
-            for name in self._order:
-                for each in [*([] if name in opened else self._opening(name)), *self._ending(name)]:
-                    yield each
-            yield self._event(f"response.{whole['status']}", response=whole)
-        except ApiError as error:
-            failed = self._body_of("failed", []) | {"error": {"code": "server_error", "message": str(error)}}
-            yield self._event("response.failed", response=failed)
+    def begin(self) -> Iterator[bytes]:
+        for name in ("created", "in_progress"):
+            yield self._event(f"response.{name}", response=self._body_of("in_progress", []))
 
-    def _delta(self, delta: Delta) -> list[bytes]:
+    def end(self) -> Iterator[bytes]:
+        opened = list(self._order)
+        whole = self.whole()
+        for name in self._order:
+            yield from [*([] if name in opened else self._opening(name)), *self._ending(name)]
+        yield self._event(f"response.{whole['status']}", response=whole)
+
+    def fail(self, error: ApiError) -> bytes:
+        failed = self._body_of("failed", []) | {"error": {"code": "server_error", "message": str(error)}}
+        return self._event("response.failed", response=failed)
+
+    def add(self, answer: Answer, delta: Delta) -> list[bytes]:  # noqa: ARG002
         made: list[bytes] = []
         if delta.reasoning:
             made += self._begun("reasoning")
             made.append(self._event("response.reasoning_text.delta", **self._part("reasoning"), delta=delta.reasoning))
         if delta.content:
             made += self._begun("message")
-            infos = _logprobs(delta.logprobs)
+            infos = [info.as_dict() for info in delta.logprobs]
             place = self._part("message")
             made.append(self._event("response.output_text.delta", **place, delta=delta.content, logprobs=infos))
         for piece in delta.calls:
@@ -112,10 +109,9 @@ class Response:
     def _part(self, name: str) -> dict[str, Any]:
         return self._place(name) | {"content_index": 0}
 
-    def _event(self, event: str, /, **rest: Any) -> bytes:
+    def _event(self, name: str, /, **rest: Any) -> bytes:
         self._number += 1
-        data = {"type": event, "sequence_number": self._number, **rest}
-        return b"event: " + event.encode() + b"\ndata: " + to_json(data) + b"\n\n"
+        return event({"type": name, "sequence_number": self._number, **rest}, name)
 
     def _item(self, name: str) -> dict[str, Any]:
         """An item of the output, as far as it is there."""
@@ -126,7 +122,7 @@ class Response:
             status = "incomplete" if cut and not answer.content and not answer.calls else "completed"
             return {"type": name, "id": self._ids[name], "summary": [], "content": [part], "status": status}
         if name == "message":
-            part = PARTS[name] | {"text": answer.content, "logprobs": _logprobs(answer.logprobs)}
+            part = PARTS[name] | {"text": answer.content, "logprobs": [info.as_dict() for info in answer.logprobs]}
             own = {"id": self._ids[name], "role": "assistant", "status": "incomplete" if cut else "completed"}
             return {"type": name, **own, "content": [part]}
         index = int(name.removeprefix("call "))
@@ -143,7 +139,7 @@ class Response:
             "object": "response",
             "created_at": self._created,
             "status": status,
-            "model": self._model,
+            "model": self.model,
             "output": output,
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
@@ -171,7 +167,3 @@ class Response:
             }
             made |= self.answer.beside
         return made
-
-
-def _logprobs(infos: Sequence[TokenInfo]) -> list[dict[str, Any]]:
-    return [info.as_dict() | {"top_logprobs": [each.as_dict() for each in info.top]} for info in infos]

@@ -16,7 +16,7 @@ from omnidraft.server.app import Server, make_app
 from omnidraft.server.connections import protocol
 from omnidraft.server.metrics import Metrics
 from omnidraft.server.scheduler import Scheduler
-from omnidraft.server.served import Served, load_all
+from omnidraft.server.served import ServedModel, load_all
 from omnidraft.server.settings import Serving
 
 SPARE = 128  # requests beside those that have a lane or wait for one: to be sent away with a 429, or not read
@@ -88,7 +88,7 @@ class Running:
             metrics.warnings.inc()
             say(message)
 
-        def load() -> list[Served]:
+        def load() -> list[ServedModel]:
             loaded = load_all(targets, drafter, settings, warn=warn, options=options)
             say(f"serving {', '.join(one.name for one in loaded)} at {self.address}")
             return loaded

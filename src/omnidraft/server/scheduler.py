@@ -23,7 +23,7 @@ from omnidraft.server.memories import User
 from omnidraft.server.metrics import Metrics
 from omnidraft.server.reading.choice import Reading
 from omnidraft.server.reading.pieces import Reader
-from omnidraft.server.served import Seat, Served
+from omnidraft.server.served import LaneState, ServedModel
 from omnidraft.server.settings import Serving
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ Event = Told | Done | ApiError
 class Task:
     """A request: what is asked of a target, with options of `Lane.stream`, and where its events go."""
 
-    served: Served
+    served: ServedModel
     ids: Sequence[int]
     options: Mapping[str, Any]
     greedy: bool = False
@@ -106,7 +106,7 @@ class Task:
 @dataclass(eq=False, kw_only=True)
 class _Running:
     task: Task
-    seat: Seat
+    state: LaneState
     stream: Stream
     cached: int
     began: float = field(default_factory=time.monotonic)
@@ -118,7 +118,7 @@ class Scheduler:
     """Runs requests on the lanes of some targets, from `start` to `stop`."""
 
     def __init__(self, settings: Serving, metrics: Metrics) -> None:
-        self.served: list[Served] = []
+        self.served: list[ServedModel] = []
         self.failure: BaseException | None = None  # of the thread
         self.ready = threading.Event()
         self._settings, self._metrics = settings, metrics
@@ -129,7 +129,7 @@ class Scheduler:
         self._uses = 0
         self._thread: threading.Thread | None = None
 
-    def start(self, load: Callable[[], list[Served]], failed: Callable[[], None]) -> None:
+    def start(self, load: Callable[[], list[ServedModel]], failed: Callable[[], None]) -> None:
         """Load the models and serve them, in a thread; `failed` is called where they cannot be loaded."""
         # the process may end while it loads; `stop` waits for whatever comes later
         self._thread = threading.Thread(target=self._run, args=(load, failed), name="models", daemon=True)
@@ -161,7 +161,7 @@ class Scheduler:
                 raise error
             there = [*self._queue, *(run.task for run in self._running), task]
             taken = Counter(each.served.name for each in there if not each.cancelled)
-            if sum(max(0, taken[one.name] - len(one.seats)) for one in self.served) > self._settings.max_queue:
+            if sum(max(0, taken[one.name] - len(one.lanes)) for one in self.served) > self._settings.max_queue:
                 self._metrics.refused()
                 raise ApiError(429, "the queue is full: try again later", code="queue_full")
             self._queue.append(task)
@@ -185,7 +185,7 @@ class Scheduler:
         with self._change:
             self._change.notify()
 
-    def count(self, served: Served) -> tuple[int, int]:
+    def count(self, served: ServedModel) -> tuple[int, int]:
         """Numbers of active and of queued requests of a target."""
         with self._change:
             queued = sum(task.served is served for task in self._queue)
@@ -193,7 +193,7 @@ class Scheduler:
 
     # ------------------------------------------------------------ the thread
 
-    def _run(self, load: Callable[[], list[Served]], failed: Callable[[], None]) -> None:
+    def _run(self, load: Callable[[], list[ServedModel]], failed: Callable[[], None]) -> None:
         try:
             self.served = load()
         except BaseException as error:  # noqa: BLE001  raised again by who started the server
@@ -208,7 +208,7 @@ class Scheduler:
                 if time.monotonic() - saved >= self._settings.save_every_s:
                     saved = time.monotonic()
                     self._save()
-        except BaseException as error:  # noqa: BLE001  likewise
+        except BaseException as error:  # noqa: BLE001  raised again by who started the server
             _log.critical("the models failed", exc_info=True)
             self.failure = error
         finally:
@@ -226,39 +226,39 @@ class Scheduler:
                 if task.cancelled or self._late(task):
                     task.tell(ApiError(504, "no lane was free in time: try again later", code="timeout"))
                     self._metrics.ended(task.served.name, "cancelled" if task.cancelled else "timeout", task.age, None)
-                elif full or self._reads(task) or (seat := self._seat(task)) is None:
+                elif full or self._reads(task) or (state := self._free_lane(task)) is None:
                     continue
-                elif not self._room(task, seat):
+                elif not self._room(task, state):
                     full = True  # none overtakes a request that waits for memory
                     continue
                 else:
-                    self._begin(task, seat)
+                    self._begin(task, state)
                 self._queue.remove(task)
             self._metrics.queued.set(len(self._queue))
             self._metrics.active.set(len(self._running))
         return True
 
     def _reads(self, task: Task) -> bool:
-        """Whether another request has yet to read the prompt of this one, which then begins with a copy of it."""
+        """True where another request has yet to read the prompt of this one, which then begins with a copy of it."""
         first = task.first
         if first is None or first.cancelled or not first.served.copies:
             return False
         run = next((run for run in self._running if run.task is first), None)
         return first in self._queue if run is None else run.first is None
 
-    def _room(self, task: Task | None = None, seat: Seat | None = None) -> bool:
-        """Whether there is memory for this request, once idle lanes were cleared for it; always where none runs.
+    def _room(self, task: Task | None = None, state: LaneState | None = None) -> bool:
+        """True where there is memory for this request, once idle lanes were cleared for it; always where none runs.
 
         Those that run are counted with all that they may still need.
         """
         limit = self._settings.cache_bytes
-        taken = {id(run.seat): max(run.seat.lane.nbytes, run.task.needs) for run in self._running}
-        if task is not None and seat is not None:
-            taken[id(seat)] = max(seat.lane.nbytes, task.needs)
+        taken = {id(run.state): max(run.state.lane.nbytes, run.task.needs) for run in self._running}
+        if task is not None and state is not None:
+            taken[id(state)] = max(state.lane.nbytes, task.needs)
         total = sum(taken.values())
         if total > limit and self._running:
             return False
-        idle = [each for one in self.served for each in one.seats if id(each) not in taken]
+        idle = [each for one in self.served for each in one.lanes if id(each) not in taken]
         total += sum(each.lane.nbytes for each in idle)
         for each in sorted(idle, key=lambda each: each.used):
             if total > limit:
@@ -267,39 +267,39 @@ class Scheduler:
         self._metrics.cache.set(sum(one.nbytes for one in self.served))
         return True
 
-    def _seat(self, task: Task) -> Seat | None:
+    def _free_lane(self, task: Task) -> LaneState | None:
         """The user's free lane whose conversation the prompt goes on with, else that used longest ago; None for none.
 
         A beginning in common, as of one system prompt, is not enough: of what free lanes hold, only the oldest is lost.
         """
-        busy = {id(run.seat) for run in self._running}
-        free = [seat for seat in task.served.seats if id(seat) not in busy]
-        held = {id(seat): seat.lane.common(task.ids) for seat in free if seat.user == task.user}
-        going_on = [seat for seat in free if held.get(id(seat), 0) > max(0, seat.prompt - OPENING)]
+        busy = {id(run.state) for run in self._running}
+        free = [state for state in task.served.lanes if id(state) not in busy]
+        held = {id(state): state.lane.common(task.ids) for state in free if state.user == task.user}
+        going_on = [state for state in free if held.get(id(state), 0) > max(0, state.prompt - OPENING)]
         if going_on:
-            return max(going_on, key=lambda seat: held[id(seat)])
-        return min(free, key=lambda seat: seat.used, default=None)
+            return max(going_on, key=lambda state: held[id(state)])
+        return min(free, key=lambda state: state.used, default=None)
 
-    def _begin(self, task: Task, seat: Seat) -> None:
+    def _begin(self, task: Task, state: LaneState) -> None:
         self._uses += 1
         try:
-            if seat.user != task.user:  # what another user's prompt left would tell of it, by the time that it saves
-                seat.clear()
+            if state.user != task.user:  # what another user's prompt left would tell of it, by the time that it saves
+                state.clear()
             run = next((run for run in self._running if run.task is task.first), None)
             if run is not None and run.first is not None:
-                seat.lane.copy(run.seat.lane, len(task.ids) - 1)
-            seat.used, seat.user, seat.prompt = self._uses, task.user, len(task.ids)
+                state.lane.copy(run.state.lane, len(task.ids) - 1)
+            state.used, state.user, state.prompt = self._uses, task.user, len(task.ids)
             anew = task.options.get("extras", NOTHING_ELSE).scores or task.served.model.target.lm.hybrid
-            cached = 0 if anew else min(seat.lane.common(task.ids), len(task.ids) - 1)  # of hybrids it is not known
+            cached = 0 if anew else min(state.lane.common(task.ids), len(task.ids) - 1)  # of hybrids it is not known
             memory = task.served.memories.of(task.user)
-            stream = seat.lane.stream(
+            stream = state.lane.stream(
                 task.ids, memory=memory, **task.options, should_stop=lambda: task.cancelled or self._late(task)
             )
         except Exception as error:  # noqa: BLE001  one request's failure is no other's
-            self._failed(task, seat, error)
+            self._failed(task, state, error)
             return
         self._metrics.began(task.served.name, len(task.ids), cached)
-        self._running.append(_Running(task=task, seat=seat, stream=stream, cached=cached))
+        self._running.append(_Running(task=task, state=state, stream=stream, cached=cached))
 
     def _turn(self, runs: Sequence[_Running]) -> None:
         """A round of each request, in joint passes, or of a prompt a part; or its end."""
@@ -310,7 +310,7 @@ class Scheduler:
         for run, step in zip(runs, steps, strict=True):
             if step.error is not None:
                 self._running.remove(run)
-                self._failed(run.task, run.seat, step.error)
+                self._failed(run.task, run.state, step.error)
             elif not step.waits:
                 self._stepped(run, step.text)
 
@@ -361,7 +361,7 @@ class Scheduler:
             _log.exception("an answer could not be closed")
         self._room()
 
-    def _failed(self, task: Task, seat: Seat, error: Exception) -> None:
+    def _failed(self, task: Task, state: LaneState, error: Exception) -> None:
         """Tell a request of its failure; what its lane holds is dropped."""
         if isinstance(error, InputError):
             task.tell(of_input(error))
@@ -370,7 +370,7 @@ class Scheduler:
             task.tell(ApiError(500, str(error)) if isinstance(error, OmniDraftError) else INTERNAL)
         self._metrics.ended(task.served.name, "error", task.age, None)
         with suppress(Exception):
-            seat.clear()
+            state.clear()
 
     def _late(self, task: Task) -> bool:
         return task.age > self._settings.timeout_s

@@ -1,13 +1,11 @@
-"""JSON schemas as a grammar takes them: references resolved, and objects that say nothing else without further keys."""
+"""JSON schemas as a grammar takes them: objects that say nothing of further keys have none."""
 
 from __future__ import annotations
 
 import re
-from collections import deque
-from collections.abc import Iterator, Mapping
-from itertools import repeat
-from typing import Any
-from urllib.parse import unquote, urldefrag, urljoin
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 from omnidraft.config import shown
 from omnidraft.errors import ConfigError
@@ -16,16 +14,12 @@ MAPS = ("properties", "patternProperties", "dependentSchemas", "$defs", "definit
 LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 SINGLE = ("items", "additionalItems", "additionalProperties", "unevaluatedItems", "unevaluatedProperties", "contains")
 CHOICES = ("anyOf", "oneOf")  # whose parts exclude each other
-NAMING = ("$defs", "definitions", "$id", "$anchor", "$schema")  # which only say where something is
-SAYING = {"title", "description", "$schema", "$id", "$comment", "examples", "default", "type", "required", "strict"}
-ANNOTATIONS = SAYING - {"type", "required", "strict"}
-FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}  # llguidance's
-LISTED = 100  # names of `propertyNames` that are listed as properties
-MOST = 20_000  # schemas within a schema: what is referred to in different surroundings is copied
-CLOSED: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+ANNOTATIONS = {"title", "description", "$schema", "$id", "$comment", "examples", "default"}
+MAX_LISTED = 100  # names of `propertyNames` that are listed as properties
+MAX_PARTS = 20_000  # schemas within a schema: what is referred to beside other keywords is copied
+MAX_DEPTH = 64  # objects and lists of a schema in each other: who reads them goes down by recursion
 SURROGATE = re.compile(r"[\ud800-\udfff]")
-DEEPEST = 64  # objects and lists of a schema in each other: who reads them goes down by recursion
-# of keys, each once, in the order in which they are to come; with the keyword that lists it, as keys go by pattern too
+# keys, each once, in the order in which they are to come, with the keyword that lists it, as keys go by pattern too
 Names = tuple[tuple[str, str], ...]
 
 
@@ -52,254 +46,175 @@ def plain(schema: dict[str, Any]) -> dict[str, Any]:
         holders = [part for part in parts if isinstance(part, dict | list)]
         parts = [each for one in holders for each in ([*one, *one.values()] if isinstance(one, dict) else one)]
         depth += bool(holders)
-        if depth > DEEPEST:
-            raise ValueError(f"it is deeper than {DEEPEST} levels: make it flatter")
+        if depth > MAX_DEPTH:
+            raise ValueError(f"it is deeper than {MAX_DEPTH} levels: make it flatter")
     return schema
 
 
-class Schemas:
-    """Rewrites schemas, so that all they refer to is below one `$defs`, and that objects are closed.
+def walk(schema: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """A schema and all those within it, each before its parts, with their paths."""
+    if not isinstance(schema, dict):
+        return
+    yield path, schema
+    start = f"{path}." if path else ""
+    for key, value in schema.items():
+        if key in MAPS and isinstance(value, dict):
+            for name, each in value.items():
+                yield from walk(each, f"{start}{key}.{name}")
+        elif key in (*LISTS, *SINGLE) and isinstance(value, list):
+            for place, each in enumerate(value):
+                yield from walk(each, f"{start}{key}[{place}]")
+        elif key in SINGLE:
+            yield from walk(value, start + key)
 
-    An object with `properties` or `patternProperties` and no word on others gets `additionalProperties: false`.  Where
-    several schemas describe one object (`allOf`, `anyOf` beside `properties`, ...), each is given the names of the
-    others first; where one of them lets further keys in, none is closed.  What only annotates, or is null, is left out
-    where a grammar would be refused for it.
+
+def closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with `additionalProperties: false` where an object names keys and says nothing of others.
+
+    Where several schemas describe one object (`allOf`, `anyOf` beside `properties`, ...), each is given the names of
+    the others first, so that a reference there becomes a copy; where one of them lets further keys in, none is closed.
+    What is null is left out, as is a `propertyNames` that can be said by `properties`.  Raises ConfigError for a
+    reference to itself, and for a schema that grows too large.
     """
+    try:
+        found: dict[str, Any] = _Closing(schema).closed(schema)
+    except RecursionError as error:
+        raise ConfigError("a $ref leads back to what it is a part of: leave it out or change it") from error
+    return found
 
-    def __init__(self) -> None:
-        self._definitions: dict[str, Any] = {}
-        self._names: dict[tuple[int, Names | None], str] = {}
-        self._refs: dict[str, str] = {}  # as they were given, by name
-        self._waiting: deque[tuple[str, _Document, Any, str, Names | None]] = deque()
-        self._kept: list[_Document] = []  # or an id could be another's
-        self._count = 0
 
-    def add(self, schema: Any) -> Any:
-        """The schema for use in what `whole` makes; raises ConfigError for a `$ref` that cannot be followed."""
-        document = _Document(schema)
-        self._kept.append(document)
-        made = self._rewritten(document, schema, "", ())
-        while self._waiting:
-            name, *rest = self._waiting.popleft()
-            self._definitions[name] = self._rewritten(*rest)
-        self._check(made)
-        return made
+class _Closing:
+    def __init__(self, root: dict[str, Any]) -> None:
+        self._root = root
+        self._count = 0  # schemas that were read or made
 
-    def whole(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """A schema that is made of those added, with their definitions."""
-        return schema | ({"$defs": self._definitions} if self._definitions else {})
-
-    def definitions(self) -> Iterator[tuple[str, Any]]:
-        """Each definition that was made, with the place that what it is of had in its schema."""
-        for name, schema in self._definitions.items():
-            yield self._refs[name].removeprefix("#").removeprefix("/").replace("/", "."), schema
-
-    def _rewritten(self, document: _Document, schema: Any, base: str, beside: Names | None) -> Any:
+    def closed(self, given: Any, beside: Names | None = ()) -> Any:
         """The schema of an object of which others say that it has the keys `beside`; None: it may have any."""
-        if not isinstance(schema, dict):
-            return schema
-        base = _base(schema, base)
-        schema = document.given(schema, base)
-        parts = list(_parts(schema))
-        self._count += 1 + len(parts) ** 2 // 50
-        if self._count > MOST:
-            raise ConfigError(f"the schema comes to more than {MOST} parts: make it smaller")
-        around = _Around(schema, beside, [(place, *document.keys(part, base)) for place, part in parts])
-        made: dict[str, Any] = {}
-        for key, value in schema.items():
-            if key == "$ref":
-                made[key] = self._reference(document, value, base, around.others((key, 0)))
-            elif key in ("allOf", *CHOICES) and isinstance(value, list):
-                besides = [around.others((key, place)) for place in range(len(value))]
-                made[key] = [
-                    self._rewritten(document, *each) for each in zip(value, repeat(base), besides, strict=False)
-                ]
-            elif key not in NAMING:
-                made[key] = self._inside(document, key, value, base)
-        if _is_silent(schema, len(around.own)) and (allowed := around.others(None)) is not None:
+        if not isinstance(given, dict):
+            return given
+        schema = self._said(given)
+        own, opens = _own(schema)
+        parts = [_Part(key, each, *self._keys(each)) for key, each in _parts(schema)]
+        self._grow(1 + len(parts) ** 2 // 50)
+        shared: dict[str, Any] = {}
+        for part in parts:
+            around = None if opens else _through(beside, own, parts, part)
+            if part.keyword != "$ref":
+                shared.setdefault(part.keyword, []).append(self.closed(part.schema, around))
+            elif (target := self._target(part.schema)) is not None and around != ():
+                shared.setdefault("allOf", []).append(self.closed(target, around))
+            else:
+                shared |= part.schema
+        made = {key: value for key, value in shared.items() if key not in CHOICES}  # whose keys come first
+        made |= {key: self._inside(key, value) for key, value in schema.items() if key not in _composing(schema)}
+        made |= shared
+        if _is_silent(schema, len(own)) and (allowed := _through(beside, own, parts)) is not None:
             for keyword, name in allowed:
-                if isinstance(found := made.setdefault(keyword, {}), dict):
-                    found.setdefault(name, True)
+                if isinstance(listed := made.setdefault(keyword, {}), dict):
+                    listed.setdefault(name, True)
             made["additionalProperties"] = False
         return made
 
-    def _inside(self, document: _Document, key: str, value: Any, base: str) -> Any:
-        """What a keyword holds; its schemas are of other values than the object itself."""
+    def _inside(self, key: str, value: Any) -> Any:
+        """The value of a keyword whose schemas describe other values than the object itself."""
         if key in MAPS and isinstance(value, dict):
-            return {name: self._rewritten(document, each, base, ()) for name, each in value.items()}
-        if key in (*LISTS, *SINGLE):
-            many = isinstance(value, list)
-            found = [self._rewritten(document, each, base, ()) for each in (value if many else [value])]
-            return found if many else found[0]
+            return {name: self.closed(each) for name, each in value.items()}
+        if key in (*SINGLE, "prefixItems"):
+            return [*map(self.closed, value)] if isinstance(value, list) else self.closed(value)
         return value
 
-    def _reference(self, document: _Document, ref: Any, base: str, beside: Names | None) -> str:
-        target, base = document.find(ref, base)
-        key = (id(target), beside)
-        if key not in self._names:
-            name = f"{len(self._names)}_{re.sub('[^A-Za-z0-9]+', '_', ref)[-40:]}"
-            self._names[key] = name
-            self._refs[name] = ref
-            self._waiting.append((name, document, {} if target is True else target, base, beside))
-        return f"#/$defs/{self._names[key]}"
+    def _grow(self, count: int) -> None:
+        self._count += count
+        if self._count > MAX_PARTS:
+            raise ConfigError(f"the schema comes to more than {MAX_PARTS} parts: make it smaller")
 
-    def _check(self, made: Any) -> None:
-        """Raise ConfigError where a definition has no end, as it holds itself in any case."""
-        ends: set[str] = set()
-        left = dict(self._definitions)
-        while found := {f"#/$defs/{name}" for name, schema in left.items() if _ends(schema, ends)}:
-            ends |= found
-            left = {name: schema for name, schema in left.items() if f"#/$defs/{name}" not in ends}
-        if left or not _ends(made, ends):
-            ref = shown(self._refs[min(left)]) if left else "'#'"
-            raise ConfigError(f"$ref {ref} has no end, as what it names holds itself: make a part of it optional")
+    def _target(self, schema: Any) -> Any:
+        """The schema that a reference names, through further ones; None where that is for the grammar to find."""
+        seen: list[Any] = []
+        while isinstance(schema, dict) and (ref := schema.get("$ref")) is not None:
+            if ref in seen:
+                raise ConfigError(f"$ref {shown(ref)} has no end, as it names itself: name another schema")
+            seen.append(ref)
+            if not isinstance(ref, str) or (ref != "#" and not ref.startswith("#/")):
+                return None
+            schema = self._root
+            for step in unquote(ref).split("/")[1:]:
+                name = step.replace("~1", "/").replace("~0", "~")
+                if isinstance(schema, list) and name.isdecimal() and int(name[:9]) < len(schema):
+                    schema = schema[int(name[:9])]
+                else:
+                    schema = schema.get(name) if isinstance(schema, dict) else None
+            if isinstance(schema, dict) and {*schema} - ANNOTATIONS - {"$ref", *MAPS[3:]}:
+                break
+        return schema
 
-
-class _Around:
-    """The parts of a schema that describe the same object: each with its place, its keys, and whether it opens it."""
-
-    def __init__(
-        self, schema: Mapping[str, Any], beside: Names | None, parts: list[tuple[tuple[str, int], Names, bool]]
-    ) -> None:
-        self.own, self._opens = _own(schema)
-        self._beside, self._parts = beside, parts
-
-    def others(self, place: tuple[str, int] | None) -> Names | None:
-        """The keys that the part at a place (None: the schema itself) must let through; None where it must let all."""
-        if self._beside is None or (self._opens and place is not None):
-            return None
-        found = dict.fromkeys(self._beside + self.own)
-        for other, names, opens in self._parts:
-            if other != place and not (place and place[0] == other[0] in CHOICES):
-                if opens:
-                    return None
-                found |= dict.fromkeys(names)
-        return tuple(found)
-
-
-class _Document:
-    """A schema with the places that its references name."""
-
-    def __init__(self, root: Any) -> None:
-        self._root = root
-        self._read = 0
-        self._places: dict[str, tuple[Any, str]] = {"": (root, "")}
-        stack = [(root, "")]
-        while stack:
-            schema, base = stack.pop()
-            if isinstance(schema, dict):
-                base = _base(schema, base)
-                self._places.setdefault(base, (schema, base))
-                for key in ("$anchor", "$id"):
-                    if isinstance(anchor := schema.get(key), str) and (key == "$anchor" or anchor.startswith("#")):
-                        self._places.setdefault(f"{base}#{anchor.removeprefix('#')}", (schema, base))
-                stack += [(each, base) for each in _schemas(schema)]
-
-    def find(self, ref: Any, base: str) -> tuple[Any, str]:
-        """The schema that a reference names, and its base; raises ConfigError."""
-        if not isinstance(ref, str):
-            raise ConfigError(f"$ref is {shown(ref)}; it must be a string: use '#/$defs/NAME'")
-        place, fragment = urldefrag(base + ref if ref.startswith("#") else urljoin(base, ref))
-        if not fragment.startswith("/"):
-            found = self._places.get(f"{place}#{fragment}" if fragment else place)
-            if found is None:
-                raise ConfigError(f"$ref {shown(ref)} names nothing in the schema: add it under $defs")
-            return found
-        if place not in self._places:
-            raise ConfigError(f"$ref {shown(ref)} leads out of the schema: put what it names under $defs")
-        value, base = self._places[place]
-        for step in unquote(fragment)[1:].split("/"):
-            name = step.replace("~1", "/").replace("~0", "~")
-            if isinstance(value, dict) and name in value:
-                value = value[name]
-            elif isinstance(value, list) and name.isdecimal() and len(name) < 9 and int(name) < len(value):
-                value = value[int(name)]
-            else:
-                raise ConfigError(f"$ref {shown(ref)} names nothing in the schema: add it under $defs")
-            if isinstance(value, dict):
-                base = _base(value, base)
-        if not isinstance(value, dict | bool):
-            raise ConfigError(f"$ref {shown(ref)} names something that is no schema: name one under $defs")
-        return value, base
-
-    def keys(self, schema: Any, base: str) -> tuple[Names, bool]:
+    def _keys(self, schema: Any) -> tuple[Names, bool]:
         """The keys of the objects that a schema with all its parts describes, and whether it lets any others in."""
         names: dict[tuple[str, str], None] = {}
-        seen, stack, opened = set(), [(schema, base)], False
+        seen, stack, opened = set(), [schema], False
         while stack:
-            part, base = stack.pop()
+            part = stack.pop()
             if isinstance(part, dict) and id(part) not in seen:
                 seen.add(id(part))
-                self._read += 1
-                if self._read > 10 * MOST:
-                    raise ConfigError("the schema is of too many parts that describe one value: make it simpler")
-                base = _base(part, base)
-                part = self.given(part, base)
-                own, opens = _own(part)
+                self._grow(1)
+                said = self._said(part)
+                own, opens = _own(said)
                 names |= dict.fromkeys(own)
                 opened |= opens
-                stack += [
-                    self.find(each["$ref"], base) if place[0] == "$ref" else (each, base)
-                    for place, each in _parts(part)
-                ]
+                for key, each in _parts(said):
+                    stack.append(self._target(each) if key == "$ref" else each)
+                    opened |= stack[-1] is None
         return tuple(names), opened
 
-    def given(self, schema: Mapping[str, Any], base: str) -> dict[str, Any]:
-        """A schema without what says nothing, and with the names that `propertyNames` allows as its properties."""
-        made = _said(schema)
-        any_name, names = self._allowed(made["propertyNames"], base) if "propertyNames" in made else (False, ())
-        listed = made.get("properties", {})
-        if any_name:
-            del made["propertyNames"]
-        if not names or not isinstance(listed, dict) or {"patternProperties", "unevaluatedProperties"} & {*made}:
+    def _said(self, schema: Mapping[str, Any]) -> dict[str, Any]:
+        """A schema without nulls where they mean nothing, and with the names that `propertyNames` allows listed."""
+        made = {key: value for key, value in schema.items() if value is not None or key == "const"}
+        names = made.get("propertyNames")
+        names = self._target(names) if isinstance(names, dict) and "$ref" in names else names
+        rules = {*names} - ANNOTATIONS - {"type"} if isinstance(names, dict) else set()
+        if not isinstance(names, dict) or names.get("type", "string") != "string":
             return made
-        del made["propertyNames"]
-        others = made.get("additionalProperties", True)
-        kept = {name: each for name, each in listed.items() if name in names}
-        made["properties"] = kept | {name: others for name in names if name not in kept and others is not False}
-        made["additionalProperties"] = False
+        if not rules:  # any name is a string
+            del made["propertyNames"]
+        elif rules in ({"enum"}, {"const"}) and not {"patternProperties", "unevaluatedProperties"} & {*made}:
+            listed = [each for each in _list(names, "enum") or [names.get("const")] if isinstance(each, str)]
+            inner, others = _dict(made, "properties"), made.get("additionalProperties", True)
+            if listed and len(listed) <= MAX_LISTED:
+                kept = {name: each for name, each in inner.items() if name in listed}
+                more = {name: others for name in listed if name not in kept and others is not False}
+                del made["propertyNames"]
+                made |= {"properties": kept | more, "additionalProperties": False}
         return made
 
-    def _allowed(self, schema: Any, base: str) -> tuple[bool, list[str]]:
-        """Whether a schema of names allows any, and else those that it lists; none where it says something else."""
-        for _ in range(DEEPEST):
-            said = _said(schema) if isinstance(schema, dict) else {}
-            kind, rules = said.get("type", "string"), {*said} - ANNOTATIONS - {"type"}
-            if schema is True or (isinstance(schema, dict) and kind == "string" and not rules):
-                return True, []
-            if kind != "string" or rules not in ({"$ref"}, {"enum"}, {"const"}):
-                break
-            if "$ref" not in rules:
-                names = [each for each in _list(said, "enum") or [said.get("const")] if isinstance(each, str)]
-                return False, names if len(names) <= LISTED else []
-            schema, base = self.find(said["$ref"], _base(schema, base))
-        return False, []
+
+class _Part(NamedTuple):
+    """A schema that describes the same value as the one that holds it, with its keys, and whether it lets others in."""
+
+    keyword: str
+    schema: Any
+    names: Names
+    opens: bool
 
 
-def _parts(schema: Mapping[str, Any]) -> Iterator[tuple[tuple[str, int], Any]]:
-    """The schemas that describe the same value as this one, with their places; of a reference itself."""
+def _through(beside: Names | None, own: Names, parts: Sequence[_Part], one: _Part | None = None) -> Names | None:
+    """The keys that a part (None: the schema itself) must let through; None where it must let all."""
+    others = [each for each in parts if each is not one and not (one and one.keyword == each.keyword in CHOICES)]
+    if beside is None or any(each.opens for each in others):
+        return None
+    return tuple(dict.fromkeys([*beside, *own, *(name for each in others for name in each.names)]))
+
+
+def _composing(schema: Mapping[str, Any]) -> set[str]:
+    """The keywords that `_parts` reads."""
+    return {"$ref"} | {key for key in ("allOf", *CHOICES) if isinstance(schema.get(key), list)}
+
+
+def _parts(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The schemas that describe the same value as this one, by the keyword that holds them; of a reference itself."""
     if "$ref" in schema:
-        yield ("$ref", 0), {"$ref": schema["$ref"]}
+        yield "$ref", {"$ref": schema["$ref"]}
     for key in ("allOf", *CHOICES):
-        if isinstance(schema.get(key), list):
-            yield from (((key, place), each) for place, each in enumerate(schema[key]))
-
-
-def _schemas(schema: Mapping[str, Any]) -> Iterator[Any]:
-    """All schemas right within one, but for those that it refers to."""
-    for key, value in schema.items():
-        if key in MAPS and isinstance(value, dict):
-            yield from value.values()
-        elif key in (*LISTS, *SINGLE):
-            yield from value if isinstance(value, list) else [value]
-
-
-def _said(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema without nulls where they mean nothing, and without a `format` that is only an annotation."""
-    made = {key: value for key, value in schema.items() if value is not None or key == "const"}
-    if isinstance(form := made.get("format"), str) and form not in FORMATS:
-        del made["format"]
-    return made
+        yield from ((key, each) for each in _list(schema, key))
 
 
 def _own(schema: Mapping[str, Any]) -> tuple[Names, bool]:
@@ -313,34 +228,11 @@ def _own(schema: Mapping[str, Any]) -> tuple[Names, bool]:
 
 def _is_silent(schema: Mapping[str, Any], names: int) -> bool:
     """True of a schema that names keys and says nothing of others, and needs none."""
-    said = {"additionalProperties", "unevaluatedProperties"} & {*schema}
-    least, patterns = schema.get("minProperties"), _dict(schema, "patternProperties")
-    if patterns:
-        return not said
-    return isinstance(schema.get("properties"), dict) and not said and not (isinstance(least, int) and least > names)
-
-
-def _base(schema: Mapping[str, Any], base: str) -> str:
-    """The address that references within a schema are relative to."""
-    own = schema.get("$id")
-    return urldefrag(urljoin(base, own))[0] if isinstance(own, str) and not own.startswith("#") else base
-
-
-def _ends(schema: Any, ends: set[str]) -> bool:
-    """Whether some value of a schema is finite; `ends` are the references of which that is known."""
-    if not isinstance(schema, dict):
-        return True
-    known = "$ref" not in schema or schema["$ref"] in ends
-    if not known or not all(_ends(each, ends) for each in _list(schema, "allOf")):
+    if {"additionalProperties", "unevaluatedProperties"} & {*schema}:
         return False
-    if not all(any(_ends(each, ends) for each in found) for key in CHOICES if (found := _list(schema, key))):
-        return False
-    inner, least = schema.get("properties"), schema.get("minItems")
-    if schema.get("type") == "object" and isinstance(inner, dict):
-        return all(_ends(inner.get(each), ends) for each in _list(schema, "required") if isinstance(each, str))
-    if schema.get("type") == "array" and isinstance(least, int) and least > 0:
-        return all(_ends(each, ends) for each in _list(schema, "prefixItems")[:least] or [schema.get("items")])
-    return True
+    least = schema.get("minProperties")
+    needs = isinstance(least, int) and least > names
+    return bool(_dict(schema, "patternProperties")) or (isinstance(schema.get("properties"), dict) and not needs)
 
 
 def _list(schema: Mapping[str, Any], key: str) -> list[Any]:
@@ -351,9 +243,3 @@ def _list(schema: Mapping[str, Any], key: str) -> list[Any]:
 def _dict(schema: Mapping[str, Any], key: str) -> dict[str, Any]:
     found = schema.get(key)
     return found if isinstance(found, dict) else {}
-
-
-def nothing_asked(parameters: Mapping[str, Any] | None) -> bool:
-    """True of a function's parameters that name none."""
-    given = _said(parameters or {})
-    return not (set(given) - SAYING or given.get("required")) and given.get("type", "object") == "object"

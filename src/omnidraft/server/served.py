@@ -17,6 +17,7 @@ from omnidraft.defaults import AUTO, drafter_for
 from omnidraft.errors import ConfigError, ModelError
 from omnidraft.models.language_model import ROOM, copies
 from omnidraft.server.estimate import Estimate
+from omnidraft.server.grammar import tokens_of
 from omnidraft.server.memories import Memories, User
 from omnidraft.server.reading.regions import Marks, marks_of
 from omnidraft.server.settings import Serving
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
     from omnidraft.decoding.stats import Stats
 
 SERIES = 300  # answers whose figures are kept
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @dataclass
-class Seat:
+class LaneState:
     """A lane, when it was last used, by whom, and how many tokens its last prompt had."""
 
     lane: Lane
@@ -46,7 +47,7 @@ class Seat:
         self.lane.clear()
 
 
-class Served:
+class ServedModel:
     """A target with its lanes; the figures are of this process.
 
     All that touches the lanes is for the model thread; `lock` is held by whoever uses the tokenizer.
@@ -58,7 +59,7 @@ class Served:
         self.name, self.model, self.memories = name, model, memories
         self._sources = sources  # target and drafter, as they can be loaded
         self.failure: str | None = None  # of the drafter, where it could not be loaded
-        self.seats = [Seat(lane) for lane in model.lanes(lanes)]
+        self.lanes = [LaneState(lane) for lane in model.lanes(lanes)]
         attached = model.engine.attached
         self._token_bytes = model.target.lm.token_bytes + (2 * attached.drafter.model.token_bytes if attached else 0)
         self.lock = threading.Lock()
@@ -95,16 +96,16 @@ class Served:
     @property
     def nbytes(self) -> int:
         """Bytes of all KV caches."""
-        return sum(seat.lane.nbytes for seat in self.seats)
+        return sum(state.lane.nbytes for state in self.lanes)
 
     def needs(self, tokens: int) -> int:
-        """Bytes of KV caches that a lane comes to with so many tokens; a drafter may write a text in twice as many."""
+        """Bytes of KV caches that a lane needs for this number of tokens; of a drafter, twice as many."""
         tokens = min(tokens, self.model.target.lm.context + 1)
         return round(self._token_bytes * (tokens + max(ROOM, tokens // 2)))  # with room to grow
 
     @cached_property
     def copies(self) -> bool:
-        """Whether a lane can begin with what another has read."""
+        """True where a lane can begin with a copy of what another has read."""
         return copies(self.model.target.lm.new_sequence())
 
     @cached_property
@@ -116,12 +117,7 @@ class Served:
 
     @cached_property
     def tokens(self) -> LLTokenizer:
-        """The target's tokens for grammars; raises ConfigError where the package is missing or cannot read them."""
-        try:
-            from omnidraft.server.grammar import tokens_of
-        except ModuleNotFoundError as error:
-            fix = "pip install 'omnidraft[serve]'"
-            raise ConfigError(f"answers of a schema need the package {error.name}: {fix}") from error
+        """The target's tokens for grammars; raises ConfigError where it has none that a grammar can follow."""
         return tokens_of(self.model)
 
     def text_of(self, token: int) -> tuple[str, list[int] | None]:
@@ -146,7 +142,7 @@ class Served:
             self.series[key].append(value)
 
     def figures(self) -> dict[str, Any]:
-        """What `/stats` says of the target."""
+        """The target's part of `/stats`."""
         return {
             "id": self.name,
             "drafter": self.drafter,
@@ -158,7 +154,7 @@ class Served:
         }
 
     def report(self) -> dict[str, Any]:
-        """What `omnidraft inspect` says of the pair; made once.  Raises ConfigError where there is no drafter."""
+        """The report of `omnidraft inspect` on the pair; made once.  Raises ConfigError where there is no drafter."""
         target, drafter = self._sources
         if self.drafter is None or drafter is None:
             raise ConfigError(f"model {self.name!r} has no drafter to report on: serve it with one")
@@ -166,7 +162,7 @@ class Served:
 
         with self._reporting:
             if self._report is None:
-                quiet: Say = lambda _: None  # noqa: E731  the server is not told of progress
+                quiet: Log = lambda _: None  # noqa: E731  the server is not told of progress
                 found = inspect_pair(target, drafter, say=quiet, warn=quiet)
                 self._report = asdict(found)
         return self._report
@@ -179,27 +175,27 @@ def name_of(target: str) -> str:
 
 
 def load_all(
-    targets: Sequence[str], drafter: str | None, settings: Serving, *, warn: Say, options: Mapping[str, Any]
-) -> list[Served]:
+    targets: Sequence[str], drafter: str | None, settings: Serving, *, warn: Log, options: Mapping[str, Any]
+) -> list[ServedModel]:
     """Load targets that share one drafter, and with it the memory of each user.  Raises InputError and its kinds."""
     called = [name_of(target) for target in targets]
     if twice := {name for name in called if called.count(name) > 1}:
         raise ConfigError(f"two targets are called {twice.pop()!r}: give each folder a name of its own")
     source = drafter_for(targets[0], lambda _: None) if drafter == AUTO else drafter
-    loaded: list[Served] = []
+    loaded: list[ServedModel] = []
     for name, target in zip(called, targets, strict=True):
         first = loaded[0] if loaded and loaded[0].model.adaptive is not None else None
         model, failure = _load(target, drafter if first is None else first.model, warn, options)
         if settings.api_key:
             model.memory = None  # that of all users together
         memories = Memories(model.engine.drafting, model.memory) if first is None else first.memories
-        loaded.append(Served(name, model, settings.lanes, (target, source), memories))
+        loaded.append(ServedModel(name, model, settings.lanes, (target, source), memories))
         loaded[-1].failure = failure
     return loaded
 
 
 def _load(
-    target: str, drafter: str | OmniDraft | None, warn: Say, options: Mapping[str, Any]
+    target: str, drafter: str | OmniDraft | None, warn: Log, options: Mapping[str, Any]
 ) -> tuple[OmniDraft, str | None]:
     """A target, with the drafter where that can be loaded, and else why it cannot; raises what `load` does."""
     try:

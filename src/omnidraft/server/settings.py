@@ -109,13 +109,13 @@ class Serving(Settings):
 
     @property
     def cache_bytes(self) -> float:
-        """What all KV caches may take."""
+        """The limit of all KV caches in bytes."""
         given = self.max_cache_mb
         return psutil.virtual_memory().total / 4 if given is None else given * MEGABYTE
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine reaches the server."""
+        """True where only this machine reaches the server."""
         return is_loopback(self.host)
 
 

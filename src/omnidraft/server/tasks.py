@@ -10,17 +10,18 @@ from omnidraft.decoding.engine import Extras
 from omnidraft.errors import CONTEXT_LENGTH, InputError
 from omnidraft.server import protocol as p
 from omnidraft.server import protocol_base as base
-from omnidraft.server.errors import ApiError, of_input
+from omnidraft.server.bodies import read
+from omnidraft.server.errors import ApiError, Paths, of_input, renamed
 from omnidraft.server.fill_in import filling
-from omnidraft.server.following import call_options, form_options, strict_options
-from omnidraft.server.forms import Form, form_of, form_of_text
+from omnidraft.server.following import grammar_options
+from omnidraft.server.forms import ResponseFormat, form_of, form_of_text
 from omnidraft.server.instruction import instructed
 from omnidraft.server.memories import User, digest
 from omnidraft.server.messages import Prompt, encoded, of_chat, of_response
 from omnidraft.server.options import one_of, sampling_of, unstreamed
 from omnidraft.server.reading.choice import reading_of
 from omnidraft.server.scheduler import Task
-from omnidraft.server.served import Served
+from omnidraft.server.served import ServedModel
 from omnidraft.server.settings import Serving
 from omnidraft.server.tools import tools_of
 
@@ -29,20 +30,21 @@ LENGTHS = ("max_completion_tokens", "max_tokens", "n_predict")
 LOGPROBS = "message.output_text.logprobs"
 
 
-def chat_tasks(body: p.ChatRequest, served: Served, settings: Serving) -> list[Task]:
+def chat_tasks(body: p.ChatRequest, served: ServedModel, settings: Serving) -> list[Task]:
     """The task of a chat; raises ApiError."""
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs to be true: set it", param="top_logprobs")
     prompt, form = of_chat(body), form_of(body)
     asked = sampling_of(body, settings, settings.max_tokens, *LENGTHS)
     asked["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
+    _check_count(served, settings, body, asked, 1)
     reasons = body.reasoning_format != "none"
     task = _conversation(served, settings, prompt, body, asked, form, reasons=reasons)
     reading = replace(task.reading, tells_reasoning=body.include_reasoning is not False)
     return [_several(replace(task, reading=reading, tells_logprobs=bool(body.logprobs)), body)]
 
 
-def completion_tasks(body: p.CompletionRequest, served: Served, settings: Serving) -> list[Task]:
+def completion_tasks(body: p.CompletionRequest, served: ServedModel, settings: Serving) -> list[Task]:
     """The tasks of texts to go on with; raises ApiError."""
     given: Any = body.prompt
     several = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
@@ -50,20 +52,16 @@ def completion_tasks(body: p.CompletionRequest, served: Served, settings: Servin
     asked = sampling_of(body, settings, COMPLETION_TOKENS, "max_tokens", "n_predict")
     asked["logprobs"] = body.logprobs
     form = form_of(body)
-    greedy = asked.get("temperature", served.model.sampling.temperature) == 0
-    made = 1 if greedy else body.best_of or body.n or 1
-    if len(prompts) * made > (most := settings.lanes + settings.max_queue):
-        message = f"prompt asks for {len(prompts) * made} answers; at most {most} are made at once: send fewer"
-        raise ApiError(400, message, param="prompt", code="invalid_value")
+    _check_count(served, settings, body, asked, len(prompts))
     return [_completion(served, settings, body, dict(asked), form, *each) for each in prompts.items()]
 
 
 def _completion(
-    served: Served,
+    served: ServedModel,
     settings: Serving,
     body: p.CompletionRequest,
     asked: dict[str, Any],
-    form: Form | None,
+    form: ResponseFormat | None,
     where: str,
     prompt: Any,
 ) -> Task:
@@ -71,16 +69,12 @@ def _completion(
     if body.suffix and not isinstance(prompt, str):
         raise ApiError(400, f"suffix needs text before it, and {where} is token ids: give text", param="suffix")
     ids = filling(served, prompt, body.suffix) if body.suffix else encoded(served, prompt, None, where)
-    size = served.model.target.lm.vocab_size
-    wrong = next((place for place, token in enumerate(ids) if token >= size), None)
-    if wrong is not None and not isinstance(prompt, str):
-        at = f"{where}[{wrong}]"
-        fix = f"the target has ids below {size}: use those of /tokenize"
-        raise ApiError(400, f"{at} is {ids[wrong]}; {fix}", param=at)
+    if not isinstance(prompt, str):
+        check_ids(ids, served.model.target.lm.vocab_size, where)
     _check(served, settings, ids, where)
     ignored = unstreamed(body)
     if form is not None:
-        found, more = form_options(served, form, {}, asked, len(ids), None)
+        found, more = grammar_options(served, form, {}, asked, len(ids), None)
         asked, ignored = asked | found, [*ignored, *more]
     echo = ""
     if body.echo:
@@ -95,7 +89,7 @@ def _completion(
     )
 
 
-def response_tasks(body: p.ResponseRequest, served: Served, settings: Serving) -> list[Task]:
+def response_tasks(body: p.ResponseRequest, served: ServedModel, settings: Serving) -> list[Task]:
     """The task of a response; raises ApiError."""
     wanted = LOGPROBS in (body.include or ())
     if body.top_logprobs and not wanted:
@@ -106,6 +100,26 @@ def response_tasks(body: p.ResponseRequest, served: Served, settings: Serving) -
     task = _conversation(served, settings, of_response(body), body, asked, form, reasons=True)
     absent = [f"include[{place}]" for place, each in enumerate(body.include or ()) if each != LOGPROBS]
     return [replace(task, ignored=[*task.ignored, *absent], tells_logprobs=wanted)]
+
+
+def _check_count(
+    served: ServedModel, settings: Serving, body: base.Formed, asked: Mapping[str, Any], prompts: int
+) -> None:
+    """Raise ApiError for more answers than lanes and the queue hold together."""
+    greedy = asked.get("temperature", served.model.sampling.temperature) == 0
+    made = prompts * (1 if greedy else body.best_of or body.n or 1)
+    if made > (most := settings.lanes + settings.max_queue):
+        name = "prompt" if prompts > 1 else "n" if body.best_of is None else "best_of"
+        message = f"{name} asks for {made} answers; at most {most} are made at once: ask for fewer"
+        raise ApiError(400, message, param=name)
+
+
+def check_ids(ids: Sequence[int], size: int, where: str) -> None:
+    """Raise ApiError for the first id that the target has not."""
+    for place, token in enumerate(ids):
+        if token >= size:
+            fix = f"the target has ids below {size}: use those of /tokenize"
+            raise ApiError(400, f"{where}[{place}] is {token}; {fix}", param=f"{where}[{place}]")
 
 
 def _several(task: Task, body: base.Formed) -> Task:
@@ -121,16 +135,40 @@ def _several(task: Task, body: base.Formed) -> Task:
     return replace(task, told=told, made=made)
 
 
+def tasks_of(
+    made: dict[str, Any],
+    kind: type[p.ChatRequest | p.CompletionRequest],
+    paths: Paths,
+    served: ServedModel,
+    settings: Serving,
+    ignored: Sequence[str] = (),
+) -> list[Task]:
+    """The tasks of a body that another API's was made into; raises ApiError, with the names of that API."""
+    try:
+        received = read(made, kind)
+        body = received.body
+        if isinstance(body, p.ChatRequest):
+            found = chat_tasks(body, served, settings)
+        else:
+            found = completion_tasks(body, served, settings)
+    except ApiError as error:
+        raise error.at(paths) from error
+    for task in found:
+        own = [renamed(path, paths) for path in (*received.ignored, *task.ignored)]
+        task.ignored = [*dict.fromkeys([*ignored, *own])]
+    return found
+
+
 # ---------------------------------------------------------------- conversations
 
 
 def _conversation(
-    served: Served,
+    served: ServedModel,
     settings: Serving,
     prompt: Prompt,
     body: p.ChatRequest | p.ResponseRequest,
     asked: dict[str, Any],
-    form: Form | None,
+    form: ResponseFormat | None,
     *,
     reasons: bool,
 ) -> Task:
@@ -156,17 +194,14 @@ def _conversation(
         reading = reading_of(
             served.model.target.tokenizer, ids, served.marks, parameters, reasons=reasons, forced=tools.forced
         )
-    own, thinking = tools.told(functions), reading.thinking
-    strictly = tools.strict and bool(functions) and wraps
+    strictly = form is None and not tools.forced and tools.strict and bool(functions) and wraps
+    followed = tools.forced or form is not None or strictly
     found: tuple[dict[str, Any], list[str]] = ({}, [])
-    if tools.forced:  # the answer is a call, whatever form others are to have
-        found = call_options(served, own, asked, len(ids), thinking)
-        found[1].extend([] if form is None else [form.parameter])
-    elif form is not None:
-        found = form_options(served, form, own, asked, len(ids), thinking)
-    elif strictly:
-        found = strict_options(served, own, asked, len(ids))
-    unused = tools.without_effect(functions, followed=tools.forced or form is not None or strictly)
+    if followed:  # a call that must be comes before the form of other answers
+        wanted, calls = None if tools.forced else form, tools.told(functions)
+        found = grammar_options(served, wanted, calls, asked, len(ids), reading.thinking, text=strictly)
+        found[1].extend([form.parameter] if form is not None and tools.forced else [])
+    unused = tools.without_effect(functions, followed=followed)
     asked |= found[0]
     without = dict.fromkeys([*prompt.dropped, *ignored, *found[1], *unused, *unstreamed(body)])
     task = _task(served, ids, asked, body, ignored=[*without], marks=reading.marks(served.marks))
@@ -174,7 +209,7 @@ def _conversation(
 
 
 def _told_in_words(
-    served: Served, settings: Serving, prompt: Prompt, functions: Mapping[str, Mapping[str, Any]]
+    served: ServedModel, settings: Serving, prompt: Prompt, functions: Mapping[str, Mapping[str, Any]]
 ) -> tuple[Prompt, list[int]] | None:
     """The prompt with functions told of in words, and its token ids; None where it does not fit.
 
@@ -191,7 +226,7 @@ def _told_in_words(
     return None
 
 
-def _check(served: Served, settings: Serving, ids: Sequence[int], where: str) -> None:
+def _check(served: ServedModel, settings: Serving, ids: Sequence[int], where: str) -> None:
     """Raise ApiError for a prompt that the target cannot read, with the parameter it is of."""
     if len(ids) > (settings.max_prompt_tokens or len(ids)):
         message = f"the prompt has {len(ids)} tokens; at most {settings.max_prompt_tokens} are taken: shorten it"
@@ -203,7 +238,7 @@ def _check(served: Served, settings: Serving, ids: Sequence[int], where: str) ->
 
 
 def _task(
-    served: Served,
+    served: ServedModel,
     ids: list[int],
     asked: Mapping[str, Any],
     body: base.Options,

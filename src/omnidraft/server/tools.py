@@ -16,12 +16,12 @@ class Tools:
 
     functions: Mapping[str, p.FunctionSchema]
     others: Mapping[str, str]  # the types of tools that are no functions, by their paths
-    choice: str | p.ChosenTool | p.ResponseChosenTool | p.AllowedTools | p.OtherTool | None = None
+    choice: str | p.NamedTool | p.AllowedTools | p.OtherTool | None = None
     parallel: bool | None = None
 
     @property
     def forced(self) -> bool:
-        """Whether one must be called."""
+        """True where one must be called."""
         if isinstance(self.choice, p.AllowedTools):
             return self.choice.required
         return self.choice not in (None, "auto", "none")
@@ -31,9 +31,7 @@ class Tools:
         """The names of those that may be called; None for all."""
         if isinstance(self.choice, p.AllowedTools):
             return self.choice.names
-        if isinstance(self.choice, p.ChosenTool):
-            return frozenset([self.choice.function.name])
-        return frozenset([self.choice.name]) if isinstance(self.choice, p.ResponseChosenTool) else None
+        return frozenset([self.choice.called]) if isinstance(self.choice, p.NamedTool) else None
 
     def chosen(self) -> dict[str, dict[str, Any]]:
         """The functions that may be called, by their paths; raises ApiError for a choice there is not."""
@@ -69,7 +67,7 @@ class Tools:
 
     @property
     def strict(self) -> bool:
-        """Whether the arguments of some function are to be followed."""
+        """True where some function's arguments must follow their schema."""
         return any(each.strict for each in self.functions.values())
 
     def without_effect(self, chosen: Collection[str], *, followed: bool) -> list[str]:
