@@ -94,12 +94,12 @@ def test_each_row_reads_the_hidden_state_of_its_own_pass(make: Make) -> None:
             super().__init__()
             self.seen: list[torch.Tensor] = []
 
-        def draws(
+        def should_draw(
             self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None, guess: Guess | None = None
         ) -> bool:
             assert hidden is not None
             self.seen.append(hidden.clone())
-            return super().draws(logits, temperature, hidden, guess)
+            return super().should_draw(logits, temperature, hidden, guess)
 
     source, other = random_model("llama", 64, 2), make(0)
     models: list[LanguageModel] = [source, source, other, other]

@@ -94,7 +94,7 @@ def test_a_draft_ends_where_its_chance_as_a_whole_is_low(*, trained: bool) -> No
         for length in range(20):
             logits, hidden = some_logits(seed)[length % 5] * 3, torch.randn(8)
             reach *= head.chance(logits, hidden, 1.0)
-            drawn = policy.draws(logits, 1.0, hidden)
+            drawn = policy.should_draw(logits, 1.0, hidden)
             assert drawn is (reach >= 0.3 if trained else bound(spread(logits, 1.0)[0].item()) >= 0.3)
             assert (policy.no_draft_reason is None) is drawn
             if not drawn:
@@ -108,7 +108,7 @@ class Listening(Fixed):
         super().__init__()
         self.seen: list[tuple[torch.Tensor, torch.Tensor | None]] = []
 
-    def draws(
+    def should_draw(
         self,
         logits: torch.Tensor,
         temperature: float,  # noqa: ARG002

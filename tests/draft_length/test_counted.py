@@ -31,7 +31,7 @@ def measured(*, step: float = 0.1, row: float = 0.05, rate: float = 1.0, alone: 
         drafted = turn % 3
         policy.begin(None)
         for _ in range(0 if alone else drafted):
-            policy.draws(LIKELY, 0.0, None)
+            policy.should_draw(LIKELY, 0.0, None)
         right = drafted if turn % 20 < 20 * rate else 0
         passes = 0 if alone else drafted
         counts = {"draft_accepted": right, "draft_passes": passes, "draft_read": passes}
@@ -45,21 +45,21 @@ def measured(*, step: float = 0.1, row: float = 0.05, rate: float = 1.0, alone: 
 @pytest.mark.parametrize("policy", [Fixed(), HeadThreshold(0.5, Head()), HeadThreshold(0.5, Told())])
 def test_they_trust_the_counts_from_a_chance_of_nine_in_ten(policy: DraftLengthPolicy) -> None:
     assert policy.begin(None, 0.9)
-    assert [policy.trusts(chance) for chance in (0.0, 0.89, 0.9, 1.0)] == [False, False, True, True]
+    assert [policy.should_use_counts(chance) for chance in (0.0, 0.89, 0.9, 1.0)] == [False, False, True, True]
 
 
 def test_without_a_drafter_a_fixed_length_trusts_them_always() -> None:
     policy = Fixed(alone=True)
     assert policy.begin(None)
-    assert policy.trusts(0.0)
+    assert policy.should_use_counts(0.0)
 
 
 def test_the_reach_of_a_draft_counts_tokens_of_the_counts() -> None:
     policy = HeadThreshold(0.85, Told())  # of LOW it thinks .9
     for trusted, draws in ((False, True), (True, False)):
         assert policy.begin(None)
-        assert policy.trusts(0.91 if trusted else 0.1) is trusted
-        assert policy.draws(LOW, 1.0, None) is draws
+        assert policy.should_use_counts(0.91 if trusted else 0.1) is trusted
+        assert policy.should_draw(LOW, 1.0, None) is draws
         assert policy.no_draft_reason == (None if draws else UNSURE)
 
 
@@ -69,8 +69,8 @@ def test_the_reach_of_a_draft_counts_tokens_of_the_counts() -> None:
 def trusts(policy: Goodput, chance: float, *before: float) -> bool:
     """Whether a token is trusted after others of the counts."""
     assert policy.begin(None, chance)
-    assert all(policy.trusts(each) for each in before)
-    return policy.trusts(chance)
+    assert all(policy.should_use_counts(each) for each in before)
+    return policy.should_use_counts(chance)
 
 
 def test_counts_are_trusted_where_a_step_would_not_add_what_it_costs() -> None:
@@ -107,9 +107,9 @@ def test_an_exploration_is_of_the_network() -> None:
         if policy._rounds % PLAIN_EVERY == 0:  # noqa: SLF001
             break
     assert policy.begin(None, 1.0)
-    assert not policy.trusts(1.0)
-    assert policy.draws(FLAT, 0.0, None)
-    assert policy.trusts(1.0)
+    assert not policy.should_use_counts(1.0)
+    assert policy.should_draw(FLAT, 0.0, None)
+    assert policy.should_use_counts(1.0)
 
 
 def test_tokens_of_the_counts_are_not_learned_as_scores() -> None:
@@ -134,7 +134,7 @@ def test_a_guess_makes_a_score_surer_only_where_it_may() -> None:
         met: list[float] = []
         policy.acceptance.meet = lambda score, met=met: met.append(score) or 0  # type: ignore[method-assign, misc]
         policy.begin(None)
-        policy.draws(LOW, 1.0, None, told)
+        policy.should_draw(LOW, 1.0, None, told)
         scores += met
     assert scores == pytest.approx([0.9, 1 - 0.1 * 0.4, 0.6], abs=1e-6)
 
@@ -147,8 +147,8 @@ def test_where_the_drafter_is_too_dear_the_counts_draft_alone() -> None:
     assert not policy.begin(None)
     assert policy.no_draft_reason == TOO_DEAR
     assert policy.begin(None, 0.5)
-    assert policy.trusts(0.5), "a little is better than nothing"
-    assert not policy.steps(0), "no step of the drafter follows"
+    assert policy.should_use_counts(0.5), "a little is better than nothing"
+    assert not policy.should_step(0), "no step of the drafter follows"
     assert not policy.begin(None, 0.01)
 
 
@@ -161,8 +161,8 @@ def test_where_the_drafter_has_too_much_to_read_the_counts_draft_alone() -> None
     assert policy.no_draft_reason == TOO_SHORT
     policy.learn(made(verify_s=1.0))
     assert policy.begin(None, 0.9)
-    assert policy.trusts(0.9)
-    assert not policy.steps(0)
+    assert policy.should_use_counts(0.9)
+    assert not policy.should_step(0)
 
 
 def test_no_decision_depends_on_a_drawn_token() -> None:
@@ -172,9 +172,9 @@ def test_no_decision_depends_on_a_drawn_token() -> None:
         for chances in ((0.1, 0.99, 0.4), (0.95, 0.2, 0.2), (0.3, 0.3, 0.99)):
             decisions.append(policy.begin(None, chances[0]))
             for chance, logits in zip(chances, (LIKELY, LOW, FLAT), strict=True):
-                decisions.append(policy.trusts(chance))
+                decisions.append(policy.should_use_counts(chance))
                 if not decisions[-1]:
-                    decisions += [policy.steps(drawn), policy.draws(logits, 1.0, None, guess(chance))]
+                    decisions += [policy.should_step(drawn), policy.should_draw(logits, 1.0, None, guess(chance))]
         found.append(decisions)
     assert found[0] == found[1]
     assert set(found[0]) == {False, True}
@@ -199,14 +199,14 @@ def test_without_a_drafter_the_reason_is_told() -> None:
     for chance, reason in ((0.0, NO_MATCH), (0.01, TOO_DEAR), (0.9, None)):
         assert policy.begin(None, chance) is (reason is None)
         assert policy.no_draft_reason == reason
-    assert policy.trusts(0.9)
-    assert not policy.steps(0)
+    assert policy.should_use_counts(0.9)
+    assert not policy.should_step(0)
 
 
 def test_no_more_is_drafted_than_pays() -> None:
     policy = measured(row=0.2, alone=True)
     policy.begin(None, 0.9)
-    assert [policy.trusts(chance) for chance in (0.9, 0.8, 0.01)] == [True, True, False]
+    assert [policy.should_use_counts(chance) for chance in (0.9, 0.8, 0.01)] == [True, True, False]
 
 
 def test_plain_steps_are_still_measured_while_all_is_counted() -> None:

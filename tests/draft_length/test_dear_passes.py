@@ -46,9 +46,9 @@ class Loop:
         if (self.hybrid and not self.policy.rereads(self.again)) or not self.policy.begin(None):
             return 0
         drafted = 0
-        while drafted < LONGEST and self.policy.draws(NO_LOGITS, 0.0, None):
+        while drafted < LONGEST and self.policy.should_draw(NO_LOGITS, 0.0, None):
             drafted += 1
-            if not self.policy.steps(0):
+            if not self.policy.should_step(0):
                 break
         return drafted
 

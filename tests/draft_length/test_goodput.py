@@ -71,7 +71,7 @@ class UpTo(Fixed):
         self._drafted = 0
         return self._length > 0
 
-    def steps(self, token: int) -> bool:  # noqa: ARG002
+    def should_step(self, token: int) -> bool:  # noqa: ARG002
         self._drafted += 1
         return self._drafted < self._length
 
@@ -100,14 +100,14 @@ class Clock:
                 passes = 1
                 while True:
                     self.head.nats = self._random.choice(list(scene.chances))
-                    if not self.policy.draws(NO_LOGITS, 0.0, None):
+                    if not self.policy.should_draw(NO_LOGITS, 0.0, None):
                         break
                     drafted += 1
                     whole &= self._random.random() < scene.chances[self.head.nats]
                     accepted += whole
                     survival *= scene.chances[self.head.nats]
                     self.tokens += survival
-                    if drafted == min(LONGEST, max(1, left - 1)) or not self.policy.steps(0):
+                    if drafted == min(LONGEST, max(1, left - 1)) or not self.policy.should_step(0):
                         break
                     passes += 1
             reads = 0 if read or not passes else prompt

@@ -66,18 +66,18 @@ class Steady(Fixed):
         self.no_draft_reason = self._policy.no_draft_reason
         return drafts
 
-    def trusts(self, chance: float) -> bool:
-        return self._policy.trusts(chance)
+    def should_use_counts(self, chance: float) -> bool:
+        return self._policy.should_use_counts(chance)
 
-    def draws(
+    def should_draw(
         self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None, guess: Guess | None = None
     ) -> bool:
-        draws = self._policy.draws(logits, temperature, hidden, guess)
+        draws = self._policy.should_draw(logits, temperature, hidden, guess)
         self.no_draft_reason = self._policy.no_draft_reason
         return draws
 
-    def steps(self, token: int) -> bool:
-        return self._policy.steps(token)
+    def should_step(self, token: int) -> bool:
+        return self._policy.should_step(token)
 
 
 class Told(Head):
@@ -178,7 +178,7 @@ def test_entropy_is_that_of_the_distribution() -> None:
 def test_without_a_trained_head_the_entropy_ends_a_draft_before_an_unsure_token() -> None:
     policy = HeadThreshold(0.6, Head())
     for equal, draws in ((1, True), (2, True), (3, False)):  # log 2 nats: 1 − √0.139 = 0.63; log 3: 0.53
-        assert policy.draws(torch.zeros(equal), 1.0, None) is draws
+        assert policy.should_draw(torch.zeros(equal), 1.0, None) is draws
 
 
 def test_the_setting_chooses_the_policy() -> None:
@@ -252,11 +252,11 @@ def test_the_time_that_a_policy_takes_is_in_the_records(monkeypatch: pytest.Monk
 class Once(HeadThreshold):
     """Is sure of the first token only."""
 
-    def draws(
+    def should_draw(
         self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None, guess: Guess | None = None
     ) -> bool:
         sure = self.no_draft_reason is None
-        super().draws(logits, temperature, hidden, guess)
+        super().should_draw(logits, temperature, hidden, guess)
         self.no_draft_reason = UNSURE
         return sure
 

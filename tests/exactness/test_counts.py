@@ -58,12 +58,12 @@ class Watching(Fixed):
         self.origins.clear()
         return True
 
-    def trusts(self, chance: float) -> bool:
-        if super().trusts(chance):
+    def should_use_counts(self, chance: float) -> bool:
+        if super().should_use_counts(chance):
             self.origins.append("counted")
-        return super().trusts(chance)
+        return super().should_use_counts(chance)
 
-    def draws(
+    def should_draw(
         self,
         logits: torch.Tensor,  # noqa: ARG002
         temperature: float,  # noqa: ARG002

@@ -44,7 +44,7 @@ def counted_draft(
     guess = counts.guess(ids[-LONGEST:])
     if not policy.begin(None, 0.0 if guess is None else guess.chance) or guess is None:
         return Draft(no_draft_reason=policy.no_draft_reason)
-    while guess is not None and len(tokens) < room and policy.trusts(guess.chance):
+    while guess is not None and len(tokens) < room and policy.should_use_counts(guess.chance):
         tokens.append(guess.best)
         if guess.best in eos:
             break

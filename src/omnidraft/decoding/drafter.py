@@ -128,17 +128,17 @@ class Drafter:
         self._aligned = False
         while True:
             guess = self.guess(tokens) if allowed is None else None
-            if guess is not None and policy.trusts(guess.chance):
+            if guess is not None and policy.should_use_counts(guess.chance):
                 self.counted += 1
                 q = guess.over(self.model.vocab_size)
                 if temperature == 0:
                     q = one_hot(guess.best, len(q))
-            elif not self.network or (tokens and not policy.steps(tokens[-1])):
+            elif not self.network or (tokens and not policy.should_step(tokens[-1])):
                 return tokens, vectors
             else:
                 logits = yield from self._next_logits(tokens, room=length)
                 seen = logits if logits is None or allowed is None else _only(logits, allowed)
-                if seen is None or not policy.draws(seen, temperature, self.sequence.hidden, guess):
+                if seen is None or not policy.should_draw(seen, temperature, self.sequence.hidden, guess):
                     return tokens, vectors
                 q = _distribution(seen, temperature, guess)
             token = int(q.argmax()) if temperature == 0 else draw(q)

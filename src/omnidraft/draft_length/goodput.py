@@ -131,7 +131,7 @@ class Goodput:
             self.acceptance.fade()
         return self._budget > self._prefill
 
-    def trusts(self, chance: float) -> bool:
+    def should_use_counts(self, chance: float) -> bool:
         """True if a token of the counts alone pays and a step of the drafter would gain less than it costs."""
         length = len(self._bins)
         if length < self._forced or not (self._unfinished or self._pays(chance)):
@@ -151,7 +151,7 @@ class Goodput:
         length = len(self._bins)
         return self._survival * chance * self.gain.next(length) > self._verifying(length)
 
-    def draws(
+    def should_draw(
         self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None, guess: Guess | None = None
     ) -> bool:
         """True if drawing a token pays, its distribution being known."""
@@ -170,7 +170,7 @@ class Goodput:
         self._survival = survival
         return True
 
-    def steps(self, token: int) -> bool:  # noqa: ARG002
+    def should_step(self, token: int) -> bool:  # noqa: ARG002
         """True if another step of the drafter pays, before its distribution is known."""
         length = len(self._bins)
         if length >= self._longest or self._counts_alone:

@@ -41,15 +41,15 @@ class DraftLengthPolicy(Protocol):
     def begin(self, walk: Walk | None, chance: float = 0.0) -> bool:
         """True to draft in this round; `walk` segments the draft, `chance` is that of the counts' first token."""
 
-    def trusts(self, chance: float) -> bool:
+    def should_use_counts(self, chance: float) -> bool:
         """True to draw a token from the counts alone; their most frequent token is accepted with this chance."""
 
-    def draws(
+    def should_draw(
         self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None, guess: Guess | None = None
     ) -> bool:
         """True to draw a token from logits (V_q,), made of the hidden state (H,) where that is known, and a guess."""
 
-    def steps(self, token: int) -> bool:
+    def should_step(self, token: int) -> bool:
         """True to make another step of the drafter after this token, the last one drawn."""
 
     def learn(self, record: Round) -> None:
@@ -74,10 +74,10 @@ class Fixed:
         self.no_draft_reason = None
         return True
 
-    def trusts(self, chance: float) -> bool:
+    def should_use_counts(self, chance: float) -> bool:
         return chance >= self._trusted
 
-    def draws(
+    def should_draw(
         self,
         logits: torch.Tensor,  # noqa: ARG002
         temperature: float,  # noqa: ARG002
@@ -86,7 +86,7 @@ class Fixed:
     ) -> bool:
         return True
 
-    def steps(self, token: int) -> bool:  # noqa: ARG002
+    def should_step(self, token: int) -> bool:  # noqa: ARG002
         return True
 
     def learn(self, record: Round) -> None:
@@ -109,13 +109,13 @@ class HeadThreshold(Fixed):
         self._reach = 1.0
         return super().begin(walk, chance)
 
-    def trusts(self, chance: float) -> bool:
-        trusted = super().trusts(chance)
+    def should_use_counts(self, chance: float) -> bool:
+        trusted = super().should_use_counts(chance)
         if trusted:
             self._reach *= chance
         return trusted
 
-    def draws(
+    def should_draw(
         self,
         logits: torch.Tensor,
         temperature: float,
