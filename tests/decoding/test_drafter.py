@@ -317,7 +317,7 @@ def exact(context: int | None) -> NativeModel:
     return model
 
 
-def should_step(context: int | None, places: str, rounds: int = 8) -> tuple[list[list[float]], int, int]:
+def steps(context: int | None, places: str, rounds: int = 8) -> tuple[list[list[float]], int, int]:
     """Drafts of both over rounds that keep some of a draft and spell the text anew; passes made and tokens counted."""
     drafters, found = [counting(kind, exact(context)) for kind in (Drafter, StepByStep)], list[list[float]]()
     passes = counted = 0
