@@ -23,8 +23,8 @@ OWN = {
     "dtype": "`float32`, `bfloat16` or `float16` of both models, or `int8` of the target",
     "device": "of both models: `cpu`, `cuda`, `cuda:N` or `mps`",
     "adapt": "[learning](learning.md) from the answers: `off`, `background` or `inline`",
-    "profile": "[where learned weights are kept](profiles.md): a file, or `None`; `auto` is that of the two models",
-    "warn": "called with each warning, a line",
+    "profile": "[where learned weights are kept](profiles.md): a file, or `None`; `auto`: that of this pair",
+    "warn": "a function that is called with each warning, one line",
 }
 
 

@@ -228,7 +228,7 @@ class DraftingOptions(Settings):
     )
     reuse_answers: str = one_of(
         "memory",
-        "earlier text used for drafts: none, the request's, also earlier answers, or also those saved in the profile",
+        "earlier text that drafts use (request: its own; memory: also earlier answers; profile: also saved ones)",
         *REUSE_ANSWERS,
     )
 

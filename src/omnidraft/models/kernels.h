@@ -1,6 +1,6 @@
 /* Products of panels (blocks.h) and rows of inputs.
 
-   Codes are unpacked once for all rows of a pass.  Inputs are whole numbers with one scale for 32 of them, so that the
+   Codes are unpacked once for all rows of a pass.  Inputs are whole numbers with one scale for 16 of them, so that the
    products of a group are exact; these are added in the order of the groups, each row of the matrix in a lane of its
    own.  So a result has the same bits on every processor, and whatever rows are beside it. */
 

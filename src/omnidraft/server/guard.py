@@ -17,7 +17,7 @@ from omnidraft.server.settings import MEGABYTE, Serving, is_loopback
 
 BUSY = "too many requests are open: try again later"
 USED_KEY = "omnidraft.key"  # of an ASGI scope: the place of the API key, where the server has keys
-OPEN = ("/health", "/")  # without a key; and the page's files, which ask for it
+OPEN = ("/health", "/v1/health", "/")  # without a key; and the page's files, which ask for it
 PAGE = "/page/"
 LINK = ("/", "navigate", "document")  # path, Sec-Fetch-Mode and -Dest of a link to the page
 POLICY = b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
