@@ -30,7 +30,7 @@ Warn = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class LearningPlan:
-    """How a drafter learns, and where what it learned is kept."""
+    """The settings of a drafter's learning, and the profile that keeps its weights."""
 
     adapt: str = "off"
     learning: Mapping[str, Any]  # fields of config.Learning

@@ -220,7 +220,7 @@ def _draft_length(*policies: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class DraftingOptions(Settings):
-    """What `load` takes of drafting; `draft_length` 0 is plain decoding through the same loop."""
+    """The options of `load` for drafting; `draft_length` 0 is plain decoding through the same loop."""
 
     draft_length: str | int = _draft_length("goodput")
     max_draft_length: int = integer(
@@ -283,7 +283,7 @@ class Drafting(DraftingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class LearningOptions(Settings):
-    """What `load` takes of the drafter's online distillation."""
+    """The options of `load` for the drafter's online distillation."""
 
     adapter: str = one_of("full", "trained weights", *ADAPTERS)
     rank: int = integer(32, "rank of LoRA", low=1, high=1024, fix="32 is usual")

@@ -213,7 +213,7 @@ class Stream:
         except Stopped:
             self._end()
             return Step()
-        except Exception as error:  # noqa: BLE001  likewise
+        except Exception as error:  # noqa: BLE001  any error ends this answer alone
             return self._fail(error)
         self.records.append(record)
         self._pieces.append(piece)

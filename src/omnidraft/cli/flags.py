@@ -275,7 +275,7 @@ def interruptible() -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def stoppable() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed, for who asks between two steps; pressed again, it raises KeyboardInterrupt."""
+    """Return a function that is True once Ctrl-C was pressed; pressed again, it raises KeyboardInterrupt."""
     came = False
 
     def note(*_: object) -> None:

@@ -31,7 +31,7 @@ class Stopped(Exception):  # noqa: N818  not an error
     """A text was not read to its end, as it was to stop; its cache holds the beginning."""
 
 
-class Behind(Exception):  # noqa: N818  likewise
+class Behind(Exception):  # noqa: N818  no error: it tells of a state
     """A drafter has not read its text, and the others do not wait for it."""
 
 

@@ -13,7 +13,7 @@ USER, ANSWER, NEXT = "\1", "\2", "\3"  # stand for the words of turns
 
 
 class ChatTurns:
-    """What a teacher's chat template writes around the words of users and answers.
+    """The token ids that a teacher's chat template writes around messages.
 
     Raises ModelError for a model without a chat template, or whose template does not end turns with the end token.
     """

@@ -9,7 +9,7 @@ from omnidraft.config import Settings, number
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What of the source model the drafter keeps."""
+    """The layers and the vocabulary size that the drafter keeps of the source model."""
 
     layers: tuple[int, ...]
     vocab: int
@@ -17,7 +17,7 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Writing(Settings):
-    """How much teacher text is written, and how."""
+    """Settings of writing teacher text."""
 
     text_tokens: int = number(1_000_000, "tokens that a teacher writes", low=1, fix="use 1000000")
     self_asked: float = number(
@@ -29,7 +29,7 @@ class Writing(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Settings):
-    """How a drafter is distilled."""
+    """Settings of distillation."""
 
     tokens: int = number(
         5_000_000, "tokens read in training, repetitions counted", low=1, fix="use 5000000, or fewer for a trial"

@@ -90,7 +90,7 @@ class _Row:
     top_logprobs: list[list[float]] = field(default_factory=list)
 
     def conversation(self) -> Conversation:
-        """What is whole of it."""
+        """Return its complete turns."""
         kept = sum(at < self.whole for at in self.written)
         written = np.zeros(self.whole, np.bool_)
         written[self.written[:kept]] = True
@@ -174,7 +174,7 @@ class Teacher:
             row.top_logprobs.append(its_top)
 
     def _go_on(self, row: _Row) -> bool:
-        """Whether a row goes on after its last token; a turn that ends is followed by the beginning of the next."""
+        """Return True if a row goes on after its last token; after a turn comes the beginning of the next."""
         token, size = row.ids[-1], len(row.ids) - row.begun
         room = self._most - len(row.ids)
         if token not in self._special:

@@ -26,7 +26,7 @@ BATCH = 256  # texts that are tokenized at once
 
 
 def count_tokens(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Counter[int]:
-    """How often each token of a tokenizer occurs in texts."""
+    """Count the tokens of a tokenizer in texts."""
     backend, counts, rest = backend_of(tokenizer), Counter[int](), iter(texts)
     while batch := list(itertools.islice(rest, BATCH)):
         counts.update(i for each in backend.encode_batch_fast(batch, add_special_tokens=False) for i in each.ids)

@@ -101,7 +101,7 @@ class LanguageModel(Protocol):
     vocab_size: int  # rows of the logits, padded ids included
     context: int  # maximum number of tokens in a cache
     chunk: int  # ids of a long text that are read at a time: more take as long
-    part: int  # likewise of a target where others may wait, and logits depend on how a text is parted
+    part: int  # the same for a target while others wait, where logits depend on how a prompt is split
     joint: bool  # reads of several sequences are one pass
     rows_independent: bool  # the logits of a row are the same bits whatever rows are read in its pass
     hybrid: bool  # it has states besides keys and values: a crop may leave fewer tokens, which are then read again

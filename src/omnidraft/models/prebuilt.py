@@ -24,7 +24,7 @@ LEVELS = {
 
 
 def source_bytes() -> bytes:
-    """What a library is made of: options, and all files of C in the order of their names."""
+    """Return the bytes that a library depends on: options, and all C files in the order of their names."""
     files = (SOURCE, *sorted(SOURCE.parent.glob("*.h")))
     return " ".join(OPTIONS).encode() + b"".join(file.read_bytes() for file in files)
 

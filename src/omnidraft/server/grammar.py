@@ -220,7 +220,7 @@ def _own(schema: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _json(schemas: Sequence[Mapping[str, Any]]) -> str:
-    """What follows one of the schemas, in Lark."""
+    """Return a grammar in Lark whose texts follow one of the schemas."""
     made = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
     return f"%json {json.dumps({**made, 'x-guidance': STYLE})}"
 
