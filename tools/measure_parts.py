@@ -188,7 +188,7 @@ def step() -> None:
 
 @torch.inference_mode()
 def cache() -> None:
-    from omnidraft.models.kv_cache import new_cache
+    from omnidraft.models.transformers_cache import new_cache
 
     shape = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 9, "num_attention_heads": 16}
     model = llama(vocab_size=1000, max_position_embeddings=8192, **shape).to(torch.bfloat16)

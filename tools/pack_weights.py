@@ -4,8 +4,8 @@
     python tools/pack_weights.py FOLDER OUT
 
 FOLDER holds a model in safetensors files; OUT, another one, gets `model.int8.safetensors` and copies of what else a
-model needs.  Each matrix becomes integers and one scale a row (the format: src/omnidraft/models/rows.py), those to
-which the 8-bit step rounds it, so that what that step computes stays the same, bit by bit; in other precisions the
+model needs.  Each matrix becomes integers and one scale a row (src/omnidraft/models/int8_format.py), those to which
+the 8-bit step rounds it, so that what that step computes stays the same, bit by bit; in other precisions the
 weights are the rounded ones.  OmniDraft takes such a folder wherever it takes one; `transformers` does not read it.
 """
 
@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 from omnidraft.errors import OmniDraftError
-from omnidraft.models.rows import FILE, FORMAT, packed
+from omnidraft.models.int8_format import FILE, FORMAT, packed
 from omnidraft.models.tensors import Tensors
 from omnidraft.storage import replace_file
 

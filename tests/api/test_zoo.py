@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 import omnidraft
 from omnidraft import defaults, zoo
 from omnidraft.errors import ModelError
-from omnidraft.models.rows import FILE, FORMAT, SCALE
+from omnidraft.models.int8_format import FILE, FORMAT, SCALE
 from support.models import one_line
 from support.project_files import shared
 

@@ -13,7 +13,7 @@ import torch
 from omnidraft.config import Drafting, Sampling
 from omnidraft.counts.counts import AnswerMemory
 from omnidraft.decoding.engine import AGAIN, Engine
-from omnidraft.models.hybrids import ONE_BY_ONE as REASON
+from omnidraft.models.hybrid_checks import ONE_BY_ONE as REASON
 from omnidraft.models.language_model import LanguageModel
 from omnidraft.models.transformers_model import TransformersModel
 from omnidraft.verification.round import Round

@@ -15,7 +15,7 @@ import torch
 
 from omnidraft.errors import ModelError, NumericsError
 from omnidraft.models import gguf, packed
-from omnidraft.models.gguf import blocks, conversion, header
+from omnidraft.models.gguf import conversion, gguf_weights, header
 from omnidraft.models.gguf.parts import forget_headers, read_header
 from omnidraft.models.loading import load_model
 from support.compilers import needs_the_8_bit_step
@@ -146,7 +146,7 @@ def test_a_file_that_changes_while_it_is_loaded_is_named(
     change: Callable[[Path], None], dtype: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After its header was read: before its first tensor is."""
-    place, name = (blocks, "BlockWeights") if dtype == "int8" else (conversion, "_write")
+    place, name = (gguf_weights, "GgufWeights") if dtype == "int8" else (conversion, "_write")
     true = getattr(place, name)
 
     def late(*given: object) -> object:
@@ -181,7 +181,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_named(
 
 
 def test_a_file_that_ends_in_the_middle_of_a_tensor_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "check_unchanged", lambda *_: cut(path))
+    monkeypatch.setattr(gguf_weights, "check_unchanged", lambda *_: cut(path))
     with pytest.raises(ModelError) as error:
         load_model(path, "int8", verifies=True)
     one_line(error, "m.gguf was changed while it was read")
@@ -219,14 +219,14 @@ def test_an_embedding_that_is_no_number_is_named(tmp_path: Path) -> None:
 def test_a_file_that_memory_does_not_hold_is_refused_before_it_is_read(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "held_bytes", lambda _: 2**60)
+    monkeypatch.setattr(gguf_weights, "held_bytes", lambda _: 2**60)
     with pytest.raises(ModelError) as error:
         load_model(path, "int8", verifies=True)
     one_line(error, "m.gguf", "take 1073741824.0 GiB of memory")
 
 
 def test_memory_that_is_refused_is_an_error(path: Path) -> None:
-    stored = blocks.weights_of(path, load_model(path, "int8", verifies=True).lm.model).stored("lm_head.weight")
+    stored = gguf_weights.weights_of(path, load_model(path, "int8", verifies=True).lm.model).stored("lm_head.weight")
     assert stored is not None
     with pytest.raises(ModelError) as error:
         packed.Packed(replace(stored, out=2**48))

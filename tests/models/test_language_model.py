@@ -11,7 +11,7 @@ import transformers
 from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel
 
 from omnidraft.errors import InputError, ModelError, NumericsError, PromptError
-from omnidraft.models import kv_cache
+from omnidraft.models import transformers_cache
 from omnidraft.models import transformers_model as models
 from omnidraft.models.language_model import NO_LIMIT
 from omnidraft.models.loading import load_model
@@ -61,9 +61,9 @@ def test_the_crop_check_notices_one_wrong_token(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["llama", "mistral", "deepseek_v2"])
 def test_keys_are_written_where_there_is_room(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The logits over a cache that copies, and nothing is copied once the buffers have grown."""
-    monkeypatch.setattr(kv_cache, "ROOM", 3)
+    monkeypatch.setattr(transformers_cache, "ROOM", 3)
     model = build(kind)
-    growing, copying, name = kv_cache.new_cache(), DynamicCache(), cache_argument(model)
+    growing, copying, name = transformers_cache.new_cache(), DynamicCache(), cache_argument(model)
 
     def read(cache: DynamicCache, ids: list[int]) -> torch.Tensor:
         with torch.no_grad():

@@ -23,7 +23,7 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import negative_data_rejection
 
-import omnidraft.server.following
+import omnidraft.server.grammar_options
 import omnidraft.server.tasks
 from omnidraft.errors import ConfigError
 from support.serving import PATIENT, QUESTION, At, serving, user

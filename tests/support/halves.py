@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from omnidraft.models.kv_cache import GrowingLayer, new_cache
+from omnidraft.models.transformers_cache import GrowingLayer, new_cache
 
 
 class HalfLayer(GrowingLayer):

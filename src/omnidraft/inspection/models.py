@@ -15,10 +15,10 @@ from omnidraft.inspection.vocabularies import Language, Vocabulary, vocabulary
 from omnidraft.models import native
 from omnidraft.models.families import BY_CLASS
 from omnidraft.models.gguf import KeyReport, held_bytes, is_gguf, read_keys
-from omnidraft.models.kv_cache import attention
 from omnidraft.models.language_model import NO_LIMIT
 from omnidraft.models.loading import choose_device, choose_precision, load_skeleton, load_tokenizer, locate
 from omnidraft.models.native_model import unsupported_reason
+from omnidraft.models.transformers_cache import attention
 from omnidraft.models.transformers_model import TransformersModel, check_drafter
 
 

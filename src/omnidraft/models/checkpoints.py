@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from transformers.cache_utils import DynamicLayer
 
-from omnidraft.models.kv_cache import attention, state_layers, states
+from omnidraft.models.transformers_cache import attention, state_layers, states
 
 if TYPE_CHECKING:
     from transformers import DynamicCache

@@ -11,7 +11,7 @@ from typing import Any, Self
 import torch
 
 from omnidraft.errors import ModelError
-from omnidraft.models import rows
+from omnidraft.models import int8_format
 from omnidraft.models.gguf.foreign import is_pointer, pointer_fault
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -20,7 +20,7 @@ LENGTH = 8  # bytes at the beginning of a safetensors file, with the length of i
 
 def in_8_bits(folder: Path) -> bool:
     """True if a folder's weights are in 8 bits; an ordinary file beside them, from later training, takes precedence."""
-    return (folder / rows.FILE).is_file() and not any((folder / name).is_file() for name in (SINGLE, INDEX))
+    return (folder / int8_format.FILE).is_file() and not any((folder / name).is_file() for name in (SINGLE, INDEX))
 
 
 def check_weights(folder: Path) -> None:
@@ -29,8 +29,8 @@ def check_weights(folder: Path) -> None:
     if not paths and (folder / INDEX).is_file():
         names = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
         paths = [folder / name for name in sorted(set(names))]
-    elif not paths and (folder / rows.FILE).is_file():
-        paths = [folder / rows.FILE]
+    elif not paths and (folder / int8_format.FILE).is_file():
+        paths = [folder / int8_format.FILE]
     for path in paths:
         if not path.is_file():
             raise ModelError(
@@ -76,7 +76,7 @@ class Tensors(Mapping[str, torch.Tensor]):
             for path in self._paths():
                 file = self._stack.enter_context(safe_open(path, framework="pt"))
                 self._files |= dict.fromkeys(file.keys(), file)
-                if Path(path).name == rows.FILE:
+                if Path(path).name == int8_format.FILE:
                     self._set_scales_apart((file.metadata() or {}).get("format"))
         except BaseException:
             self._stack.close()
@@ -87,9 +87,11 @@ class Tensors(Mapping[str, torch.Tensor]):
         self._stack.close()
 
     def _set_scales_apart(self, found: object) -> None:
-        if found != rows.FORMAT:
-            raise ModelError(f"{rows.FILE} of {self._source!r} is of format {found!r}: get one of {rows.FORMAT!r}")
-        self._scales = {name for name in self._files if name.endswith(rows.SCALE)}
+        if found != int8_format.FORMAT:
+            raise ModelError(
+                f"{int8_format.FILE} of {self._source!r} is of format {found!r}: get one of {int8_format.FORMAT!r}"
+            )
+        self._scales = {name for name in self._files if name.endswith(int8_format.SCALE)}
         for name in self._scales:
             self._files.pop(name)
 
@@ -98,10 +100,10 @@ class Tensors(Mapping[str, torch.Tensor]):
         if single is not None:
             return [single]
         index = self._path(INDEX)
-        if index is None and (in_8_bits := self._path(rows.FILE)) is not None:
+        if index is None and (in_8_bits := self._path(int8_format.FILE)) is not None:
             return [in_8_bits]
         if index is None:
-            raise FileNotFoundError(f"neither {SINGLE} nor {INDEX} nor {rows.FILE} is there")
+            raise FileNotFoundError(f"neither {SINGLE} nor {INDEX} nor {int8_format.FILE} is there")
         names = sorted(set(json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values()))
         found = {name: self._path(name) for name in names}
         if missing := [name for name, path in found.items() if path is None]:
@@ -120,8 +122,8 @@ class Tensors(Mapping[str, torch.Tensor]):
         tensor: torch.Tensor = file.get_tensor(name)
         if self._scales is None:
             return tensor
-        scales = f"{name}{rows.SCALE}"
-        return rows.restored(name, tensor, file.get_tensor(scales) if scales in self._scales else None)
+        scales = f"{name}{int8_format.SCALE}"
+        return int8_format.restored(name, tensor, file.get_tensor(scales) if scales in self._scales else None)
 
     def __contains__(self, name: object) -> bool:
         return name in self._files  # without reading it

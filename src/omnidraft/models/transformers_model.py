@@ -106,7 +106,7 @@ class TransformersModel(PretrainedModel):
     @torch.inference_mode()
     def _probed(self) -> str | None:
         """Reason why it cannot verify drafts; determined once for a model and its copies."""
-        from omnidraft.models.hybrids import ONE_BY_ONE, bounded, fit_scans, no_drafts
+        from omnidraft.models.hybrid_checks import ONE_BY_ONE, bounded, fit_scans, no_drafts
 
         if not hasattr(self.model, PROBED):
             fit_scans(self.model)
@@ -122,7 +122,7 @@ class TransformersModel(PretrainedModel):
 
     @cached_property
     def token_bytes(self) -> float:
-        from omnidraft.models.kv_cache import attention
+        from omnidraft.models.transformers_cache import attention
 
         one = self.new_sequence()
         one.forward([0], 0)
@@ -132,7 +132,7 @@ class TransformersModel(PretrainedModel):
         return dict(self.model.state_dict())
 
     def new_cache(self) -> DynamicCache:
-        from omnidraft.models.kv_cache import new_cache
+        from omnidraft.models.transformers_cache import new_cache
 
         return new_cache(self.model.config if self.hybrid else None)
 
@@ -193,7 +193,7 @@ class TransformersSequence(CachedSequence):
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
-        from omnidraft.models.kv_cache import state_layers, states
+        from omnidraft.models.transformers_cache import state_layers, states
 
         kept = 0 if self._checkpoints is None else self._checkpoints.nbytes
         held = sum(state.nbytes for state in states(state_layers(self.cache)))
@@ -211,7 +211,7 @@ class TransformersSequence(CachedSequence):
 
     def extend(self, count: int) -> None:
         """Update the length after a pass over `count` tokens; raises ModelError if the cache does not hold them."""
-        from omnidraft.models.kv_cache import held
+        from omnidraft.models.transformers_cache import held
 
         self.length += count
         if held(self.cache) not in (self.length, None):
@@ -332,7 +332,7 @@ def _own_cache(model: PreTrainedModel) -> str:
 @torch.inference_mode()
 def _hides_states(model: PreTrainedModel) -> bool:
     """True if a pass on the meta device leaves no state in the cache; False if no pass is possible there."""
-    from omnidraft.models.kv_cache import new_cache, state_layers, states
+    from omnidraft.models.transformers_cache import new_cache, state_layers, states
 
     cache = new_cache(model.config)
     try:

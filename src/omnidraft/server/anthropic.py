@@ -20,8 +20,8 @@ from omnidraft.server.anthropic_bodies import (
     ToolResult,
     ToolUse,
 )
-from omnidraft.server.batch import Batch, Reply, event
 from omnidraft.server.errors import ApiError, of_anthropic
+from omnidraft.server.request_answers import Reply, RequestAnswers, event
 from omnidraft.server.scheduler import Task
 from omnidraft.server.served import ServedModel
 from omnidraft.server.settings import Serving
@@ -140,7 +140,7 @@ def _as_choice(choice: ToolChoice) -> dict[str, Any]:
 class Messages(Reply):
     """The form of one answer."""
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: RequestAnswers) -> None:
         super().__init__(batch)
         own = {"type": "message", "role": "assistant", "model": self.model}
         self._head = {"id": f"msg_{secrets.token_hex(12)}", **own}

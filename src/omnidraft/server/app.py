@@ -23,13 +23,13 @@ from omnidraft.server import anthropic, anthropic_bodies, errors, ollama, ollama
 from omnidraft.server import protocol as p
 from omnidraft.server import protocol_base as base
 from omnidraft.server.answers import Answer
-from omnidraft.server.batch import Batch, Reply
 from omnidraft.server.bodies import Received, described, receive, taking
 from omnidraft.server.chat import Chat, Completion
 from omnidraft.server.errors import ApiError, Json, of_input
 from omnidraft.server.guard import USED_KEY, Guard
 from omnidraft.server.memories import KEYLESS
 from omnidraft.server.metrics import CONTENT_TYPE, Metrics
+from omnidraft.server.request_answers import Reply, RequestAnswers
 from omnidraft.server.responses import Response as ResponseForm
 from omnidraft.server.scheduler import Scheduler, Task
 from omnidraft.server.served import Log, ServedModel
@@ -75,7 +75,7 @@ class Server:
         """The body of a request; raises ApiError."""
         return await receive(request, kind, int(self.settings.max_body_mb * MEGABYTE))
 
-    async def begin(self, request: Request, asked: Received[Any], make: Make) -> Batch:
+    async def begin(self, request: Request, asked: Received[Any], make: Make) -> RequestAnswers:
         """Queue a request; raises ApiError."""
         served = self.model(getattr(asked.body, "model", None))
         queued = _naming(await run_in_threadpool(make, asked.body, served, self.settings), asked.ignored)
@@ -83,7 +83,7 @@ class Server:
             each.user = each.user._replace(key=request.scope.get(USED_KEY, KEYLESS))
             if self._prompts:
                 self._log(f"prompt: {served.model.target.tokenizer.decode(list(each.ids))}")
-        return Batch(queued, self.scheduler)
+        return RequestAnswers(queued, self.scheduler)
 
     def answering(self, api: Api) -> Endpoint:
         """The endpoint of an API."""
@@ -211,7 +211,7 @@ class Server:
         except InputError as error:
             raise of_input(error, "model") from error
 
-    def _note(self, batch: Batch) -> None:
+    def _note(self, batch: RequestAnswers) -> None:
         for answer in batch.answers:
             self._log(_line(answer))
 
@@ -223,7 +223,7 @@ class Server:
 class Events(StreamingResponse):
     """An answer piece by piece; a client that goes away ends it."""
 
-    def __init__(self, reply: Reply, note: Callable[[Batch], None]) -> None:
+    def __init__(self, reply: Reply, note: Callable[[RequestAnswers], None]) -> None:
         super().__init__(reply.stream(), media_type=reply.media_type)
         self._batch, self._note = reply.batch, note
 
@@ -235,7 +235,7 @@ class Events(StreamingResponse):
             self._note(self._batch)
 
 
-async def _read(request: Request, batch: Batch) -> bool:
+async def _read(request: Request, batch: RequestAnswers) -> bool:
     """Read answers to their end; False where the client goes away before.  Raises ApiError."""
 
     async def read() -> None:
@@ -283,7 +283,7 @@ class Api(NamedTuple):
     about: str
     body: type[base.Body]
     make: Make
-    reply: Callable[[Batch, Received[Any]], Reply]
+    reply: Callable[[RequestAnswers, Received[Any]], Reply]
     streams: bool = False  # where the body does not say
     idle: Callable[[Any], dict[str, Any] | None] | None = None  # what is said to a body with nothing to answer
 

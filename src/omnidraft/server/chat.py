@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from omnidraft.server.answers import Answer, Delta, TokenInfo, timings
-from omnidraft.server.batch import Batch, Reply, event
 from omnidraft.server.errors import ApiError
+from omnidraft.server.request_answers import Reply, RequestAnswers, event
 
 
 class Choices(Reply):
@@ -21,7 +21,7 @@ class Choices(Reply):
     body: ClassVar[str]  # the `object` of a body, and of a chunk
     chunk: ClassVar[str]
 
-    def __init__(self, batch: Batch, *, usage: bool = False) -> None:
+    def __init__(self, batch: RequestAnswers, *, usage: bool = False) -> None:
         super().__init__(batch)
         self._usage = usage  # a chunk of its own at the end
         self._head = {"id": f"{self.prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": self.model}
@@ -141,7 +141,7 @@ class Completion(Choices):
 
     prefix, body, chunk = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, batch: Batch, *, usage: bool = False) -> None:
+    def __init__(self, batch: RequestAnswers, *, usage: bool = False) -> None:
         super().__init__(batch, usage=usage)
         self._begun: set[int] = set()  # choices whose prompt was repeated
         self._offsets: Counter[int] = Counter()  # characters of the tokens whose log-probabilities were given

@@ -9,10 +9,10 @@ from typing import Any
 
 from omnidraft.server import protocol as p
 from omnidraft.server.answers import Answer, Delta
-from omnidraft.server.batch import Batch, Reply
 from omnidraft.server.errors import ApiError, to_json
 from omnidraft.server.ollama_bodies import Asked, OllamaChat, OllamaGenerate
 from omnidraft.server.reading.pieces import Call
+from omnidraft.server.request_answers import Reply, RequestAnswers
 from omnidraft.server.scheduler import Task
 from omnidraft.server.served import ServedModel
 from omnidraft.server.settings import Serving
@@ -96,7 +96,7 @@ class Lines(Reply):
 
     media_type = "application/x-ndjson"
 
-    def __init__(self, batch: Batch, model: str, *, chat: bool) -> None:
+    def __init__(self, batch: RequestAnswers, model: str, *, chat: bool) -> None:
         super().__init__(batch)
         self.model, self._chat = model, chat
 

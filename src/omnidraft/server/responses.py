@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from omnidraft.server.answers import Answer, Delta
-from omnidraft.server.batch import Batch, Reply, event
 from omnidraft.server.bodies import Received
 from omnidraft.server.errors import ApiError
 from omnidraft.server.protocol import ResponseRequest
+from omnidraft.server.request_answers import Reply, RequestAnswers, event
 
 PARTS: dict[str, dict[str, Any]] = {
     "message": {"type": "output_text", "annotations": [], "logprobs": []},
@@ -22,7 +22,7 @@ PARTS: dict[str, dict[str, Any]] = {
 class Response(Reply):
     """The form of one response: its items are reasoning, a message, and calls, in the order in which they begin."""
 
-    def __init__(self, batch: Batch, asked: Received[ResponseRequest]) -> None:
+    def __init__(self, batch: RequestAnswers, asked: Received[ResponseRequest]) -> None:
         super().__init__(batch)
         self._body, self._raw = asked.body, asked.raw
         self._id, self._created = f"resp_{secrets.token_hex(12)}", int(time.time())

@@ -13,8 +13,8 @@ from omnidraft.server import protocol_base as base
 from omnidraft.server.bodies import read
 from omnidraft.server.errors import ApiError, Paths, of_input, renamed
 from omnidraft.server.fill_in import filling
-from omnidraft.server.following import grammar_options
 from omnidraft.server.forms import ResponseFormat, form_of, form_of_text
+from omnidraft.server.grammar_options import grammar_options
 from omnidraft.server.instruction import instructed
 from omnidraft.server.memories import User, digest
 from omnidraft.server.messages import Prompt, encoded, of_chat, of_response

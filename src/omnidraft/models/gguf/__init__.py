@@ -9,9 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from omnidraft.models.gguf.blocks import held_bytes, weights_of
     from omnidraft.models.gguf.config import is_gguf, load_config, model_tensors, read_keys
     from omnidraft.models.gguf.conversion import clear, converted, kept, remove_old
+    from omnidraft.models.gguf.gguf_weights import held_bytes, weights_of
     from omnidraft.models.gguf.keys import KeyReport
     from omnidraft.models.gguf.tokenizer import load_tokenizer
 

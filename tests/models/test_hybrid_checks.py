@@ -13,10 +13,10 @@ from transformers import PreTrainedModel
 
 from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.errors import ModelError
-from omnidraft.models import checkpoints, hybrids
+from omnidraft.models import checkpoints, hybrid_checks
 from omnidraft.models import transformers_model as models
-from omnidraft.models.kv_cache import attention, state_layers, states
 from omnidraft.models.loading import load_model, load_skeleton
+from omnidraft.models.transformers_cache import attention, state_layers, states
 from omnidraft.models.transformers_model import PROBED, TransformersModel, TransformersSequence
 from support.hybrids import HYBRIDS, ONE_BY_ONE, hybrid
 from support.models import afresh, build, close, one_line
@@ -214,7 +214,7 @@ def test_these_read_several_tokens_as_one_by_one(kind: str, dtype: torch.dtype) 
 @pytest.mark.parametrize("kind", ONE_BY_ONE)
 def test_these_do_not_whatever_their_weights(kind: str, dtype: torch.dtype) -> None:
     for std in (0.02, 0.2):
-        assert TransformersModel(in_dtype(hybrid(kind, std=std), dtype)).no_drafts == hybrids.ONE_BY_ONE
+        assert TransformersModel(in_dtype(hybrid(kind, std=std), dtype)).no_drafts == hybrid_checks.ONE_BY_ONE
 
 
 @pytest.mark.parametrize("kind", ONE_BY_ONE)
@@ -252,7 +252,7 @@ def test_a_pass_that_forgets_the_state_is_noticed(monkeypatch: pytest.MonkeyPatc
         assert TransformersModel(model).no_drafts is None
         delattr(model, PROBED)
         monkeypatch.setattr(module, scan, forgetful)
-        assert TransformersModel(model).no_drafts == hybrids.ONE_BY_ONE
+        assert TransformersModel(model).no_drafts == hybrid_checks.ONE_BY_ONE
 
 
 def test_a_model_is_probed_once() -> None:
@@ -277,7 +277,7 @@ def test_scans_are_no_longer_than_the_pass(monkeypatch: pytest.MonkeyPatch) -> N
             chunks.append(options["chunk_size"])
             return true(*args, **options)
 
-        monkeypatch.setattr(module, scan, hybrids._fitted(noted, 64))  # noqa: SLF001
+        monkeypatch.setattr(module, scan, hybrid_checks._fitted(noted, 64))  # noqa: SLF001
         lm = TransformersModel(model).new_sequence()
         chunks.clear()
         lm.forward(ids_of(20), 1)
@@ -310,7 +310,7 @@ def test_loading_says_that_there_will_be_no_drafts(kind: str, told: int, tmp_pat
     said: list[str] = []
     loaded = load_model(tmp_path, dtype="float32", say=said.append, verifies=True)
     assert loaded.lm.hybrid
-    assert [hybrids.ONE_BY_ONE in line for line in said] == [True] * told
+    assert [hybrid_checks.ONE_BY_ONE in line for line in said] == [True] * told
 
 
 def test_a_skeleton_is_not_probed(tmp_path: Path) -> None:

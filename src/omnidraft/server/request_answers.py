@@ -13,7 +13,7 @@ from omnidraft.server.errors import ApiError, to_json
 from omnidraft.server.scheduler import Event, Scheduler, Task
 
 
-class Batch:
+class RequestAnswers:
     """Queues the tasks of a request; `deltas` while its answers are made, then `choices`.
 
     The answers to one prompt differ by their seeds, that of the first being the request's.  Greedy ones would not
@@ -96,7 +96,7 @@ class Reply(ABC):
 
     media_type: ClassVar[str] = "text/event-stream"
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: RequestAnswers) -> None:
         self.batch = batch
         self.answer = batch.answers[0]
         self.model = batch.task.served.name

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from omnidraft.errors import ModelError
-from omnidraft.models.kv_cache import state_layers, states
+from omnidraft.models.transformers_cache import state_layers, states
 
 if TYPE_CHECKING:
     from transformers import DynamicCache

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class BlockWeights(StoredWeights):
+class GgufWeights(StoredWeights):
     """The tensors of a file by their names in `transformers`; each is read when it is asked for.
 
     Files stay open: one that takes the name of another, as updates do, changes nothing.  Raises ModelError, as all of
@@ -99,7 +99,7 @@ def _held(parts: Sequence[TensorInfo]) -> int:
     return sum(math.prod(part.shape) for part in parts)  # they are rounded to 8 bits
 
 
-def weights_of(path: Path, skeleton: PreTrainedModel) -> BlockWeights:
+def weights_of(path: Path, skeleton: PreTrainedModel) -> GgufWeights:
     """The weights of a file's model.
 
     Raises ModelError unless the file has those of the skeleton, and no other, and there is memory for them.
@@ -107,7 +107,7 @@ def weights_of(path: Path, skeleton: PreTrainedModel) -> BlockWeights:
     import psutil
 
     needed, free = held_bytes(path), psutil.virtual_memory().available
-    found = BlockWeights(path, model_tensors(path, skeleton))
+    found = GgufWeights(path, model_tensors(path, skeleton))
     forget_headers()  # before memory is taken for the weights
     if needed > free:
         raise ModelError(
