@@ -30,7 +30,7 @@ __all__ = [
     "weights_of",
 ]
 _PLACES = {
-    "blocks": ("held_bytes", "weights_of"),
+    "gguf_weights": ("held_bytes", "weights_of"),
     "config": ("is_gguf", "load_config", "model_tensors", "read_keys"),
     "conversion": ("clear", "converted", "kept", "remove_old"),
     "keys": ("KeyReport",),
