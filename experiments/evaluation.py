@@ -88,8 +88,8 @@ class Evaluation:
             drafting.setdefault("threshold", threshold)
         asked: Options = {"train": self.recipe.learning.train} | (method.learning or {})
         how, hybrid = asked.pop("train"), HybridLoss(**method.loss) if asked.get("loss") == "hybrid" else None
-        own = {name: value for name, value in asked.items() if value != "hybrid"}
-        learning = None if method.learning is None else replace(self.recipe.learning, **own)
+        fields = {name: value for name, value in asked.items() if value != "hybrid"}
+        learning = None if method.learning is None else replace(self.recipe.learning, **fields)
         if learning is not None and method.lora:
             learning = replace(learning, adapter="lora", learning_rate=LORA_RATE * learning.learning_rate)
         return Student(

@@ -13,9 +13,11 @@ from omnidraft.api import OmniDraft
 from omnidraft.decoding.engine import Engine
 from omnidraft.detokenizer import Detokenizer, StopStrings
 from omnidraft.errors import ConfigError
+from support.assembling import load_with
 from support.compilers import needs_the_8_bit_step
 
 PROMPT = "hello world"
+LENGTH = 40  # tokens of a greedy or sampled text that is ended at each of them
 
 
 def tokens_of(text: str) -> tuple[bytes, ...]:
@@ -149,9 +151,11 @@ def test_a_text_that_ends_anywhere_in_a_round_is_the_beginning_of_the_whole(
 ) -> None:
     if sampling:
         needs_the_8_bit_step()  # the seed is one whose drafts, by this step, lead to both ends
-    model = omnidraft.load(target, target, dtype="float32", profile=None, draft_length=4, reuse_answers="nothing")
+    backend = "auto" if sampling else "transformers"  # whose greedy drafts are the target's own
+    options: dict[str, Any] = {"draft_length": 4, "reuse_answers": "nothing", "drafter_backend": backend}
+    model = load_with(target, target, dtype="float32", profile=None, **options)
     prompt = model.encode(PROMPT)
-    whole = model.generate(prompt, max_new_tokens=24, **sampling).token_ids
+    whole = model.generate(prompt, max_new_tokens=LENGTH, **sampling).token_ids
     places = set()
     for count in range(1, len(whole)):
         if ending == "eos":
@@ -159,11 +163,11 @@ def test_a_text_that_ends_anywhere_in_a_round_is_the_beginning_of_the_whole(
                 continue
             model.engine.eos = frozenset({whole[count - 1]})
         observed.clear()
-        stream = model.stream(prompt, max_new_tokens=24 if ending == "eos" else count, **sampling)
+        stream = model.stream(prompt, max_new_tokens=LENGTH if ending == "eos" else count, **sampling)
         list(stream)
         last = stream.rounds[-1]
         if sampling:  # an end of text is drafted in another way, and draws go on from there
-            assert len(stream.result.token_ids) <= 24
+            assert len(stream.result.token_ids) <= LENGTH
         else:
             assert stream.result.token_ids == whole[:count]
         assert stream.result.finish_reason in {ending, "length"}

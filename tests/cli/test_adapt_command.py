@@ -102,7 +102,7 @@ def test_a_file_that_cannot_be_used(tmp_path: Path, capsys: Captured, content: b
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (("--set", "intervall=1"), "unknown setting 'intervall': did you mean 'update_every'?"),
+        (("--set", "update_evry=1"), "unknown setting 'update_evry': did you mean 'update_every'?"),
         (("--adapt", "inline"), "unknown argument '--adapt'"),
         (("--count", 0), "--count: '0' is no integer from 1"),
         (("--count", "many"), "--count: 'many' is no integer"),

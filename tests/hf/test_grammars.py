@@ -50,6 +50,7 @@ SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 REGEX = r"(red|green): [A-Za-z ]{24,48}[0-9]{3}!"
+SEEDS = 6  # texts of a grammar, the first greedy: the small drafter is right in few
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +75,7 @@ def test_a_grammar_holds(speaker: PreTrainedModel, rounds: list[Round], grammar:
     drafter = noisy(load(Path(str(speaker.name_or_path))), 0.01) if helper == "noisy" else helper
     first = ids_of(speaker).shape[1]
     found = set()
-    for seed in range(3):
+    for seed in range(SEEDS):
         options: dict[str, Any] = {"do_sample": True, "temperature": 0.9, "top_k": 0} if seed else {}
         torch.manual_seed(seed)
         options |= {"max_new_tokens": 200}
@@ -88,7 +89,7 @@ def test_a_grammar_holds(speaker: PreTrainedModel, rounds: list[Round], grammar:
         assert output[0, -1] == speaker.config.eos_token_id
         assert re.fullmatch(REGEX, text) if grammar == "regex" else valid(json.loads(text))
         found.add(text)
-    assert len(found) == 3
+    assert len(found) == SEEDS
     assert sum(record.counts.accepted for record in rounds) > (2 if helper == "noisy" else 0)
 
 

@@ -44,7 +44,7 @@ def test_parts_of_the_drafter(part: str, monkeypatch: pytest.MonkeyPatch, capsys
     parts = tool("measure_parts")
     monkeypatch.setattr(parts.turns, "__defaults__", (1,))
     getattr(parts, part)()
-    assert capsys.readouterr().out.count(" ms") == {"step": 4, "swap": 3, "together": 8}[part]
+    assert capsys.readouterr().out.count(" ms") == {"step": 6, "swap": 3, "together": 8}[part]
 
 
 def test_scripts(folders: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
