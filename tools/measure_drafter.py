@@ -44,7 +44,7 @@ def kinds(tokenizer: PreTrainedTokenizerBase, example: TrainingExample) -> dict[
     ids, wanted = example.ids.tolist(), set(places)
     text, found = "", {}
     for place, token in enumerate(ids):
-        text += tokenizer.decode([token])
+        text += str(tokenizer.decode([token]))
         if place in wanted:
             before, fence, _ = text.rpartition(FENCE)
             code = bool(fence) and text.count(FENCE) % 2 == 1 and len(before.rpartition(FENCE)[2]) >= PROSE

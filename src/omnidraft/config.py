@@ -345,16 +345,23 @@ def drafting_of(options: Mapping[str, Any], own: Sequence[str] = ()) -> Drafting
 
 def _home(name: str) -> str | None:
     """The fix for an option of another call."""
-    calls = ((DraftingOptions, "load"), (LearningOptions, "load"), (Sampling, "generate"))
+    calls = (
+        (DraftingOptions, "load"),
+        (LearningOptions, "load"),
+        (Sampling, "generate"),
+        (GenerationLimits, "generate"),
+    )
     return next((f"give it to {call}" for cls, call in calls if name in names(cls)), None)
 
 
 def suggestion(name: str, known: Collection[str]) -> str:
     """The fix for an unknown name: where it is for experiments, what it is called now, or the nearest known one."""
+    plain = name.lstrip("-").replace("-", "_")
+    renamed = RENAMED.get(plain, plain)
     for cls, public in ((Drafting, DraftingOptions), (Learning, LearningOptions)):
-        if name in names(cls) and name not in names(public):
-            return f"it is for experiments, use config.{cls.__name__} with omnidraft.api.assemble"
-    renamed = RENAMED.get(name.lstrip("-").replace("-", "_"))
+        if renamed in names(cls) and renamed not in names(public):
+            now = f"as {renamed!r} " if renamed != plain else ""
+            return f"it is for experiments, use config.{cls.__name__} {now}with omnidraft.api.assemble"
     near = [each for each in known if each.lstrip("-").replace("-", "_") == renamed]
     near = near or difflib.get_close_matches(name, known, n=1)
     return f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(sorted(known))}"

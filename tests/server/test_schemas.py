@@ -16,7 +16,7 @@ from llguidance import LLMatcher
 from omnidraft.api import OmniDraft
 from omnidraft.errors import ConfigError
 from omnidraft.server.forms import ResponseFormat
-from omnidraft.server.grammar import MAX_EFFORT, MIN_TRIAL, answer_grammar, followed, tokens_of
+from omnidraft.server.grammar import MAX_EFFORT, MIN_TRIAL, Thought, answer_grammar, followed, tokens_of
 from omnidraft.server.schemas import MAX_LISTED, MAX_PARTS, closed
 from support.serving import QUESTION, At, user
 
@@ -25,6 +25,7 @@ BASE: dict[str, Any] = {"type": "object", "properties": {"a": INTEGER}, "require
 MORE: dict[str, Any] = {"type": "object", "properties": {"b": INTEGER}, "required": ["b"]}
 NODE: dict[str, Any] = {"type": "object", "properties": {"v": INTEGER, "next": {"$ref": "#/$defs/n"}}}
 
+TAKES_X = {"type": "object", "properties": {"a": {"$ref": "#/$defs/x"}}, "required": ["a"]}
 UNKNOWN = ["path", "password", "binary", "byte", "uri-reference", "url", "regex", "decimal", "iri", "of my own"]
 NULLS = [
     *("enum", "additionalProperties", "patternProperties", "propertyNames", "unevaluatedProperties", "minProperties"),
@@ -225,6 +226,17 @@ FOLLOWED: dict[str, tuple[dict[str, Any], Sequence[Any], Sequence[Any]]] = {  # 
         [{"o": {"z": 1}}],
         [{"o": 1}],
     ),
+    "an address that is none": (BASE | {"$id": "my schema", "$defs": {}}, [{"a": 1}], [{"a": "b"}]),
+    "a name as an address": (
+        {"$id": "#root", "$defs": {"x": INTEGER}, **TAKES_X},
+        [{"a": 1}],
+        [{"a": "b"}],
+    ),
+    "a list that may end": (
+        {"anyOf": [{"type": "null"}, {"type": "array", "minItems": 1, "items": {"$ref": "#"}}]},
+        [None, [None], [[None], None]],
+        [[]],
+    ),
     "values that look like schemas": (
         {"enum": [{"properties": {"a": 1}, "$ref": "#/no"}]},
         [{"properties": {"a": 1}, "$ref": "#/no"}],
@@ -267,7 +279,11 @@ UNFIT: list[tuple[dict[str, Any], str]] = [
     ({"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, r"\$ref '#/\$defs/a' has no end"),
     (LOOP, "has no end"),
     ({"type": "object", "properties": {"x": LOOP}, "$defs": LOOP["$defs"]}, "has no end"),
-    ({"$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}, INTEGER]}}, "$ref": "#/$defs/a"}, "leads back"),
+    ({"$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}, INTEGER]}}, "$ref": "#/$defs/a"}, "has no end"),
+    ({"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"}, "has no end|leads back"),
+    ({"$defs": {"n": NODE | {"required": ["next"]}}, "$ref": "#/$defs/n"}, r"'#/\$defs/n' has no end"),
+    ({"properties": {"x": {"$ref": "#/$defs/n"}}, "$defs": {"n": NODE | {"required": ["next"]}}}, "has no end"),
+    ({"type": "array", "minItems": 1, "items": {"$ref": "#"}}, "'#' has no end"),
     ({"$ref": "#/$defs/none"}, r"\$ref: it names nothing"),
     ({"$ref": "https://example.com/x.json#/a"}, "leads out of the schema"),
     ({"$ref": 5}, r"\$ref must be a string"),
@@ -341,7 +357,44 @@ def test_the_size_of_what_is_made_is_bounded() -> None:
         closed({"$defs": {"a": BASE}, "allOf": parts})
 
 
+def test_functions_with_one_address_keep_their_own_definitions(tokens: Any, model: OmniDraft) -> None:
+    functions = [
+        {"name": name, "parameters": strict(tokens, {"$id": "https://e.com/s", "$defs": {"x": kind}, **TAKES_X})}
+        for name, kind in (("one", INTEGER), ("two", {"type": "boolean"}))
+    ]
+    grammar = answer_grammar(tokens, None, functions, None)
+    for name, value in (("one", 1), ("two", True)):
+        assert accepts(tokens, model, grammar, {"name": name, "arguments": {"a": value}})
+        assert not accepts(tokens, model, grammar, {"name": name, "arguments": {"a": "b"}})
+    assert not accepts(tokens, model, grammar, {"name": "one", "arguments": {"a": True}})
+    assert not accepts(tokens, model, grammar, {"name": "two", "arguments": {"a": 1}})
+
+
+@pytest.mark.parametrize("thought", [None, Thought("</think>", special=False)])
+def test_a_grammar_may_refer_to_its_beginning(tokens: Any, model: OmniDraft, thought: Thought | None) -> None:
+    form = ResponseFormat("grammar", 'root ::= "a" root | "b start"', "")
+    matcher = LLMatcher(tokens, answer_grammar(tokens, form, [], thought))
+    text = ("" if thought is None else "x</think>") + "aab start"
+    ids = model.target.tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert matcher.try_consume_tokens(ids) == len(ids)
+    assert matcher.is_accepting()
+
+
 # ---------------------------------------------------------------- on the server
+
+
+@pytest.mark.parametrize(
+    "form", [{"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "n", "schema": BASE}}]
+)
+def test_each_of_several_answers_has_a_grammar_of_its_own(server: At, form: dict[str, Any]) -> None:
+    for seed in range(3):
+        asked = {"messages": user(QUESTION), "temperature": 1, "seed": seed, "n": 3, "max_tokens": 48}
+        found = server.post("/v1/chat/completions", asked | {"response_format": form})
+        assert found.status_code == 200, found.text
+        for choice in found.json()["choices"]:
+            text = choice["message"]["content"]
+            assert text.lstrip().startswith("{")
+            assert choice["finish_reason"] == "length" or isinstance(json.loads(text), dict)
 
 
 TREE = {

@@ -95,6 +95,7 @@ class Trainer:
         if (layer := self._model.get_output_embeddings()) is not None:
             layer.register_forward_pre_hook(self._output)
         self._changed = False  # since the last poll: the drafter, or its head
+        self._loaded_head: Weights = {}  # kept as it is where no head is trained
 
     # ------------------------------------------------------------ examples
 
@@ -255,7 +256,7 @@ class Trainer:
     def state(self) -> Weights:
         """The learned weights on the CPU, by name, as `compact` keeps them, with those of the head as they are now."""
         drafter = compact(dict(self._base.named_parameters()), self._learned)
-        return drafter if self.head is None else drafter | self.head.state()
+        return drafter | (self._loaded_head if self.head is None else self.head.state())
 
     @_outside_inference
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -268,6 +269,7 @@ class Trainer:
             raise ModelError("the learned weights do not fit the drafter and its adapter: use another profile")
         if self.head is not None:
             self.head.load_state(head)
+        self._loaded_head = head
         with torch.no_grad():
             for name, p in own.items():
                 p.copy_(state[name])

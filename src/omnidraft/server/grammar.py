@@ -39,6 +39,7 @@ INTERNAL = re.compile(r"\((And|Or|Not|Regex|SearchRegex)\b|\bSome\(|<state>|fuel
 MAX_EFFORT = 2_000_000  # characters of schemas that are tried in search of what is at fault
 MIN_TRIAL = 4_000  # of them, what a schema costs at least
 SLASH = re.compile(r"(\\.)|/", re.DOTALL)  # not behind a backslash
+START = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])*/|\bstart\b')  # strings, patterns, and the rule that begins
 CLOSED: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 Function = Mapping[str, Any]
@@ -52,11 +53,16 @@ class Grammar:
     """
 
     def __init__(self, tokens: LLTokenizer, grammar: str, prompt: int) -> None:
+        self._made = tokens, grammar, prompt
         self._matcher = LLMatcher(tokens, grammar)
         self._length = prompt
         self._matcher.compute_logit_bias()
         if self._matcher.is_error() or self._matcher.is_stopped():  # before its first token
             raise ConfigError("the schema allows no output: check its enum, minLength and required")
+
+    def afresh(self) -> Grammar:
+        """Return the same grammar at its beginning, for another answer to the prompt."""
+        return Grammar(*self._made)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         if not self._matcher.consume_tokens(input_ids[0, self._length :].tolist()):
@@ -165,12 +171,12 @@ def answer_grammar(
     Raises ConfigError for a form that cannot be followed.
     """
     calls = [_call(each, at) for at, each in enumerate(functions)]
-    answer = "form" if form is not None else "call"
+    answer = "a_form" if form is not None else "call"
     if form is not None and form.kind == "json":  # with a call in the same schema: both begin with a brace
-        rules = f"form: {_json([_own(form.value, 'form'), *calls] if calls else [form.value])}\n"
+        rules = f"a_form: {_json([_own(form.value, 'form'), *calls] if calls else [form.value])}\n"
     else:
         rules = ("" if form is None else _form(form)) + (f"call: {_json(calls)}\n" if calls else "")
-        answer = "form | call" if form is not None and calls else answer
+        answer = "a_form | call" if form is not None and calls else answer
     if thought is None:
         return _checked(tokens, f"%llguidance {{}}\nstart: {answer}\n{rules}")
     end = thought.mark if thought.special else json.dumps(thought.mark)
@@ -188,17 +194,17 @@ def text_grammar(tokens: LLTokenizer, functions: Sequence[Function], *, special:
 
 
 def _form(form: ResponseFormat) -> str:
-    """The rule `form`, unless it is JSON, with those that it needs; raises ConfigError for an unreadable grammar."""
+    """The rule `a_form`, unless it is JSON, with those that it needs; raises ConfigError for an unreadable grammar."""
     if form.kind == "regex":
-        return f"form: /{SLASH.sub(lambda found: found[1] or chr(92) + '/', str(form.value))}/\n"
+        return f"a_form: /{SLASH.sub(lambda found: found[1] or chr(92) + '/', str(form.value))}/\n"
     if form.kind == "choice":
-        return f"form: {' | '.join(json.dumps(each, ensure_ascii=False) for each in form.value)}\n"
+        return f"a_form: {' | '.join(json.dumps(each, ensure_ascii=False) for each in form.value)}\n"
     try:
         rules = any_to_lark(str(form.value))
     except Exception as error:  # whatever the reader of grammars raises
         raise ConfigError(f"the grammar cannot be read ({shorten(str(error), 200)}): change it") from error
-    lines = [line for line in rules.splitlines() if not line.startswith("%llguidance")]
-    return "\n".join(f"form{line[5:]}" if line.startswith("start:") else line for line in lines) + "\n"
+    kept = "\n".join(line for line in rules.splitlines() if not line.startswith("%llguidance"))
+    return START.sub(lambda found: "a_form" if found[0] == "start" else found[0], kept) + "\n"
 
 
 def _call(function: Function, at: int) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from omnidraft.server.answers import Answer, Delta
 from omnidraft.server.errors import ApiError, to_json
+from omnidraft.server.grammar import Grammar
 from omnidraft.server.scheduler import Event, Scheduler, Task
 
 
@@ -30,7 +31,7 @@ class RequestAnswers:
                 self._groups.append(group)
                 for number in range(1 if task.greedy else task.made):
                     seed = (task.options["seed"] + number) % 2**64
-                    own = task if number == 0 else replace(task, options={**task.options, "seed": seed}, first=task)
+                    own = task if number == 0 else replace(task, options=_afresh(task.options, seed), first=task)
                     group.append(self._queued(own))
         except ApiError:
             self.close()
@@ -133,6 +134,13 @@ class Reply(ABC):
                 yield each
         except ApiError as error:
             yield self.fail(error)
+
+
+def _afresh(options: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """The options of another answer to the same prompt; a grammar keeps state, so each answer has its own."""
+    processors = options.get("logits_processor") or ()
+    own = [each.afresh() if isinstance(each, Grammar) else each for each in processors]
+    return {**options, "seed": seed} | ({"logits_processor": own} if own else {})
 
 
 def event(body: Mapping[str, Any], name: str = "") -> bytes:

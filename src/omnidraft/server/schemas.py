@@ -77,9 +77,13 @@ def closed(schema: dict[str, Any]) -> dict[str, Any]:
     reference to itself, and for a schema that grows too large.
     """
     try:
-        found: dict[str, Any] = _Closing(schema).closed(schema)
+        closing = _Closing(schema)
+        found: dict[str, Any] = closing.closed(schema)
+        closing.check_ends()
     except RecursionError as error:
         raise ConfigError("a $ref leads back to what it is a part of: leave it out or change it") from error
+    if all(not isinstance(ref, str) or ref.startswith("#") for _, part in walk(schema) for ref in [part.get("$ref")]):
+        found.pop("$id", None)  # which would be the base of none of its references
     return found
 
 
@@ -87,6 +91,7 @@ class _Closing:
     def __init__(self, root: dict[str, Any]) -> None:
         self._root = root
         self._count = 0  # schemas that were read or made
+        self._finite: set[str] = set()  # references to schemas that have a finite value
 
     def closed(self, given: Any, beside: Names | None = ()) -> Any:
         """The schema of an object of which others say that it has the keys `beside`; None: it may have any."""
@@ -127,6 +132,34 @@ class _Closing:
         self._count += count
         if self._count > MAX_PARTS:
             raise ConfigError(f"the schema comes to more than {MAX_PARTS} parts: make it smaller")
+
+    def check_ends(self) -> None:
+        """Raise ConfigError where the schema, or one that it refers to, needs itself and so has no end."""
+        refs = [ref for _, part in walk(self._root) if isinstance(ref := part.get("$ref"), str)]
+        for ref, schema in [*((ref, {"$ref": ref}) for ref in refs), ("#", self._root)]:
+            if not self._ends(schema, frozenset({ref} if schema is self._root else ())):
+                raise ConfigError(f"$ref {shown(ref)} has no end, as what it names needs itself: make a part optional")
+
+    def _ends(self, schema: Any, within: frozenset[str]) -> bool:
+        """Return True if some value of a schema is finite, without those of the references that it is `within`."""
+        if not isinstance(schema, dict):
+            return True
+        self._grow(1)
+        ref = schema.get("$ref")
+        if isinstance(ref, str) and ref not in self._finite:
+            if ref in within or not self._ends(self._target({"$ref": ref}), within | {ref}):
+                return False
+            self._finite.add(ref)
+        if not all(self._ends(each, within) for each in _list(schema, "allOf")):
+            return False
+        choices = [found for key in CHOICES if (found := _list(schema, key))]
+        if not all(any(self._ends(each, within) for each in found) for found in choices):
+            return False
+        required = [each for each in _list(schema, "required") if isinstance(each, str)]
+        needed = [_dict(schema, "properties").get(each) for each in required]
+        if isinstance(least := schema.get("minItems"), int) and least > 0:
+            needed += _list(schema, "prefixItems")[:least] or [schema.get("items")]
+        return all(self._ends(each, within) for each in needed)
 
     def _target(self, schema: Any) -> Any:
         """The schema that a reference names, through further ones; None where that is for the grammar to find."""
