@@ -245,7 +245,7 @@ def test_tokens_of_a_text_and_back(server: At) -> None:
     ("name", "ask"),
     [
         ("served.ServedModel.text_of", lambda at: at.post("/tokenize", {"content": "x", "with_pieces": True})),
-        ("following.followed", lambda at: at.chat(response_format={"type": "json_object"}, max_tokens=2)),
+        ("grammar_options.followed", lambda at: at.chat(response_format={"type": "json_object"}, max_tokens=2)),
         ("inspection.report.inspect_pair", lambda at: at.get("/report")),
     ],
 )
@@ -387,7 +387,7 @@ def test_malformed_requests_are_no_error_of_the_server(brief: At, monkeypatch: p
 
         return call
 
-    for place in ("messages.encoded", "following.followed", "following.answer_grammar"):
+    for place in ("messages.encoded", "grammar_options.followed", "grammar_options.answer_grammar"):
         function = operator.attrgetter(place)(omnidraft.server)
         monkeypatch.setattr(f"omnidraft.server.{place}", counted(place, function))
     statuses: Counter[tuple[str, int]] = Counter()
