@@ -170,17 +170,13 @@ def test_it_goes_on_where_it_left_off(
 class Late(threading.Thread):
     """A thread that saves, as late as it can: when it is waited for."""
 
-    waits = False
-
-    def start(self) -> None:
-        self.waits = True
+    def start(self) -> None: ...
 
     def is_alive(self) -> bool:
-        return self.waits or super().is_alive()
+        return self.ident is None or super().is_alive()
 
     def join(self, timeout: float | None = None) -> None:
-        if self.waits:
-            self.waits = False
+        if self.ident is None:
             super().start()
         super().join(timeout)
 

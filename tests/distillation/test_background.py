@@ -146,7 +146,7 @@ def test_updates_are_counted_once_their_state_can_be_polled(monkeypatch: pytest.
     monkeypatch.setattr(background, "WORKER", "")
     monkeypatch.setattr(background, "_received", lambda _: messages.get())
     monkeypatch.setattr(background, "deque", lambda **_: states)
-    learner, _ = learner_of([])
+    learner: BackgroundTrainer = learner_of([])[0]
     messages.put(background._Progress(Counters(updates=1), Learned({}), flushed=True))  # noqa: SLF001
     messages.put(None)
     assert learner._flushed.wait(60)  # noqa: SLF001
