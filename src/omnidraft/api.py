@@ -106,7 +106,6 @@ class OmniDraft:
         """Save in a thread what was learned since the last time, warning where that fails; False: nothing is kept."""
         if self.adaptive is None or not self.adaptive.saves:
             return False
-        self.adaptive.adaptation.poll()
         self.adaptive.save_later(every=1)
         return True
 

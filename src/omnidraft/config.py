@@ -25,6 +25,7 @@ ADAPT = ("background", "inline", "off")
 MIN_TEMPERATURE = 1e-4  # logits divided by less may overflow
 MAX_NUMBER = 1e30  # of any number without another bound: scores multiplied by more may overflow
 MAX_SHOWN = 100  # characters of a value in a message
+EXPERIMENTAL = "it is for experiments, use {} with omnidraft.api.assemble"
 # names that options had in earlier versions, for who still gives them
 RENAMED = {
     "remember": "reuse_answers",
@@ -78,17 +79,22 @@ def integer(
     low: int,
     high: int | None = None,
     words: Sequence[str] = (),
+    experimental: Sequence[str] = (),
     none: str | None = None,
     fix: str,
 ) -> Any:
-    """A field that holds an integer from `low` to `high`, or one of `words`; `none` as for `number`."""
+    """A field that holds an integer from `low` to `high`, or one of `words`; `none` as for `number`.
+
+    `experimental` are further words that `Drafting` takes.
+    """
     allowed = f"an integer at least {low}" + (f", at most {high}" if high is not None else "")
 
     def check(name: str, value: Any) -> int | str:
         if words and isinstance(value, str):
             if value not in words:
-                allowed_words = f"one of {', '.join(words)}, or an integer"
-                raise ConfigError(f"{name} is {shown(value)}; use {allowed_words}", option=name)
+                allowed_words = f"use one of {', '.join(words)}, or an integer"
+                way = EXPERIMENTAL.format("config.Drafting") if value in experimental else allowed_words
+                raise ConfigError(f"{name} is {shown(value)}; {way}", option=name)
             return value
         if _is_a(Integral, value) and low <= int(value) <= (value if high is None else high):
             return int(value)
@@ -214,6 +220,7 @@ def _draft_length(*policies: str) -> Any:
         low=0,
         high=MAX_DRAFT,
         words=policies,
+        experimental=[each for each in DRAFT_LENGTHS if each not in policies],
         fix=f"use 0 for plain decoding, or {listed}",
     )
 
@@ -360,8 +367,7 @@ def suggestion(name: str, known: Collection[str]) -> str:
     renamed = RENAMED.get(plain, plain)
     for cls, public in ((Drafting, DraftingOptions), (Learning, LearningOptions)):
         if renamed in names(cls) and renamed not in names(public):
-            now = f"as {renamed!r} " if renamed != plain else ""
-            return f"it is for experiments, use config.{cls.__name__} {now}with omnidraft.api.assemble"
+            return EXPERIMENTAL.format(f"config.{cls.__name__}" + (f" as {renamed!r}" if renamed != plain else ""))
     near = [each for each in known if each.lstrip("-").replace("-", "_") == renamed]
     near = near or difflib.get_close_matches(name, known, n=1)
     return f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(sorted(known))}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol, Self, cast
 
 from omnidraft.decoding.engine import Engine, Request, Verified
-from omnidraft.decoding.passes import Passes, Seconds, Stop, Stopped, Work, never, turn
+from omnidraft.decoding.passes import Passes, Seconds, Stop, Stopped, Work, never, run_rounds
 from omnidraft.decoding.shared_drafter import Slot
 from omnidraft.decoding.stats import Stats
 from omnidraft.draft_length.batch_goodput import LEAST
@@ -278,7 +278,7 @@ def step_together(streams: Sequence[Stream]) -> list[Step]:
                 batch.rows = max(1, rows[batch])
         read = {each: part or each.behind for each, part in parts.items() if not each.records}
         works = {each: each.work(part) for each, part in parts.items()}
-        seconds = turn(list(works.values()))
+        seconds = run_rounds(list(works.values()))
         began = time.perf_counter()
         found = {each: each.take(work) for each, work in works.items()}
         _measure(found, read, seconds, time.perf_counter() - began)

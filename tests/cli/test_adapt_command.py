@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from omnidraft import OmniDraft
 from omnidraft.cli import main as cli
 from omnidraft.cli.flags import INTERRUPTED
 from omnidraft.distillation.trainer import Trainer
+from omnidraft.profiles import adaptive_drafter
 from omnidraft.profiles.profile_file import ProfileFile
 from support.command_line import one_error
 from support.learning import PROMPTS, found, saved, tree
@@ -164,13 +167,36 @@ def test_it_goes_on_where_it_left_off(
     assert found(own.parent, prompts, []) == []
 
 
+class Late(threading.Thread):
+    """A thread that saves, as late as it can: when it is waited for."""
+
+    def start(self) -> None: ...
+
+    def is_alive(self) -> bool:
+        return self.ident is None or super().is_alive()
+
+    def join(self, timeout: float | None = None) -> None:
+        if self.ident is None:
+            super().start()
+        super().join(timeout)
+
+
 @pytest.mark.parametrize("end", ["kill", "Ctrl-C"])
 def test_it_goes_on_after_an_end_at_any_time(
-    target: Path, drafter: Path, tmp_path: Path, capsys: Captured, prompted: list[str], hooks: Hooks, end: str
+    target: Path,
+    drafter: Path,
+    tmp_path: Path,
+    capsys: Captured,
+    monkeypatch: pytest.MonkeyPatch,
+    prompted: list[str],
+    hooks: Hooks,
+    end: str,
 ) -> None:
     """What a kill leaves is the profile as it lies there at that moment, whatever the process does later."""
     prompts, own, left = numbered(8), tmp_path / "own", tmp_path / "left"
     data = jsonl(tmp_path, prompts)
+    late = SimpleNamespace(Thread=Late, current_thread=threading.current_thread)
+    monkeypatch.setattr(adaptive_drafter, "threading", late)
 
     def ended(number: int) -> None:
         if number == 5 and end == "kill":

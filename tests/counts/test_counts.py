@@ -17,10 +17,10 @@ from omnidraft.counts import counts as module
 from omnidraft.counts import token_index
 from omnidraft.counts.counts import (
     DISCOUNT,
-    KINDS,
-    NUMBERS,
+    GUESS_KINDS,
+    OCCURRENCE_EDGES,
     PRIOR,
-    SHARES,
+    SHARE_EDGES,
     AnswerMemory,
     Counts,
     Guess,
@@ -31,7 +31,7 @@ from omnidraft.counts.token_index import BOUNDARY, LENGTHS, LONGEST, TokenIndex
 RATE = PRIOR[0] / PRIOR[1]  # of a kind of which no guess was judged
 REPEATED = [1, 2, 3, 4, 5, 1, 2]  # after it comes 3
 TOKENS = st.lists(st.integers(0, 2), max_size=40)
-LEARNED = st.lists(st.tuples(st.integers(0, KINDS - 1), st.booleans()), max_size=200)
+LEARNED = st.lists(st.tuples(st.integers(0, GUESS_KINDS - 1), st.booleans()), max_size=200)
 
 
 def begun(prompt: Sequence[int], memory: AnswerMemory | None = None, new_tokens: int = 64) -> Counts:
@@ -87,7 +87,7 @@ def test_the_guess_is_that_of_the_surest_kind(
         both = [[*(one or ()), *(other or ())] for one, other in lengths]
         assert guess == by_counting(both, memory.rates.rates)
         alone = begun(own).guess(text)
-        assert alone == by_counting(by_search(own, text), [RATE] * KINDS)
+        assert alone == by_counting(by_search(own, text), [RATE] * GUESS_KINDS)
     for one in (guess, alone):
         assert one is None or sum(one.shares.values()) == pytest.approx(1, abs=1e-12)
 
@@ -117,10 +117,10 @@ def test_kinds_are_distinct() -> None:
     found = {
         kind_of(level, share, number)
         for level in range(len(LENGTHS))
-        for share in (0.1, *SHARES)
-        for number in (1, *NUMBERS)
+        for share in (0.1, *SHARE_EDGES)
+        for number in (1, *OCCURRENCE_EDGES)
     }
-    assert found == set(range(KINDS))
+    assert found == set(range(GUESS_KINDS))
 
 
 def test_a_guess_is_mixed_with_other_probabilities() -> None:
@@ -144,7 +144,7 @@ def test_the_chance_is_the_discounted_rate_of_its_kind(outcomes: list[bool]) -> 
     assert guess is not None
     for right in outcomes:
         memory.rates.learn(guess.kind, right=right)
-        memory.rates.learn((guess.kind + 1) % KINDS, right=not right)  # of no concern
+        memory.rates.learn((guess.kind + 1) % GUESS_KINDS, right=not right)  # of no concern
     weights = [DISCOUNT**age for age in reversed(range(len(outcomes)))]
     oldest = DISCOUNT ** len(outcomes)
     right_ones = sum(weight for weight, right in zip(weights, outcomes, strict=True) if right)
@@ -243,7 +243,7 @@ def test_without_a_memory_nothing_outlives_the_request_but_hit_rates() -> None:
     learned = rates(counts).copy()
     counts.start([4, 1, 2], 10, None)
     assert shares(counts, [1, 2]) == {}
-    assert rates(counts) == learned != [RATE] * KINDS
+    assert rates(counts) == learned != [RATE] * GUESS_KINDS
 
 
 def test_two_requests_share_a_memory() -> None:
@@ -269,7 +269,7 @@ def test_after_a_start_with_another_memory_nothing_of_the_first_shows() -> None:
     counts.follow(text, len(REPEATED))
     counts.keep(text)
     learned = first.rates.rates.copy()
-    assert learned != [RATE] * KINDS
+    assert learned != [RATE] * GUESS_KINDS
     for memory in (second, None):
         counts.start([8, 9], 10, memory)
         assert [counts.guess(text[:end]) for end in range(len(text))] == [None] * len(text)
@@ -300,7 +300,7 @@ def test_memory_stays_as_it_is_after_very_many_answers() -> None:
     assert guess is not None
     assert guess.shares == {3: 1}
     assert guess.chance > 0.95, "it was right each time but the first"
-    assert len(memory.rates.rates) == KINDS
+    assert len(memory.rates.rates) == GUESS_KINDS
 
 
 def test_the_index_of_a_request_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -224,6 +225,25 @@ def test_a_long_text_teaches_its_end_and_what_follows_as_far_as_there_is_room(mo
     kept = len(answer.tokens)
     assert 40 > kept == len(answer.written) == len(answer.distributions) > 0
     assert answer.tokens == tuple(tokens(records)[:kept])
+
+
+def test_one_thread_at_a_time_polls_so_that_the_latest_state_is_received_last() -> None:
+    setting = Setting()
+    learner = Perturbing(setting.source)
+    adaptation, states = setting.adaptation(learner), [learner.poll(), latest := learner.poll()]
+    other = threading.Thread(target=adaptation.poll)
+
+    def poll() -> Learned:
+        learned = states.pop(0)
+        if states:
+            other.start()
+            other.join(0.2)  # it has to wait
+        return learned
+
+    learner.poll = poll  # type: ignore[method-assign]
+    adaptation.poll()
+    other.join()
+    assert adaptation.state is latest.state
 
 
 @pytest.mark.slow

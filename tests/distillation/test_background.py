@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -18,8 +19,10 @@ import pytest
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.config import Learning
 from omnidraft.distillation import background
+from omnidraft.distillation.adaptation import Learned
 from omnidraft.distillation.background import BackgroundTrainer
 from omnidraft.distillation.teacher import Trace
+from omnidraft.distillation.trainer import Counters
 from omnidraft.errors import ModelError, OmniDraftError
 from omnidraft.verification.sparse_probs import SparseProbs
 from support.homes import with_native
@@ -133,6 +136,21 @@ def test_it_stands_still_between_pause_and_resume_and_its_death_is_an_error_that
     with pytest.raises(OmniDraftError, match="the background trainer has died"):
         teach(learner, cache, 1)
     assert learner.poll() is not None
+    learner.close()
+
+
+def test_updates_are_counted_once_their_state_can_be_polled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a save could take the state before for that of all updates, and the last one would not be saved."""
+    messages, counted = queue.SimpleQueue[object](), list[int]()
+    states = SimpleNamespace(append=lambda _: counted.append(learner.counters.updates))
+    monkeypatch.setattr(background, "WORKER", "")
+    monkeypatch.setattr(background, "_received", lambda _: messages.get())
+    monkeypatch.setattr(background, "deque", lambda **_: states)
+    learner: BackgroundTrainer = learner_of([])[0]
+    messages.put(background._Progress(Counters(updates=1), Learned({}), flushed=True))  # noqa: SLF001
+    messages.put(None)
+    assert learner._flushed.wait(60)  # noqa: SLF001
+    assert (counted, learner.counters.updates) == ([0], 1)
     learner.close()
 
 

@@ -16,7 +16,7 @@ from exactness.test_planted_faults import Calls, Rewrite
 from omnidraft.alignment.drafter_context import DrafterContext
 from omnidraft.alignment.spelling_table import Probs
 from omnidraft.config import Drafting, Sampling
-from omnidraft.counts.counts import KINDS, AnswerMemory, Counts, Guess, HitRates
+from omnidraft.counts.counts import GUESS_KINDS, AnswerMemory, Counts, Guess, HitRates
 from omnidraft.decoding import counted
 from omnidraft.decoding import drafter as drafter_module
 from omnidraft.decoding.drafter import AttachedDrafter, Drafter
@@ -77,7 +77,7 @@ class Watching(Fixed):
 def learned(rates: HitRates, seed: int) -> None:
     """Some kinds were right more often than others."""
     rng = seeded("rates", seed)
-    for kind, often in enumerate(rng.random(KINDS)):
+    for kind, often in enumerate(rng.random(GUESS_KINDS)):
         for value in rng.random(3):
             rates.learn(kind, right=bool(value < often))
 

@@ -19,7 +19,7 @@ from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding import passes
 from omnidraft.decoding.engine import Engine, Request
-from omnidraft.decoding.passes import Work, turn
+from omnidraft.decoding.passes import Work, run_rounds
 from omnidraft.errors import InputError
 from omnidraft.models.language_model import Read
 from omnidraft.models.native import BLOCK
@@ -86,7 +86,7 @@ def rounds(engines: Sequence[Engine], requests: Sequence[Request]) -> list[list[
             while engine.behind(request) > (chunk := engine.target.model.chunk):
                 passes.run(engine.read_part(request, chunk))
         works = [Work(engine.verifying(request), engine.target) for engine, request in going]
-        turn(works)
+        run_rounds(works)
         for (engine, request), work in zip(going, works, strict=True):
             found[id(request)].append(engine.commit(request, work.done()))
     return [found[id(request)] for request in requests]
@@ -132,7 +132,7 @@ def test_requests_together_have_the_targets_joint_distribution(seed: int, k: int
 
 
 FAULTS = {
-    "a row is given another's logits": Rewrite(passes._make_group, "rows[place]", "rows[place - 1]"),
+    "a row is given another's logits": Rewrite(passes._forward_batch, "rows[place]", "rows[place - 1]"),
     "a row follows one id less": Rewrite(
         Engine.verifying,
         "request.ids[self.target.length :] + fed, len(fed) + 1)",

@@ -226,7 +226,8 @@ FAULTS = {
         )
     ),
     "dead draft token cut off": Fault(
-        (Rewrite(Walk.push, "self._add(Symbol(ROOT, DEAD, -1, len(self.tokens), position, after))", "pass"),), ("full",)
+        (Rewrite(Walk.push, "self.symbols.append(Symbol(ROOT, DEAD, -1, len(self.tokens), position, after))", "pass"),),
+        ("full",),
     ),
     "trailing partial n-gram trimmed": Fault((Replace(Walk.finish, trimmed),)),
     "longest match over the whole draft": Fault(

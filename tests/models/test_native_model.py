@@ -24,7 +24,7 @@ from omnidraft.models.language_model import Read
 from omnidraft.models.loading import load_model
 from omnidraft.models.native import Rounded
 from omnidraft.models.native_model import NativeModel, NativeSequence, native_of, unsupported_reason
-from omnidraft.models.packed import in_blocks
+from omnidraft.models.packed import quantized_q5_1
 from omnidraft.models.tensors import Tensors
 from omnidraft.models.transformers_model import TransformersModel, TransformersSequence
 from support.compilers import needs_the_8_bit_step
@@ -394,7 +394,7 @@ def test_a_drafter_has_5_bits_where_its_columns_allow() -> None:
     source = exact_model("llama", **shape)
     with torch.no_grad():
         for parameter in source.model.parameters():
-            if parameter.ndim > 1 and (blocks := in_blocks("it", parameter)):
+            if parameter.ndim > 1 and (blocks := quantized_q5_1("it", parameter)):
                 parameter.copy_(blocks.rows(range(len(parameter))))
     model = native_of(source, drafts=True)
     assert model is not None

@@ -15,12 +15,12 @@ from omnidraft.models import native
 from omnidraft.models import packed as packed_module
 from omnidraft.models.gguf.header import QUANTIZATIONS
 from omnidraft.models.native import Norm, Products, Rounded
-from omnidraft.models.packed import KINDS, Packed, Stored, in_blocks
+from omnidraft.models.packed import GGML_TYPES, Packed, Stored, quantized_q5_1
 from support.blocks import HALVES, Raw, blocks, filled, values
 from support.compilers import needs_the_8_bit_step
 from support.models import one_line
 
-EVERY = pytest.mark.parametrize("kind", KINDS, ids=[QUANTIZATIONS[kind][0] for kind in KINDS])
+EVERY = pytest.mark.parametrize("kind", GGML_TYPES, ids=[QUANTIZATIONS[kind][0] for kind in GGML_TYPES])
 X86 = platform.machine() in {"x86_64", "AMD64"}
 # the parts of the C code that this machine can run, and is not the first to choose
 WAYS = [("-DPLAIN",)] + [("-mno-avx512f",), ("-mno-avx512f", "-mno-avxvnni"), ("-mno-avx512vnni",)] * X86
@@ -69,7 +69,7 @@ def test_the_values_are_those_of_the_file(kind: int, out: int, columns: int) -> 
         assert raw.nbytes <= matrix.nbytes <= 1.03 * raw.nbytes + 64
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if QUANTIZATIONS[kind][1] == 1])
+@pytest.mark.parametrize("kind", [kind for kind in GGML_TYPES if QUANTIZATIONS[kind][1] == 1])
 def test_numbers_take_any_columns(kind: int) -> None:
     raw, x = blocks(kind, 19, 37, scale=1), whole_inputs(3, 37)
     assert torch.equal(Packed(stored(kind, raw, 37))(x), x @ values(kind, raw).T)
@@ -136,9 +136,9 @@ def test_a_row_does_not_depend_on_those_beside_it(kind: int) -> None:
 @pytest.mark.parametrize("way", WAYS, ids=" ".join)
 @pytest.mark.usefixtures("home")
 def test_each_processor_gets_the_same_bits(way: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    matrices = {kind: packed(kind, 37, 768) for kind in KINDS}
+    matrices = {kind: packed(kind, 37, 768) for kind in GGML_TYPES}
     largest = [
-        Packed(stored(kind, filled(kind, 9, 768, byte), 768)) for kind in KINDS for byte in (0, 0x7F, 0x80, 0xFF)
+        Packed(stored(kind, filled(kind, 9, 768, byte), 768)) for kind in GGML_TYPES for byte in (0, 0x7F, 0x80, 0xFF)
     ]
     x = torch.randn(9, 768, generator=torch.Generator().manual_seed(0))
     x[3, 5] = x[4, 700] = 300
@@ -180,19 +180,19 @@ def test_matrices_of_several_kinds_have_the_same_inputs() -> None:
 def test_weights_are_rounded_to_the_nearest_of_32_between_the_ends_of_their_block() -> None:
     weight = torch.randn(37, 96, generator=torch.Generator().manual_seed(0))
     weight[3], weight[4], weight[5, :32] = 0, 0.75, torch.linspace(1, 32, 32)
-    matrix = in_blocks("it", weight.bfloat16())
+    matrix = quantized_q5_1("it", weight.bfloat16())
     assert matrix is not None
     given, wanted = matrix.rows(range(37)).view(-1, 32), weight.bfloat16().float().view(-1, 32)
     step = (wanted.amax(1) - wanted.amin(1)) / 31
     halves = wanted.abs().amax(1) / 1000  # the ends and the step have 16 bits
     assert bool(((given - wanted).abs().amax(1) <= step / 2 + halves).all())
     assert torch.equal(given.view(37, 96)[3:6, :32], wanted.view(37, 96)[3:6, :32]), "those that are among the 32"
-    whole = in_blocks("it", weight[:16], weight[:16, 0])
+    whole = quantized_q5_1("it", weight[:16], weight[:16, 0])
     assert whole is not None
     assert whole.nbytes == 16 * 3 * 24
     torch.testing.assert_close(whole(torch.zeros(1, 96))[0], weight[:16, 0])
-    for other in (weight[:, :40], weight * 1e5, weight * 1e-4, weight * torch.nan):
-        assert in_blocks("it", other) is None
+    for other in (weight[:0], weight[:, :40], weight * 1e5, weight * 1e-4, weight * torch.nan):
+        assert quantized_q5_1("it", other) is None
 
 
 @EVERY

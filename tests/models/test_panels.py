@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from omnidraft.models import native, prebuilt
-from omnidraft.models.packed import KINDS, Packed, Stored
+from omnidraft.models.packed import GGML_TYPES, Packed, Stored
 from support.blocks import blocks, filled, values
 from support.compilers import needs_the_8_bit_step
 
@@ -33,7 +33,7 @@ class Case(NamedTuple):
 def cases() -> Iterator[Case]:
     """Of every kind; inputs that rounding does not change, as large as they get, and any."""
     draw = torch.Generator().manual_seed(0)
-    for kind in KINDS:
+    for kind in GGML_TYPES:
         for number, (out, columns, rows) in enumerate(((1, 256, 1), (37, 512, 5), (16, 256, 17), (15, 768, 2))):
             x = torch.randint(-9, 10, (rows, columns), generator=draw).float()
             x[:, ::16] = 127

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from omnidraft.models import native, prebuilt
-from omnidraft.models.packed import KINDS, Packed, Stored
+from omnidraft.models.packed import GGML_TYPES, Packed, Stored
 from support.blocks import blocks
 from support.compilers import needs_the_8_bit_step
 from support.exact_models import exact_model, native_step
@@ -91,7 +91,7 @@ def test_objects_of_the_wheel_give_the_bits_of_this_machines_own(
         text = step.new_sequence()
         return [matrix(x) for matrix in matrices] + [text.forward(IDS[:30], 30), text.forward(IDS[30:31], 1)]
 
-    matrices = [packed(kind) for kind in KINDS]
+    matrices = [packed(kind) for kind in GGML_TYPES]
     step = native_step(exact_model("llama"))
     expected = computed()
     with zipfile.ZipFile(found[0]) as wheel:

@@ -55,14 +55,7 @@ class NgramCache:
 
     def child(self, node: int, draft: int) -> int:
         """The active child of `node` under a drafter token, or -1."""
-        table = self.table
-        if node == ROOT:
-            child = int(table.root[draft])
-        else:
-            low, high = int(table.first[node]), int(table.first[node + 1])
-            child = low + int(np.searchsorted(table.symbol[low:high], draft))
-            if child >= high or table.symbol[child] != draft:
-                return -1
+        child = self.table.child(node, draft)
         return child if child >= 0 and self._live[child] > 0 else -1
 
     def children(self, node: int) -> Ints:
@@ -161,9 +154,8 @@ class NgramCache:
         self.active[token] = on
         node = ROOT
         self._live[node] += 1 if on else -1
-        for draft in self.table.spelling(token):
-            low, high = int(self.table.first[node]), int(self.table.first[node + 1])
-            node = low + int(np.searchsorted(self.table.symbol[low:high], draft))
+        for draft in self.table.spelling(token).tolist():
+            node = self.table.child(node, draft)
             self._live[node] += 1 if on else -1
 
     def activate(self, active: npt.NDArray[np.bool_]) -> None:

@@ -56,6 +56,14 @@ class SpellingTable:
         """Return the spelling of target token `t`; empty where it has none."""
         return self.flat[self.offsets[t] : self.offsets[t + 1]]
 
+    def child(self, node: int, symbol: int) -> int:
+        """Return the child of a node that a drafter token leads to, or -1."""
+        if node == ROOT:
+            return int(self.root[symbol])
+        low, high = int(self.first[node]), int(self.first[node + 1])
+        child = low + int(np.searchsorted(self.symbol[low:high], symbol))
+        return child if child < high and self.symbol[child] == symbol else -1
+
     @property
     def nbytes(self) -> int:
         """Memory of the arrays, in bytes."""

@@ -72,6 +72,7 @@ def _learn(
                     flags.say("nothing more is learned; the same command continues here")
                     return 1
                 adaptive.positions[digest] = position + 1
+                adaptive.wait()  # for the save of an earlier update: one in the midst of it would put this one off
                 model.save_later()
                 step()
     except KeyboardInterrupt:

@@ -16,9 +16,9 @@ import numpy as np
 from omnidraft.alignment.spelling_table import Probs
 from omnidraft.counts.token_index import BOUNDARY, LENGTHS, LONGEST, VISITED, TokenIndex
 
-SHARES = 0.35, 0.55, 0.75, 0.999  # of the most frequent continuation: between the classes
-NUMBERS = 2, 3, 5, VISITED + 1  # occurrences: of each further class the fewest
-KINDS = len(LENGTHS) * (len(SHARES) + 1) * (len(NUMBERS) + 1)
+SHARE_EDGES = 0.35, 0.55, 0.75, 0.999  # between the classes of the share of the most frequent continuation
+OCCURRENCE_EDGES = 2, 3, 5, VISITED + 1  # between those of the number of occurrences
+GUESS_KINDS = len(LENGTHS) * (len(SHARE_EDGES) + 1) * (len(OCCURRENCE_EDGES) + 1)
 PRIOR = 0.5, 2.0  # guesses of a kind that were right, and all, before any was made
 DISCOUNT = 0.998  # of earlier guesses of a kind, with each new one
 OWN_TOKENS = 2**19  # of a request, the latest are indexed
@@ -47,11 +47,11 @@ class Guess(NamedTuple):
 
 
 class HitRates:
-    """Hit rates of guesses, one for each of KINDS kinds."""
+    """Hit rates of guesses, one for each of GUESS_KINDS kinds."""
 
     def __init__(self) -> None:
-        self._right, self._seen = [PRIOR[0]] * KINDS, [PRIOR[1]] * KINDS
-        self.rates = [PRIOR[0] / PRIOR[1]] * KINDS
+        self._right, self._seen = [PRIOR[0]] * GUESS_KINDS, [PRIOR[1]] * GUESS_KINDS
+        self.rates = [PRIOR[0] / PRIOR[1]] * GUESS_KINDS
 
     def learn(self, kind: int, *, right: bool) -> None:
         """Update the hit rate of a kind with one guess."""
@@ -62,8 +62,8 @@ class HitRates:
 
 def kind_of(level: int, share: float, number: int) -> int:
     """The kind of a guess: place of its length among LENGTHS, share of its best, number of occurrences."""
-    of_level = level * (len(SHARES) + 1) + bisect_right(SHARES, share)
-    return of_level * (len(NUMBERS) + 1) + bisect_right(NUMBERS, number)
+    of_level = level * (len(SHARE_EDGES) + 1) + bisect_right(SHARE_EDGES, share)
+    return of_level * (len(OCCURRENCE_EDGES) + 1) + bisect_right(OCCURRENCE_EDGES, number)
 
 
 class AnswerMemory:

@@ -19,21 +19,11 @@ class CountedDraft(Draft):
 
     eos: Collection[int]
 
-    @property
-    def symbols(self) -> int:
-        return len(self.proposals)
-
     def verify(self, target: TargetDistribution, draw: Sampler, *, greedy: bool, lazy: bool) -> Outcome:  # noqa: ARG002
         def next_token(place: int) -> int:
             return target.best(place) if greedy else draw(target.probs(place))
 
         return verify_equal(self.proposals, next_token, self.eos)
-
-    def symbols_in(self, proposals: int) -> int:
-        return proposals
-
-    def tokens_in(self, symbols: int) -> int:
-        return symbols
 
 
 def counted_draft(

@@ -1,7 +1,7 @@
 """Drafting and verifying as generators that ask for reads, so that those of several requests are made in one pass.
 
-`run` makes the reads of one after another.  A `turn` gives each of several a round: the drafts of all first, then one
-pass of each target.
+`run` makes the reads of one after another.  `run_rounds` gives each of several a round: the drafts of all first, then
+one pass of each target.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from typing import Generic, TypeVar, cast
 
 import torch
 
+from omnidraft.draft_length.batch_goodput import FIRST, LEAST, SHORTEST_S
 from omnidraft.errors import OmniDraftError
 from omnidraft.models.language_model import KVSequence, LanguageModel, Read
 
 PARTS_S = 0.1  # seconds that drafters read long texts for, in a turn of several requests
-LEAST, FIRST = 8, 16  # ids of a part: fewer take as long; before it is known how long they take
-SHORTEST_S = 1e-6
 T = TypeVar("T")
 Stop = Callable[[], bool]  # whether to stop, asked between the parts of a long text
 Passes = Generator[Read, torch.Tensor, T]
@@ -109,19 +108,19 @@ def run_batched(passes: Sequence[Passes[T]]) -> list[T]:
     """Return the results of several, with reads of one model made together; raises an error when all have ended."""
     works = [Work(each) for each in passes]
     while asking := [each for each in works if each.asked is not None]:
-        _make(asking)
+        _forward_by_model(asking)
     return [each.done() for each in works]
 
 
 @dataclass
 class Seconds:
-    """Seconds of a turn: of all drafts, and of the pass of each target."""
+    """Seconds of `run_rounds`: of all drafts, and of the pass of each target."""
 
     drafts: float
     targets: dict[int, float]  # by the id of the model
 
 
-def turn(works: Sequence[Work[T]]) -> Seconds:
+def run_rounds(works: Sequence[Work[T]]) -> Seconds:
     """Take each to the end of its round: one read of its target, after the reads of its draft.
 
     Beside others drafters read no more of long texts than can be waited for, and rounds go on without them.
@@ -130,9 +129,9 @@ def turn(works: Sequence[Work[T]]) -> Seconds:
     while drafting := [each for each in works if each.asked is not None and not each.verifies]:
         if len(works) > 1:
             read += _limit(drafting, _room(read, time.perf_counter() - began))
-        _make([each for each in drafting if each.asked is not None and not each.verifies])
+        _forward_by_model([each for each in drafting if each.asked is not None and not each.verifies])
     drafted = time.perf_counter()
-    return Seconds(drafted - began, _make([each for each in works if each.verifies]))
+    return Seconds(drafted - began, _forward_by_model([each for each in works if each.verifies]))
 
 
 def _room(read: int, seconds: float) -> int:
@@ -153,7 +152,7 @@ def _limit(works: Sequence[Work[T]], room: int) -> int:
     return read
 
 
-def _make(works: Sequence[Work[T]]) -> dict[int, float]:
+def _forward_by_model(works: Sequence[Work[T]]) -> dict[int, float]:
     """Make the reads that these ask for, those of one model together; return the seconds of each model by its id."""
     groups = dict[int, tuple[LanguageModel, list[Work[T]]]]()
     for each in works:
@@ -163,12 +162,12 @@ def _make(works: Sequence[Work[T]]) -> dict[int, float]:
     taken = dict[int, float]()
     for place, (model, group) in groups.items():
         began = time.perf_counter()
-        _make_group(model, group)
+        _forward_batch(model, group)
         taken[place] = time.perf_counter() - began
     return taken
 
 
-def _make_group(model: LanguageModel, group: Sequence[Work[T]]) -> None:
+def _forward_batch(model: LanguageModel, group: Sequence[Work[T]]) -> None:
     """Make the reads of one model, together if it can; an error goes only to the work that caused it."""
     fine: list[tuple[Work[T], Read]] = []
     for each in group:

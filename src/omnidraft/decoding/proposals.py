@@ -19,7 +19,7 @@ from omnidraft.decoding.drafter import AttachedDrafter
 from omnidraft.decoding.passes import Passes
 from omnidraft.draft_length.policy import DraftLengthPolicy
 from omnidraft.verification.paper import DirectMap, Proposal, merge, verify_paper
-from omnidraft.verification.rejection_sampling import Outcome, verify_block, verify_greedy, verify_token
+from omnidraft.verification.rejection_sampling import Outcome, verify_block, verify_equal, verify_greedy, verify_token
 from omnidraft.verification.round import Draft
 from omnidraft.verification.sampling import Sampler, TargetDistribution
 from omnidraft.verification.trie_walk import STOP, Walk
@@ -158,23 +158,12 @@ class PaperDraft(Draft):
     direct: DirectMap
     eos: Collection[int]
 
-    @property
-    def symbols(self) -> int:
-        return len(self.proposals)
-
     def verify(self, target: TargetDistribution, draw: Sampler, *, greedy: bool, lazy: bool) -> Outcome:  # noqa: ARG002
-        if not greedy:
-            drawn = (self.merged, self.tokens, self.vectors)
-            emitted, accepted = verify_paper(*drawn, self.direct, target.probs, draw, self.eos)
-            return Outcome(emitted, accepted, accepted, None)
-        accepted = 0
-        while accepted < len(self.proposals) and self.proposals[accepted] == target.best(accepted):
-            accepted += 1
-        end = () if self.ended and accepted == len(self.proposals) else (target.best(accepted),)
-        return Outcome((*self.proposals[:accepted], *end), accepted, accepted, None)
-
-    def symbols_in(self, proposals: int) -> int:
-        return proposals
+        if greedy:
+            return verify_equal(self.proposals, target.best, self.eos)
+        drawn = (self.merged, self.tokens, self.vectors)
+        emitted, accepted = verify_paper(*drawn, self.direct, target.probs, draw, self.eos)
+        return Outcome(emitted, accepted, accepted, None)
 
     def tokens_in(self, symbols: int) -> int:
         return sum(proposal.length for proposal in self.merged[:symbols])

@@ -18,6 +18,7 @@ from omnidraft.decoding.drafter import AttachedDrafter, Drafter
 from omnidraft.decoding.shared_drafter import Pausable, SharedDrafter
 from omnidraft.distillation.lora import Weights, merged, parted
 from omnidraft.distillation.teacher import Trace, trace_of
+from omnidraft.models.forks import ForkLock
 from omnidraft.verification.round import Round
 
 if TYPE_CHECKING:
@@ -56,7 +57,11 @@ class Learner(Pausable, Protocol):
 
 
 class Adaptation:
-    """Hands what is learned from one target to a drafter; with `learner` None only what was learned before."""
+    """Hands what is learned from one target to a drafter; with `learner` None only what was learned before.
+
+    Any thread may `poll`, one at a time, and not while a learner is taught; to `teach`, and to draft with what came by
+    `load_weights`, is for who has the slot's lock.
+    """
 
     def __init__(
         self,
@@ -72,6 +77,7 @@ class Adaptation:
         self._warn = warn
         if learner is not None:
             shared.slot.background.append(learner)
+        self._lock = ForkLock()  # of the learner; not the slot's, which may be held for a whole answer
         self._last: Counters | None = None  # of a learner that has ended
         self._base = dict(shared.source.model.named_parameters())
         self._weights: Weights | RoundedWeights | None = None  # that draft, a new object for new ones; None: the base's
@@ -92,7 +98,7 @@ class Adaptation:
         return lane
 
     def load_weights(self, lane: AttachedDrafter | None = None) -> None:
-        """Draft with the latest learned weights, between two rounds; without a lane, only for who has the slot."""
+        """Draft with the latest learned weights, between two rounds; for who has the slot's lock."""
         self.poll()
         if lane is not None and lane is not self.attached:
             self._lend(lane)
@@ -101,14 +107,16 @@ class Adaptation:
 
     def poll(self) -> None:
         """Get what was learned since the last time, for `load_weights`; a failure is a warning and ends learning."""
-        if (learner := self.learner) is not None:
-            self._safely(lambda: self._receive(learner.poll()))
+        with self._lock:  # else an earlier state might be received last
+            if (learner := self.learner) is not None:
+                self._safely(lambda: self._receive(learner.poll()))
 
     def teach(self, records: list[Round], lane: AttachedDrafter | None = None) -> None:
         """Let the learner have a complete answer, of this lane where one is given, and draft with what comes of it."""
         learner = self.learner
         if records and learner is not None:
-            self._safely(lambda: learner.teach(self.answer(records, lane), self.attached.cache))
+            with self._lock:
+                self._safely(lambda: learner.teach(self.answer(records, lane), self.attached.cache))
             self.load_weights(lane)
 
     def answer(self, records: list[Round], lane: AttachedDrafter | None = None) -> Trace:
@@ -133,8 +141,9 @@ class Adaptation:
             self._last, self.learner = self.learner.counters, None
 
     def _lend(self, lane: AttachedDrafter) -> None:
-        if self._lent is None or self._lent_weights is not self._weights:
-            self._lent, self._lent_weights = self.shared.lend(self._weights, self._lent), self._weights
+        weights = self._weights  # which another thread may poll
+        if self._lent is None or self._lent_weights is not weights:
+            self._lent, self._lent_weights = self.shared.lend(weights, self._lent), weights
         if lane.drafter.model is not self._lent:
             lane.drafter.load_model(self._lent)
 

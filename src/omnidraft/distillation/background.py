@@ -184,9 +184,9 @@ class BackgroundTrainer:
     def _read(self) -> None:
         pipe = self._process.stdout
         while pipe is not None and (progress := _received(pipe)) is not None:
-            self.counters = progress.counters
             if progress.learned is not None:
                 self._states.append(progress.learned)
+            self.counters = progress.counters  # last: who saves polls what they count
             if progress.flushed:
                 self._flushed.set()
         if pipe is not None:

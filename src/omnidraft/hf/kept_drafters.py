@@ -75,20 +75,15 @@ def make_ready(
         found = next((each.adaptive for other, each in kept.items() if other[0] == source), None)
         loaded, shared = (found.loaded, found.shared) if found else load()
         own = _tokenizer(target.model, "omnidraft_tokenizer") if tokenizer is None else tokenizer
-        ready = _make(LoadedModel(target, own, _name(target.model), GIVEN), loaded, shared, drafting, memory)
+        vocab = read_vocab(own, target.vocab_size, target.eos)
+        plan = LearningPlan(learning={}, warn=_log.warning)
+        model = LoadedModel(target, own, _name(target.model), GIVEN)
+        adaptive = attach(model, vocab, loaded, shared, drafting, plan)
+        ready = Ready(policy=make_policy(drafting, adaptive.attached.head), adaptive=adaptive, memory=memory)
     kept[key] = ready  # the latest last
     for old in list(kept)[:-KEPT]:
         del kept[old]
     return ready
-
-
-def _make(
-    target: LoadedModel, drafter: LoadedModel, shared: SharedDrafter, drafting: Drafting, memory: AnswerMemory | None
-) -> Ready:
-    vocab = read_vocab(target.tokenizer, target.lm.vocab_size, target.lm.eos)
-    plan = LearningPlan(learning={}, warn=_log.warning)
-    adaptive = attach(target, vocab, drafter, shared, drafting, plan)
-    return Ready(policy=make_policy(drafting, adaptive.attached.head), adaptive=adaptive, memory=memory)
 
 
 def _source(

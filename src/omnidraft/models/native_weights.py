@@ -10,7 +10,7 @@ import torch
 
 from omnidraft.errors import ModelError
 from omnidraft.models.native import Rounded
-from omnidraft.models.packed import InFile, Packed, StoredWeights, in_blocks, in_file, packed
+from omnidraft.models.packed import InFile, Packed, StoredWeights, in_file, packed, quantized_q5_1
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # of weights that are what they say
 Weights = Mapping[str, torch.Tensor]
@@ -84,7 +84,7 @@ class Parts:
         weights = [_in_order(self._get(f"{name}.weight"), order) for name, order in zip(names, placed, strict=True)]
         bias = torch.cat(biases) if biases else None
         given = names[0], torch.cat(weights) if len(names) > 1 else weights[0], bias
-        made = in_blocks(*given) if self._drafts else None
+        made = quantized_q5_1(*given) if self._drafts else None
         self.matrices[names[0]] = made or Rounded(*given)
         return self.matrices[names[0]]
 

@@ -15,12 +15,12 @@ from omnidraft.errors import ModelError
 from omnidraft.models import native
 from omnidraft.models.native import PANEL, Part, Products
 
-KINDS = (0, 1, 2, 3, 6, 7, 8, 12, 13, 14, 20, 30)  # numbers in a file of the kinds that step.c takes, as in blocks.h
-NUMBERS = (0, 1, 30)  # those without scales: of more than 8 bits
+GGML_TYPES = (0, 1, 2, 3, 6, 7, 8, 12, 13, 14, 20, 30)  # those that step.c takes, as in blocks.h
+FLOAT_TYPES = (0, 1, 30)  # F32, F16 and BF16, which have no scales
 SAMPLED = 16  # rows
 PART = 2**21  # bytes of a file that are read at a time, about: what stays in a cache, and in memory that is used again
 LINE = 64  # bytes: where a vector begins
-Q5_1 = 7  # a kind: blocks of ENTRIES columns, each with a scale and the least value in 16 bits, and 5 bits a column
+Q5_1 = 7  # a GGML type: blocks of ENTRIES columns, with a scale and the least value in 16 bits, and 5 bits a column
 ENTRIES, LARGEST = 32, 31
 SIZES = 2.0**-8, 2.0**14  # of the largest weight of a matrix whose scales and least values numbers of 16 bits hold
 
@@ -30,7 +30,7 @@ class Stored:
     """A matrix as a file holds it."""
 
     name: str
-    kind: int  # its number in a file
+    kind: int  # its GGML type
     out: int
     columns: int
     rows: Callable[[int, int], np.ndarray[Any, Any]]  # those from one number to another, (rows, bytes) uint8
@@ -94,7 +94,7 @@ class InFile:
 
 def in_file(part: Stored | None) -> InFile | None:
     """A matrix whose rows alone are asked for; None where its file lacks it, or step.c does not take its kind."""
-    return InFile(part) if part is not None and part.kind in KINDS and part.order is None else None
+    return InFile(part) if part is not None and part.kind in GGML_TYPES and part.order is None else None
 
 
 def _check_ids(ids: Sequence[int], out: int) -> None:
@@ -113,8 +113,8 @@ def packed(
 
     Numbers of 16 or 32 bits would take two to four times as long as when they are rounded to 8.
     """
-    found = [part for part in parts if part is not None and part.kind in KINDS]
-    if len(found) < len(parts) or all(part.kind in NUMBERS for part in found):
+    found = [part for part in parts if part is not None and part.kind in GGML_TYPES]
+    if len(found) < len(parts) or all(part.kind in FLOAT_TYPES for part in found):
         return None
     return Packed(*(_placed(*each) for each in zip(found, biases, orders, strict=True)))
 
@@ -126,15 +126,15 @@ def _placed(part: Stored, bias: torch.Tensor | None, order: np.ndarray[Any, Any]
     return replace(part, bias=bias)
 
 
-def in_blocks(name: str, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packed | None:
-    """A matrix (out, in) rounded to 5 bits; None where 8 are better, for its columns or the size of its weights."""
+def quantized_q5_1(name: str, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packed | None:
+    """A matrix (out, in) rounded to 5 bits; None where 8 are better: by its columns or weights, or without rows."""
     out, columns = weight.shape
-    if columns % ENTRIES or not SIZES[0] < float(weight.abs().max()) < SIZES[1]:
+    if not out or columns % ENTRIES or not SIZES[0] < float(weight.abs().max()) < SIZES[1]:
         return None
-    return Packed(Stored(name, Q5_1, out, columns, lambda start, end: _blocks(weight[start:end].float()), bias=bias))
+    return Packed(Stored(name, Q5_1, out, columns, lambda start, end: _as_q5_1(weight[start:end].float()), bias=bias))
 
 
-def _blocks(rows: torch.Tensor) -> np.ndarray[Any, Any]:
+def _as_q5_1(rows: torch.Tensor) -> np.ndarray[Any, Any]:
     """Rows (out, in) float32 rounded to the nearest in blocks of the kind Q5_1, as a file has them, (out, bytes)."""
     values = rows.reshape(-1, ENTRIES)
     least = values.amin(1, keepdim=True).half()

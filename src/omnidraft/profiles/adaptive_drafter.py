@@ -106,19 +106,16 @@ class AdaptiveDrafter:
     def save(self) -> None:
         """Write the profile now; raises ProfileError and leaves the old one, ConfigError where nothing is learned."""
         self.wait()
-        self.adaptation.poll()
         if self.profile.file is None or not (self.learns or self.saves):
             raise ConfigError("nothing is learned that could be saved: load with adapt='inline' and a profile")
-        self._begun = self._updates
-        self._write(self._snapshot(), self._begun)
+        self._write(*self._latest())
 
     def save_later(self, every: int = SAVE_EVERY) -> None:
         """Write the profile in a thread if `every` updates were made since the last time; warns once on failure."""
         writing = self._thread is not None and self._thread.is_alive()
         if not self.saves or self._updates - self._begun < every or writing:
             return
-        self._begun = self._updates
-        arguments = (self._snapshot(), self._begun)
+        arguments = self._latest()
         self._thread = threading.Thread(target=lambda: self._attempt(lambda: self._write(*arguments)))
         self._thread.start()
 
@@ -145,7 +142,6 @@ class AdaptiveDrafter:
             self.profile.release()
 
     def _save_since(self, updates: int) -> None:
-        self.adaptation.poll()
         if self._updates > updates:
             self._attempt(self.save)
 
@@ -162,12 +158,15 @@ class AdaptiveDrafter:
         self.profile.save(snapshot)
         self._saved = updates
 
-    def _snapshot(self) -> Profile:
+    def _latest(self) -> tuple[Profile, int]:
+        """What is to be saved now, and the updates that are surely in it: polled after they are counted."""
+        self._begun = begun = self._updates
+        self.adaptation.poll()
         cache, tokens = self.attached.cache, self._before.answers.get("drafter_tokens", np.empty(0, np.int32))
         if self._memory is not None:
             tokens = np.array(self._memory.index.tokens(), np.int32)
         positions = {POSITION + name: count for name, count in self.positions.items()}
-        return replace(
+        snapshot = replace(
             self._before,
             weights=dict(self.adaptation.state),
             ngrams=self._before.ngrams if cache.frozen else cache.state(),
@@ -176,6 +175,7 @@ class AdaptiveDrafter:
             learning=asdict(self.learning),
             counters=self.counters | positions | ({ANSWER_TOKENS: len(tokens)} if len(tokens) else {}),
         )
+        return snapshot, begun
 
     @property
     def _updates(self) -> int:

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 FORMAT = 4  # raised whenever an older version could not read what is written
 ANSWER_TOKENS = "answer_tokens"  # the counter of tokens kept of earlier answers
 MANIFEST = "omnidraft_profile"  # its name in the header
+METADATA = "__metadata__"  # where a safetensors header holds what is no tensor
 SIZE = 8  # bytes at the beginning of a safetensors file that give the length of its header
+GROUPS = ("weights", "ngrams", "measurements", "answers")  # fields of a profile, and prefixes of its tensors' names
 MAX_NUMBER = 2**63
 MAX_NAME = 200  # characters of a model's name
 Array = NDArray[Any]
@@ -109,14 +111,15 @@ class Manifest:
         return json.dumps({"format": FORMAT, **asdict(self)})
 
     @classmethod
-    def decode(cls, data: bytes) -> Manifest:
-        """Read the manifest in the header that `data` begins with.
+    def decode(cls, data: bytes, size: int) -> Manifest:
+        """Read the manifest in the header that `data` begins with, of a file of `size` bytes.
 
         Raises LaterFormatError, and ProfileError for anything that is not a manifest.
         """
         try:
-            header = json.loads(data[SIZE : SIZE + int.from_bytes(data[:SIZE], "little")])
-            found: Any = json.loads(header["__metadata__"][MANIFEST])
+            length = int.from_bytes(data[:SIZE], "little")
+            header = json.loads(data[SIZE : SIZE + length])
+            found: Any = json.loads(header[METADATA][MANIFEST])
             number = found.pop("format")
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError):
             raise ProfileError("it has no manifest") from None
@@ -124,7 +127,13 @@ class Manifest:
             raise ProfileError(f"its format is {number!r}; it must be {FORMAT}")
         if number > FORMAT:
             raise LaterFormatError(f"its format is {number}, and this version reads {FORMAT}")
+        tensors = {name: each for name, each in header.items() if name != METADATA}
+        if strange := [name for name in tensors if name.partition(".")[0] not in GROUPS]:
+            raise ProfileError(f"its tensor {strange[0]!r} is no part of a profile")
         try:
+            whole = SIZE + length + max((each["data_offsets"][1] for each in tensors.values()), default=0)
+            if size != whole:
+                raise ProfileError(f"it has {size} bytes; by its header it must have {whole}")
             return cls(**{**found, "key": Key(**found["key"])})
         except (TypeError, LookupError):
             raise ProfileError("its manifest has other fields than it must have") from None
@@ -159,7 +168,7 @@ class Profile:
             f"weights.{name}": weight.detach().cpu().clone(memory_format=torch.contiguous_format)
             for name, weight in self.weights.items()
         }
-        for group in ("ngrams", "measurements", "answers"):
+        for group in GROUPS[1:]:
             for name, array in getattr(self, group).items():
                 if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
                     raise ProfileError(f"array {name} is no array of numbers or booleans: leave out what is text")
@@ -174,8 +183,8 @@ class Profile:
         import torch
         from safetensors import torch as torch_format
 
-        manifest = Manifest.decode(data)
-        groups: dict[str, dict[str, torch.Tensor]] = {"weights": {}, "ngrams": {}, "measurements": {}, "answers": {}}
+        manifest = Manifest.decode(data, len(data))
+        groups: dict[str, dict[str, torch.Tensor]] = {group: {} for group in GROUPS}
         try:
             for name, tensor in torch_format.load(data).items():
                 group, _, own = name.partition(".")

@@ -84,25 +84,26 @@ class ProfileFile:
 
     def manifest(self) -> Manifest | None:
         """Read the manifest; None where there is no file."""
-        data = self._read(header=True)
-        if data is None:
+        found = self._read(header=True)
+        if found is None:
             return None
         with self._refusal():
-            return Manifest.decode(data)
+            return Manifest.decode(*found)
 
     def _decoded(self) -> tuple[Key, Profile] | None:
-        data = self._read()
-        if data is None:
+        found = self._read()
+        if found is None:
             return None
         with self._refusal():
-            return Profile.decode(data)
+            return Profile.decode(found[0])
 
-    def _read(self, *, header: bool = False) -> bytes | None:
-        """The bytes of the file, or of its header; one file object, so that a save meanwhile changes nothing."""
+    def _read(self, *, header: bool = False) -> tuple[bytes, int] | None:
+        """The bytes of the file or of its header, and its size; one file object: a save meanwhile changes nothing."""
         try:
             with self.path.open("rb") as file:
                 start = file.read(SIZE)
-                return start + file.read(min(int.from_bytes(start, "little"), MAX_HEADER) if header else -1)
+                more = min(int.from_bytes(start, "little"), MAX_HEADER) if header else -1
+                return start + file.read(more), os.fstat(file.fileno()).st_size
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -114,11 +115,12 @@ class ProfileFile:
     def save(self, key: Key, profile: Profile) -> None:
         """Replace the file in one step; it must be claimed.
 
-        A file that `load` refuses is not replaced: set it aside first.
+        Its header is read: one that is no profile of these models is not replaced, set it aside first.
         """
         if not self.claimed:
             raise self._in_use()
-        self.load(key)
+        if (found := self.manifest()) is not None:
+            self._check_owner(found.key, key)
         data = profile.encode(key)
         with self._change("saved"):
             storage.replace_file(self.path, data)

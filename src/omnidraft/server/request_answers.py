@@ -29,7 +29,7 @@ class RequestAnswers:
             for task in tasks:
                 group: list[Answer] = []
                 self._groups.append(group)
-                for number in range(1 if task.greedy else task.made):
+                for number in range(1 if task.greedy else task.best_of):
                     seed = (task.options["seed"] + number) % 2**64
                     own = task if number == 0 else replace(task, options=_afresh(task.options, seed), first=task)
                     group.append(self._queued(own))
@@ -65,13 +65,13 @@ class RequestAnswers:
 
     @property
     def choices(self) -> list[Answer]:
-        """The answers that are told, by their numbers; of more than those the likeliest, once they are complete."""
-        told, found = self.task.told, list[Answer]()
+        """The `n` answers that are sent, by their numbers: the likeliest of those made, once they are complete."""
+        n, found = self.task.n, list[Answer]()
         for group in self._groups:
             best = group
-            if len(group) > told:
+            if len(group) > n:
                 best = sorted(group, key=lambda answer: answer.likelihood, reverse=True)
-            found += (best * told)[:told] if len(group) == 1 else best[:told]
+            found += (best * n)[:n] if len(group) == 1 else best[:n]
         return found
 
     async def deltas(self) -> AsyncIterator[tuple[Answer, Delta]]:

@@ -73,8 +73,8 @@ class Task:
     trace: bool = False
     tells_logprobs: bool = False
     ignored: Sequence[str] = ()  # paths of parameters that have no effect on this answer
-    told: int = 1  # answers to this prompt, the likeliest of those made
-    made: int = 1
+    n: int = 1  # answers to this prompt that are sent: the likeliest of `best_of`
+    best_of: int = 1
     echo: str = ""  # the prompt, where it is to be repeated
     prompt_alone: bool = False  # no token of the answer is told
     user: User = field(default_factory=User)

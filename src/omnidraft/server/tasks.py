@@ -123,16 +123,16 @@ def check_ids(ids: Sequence[int], size: int, where: str) -> None:
 
 
 def _several(task: Task, body: base.Formed) -> Task:
-    """The task with the numbers of answers that are made and told; raises ApiError."""
-    told, made = body.n or 1, body.best_of or body.n or 1
-    if made < told:
-        raise ApiError(400, f"best_of is {made}, fewer than n, {told}: use as many or more", param="best_of")
-    if made > told and body.stream:
+    """The task with the numbers of answers that are sent, and made; raises ApiError."""
+    n, best_of = body.n or 1, body.best_of or body.n or 1
+    if best_of < n:
+        raise ApiError(400, f"best_of is {best_of}, fewer than n, {n}: use as many or more", param="best_of")
+    if best_of > n and body.stream:
         message = "best_of is more than n, and which are the likeliest shows at the end: leave stream out"
         raise ApiError(400, message, param="best_of", code="unsupported_value")
-    if made > told and task.options["logprobs"] is None:
+    if best_of > n and task.options["logprobs"] is None:
         task = replace(task, options={**task.options, "logprobs": 0})
-    return replace(task, told=told, made=made)
+    return replace(task, n=n, best_of=best_of)
 
 
 def tasks_of(

@@ -84,7 +84,7 @@ class Round:
 class Draft:
     """The draft of one round as it is put to the target; this base class holds no draft tokens: plain decoding.
 
-    `symbols` counts the units that verification accepts or rejects: symbols of a walk, or whole proposals.
+    `symbols` counts the units that verification accepts or rejects: here whole proposals, each of one draft token.
     """
 
     tokens: Sequence[int] = ()
@@ -98,7 +98,7 @@ class Draft:
 
     @property
     def symbols(self) -> int:
-        return 0
+        return len(self.proposals)
 
     def verify(self, target: TargetDistribution, draw: Sampler, *, greedy: bool, lazy: bool) -> Outcome:  # noqa: ARG002
         """Accept or reject the proposals, and emit a token after them.
@@ -107,13 +107,13 @@ class Draft:
         """
         return Outcome((target.best(0) if greedy else draw(target.probs(0)),), 0, 0, None)
 
-    def symbols_in(self, proposals: int) -> int:  # noqa: ARG002
+    def symbols_in(self, proposals: int) -> int:
         """Symbols of the first `proposals` target tokens."""
-        return 0
+        return proposals
 
-    def tokens_in(self, symbols: int) -> int:  # noqa: ARG002
+    def tokens_in(self, symbols: int) -> int:
         """Draft tokens of which every symbol is among the first `symbols`."""
-        return 0
+        return symbols
 
     def false_merge(self, outcome: Outcome) -> int | None:  # noqa: ARG002
         """The proposal whose merge was wrong: it went on where the target's token ended, or ended where it went on."""

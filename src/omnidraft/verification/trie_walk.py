@@ -69,7 +69,7 @@ class Walk:
         if len(long):
             self._force(long, position, after)
         else:
-            self._add(Symbol(ROOT, DEAD, -1, len(self.tokens), position, after))
+            self.symbols.append(Symbol(ROOT, DEAD, -1, len(self.tokens), position, after))
             self.open, self.dead = False, True
 
     def read(self, draft: int) -> bool:
@@ -93,11 +93,8 @@ class Walk:
         # a symbol that is certain belongs to the draft token it came with
         return position if position >= 0 else max(symbol.position for symbol in self.symbols[:symbols])
 
-    def _add(self, symbol: Symbol) -> None:
-        self.symbols.append(symbol)
-
     def _step(self, symbol: int, child: int, position: int, after: int = -1) -> None:
-        self._add(Symbol(self.node, symbol, child, len(self.tokens), position, after))
+        self.symbols.append(Symbol(self.node, symbol, child, len(self.tokens), position, after))
         self.node = child
         if self.cache.leaf(child):
             self._complete(self.cache.token_at(child))
@@ -105,7 +102,7 @@ class Walk:
     def _stop(self, position: int) -> bool:
         """Propose that the token ends at the current node; False where none does."""
         token = self.cache.token_at(self.node)
-        self._add(Symbol(self.node, STOP if token >= 0 else DEAD, -1, len(self.tokens), position))
+        self.symbols.append(Symbol(self.node, STOP if token >= 0 else DEAD, -1, len(self.tokens), position))
         if token < 0:
             self.open, self.dead = False, True
             return False

@@ -20,7 +20,7 @@ from omnidraft.models.gguf.guards import naming, reading
 from omnidraft.models.gguf.header import TensorInfo
 from omnidraft.models.gguf.parts import forget_headers, read_header
 from omnidraft.models.gguf.weights import Source, check_unchanged, read, rows_in, source_rows
-from omnidraft.models.packed import KINDS, NUMBERS, Stored, StoredWeights
+from omnidraft.models.packed import FLOAT_TYPES, GGML_TYPES, Stored, StoredWeights
 
 # matrices of a layer that are kept as they are, or rounded, together
 SAME_INPUTS = re.compile(r"(blk\.\d+\.(?:attn|ffn))_(?:q|k|v|gate|up)\.weight")
@@ -83,7 +83,7 @@ def held_bytes(path: Path) -> int:
         tensors = read_header(path).tensors
     together: dict[str, list[TensorInfo]] = {}
     for name, info in tensors.items():
-        looked_up = name == EMBEDDING and HEAD in tensors and info.quantization in KINDS
+        looked_up = name == EMBEDDING and HEAD in tensors and info.quantization in GGML_TYPES
         if not looked_up:
             together.setdefault(SAME_INPUTS.sub(r"\1", name), []).append(info)
     return sum(map(_held, together.values()))
@@ -94,7 +94,7 @@ def _held(parts: Sequence[TensorInfo]) -> int:
     if len(parts[0].shape) == 1:
         return sum(4 * part.shape[0] for part in parts)
     kinds = {part.quantization for part in parts}
-    if kinds <= set(KINDS) and not kinds <= set(NUMBERS):
+    if kinds <= set(GGML_TYPES) and not kinds <= set(FLOAT_TYPES):
         return sum(part.nbytes for part in parts)
     return sum(math.prod(part.shape) for part in parts)  # they are rounded to 8 bits
 
