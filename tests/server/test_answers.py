@@ -16,7 +16,8 @@ from llguidance import LLMatcher
 import omnidraft
 from omnidraft.api import OmniDraft
 from omnidraft.server import fill_in
-from omnidraft.server.answers import Sources
+from omnidraft.server.answers import Answer, Sources, TokenInfo
+from omnidraft.server.chat import Places
 from omnidraft.server.forms import ResponseFormat
 from omnidraft.server.grammar import Thought, answer_grammar, text_grammar, tokens_of
 from omnidraft.server.reading.pieces import Piece
@@ -182,6 +183,34 @@ def test_a_prompt_is_repeated_with_its_logprobs(kind: str, request: pytest.Fixtu
     assert streamed(at, TEXTS, {"prompt": PROMPT, "max_tokens": 4, "temperature": 0, "echo": True}) == {0: text}
     again = at.post(TEXTS, {"prompt": PROMPT, "max_tokens": 4, "temperature": 0}).json()
     assert text == PROMPT + again["choices"][0]["text"]
+
+
+def test_tokens_are_placed_in_a_repeated_text_of_any_characters(plain: At) -> None:
+    asked = {"prompt": "Zoë … 你好😀 and", "max_tokens": 2, "temperature": 0, "logprobs": 0, "echo": True}
+    choice = plain.post(TEXTS, asked).json()["choices"][0]
+    placed = zip(choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"], strict=True)
+    whole = [(token, place) for token, place in placed if "\ufffd" not in token]
+    assert len(whole) > 4
+    assert all(choice["text"].startswith(token, place) for token, place in whole)
+
+
+@pytest.mark.parametrize(
+    ("echo", "prompt", "made", "places"),
+    [
+        ("é x", [b"\xc3", b"\xa9", b" x"], [b"y"], [0, 0, 1, 3]),
+        ("Hello you", [None, b" Hello", b" you"], [b" a", None, b"b"], [0, 0, 5, 9, 11, 11]),
+        ("<s> Hello", [None, b" Hello"], [b"!"], [0, 3, 9]),
+        ("", [], [b" a", b"b"], [0, 2]),
+    ],
+)
+def test_what_a_tokenizer_adds_to_a_text_has_no_place_in_it(
+    echo: str, prompt: list[bytes | None], made: list[bytes | None], places: list[int]
+) -> None:
+    told = SimpleNamespace(task=SimpleNamespace(echo=echo), prompt_tokens=len(prompt))
+    found = Places(cast("Answer", told))
+    for data, place in zip([*prompt, *made], places, strict=True):
+        text = "<s>" if data is None else data.decode("utf-8", "replace")
+        assert found.of(TokenInfo(text=text, data=None if data is None else [*data], logprob=0.0)) == place
 
 
 def test_what_stands_between_two_texts(plain: At, alone: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:

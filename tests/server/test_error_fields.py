@@ -51,6 +51,14 @@ def test_the_server_reads_fields_alone(server: At, monkeypatch: pytest.MonkeyPat
     assert stop["param"].startswith("stop")
 
 
+def test_a_path_that_is_not_there_is_named_in_the_form_of_its_api(server: At) -> None:
+    assert server.post("/v1/embeddings", {}).json()["error"]["message"].startswith('there is no "/v1/embeddings": see')
+    assert server.post("/api/embed", {}).json()["error"].startswith('there is no "/api/embed": see')
+    found = server.get("/v1/messages")
+    assert found.status_code == 405
+    assert found.json()["error"]["message"] == '"/v1/messages" takes no GET: use POST'
+
+
 def test_a_prompt_for_the_chat_keeps_its_code() -> None:
     from omnidraft.cli.chat import _steps
 

@@ -134,7 +134,7 @@ def test_an_empty_text_is_a_block_whole_and_streamed(server: At, client: Any) ->
         ({"mcp_servers": [{"type": "url"}]}, "mcp_servers is"),
         ({"stop_sequences": [""]}, "stop_sequences[0] is empty"),
         ({"stop_sequences": ["x"] * 17}, "stop_sequences holds 17"),
-        ({"tools": [TOOL | {"name": "x" * 65}]}, "tools[0].name"),
+        ({"tools": [TOOL | {"name": "x" * 129}]}, "tools[0].name"),
         ({"tools": [TOOL | {"input_schema": BAD}], "tool_choice": {"type": "any"}}, "tools[0].input_schema cannot"),
         ({"output_config": {"format": {"type": "json_schema", "schema": BAD}}}, "output_config.format.schema cannot"),
     ],
@@ -146,6 +146,12 @@ def test_errors_have_anthropics_form(server: At, change: dict[str, Any], message
     error = found.json()
     assert (error["type"], error["error"]["type"]) == ("error", "invalid_request_error")
     assert message in error["error"]["message"]
+
+
+def test_the_models_are_listed_for_anthropics_client(client: Any) -> None:
+    found = client.models.list().data[0]
+    assert (found.id, found.type, found.display_name) == ("chat", "model", "chat")
+    assert found.created_at.year > 2000
 
 
 def test_an_unknown_model_is_a_not_found_error(client: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -80,7 +81,15 @@ def test_models_are_listed_shown_and_loaded(client: ollama.Client, server: At) -
     assert shown.modelinfo
     assert client.generate(model="chat", prompt="").done_reason == "load"
     assert client.chat(model="chat").done_reason == "load"
-    assert server.get("/api/version").json()["version"]
+    assert tuple(map(int, server.get("/api/version").json()["version"].split("."))) >= (0, 6, 4)  # VS Code asks for it
+    for each in (*client.list().models, *client.ps().models):
+        assert re.fullmatch("[0-9a-f]{64}", each.digest or "")  # Ollama's own client cuts it without looking
+        assert each.details
+        assert re.fullmatch(r"[1-9][0-9.]*M", each.details.parameter_size or "")
+    own = {"model": "chat", "system": "", "template": "", "verbose": False, "options": None, "name": ""}
+    shown_to_go = server.post("/api/show", own).json()  # whose fields are there, empty or not
+    assert shown_to_go["model_info"]["general.basename"] == "chat"
+    assert server.post("/api/chat", {"model": "chat", "_debug_render_only": False}).status_code == 200
 
 
 def test_errors_have_ollamas_form(client: ollama.Client, server: At) -> None:
@@ -110,7 +119,7 @@ def test_openais_routes_are_there_without_v1_and_to_be_looked_at(server: At) -> 
     body = {"model": "chat", "messages": user(QUESTION), "max_tokens": 8, "temperature": 0}
     found = [server.post(path, body).json()["choices"] for path in ("/chat/completions", "/v1/chat/completions")]
     assert found[0] == found[1]
-    assert server.get("/models").json() == server.get("/v1/models").json()
+    assert server.get("/models").json() == server.get("/v1/models").json() == server.get("/v1/models/").json()
     for path in ("/", "/health", "/v1/models", "/api/version"):
         assert httpx.head(server.url + path, **PATIENT).status_code == 200
 

@@ -14,8 +14,11 @@ from llguidance import LLMatcher
 
 from omnidraft.api import OmniDraft
 from omnidraft.server import messages
+from omnidraft.server.bodies import read
 from omnidraft.server.forms import ResponseFormat
 from omnidraft.server.grammar import answer_grammar, followed, tokens_of
+from omnidraft.server.messages import of_chat
+from omnidraft.server.protocol import ChatRequest
 from support.serving import QUESTION, TOOL_TEMPLATE, At, serving, user, with_tools
 
 CHATS, TEXTS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -134,6 +137,13 @@ TAKEN: list[tuple[str, dict[str, Any], list[str]]] = [  # a body, and what is na
     (CHATS, {"max_tokens": None, "stop": ["a", "e", "n"]}, []),
     (CHATS, {"max_completion_tokens": 2}, []),
 ]
+
+
+def test_a_call_without_arguments_is_one_with_none() -> None:
+    call = {"id": "a", "function": {"name": "x" * 128, "arguments": ""}}
+    asked = {"messages": [{"role": "assistant", "tool_calls": [call]}], "tools": [{"function": {"name": "x" * 128}}]}
+    (message,) = of_chat(read(asked, ChatRequest).body).messages
+    assert message["tool_calls"][0]["function"]["arguments"] == {}
 
 
 @pytest.fixture(scope="module")

@@ -27,10 +27,6 @@ class Thinking(base.Body):
     thinking: str
 
 
-class Redacted(p.OtherTool):
-    """Reasoning that only Anthropic can read."""
-
-
 class TextBlock(base.Body):
     """Text."""
 
@@ -59,7 +55,7 @@ Block = Annotated[
     | Annotated[ToolUse, Tag("~tool_use")]
     | Annotated[ToolResult, Tag("~tool_result")]
     | Annotated[Thinking, Tag("~thinking")]
-    | Annotated[Redacted, Tag("~redacted_thinking")],
+    | Annotated[p.OtherTool, Tag("~redacted_thinking")],
     base.named("type", "text, tool_use, tool_result or thinking"),
 ]
 
@@ -78,7 +74,7 @@ class Tool(base.Body):
     """A tool that the client runs."""
 
     type: Literal["custom"] = "custom"
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    name: p.FunctionName
     description: str | None = None
     input_schema: base.Schema
     strict: bool | None = None

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -60,12 +61,13 @@ class Server:
         self.settings, self.scheduler, self.metrics = settings, scheduler, metrics
         self._log, self._prompts = log, prompts
         self._born = time.time()
+        self._since = datetime.fromtimestamp(int(self._born), UTC).isoformat()
 
     def model(self, name: str | None) -> ServedModel:
         """The target of this name, or the first; raises ApiError."""
         if (error := self.scheduler.refusal) is not None:
             raise error
-        found = [one for one in self.scheduler.served if name is None or one.name in (name, ollama.plain_name(name))]
+        found = [one for one in self.scheduler.served if name in (None, one.name, f"{one.name}:latest")]
         if not found:
             known = ", ".join(one.name for one in self.scheduler.served)
             raise ApiError(404, f"no such model: use one of {known}", param="model", code="model_not_found")
@@ -129,8 +131,8 @@ class Server:
         return listed
 
     async def version_of(self) -> Json:
-        """The version, where clients of Ollama look for one."""
-        return Json({"version": version("omnidraft")})
+        """The version of Ollama that its clients look for."""
+        return Json({"version": ollama.VERSION})
 
     async def props(self) -> Json:
         """The model's properties, as llama-server has them."""
@@ -216,8 +218,9 @@ class Server:
             self._log(_line(answer))
 
     def one(self, one: ServedModel) -> dict[str, Any]:
-        """A target as OpenAI's list has it."""
-        return {"id": one.name, "object": "model", "created": int(self._born), "owned_by": "omnidraft"}
+        """A target as OpenAI's and Anthropic's lists have it."""
+        made = {"id": one.name, "object": "model", "created": int(self._born), "owned_by": "omnidraft"}
+        return made | {"type": "model", "display_name": one.name, "created_at": self._since}
 
 
 class Events(StreamingResponse):
@@ -348,7 +351,8 @@ def _answering(server: Server) -> Iterator[tuple[str, Any, type[base.Body], str 
 def _telling(server: Server) -> Iterator[tuple[str, Any]]:
     """The routes that only tell something."""
     for start in ("/v1", ""):
-        yield f"{start}/models", server.listing("data", server.one, object="list")
+        for end in ("", "/"):  # which is no model's name
+            yield f"{start}/models{end}", server.listing("data", server.one, object="list")
         yield f"{start}/models/{{model:path}}", server.one_model
         yield f"{start}/health", server.health
     yield "/metrics", server.prometheus

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import secrets
 import time
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -144,7 +144,7 @@ class Completion(Choices):
     def __init__(self, batch: RequestAnswers, *, usage: bool = False) -> None:
         super().__init__(batch, usage=usage)
         self._begun: set[int] = set()  # choices whose prompt was repeated
-        self._offsets: Counter[int] = Counter()  # characters of the tokens whose log-probabilities were given
+        self._places: dict[int, Places] = {}  # of the choices whose log-probabilities were begun
 
     def choice(self, at: int, answer: Answer) -> dict[str, Any]:
         return self._choice(at, answer.content, answer.logprobs, answer)
@@ -159,16 +159,14 @@ class Completion(Choices):
         return self._choice(at, "", (), self._told[at])
 
     def _choice(self, at: int, text: str, infos: Sequence[TokenInfo], answer: Answer) -> dict[str, Any]:
-        logprobs = self._logprobs(at, infos) if answer.task.tells_logprobs else None
+        logprobs = (
+            self._logprobs(self._places.setdefault(at, Places(answer)), infos) if answer.task.tells_logprobs else None
+        )
         echo = "" if at in self._begun else answer.task.echo
         self._begun.add(at)
         return {"text": echo + text, "logprobs": logprobs, "finish_reason": answer.done and answer.finish}
 
-    def _logprobs(self, at: int, infos: Sequence[TokenInfo]) -> dict[str, Any]:
-        offsets = []
-        for info in infos:
-            offsets.append(self._offsets[at])
-            self._offsets[at] += len(info.text)
+    def _logprobs(self, places: Places, infos: Sequence[TokenInfo]) -> dict[str, Any]:
         return {
             "tokens": [info.text for info in infos],
             "token_logprobs": [info.logprob for info in infos],
@@ -177,8 +175,31 @@ class Completion(Choices):
                 None if info.logprob is None else {each.text: each.logprob for each in reversed(info.top)}
                 for info in infos
             ],
-            "text_offset": offsets,
+            "text_offset": [places.of(info) for info in infos],
         }
+
+
+class Places:
+    """Where the tokens of a completion begin in its text; the parts of a character all begin where it does.
+
+    What the tokenizer puts before a repeated prompt, a special token or a space, has no length there.
+    """
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer, self._echo = answer, answer.task.echo
+        self._told = self._at = 0  # tokens, and characters of them
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+
+    def of(self, info: TokenInfo) -> int:
+        """The place of the next token."""
+        if self._told == self._answer.prompt_tokens:
+            self._at = len(self._echo)
+        self._told += 1
+        found, text = self._at, info.text if info.data is None else self._decode(bytes(info.data))
+        if not self._echo.startswith(text, found):
+            text = "" if info.data is None else text.removeprefix("" if found or not self._echo else " ")
+        self._at += len(text)
+        return found
 
 
 def _call(id_: str, function: dict[str, Any]) -> dict[str, Any]:

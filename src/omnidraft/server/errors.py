@@ -116,7 +116,10 @@ def install(app: FastAPI) -> None:
     async def answer(request: Request, error: Exception) -> Response:
         headers: Mapping[str, str] = {}
         if isinstance(error, HTTPException):
-            headers, error = error.headers or {}, ApiError(error.status_code, str(error.detail))
+            headers, path = error.headers or {}, as_json(request.url.path)
+            unrouted = {404: f"there is no {path}: see GET /openapi.json for what there is"}
+            unrouted[405] = f"{path} takes no {request.method}: use {headers.get('Allow', 'another')}"
+            error = ApiError(error.status_code, unrouted.get(error.status_code, str(error.detail)))
         elif isinstance(error, RequestValidationError):
             name = str(error.errors()[0]["loc"][-1])
             error = ApiError(400, f"{name} of the address is not usable: leave it out", param=name)

@@ -188,7 +188,7 @@ def _call(id_: str | None, name: str, arguments: str | Mapping[str, Any]) -> dic
     value: Any = arguments
     if isinstance(arguments, str):
         try:
-            value = json.loads(arguments)
+            value = json.loads(arguments or "{}")
         except (ValueError, RecursionError):
             value = arguments
     named = {"type": "function", "function": {"name": name, "arguments": value}}

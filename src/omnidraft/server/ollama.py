@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from omnidraft.server.served import ServedModel
 from omnidraft.server.settings import Serving
 from omnidraft.server.tasks import tasks_of
 
-LATEST = ":latest"
+VERSION = "0.13.0"  # of Ollama, whose API this is: clients refuse what is too old for them
 OPTIONS = {  # by what a chat calls them
     **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "repeat_last_n")},
     **{name: name for name in ("frequency_penalty", "presence_penalty")},
@@ -158,7 +159,7 @@ def listed(served: ServedModel, *, running: bool = False) -> dict[str, Any]:
         "model": served.name,
         "modified_at": now(),
         "size": size,
-        "digest": "",
+        "digest": sha256(served.name.encode()).hexdigest(),  # whose beginning Ollama's own client shows
         "details": _details(served),
     }
     lm = served.model.target.lm
@@ -170,19 +171,20 @@ def shown(served: ServedModel) -> dict[str, Any]:
     """A target as `/api/show` has it."""
     target = served.model.target
     config: Any = target.lm.model.config
-    template = target.tokenizer.chat_template
-    abilities = ["completion"] + (["tools"] if "tools" in str(template) else [])
+    template = str(target.tokenizer.chat_template or "")
+    abilities = {"tools": "tools", "thinking": "think"}  # and a word of templates that have a place for them
     return {
         "modelfile": "",
         "parameters": "",
-        "template": str(template or ""),
+        "template": template,
         "details": _details(served),
         "model_info": {
             "general.architecture": config.model_type,
+            "general.basename": served.name,
             "general.parameter_count": target.lm.model.num_parameters(),
             f"{config.model_type}.context_length": target.lm.context,
         },
-        "capabilities": abilities,
+        "capabilities": ["completion", *(name for name, word in abilities.items() if word in template)],
         "modified_at": now(),
     }
 
@@ -192,20 +194,15 @@ def now() -> str:
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
-def plain_name(name: str) -> str:
-    """A model's name without Ollama's default tag."""
-    return name.removesuffix(LATEST)
-
-
 def _details(served: ServedModel) -> dict[str, Any]:
     lm: Any = served.model.target.lm
-    family = lm.model.config.model_type
+    family, size = lm.model.config.model_type, lm.model.num_parameters()
     return {
         "parent_model": "",
         "format": "gguf" if served.source.endswith(".gguf") else "safetensors",
         "family": family,
         "families": [family],
-        "parameter_size": f"{lm.model.num_parameters() / 1e9:.1f}B",
+        "parameter_size": f"{size / 1e9:.1f}B" if size >= 1e9 else f"{size / 1e6:.1f}M",
         "quantization_level": lm.precision,
     }
 

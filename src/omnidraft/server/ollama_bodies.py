@@ -44,7 +44,9 @@ class OllamaGenerate(Asked):
 
 
 class OllamaShow(base.Body):
-    """Body of `/api/show`; `name` is its older name for the model."""
+    """Body of `/api/show`; `name` is its older name for the model, and the others are without effect."""
 
     model: str | None = None
     name: str | None = None
+    system: str | None = None
+    options: dict[str, Any] | None = None

@@ -136,6 +136,7 @@ BLOCK = _ignored("citations", "signature", "caller", "toolset_id")
 OLLAMA: Rules = {
     **_ignored("keep_alive", "context", "template", "verbose", "logprobs", "top_logprobs", "truncate", "shift"),
     **_only(TEXT_ALONE, [[]], "images"),
+    **_only(OUT, [False], "_debug_render_only"),
 }
 RULES: Mapping[str, Mapping[str, Rules]] = {  # by path, "[]" being any item of a list
     "chat": {

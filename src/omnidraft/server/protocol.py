@@ -108,10 +108,13 @@ Message = Annotated[
 ]
 
 
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]  # as long as Anthropic's and MCP's may be
+
+
 class FunctionSchema(Body):
     """A function that the model may call."""
 
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    name: FunctionName
     description: str | None = None
     parameters: Schema | None = None
     strict: bool | None = None
