@@ -82,7 +82,8 @@ def test_models_are_listed_shown_and_loaded(client: ollama.Client, server: At) -
     assert client.generate(model="chat", prompt="").done_reason == "load"
     assert client.chat(model="chat").done_reason == "load"
     assert tuple(map(int, server.get("/api/version").json()["version"].split("."))) >= (0, 6, 4)  # VS Code asks for it
-    for each in (*client.list().models, *client.ps().models):
+    models: list[Any] = [*client.list().models, *client.ps().models]
+    for each in models:
         assert re.fullmatch("[0-9a-f]{64}", each.digest or "")  # Ollama's own client cuts it without looking
         assert each.details
         assert re.fullmatch(r"[1-9][0-9.]*M", each.details.parameter_size or "")
