@@ -93,9 +93,10 @@ def _common(options: list[Entry]) -> set[Entry]:
 def _settings(texts: list[str], flags: set[str]) -> str:
     """The settings that have no option of their own, by group."""
     groups = dict.fromkeys(group for text in texts for group in re.findall(r"^\w.*:\n(?:  .*\n)+", text, re.MULTILINE))
-    parts = []
+    parts, seen = [], set[Entry]()
     for group in groups:
-        own = [entry for entry in map(_entry, _ENTRY.findall(group)) if entry[0] not in flags]
+        own = [entry for entry in map(_entry, _ENTRY.findall(group)) if entry[0] not in flags and entry not in seen]
+        seen.update(own)
         if own:
             parts.append(f"{group.partition(':')[0].capitalize()}:\n\n{_listed(own)}")
     return "\n".join(parts)

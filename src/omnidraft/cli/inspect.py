@@ -76,10 +76,10 @@ def _parser() -> flags.CommandParser:
     parser.add_argument(
         "--header",
         action="store_true",
-        help="say by the header of a GGUF file alone, which may be cut behind it, how the model is computed",
+        help="say from the header of a GGUF file how it would run; the rest of the file may be missing",
     )
     parser.add_argument(
-        "--time", action="store_true", help="load both models, and measure from which acceptance drafting pays"
+        "--time", action="store_true", help="load both models and measure the acceptance rate above which drafting pays"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser

@@ -87,7 +87,7 @@ def _parser() -> flags.CommandParser:
         help="start from the weights of this drafter, which has the same source and layers",
     )
     parser.add_argument(
-        "--prompts", type=Path, metavar="FILE", help='JSONL file of users\' words, {"prompt": "..."} a line'
+        "--prompts", type=Path, metavar="FILE", help='JSONL file of user messages, {"prompt": "..."} a line'
     )
     parser.add_argument("--only", choices=("text", "training"), help="run only this stage")
     flags.add(parser, "--dtype", help="of the teachers: auto, float32, bfloat16 or float16 (default: %(default)s)")
