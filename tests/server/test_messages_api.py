@@ -127,7 +127,7 @@ def test_an_empty_text_is_a_block_whole_and_streamed(server: At, client: Any) ->
     ("change", "message"),
     [
         ({"messages": []}, "messages holds 0"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "takes text alone"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "only text is supported"),
         ({"messages": [{"role": "user", "content": 3}]}, "must be a string or a list of blocks"),
         ({"max_tokens": "x"}, "max_tokens"),
         ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),

@@ -101,7 +101,7 @@ def test_errors_have_ollamas_form(client: ollama.Client, server: At) -> None:
     assert found.status_code == 400
     assert isinstance(found.json()["error"], str)
     images = {"model": "chat", "messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}
-    assert "takes text alone" in server.post("/api/chat", images).json()["error"]
+    assert "only text is supported" in server.post("/api/chat", images).json()["error"]
 
 
 def test_llama_servers_own_routes(server: At) -> None:

@@ -72,8 +72,8 @@ def _parser() -> flags.CommandParser:
         action="append",
         default=argparse.SUPPRESS,
         metavar="URL",
-        help="origin of web pages that may use the server; * is any, a scheme such as app:// any of that; repeatable "
-        "(default: none but its own)",
+        help="origin of web pages that may use the server; * allows all, a scheme such as app:// all of that scheme; "
+        "repeatable (default: none but its own)",
     )
     server.add_argument(
         "--allowed-host",

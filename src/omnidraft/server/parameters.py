@@ -13,7 +13,7 @@ from typing import Any
 
 from omnidraft.server.errors import ApiError, as_json
 
-TEXT_ALONE = "this server takes text alone: leave it out"
+TEXT_ALONE = "only text is supported: leave it out"
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ EVERYWHERE: Rules = {
     **_only(OUT, [False], "use_beam_search early_stopping include_stop_str_in_output return_tokens"),
     **_only(OUT, [True], "skip_special_tokens spaces_between_special_tokens"),
     **_only(OUT, [[]], "stop_token_ids bad_words lora samplers allowed_token_ids"),
-    **_only("give what is in it as parameters of the request", [{}], "options"),
+    **_only("give its fields as parameters of the request itself", [{}], "options"),
 }
 SAMPLED: Rules = {
     **_only("use response_format", [], "format"),
@@ -80,7 +80,7 @@ CHAT: Rules = {
     **_only(OUT, [True], "parse_tool_calls"),
     **_only(OUT, [False], "thinking_forced_open echo add_special_tokens"),
     **_only("use chat_template_kwargs", [], "template chat_template enable_thinking think thinking"),
-    **_only("text is all there is: use ['text']", [["text"]], "modalities"),
+    **_only("only text can be generated: use ['text']", [["text"]], "modalities"),
     **_only(TEXT_ALONE, [], "audio images"),
     **_only("use tools", [[]], "functions"),
     **_only("use tool_choice", ["none"], "function_call"),
@@ -118,7 +118,7 @@ MESSAGE: Rules = {
     **_only(TEXT_ALONE, [], "audio"),
     **_only(TEXT_ALONE, [[]], "images files"),
     **_only("use tool_calls", [], "function_call"),
-    **_only("the answer begins anew: leave it out", [False], "prefix partial"),
+    **_only("use continue_final_message", [False], "prefix partial"),
 }
 PART = _ignored("id", "index", "citations", "logprobs", "prompt_cache_breakpoint")
 FORMAT = _ignored("description")

@@ -63,7 +63,9 @@ class Serving(Settings):
     port: int = integer(8080, "port to listen on; 0 is any free one", low=0, high=65535, fix="use 8080")
     api_key: tuple[str, ...] | str | None = _own(None, "required API key, or the keys of several users", _keys, "none")
     cors_origin: tuple[str, ...] = _own(
-        (), "origin of web pages that may use the server; * is any, a scheme such as app:// any of that", _origins
+        (),
+        "origin of web pages that may use the server; * allows all, a scheme such as app:// all of that scheme",
+        _origins,
     )
     allowed_host: tuple[str, ...] = _own((), "name that requests may have for this machine, such as a LAN's", _hosts)
     lanes: int = integer(8, "answers of one target generated at once", low=1, high=256, fix="use 8")
