@@ -75,7 +75,8 @@ def describe(header: Header) -> Described:
 def _common(keys: Keys, header: Header, architecture: Architecture) -> Config:
     if EMBEDDING not in header.tensors:
         raise ModelError(f"{header.name} lacks the tensor {EMBEDDING}: get the complete file of a text model")
-    _check_layers(keys, header)
+    if keys.whole("block_count", SIZES) > len(header.tensors):  # before a model of so many layers is made
+        raise keys.refused("block_count", f"the file has {len(header.tensors)} tensors in all")
     hidden, heads = keys.whole("embedding_length", SIZES), keys.whole("attention.head_count", SIZES)
     size = keys.whole("attention.key_length", SIZES, hidden // heads)
     if hidden % heads and keys.value("attention.key_length", SIZES) is None:
@@ -88,6 +89,7 @@ def _common(keys: Keys, header: Header, architecture: Architecture) -> Config:
         "hidden_size": hidden,
         "num_hidden_layers": keys.whole("block_count", SIZES),
         "num_attention_heads": heads,
+        "head_dim": size,
         "num_key_value_heads": keys.whole("attention.head_count_kv", SIZES, heads),
         "intermediate_size": keys.whole("feed_forward_length", SIZES),
         "max_position_embeddings": keys.whole("context_length", SIZES),
@@ -97,17 +99,9 @@ def _common(keys: Keys, header: Header, architecture: Architecture) -> Config:
     }
     for field_name, key in architecture.epsilon.items():
         config[field_name] = keys.real(key, SIZES)
-    if size * heads != hidden or keys.value("attention.key_length", SIZES) is not None:
-        config["head_dim"] = size
     config["sliding_window"] = None
     config["model_type"] = architecture.model_type
     return config
-
-
-def _check_layers(keys: Keys, header: Header) -> None:
-    """Raise ModelError for more layers than there are tensors, before a model of so many is made."""
-    if keys.whole("block_count", SIZES) > len(header.tensors):
-        raise keys.refused("block_count", f"the file has {len(header.tensors)} tensors in all")
 
 
 # ---------------------------------------------------------------- further keys
@@ -120,6 +114,7 @@ def _full_attention(keys: Keys, config: Config) -> None:
         raise keys.refused(
             "attention.sliding_window", f"windows are not supported for models of architecture {keys.architecture}"
         )
+    del config["sliding_window"]
 
 
 def _windows(keys: Keys, config: Config, pattern: int, window: int = 4096) -> None:
@@ -145,18 +140,15 @@ def _has(header: Header, *names: str) -> bool:
 
 
 def _llama(keys: Keys, header: Header, config: Config) -> None:
-    _full_attention(keys, config)
-    config["attention_bias"] = _has(header, *(f"{name}.bias" for name in ATTENDING))
+    _qwen3(keys, header, config)
     config["mlp_bias"] = _has(header, *(f"{name}.bias" for name in GATED))
-    del config["sliding_window"]
 
 
 def _granite(keys: Keys, header: Header, config: Config) -> None:
     _llama(keys, header, config)
     if keys.value("rope.scaling.finetuned", ROTATION) is False:  # a switch in this architecture
         raise keys.refused("rope.scaling.finetuned", "models without a rotation are not supported")
-    size = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
-    config["attention_multiplier"] = keys.real("attention.scale", SCALES, 0.0) or size**-0.5
+    config["attention_multiplier"] = keys.real("attention.scale", SCALES, 0.0) or config["head_dim"] ** -0.5
     config["logits_scaling"] = keys.real("logit_scale", SCALES)
     if not config["logits_scaling"]:
         raise keys.refused("logit_scale", "logits are divided by it")
@@ -166,13 +158,12 @@ def _granite(keys: Keys, header: Header, config: Config) -> None:
 
 def _mistral3(keys: Keys, header: Header, config: Config) -> None:
     """Llama, or with a temperature of the attention that grows with the position."""
-    _full_attention(keys, config)
-    config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
     temperature = keys.real("attention.temperature_scale", ATTENTION, 0.0)
     if not temperature:
         config["model_type"] = "llama"
         _llama(keys, header, config)
         return
+    _full_attention(keys, config)
     rope = config["rope_parameters"]
     if rope["rope_type"] != "yarn":
         raise keys.refused("attention.temperature_scale", "it is supported with a rotation of type yarn")
@@ -181,24 +172,19 @@ def _mistral3(keys: Keys, header: Header, config: Config) -> None:
 
 def _qwen2(keys: Keys, _: Header, config: Config) -> None:
     _full_attention(keys, config)
-    del config["sliding_window"]
+    if config["head_dim"] * config["num_attention_heads"] == config["hidden_size"]:
+        del config["head_dim"]  # which this type has for other sizes alone
 
 
 def _qwen3(keys: Keys, header: Header, config: Config) -> None:
-    _qwen2(keys, header, config)
+    _full_attention(keys, config)
     config["attention_bias"] = _has(header, *(f"{name}.bias" for name in ATTENDING))
-    config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
-
-
-def _gemma(keys: Keys, header: Header, config: Config) -> None:
-    _qwen3(keys, header, config)
 
 
 def _scalar(config: Config, largest: int) -> None:
     """The scale of the attention, which the header does not give: the largest model has another one."""
     equal = config["hidden_size"] // config["num_attention_heads"]
-    size = config.setdefault("head_dim", equal)
-    config["query_pre_attn_scalar"] = equal if config["num_hidden_layers"] == largest else size
+    config["query_pre_attn_scalar"] = equal if config["num_hidden_layers"] == largest else config["head_dim"]
 
 
 def _gemma2(keys: Keys, _: Header, config: Config) -> None:
@@ -233,8 +219,8 @@ def _phi3(keys: Keys, _: Header, config: Config) -> None:
         raise keys.refused("rope.scaling.type", "it is not supported for models of architecture phi3")
     if rope["rope_type"] == "linear":  # as the one type that this model has
         rope["rope_type"], factor = "longrope", rope.pop("factor")
-        size = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
-        rope["short_factor"] = rope["long_factor"] = [factor] * (round(size * rope["partial_rotary_factor"]) // 2)
+        rotated = round(config["head_dim"] * rope["partial_rotary_factor"])
+        rope["short_factor"] = rope["long_factor"] = [factor] * (rotated // 2)
         rope["attention_factor"] = 1.0
         rope["original_max_position_embeddings"] = context
     own = rope.get("original_max_position_embeddings", context)
@@ -247,11 +233,9 @@ def _starcoder2(keys: Keys, header: Header, config: Config) -> None:
 
 
 def _cohere(keys: Keys, header: Header, config: Config) -> None:
-    _full_attention(keys, config)
-    del config["sliding_window"]
+    _qwen3(keys, header, config)
     config["logit_scale"] = keys.real("logit_scale", SCALES, 0.0) or 1.0
     config["use_qk_norm"] = _has(header, "attn_q_norm.weight")
-    config["attention_bias"] = _has(header, *(f"{name}.bias" for name in ATTENDING))
 
 
 def _cohere2(keys: Keys, header: Header, config: Config) -> None:
@@ -259,23 +243,15 @@ def _cohere2(keys: Keys, header: Header, config: Config) -> None:
     config["logit_scale"] = keys.real("logit_scale", SCALES, 0.0) or 1.0
     config["attention_bias"] = _has(header, *(f"{name}.bias" for name in ATTENDING))
     equal = config["hidden_size"] // config["num_attention_heads"]
-    if config.pop("head_dim", equal) != equal:
+    if config.pop("head_dim") != equal:
         raise keys.refused("attention.key_length", f"heads of {equal} entries are supported")
 
 
 def _exaone4(keys: Keys, _: Header, config: Config) -> None:
-    window = keys.value("attention.sliding_window", ATTENTION)
-    if window:
+    if keys.value("attention.sliding_window", ATTENTION):
         _windows(keys, config, 4)
     else:
         config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
-    config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
-
-
-def _glm4(keys: Keys, header: Header, config: Config) -> None:
-    _qwen2(keys, header, config)
-    config["attention_bias"] = _has(header, "attn_q.bias")
-    config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
 
 
 def _olmo2(keys: Keys, header: Header, config: Config) -> None:
@@ -297,7 +273,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "smollm3": Architecture("smollm3", more=_llama, interleaved=True, biases=True),
     "qwen2": Architecture("qwen2", more=_qwen2),
     "qwen3": Architecture("qwen3", PLAIN | NORMED, _qwen3, biases=True),
-    "gemma": Architecture("gemma", more=_gemma, shifted=True, biases=True),
+    "gemma": Architecture("gemma", more=_qwen3, shifted=True, biases=True),
     "gemma2": Architecture("gemma2", AROUND | ATTENDING | GATED, _gemma2, shifted=True),
     "gemma3": Architecture("gemma3_text", AROUND | ATTENDING | NORMED | GATED, _gemma3, shifted=True),
     "olmo2": Architecture("olmo2", AFTER | ATTENDING | NORMED | GATED, _olmo2),
@@ -314,7 +290,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         | {"post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm"}
         | ATTENDING
         | {"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"},
-        _glm4,
+        _qwen3,
         partial=True,
     ),
     "cohere2": Architecture(
