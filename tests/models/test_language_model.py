@@ -235,6 +235,8 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "xlm": ({}, ("XLMWithLMHeadModel", "a state other than a KV cache")),  # its `cache` is a dict
     "bert": ({}, ("BertLMHeadModel", "attention to later tokens")),
     "rembert": ({}, ("RemBertForCausalLM", "attention to later tokens")),
+    "qwen2 both ways": ({"is_causal": False}, ("Qwen2ForCausalLM", "attention to later tokens")),
+    "gemma3_text both ways": ({"use_bidirectional_attention": True}, ("Gemma3ForCausalLM", "to later tokens")),
     "big_bird": ({}, ("BigBirdForCausalLM", "attention to later tokens")),
 }
 

@@ -13,6 +13,7 @@ from typing import Any, cast
 import huggingface_hub.constants
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers.utils import logging as transformers_logging
 
 from omnidraft.alignment.vocab import read_vocab
@@ -158,11 +159,6 @@ def remove(name: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).unlink()
 
 
-def halve(folder: Path) -> None:
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
 def flip(folder: Path) -> None:
     """Damage the header, whose first eight bytes are its length."""
     data = bytearray((folder / "model.safetensors").read_bytes())
@@ -203,7 +199,6 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "half of bart": (overwrite("config.json", b'{"model_type": "bart"}'), ("'bart'", "an encoder-decoder")),
     "no weights": (remove("model.safetensors"), ("weights", "no file named model.safetensors")),
     "empty weights": (overwrite("model.safetensors", b""), ("weights", "are damaged")),
-    "cut weights": (halve, ("weights", "are damaged")),
     "corrupt weights": (flip, ("weights", "are damaged")),
     "a layer missing": (replace_in("config.json", num_hidden_layers=3), ("9 tensors", "model.layers.2.")),
     "another shape": (replace_in("config.json", intermediate_size=40), ("6 tensors", "mlp")),
@@ -215,10 +210,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     ),
     "broken tokenizer": (overwrite("tokenizer.json", b"{"), ("tokenizer", "JSON")),
     "slow tokenizer": (byte_tokenizer, ("no fast tokenizer", "tokenizer.json")),
-    "a LoRA adapter": (
-        replace_config("adapter_config.json", LORA),
-        ("is a LoRA adapter of 'owner/base'", "merge_and_unload"),
-    ),
+    "a LoRA adapter": (overwrite("adapter_config.json", LORA.encode()), ("is a LoRA adapter of 'owner/base'",)),
     "a broken LoRA adapter": (
         replace_config("adapter_config.json", "{"),
         ("is a LoRA adapter of 'a base model'", "merge_and_unload"),
@@ -236,6 +228,21 @@ def test_a_damaged_folder(damage: str, folder: Path, calls: list[str]) -> None:
         load_model(folder)
     one_line(error, *parts, str(folder))
     assert calls == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_tensors_that_a_model_has_no_place_for_are_named(dtype: str, folder: Path) -> None:
+    needs_the_8_bit_step()
+    path, layer = folder / "model.safetensors", "model.layers.0.self_attn"
+    harmless = (f"{layer}.rotary_emb.inv_freq", "transformer.h.0.attn.attention.masked_bias", "mtp.norm.weight")
+    weights = load_file(path) | {name: torch.ones(1) for name in harmless}
+    save_file(weights, path, {"format": "pt"})
+    load_model(folder, dtype, "cpu", verifies=True)
+    for name in (f"{layer}.q_proj.bias", f"{layer}.q_proj.weight_scale", "model.layers.9.mlp.up_proj.weight"):
+        save_file(weights | {name: torch.ones(1)}, path, {"format": "pt"})
+        with pytest.raises(ModelError) as error:
+            load_model(folder, dtype, "cpu", verifies=True)
+        one_line(error, "tensors that its config.json has no place for", repr(name))
 
 
 def test_names_that_are_neither_folder_nor_hub_id(

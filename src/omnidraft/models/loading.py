@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +37,10 @@ SLOWER = 1.25  # times the other's: two that are closer must not be chosen by th
 BF16_PARAMETERS = 100_000_000  # below this, a token took as long in bfloat16 as in float32 on a CPU with AMX
 HINT_PARAMETERS = 100_000_000  # below, a token takes milliseconds in any dtype, and most such models are for tests
 HINT_TIMES = 2.0  # those of 8 bits: a dtype that takes fewer is no slow path
+# tensors that leave the logits of a text as they are: constants that were stored once, and parts for images or drafts
+UNREAD = re.compile(
+    r"(rotary_emb\.inv_freq|\batt(entio)?n\.((masked_)?bias|causal_mask))$|^(model\.)?(mtp|vis|audio|multi_modal)"
+)
 _log = logging.getLogger("omnidraft")
 PRECISIONS = ("float32", "bfloat16", "float16", "int8")  # the last of a target on a CPU
 
@@ -105,7 +109,17 @@ def _native_model(skeleton: PreTrainedModel, source: str, local: bool) -> Native
     if gguf.is_gguf(source):
         return NativeModel(skeleton, gguf.weights_of(Path(source), skeleton))
     with _reading("weights", source, local), Tensors(source, local) as weights:
+        _check_read(source, set(weights) - set(skeleton.state_dict()))
         return NativeModel(skeleton, weights)
+
+
+def _check_read(source: str, unread: Collection[str]) -> None:
+    """Raise ModelError for tensors that the model has no place for: without them it would be another model."""
+    if unread := sorted(name for name in unread if not UNREAD.search(name)):
+        raise ModelError(
+            f"the weights of model {source!r} have tensors that its config.json has no place for, {len(unread)} in "
+            f"all, first {unread[0]!r}: get the config.json that belongs to them, or use another model"
+        )
 
 
 def _read_model(
@@ -132,6 +146,7 @@ def _read_model(
             f"the weights of model {source!r} do not fit its config.json: {len(lacking)} tensors are missing or of "
             f"another shape, first {lacking[0]!r}: get the complete files"
         )
+    _check_read(source, report["unexpected_keys"])
     return cast("PreTrainedModel", model)
 
 
@@ -162,6 +177,8 @@ def load_skeleton(name: str | Path) -> PreTrainedModel:
     if gguf.is_gguf(source):
         config, generation = gguf.load_config(Path(source))
     else:
+        if local:
+            _check_no_adapter(Path(source))
         with _reading("config.json", source, local):
             config = AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=False)
     # checked before a class is chosen: of some encoder-decoders the decoder alone would be loaded
@@ -235,16 +252,21 @@ def _not_a_model(folder: Path) -> str | None:
         return pointer_fault(str(pointer))
     if (folder / "config.json").exists():
         return None
-    if (folder / "adapter_config.json").exists():
-        try:
-            base = json.loads((folder / "adapter_config.json").read_bytes()).get("base_model_name_or_path")
-        except (OSError, ValueError, AttributeError):
-            base = None
-        fix = "give the folder of the merged model, made with merge_and_unload and save_pretrained of peft"
-        return f"folder {str(folder)!r} is a LoRA adapter of {base or 'a base model'!r}, not a model: {fix}"
     if files := sorted(folder.glob(f"*{SUFFIX}")):
         return f"folder {str(folder)!r} holds GGUF files and no config.json: give a file, as {str(files[0])!r}"
     return None
+
+
+def _check_no_adapter(folder: Path) -> None:
+    """Raise ModelError for a folder with an adapter, which would be left out or put on the base model it names."""
+    if not (folder / "adapter_config.json").exists():
+        return
+    try:
+        base = json.loads((folder / "adapter_config.json").read_bytes()).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError):
+        base = None
+    fix = "give the folder of the merged model, made with merge_and_unload and save_pretrained of peft"
+    raise ModelError(f"folder {str(folder)!r} is a LoRA adapter of {base or 'a base model'!r}, not a model: {fix}")
 
 
 def locate(name: str | Path) -> tuple[str, bool]:

@@ -296,11 +296,17 @@ def check_supported(model: PreTrainedModel) -> None:
         found = "a state other than a KV cache, which cannot be rolled back"
     elif has_states(model) and model.device.type == "meta" and _hides_states(model):
         found = "states that are in the model itself, and not in a cache that can be copied"
-    elif not blind and not getattr(config, "is_decoder", True):  # an image tower may attend both ways
+    elif _attends_both_ways(config) or not (blind or getattr(config, "is_decoder", True)):  # an image tower may
         found = "attention to later tokens"
     else:
         return
     raise ModelError(f"model {model.name_or_path!r} ({type(model).__name__}) has {found}: use {SUPPORTED}")
+
+
+def _attends_both_ways(config: PreTrainedConfig) -> bool:
+    """True if a config of a causal class makes an encoder of it, as those of embedding models do."""
+    text: Any = config.get_text_config(decoder=True)
+    return not getattr(text, "is_causal", True) or getattr(text, "use_bidirectional_attention", None) in (True, "all")
 
 
 def check_drafter(model: PretrainedModel) -> None:
