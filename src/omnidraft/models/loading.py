@@ -39,7 +39,7 @@ HINT_PARAMETERS = 100_000_000  # below, a token takes milliseconds in any dtype,
 HINT_TIMES = 2.0  # those of 8 bits: a dtype that takes fewer is no slow path
 # tensors that leave the logits of a text as they are: constants that were stored once, and parts for images or drafts
 UNREAD = re.compile(
-    r"(rotary_emb\.inv_freq|\batt(entio)?n\.((masked_)?bias|causal_mask))$|^(model\.)?(mtp|vis|audio|multi_modal)"
+    r"(\.inv_freq|_positions\.weights|\batt(entio)?n\.((masked_)?bias|causal_mask))$|^(model\.)?(mtp|vis|audio|multi_m)"
 )
 _log = logging.getLogger("omnidraft")
 PRECISIONS = ("float32", "bfloat16", "float16", "int8")  # the last of a target on a CPU
