@@ -187,7 +187,7 @@ def replace_config(name: str, content: str) -> Callable[[Path], None]:
     return change
 
 
-LORA = '{"base_model_name_or_path": "owner/base", "peft_type": "LORA"}'
+LORA = b'{"base_model_name_or_path": "owner/base", "peft_type": "LORA"}'
 DAMAGE: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "no config": (remove("config.json"), ("config.json", "no config.json")),
     "broken config": (overwrite("config.json", b"{"), ("config.json", "not a valid JSON file")),
@@ -210,11 +210,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     ),
     "broken tokenizer": (overwrite("tokenizer.json", b"{"), ("tokenizer", "JSON")),
     "slow tokenizer": (byte_tokenizer, ("no fast tokenizer", "tokenizer.json")),
-    "a LoRA adapter": (overwrite("adapter_config.json", LORA.encode()), ("is a LoRA adapter of 'owner/base'",)),
-    "a broken LoRA adapter": (
-        replace_config("adapter_config.json", "{"),
-        ("is a LoRA adapter of 'a base model'", "merge_and_unload"),
-    ),
+    "a LoRA adapter": (overwrite("adapter_config.json", LORA), ("is a LoRA adapter of 'owner/base'",)),
+    "a broken adapter": (replace_config("adapter_config.json", "{"), ("of 'a base model'", "merge_and_unload")),
     "GGUF files": (replace_config("model-q8_0.gguf", ""), ("holds GGUF files", "give a file", "model-q8_0.gguf")),
 }
 
@@ -238,11 +235,13 @@ def test_tensors_that_a_model_has_no_place_for_are_named(dtype: str, folder: Pat
     weights = load_file(path) | {name: torch.ones(1) for name in harmless}
     save_file(weights, path, {"format": "pt"})
     load_model(folder, dtype, "cpu", verifies=True)
-    for name in (f"{layer}.q_proj.bias", f"{layer}.q_proj.weight_scale", "model.layers.9.mlp.up_proj.weight"):
+    for name in ("score.weight", f"{layer}.q_proj.weight_scale", "model.layers.9.norm", f"{layer}.q_proj.bias"):
         save_file(weights | {name: torch.ones(1)}, path, {"format": "pt"})
         with pytest.raises(ModelError) as error:
             load_model(folder, dtype, "cpu", verifies=True)
         one_line(error, "tensors that its config.json has no place for", repr(name))
+    with pytest.raises(ModelError, match="no place for"):  # by the header alone, as `inspect` does
+        loading.load_skeleton(folder)
 
 
 def test_names_that_are_neither_folder_nor_hub_id(

@@ -146,7 +146,7 @@ def _read_model(
             f"the weights of model {source!r} do not fit its config.json: {len(lacking)} tensors are missing or of "
             f"another shape, first {lacking[0]!r}: get the complete files"
         )
-    _check_read(source, report["unexpected_keys"])
+    _check_read(source, () if getattr(model, "hf_quantizer", None) else report["unexpected_keys"])
     return cast("PreTrainedModel", model)
 
 
@@ -196,7 +196,11 @@ def load_skeleton(name: str | Path) -> PreTrainedModel:
         return skeleton
     if local:
         with _reading("weights", source, local):
-            check_weights(Path(source))
+            names = check_weights(Path(source))
+        # of other models, and without the prefix, transformers may rename tensors
+        if native_model.unsupported_reason(skeleton) is None and not in_8_bits(Path(source)):
+            unread = names - set(skeleton.state_dict())
+            _check_read(source, {name for name in unread if name.startswith("model.")})
     absent = () if (Path(source) / "generation_config.json").exists() else (OSError,)  # optional
     with _reading("generation_config.json", source, local), suppress(*absent):
         skeleton.generation_config = GenerationConfig.from_pretrained(source, local_files_only=local)

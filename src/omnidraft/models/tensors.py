@@ -23,14 +23,15 @@ def in_8_bits(folder: Path) -> bool:
     return (folder / int8_format.FILE).is_file() and not any((folder / name).is_file() for name in (SINGLE, INDEX))
 
 
-def check_weights(folder: Path) -> None:
-    """Raise ModelError where a folder's files of weights are cut or missing, by their headers; none at all are fine."""
+def check_weights(folder: Path) -> set[str]:
+    """The names of a folder's tensors, if any, by its files' headers; raises ModelError for one cut or missing."""
     paths = [folder / SINGLE] if (folder / SINGLE).is_file() else []
     if not paths and (folder / INDEX).is_file():
         names = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
         paths = [folder / name for name in sorted(set(names))]
     elif not paths and (folder / int8_format.FILE).is_file():
         paths = [folder / int8_format.FILE]
+    found: set[str] = set()
     for path in paths:
         if not path.is_file():
             raise ModelError(
@@ -38,23 +39,26 @@ def check_weights(folder: Path) -> None:
             )
         if is_pointer(path):
             raise ModelError(pointer_fault(str(path)))
-        if (fault := _cut(path)) is not None:
-            raise ModelError(f"weights {str(path)!r} are damaged, as {fault}: get the complete file")
+        found |= _names(path)
+    return found
 
 
-def _cut(path: Path) -> str | None:
-    """Return the contradiction between a safetensors file's header and its size; None if they fit."""
+def _names(path: Path) -> set[str]:
+    """The names of a safetensors file's tensors; raises ModelError where its header does not fit its size."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(LENGTH), "little")
-        if size < LENGTH or length > size - LENGTH:
-            return f"its header goes on where the file ends, at byte {size}"
-        try:
-            entries = {name: each for name, each in json.loads(file.read(length)).items() if name != "__metadata__"}
-            end = LENGTH + length + max((each["data_offsets"][1] for each in entries.values()), default=0)
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-            return "its header cannot be read"
-    return None if end == size else f"its tensors end at byte {end}, and the file has {size}"
+        fault = f"its header goes on where the file ends, at byte {size}"
+        if 0 <= length <= size - LENGTH:
+            try:
+                entries = {name: each for name, each in json.loads(file.read(length)).items() if name != "__metadata__"}
+                end = LENGTH + length + max((each["data_offsets"][1] for each in entries.values()), default=0)
+                if end == size:
+                    return set(entries)
+                fault = f"its tensors end at byte {end}, and the file has {size}"
+            except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+                fault = "its header cannot be read"
+    raise ModelError(f"weights {str(path)!r} are damaged, as {fault}: get the complete file")
 
 
 class Tensors(Mapping[str, torch.Tensor]):

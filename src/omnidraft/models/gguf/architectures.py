@@ -9,7 +9,7 @@ from typing import Any
 from omnidraft.errors import ModelError
 from omnidraft.models.gguf.header import Header
 from omnidraft.models.gguf.keys import ATTENTION, ROTATION, SCALES, SIZES, KeyReport, Keys
-from omnidraft.models.gguf.rotation import DIVISORS, LONG, SHORT, rotation, same_everywhere
+from omnidraft.models.gguf.rotation import DIVISORS, LONG, SHORT, rotation
 
 Config = dict[str, Any]
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
@@ -224,7 +224,8 @@ def _phi3(keys: Keys, _: Header, config: Config) -> None:
         rope["attention_factor"] = 1.0
         rope["original_max_position_embeddings"] = context
     own = rope.get("original_max_position_embeddings", context)
-    config["original_max_position_embeddings"] = context if "short_factor" in rope and same_everywhere(rope) else own
+    alike = rope.get("short_factor") == rope.get("long_factor")  # for short and long texts
+    config["original_max_position_embeddings"] = context if alike else own
 
 
 def _starcoder2(keys: Keys, header: Header, config: Config) -> None:

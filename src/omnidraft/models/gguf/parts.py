@@ -33,11 +33,6 @@ def forget_headers() -> None:
     _joined.cache_clear()
 
 
-def first_part(path: Path) -> Path:
-    """The file itself, or the first of the parts that it is one of."""
-    return _named(path)[0]
-
-
 def _named(path: Path) -> tuple[Path, ...]:
     """The parts that a file's name tells of, itself alone where it tells of none."""
     match = PART.fullmatch(path.name)

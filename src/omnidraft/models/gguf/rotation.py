@@ -80,11 +80,6 @@ def _tensors(header: Header, kind: str, rotated: int) -> tuple[list[float] | Non
     return divisors, short, long
 
 
-def same_everywhere(rope: dict[str, Any]) -> bool:
-    """True if a rotation of type longrope is the same for short and long texts."""
-    return bool(rope["short_factor"] == rope["long_factor"])
-
-
 def _yarn(keys: Keys, factor: float, original: int, attention: float) -> dict[str, Any]:
     fast = keys.real(f"{SCALING}yarn_beta_fast", ROTATION, 32.0)
     slow = keys.real(f"{SCALING}yarn_beta_slow", ROTATION, 1.0)
