@@ -74,6 +74,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_folder_is_loaded_without_the_network(
     folder: Path, calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    replace_in("config.json", return_dict=False)(folder)
     assert not huggingface_hub.constants.HF_HUB_OFFLINE  # else nothing would be asked for anyway
     loaded = load_model(folder)
     assert (loaded.name, loaded.lm.precision) == ("small", "float32")

@@ -137,7 +137,8 @@ def _read_model(
             model.generation_config = skeleton.generation_config
             model.name_or_path = model.config.name_or_path = source  # as in the other case
         else:
-            model, report = auto.from_pretrained(source, local_files_only=local, trust_remote_code=False, **options)
+            options |= {"local_files_only": local, "trust_remote_code": False, "return_dict": True}
+            model, report = auto.from_pretrained(source, **options)
         model = model.to(place)
     # tensors that the files lack are initialized at random, which must not pass for a model
     lacking = sorted(report["missing_keys"]) + sorted(entry[0] for entry in report["mismatched_keys"])
