@@ -49,7 +49,7 @@ def test_a_drafter_is_begun_with_the_weights_of_another(tmp_path: Path, capsys: 
         (["--layers", "16", "--only", "training"], "no text of target-b"),
         (["--text-tokens", "0"], "text_tokens is 0"),
         (["--prompts", "missing.jsonl"], "missing.jsonl"),
-        (["--init-from", ""], "is no folder that exists"),
+        (["--init-from", ""], "is no file or folder that exists"),
     ],
 )
 def test_mistakes_are_one_line(

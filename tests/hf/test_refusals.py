@@ -49,7 +49,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "bad option": ({"omnidraft_options": {"draft_length": -3}}, "draft_length is -3"),
     "such settings": ({"omnidraft_options": Drafting(reuse_answers="profile")}, "is 'profile' without a profile"),
     "answers in no profile": ({"omnidraft_options": {"reuse_answers": "profile"}}, "is 'profile'.*leave it out"),
-    "no folder": ({"omnidraft_drafter": "no/such/folder"}, "no folder that exists"),
+    "no folder": ({"omnidraft_drafter": "no/such/folder"}, "no file or folder that exists"),
     "no zoo model": ({"omnidraft_drafter": "zoo:giraffe"}, "use one of"),
 }
 

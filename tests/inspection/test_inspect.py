@@ -361,10 +361,11 @@ def test_mistakes_of_usage(tmp_path: Path, drafter: Path, capsys: Captured) -> N
         (): "TARGET",
         (drafter, "more"): "'more'",
         (drafter, "--tim"): "'--tim'",
-        (tmp_path / "none",): "no folder that exists",
+        (tmp_path / "none",): "no file or folder that exists",
         (drafter, "--drafter", "a/b/c"): "'a/b/c'",
         ("zoo:nothing",): "zoo model 'nothing'",
-        ("",): "no folder that exists",
+        ("",): "no file or folder that exists",
+        ("absent.gguf",): "no file or folder that exists",
         (drafter, "--drafter", "none"): "inspect needs two models",
         (alone, "--drafter", drafter, "--time"): "alone has no config.json",
     }
