@@ -196,6 +196,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "bad field": (replace_in("config.json", num_attention_heads="x"), ("config.json", "num_attention_heads")),
     "no heads": (replace_in("config.json", num_attention_heads=0), ("config.json", "ZeroDivisionError")),
     "own code": (overwrite("config.json", b'{"auto_map": {"AutoConfig": "a.B"}}'), ("config.json", "custom code")),
+    "no factor of queries": (
+        replace_in("config.json", model_type="ministral3", rope_parameters={"rope_type": "default"}),
+        ("rope_parameters", "lack llama_4_scaling_beta", "ministral3"),
+    ),
     "an image model": (overwrite("config.json", b'{"model_type": "vit"}'), ("'vit'", "no causal language model")),
     "half of bart": (overwrite("config.json", b'{"model_type": "bart"}'), ("'bart'", "an encoder-decoder")),
     "no weights": (remove("model.safetensors"), ("weights", "no file named model.safetensors")),
@@ -226,6 +230,19 @@ def test_a_damaged_folder(damage: str, folder: Path, calls: list[str]) -> None:
         load_model(folder)
     one_line(error, *parts, str(folder))
     assert calls == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_tensors_saved_of_a_base_model_lack_a_prefix(dtype: str, folder: Path) -> None:
+    needs_the_8_bit_step()
+    replace_in("config.json", tie_word_embeddings=True)(folder)
+    path = folder / "model.safetensors"
+    weights = {name: tensor for name, tensor in load_file(path).items() if name != "lm_head.weight"}
+    save_file(weights, path, {"format": "pt"})
+    expected = load_model(folder, dtype, "cpu", verifies=True).lm.new_sequence().forward([5, 6, 7], 3)
+    save_file({name.removeprefix("model."): tensor for name, tensor in weights.items()}, path, {"format": "pt"})
+    found = load_model(folder, dtype, "cpu", verifies=True).lm.new_sequence().forward([5, 6, 7], 3)
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])

@@ -283,8 +283,8 @@ def locate(name: str | Path) -> tuple[str, bool]:
         return str(folder), True
     if gguf.is_gguf(name):
         return str(folder), True
-    no_hub_id = isinstance(name, Path) or not HUB_ID.fullmatch(name) or folder.suffix.lower() == SUFFIX
-    if no_hub_id or folder.exists():
+    of_file = folder.exists() or folder.suffix.lower() == SUFFIX
+    if isinstance(name, Path) or of_file or not HUB_ID.fullmatch(name):
         kind = "a file" if folder.is_file() else "no file or folder that exists"
         raise ModelError(
             f"model {str(name)!r} is {kind}: give a folder with a config.json, a GGUF file or a hub id, owner/name"

@@ -15,6 +15,7 @@ from omnidraft.models import int8_format
 from omnidraft.models.gguf.foreign import is_pointer, pointer_fault
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PREFIX = "model."  # of the names of all tensors but the head's; those saved of a base model lack it
 LENGTH = 8  # bytes at the beginning of a safetensors file, with the length of its header
 
 
@@ -68,7 +69,8 @@ class Tensors(Mapping[str, torch.Tensor]):
     """
 
     def __init__(self, source: str, local: bool) -> None:
-        self._files: dict[str, Any] = {}  # open, by the tensors' names
+        self._files: dict[str, Any] = {}  # open, by the tensors' names in them
+        self._prefix = ""  # that these names lack
         self._scales: set[str] | None = None  # their names, in a file in 8 bits
         self._stack = ExitStack()
         self._source, self._local = source, local
@@ -82,6 +84,7 @@ class Tensors(Mapping[str, torch.Tensor]):
                 self._files |= dict.fromkeys(file.keys(), file)
                 if Path(path).name == int8_format.FILE:
                     self._set_scales_apart((file.metadata() or {}).get("format"))
+            self._prefix = "" if any(name.startswith(PREFIX) for name in self._files) else PREFIX
         except BaseException:
             self._stack.close()
             raise
@@ -122,6 +125,9 @@ class Tensors(Mapping[str, torch.Tensor]):
         return found
 
     def __getitem__(self, name: str) -> torch.Tensor:
+        if not name.startswith(self._prefix):
+            raise KeyError(name)
+        name = name.removeprefix(self._prefix)
         file = self._files[name]
         tensor: torch.Tensor = file.get_tensor(name)
         if self._scales is None:
@@ -130,10 +136,10 @@ class Tensors(Mapping[str, torch.Tensor]):
         return int8_format.restored(name, tensor, file.get_tensor(scales) if scales in self._scales else None)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._files  # without reading it
+        return name in set(self)  # without reading it
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._files)
+        return (f"{self._prefix}{name}" for name in self._files)
 
     def __len__(self) -> int:
         return len(self._files)

@@ -28,6 +28,8 @@ CACHE_ARGUMENTS = ("past_key_values", "cache", "cache_params")
 CACHES = {"Cache", "DynamicCache"}  # that models take
 # kinds of rotation whose angles do not depend on how a text is split into passes, within the context
 ROTATIONS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
+TEMPERED = ("ministral3", "mistral4")  # types of models whose queries have a factor by their positions, made of these:
+FACTORS = ("llama_4_scaling_beta", "original_max_position_embeddings")  # of `rope_parameters`
 SUPPORTED = (
     "a decoder-only causal model whose layers are full, sliding or chunked attention, or have states in a cache of "
     "transformers"
@@ -349,8 +351,15 @@ def _hides_states(model: PreTrainedModel) -> bool:
 
 
 def check_rotation(config: PreTrainedConfig, name: str) -> None:
-    """Raise ModelError for a rotation of queries and keys of a kind that is not known."""
-    rope = getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    """Raise ModelError for a rotation of queries and keys of a kind that is not known, or that lacks its factors."""
+    text = config.get_text_config(decoder=True)
+    rope = getattr(text, "rope_parameters", None) or {}
+    lacking = [name for name in FACTORS if rope.get(name) is None] if text.model_type in TEMPERED else []
+    if lacking:
+        raise ModelError(
+            f"rope_parameters in the config.json of model {name!r} lack {lacking[0]}, which the positions of a "
+            f"{text.model_type} model need: get the complete config.json"
+        )
     for part in (rope, *rope.values()):  # one set for all layers, or one a kind of layer
         kind = part.get("rope_type", "default") if isinstance(part, dict) else "default"
         if kind not in ROTATIONS:
