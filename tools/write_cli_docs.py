@@ -25,8 +25,8 @@ SHARED = 2  # commands with the same help of an option make it a common one
 INTRODUCTION = """# Command line
 
 Answers go to stdout, everything else to stderr. Exit codes: 0 success, 1 failure, 2 bad input (one line says what is
-wrong), 130 Ctrl-C, 141 stdout was closed. Every command has `--help`; those with `--set` have `--help-all`. Made by
-`python tools/write_cli_docs.py`.
+wrong), 130 Ctrl-C, 141 stdout was closed. Every command has `--help`, with examples; those with `--set` have
+`--help-all`. Made by `python tools/write_cli_docs.py`.
 """
 SAMPLING = (
     "Sampling defaults to the target's generation config, else to the values here and in [settings](#settings).\n"
@@ -78,7 +78,7 @@ def _section(name: str, text: str, common: set[Entry]) -> str:
         entry = _entry(found[1])
         return "" if entry in common or entry[0] in ("-h, --help", "--help-all") else found[0]
 
-    body = _ENTRY.sub(own, _usage(text))
+    body = _ENTRY.sub(own, _usage(text).partition("\nexamples:\n")[0])
     body = re.sub(r"^\S[^\n]*:\n(?=\n|\Z)\n?", "", body, flags=re.MULTILINE).rstrip()  # headings of nothing
     links = "\n" + _wrapped(f"[Common options](#common-options): {', '.join(also)}.") if also else ""
     return f"## `{name}`\n\n```text\n{body}\n```\n{links}"
@@ -135,7 +135,7 @@ def page() -> str:
         INTRODUCTION,
         *(_section(name, text, common) for name, (text, _, _) in texts.items() if not _told(name, text, common)),
         f"## Common options\n\n{SAMPLING}\n{_listed(sorted(common))}",
-        "## Settings\n\n`--set KEY=VALUE` takes these names, and those of options with underscores.\n",
+        "## Settings\n\n`--set KEY=VALUE` (such as `--set min_p=0.05`) takes these names, and those of options with underscores.\n",
         _settings([text for _, _, text in texts.values()], flags),
     ])  # fmt: skip
 
