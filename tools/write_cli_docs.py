@@ -135,7 +135,7 @@ def page() -> str:
         INTRODUCTION,
         *(_section(name, text, common) for name, (text, _, _) in texts.items() if not _told(name, text, common)),
         f"## Common options\n\n{SAMPLING}\n{_listed(sorted(common))}",
-        "## Settings\n\n`--set KEY=VALUE` (such as `--set min_p=0.05`) takes these names, and those of options with underscores.\n",
+        "## Settings\n\n`--set KEY=VALUE`, such as `--set min_p=0.05`, takes these names, and those of options.\n",
         _settings([text for _, _, text in texts.values()], flags),
     ])  # fmt: skip
 
