@@ -180,7 +180,7 @@ def _exactness(options: argparse.Namespace, console: Console) -> int:
 def _add_compare(bench: flags.CommandParser) -> None:
     parser = bench.command(
         "compare",
-        "time decoding methods on the same prompts, in turns",
+        "time decoding methods on the same prompts, interleaved",
         _compare,
         f"{flags.PAIR} --task prompts.jsonl --quick",
         f"{flags.PAIR} --task gsm8k --count 100 --temperature 1 --out results",

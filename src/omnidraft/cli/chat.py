@@ -29,7 +29,7 @@ PROMPT = "> "
 COMMAND = re.compile(r"/(\w+)(?:\s+(.*))?")
 COMMANDS = {
     "help": "/help          show this",
-    "stats": "/stats         what the answers came to, and what was learned",
+    "stats": "/stats         totals: tokens, time, acceptance, memory, learning",
     "reset": "/reset         begin a new conversation",
     "save": "/save FILE     write the conversation as JSON",
     "quit": "/quit, Ctrl-D  leave; Ctrl-C stops an answer",

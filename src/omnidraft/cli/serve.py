@@ -79,7 +79,7 @@ def _parser() -> flags.CommandParser:
         action="append",
         default=argparse.SUPPRESS,
         metavar="NAME",
-        help="name that requests may have for this machine, such as host.docker.internal; repeatable",
+        help="name by which clients may address this machine, such as host.docker.internal; repeatable",
     )
     server.add_argument("--log-prompts", action="store_true", help="write prompts to the log")
     more = parser.add_argument_group("drafting, learning and devices")
