@@ -85,7 +85,7 @@ def _section(name: str, text: str, common: set[Entry]) -> str:
 
 
 def _told(name: str, text: str, common: set[Entry]) -> bool:
-    """True of a command below another whose list says all: it has no options of its own."""
+    """True of a command that the list of the one above says all of: it has no options of its own."""
     return len(name.split()) > 2 and all(entry in common for entry in _options(text))
 
 
