@@ -130,10 +130,12 @@ def page() -> str:
             os.environ["COLUMNS"] = before
     options = [entry for text, _, _ in texts.values() for entry in _options(text)]
     common = _common(options)
+    shown = [name for name, (text, _, _) in texts.items() if not _told(name, text, common)]
+    shown = [name for name in shown if name == "omnidraft" or not any(each.startswith(f"{name} ") for each in shown)]
     flags = {entry[0].split()[0].removeprefix("--").replace("-", "_") for entry in options}
     return "\n".join([
         INTRODUCTION,
-        *(_section(name, text, common) for name, (text, _, _) in texts.items() if not _told(name, text, common)),
+        *(_section(name, texts[name][0], common) for name in shown),
         f"## Common options\n\n{SAMPLING}\n{_listed(sorted(common))}",
         "## Settings\n\n`--set KEY=VALUE`, such as `--set min_p=0.05`, takes these names, and those of options.\n",
         _settings([text for _, _, text in texts.values()], flags),
