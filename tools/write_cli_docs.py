@@ -25,9 +25,12 @@ SHARED = 2  # commands with the same help of an option make it a common one
 INTRODUCTION = """# Command line
 
 Answers go to stdout, everything else to stderr. Exit codes: 0 success, 1 failure, 2 bad input (one line says what is
-wrong), 130 Ctrl-C, 141 stdout was closed. Every command has `--help`; those with `--set` have `--help-all`. Made by
-`python tools/write_cli_docs.py`.
+wrong), 130 Ctrl-C, 141 stdout was closed. Every command has `--help`, with examples; those with `--set` have
+`--help-all`. Made by `python tools/write_cli_docs.py`.
 """
+SAMPLING = (
+    "Sampling defaults to the target's generation config, else to the values here and in [settings](#settings).\n"
+)
 _COMMAND = re.compile(r"^    ([\w-]+)(?:  |$)", re.MULTILINE)
 _ENTRY = re.compile(r"^  (\S.*(?:\n {4,}\S.*)*)\n", re.MULTILINE)  # an option with its help
 _OPTIONAL = re.compile(r" \[--?[^\]]*\]")
@@ -75,12 +78,15 @@ def _section(name: str, text: str, common: set[Entry]) -> str:
         entry = _entry(found[1])
         return "" if entry in common or entry[0] in ("-h, --help", "--help-all") else found[0]
 
-    body = _ENTRY.sub(own, _usage(text))
+    body = _ENTRY.sub(own, _usage(text).partition("\nexamples:\n")[0])
     body = re.sub(r"^\S[^\n]*:\n(?=\n|\Z)\n?", "", body, flags=re.MULTILINE).rstrip()  # headings of nothing
-    if len(name.split()) > 2 and all(entry in common for entry in _options(text)):  # its name says how it is used
-        body = "\n\n".join(body.split("\n\n")[:2])
     links = "\n" + _wrapped(f"[Common options](#common-options): {', '.join(also)}.") if also else ""
     return f"## `{name}`\n\n```text\n{body}\n```\n{links}"
+
+
+def _told(name: str, text: str, common: set[Entry]) -> bool:
+    """True of a command that the list of the one above says all of: it has no options of its own."""
+    return len(name.split()) > 2 and all(entry in common for entry in _options(text))
 
 
 def _common(options: list[Entry]) -> set[Entry]:
@@ -124,12 +130,14 @@ def page() -> str:
             os.environ["COLUMNS"] = before
     options = [entry for text, _, _ in texts.values() for entry in _options(text)]
     common = _common(options)
+    shown = [name for name, (text, _, _) in texts.items() if not _told(name, text, common)]
+    shown = [name for name in shown if name == "omnidraft" or not any(each.startswith(f"{name} ") for each in shown)]
     flags = {entry[0].split()[0].removeprefix("--").replace("-", "_") for entry in options}
     return "\n".join([
         INTRODUCTION,
-        *(_section(name, text, common) for name, (text, _, _) in texts.items()),
-        f"## Common options\n\n{_listed(sorted(common))}",
-        "## Settings\n\n`--set KEY=VALUE` takes these names, and those of options with underscores.\n",
+        *(_section(name, texts[name][0], common) for name in shown),
+        f"## Common options\n\n{SAMPLING}\n{_listed(sorted(common))}",
+        "## Settings\n\n`--set KEY=VALUE`, such as `--set min_p=0.05`, takes these names, and those of options.\n",
         _settings([text for _, _, text in texts.values()], flags),
     ])  # fmt: skip
 

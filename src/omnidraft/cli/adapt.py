@@ -23,10 +23,7 @@ if TYPE_CHECKING:
     from omnidraft.api import OmniDraft
     from omnidraft.profiles.adaptive_drafter import AdaptiveDrafter
 
-EXAMPLES = (
-    f"omnidraft adapt {flags.PAIR} --data prompts.jsonl",
-    f"omnidraft adapt {flags.PAIR} --data prompts.jsonl --profile my-profile --set adapter=lora",
-)
+EXAMPLES = (f"omnidraft adapt {flags.PAIR} --data prompts.jsonl --profile my-profile --set adapter=lora",)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -16,7 +16,7 @@ def add_flags(parser: flags.CommandParser) -> argparse._ArgumentGroup:
     """Add the flags of models, answers, learning and devices; the group returned is for input and output."""
     models = parser.add_argument_group("models")
     flags.add(models, "--target")
-    flags.add(models, "--drafter", help=f"draft model, given like the target, or none (default: {flags.DEFAULT})")
+    flags.add(models, "--drafter", help=f"draft model, given like the target, or none (default: {flags.DRAFTER})")
     answer = parser.add_argument_group("answer (sampling defaults to the target's generation config, else to these)")
     flags.add_settings(answer, GenerationLimits)
     flags.add_settings(answer, Sampling, "temperature", "top_k", "top_p")

@@ -36,10 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = flags.CommandParser(
         prog="omnidraft bench",
         description="Compare decoding methods on your models, and test that sampling is exact.",
-        examples=(
-            "omnidraft bench compare --help",
-            f"omnidraft bench compare {flags.PAIR} --task prompts.jsonl --quick",
-        ),
+        examples=(f"omnidraft bench compare {flags.PAIR} --task prompts.jsonl --quick",),
     )
     for add in (_add_compare, _add_report, _add_exactness):
         add(parser)
@@ -183,12 +180,10 @@ def _exactness(options: argparse.Namespace, console: Console) -> int:
 def _add_compare(bench: flags.CommandParser) -> None:
     parser = bench.command(
         "compare",
-        "time decoding methods on the same prompts, in turns",
+        "time decoding methods on the same prompts, interleaved",
         _compare,
         f"{flags.PAIR} --task prompts.jsonl --quick",
         f"{flags.PAIR} --task gsm8k --count 100 --temperature 1 --out results",
-        f"{flags.PAIR} --task prompts.jsonl --methods exact,generate --json",
-        "--target MODEL.gguf --drafter zoo:general --dtype auto --task prompts.jsonl",
     )
     flags.add(parser, "--target")
     parser.add_argument("--drafter", required=True, metavar="MODEL", help="draft model, given like the target")
@@ -207,7 +202,7 @@ def _add_compare(bench: flags.CommandParser) -> None:
     flags.add(parser, "--out", metavar="DIR", help="write results as JSON and Markdown (default: none)")
     quick = f"{QUICK['count']} prompts a task, {QUICK['max_new_tokens']} tokens, one repeat, unless given"
     parser.add_argument("--quick", action="store_true", help=quick)
-    flags.add(parser, "--json", help="print one JSON line instead of Markdown")
+    flags.add(parser, "--json")
 
 
 def _add_report(bench: flags.CommandParser) -> None:
@@ -215,7 +210,7 @@ def _add_report(bench: flags.CommandParser) -> None:
     parser = bench.command("report", "merge result files and print their tables", _report, example)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="written by `bench compare --out`")
     flags.add(parser, "--out", help="write STEM.md")
-    flags.add(parser, "--json", help="print one JSON line instead of Markdown")
+    flags.add(parser, "--json")
 
 
 def _add_exactness(bench: flags.CommandParser) -> None:
@@ -235,7 +230,7 @@ def _add_exactness(bench: flags.CommandParser) -> None:
     _add_run(parser)
     parser.add_argument("--quick", action="store_true", help="fewer samples")
     flags.add(parser, "--out", help="write STEM.json and STEM.md")
-    flags.add(parser, "--json", help="print one JSON line instead of Markdown")
+    flags.add(parser, "--json")
     settings = parser.add_argument_group("sampling and drafting")
     flags.add_settings(settings, Sampling, "temperature", "top_p", **SAMPLED)
     flags.add_settings(settings, DraftingOptions, "draft_length", **DRAFTED)

@@ -18,7 +18,7 @@ def main(arguments: Sequence[str]) -> int:
         examples=("omnidraft cache", "omnidraft cache --clear"),
     )
     parser.add_argument("--clear", action="store_true", help="remove all of it")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    flags.add(parser, "--json")
     options = parser.read(arguments)
     from omnidraft.models import gguf
 

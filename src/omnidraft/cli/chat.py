@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from omnidraft.conversation import Conversation
 
 EXAMPLES = (
-    "omnidraft chat --target Qwen/Qwen2-7B-Instruct",
     "omnidraft chat --target ./my-model --adapt background --temperature 0.7",
     f"omnidraft chat --target {flags.TARGET} --json < messages.txt",
 )
@@ -30,7 +29,7 @@ PROMPT = "> "
 COMMAND = re.compile(r"/(\w+)(?:\s+(.*))?")
 COMMANDS = {
     "help": "/help          show this",
-    "stats": "/stats         what the answers came to, and what was learned",
+    "stats": "/stats         totals: tokens, time, acceptance, memory, learning",
     "reset": "/reset         begin a new conversation",
     "save": "/save FILE     write the conversation as JSON",
     "quit": "/quit, Ctrl-D  leave; Ctrl-C stops an answer",
@@ -186,10 +185,10 @@ def _parser() -> flags.CommandParser:
     parser = flags.CommandParser(
         prog="omnidraft chat",
         usage="%(prog)s --target MODEL [--drafter MODEL] [OPTION ...]",
-        description="Talk with a target in its chat template. Where stdin is no terminal, each line is a message.",
+        description="Talk with a target in its chat template. If stdin is no terminal, each line is a message.",
         examples=EXAMPLES,
     )
     text = answering.add_flags(parser)
-    text.add_argument("--system", metavar="TEXT", help="system message that the conversation begins with")
-    flags.add(text, "--json", help="print a line of JSON for each answer, with text, token ids and stats")
+    text.add_argument("--system", metavar="TEXT", help="system message")
+    flags.add(text, "--json", help="print a line of JSON for each answer")
     return parser

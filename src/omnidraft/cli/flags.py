@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 MAX_INTEGER = 2**31  # above any integer argument
-DEFAULT = f"{defaults.DRAFTER}; {defaults.SMALL}, if installed, for an embedded target"  # the default drafter
+DRAFTER = defaults.DRAFTER  # the default
 TARGET = zoo.TARGET  # of examples, as is the next
-PAIR = f"--target {TARGET} --drafter {defaults.DRAFTER}"
+PAIR = f"--target {TARGET} --drafter {DRAFTER}"
 
 
 def say(message: str) -> None:
@@ -69,7 +69,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {  # those of several commands, as `add_a
         "default": defaults.AUTO,
         "type": unless_none,
         "metavar": "MODEL",
-        "help": f"draft model, given like the target (default: {DEFAULT})",
+        "help": f"draft model, given like the target (default: {DRAFTER})",
     },
     "--profile": {
         "default": "auto",
@@ -94,9 +94,14 @@ ARGUMENTS: dict[str, dict[str, Any]] = {  # those of several commands, as `add_a
         "help": "maximum tokens of an answer (default: %(default)s)",
     },
     "--threads": {"type": at_least(1), "metavar": "N", "help": "threads of PyTorch (default: its own choice)"},
-    "--seed": {"type": at_least(0), "default": 0, "metavar": "N", "help": "decides every draw (default: %(default)s)"},
+    "--seed": {
+        "type": at_least(0),
+        "default": 0,
+        "metavar": "N",
+        "help": "seed of every random draw (default: %(default)s)",
+    },
     "--out": {"type": Path, "metavar": "STEM"},
-    "--json": {"action": "store_true", "help": "print one line of JSON on stdout"},
+    "--json": {"action": "store_true", "help": "print one line of JSON"},
 }
 
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     f'omnidraft generate "def mean(values):" --target {flags.TARGET}',
-    'omnidraft generate "Why is the sky blue?" --target Qwen/Qwen2-7B-Instruct --max-new-tokens 500',
     "omnidraft generate - --target ./my-model --adapt background < prompt.txt",
     f'omnidraft generate "Once" --target {flags.TARGET} --temperature 0.8 --set min_p=0.05 --set max_draft_length=8',
 )
@@ -77,5 +76,5 @@ def _parser() -> flags.CommandParser:
     parser.add_argument("prompt", metavar="PROMPT", help="the text; - reads it from stdin")
     text = answering.add_flags(parser)
     text.add_argument("--raw", action="store_true", help="continue the prompt without a chat template")
-    flags.add(text, "--json", help="print one JSON object with text, token ids and stats")
+    flags.add(text, "--json", help="print one line of JSON with text, token ids and stats")
     return parser

@@ -13,7 +13,6 @@ from omnidraft.defaults import AUTO, drafter_for
 from omnidraft.errors import ConfigError
 
 EXAMPLES = (
-    f"omnidraft inspect {flags.TARGET}",
     "omnidraft inspect meta-llama/Llama-3.1-8B-Instruct --drafter ./my-drafter",
     f"omnidraft inspect {flags.TARGET} --time --json",
     "omnidraft inspect gemma-3-1b-it-Q4_K_M.gguf --header",
@@ -62,24 +61,19 @@ def _progress(message: str) -> None:
 def _parser() -> flags.CommandParser:
     parser = flags.CommandParser(
         prog="omnidraft inspect",
-        description="Check that a drafter and a target are compatible, without loading weights.  A folder with only a\n"
+        description="Check that a drafter and a target are compatible, without loading weights. A folder with only a\n"
         "tokenizer is enough for either of them.",
         examples=EXAMPLES,
     )
     parser.add_argument("target", metavar="TARGET", help="a folder, a GGUF file, a hub id or zoo:NAME")
-    parser.add_argument(
-        "--drafter",
-        default=AUTO,
-        metavar="MODEL",
-        help=f"draft model, given like the target (default: {flags.DEFAULT})",
-    )
+    flags.add(parser, "--drafter", type=str)
     parser.add_argument(
         "--header",
         action="store_true",
-        help="say from the header of a GGUF file how it would run; the rest of the file may be missing",
+        help="say how a GGUF file would run, from its header alone",
     )
     parser.add_argument(
         "--time", action="store_true", help="load both models and measure the acceptance rate above which drafting pays"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    flags.add(parser, "--json")
     return parser

@@ -12,8 +12,7 @@ from omnidraft.config import names
 from omnidraft.make_drafter.settings import Shape, Training, Writing
 
 EXAMPLES = (
-    "omnidraft make-drafter HuggingFaceTB/SmolLM2-135M-Instruct --layers 0,1,2,29 --vocab 16384 --out my-drafter",
-    "omnidraft make-drafter SOURCE --layers 0,1,2 --teacher TARGET --prompts prompts.jsonl --out my-drafter",
+    "omnidraft make-drafter SOURCE --layers 0,1,2,29 --teacher TARGET --prompts prompts.jsonl --out my-drafter",
 )
 ABOUT = """\
 Make a drafter from a Llama-type chat model: it keeps some layers and the most useful tokens, and learns from text that

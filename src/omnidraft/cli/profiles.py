@@ -16,7 +16,8 @@ def main(arguments: Sequence[str]) -> int:
     """Run `omnidraft profiles`; raises InputError and its kinds."""
     parser = flags.CommandParser(
         prog="omnidraft profiles",
-        description="Learned weights and records, a file for each drafter and target.",
+        description="Learned weights and records, a file for each drafter and target. NAME is as `list` prints it.\n"
+        "`list` and `show` take --json.",
         examples=("omnidraft profiles list", f"omnidraft profiles show {NAME}"),
     )
     flags.add(parser.command("list", "all profiles", _list, ""), "--json")

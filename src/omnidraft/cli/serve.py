@@ -15,7 +15,6 @@ ADAPT = ("background", "off")  # learning in turns with answers would hold them 
 KEY = "OMNIDRAFT_API_KEY"
 SHOWN = ("host", "port", "lanes", "max_queue", "max_tokens", "timeout_s")
 EXAMPLES = (
-    f"omnidraft serve --target {flags.TARGET}",
     "omnidraft serve --target Qwen/Qwen2-7B-Instruct --target ./my-model --adapt background --port 9000",
     "omnidraft serve --target model.gguf --host 0.0.0.0 --api-key secret --set max_cache_mb=8192",
 )
@@ -56,7 +55,7 @@ def _parser() -> flags.CommandParser:
     )
     models = parser.add_argument_group("models")
     flags.add(models, "--target", action="append", help="a folder, a GGUF file, a hub id or zoo:NAME; repeatable")
-    flags.add(models, "--drafter", help=f"one draft model for all targets, or none (default: {flags.DEFAULT})")
+    flags.add(models, "--drafter", help=f"one draft model for all targets, or none (default: {flags.DRAFTER})")
     server = parser.add_argument_group("server")
     flags.add_settings(server, Serving, *SHOWN)
     server.add_argument(
@@ -64,8 +63,8 @@ def _parser() -> flags.CommandParser:
         action="append",
         default=argparse.SUPPRESS,
         metavar="KEY",
-        help="required API key; repeat it for several users, who share no memory. Prefer the environment variable "
-        f"{KEY} (keys separated by white space), which is not visible in `ps` (default: none)",
+        help="required API key, one per user; repeatable. Prefer the environment variable "
+        f"{KEY} (keys separated by white space), which `ps` does not show (default: none)",
     )
     server.add_argument(
         "--cors-origin",
@@ -80,7 +79,7 @@ def _parser() -> flags.CommandParser:
         action="append",
         default=argparse.SUPPRESS,
         metavar="NAME",
-        help="name that requests may have for this machine, such as host.docker.internal; repeatable",
+        help="name by which clients may address this machine, such as host.docker.internal; repeatable",
     )
     server.add_argument("--log-prompts", action="store_true", help="write prompts to the log")
     more = parser.add_argument_group("drafting, learning and devices")
