@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from experiments.figures import COLORS, moving
 from experiments.results import Results, Row
 from omnidraft.bench.output import down, markdown_table
 
@@ -16,7 +16,7 @@ WINDOW = 10  # answers of a moving mean
 BASE = "frozen"  # what others are set against
 COLUMNS, PANEL = 4, (3.0, 2.3)  # of the picture: panels in a row, and inches of one
 INK = "#808080"  # whatever is no curve: on light and dark pages it becomes their own color of text
-CURVES = {BASE: INK, "memory": COLORS[0], "learning": COLORS[5]}  # told apart on either ground
+CURVES = {BASE: INK, "memory": "#0072B2", "learning": "#D55E00"}  # told apart on either ground
 LOOK: dict[Any, Any] = {
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
     "font.sans-serif": ["DejaVu Sans"],
@@ -134,12 +134,19 @@ def picture(results: Results, path: Path) -> bool:
     return True
 
 
+def moving(parts: Sequence[int], wholes: Sequence[int]) -> list[float]:
+    """Sums of one over sums of the other, of the last answers, at each."""
+    part, whole = ([0, *accumulate(values)] for values in (parts, wholes))
+    starts = (max(0, end - WINDOW) for end in range(1, len(part)))
+    return [(part[end] - part[start]) / max(1, whole[end] - whole[start]) for end, start in enumerate(starts, 1)]
+
+
 def _draw(panel: Any, stream: str, rows: Sequence[Row]) -> None:
     """A panel of one stream."""
     for way, color in CURVES.items():
         if way in rows[0]:
             tokens, rounds = ([row[way][name] for row in rows] for name in ("tokens", "rounds"))
-            panel.plot(range(1, len(rows) + 1), moving(tokens, rounds, WINDOW), color=color, label=way, linewidth=1.8)
+            panel.plot(range(1, len(rows) + 1), moving(tokens, rounds), color=color, label=way, linewidth=1.8)
     panel.set_title(stream, fontsize=10)
     panel.set_ylim(bottom=1)
     panel.grid(color=INK, alpha=0.25, linewidth=0.6)
