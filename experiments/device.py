@@ -21,7 +21,7 @@ from rich.console import Console
 
 from experiments import llama
 from experiments.apart import Apart
-from experiments.judging import CONTEXT, SEVERAL, judged_texts, passes, quality, resident_mb
+from experiments.judging import CONTEXT, SEVERAL, judged_texts, quality, resident_mb, step
 from experiments.results import Results, Row, page_of, table
 from experiments.runner import Experiment, Size, shown
 from experiments.tasks import PROMPTS, texts_of
@@ -156,7 +156,7 @@ class Contest:
         """What each model takes, costs and loses; ways that draft have the memory alone."""
         forms = ((name, each.lm) for name, each in self.models.items() if name not in ALONE)
         own = {name: lm.new_sequence() for name, lm in forms if lm is not None}
-        timed, judged = passes(own, self.texts[0].ids, self.options.passes), quality(own, self.texts)
+        timed, judged = step(own, self.texts[0].ids, self.options.passes), quality(own, self.texts)
         less = {} if self.options.data else {"perplexity": None}  # the project's own texts are too few
         return {
             name: {"precision": each.precision, "loaded_mb": each.loaded_mb, "threads": self.options.threads}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,6 +16,7 @@ from experiments import tasks as parted
 from experiments.evaluation import Evaluation, compared
 from experiments.results import Results
 from experiments.runner import Experiment, Size
+from experiments.study import Study
 from omnidraft.bench.interleaved import Answer, EngineMethod
 from omnidraft.cli import flags
 from omnidraft.config import Sampling
@@ -23,6 +25,7 @@ from support.engines import isolated
 from support.project_files import ROOT, shared
 
 RECIPES = ROOT / "recipes"
+KEPT = [path.relative_to(ROOT) for path in sorted((ROOT / "results").rglob("*.jsonl"))]
 
 # ---------------------------------------------------------------- results
 
@@ -66,6 +69,16 @@ def test_a_line_that_was_cut_off_is_passed_over_and_other_files_are_refused(tmp_
         path.write_text(text, encoding="utf-8")
         with pytest.raises(InputError, match=message):
             Results(path, "some")
+
+
+@pytest.mark.parametrize("path", KEPT, ids=str)
+def test_the_pages_of_kept_results_are_made_of_their_rows(path: Path) -> None:
+    study = (ROOT / path).read_text(encoding="utf-8").partition('"format": "omnidraft ')[2].split()[0]
+    results = Results(ROOT / path, study)
+    made = import_module(f"experiments.{study}").main.__self__
+    if isinstance(made, Study):
+        made.recipe, made.asked = recipe.read(RECIPES / f"{results.settings[0]['recipe']['name']}.toml"), ()
+    assert made.page(results) == (ROOT / path).with_suffix(".md").read_text(encoding="utf-8")
 
 
 # ---------------------------------------------------------------- the runner
