@@ -18,7 +18,6 @@ import psutil
 import torch
 
 from experiments.results import Row
-from experiments.tasks import texts_of
 from omnidraft.api import OmniDraft
 from omnidraft.cli import prompts
 from omnidraft.models.language_model import KVSequence
@@ -44,10 +43,7 @@ def resident_mb() -> float:
 
 
 def judged_texts(model: OmniDraft, data: Path | None, count: int) -> list[Text]:
-    """Answers of GSM8K's tests, each after its question; without `data` the second halves of the project's texts."""
-    if data is None:
-        found = [model.encode_message(text) for text in texts_of("summaries", None, count)]
-        return [Text(ids, len(ids) // 2) for ids in found]
+    """Answers of GSM8K's tests, each after its question."""
     texts = []
     for _, row in itertools.islice(prompts.rows_of(prompts.TASKS["gsm8k"], "gsm8k", data, "test"), count):
         answer = model.target.tokenizer(row["answer"], add_special_tokens=False)["input_ids"]
