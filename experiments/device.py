@@ -21,7 +21,7 @@ from rich.console import Console
 
 from experiments import llama
 from experiments.apart import Apart
-from experiments.judging import CONTEXT, SEVERAL, judged_texts, quality, resident_mb, step
+from experiments.judging import CONTEXT, SEVERAL, judged_texts, quality, resident_mb, step_costs
 from experiments.results import Results, Row, page_of, table
 from experiments.runner import Experiment, Size, shown
 from experiments.tasks import texts_of
@@ -153,7 +153,7 @@ class Contest:
         """What each model takes, costs and loses; ways that draft have the memory alone."""
         forms = ((name, each.lm) for name, each in self.models.items() if name not in ALONE)
         own = {name: lm.new_sequence() for name, lm in forms if lm is not None}
-        timed, judged = step(own, self.texts[0].ids, self.options.passes), quality(own, self.texts)
+        timed, judged = step_costs(own, self.texts[0].ids, self.options.passes), quality(own, self.texts)
         return {
             name: {"precision": each.precision, "loaded_mb": each.loaded_mb, "threads": self.options.threads}
             | (timed.get(name, {}) | judged.get(name, {}))

@@ -71,7 +71,7 @@ def passes(models: Mapping[str, KVSequence], ids: Sequence[int], rows: Sequence[
     return {name: found[name] | {f"ms_{n}": 1000 * statistics.median(taken[name, n]) for n in rows} for name in found}
 
 
-def step(models: Mapping[str, KVSequence], ids: Sequence[int], repeats: int) -> dict[str, Row]:
+def step_costs(models: Mapping[str, KVSequence], ids: Sequence[int], repeats: int) -> dict[str, Row]:
     """Milliseconds of a pass of one token after a short text, and how many times as long one of several takes."""
     text = list(itertools.islice(itertools.cycle(ids), CONTEXT + SEVERAL))
     timed = passes(models, text, (1, SEVERAL), repeats)
