@@ -75,6 +75,17 @@ def test_methods_are_given_the_settings_of_the_recipe(evaluation: Evaluation) ->
     assert evaluation.student(METHODS["interleaved, γ = 0.9"], 0.3).drafting.threshold == 0.1
 
 
+def test_a_cache_sees_answers_round_by_round_where_they_are_drafted_for(evaluation: Evaluation) -> None:
+    evaluation.recipe = replace(evaluation.recipe, new_tokens=32)
+    answers = evaluation.answers("gsm8k")
+    drafted, seen = (evaluation.student(METHODS["plain SpD"]) for _ in range(2))
+    drafted.learn_all(answers, drafting=True)
+    seen.learn_all(answers)
+    caches = drafted.attached.cache, seen.attached.cache
+    assert (caches[0].hits == caches[1].hits).all()
+    assert caches[0].last_use.max() > len(answers) >= caches[1].last_use.max() > 0
+
+
 def test_the_cache_study_bounds_what_saw_the_same_answers(evaluation: Evaluation) -> None:
     few = {"gsm8k": replace(evaluation.recipe.tasks["gsm8k"], test=1)}
     evaluation.recipe = replace(evaluation.recipe, new_tokens=32, tasks=few)
