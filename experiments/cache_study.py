@@ -1,15 +1,15 @@
-"""The n-gram cache by itself (Table 14, Figures 7, 8 and 9): its growth, its worth, and the cost of a bound."""
+"""The n-gram cache by itself (Table 14): its worth, and the cost of a bound."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 
 from experiments.evaluation import Evaluation, Method, Row
-from experiments.figures import by_place
-from experiments.student import Recorded, Student
+from experiments.student import Student
 from experiments.tables import ALONE, DIRECT, FIXED
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.spelling_table import SpellingTable
@@ -19,7 +19,6 @@ SHARES = {"1/8": 8, "1/4": 4, "1/2": 2}  # of what the cache holds without a bou
 EVICTIONS = ("lru", "lfu")
 SEEDS = ("empty", "vocabulary")
 NEVER = "none, nor in learning"
-COMMONEST = 2000  # n-grams whose use is kept
 SHOWN = ("acceptance_rate", "block_efficiency", "speedup", "ngram_hits")
 
 
@@ -49,15 +48,12 @@ def cache_study(evaluation: Evaluation, task: str, seed: str) -> Row:
     """
     stream, tests = evaluation.answers(task), evaluation.prompts(task, tests=True)
     full = evaluation.student(Method(FIXED | {"ngram_seed": seed}, ALONE))
-    curve = [_point(full, one) for one in stream]
-    full.flush()
     without = evaluation.student(Method(DIRECT, ALONE))
-    for one in stream:
-        without.learn(one)
-    without.flush()
+    full.learn_all(stream, drafting=True)
+    without.learn_all(stream)
 
-    def resumed(caches: Callable[[], NgramCache] | None = None, **drafting: object) -> Student:
-        student = evaluation.student(Method(FIXED | drafting), caches=caches)
+    def resumed(cache: NgramCache | None = None, **drafting: object) -> Student:
+        student = evaluation.student(Method(FIXED | drafting), cache=cache)
         student.resume(full)
         return student
 
@@ -66,12 +62,10 @@ def cache_study(evaluation: Evaluation, task: str, seed: str) -> Row:
     for share, parts in SHARES.items():
         for eviction in EVICTIONS:
             bound = max(1, full.attached.cache.size // parts)
-            caches = partial(BoundedCache, full.attached.cache.table, bound, eviction, seed=seed)
-            students[f"{share} {eviction}"] = resumed(caches, ngram_seed=seed)
+            cache = BoundedCache(full.attached.cache.table, bound, eviction, seed=seed)
+            students[f"{share} {eviction}"] = resumed(cache, ngram_seed=seed)
             bounds[f"{share} {eviction}"] = bound
     before = {name: _held(student) for name, student in students.items()}
-    hits = full.attached.cache.hits
-    uses = sorted(map(int, hits[hits > 0]), reverse=True)
     found = evaluation.timed(students, tests)
     return {
         "target": evaluation.target,
@@ -80,8 +74,6 @@ def cache_study(evaluation: Evaluation, task: str, seed: str) -> Row:
         "train": len(stream),
         "test": len(tests),
         "rows": [{"cache": name, "bound": bounds[name], **before[name], **row} for name, row in found.items()],
-        "curve": curve,
-        "uses": uses[:COMMONEST],
     }
 
 
@@ -92,16 +84,10 @@ def _held(student: Student) -> Row:
     return {"entries": size, "bytes": sum(array.nbytes for array in cache.state().values()) if size else 0}
 
 
-def _point(student: Student, answer: Recorded) -> list[int]:
-    """Tokens, rounds, n-grams proposed and accepted for an answer before it is learned from, and n-grams after it."""
-    stats = student.follow(answer)
-    return [stats.tokens, stats.rounds, stats.ngrams_proposed, stats.ngrams_accepted, student.attached.cache.size]
-
-
 def markdown(studies: Sequence[Row]) -> str:
     """A table for each target and task, seeds beside each other."""
-    sections = []
-    for its in (place["studies"] for place in by_place(studies)):
+    sections, place = [], itemgetter("target", "task")
+    for its in (list(group) for _, group in groupby(sorted(studies, key=itemgetter("target", "task", "seed")), place)):
         heads = ("entries", "bytes", "acceptance", "tokens a pass", "speedup", "hits a round")
         lines = [
             [row["cache"], *(cell for study in its for cell in _cells(study["rows"][number]))]

@@ -6,10 +6,9 @@ One GGUF file in our 8-bit step and, where it is installed, in llama.cpp, in tur
 from __future__ import annotations
 
 import argparse
-import statistics
+import itertools
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -18,7 +17,7 @@ from rich.console import Console
 
 from experiments import llama
 from experiments.device import ABSENT
-from experiments.judging import seconds_of
+from experiments.judging import passes
 from experiments.results import Results, Row, page_of, table
 from experiments.runner import Experiment, Size, shown
 from experiments.tasks import texts_of
@@ -37,14 +36,6 @@ MS = tuple(f"ms_{rows}" for rows in ROWS)
 COLUMNS = ("target", "tokens", "method", "read_per_s", *MS, "plain_per_s", "drafted_per_s")
 
 
-def text_of(model: OmniDraft, count: int) -> list[int]:
-    """So many tokens of prompts, each another, the beginning of one text."""
-    ids = model.encode("\n\n".join(texts_of("instructions", None, 100)))
-    while len(ids) < count:
-        ids += ids[1:]
-    return ids[:count]
-
-
 def answer(engine: Engine, ids: Sequence[int], new_tokens: int) -> tuple[list[int], float]:
     """The tokens of a greedy answer, and tokens a second after the first round, which reads the text."""
     tokens: list[int] = []
@@ -60,24 +51,9 @@ def at_depth(
     model: OmniDraft, forms: Mapping[str, KVSequence], depth: int, repeats: int, new_tokens: int
 ) -> dict[str, Row]:
     """The row of each form of the target at a depth; all are timed in turns."""
-    ids = text_of(model, depth + max(ROWS))
-    read: dict[str, float] = {}
-    taken = defaultdict[tuple[str, int], list[float]](list)
-    for name, sequence in forms.items():
-        sequence.crop(0)
-        read[name] = seconds_of(sequence, ids[:depth], 1)
-    for _ in range(repeats + 1):  # the first one warms up
-        for name, sequence in forms.items():
-            seconds_of(sequence, ids[depth : depth + 1], 1)  # meanwhile the other's threads end to wait for work
-            sequence.crop(depth)
-            for rows in ROWS:
-                taken[name, rows].append(seconds_of(sequence, ids[depth : depth + rows], rows))
-                sequence.crop(depth)
-    found: dict[str, Row] = {
-        name: {"read_per_s": depth / read[name]}
-        | {ms: 1e3 * statistics.median(taken[name, rows][1:]) for ms, rows in zip(MS, ROWS, strict=True)}
-        for name in forms
-    }
+    text = model.encode("\n\n".join(texts_of("instructions", None, 100)))
+    ids = list(itertools.islice(itertools.cycle(text), depth + max(ROWS)))
+    found = passes(forms, ids, ROWS, repeats)
     ways = {"plain_per_s": PLAIN, "drafted_per_s": Drafting(reuse_answers="request")}
     answers = {name: answer(engine_for(model, way), ids[:depth], new_tokens) for name, way in ways.items()}
     found[OURS] |= {name: speed for name, (_, speed) in answers.items()}

@@ -21,17 +21,17 @@ from rich.console import Console
 
 from experiments import llama
 from experiments.apart import Apart
-from experiments.judging import CONTEXT, SEVERAL, judged_texts, passes, quality, resident_mb
+from experiments.judging import CONTEXT, SEVERAL, judged_texts, quality, resident_mb, step_costs
 from experiments.results import Results, Row, page_of, table
 from experiments.runner import Experiment, Size, shown
-from experiments.tasks import PROMPTS, texts_of
+from experiments.tasks import texts_of
 from omnidraft.api import OmniDraft, load
 from omnidraft.bench import methods
 from omnidraft.bench.compare import Question, questions_of
 from omnidraft.bench.interleaved import PLAIN, EngineMethod, Timed, engine_for, interleave
 from omnidraft.bench.output import down
 from omnidraft.bench.records import BASELINE
-from omnidraft.cli import flags, prompts
+from omnidraft.cli import flags
 from omnidraft.cli.progress import progress
 from omnidraft.config import Drafting, Sampling
 from omnidraft.errors import InputError
@@ -99,12 +99,9 @@ class Contest:
         del alone
 
     def _prompts(self) -> dict[str, list[str]]:
-        """Prompts of each kind: of the project, and with data those of GSM8K, MBPP and HumanEval."""
+        """Prompts of each kind: instructions and problems of GSM8K, and tasks of MBPP and HumanEval."""
         count, data = self.options.prompts, self.options.data
-        chat = texts_of("instructions", None, count)
-        if data is None:
-            return dict(zip(KINDS, (chat, prompts.read(PROMPTS / "code.jsonl", None, count)), strict=True))
-        both = zip(chat, texts_of("gsm8k", data, count), strict=False)
+        both = zip(*(texts_of(name, data, count) for name in ("instructions", "gsm8k")), strict=False)
         chat = list(itertools.chain.from_iterable(both))[:count]
         return dict(zip(KINDS, (chat, texts_of("code", data, count)), strict=True))
 
@@ -156,11 +153,10 @@ class Contest:
         """What each model takes, costs and loses; ways that draft have the memory alone."""
         forms = ((name, each.lm) for name, each in self.models.items() if name not in ALONE)
         own = {name: lm.new_sequence() for name, lm in forms if lm is not None}
-        timed, judged = passes(own, self.texts[0].ids, self.options.passes), quality(own, self.texts)
-        less = {} if self.options.data else {"perplexity": None}  # the project's own texts are too few
+        timed, judged = step_costs(own, self.texts[0].ids, self.options.passes), quality(own, self.texts)
         return {
             name: {"precision": each.precision, "loaded_mb": each.loaded_mb, "threads": self.options.threads}
-            | (timed.get(name, {}) | judged.get(name, {}) | less)
+            | (timed.get(name, {}) | judged.get(name, {}))
             for name, each in self.models.items()
         }
 
@@ -212,7 +208,7 @@ class Device(Experiment):
     name = "device"
     about = "What runs a GGUF file on this CPU, and how fast: generate of transformers, ours, llama.cpp."
     examples = (
-        "--target MODEL.gguf --threads 2 --quick",
+        "--target MODEL.gguf --threads 2 --data DIR --quick",
         "--target MODEL.gguf --threads 2 --data DIR --out results/device",
     )
     sizes: ClassVar = {
@@ -226,7 +222,7 @@ class Device(Experiment):
     def add_options(self, to: flags.CommandParser) -> None:
         to.add_argument("--target", required=True, metavar="FILE", help="a GGUF file")
         flags.add(to, "--drafter")
-        to.add_argument("--data", type=Path, metavar="DIR", help="the folder of GSM8K, MBPP and HumanEval")
+        to.add_argument("--data", type=Path, metavar="DIR", help="the folder of the tasks (default: the hub)")
         about = "another library that runs the file, such as ik_llama_cpp:IkLlama; repeatable"
         to.add_argument("--also", action="append", default=[], metavar="MODULE:CLASS", help=about)
 
@@ -236,7 +232,7 @@ class Device(Experiment):
                 f"target {options.target!r} is no GGUF file, which llama.cpp needs: give --target FILE.gguf"
             )
         found = [name for name in METHODS if llama.llama_module() is not None or name not in OF_LLAMA]
-        more = {"threads": options.threads, "methods": [*found, *options.also], "data": options.data is not None}
+        more = {"threads": options.threads, "methods": [*found, *options.also]}
         return {"drafter": shown(str(options.drafter))} | more
 
     def measure(self, options: argparse.Namespace, results: Results, console: Console) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import Console
@@ -32,83 +30,69 @@ class Method:
 
     drafting: Options
     learning: Options | None = None  # of `Learning`, and those of `paper_training.trainer_for`
-    loss: Options = field(default_factory=dict)  # of `HybridLoss`
+    ngram_weight: float | None = 0.2  # of `HybridLoss`
     lora: bool = False
-    then: str | None = None  # the loss of the second half of the answers
 
 
 class Evaluation:
     """A target of a recipe, loaded with its drafter."""
 
     def __init__(self, recipe: Recipe, target: str, texts: Texts, device: str, console: Console) -> None:
-        self.recipe, self.target, self.device, self.console, self._texts = recipe, target, device, console, texts
+        self.recipe, self.target, self._texts = recipe, target, texts
         places: Options = {"dtype": recipe.dtype, "device": device, "profile": None, "warn": console.print}
         self.model = load(recipe.place(target), recipe.place(recipe.drafter), **places)
         self._encoded: dict[tuple[str, bool], list[list[int]]] = {}
-        self._answered = defaultdict[tuple[str, bool, float], list[Recorded]](list)
-
-    def other(self, target: str) -> Evaluation:
-        """The same with another target of the recipe."""
-        return Evaluation(self.recipe, target, self._texts, self.device, self.console)
+        self._answered: dict[tuple[str, bool, float], list[Recorded]] = {}
 
     # ------------------------------------------------------------ prompts and answers
 
-    def prompts(self, task: str, *, tests: bool, subset: bool = False) -> list[list[int]]:
+    def prompts(self, task: str, *, tests: bool) -> list[list[int]]:
         """Prompts as token ids, without those that leave no room for an answer."""
         if (task, tests) not in self._encoded:
             room = self.model.target.lm.context - self.recipe.new_tokens
             encoded = (self.model.encode_message(text) for text in self._texts[task][tests])
             self._encoded[task, tests] = [ids for ids in encoded if len(ids) <= room]
-        size = self.recipe.size(task, subset=subset)
+        size = self.recipe.tasks[task]
         found = self._encoded[task, tests][: size.test if tests else size.train]
         if not found:
             raise PromptError(f"no prompt of {task} leaves {self.target} room for an answer: use fewer new_tokens")
         return found
 
-    def answers(
-        self, task: str, temperature: float = 0.0, *, tests: bool = False, subset: bool = False
-    ) -> list[Recorded]:
-        """The target's answers to prompts of a task, made once."""
-        recipe, sampling = self.recipe, Sampling(temperature=temperature)
-        teacher, known = recipe.learning.teacher_temperature, self._answered[task, tests, temperature]
-        asked = self.prompts(task, tests=tests, subset=subset)
-        for number, ids in enumerate(asked[len(known) :], len(known)):
-            # each with a seed of its own, so that it does not matter how many are made at a time
-            known.append(record(self.model, ids, recipe.new_tokens, sampling, teacher, number))
-        return known[: len(asked)]
+    def answers(self, task: str, temperature: float = 0.0, *, tests: bool = False) -> list[Recorded]:
+        """The target's answers to prompts of a task, made once, each with a seed of its own."""
+        if (known := (task, tests, temperature)) not in self._answered:
+            new_tokens, sampling = self.recipe.new_tokens, Sampling(temperature=temperature)
+            teacher = self.recipe.learning.teacher_temperature
+            self._answered[known] = [
+                record(self.model, ids, new_tokens, sampling, teacher, number)
+                for number, ids in enumerate(self.prompts(task, tests=tests))
+            ]
+        return self._answered[known]
 
     # ------------------------------------------------------------ drafters
 
     def student(self, method: Method, threshold: float = 0.4, **own: Any) -> Student:
-        """A drafter for a method; `own` are other arguments of `Student`, such as the copy that drafts."""
+        """A drafter for a method; `own` are other arguments of `Student`, such as its seed."""
         drafting = dict(method.drafting)
         if isinstance(drafting["draft_length"], int):
             drafting["draft_length"] = self.recipe.draft_length
         elif drafting["draft_length"] == "head":
             drafting.setdefault("threshold", threshold)
         asked: Options = {"train": self.recipe.learning.train} | (method.learning or {})
-        how, hybrid = asked.pop("train"), HybridLoss(**method.loss) if asked.get("loss") == "hybrid" else None
+        how, hybrid = asked.pop("train"), HybridLoss(method.ngram_weight) if asked.get("loss") == "hybrid" else None
         fields = {name: value for name, value in asked.items() if value != "hybrid"}
         learning = None if method.learning is None else replace(self.recipe.learning, **fields)
         if learning is not None and method.lora:
             learning = replace(learning, adapter="lora", learning_rate=LORA_RATE * learning.learning_rate)
-        return Student(
-            self.model, Drafting(**drafting), learning,
-            how=how, hybrid=hybrid, then=method.then, **own,
-        )  # fmt: skip
+        return Student(self.model, Drafting(**drafting), learning, how=how, hybrid=hybrid, **own)
 
-    def timed(
-        self, students: Mapping[str, Student], tests: Sequence[list[int]], temperature: float = 0.0
-    ) -> dict[str, Row]:
-        """The figures of each student, by name, where all answer in turns with the target alone.
-
-        Each needs a drafter of its own.
-        """
-        sampling, new_tokens = Sampling(temperature=temperature), self.recipe.new_tokens
+    def timed(self, students: Mapping[str, Student], tests: Sequence[list[int]]) -> dict[str, Row]:
+        """The figures of each student, by name, where all answer in turns with the target alone."""
+        sampling, new_tokens = Sampling(temperature=self.recipe.temperature), self.recipe.new_tokens
         ways = [EngineMethod("alone", engine_for(self.model), sampling)]
         ways += [EngineMethod(name, student.engine(), sampling) for name, student in students.items()]
-        compared(ways, tests[:1], new_tokens, 1)  # warms up
-        found = compared(ways, tests, new_tokens, self.recipe.repeats)
+        compared(ways, tests[:1], new_tokens)  # warms up
+        found = compared(ways, tests, new_tokens)
         return {name: row for name, row in found.items() if name != "alone"}
 
 
@@ -123,33 +107,24 @@ def learning_counts(student: Student) -> Row:
     }
 
 
-# ---------------------------------------------------------------- ways that are compared
-
-
-def compared(
-    ways: Sequence[EngineMethod], prompts: Sequence[list[int]], new_tokens: int, repeats: int
-) -> dict[str, Row]:
-    """Answer all prompts by all ways in each repeat, some tokens in turns: by way, the medians of its figures.
+def compared(ways: Sequence[EngineMethod], prompts: Sequence[list[int]], new_tokens: int) -> dict[str, Row]:
+    """Answer all prompts by all ways, some tokens in turns: the figures of each way.
 
     The first way is plain decoding.  Greedy answers are `identical` where all ways say the same.
     """
-    found = defaultdict[str, list[Row]](list)
-    for number in range(repeats):
-        answers = [interleave(ways, ids, new_tokens, 1000 * number + n, turn=n) for n, ids in enumerate(prompts)]
-        same = all(each.answer.tokens == timed[0].answer.tokens for timed in answers for each in timed)
-        for way, timed in zip(ways, zip(*answers, strict=True), strict=True):
-            row = _figures(timed)
-            plain = found[ways[0].name][number] if way is not ways[0] else row
-            found[way.name].append(
-                row
-                | {"speedup": row["tokens_per_s"] / plain["tokens_per_s"], "prompts": len(prompts)}
-                | {"identical": same if way.sampling.greedy else None}
-            )
-    return {name: _medians(rows) for name, rows in found.items()}
+    answers = [interleave(ways, ids, new_tokens, number, turn=number) for number, ids in enumerate(prompts)]
+    same = all(each.answer.tokens == timed[0].answer.tokens for timed in answers for each in timed)
+    rows = {way.name: _figures(timed) for way, timed in zip(ways, zip(*answers, strict=True), strict=True)}
+    plain = rows[ways[0].name]["tokens_per_s"]
+    return {
+        way.name: {name: round(value, 4) for name, value in (row | {"speedup": row["tokens_per_s"] / plain}).items()}
+        | {"prompts": len(prompts), "identical": same if way.sampling.greedy else None}
+        for way, row in zip(ways, rows.values(), strict=True)
+    }
 
 
-def _figures(timed: Sequence[Timed]) -> Row:
-    """Speed and acceptance of one way in one repeat."""
+def _figures(timed: Sequence[Timed]) -> dict[str, float]:
+    """Speed and acceptance of one way."""
     stats = Stats.sum(Stats.of(each.answer.rounds or ()) for each in timed)
     return {
         "tokens_per_s": stats.tokens / sum(each.seconds for each in timed),
@@ -158,11 +133,3 @@ def _figures(timed: Sequence[Timed]) -> Row:
         "ngram_hits": stats.ngrams_accepted / stats.rounds,
         "drafted": stats.drafted / stats.rounds,
     }
-
-
-def _medians(rows: Sequence[Row]) -> Row:
-    """Of each figure the median, and whether greedy answers were the same in all rows."""
-    return {
-        name: round(statistics.median(row[name] for row in rows), 4) if isinstance(value, float) else value
-        for name, value in rows[-1].items()
-    } | {"identical": None if rows[0]["identical"] is None else all(row["identical"] for row in rows)}

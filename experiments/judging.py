@@ -18,7 +18,6 @@ import psutil
 import torch
 
 from experiments.results import Row
-from experiments.tasks import texts_of
 from omnidraft.api import OmniDraft
 from omnidraft.cli import prompts
 from omnidraft.models.language_model import KVSequence
@@ -44,10 +43,7 @@ def resident_mb() -> float:
 
 
 def judged_texts(model: OmniDraft, data: Path | None, count: int) -> list[Text]:
-    """Answers of GSM8K's tests, each after its question; without `data` the second halves of the project's texts."""
-    if data is None:
-        found = [model.encode_message(text) for text in texts_of("summaries", None, count)]
-        return [Text(ids, len(ids) // 2) for ids in found]
+    """Answers of GSM8K's tests, each after its question."""
     texts = []
     for _, row in itertools.islice(prompts.rows_of(prompts.TASKS["gsm8k"], "gsm8k", data, "test"), count):
         answer = model.target.tokenizer(row["answer"], add_special_tokens=False)["input_ids"]
@@ -55,28 +51,34 @@ def judged_texts(model: OmniDraft, data: Path | None, count: int) -> list[Text]:
     return texts
 
 
-def passes(models: Mapping[str, KVSequence], ids: Sequence[int], repeats: int) -> dict[str, Row]:
-    """Milliseconds of a pass of one token, and how many times as long one of several takes: medians, in turns."""
-    text = list(itertools.islice(itertools.cycle(ids), CONTEXT + SEVERAL))
-    seconds: dict[tuple[str, int], list[float]] = defaultdict(list)
-    for lm in models.values():
-        lm.crop(0)
-        lm.forward(text[:CONTEXT], 1)
-    for _, (name, lm), count in itertools.product(range(repeats), models.items(), (1, SEVERAL)):
-        taken = []
-        for _ in range(2):  # at first another model's weights are in the processor's caches
-            taken.append(seconds_of(lm, text[CONTEXT : CONTEXT + count], count))
-            lm.crop(CONTEXT)
-        seconds[name, count].append(taken[-1])
-    rows = {}
+def passes(models: Mapping[str, KVSequence], ids: Sequence[int], rows: Sequence[int], repeats: int) -> dict[str, Row]:
+    """Tokens a second of reading ids but for the last ones, and milliseconds of passes over so many of these.
+
+    Those are medians; models take turns, and keep what they read.
+    """
+    depth = len(ids) - max(rows)
+    found: dict[str, Row] = {}
     for name, lm in models.items():
-        one, several = (statistics.median(seconds[name, count]) for count in (1, SEVERAL))
-        rows[name] = {"step_ms": 1000 * one, "verify5": several / one}
         lm.crop(0)
-    return rows
+        found[name] = {"read_per_s": depth / _seconds(lm, ids[:depth], 1)}
+    taken: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for _, (name, lm) in itertools.product(range(repeats), models.items()):
+        _seconds(lm, ids[depth : depth + 1], 1)  # meanwhile another model leaves the processor's caches and cores
+        for count in rows:
+            lm.crop(depth)
+            taken[name, count].append(_seconds(lm, ids[depth : depth + count], count))
+        lm.crop(depth)
+    return {name: found[name] | {f"ms_{n}": 1000 * statistics.median(taken[name, n]) for n in rows} for name in found}
 
 
-def seconds_of(lm: KVSequence, ids: Sequence[int], keep: int) -> float:
+def step_costs(models: Mapping[str, KVSequence], ids: Sequence[int], repeats: int) -> dict[str, Row]:
+    """Milliseconds of a pass of one token after a short text, and how many times as long one of several takes."""
+    text = list(itertools.islice(itertools.cycle(ids), CONTEXT + SEVERAL))
+    timed = passes(models, text, (1, SEVERAL), repeats)
+    return {name: {"step_ms": row["ms_1"], "verify5": row["ms_5"] / row["ms_1"]} for name, row in timed.items()}
+
+
+def _seconds(lm: KVSequence, ids: Sequence[int], keep: int) -> float:
     """Seconds of a pass over these ids, with logits of the last `keep`."""
     began = time.perf_counter()
     lm.forward(ids, keep)

@@ -20,7 +20,7 @@ import numpy as np
 from rich.console import Console
 
 from experiments import llama
-from experiments.judging import passes
+from experiments.judging import step_costs
 from experiments.results import Results, Row, page_of, table
 from experiments.runner import Experiment, Size
 from omnidraft.cli import flags
@@ -115,7 +115,7 @@ def measured(program: str, path: Path, threads: int, repeats: int) -> Row:
     else:
         lm = llama.LlamaModel(path, CONTEXT, threads)
     loaded = time.perf_counter() - began
-    row = passes({program: lm}, TEXT, repeats)[program]
+    row = step_costs({program: lm}, TEXT, repeats)[program]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
     return {"program": program, "load_s": loaded, **row, "peak_gb": peak}
 

@@ -12,7 +12,7 @@ import torch
 
 from omnidraft.alignment.ngram_cache import Ints, NgramCache
 from omnidraft.alignment.spelling_table import SpellingTable
-from omnidraft.config import Learning, Settings, number, one_of
+from omnidraft.config import Learning
 from omnidraft.distillation.losses import TeacherDistributions, divergence
 from omnidraft.distillation.teacher import Row, Trace, TrainingExample, example_of, starts
 from omnidraft.distillation.trainer import Trainer
@@ -22,14 +22,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-@dataclass(frozen=True, kw_only=True)
-class HybridLoss(Settings):
-    """The choices of the paper's hybrid loss."""
+@dataclass(frozen=True)
+class HybridLoss:
+    """The paper's hybrid loss, with its λ: by default the paper's, None for the target's probability of the n-gram."""
 
-    direct_divergence: str = one_of("reverse", "divergence at directly mapped tokens", "forward", "none", "reverse")
-    ngram_weight: float | None = number(
-        0.2, "λ", low=0, none="the target's probability of the n-gram", fix="use 0.2, as the paper does"
-    )
+    ngram_weight: float | None = 0.2
 
     def example(self, cache: NgramCache, trace: Trace) -> TrainingExample:
         """Distributions at directly mapped tokens, and the sub-tokens of n-grams as labels.
@@ -63,11 +60,9 @@ class HybridLoss(Settings):
         direct, labels = (_chosen(teacher, rows) for rows in (~teacher.coarse, teacher.coarse))
         log_q = torch.log_softmax(logits[labels.positions], dim=-1)
         ngrams = -labels.probs * log_q[labels.rows, labels.symbols]
-        if self.direct_divergence == "none":
-            return torch.cat([ngrams.new_zeros(len(direct.positions)), ngrams])
         mapped = logits[direct.positions].masked_fill(~shared.to(logits.device), -torch.inf)
         own = replace(direct, positions=torch.arange(len(direct.positions), device=logits.device))
-        return torch.cat([divergence(mapped, own, self.direct_divergence), ngrams])
+        return torch.cat([divergence(mapped, own, "reverse"), ngrams])
 
 
 def shared_tokens(table: SpellingTable) -> npt.NDArray[np.bool_]:

@@ -9,9 +9,9 @@ import argparse
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from rich.console import Console
 
@@ -21,7 +21,7 @@ from experiments.tasks import texts_of
 from omnidraft.api import OmniDraft, load
 from omnidraft.bench import methods, records, report
 from omnidraft.bench.compare import Plan, Question, compare, questions_of
-from omnidraft.bench.interleaved import EngineMethod, Method, Timed, engine_for
+from omnidraft.bench.interleaved import EngineMethod, Timed, engine_for
 from omnidraft.bench.records import BASELINE
 from omnidraft.cli import flags
 from omnidraft.cli.progress import progress
@@ -31,7 +31,7 @@ from omnidraft.errors import ConfigError
 
 TASKS = ("instructions", "summaries", "slow", "gsm8k", "code")
 TEMPERATURES = (0.0, 1.0)
-Step = Callable[[], None]
+THEIRS = (BASELINE, "uad")  # methods of transformers
 COLUMNS = (
     *("target", "task", "temperature", "method", "speedup", "tokens_per_s", "acceptance_rate", "block_efficiency"),
     *("identical", "prompts", "logit_gap"),
@@ -40,14 +40,16 @@ COLUMNS = (
 
 def cell(
     model: OmniDraft,
-    ways: list[Method],
-    left_out: Mapping[str, str],
+    engine: Engine,
+    sampling: Sampling,
     questions: Sequence[Question],
-    plan: Plan,
-    step: Step,
+    new_tokens: int,
+    step: Callable[[], None],
 ) -> list[Row]:
     """A row for each way, the first of which is the baseline: `identical` counts the answers that are those of it."""
     task = questions[0].task
+    ways, left_out = methods.make(THEIRS, model, 0, sampling)
+    ways.append(EngineMethod("frozen", engine, sampling))
     results = records.Results(setting={"target": "", "tasks": {task: {}}})
     results.unavailable |= left_out
     gaps: dict[str, list[float]] = defaultdict(list)
@@ -55,10 +57,10 @@ def cell(
     def watch(question: Question, answers: Sequence[Timed]) -> None:
         said = [each.answer.tokens for each in answers]
         for way, tokens in zip(ways, said, strict=True):
-            if not plan.sampled and tokens != said[0]:
+            if sampling.greedy and tokens != said[0]:
                 gaps[way.name].append(gap(model, question.ids, said[0], tokens))
 
-    compare(ways, questions, plan, results, step, watch)
+    compare(ways, questions, Plan(new_tokens=new_tokens, repeats=1, sampled=not sampling.greedy), results, step, watch)
     names = ("method", "speedup", "acceptance_rate", "block_efficiency", "prompts", "tokens", "unavailable")
     return [
         {name: row[name] for name in names}
@@ -93,54 +95,37 @@ class Real(Experiment):
         "new_tokens": Size(128, 32, "maximum tokens of an answer"),
     }
     title, columns, first, places = "Real models", COLUMNS, "speedup", 3
-    tasks: Sequence[str] = TASKS
-    theirs = (BASELINE, "uad")  # methods of transformers
 
     def add_options(self, to: flags.CommandParser) -> None:
         flags.add(to, "--target", action="append", help="a folder, a GGUF file, a hub id or zoo:NAME; repeatable")
         flags.add(to, "--drafter", "--dtype", "--device")
-        to.add_argument("--task", action="append", metavar="NAME", help=f"of {', '.join(self.tasks)} (default: all)")
+        to.add_argument("--task", action="append", metavar="NAME", help=f"of {', '.join(TASKS)} (default: all)")
         to.add_argument("--data", type=Path, metavar="DIR", help="the folder of the tasks (default: the hub)")
 
     def setting(self, options: argparse.Namespace) -> Row:
-        options.task = chosen("task", options.task or self.tasks, self.tasks)
+        options.task = chosen("task", options.task or TASKS, TASKS)
         if len(set(map(shown, options.target))) < len(options.target):
             raise ConfigError("two targets have the same name: measure them one by one, each with an --out of its own")
         for task in options.task:  # what is missing is known before minutes are spent
-            self.texts(task, options.data, options.prompts)
+            texts_of(task, options.data, options.prompts)
         return super().setting(options)
-
-    def texts(self, task: str, data: Path | None, count: int) -> Sequence[str | Sequence[str]]:
-        """The first prompts of a task, of a conversation all its turns."""
-        return texts_of(task, data, count)
-
-    def engines(self, model: OmniDraft) -> dict[str, Engine]:
-        """Our own methods, whose draft-length policies keep what they measure on a task."""
-        return {"frozen": engine_for(model, Drafting())}
-
-    def questions(self, model: OmniDraft, texts: dict[str, Any], new_tokens: int, console: Console) -> list[Question]:
-        """The prompts of a task as token ids."""
-        return questions_of(model, texts, new_tokens, console)
 
     def measure(self, options: argparse.Namespace, results: Results, console: Console) -> None:
         places = {"dtype": options.dtype, "device": options.device, "profile": None, "warn": console.print}
         for target in options.target:
             model = load(target, options.drafter, **places)
+            about = {"target": shown(target), "dtype": model.target.lm.precision}
+            drafter = model.drafter.name if model.drafter else None
             for task in options.task:
-                left = [warm for warm in TEMPERATURES if f"{shown(target)}|{task}|{warm:g}" not in results.of("done")]
-                engines = self.engines(model)
-                texts = {task: self.texts(task, options.data, options.prompts)}
-                questions = self.questions(model, texts, options.new_tokens, console) if left else []
-                for warm in left:
-                    sampling = Sampling(temperature=warm)
-                    ways, left_out = methods.make(self.theirs, model, 0, sampling)
-                    ways += [EngineMethod(name, engine, sampling) for name, engine in engines.items()]
-                    plan = Plan(new_tokens=options.new_tokens, repeats=1, sampled=not sampling.greedy)
-                    key = f"{shown(target)}|{task}|{warm:g}"
+                engine = engine_for(model, Drafting())  # whose policy keeps what it measures on a task
+                for warm in TEMPERATURES:
+                    if (key := f"{shown(target)}|{task}|{warm:g}") in results.of("done"):
+                        continue
+                    texts = {task: texts_of(task, options.data, options.prompts)}
+                    questions = questions_of(model, texts, options.new_tokens, console)
                     step = progress(console, key.replace("|", ", "), len(questions))
-                    named = {"target": shown(target), "task": task, "temperature": warm}
-                    named |= {"dtype": model.target.lm.precision, "drafter": model.drafter and model.drafter.name}
-                    for row in cell(model, ways, left_out, questions, plan, step):
+                    named = about | {"task": task, "temperature": warm, "drafter": drafter}
+                    for row in cell(model, engine, Sampling(temperature=warm), questions, options.new_tokens, step):
                         results.add("rows", f"{key}|{task}|{row['method']}", named | row)
                     results.add("done", key, {})
 

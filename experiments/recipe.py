@@ -14,7 +14,7 @@ from omnidraft.errors import ConfigError, InputError
 
 QUICK = {"train": 2, "test": 1}  # prompts
 QUICK_TOKENS = 12
-MODELS = ("targets", "same", "larger", "switch")  # the fields that name targets
+MODELS = ("targets", "same", "larger")  # the fields that name targets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +40,10 @@ class Recipe:
     targets: tuple[str, ...]
     same: tuple[str, ...] = ()  # of the drafter's own tokenizer, for Table 2
     larger: tuple[str, ...] = ()  # for Table 3
-    switch: tuple[str, ...] = ()  # two, for Figure 6
     tasks: Mapping[str, Task]
-    subset: Task = field(default_factory=lambda: Task(train=160, test=50))  # of most ablations and figures
     unseen: bool = False  # only prompts that the embedded models never saw
     new_tokens: int = 96
     draft_length: int = 4
-    repeats: int = 3
     temperature: float = 0.0
     dtype: str = "float32"
     instead: Mapping[str, str] = field(default_factory=dict)  # models to take in place of those that are named
@@ -55,8 +52,6 @@ class Recipe:
     def __post_init__(self) -> None:
         if not self.targets:
             raise ConfigError("the recipe has no targets: give at least one")
-        if len(self.switch) not in (0, 2):
-            raise ConfigError(f"switch has {len(self.switch)} targets; it takes two: give two, or leave it out")
         if not self.tasks:
             raise ConfigError("the recipe has no tasks: give at least one")
         for task in self.tasks:
@@ -66,12 +61,7 @@ class Recipe:
     @property
     def every_target(self) -> list[str]:
         """All targets that something is measured with, each once."""
-        return list(dict.fromkeys((*self.targets, *self.same, *self.larger, *self.switch[:1])))
-
-    def size(self, task: str, *, subset: bool = False) -> Task:
-        """The number of prompts of a task that are used, or of a subset of them."""
-        whole, few = self.tasks[task], self.subset
-        return replace(whole, train=min(few.train, whole.train), test=min(few.test, whole.test)) if subset else whole
+        return list(dict.fromkeys((*self.targets, *self.same, *self.larger)))
 
     def place(self, model: str) -> str:
         """The model that is loaded for one of the recipe."""
@@ -80,8 +70,7 @@ class Recipe:
     def quick(self) -> Recipe:
         """The same with next to no prompts: everything is gone through, and no figure means anything."""
         few = {name: replace(task, **QUICK) for name, task in self.tasks.items()}
-        subset = replace(self.subset, **QUICK)
-        return replace(self, tasks=few, subset=subset, new_tokens=QUICK_TOKENS, repeats=1)
+        return replace(self, tasks=few, new_tokens=QUICK_TOKENS)
 
 
 def read(path: Path, instead: Mapping[str, str] | None = None) -> Recipe:
@@ -110,6 +99,4 @@ def _recipe(found: dict[str, Any], name: str, instead: Mapping[str, str]) -> Rec
     made: dict[str, Any] = {**found, "learning": settings_of(Learning, found.get("learning", {}))}
     made |= {key: tuple(found[key]) for key in MODELS if key in found}
     made["tasks"] = {task: settings_of(Task, sizes) for task, sizes in found["tasks"].items()}
-    if "subset" in found:
-        made["subset"] = settings_of(Task, found["subset"])
     return settings_of(Recipe, {**made, "name": name, "instead": instead})

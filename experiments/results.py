@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from omnidraft.bench.environment import commit, machine
+from omnidraft.bench.environment import machine
 from omnidraft.bench.output import down, markdown_table, writing
 from omnidraft.errors import InputError
 
@@ -27,7 +27,7 @@ class Results:
     """
 
     def __init__(self, path: Path | None, study: str) -> None:
-        self._path, self._format = path, f"omnidraft {study} 1"
+        self._path, self._format, self._commit = path, f"omnidraft {study} 1", None
         self.settings: list[Row] = []
         self._rows: dict[str, dict[str, Row]] = defaultdict(dict)
         if path is not None:
@@ -43,11 +43,12 @@ class Results:
     def begin(self, command: str, recipe: Row) -> None:
         """Note the setting of what follows: machine, versions, command and recipe."""
         where = machine(torch.device("cpu")) | {"command": command}
+        self._commit = where["commit"]
         self._append({"kind": "setting", "format": self._format, **where, "recipe": recipe})
 
     def add(self, kind: str, key: str, row: Row) -> None:
         """Keep a row."""
-        self._append({"kind": kind, "key": key, **row, "commit": commit()})
+        self._append({"kind": kind, "key": key, **row, "commit": self._commit})
 
     def of(self, kind: str) -> dict[str, Row]:
         """The rows of a kind by their keys, in the order in which these first came."""

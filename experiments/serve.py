@@ -14,12 +14,12 @@ import socket
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from tempfile import TemporaryFile
 from typing import Any, ClassVar
 
 import httpx
@@ -33,7 +33,6 @@ from omnidraft import zoo
 from omnidraft.cli import flags, prompts
 from omnidraft.errors import OmniDraftError
 from omnidraft.models.loading import load_tokenizer
-from omnidraft.prompting import has_template
 from omnidraft.server.served import name_of
 
 METHODS: dict[str, tuple[str, ...]] = {"drafts": (), "no drafts": ("--draft-length", "0")}  # with flags of the server
@@ -67,19 +66,15 @@ class Server:
         given = {"target": target, "drafter": options.drafter or "none", "port": port, "dtype": options.dtype}
         given |= {"lanes": options.lanes, "max-queue": max(options.clients), "threads": options.threads}
         words = itertools.chain.from_iterable((f"--{name}", str(value)) for name, value in given.items())
+        self._said = TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115  for the message where it ends
         self._process = subprocess.Popen(  # noqa: S603  our own command
-            [sys.executable, "-m", "omnidraft", "serve", *words, *more],
-            stderr=subprocess.PIPE, text=True, encoding="utf-8",
-        )  # fmt: skip
+            [sys.executable, "-m", "omnidraft", "serve", *words, *more], stderr=self._said
+        )
         self._users = itertools.count()
-        self._said: list[str] = []  # for the message where it ends
-        self._listener = threading.Thread(target=lambda: self._said.extend(self._process.stderr or ()))
-        self._listener.start()
         self._url, self._model, self._tokens = f"http://127.0.0.1:{port}", name_of(target), options.new_tokens
+        self._path = f"{self._url}/v1/chat/completions"
         self._wait()
         self.tokenizer: Any = load_tokenizer(zoo.resolve(target))
-        self._chats = has_template(self.tokenizer)  # a target without a template takes text alone
-        self._path = f"{self._url}/v1/{'chat/' if self._chats else ''}completions"
 
     def pieces(self, prompt: str, tokens: int) -> Iterator[tuple[str, int]]:
         """Pieces of the streamed answer to a prompt, with the last one how many tokens there are.
@@ -93,8 +88,7 @@ class Server:
                 if line == "data: [DONE]":
                     return
                 chunk = json.loads(line.removeprefix("data: ") or "{}")
-                choices = chunk.get("choices", ())
-                text = "".join(each["delta"].get("content", "") if self._chats else each["text"] for each in choices)
+                text = "".join(each["delta"].get("content", "") for each in chunk.get("choices", ()))
                 yield text, (chunk.get("usage") or {}).get("completion_tokens", 0)
         raise httpx.ReadError("the stream ended early")
 
@@ -126,15 +120,13 @@ class Server:
         """End the server."""
         self._process.terminate()
         self._process.wait(LONGEST_S)
-        self._listener.join()
-        if self._process.stderr is not None:
-            self._process.stderr.close()
+        self._said.close()
 
     def _body(self, prompt: str, tokens: int) -> dict[str, Any]:
-        body = {"model": self._model, "temperature": 0, "max_tokens": tokens, "stream": True}
+        body: dict[str, Any] = {"model": self._model, "temperature": 0, "max_tokens": tokens, "stream": True}
+        body |= {"messages": [{"role": "user", "content": prompt}], "stream_options": {"include_usage": True}}
         # each request is another user's: none is drafted from an earlier answer to the same prompt
-        body |= {"user": str(next(self._users)), "stream_options": {"include_usage": True}}
-        return body | ({"messages": [{"role": "user", "content": prompt}]} if self._chats else {"prompt": prompt})
+        return body | {"user": str(next(self._users))}
 
     def _wait(self) -> None:
         """Wait until the models are loaded; raises OmniDraftError where the server ends."""
@@ -143,8 +135,8 @@ class Server:
                 if httpx.get(f"{self._url}/health", timeout=LONGEST_S).status_code == httpx.codes.OK:
                     return
             if self._process.poll() is not None:
-                self._listener.join()
-                raise OmniDraftError(f"the server ended: {' '.join(self._said[-1:]).strip()}")
+                self._said.seek(0)
+                raise OmniDraftError(f"the server ended: {self._said.read().strip().rpartition(chr(10))[2]}")
             time.sleep(0.05)
 
 
@@ -231,7 +223,7 @@ class Serve(Experiment):
     }
 
     def add_options(self, to: flags.CommandParser) -> None:
-        flags.add(to, "--target", action="append", help="a folder, a GGUF file, a hub id or zoo:NAME; repeatable")
+        flags.add(to, "--target", action="append", help="a chat model: a folder, a GGUF file or a hub id; repeatable")
         flags.add(to, "--drafter", "--dtype")
         to.add_argument("--lanes", type=flags.at_least(1), default=8, metavar="N", help="of the server (default: 8)")
         to.add_argument("--method", action="append", choices=METHODS, help="repeatable (default: all of them)")

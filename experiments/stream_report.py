@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from experiments.figures import COLORS, moving
 from experiments.results import Results, Row
 from omnidraft.bench.output import down, markdown_table
 
@@ -16,7 +16,7 @@ WINDOW = 10  # answers of a moving mean
 BASE = "frozen"  # what others are set against
 COLUMNS, PANEL = 4, (3.0, 2.3)  # of the picture: panels in a row, and inches of one
 INK = "#808080"  # whatever is no curve: on light and dark pages it becomes their own color of text
-CURVES = {BASE: INK, "memory": COLORS[0], "learning": COLORS[5]}  # told apart on either ground
+CURVES = {BASE: INK, "memory": "#0072B2", "learning": "#D55E00"}  # told apart on either ground
 LOOK: dict[Any, Any] = {
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
     "font.sans-serif": ["DejaVu Sans"],
@@ -35,26 +35,18 @@ def parts(count: int) -> dict[str, range]:
     return {name: its for name, its in found.items() if its}
 
 
-def _rate(above: Sequence[str], below: Sequence[str]) -> Callable[[Sequence[Row]], float | None]:
-    """Sums of some counts of answers over those of others; None where there is nothing to divide by."""
-
-    def rate(answers: Sequence[Row]) -> float | None:
-        top, whole = (sum(answer[name] for answer in answers for name in names) for names in (above, below))
-        return top / whole if whole else None
-
-    return rate
-
-
-def _equal(answers: Sequence[Row]) -> float | None:
-    return _rate(["equal_draws"], ["rounds"])(answers) if "equal_draws" in answers[0] else None
-
-
-METRICS: dict[str, Callable[[Sequence[Row]], float | None]] = {
-    "Target tokens a pass": _rate(["tokens"], ["rounds"]),
-    "Tokens a second, learning included": _rate(["tokens"], ["seconds", "learning_s"]),
-    "Acceptance rate": _rate(["accepted"], ["proposed"]),
-    "Target tokens a pass, were each draft token kept while a draw of the target's own equals it": _equal,
+METRICS = {  # sums of a count of answers over those of others
+    "Target tokens a pass": ("tokens", ("rounds",)),
+    "Tokens a second, learning included": ("tokens", ("seconds", "learning_s")),
+    "Acceptance rate": ("accepted", ("proposed",)),
 }
+
+
+def rate(metric: str, answers: Sequence[Row]) -> float | None:
+    """The figure of some answers; None where there is nothing to divide by."""
+    above, below = METRICS[metric]
+    whole = sum(answer[name] for answer in answers for name in below)
+    return sum(answer[above] for answer in answers) / whole if whole else None
 
 
 def streams_of(results: Results) -> dict[tuple[str, str, float], list[Row]]:
@@ -74,14 +66,13 @@ def table(found: Mapping[tuple[str, str, float], list[Row]], metric: str) -> str
     for (target, stream, warm), rows in found.items():
         for name, places in parts(len(rows)).items():
             its = [rows[place] for place in places]
-            values = {way: METRICS[metric]([row[way] for row in its]) if way in its[0] else None for way in ways}
+            values = {way: rate(metric, [row[way] for row in its]) if way in its[0] else None for way in ways}
             base = values.get(BASE)
             over = [None if not base or value is None else value / base for value in map(values.get, others)]
-            if any(value is not None for value in values.values()):
-                figures = [down(value, 2) for value in [*values.values(), *over]]
-                lines.append([target, stream, f"{warm:g}", name, *figures])
+            figures = [down(value, 2) for value in [*values.values(), *over]]
+            lines.append([target, stream, f"{warm:g}", name, *figures])
     heads = ["target", "stream", "temperature", "answers", *ways, *(f"{way}, over {BASE}" for way in others)]
-    return f"## {metric}\n\n{markdown_table(heads, lines, 4)}" if lines else ""
+    return f"## {metric}\n\n{markdown_table(heads, lines, 4)}"
 
 
 def checked(results: Results) -> str:
@@ -134,12 +125,19 @@ def picture(results: Results, path: Path) -> bool:
     return True
 
 
+def moving(parts: Sequence[int], wholes: Sequence[int]) -> list[float]:
+    """Sums of one over sums of the other, of the last answers, at each."""
+    part, whole = ([0, *accumulate(values)] for values in (parts, wholes))
+    starts = (max(0, end - WINDOW) for end in range(1, len(part)))
+    return [(part[end] - part[start]) / max(1, whole[end] - whole[start]) for end, start in enumerate(starts, 1)]
+
+
 def _draw(panel: Any, stream: str, rows: Sequence[Row]) -> None:
     """A panel of one stream."""
     for way, color in CURVES.items():
         if way in rows[0]:
             tokens, rounds = ([row[way][name] for row in rows] for name in ("tokens", "rounds"))
-            panel.plot(range(1, len(rows) + 1), moving(tokens, rounds, WINDOW), color=color, label=way, linewidth=1.8)
+            panel.plot(range(1, len(rows) + 1), moving(tokens, rounds), color=color, label=way, linewidth=1.8)
     panel.set_title(stream, fontsize=10)
     panel.set_ylim(bottom=1)
     panel.grid(color=INK, alpha=0.25, linewidth=0.6)

@@ -27,9 +27,6 @@ from omnidraft.bench.interleaved import ordered
 from omnidraft.cli import flags
 from omnidraft.cli.progress import progress
 from omnidraft.config import Sampling
-from omnidraft.decoding.engine import Request, Verified
-from omnidraft.decoding.passes import Passes
-from omnidraft.verification.sampling import softmax
 
 PLAIN = "plain"
 WAYS: dict[str, dict[str, Any]] = {
@@ -42,98 +39,47 @@ EDITS = "edits"  # whose answers are whole files
 DIGITS = 5  # of seconds in the file
 
 
-class EqualDraws:
-    """What the same drafts would bring if each token were kept while a draw of the target's own equals it.
-
-    That is llama.cpp's rule, by which a token is kept with the target's probability of it.  `tokens` is what the rounds
-    of a model since then are expected to emit, `seconds` what this took.
-    """
-
-    def __init__(self, model: OmniDraft, temperature: float) -> None:
-        self.tokens = self.seconds = 0.0
-        self._temperature, self._verifying = temperature, model.engine.verifying
-        vars(model.engine).update(verifying=self.verifying)
-
-    def verifying(self, request: Request) -> Passes[Verified]:
-        """A round of the engine."""
-        verified = yield from self._verifying(request)
-        began = time.perf_counter()
-        proposals = list(verified.draft.proposals)
-        rows = softmax(verified.logits[: len(proposals)], self._temperature)
-        kept = rows[range(len(proposals)), proposals].cumprod(0)
-        self.tokens += 1 + float(kept.sum()) - (float(kept[-1]) if verified.draft.ended else 0.0)
-        self.seconds += time.perf_counter() - began
-        return verified
-
-
-class Answering:
+def models_of(options: argparse.Namespace) -> dict[str, OmniDraft]:
     """The ways, each a model with measurements and memory of its own, on one copy of the target's weights."""
+    models: dict[str, OmniDraft] = {}
+    places = {"dtype": options.dtype, "device": options.device, "profile": None, "warn": options.warn}
+    for name in options.ways:
+        models[name] = model = load(options.target, None if name == PLAIN else options.drafter, **places, **WAYS[name])
+        first = models[options.ways[0]].target
+        model.target, model.engine.target = first, first.lm.new_sequence()
+    return models
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.temperature = temperature = options.temperature
-        self.models: dict[str, OmniDraft] = {}
-        self._equal: dict[str, EqualDraws] = {}
-        places = {"dtype": options.dtype, "device": options.device, "profile": None, "warn": options.warn}
-        for name in options.ways:
-            drafter = None if name == PLAIN else options.drafter
-            self.models[name] = model = load(options.target, drafter, **places, **WAYS[name])
-            first = self.models[options.ways[0]].target
-            model.target, model.engine.target = first, first.lm.new_sequence()
-            if temperature and name != PLAIN:
-                self._equal[name] = EqualDraws(model, temperature)
 
-    def answer(self, name: str, question: Question, new_tokens: int) -> tuple[list[int], Row]:
-        """The tokens that a way answers with, and its counts and seconds, those of learning apart from the rest."""
-        model, equal = self.models[name], self._equal.get(name)
-        before = (equal.tokens, equal.seconds) if equal else (0.0, 0.0)
-        settings = asdict(Sampling(temperature=self.temperature))
-        began = time.perf_counter()
-        with model.stream(question.ids, max_new_tokens=new_tokens, seed=question.number, **settings) as stream:
-            while stream.step() is not None and stream.rounds[-1].finish is None:
-                pass
-            decoded = time.perf_counter()
-            while stream.step() is not None:  # where there is no round left, the answer is learned from
-                pass
-            learned = time.perf_counter()
-        answer, rounds = stream.result, stream.rounds
-        stats = answer.stats
-        counts = {each: getattr(stats, each) for each in ("tokens", "rounds", "drafted", "counted", "proposed")}
-        counts |= {"accepted": stats.accepted, "draft_passes": sum(each.counts.draft_passes for each in rounds)}
-        parts = {each: getattr(stats, each) for each in ("draft_s", "verify_s", "overhead_s", "policy_s")}
-        seconds = decoded - began - ((equal.seconds - before[1]) if equal else 0.0)
-        taken = {"seconds": seconds, "learning_s": learned - decoded} | parts
-        row: Row = counts | {each: round(value, DIGITS) for each, value in taken.items()}
-        if equal:
-            row["equal_draws"] = round(equal.tokens - before[0], DIGITS)
-        return list(answer.token_ids), row
-
-    def close(self) -> None:
-        """End what learns."""
-        for model in self.models.values():
-            model.close()
+def answer(model: OmniDraft, question: Question, new_tokens: int, temperature: float) -> tuple[list[int], Row]:
+    """The tokens that a way answers with, and its counts and seconds, those of learning apart from the rest."""
+    settings = asdict(Sampling(temperature=temperature))
+    began = time.perf_counter()
+    with model.stream(question.ids, max_new_tokens=new_tokens, seed=question.number, **settings) as stream:
+        while stream.step() is not None and stream.rounds[-1].finish is None:
+            pass
+        decoded = time.perf_counter()
+        while stream.step() is not None:  # where there is no round left, the answer is learned from
+            pass
+        learned = time.perf_counter()
+    stats = stream.result.stats
+    counts = {each: getattr(stats, each) for each in ("tokens", "rounds", "drafted", "counted", "proposed", "accepted")}
+    counts["draft_passes"] = sum(each.counts.draft_passes for each in stream.rounds)
+    taken = {each: getattr(stats, each) for each in ("draft_s", "verify_s", "overhead_s", "policy_s")}
+    taken |= {"seconds": decoded - began, "learning_s": learned - decoded}
+    return list(stream.result.token_ids), counts | {each: round(value, DIGITS) for each, value in taken.items()}
 
 
 def follow(
-    answering: Answering, questions: Sequence[Question], new_tokens: int, done: Mapping[int, Row]
+    models: Mapping[str, OmniDraft], questions: Sequence[Question], new_tokens: int, temperature: float
 ) -> Iterator[tuple[int, Row]]:
-    """Answer a stream's prompts in turns: for each that is not done its number and the row of all ways.
-
-    Of those that are done, all but the undrafted answers are given again, to be remembered and learned from.
-    """
-    names = list(answering.models)
-    answering.answer(names[0], replace(questions[0], ids=questions[0].ids[-8:]), 2)  # warms up
+    """Answer a stream's prompts in turns: for each its number and the row of all ways."""
+    names = list(models)
+    answer(models[names[0]], replace(questions[0], ids=questions[0].ids[-8:]), 2, temperature)  # warms up
     for place, question in enumerate(questions):
-        again = question.number in done
-        said, row = {}, {}
-        for name in ordered(names, place):
-            if not (again and name == PLAIN):
-                said[name], row[name] = answering.answer(name, question, new_tokens)
-        if again:
-            continue
-        if not answering.temperature:
-            for name, tokens in said.items():
-                row[name]["identical"] = tokens == said[names[0]]
-        yield question.number, {name: row[name] for name in names}
+        found = {name: answer(models[name], question, new_tokens, temperature) for name in ordered(names, place)}
+        first = found[names[0]][0]
+        same = {name: {} if temperature else {"identical": found[name][0] == first} for name in names}
+        yield question.number, {name: found[name][1] | same[name] for name in names}
 
 
 class Streams(Experiment):
@@ -185,24 +131,23 @@ class Streams(Experiment):
 
 
 def _complete(options: argparse.Namespace, stream: str, results: Results, console: Console) -> None:
-    """Answer what the file lacks of a stream."""
+    """Answer a stream that the file lacks, all of it: what is remembered and learned is of every answer before."""
     place = f"{shown(options.target)}|{stream}|{options.temperature:g}"
-    rows = results.of("answers")
-    done = {number: rows[key] for number in range(options.prompts) if (key := f"{place}|{number}") in rows}
     if place in results.of("learned"):
         return
-    texts = prompts(stream, options.prompts, options.data)
-    answering = Answering(options)
+    models = models_of(options)
     new_tokens = options.edit_tokens if stream == EDITS else options.new_tokens
-    first = answering.models[options.ways[0]]
+    first = models[options.ways[0]]
     exact = first.target.lm.precision in EXACT
+    texts = prompts(stream, options.prompts, options.data)
     questions = questions_of(first, {stream: texts}, new_tokens, console)
-    step = progress(console, place.replace("|", ", "), len(questions) - len(done))
-    for number, row in follow(answering, questions, new_tokens, done):
+    step = progress(console, place.replace("|", ", "), len(questions))
+    for number, row in follow(models, questions, new_tokens, options.temperature):
         results.add("answers", f"{place}|{number}", {"number": number, "exact": exact, "ways": row})
         step()
-    answering.close()
-    results.add("learned", place, {name: model.learned for name, model in answering.models.items() if model.learned})
+    for model in models.values():
+        model.close()
+    results.add("learned", place, {name: model.learned for name, model in models.items() if model.learned})
 
 
 main = Streams().main

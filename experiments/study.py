@@ -1,4 +1,4 @@
-"""A study: parts (tables and figures) that are made of jobs, each measured once with a target and written at once.
+"""A study: parts (tables) that are made of jobs, each measured once with a target and written at once.
 
 A plan is printed first.  A run that was cut off goes on where it was, and targets can be measured side by side.
 """
@@ -93,10 +93,6 @@ class Study(Experiment):
         parts = self.parts.items()
         sections = (part.markdown(results, self.recipe, partial=name in self.asked) for name, part in parts)
         return page_of(self.about, results, *sections)
-
-    def write(self, results: Results, stem: Path) -> None:
-        for name, part in self.parts.items():
-            part.draw(results, stem.with_name(f"{name}.png"))
 
     def wrong(self, results: Results) -> bool:
         return wrong(results.as_dict())

@@ -34,10 +34,6 @@ class OpenAI(Client):
     """OpenAI's own client, by chat completions and responses."""
 
     package = "openai"
-    setup = (
-        'client = OpenAI(base_url="http://localhost:8080/v1", api_key="none")\n'
-        "client.chat.completions.create(model=..., messages=...)"
-    )
 
     @property
     def client(self) -> Any:
@@ -107,10 +103,6 @@ class LangChain(Client):
     """LangChain's model of a chat."""
 
     package = "langchain-openai"
-    setup = (
-        'model = ChatOpenAI(base_url="http://localhost:8080/v1", api_key="none", model=...)\n'
-        "model.bind_tools(tools).invoke(messages)"
-    )
 
     def model(self, **more: Any) -> Any:
         from langchain_openai import ChatOpenAI
@@ -152,10 +144,6 @@ class LiteLLM(Client):
     """LiteLLM, with the server as an OpenAI one."""
 
     package = "litellm"
-    setup = (
-        'options = {"model": "openai/...", "api_base": "http://localhost:8080/v1", "api_key": "none"}\n'
-        "litellm.completion(**options, messages=...)"
-    )
 
     def asked(self, text: Any, **more: Any) -> Any:
         import litellm
@@ -198,10 +186,6 @@ class Instructor(Client):
     """Instructor over OpenAI's own client."""
 
     package = "instructor"
-    setup = (
-        'client = instructor.from_openai(OpenAI(base_url="http://localhost:8080/v1", api_key="none"))\n'
-        "client.create(model=..., messages=..., response_model=...)"
-    )
 
     def asked(self, mode: str, text: str, create: str = "create", **more: Any) -> Any:
         import instructor

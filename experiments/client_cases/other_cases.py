@@ -31,10 +31,6 @@ class PydanticAI(Client):
     """An agent of PydanticAI."""
 
     package = "pydantic-ai"
-    setup = (
-        'provider = OpenAIProvider(base_url="http://localhost:8080/v1", api_key="none")\n'
-        "Agent(OpenAIChatModel(..., provider=provider))"
-    )
 
     def agent(self, **more: Any) -> Any:
         from pydantic_ai import Agent
@@ -91,10 +87,6 @@ class Agents(Client):
     """OpenAI's agents."""
 
     package = "openai-agents"
-    setup = (
-        'client = AsyncOpenAI(base_url="http://localhost:8080/v1", api_key="none")\n'
-        "Agent(name=..., model=OpenAIChatCompletionsModel(..., client))"
-    )
 
     def agents(self, *, strict: bool = False, **more: Any) -> list[Any]:
         """One that asks for chat completions, and one that asks for responses."""
@@ -157,10 +149,6 @@ class Anthropic(Client):
     """Anthropic's own client."""
 
     package = "anthropic"
-    setup = (
-        'client = Anthropic(base_url="http://localhost:8080", api_key="none")\n'
-        "client.messages.create(model=..., max_tokens=500, messages=...)"
-    )
 
     @property
     def messages(self) -> Any:
@@ -215,7 +203,6 @@ class Ollama(Client):
     """Ollama's own client."""
 
     package = "ollama"
-    setup = 'client = Client(host="http://localhost:8080")\nclient.chat(model=..., messages=...)'
 
     @property
     def client(self) -> Any:

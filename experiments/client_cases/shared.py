@@ -36,10 +36,9 @@ COLUMNS = {  # and the method that tries it
 
 
 class Client:
-    """A library: its package, how it is set up in two lines, and for each case that it has a form for a method."""
+    """A library: its package, and for each case that it has a form for a method."""
 
     package: str
-    setup: str
 
     def __init__(self, url: str) -> None:
         self.url = url

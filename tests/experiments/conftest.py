@@ -16,15 +16,10 @@ from support.texts import QUESTIONS
 SMALL = """
 drafter = "DRAFTER"
 targets = ["TARGET"]
-switch = ["TARGET", "TARGET"]
 new_tokens = 8
-repeats = 1
 [tasks]
 gsm8k = { train = 4, test = 2 }
 code = { train = 3, test = 2 }
-[subset]
-train = 3
-test = 1
 [learning]
 update_every = 2
 learning_rate = 3e-3

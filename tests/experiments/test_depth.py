@@ -33,4 +33,4 @@ def test_a_quick_run(
         return [id(engine)], 1.0  # another one each time
 
     monkeypatch.setattr(depth, "answer", other)
-    assert depth.main(words) == 1
+    assert depth.main([*words[:-2], "--depths", "16"]) == 1

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from experiments import device, llama
-from experiments.apart import Apart
+from experiments import apart, device, llama
 from experiments.judging import Text, quality
 from experiments.results import Results, Row
 from omnidraft.errors import ModelError
@@ -69,15 +69,19 @@ def test_a_quick_run_without_the_extra(
 
 
 def test_another_library_has_a_process_of_its_own(file: Path) -> None:
-    other = Apart("other_library:Other", file, 64, 2)
+    other = apart.Apart("other_library:Other", file, 64, 2)
     other.begin([5, 6, 7], 100, 0)
     assert not other.advance(100)
     length, room, threads, verbose, process, temperature = other.end().tokens
     assert (length, room, threads, verbose, temperature) == (3, 64, 2, False, 0)
     assert process != os.getpid()
-    for name in ("other_library:None", "no_library:Other", "other_library", ""):
-        with pytest.raises(ModelError, match="is no class that is installed"):
-            Apart(name, file, 64, 2)
+
+
+@pytest.mark.parametrize("name", ["other_library:None", "no_library:Other", "other_library", ""])
+def test_another_library_that_is_not_there(name: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apart, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))
+    with pytest.raises(ModelError, match="is no class that is installed"):
+        apart.Apart(name, file, 64, 2)
 
 
 def test_perplexity_is_that_of_the_tokens_judged() -> None:

@@ -6,20 +6,18 @@ import contextlib
 import json
 import re
 from dataclasses import replace
-from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from experiments import adaptation, cache_study, changes, figures, paper, recipe, study
+from experiments import adaptation, cache_study, paper, recipe, study
 from experiments.evaluation import Evaluation, Row
-from experiments.paper import every
 from experiments.results import Results
 from experiments.student import GREEDY, record
-from experiments.tables import METHODS, Cell, Table, measured
+from experiments.tables import METHODS, Table, measured
 from omnidraft.config import Drafting, Learning, Sampling
-from omnidraft.decoding.stats import Stats
 from omnidraft.errors import PromptError
 from support.models import save_model
 from support.project_files import ROOT
@@ -28,35 +26,12 @@ from support.small_tokenizers import byte_level
 # ---------------------------------------------------------------- a drafter that learns from recorded answers
 
 
-def test_an_examination_counts_what_live_decoding_counts_and_teaches_nothing(evaluation: Evaluation) -> None:
-    student = evaluation.student(METHODS["ours, fixed"])
-    student.learn_all(evaluation.answers("gsm8k"))
-    state, active = student.adaptation.state, student.attached.cache.active.copy()
-    examined, again = (student.examine(evaluation.answers("code", tests=True)) for _ in range(2))
-    assert student.adaptation.state is state
-    assert (student.attached.cache.active == active).all()
-    engine = student.engine()
-    prompts = evaluation.prompts("code", tests=True)
-    lived = Stats.of(r for ids in prompts for r in engine.rounds(ids, 8, GREEDY, lambda _: 0))
-    for name in ("rounds", "tokens", "drafted", "proposed", "accepted", "symbols", "symbols_accepted"):
-        assert getattr(examined, name) == getattr(again, name) == getattr(lived, name), name
-    assert examined.proposed > 0
-
-
 def test_a_recorded_answer_holds_the_distributions_of_the_teacher(evaluation: Evaluation) -> None:
     ids = evaluation.prompts("gsm8k", tests=True)[0]
     soft, sharp = (record(evaluation.model, ids, 6, GREEDY, temperature) for temperature in (1.0, 0.25))
     assert soft.tokens == sharp.tokens
     assert all(a.probs.max() < b.probs.max() for a, b in zip(soft.teacher, sharp.teacher, strict=True))
     assert len(record(evaluation.model, ids, 6, Sampling(temperature=1.0), 1.0).teacher) == 6
-
-
-def test_sampled_answers_do_not_depend_on_how_many_are_made_at_a_time(evaluation: Evaluation) -> None:
-    whole = evaluation.answers("gsm8k", 1.0)
-    again = evaluation.other(evaluation.target)
-    few = again.answers("gsm8k", 1.0, subset=True)
-    assert len(few) < len(whole)
-    assert [one.tokens for one in again.answers("gsm8k", 1.0)] == [one.tokens for one in whole]
 
 
 def test_prompts_that_leave_no_room_are_left_out(evaluation: Evaluation) -> None:
@@ -68,35 +43,29 @@ def test_prompts_that_leave_no_room_are_left_out(evaluation: Evaluation) -> None
 # ---------------------------------------------------------------- cells
 
 
-def tables() -> list[Table]:
-    """The tables of all studies."""
-    return [part for part in paper.PARTS.values() if isinstance(part, Table)]
-
-
 def test_the_methods_are_settings_that_there_are_and_are_all_used() -> None:
     for method in METHODS.values():
         Drafting(**method.drafting)
         own = {"head", "hybrid", "interleaved"}  # of `paper_training`
         Learning(**{name: value for name, value in (method.learning or {}).items() if value not in own})
-    assert {name for table in tables() for name in table.methods} == METHODS.keys()
+    tables = [part for part in paper.PARTS.values() if isinstance(part, Table)]
+    assert {name for table in tables for name in table.methods} == METHODS.keys()
 
 
 def test_a_cell_learns_from_the_stream_and_is_timed_beside_the_target(evaluation: Evaluation) -> None:
-    cell = Cell(evaluation.target, "gsm8k", "ours, fixed", 0.0, subset=False)
-    row = measured(evaluation, cell)
+    row = measured(evaluation, "gsm8k", "distil only")
     assert row["identical"] is True
     assert (row["train"], row["test"]) == (4, 2)
     assert row["updates"] > 0
     assert row["learned_bytes"] > 0
     assert row["training_s"] > 0
-    few = measured(evaluation, replace(cell, method="direct mapping", subset=True))
-    assert (few["train"], few["test"]) == (3, 1)
-    assert few["learned_bytes"] == few["updates"] == few["ngram_hits"] == 0
-    sampled = measured(evaluation, replace(cell, method="L_DM + λ·L_N-gram", temperature=1.0))
+    direct = measured(evaluation, "code", "direct mapping")
+    assert (direct["train"], direct["test"]) == (3, 2)
+    assert direct["learned_bytes"] == direct["updates"] == direct["ngram_hits"] == 0
+    evaluation.recipe = replace(evaluation.recipe, temperature=1.0)
+    sampled = measured(evaluation, "gsm8k", "L_DM + λ·L_N-gram")
     assert sampled["identical"] is None
-    cached = measured(evaluation, replace(cell, task="code", method="direct mapping + cache"))
-    assert cached["ngrams"] > 0
-    assert cached["updates"] == 0, "an untrained cache sees the stream, too"
+    assert sampled["ngrams"] > 0, "the cache sees the stream"
 
 
 def test_methods_are_given_the_settings_of_the_recipe(evaluation: Evaluation) -> None:
@@ -106,31 +75,38 @@ def test_methods_are_given_the_settings_of_the_recipe(evaluation: Evaluation) ->
     assert evaluation.student(METHODS["interleaved, γ = 0.9"], 0.3).drafting.threshold == 0.1
 
 
+def test_a_cache_sees_answers_round_by_round_where_they_are_drafted_for(evaluation: Evaluation) -> None:
+    evaluation.recipe = replace(evaluation.recipe, new_tokens=32)
+    answers = evaluation.answers("gsm8k")
+    drafted, seen = (evaluation.student(METHODS["plain SpD"]) for _ in range(2))
+    drafted.learn_all(answers, drafting=True)
+    seen.learn_all(answers)
+    caches = drafted.attached.cache, seen.attached.cache
+    assert (caches[0].hits == caches[1].hits).all()
+    assert caches[0].last_use.max() > len(answers) >= caches[1].last_use.max() > 0
+
+
 def test_the_cache_study_bounds_what_saw_the_same_answers(evaluation: Evaluation) -> None:
     few = {"gsm8k": replace(evaluation.recipe.tasks["gsm8k"], test=1)}
     evaluation.recipe = replace(evaluation.recipe, new_tokens=32, tasks=few)
     grown, seeded = (cache_study.cache_study(evaluation, "gsm8k", seed) for seed in ("empty", "vocabulary"))
     assert evaluation.model.engine.attached is not None
     table = evaluation.model.engine.attached.cache.table
-    said = sum(len(table.spelling(token)) > 1 for one in evaluation.answers("gsm8k") for token in one.tokens)
+    said = {token for one in evaluation.answers("gsm8k") for token in one.tokens if len(table.spelling(token)) > 1}
     for found in (grown, seeded):
         rows = {row["cache"]: row for row in found["rows"]}
         bounded = [f"{share} {eviction}" for share in ("1/8", "1/4", "1/2") for eviction in ("lru", "lfu")]
         assert list(rows) == [cache_study.NEVER, "none", "full", *bounded]
         assert rows["none"]["entries"] == rows["none"]["bytes"] == rows["none"]["ngram_hits"] == 0
-        full = rows["full"]["entries"]
         for name in bounded:
-            assert rows[name]["bound"] == max(1, full // int(name[2]))
+            assert rows[name]["bound"] == max(1, rows["full"]["entries"] // int(name[2]))
             assert 0 < rows[name]["entries"] <= rows[name]["bound"]
         assert all(row["identical"] is True for row in found["rows"])
-        assert found["curve"][-1][4] == full
-        assert sum(point[0] for point in found["curve"]) == 4 * 32
-        assert sum(found["uses"]) == said, "those of the answers, not of the tests"
-    assert all(a[4] <= b[4] for a, b in pairwise(grown["curve"]))
-    assert len(grown["uses"]) == grown["rows"][2]["entries"] > 0, "what was emitted is what it holds"
+    assert grown["rows"][2]["entries"] == len(said) > 0, "what was emitted is what it holds"
     mixed = [seeded, grown | {"task": "code"}, grown]  # as several processes write them
-    assert [each["at"].split("\n")[-1] for each in figures.by_place(mixed)] == ["code", "gsm8k"]
-    assert cache_study.markdown(mixed) == cache_study.markdown(mixed[::-1])
+    text = cache_study.markdown(mixed)
+    assert text == cache_study.markdown(mixed[::-1])
+    assert text.index(", code: ") < text.index(", gsm8k: ")
 
 
 # ---------------------------------------------------------------- the command
@@ -146,11 +122,10 @@ def run(*arguments: object) -> int:
 
 STUDY = study.Study(
     "paper",
-    "Two tables and a figure",
+    "Two tables",
     {
-        "one": Table("One", ("direct mapping", "exact, untrained", "ours, fixed"), every, ("gsm8k",)),
-        "two": Table("Two", ("exact, untrained", "L_DM"), every, ("gsm8k",)),
-        "switch": changes.TASKS,
+        "one": Table("One", ("direct mapping", "plain SpD", "distil only"), attrgetter("targets"), ("gsm8k",)),
+        "two": Table("Two", ("plain SpD", "L_DM"), attrgetter("targets"), ("gsm8k",)),
     },
     "recipe.toml",
 )
@@ -160,7 +135,7 @@ def test_a_run_is_gone_on_with(
     small: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    given = [*map(str, (small, "--data", tasks, "--parts", "one,switch", "--out", out))]
+    given = [*map(str, (small, "--data", tasks, "--parts", "one", "--out", out))]
     timed, calls = Evaluation.timed, 0
 
     def failing(self: Evaluation, *rest: Any) -> dict[str, Row]:
@@ -177,12 +152,11 @@ def test_a_run_is_gone_on_with(
     assert STUDY.main(given) == 0
     assert calls == 2 + 2, "three cells, one of which was there"
     result = kept(out)
-    assert [len(result[kind]) for kind in ("cells", "switch")] == [3, 1]
+    assert len(result["cells"]) == 3
     assert result["settings"][0]["command"].startswith("python -m experiments.paper small.toml")
     text = (out / "paper.md").read_text(encoding="utf-8")
     assert "## One" in text
     assert "## Two" not in text, "of which only some is there, and nobody asked"
-    assert [path.name for path in out.glob("*.png")] == ["switch.png"]
     assert STUDY.main([*given, "--plan"]) == 0
     assert "0 to be measured" in capsys.readouterr().err
     assert STUDY.main([*given, "--quick"]) == 2
@@ -221,28 +195,16 @@ def test_mistakes_are_said_before_anything_is_loaded(
 
 
 def test_tables_show_what_is_measured_so_far(small: Path) -> None:
-    found, table = recipe.read(small), paper.TABLES["table-5"]
-    cells, results = list(table.cells(found)), Results(None, "paper")
-    row = {"acceptance_rate": 0.12345, "block_efficiency": 1.5004, "speedup": 1.239, "ngram_hits": 1.5}
-    results.add("cells", cells[0].key, row)
+    found, table, results = recipe.read(small), paper.PARTS["table-11"], Results(None, "paper")
+    row = {"acceptance_rate": 0.12345, "block_efficiency": 1.5004, "speedup": 1.239, "drafted": 1.5}
+    results.add("cells", next(key for _, key, _ in table.jobs(found)), row)
     text = table.markdown(results, found, partial=True)
-    assert "| direct mapping | 0.123 | 1.500 | 1.24 | 1.50 |" in text
+    assert "| interleaved, γ = 0.3 | 0.123 | 1.500 | 1.24 | 1.50 |" in text
     assert text.count("\n| ") == 1 + 2, "no line for what is missing"
     assert table.markdown(results, found, partial=False) == ""
 
 
-def test_a_subset_as_large_as_its_task_is_measured_once(small: Path) -> None:
-    found = recipe.read(small)
-    whole = found.tasks["gsm8k"]
-    for subset, few in ((whole, False), (replace(whole, train=whole.train - 1), True)):
-        cells = paper.TABLES["table-5"].cells(replace(found, subset=subset))
-        assert {cell.subset for cell in cells} == {few}
-
-
 def test_every_job_is_of_a_target_that_is_gone_through(small: Path) -> None:
-    small.write_text(
-        re.sub("switch = .*", 'switch = ["elsewhere", "there"]', small.read_text(encoding="utf-8")), encoding="utf-8"
-    )
     for path in (small, *(ROOT / "recipes").glob("*.toml")):
         found = recipe.read(path)
         for one in (paper.STUDY, adaptation.STUDY):
@@ -260,20 +222,18 @@ def test_every_kind_of_cell_of_the_papers_recipe_runs(
     # half precision takes longer on a CPU, and what is told here is only whether cells run
     text = re.sub(r"^(code|xsum) = .*\n", "", text.replace("float16", "float32"), flags=re.MULTILINE)
     copied = tmp_path / "paper.toml"
-    copied.write_text(re.sub(r'^larger = \["(\S+)",.*', r'larger = ["\1"]', text, flags=re.MULTILINE), encoding="utf-8")
+    one = re.sub(r'^(targets|larger) = \["(\S+)",.*', r'\1 = ["\2"]', text, flags=re.MULTILINE)
+    copied.write_text(one, encoding="utf-8")
     whole = recipe.read(copied)
-    named = sorted({*whole.every_target, *whole.switch} - {*whole.same})
+    named = sorted({*whole.every_target} - {*whole.same})
     folders = {name: save_model(tmp_path / str(n), byte_level(), seed=n) for n, name in enumerate(named)}
     folders |= dict.fromkeys([*whole.same, whole.drafter], drafter)  # which have one tokenizer
     use = [argument for name, folder in folders.items() for argument in ("--use", f"{name}={folder}")]
     out = tmp_path / "out"
     assert run(copied, "--quick", "--data", tasks, "--out", out, *use) == 0
     result = kept(out)
-    wanted = {cell.key for table in paper.TABLES.values() for cell in table.cells(whole.quick())}
-    assert {row["key"] for row in result["cells"]} == wanted
-    assert len(result["cache"]) == len(whole.targets) * len(whole.tasks) * len(cache_study.SEEDS)
-    assert len(result["switch"]) == len(result["targets"]) == 1
-    assert {path.name for path in out.glob("*.png")} == {f"figure-{number}.png" for number in (5, 6, 7, 8, 9)}
-    for number in (1, 2, 3, 5, 6, 11, 12, 14):
+    wanted = {(part.kind, key) for part in paper.PARTS.values() for _, key, _ in part.jobs(whole.quick())}
+    assert {(kind, row["key"]) for kind in ("cells", "cache") for row in result[kind]} == wanted
+    for number in (1, 2, 3, 11, 14):
         assert f"## Table {number}:" in (out / "paper.md").read_text(encoding="utf-8")
     assert str(tmp_path) not in json.dumps(result), "no folder of this machine"

@@ -19,7 +19,6 @@ from omnidraft.distillation.batch import Batch
 from omnidraft.distillation.lora import Weights, parted
 from omnidraft.distillation.losses import FLOOR, TeacherDistributions
 from omnidraft.distillation.trainer import Trainer
-from omnidraft.errors import ConfigError
 from support.learning import example_of, same, small_drafter
 
 SHARED = torch.tensor([False, True, True, False, True, True, False])
@@ -39,8 +38,8 @@ def paper_parts() -> TeacherDistributions:
     )
 
 
-def loss_of(logits: torch.Tensor, **choices: Any) -> torch.Tensor:
-    return HybridLoss(**choices).loss(logits, paper_parts(), SHARED)
+def loss_of(logits: torch.Tensor) -> torch.Tensor:
+    return HYBRID.loss(logits, paper_parts(), SHARED)
 
 
 def direct_rows(logits: torch.Tensor) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -60,19 +59,8 @@ def test_the_hybrid_loss_is_written_out() -> None:
     assert loss_of(logits).tolist() == pytest.approx(wanted, rel=1e-6)
 
 
-def test_the_hybrid_loss_may_have_another_divergence_at_directly_mapped_tokens() -> None:
-    logits = some_logits(3)
-    usual, forward, none = (loss_of(logits, direct_divergence=kind) for kind in ("reverse", "forward", "none"))
-    rows = [float((p[p > 0] * np.log(p[p > 0] / q[p > 0])).sum()) for q, p in direct_rows(logits)]
-    assert forward[:2].tolist() == pytest.approx(rows, rel=1e-5)
-    assert none[:2].tolist() == [0.0, 0.0]
-    assert torch.equal(forward[2:], usual[2:])
-    assert torch.equal(none[2:], usual[2:])
-
-
-@pytest.mark.parametrize("kind", ["reverse", "forward", "none"])
-def test_gradients_of_the_hybrid_loss(kind: str) -> None:
-    assert gradients_agree(lambda logits: loss_of(logits, direct_divergence=kind))
+def test_gradients_of_the_hybrid_loss() -> None:
+    assert gradients_agree(loss_of)
 
 
 def test_mass_outside_the_intersection_costs_nothing_at_directly_mapped_tokens() -> None:
@@ -81,12 +69,6 @@ def test_mass_outside_the_intersection_costs_nothing_at_directly_mapped_tokens()
     more = logits.clone()
     more[:, ~SHARED] += 3
     assert torch.allclose(loss_of(logits)[:2], loss_of(more)[:2])
-
-
-@pytest.mark.parametrize("options", [{"direct_divergence": "tv"}, {"ngram_weight": -1}])
-def test_choices_of_the_hybrid_loss_are_checked(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=f"{next(iter(options))} is "):
-        HybridLoss(**options)
 
 
 # ---------------------------------------------------------------- examples

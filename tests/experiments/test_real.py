@@ -1,4 +1,4 @@
-"""Real models on everyday prompts: rows, streams that are learned from, the file that a run goes on with."""
+"""Real models on everyday prompts: rows, and the file that a run goes on with."""
 
 from __future__ import annotations
 

@@ -8,10 +8,9 @@ import itertools
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
-import torch
 
 from experiments import stream_prompts, streams
 from experiments.results import Results, Row
@@ -22,10 +21,9 @@ from omnidraft.api import OmniDraft
 from omnidraft.bench.compare import Question
 from omnidraft.cli.prompts import read
 from omnidraft.decoding.engine import Engine
-from omnidraft.decoding.passes import Passes, run
 from omnidraft.distillation.inline import InlineTrainer
 from omnidraft.errors import ConfigError
-from support.project_files import ROOT, shared
+from support.project_files import shared
 
 OWN = tuple(name for name in STREAMS if name not in ("code", "gsm8k"))  # written by the project
 Said = tuple[list[int], Row]
@@ -42,16 +40,9 @@ def test_prompts_differ_and_are_the_same_every_time(stream: str) -> None:
         texts = [text.rpartition("```")[2] for text in texts]
     assert len(set(texts)) == 120, "the fixed part is not all that they have"
     assert not any(stream_prompts.FIELD.search(text) for text in texts), "every field is filled in"
-
-
-@pytest.mark.parametrize("stream", OWN)
-def test_prompts_are_in_no_other_set(stream: str) -> None:
-    found = set(prompts(stream, 120, None))
     other = {text for path in PROMPTS.glob("*.jsonl") for text in read(path)}
     assert len(other) > 100
-    assert not found & other
-    recipes = [path.read_text(encoding="utf-8") for path in (ROOT / "recipes").glob("*.toml")]
-    assert not any(text in recipe for text in found for recipe in recipes)
+    assert not other.intersection(found), "they are in no other set"
 
 
 @pytest.mark.parametrize("stream", STREAMS)
@@ -114,33 +105,38 @@ def test_training_prompts_of_both_tasks(tmp_path: Path) -> None:
 @pytest.fixture
 def words(target: Path, drafter: Path, tmp_path: Path) -> list[str]:
     given = ["--target", str(target), "--drafter", str(drafter), "--dtype", "float32", "--quick"]
-    given += ["--prompts", "9", "--new-tokens", "6"]
+    given += ["--prompts", "4", "--new-tokens", "6"]
     return [*given, "--streams", "chinese", "--out", str(tmp_path / "streams")]
 
 
 @pytest.fixture
-def answers(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """The answers given from now on: their way and prompt, the warm-up left out."""
-    given: list[tuple[str, int]] = []
-    answer = streams.Answering.answer
+def answers(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The answers given from now on: which model's and to which prompt, the warm-up left out."""
+    given: list[tuple[int, int]] = []
+    answer = streams.answer
 
-    def noted(self: streams.Answering, name: str, question: Question, new_tokens: int) -> Said:
+    def noted(model: OmniDraft, question: Question, new_tokens: int, temperature: float) -> Said:
         if new_tokens == 6:
-            given.append((name, question.number))
-        return answer(self, name, question, new_tokens)
+            given.append((id(model), question.number))
+        return answer(model, question, new_tokens, temperature)
 
-    monkeypatch.setattr(streams.Answering, "answer", noted)
+    monkeypatch.setattr(streams, "answer", noted)
     return given
 
 
 def test_a_quick_run_and_going_on(
-    words: list[str], answers: list[tuple[str, int]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    answers: list[tuple[int, int]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setitem(streams.WAYS, "learning", streams.WAYS["learning"] | {"update_every": 2})
     out = tmp_path / "streams.jsonl"
     assert streams.main(words) == 0
     assert capsys.readouterr().out == out.with_suffix(".md").read_text(encoding="utf-8")
     rows = [row["ways"] for row in Results(out, "streams").of("answers").values()]
-    assert [list(row) for row in rows] == [list(streams.WAYS)] * 9
+    assert [list(row) for row in rows] == [list(streams.WAYS)] * 4
     for way in (way for row in rows for way in row.values()):
         assert way["identical"]
         assert way["accepted"] <= way["proposed"] <= 5 * way["rounds"]
@@ -148,23 +144,17 @@ def test_a_quick_run_and_going_on(
         assert way["verify_s"] > 0
     assert {row["plain"]["rounds"] for row in rows} == {6}
     assert Results(out, "streams").of("learned").popitem()[1]["learning"]["updates"] > 0
-    firsts = [answers[4 * number][0] for number in range(9)]
-    assert set(firsts) == set(streams.WAYS), "each begins now and then"
-    assert {number for _, number in answers} == set(range(9))
+    assert len({model for model, _ in answers[::4]}) == len(streams.WAYS), "each begins now and then"
+    assert [number for _, number in answers] == sorted([*range(4)] * 4)
 
-    lines = out.read_text(encoding="utf-8").splitlines(keepends=True)
-    out.write_text("".join(lines[:4]), encoding="utf-8")  # cut off after three prompts
-    answers.clear()
-    assert streams.main(words) == 0
-    kept = [json.dumps(row["ways"]) for row in Results(out, "streams").of("answers").values()]
-    assert len(kept) == 9
-    assert kept[:3] == [json.dumps(row) for row in rows[:3]]
-    again = {way: [number for name, number in answers if name == way] for way in streams.WAYS}
-    assert again.pop("plain") == list(range(3, 9))
-    assert list(again.values()) == [list(range(9))] * 3
     answers.clear()
     assert streams.main(words) == 0
     assert answers == [], "all is done"
+    lines = out.read_text(encoding="utf-8").splitlines(keepends=True)
+    out.write_text("".join(lines[:3]), encoding="utf-8")  # cut off after two prompts
+    assert streams.main(words) == 0
+    assert len(answers) == 4 * 4, "what is learned is of the whole stream"
+    assert len(Results(out, "streams").of("answers")) == 4
     assert streams.main([*words, "--prompts", "3"]) == 2
     assert "other settings" in capsys.readouterr().err
 
@@ -192,51 +182,28 @@ def test_learning_is_timed_apart(words: list[str], monkeypatch: pytest.MonkeyPat
             assert way["learning_s"] == (8.0 if name == "learning" else 0.0)
 
 
-def test_temperature_has_what_equal_draws_would_bring(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_sampled_is_not_compared(words: list[str]) -> None:
     assert streams.main([*words, "--temperature", "1", "--prompts", "2", "--ways", "plain,frozen"]) == 0
-    assert "of the target's own equals it" in capsys.readouterr().out
     rows = Results(Path(words[-1]).with_suffix(".jsonl"), "streams").of("answers").values()
-    for row in rows:
-        assert "equal_draws" not in row["ways"]["plain"]
-        frozen = row["ways"]["frozen"]
-        assert frozen["rounds"] <= frozen["equal_draws"] <= frozen["rounds"] + frozen["proposed"]
-        assert "identical" not in frozen
-
-
-@pytest.mark.parametrize("ended", [False, True])
-def test_equal_draws_are_kept_with_the_target_s_probability(*, ended: bool) -> None:
-    chances = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.7, 0.2], [0.2, 0.2, 0.6]])
-    drafts = [SimpleNamespace(proposals=[1, 2], ended=ended), SimpleNamespace(proposals=(), ended=False)]
-    rounds = iter([SimpleNamespace(draft=draft, logits=chances.log()) for draft in drafts])
-
-    def verifying(_: object) -> Passes[Any]:
-        yield from ()
-        return next(rounds)
-
-    model: Any = SimpleNamespace(engine=SimpleNamespace(verifying=verifying))
-    equal = streams.EqualDraws(cast(OmniDraft, model), 1.0)
-    assert run(model.engine.verifying(None)).draft is drafts[0]
-    assert equal.tokens == pytest.approx(1 + 0.3 + (0 if ended else 0.3 * 0.2))
-    run(model.engine.verifying(None))
-    assert equal.tokens == pytest.approx(2 + 0.3 + (0 if ended else 0.3 * 0.2))
+    assert all(list(row["ways"]) == ["plain", "frozen"] for row in rows)
+    assert not any("identical" in way for row in rows for way in row["ways"].values())
 
 
 def test_an_answer_that_drafts_change_is_told(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = streams.Answering.answer
+    answer = streams.answer
 
-    def other(self: streams.Answering, name: str, question: Question, new_tokens: int) -> Said:
-        tokens, row = answer(self, name, question, new_tokens)
-        return ([*tokens, 0] if name == "memory" else tokens), row
+    def other(model: OmniDraft, *rest: Any) -> Said:
+        tokens, row = answer(model, *rest)
+        return tokens if model.drafter is None else [*tokens, 0], row
 
-    monkeypatch.setattr(streams.Answering, "answer", other)
+    monkeypatch.setattr(streams, "answer", other)
     assert streams.main([*words, "--prompts", "1"]) == 1
     assert "memory | 1 | 0 |" in Path(words[-1]).with_suffix(".md").read_text(encoding="utf-8")
 
 
 def test_ways_share_the_target_and_nothing_else(target: Path, drafter: Path) -> None:
     given = {"target": str(target), "drafter": str(drafter), "dtype": "float32", "device": "cpu", "warn": print}
-    options = argparse.Namespace(**given, ways=list(streams.WAYS), temperature=0.0)
-    models = list(streams.Answering(options).models.values())
+    models = list(streams.models_of(argparse.Namespace(**given, ways=list(streams.WAYS))).values())
     assert len({id(model.target) for model in models}) == 1
     assert len({id(model.engine.policy) for model in models}) == len(models)
     assert len({id(model.drafter) for model in models[1:]}) == len(models) - 1
@@ -277,7 +244,6 @@ def test_a_page_has_sums_of_parts_and_ratios() -> None:
     assert "| m | json | 0 | first 9 | 4.88 | 2.44 | 0.50 |\n" in page, "learning is in the time"
     assert "| m | json | 0 | last third | 0.25 | 1.75 | 7.00 |\n" in page, "(6 + 7 + 8) / 12"
     assert "| m | json | 0 | memory | 9 | 9 | – | – | 18.0 |\n" in page
-    assert "equals it" not in page, "nothing was sampled"
 
 
 def test_a_picture_for_light_and_dark_pages(tmp_path: Path) -> None:
