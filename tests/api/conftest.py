@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ import pytest
 import omnidraft
 from omnidraft.api import OmniDraft
 from support.assembling import load_with
+from support.learning import adaptive_of
+from support.models import save_model
+from support.small_tokenizers import byte_level
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +29,31 @@ def model(target: Path, drafter: Path, tmp_path_factory: pytest.TempPathFactory)
 def steady(target: Path, drafter: Path) -> OmniDraft:
     """In the one mode in which no answer changes how a later one is drafted: a seed decides what is drawn."""
     return load_with(target, drafter, dtype="float32", profile=None, draft_length=4, mode="intersection")
+
+
+@pytest.fixture(scope="session")
+def other_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("models") / "other", byte_level(), seed=5)
+
+
+class Trainer:
+    """Background work that notes whether it may go on."""
+
+    running = True
+
+    def pause(self) -> None:
+        self.running = False
+
+    def resume(self) -> None:
+        self.running = True
+
+    def runs(self) -> bool:
+        return self.running
+
+
+@pytest.fixture
+def trainer(model: OmniDraft) -> Iterator[Trainer]:
+    background, trainer = adaptive_of(model).shared.slot.background, Trainer()
+    background.append(trainer)
+    yield trainer
+    background.remove(trainer)

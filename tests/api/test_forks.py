@@ -14,6 +14,7 @@ import pytest
 from omnidraft.errors import OmniDraftError
 from omnidraft.models.forks import ForkLock
 from support.compilers import needs_the_8_bit_step
+from support.homes import with_native
 from support.project_files import environment
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes are forked here")
@@ -55,7 +56,7 @@ sys.exit(os.waitstatus_to_exitcode(status) != 0)
 def test_a_forked_process_answers(dtype: str, adapt: str, tmp_path: Path) -> None:
     if dtype == "int8":
         needs_the_8_bit_step()
-    own = environment(tmp_path / "home")
+    own = environment(with_native(tmp_path / "home"))
     command = [sys.executable, "-c", SCRIPT, dtype, adapt, str(tmp_path / "profile.safetensors")]
     done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr

@@ -21,9 +21,7 @@ from omnidraft.models.native_model import NativeModel
 from omnidraft.verification.sampling import Processor
 from support.assembling import load_with
 from support.compilers import needs_the_8_bit_step
-from support.models import save_model
-from support.reads import watch
-from support.small_tokenizers import byte_level
+from support.reads import passes_of, watch
 
 pytestmark = pytest.mark.usefixtures("home")
 PROMPTS = ("hello world", "the world was hello", "don't", "def ing 10 the", "hello the 10")
@@ -78,14 +76,7 @@ def test_each_answer_is_the_one_that_it_is_alone(exact: OmniDraft, monkeypatch: 
     """Each with sampling, a memory and a grammar of its own; one ends earlier, one begins later."""
     asked = [{"max_new_tokens": COUNT - 5 * (at == 1), **options} for at, options in enumerate(ASKED[:count])]
     expected = [exact.generate(prompt, **options) for prompt, options in zip(PROMPTS, asked, strict=False)]
-    passes: list[int] = []
-    true = NativeModel.read
-
-    def counted(model: NativeModel, reads: Sequence[Read]) -> list[torch.Tensor]:
-        passes.append(len(reads))
-        return true(model, reads)
-
-    monkeypatch.setattr(NativeModel, "read", counted)
+    passes = passes_of(monkeypatch)
     lanes = exact.lanes(count)
     for _ in range(2):  # lanes are used again
         streams = [
@@ -105,41 +96,26 @@ def test_each_answer_is_the_one_that_it_is_alone(exact: OmniDraft, monkeypatch: 
             if "logprobs" in options:
                 assert all(record.logprobs for record in stream.rounds)
         assert sum(stream.result.stats.accepted for stream in streams) > 0
-    assert max(passes) == count
+    assert max(reads for _, reads in passes) == count
 
 
 def test_a_turn_is_one_pass_of_the_target(exact: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
-    passes: list[int] = []
-    true = NativeModel.read
-
-    def counted(model: NativeModel, reads: Sequence[Read]) -> list[torch.Tensor]:
-        if model is exact.target.lm:
-            passes.append(len(reads))
-        return true(model, reads)
-
-    monkeypatch.setattr(NativeModel, "read", counted)
+    found = passes_of(monkeypatch)
     streams = [lane.stream(prompt, max_new_tokens=COUNT) for lane, prompt in zip(exact.lanes(5), PROMPTS, strict=True)]
     turns = turns_of(streams)
+    passes = [reads for model, reads in found if model is exact.target.lm]
     assert max(passes) == 5
     assert turns - 1 <= len(passes) <= turns  # the last one finds that all have ended
 
 
 def test_two_targets_share_the_passes_of_their_drafter(
-    exact: OmniDraft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    exact: OmniDraft, other_target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each has a pass of its own in a turn; what a drafter of either has learned is its own."""
-    place = save_model(tmp_path / "other", byte_level(), seed=5)
-    other = load_with(place, exact, dtype="int8", profile=None, draft_length=3, mode="intersection")
+    other = load_with(other_target, exact, dtype="int8", profile=None, draft_length=3, mode="intersection")
     models = (exact, other, exact, other)
     expected = [model.generate(prompt, max_new_tokens=COUNT) for model, prompt in zip(models, PROMPTS, strict=False)]
-    sizes: dict[int, set[int]] = {}
-    true = NativeModel.read
-
-    def counted(model: NativeModel, reads: Sequence[Read]) -> list[torch.Tensor]:
-        sizes.setdefault(id(model), set()).add(len(reads))
-        return true(model, reads)
-
-    monkeypatch.setattr(NativeModel, "read", counted)
+    passes = passes_of(monkeypatch)
     lanes = {id(model): iter(model.lanes(2)) for model in (exact, other)}
     streams = [
         next(lanes[id(model)]).stream(prompt, max_new_tokens=COUNT)
@@ -148,8 +124,8 @@ def test_two_targets_share_the_passes_of_their_drafter(
     turns_of(streams)
     assert [stream.result.token_ids for stream in streams] == [answer.token_ids for answer in expected]
     assert exact.engine.attached is not None
-    assert max(sizes[id(exact.engine.attached.drafter.model)]) == 4
-    assert [max(sizes[id(model.target.lm)]) for model in (exact, other)] == [2, 2]
+    read_by = (exact.engine.attached.drafter.model, exact.target.lm, other.target.lm)
+    assert [max(reads for one, reads in passes if one is model) for model in read_by] == [4, 2, 2]
 
 
 # ------------------------------------------------------------ prompts beside answers

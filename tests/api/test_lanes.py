@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,7 @@ from omnidraft.generation import Generation, Stream
 from omnidraft.models.language_model import Read
 from support.assembling import load_with
 from support.learning import FAST, adaptive_of, alone
-from support.models import save_model
 from support.reads import watch
-from support.small_tokenizers import byte_level
 
 pytestmark = pytest.mark.usefixtures("home")
 PROMPTS = ("hello world", "the world was hello", "don't", "def ing 10 the")
@@ -32,11 +30,6 @@ def twin(target: Path, tmp_path_factory: pytest.TempPathFactory) -> OmniDraft:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMNIDRAFT_HOME", str(tmp_path_factory.mktemp("home")))
         return omnidraft.load(target, target, dtype="float32", profile=None, draft_length=4, reuse_answers="nothing")
-
-
-@pytest.fixture(scope="module")
-def other_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("models") / "other", byte_level(), seed=5)
 
 
 def in_turns(streams: Sequence[Stream]) -> list[Generation]:
@@ -295,32 +288,12 @@ def test_a_lane_teaches_what_a_model_does(model: OmniDraft, monkeypatch: pytest.
     assert all(map(all, told))
 
 
-class Trainer:
-    """Background work that notes whether it may go on."""
-
-    runs = True
-
-    def pause(self) -> None:
-        self.runs = False
-
-    def resume(self) -> None:
-        self.runs = True
-
-
-@pytest.fixture
-def trainer(model: OmniDraft) -> Iterator[Trainer]:
-    background, trainer = adaptive_of(model).shared.slot.background, Trainer()
-    background.append(trainer)
-    yield trainer
-    background.remove(trainer)
-
-
-def test_background_work_stands_still_in_the_rounds_of_any_lane(model: OmniDraft, trainer: Trainer) -> None:
+def test_background_work_stands_still_in_the_rounds_of_any_lane(model: OmniDraft, trainer: Any) -> None:
     one, other = (lane.stream(PROMPTS[0], max_new_tokens=COUNT) for lane in model.lanes(2))
 
     def runs_after(act: Any) -> bool:
         act()
-        return trainer.runs
+        return bool(trainer.runs())
 
     assert not runs_after(one.step)
     assert not runs_after(other.step)

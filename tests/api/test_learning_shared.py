@@ -21,16 +21,9 @@ from omnidraft.errors import ConfigError, ProfileError
 from support.assembling import load_with
 from support.faulty_disk import RefusingDisk, install
 from support.learning import COUNT, FAST, PROMPTS, adaptive_of, alone, answers, drafts, saved, tree
-from support.models import save_model
 from support.project_files import environment
-from support.small_tokenizers import byte_level
 
 pytestmark = pytest.mark.usefixtures("home")
-
-
-@pytest.fixture(scope="session")
-def other_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("models") / "other", byte_level(), seed=5)
 
 
 # ------------------------------------------------------------ one drafter, two targets

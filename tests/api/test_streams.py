@@ -252,26 +252,8 @@ def test_a_stream_that_its_own_processor_reads_or_closes(model: OmniDraft) -> No
     assert (stream.result.stats.rounds, model.engine.target.length) == (1, 0)
 
 
-class Trainer:
-    """Background work that notes whether it may go on."""
-
-    running = True
-
-    def pause(self) -> None:
-        self.running = False
-
-    def resume(self) -> None:
-        self.running = True
-
-    def runs(self) -> bool:
-        return self.running
-
-
 @pytest.mark.parametrize("ending", ["left", "overtaken"])
-def test_background_work_stands_still_while_a_stream_is_open(model: OmniDraft, ending: str) -> None:
-    assert model.adaptive is not None
-    trainer, background = Trainer(), model.adaptive.shared.slot.background
-    background.append(trainer)
+def test_background_work_stands_still_while_a_stream_is_open(model: OmniDraft, trainer: Any, ending: str) -> None:
     stream = model.stream(PROMPT, max_new_tokens=40)
     assert trainer.runs(), "nothing is decoded yet"
     next(stream)
@@ -286,4 +268,3 @@ def test_background_work_stands_still_while_a_stream_is_open(model: OmniDraft, e
     else:
         del stream
     assert trainer.runs()
-    background.remove(trainer)

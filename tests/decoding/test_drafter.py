@@ -20,13 +20,13 @@ from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.distillation.adaptation import Adaptation
 from omnidraft.draft_length.policy import Fixed
 from omnidraft.models.language_model import LanguageModel, Read
-from omnidraft.models.native_model import NativeModel, native_of
+from omnidraft.models.native_model import NativeModel
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import Sampler, tempered
-from support.compilers import needs_the_8_bit_step
 from support.engines import context_of, engine, generate, sampler, tokens, written
 from support.engines import family_language as small
-from support.enumeration import EXACT, Distribution, distance, enumerate_draws, first_tokens, plain_distribution
+from support.enumeration import EXACT, distance, distribution_of, first_tokens, plain_distribution
+from support.exact_models import native_step
 from support.models import Knowing, Scripted, random_model
 from support.table_models import PROMPT, Greedy, Shape, TableModel, make_world
 from support.texts import TEXTS
@@ -248,10 +248,7 @@ def joint_distribution(drafter: type[Late], count: int, **drafting: Any) -> tupl
         changes += watched.changes
         return said
 
-    distribution: Distribution = {}
-    for probability, said in enumerate_draws(run):
-        distribution[said] = distribution.get(said, 0.0) + probability
-    return distance(distribution, first_tokens(plain_distribution(world), count, world.vocab.eos)), changes
+    return distance(distribution_of(run), first_tokens(plain_distribution(world), count, world.vocab.eos)), changes
 
 
 @pytest.mark.parametrize("mode", ["exact", "intersection"])
@@ -309,10 +306,7 @@ def counting(kind: type[Drafter] = Drafter, model: LanguageModel | None = None) 
 
 def exact(context: int | None) -> NativeModel:
     """A model that says the same, bit by bit, however tokens are parted into passes."""
-    needs_the_8_bit_step()
-    source = random_model("llama", 64, seed=1)
-    model = native_of(source)
-    assert model is not None
+    model = native_step(random_model("llama", 64, seed=1))
     model.context = context or model.context
     return model
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,12 @@ from omnidraft.models.hybrid_checks import ONE_BY_ONE as REASON
 from omnidraft.models.language_model import LanguageModel
 from omnidraft.models.transformers_model import TransformersModel
 from omnidraft.verification.round import Round
-from support.engines import SMALL, engine, generate, sampler, tokens, written
+from support.drafts import OWN, TARGET, adversary
+from support.engines import engine, generate, sampler, tokens, written
 from support.generating import helped, load
 from support.hybrids import HYBRIDS, MIXTURES, ONE_BY_ONE, hybrid
-from support.models import Constant, Knowing, Scripted
+from support.models import Constant, Knowing
 
-WITH_END, OWN = SMALL
-TARGET = replace(WITH_END, vocab=replace(WITH_END.vocab, eos=(), fingerprint="without an end"))
 PROMPT = [40, 50, 60, 70]
 COUNT = 40
 OFTEN = ("qwen3_5_text", "lfm2", "granitemoehybrid", "falcon_h1", "mamba2", "qwen3_moe", "gpt_oss")
@@ -32,17 +30,6 @@ EVERY = [pytest.param(kind, marks=() if kind in OFTEN else pytest.mark.slow) for
 
 def target_of(kind: str) -> TransformersModel:
     return TransformersModel(hybrid(kind, vocab_size=TARGET.vocab.size))
-
-
-class Adversary(Scripted):
-    """Says what comes to its mind."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__(size, ())
-        self._generator = torch.Generator().manual_seed(0)
-
-    def row(self, ids: tuple[int, ...]) -> torch.Tensor:  # noqa: ARG002 (it looks at nothing)
-        return 9 * torch.randn(self.vocab_size, generator=self._generator)
 
 
 def run(engine_: Engine, prompt: list[int] = PROMPT, count: int = COUNT) -> list[Round]:
@@ -54,7 +41,7 @@ def drafters(prompt: list[int], text: list[int]) -> dict[str, LanguageModel]:
     return {
         "right": Knowing(OWN.vocab, OWN.speller, whole),
         "two of three": Knowing(OWN.vocab, OWN.speller, whole, wrong=3),
-        "random": Adversary(OWN.vocab.size),
+        "random": adversary(),
         "always wrong": Constant(OWN.vocab.size, 3),
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,22 +15,20 @@ from omnidraft.decoding.passes import Passes, run, run_batched
 from omnidraft.draft_length.policy import Fixed
 from omnidraft.errors import PromptError
 from omnidraft.models.language_model import LanguageModel, Read
-from omnidraft.models.native_model import NativeModel, native_of
+from omnidraft.models.native_model import NativeModel
 from omnidraft.models.transformers_model import TransformersModel
 from omnidraft.verification.sampling import Sampler
-from support.compilers import needs_the_8_bit_step
 from support.engines import sampler
+from support.exact_models import native_step
 from support.models import random_model
+from support.reads import passes_of
 
 PROMPTS = ([3, 1, 4], [1, 5, 9, 2, 6], [5, 3], [8] * 13, [9, 7])
 LENGTHS = (4, 1, 3, 4, 2)
 
 
 def fast(seed: int) -> NativeModel:
-    needs_the_8_bit_step()
-    model = native_of(random_model("llama", 64, seed))
-    assert model is not None
-    return model
+    return native_step(random_model("llama", 64, seed))
 
 
 def slow(seed: int) -> TransformersModel:
@@ -70,19 +68,13 @@ def test_drafts_made_together_are_those_of_each_alone(make: Make) -> None:
 
 
 def test_models_of_the_same_weights_read_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes, true = [], NativeModel.read
-
-    def counted(self: NativeModel, reads: Sequence[Read]) -> list[torch.Tensor]:
-        sizes.append(len(reads))
-        return true(self, reads)
-
-    monkeypatch.setattr(NativeModel, "read", counted)
+    passes = passes_of(monkeypatch)
     ours = drafters()
     for drafter, prompt in zip(ours, PROMPTS, strict=True):
         drafter.start(prompt)
     run_batched([drafting(one, at, sampler()) for at, one in enumerate(ours)])
     # three prompts, beside one of the other weights; then rows end one by one
-    assert sizes == [3, 1, 2, 1, 2, 1, 2]
+    assert [count for _, count in passes] == [3, 1, 2, 1, 2, 1, 2]
 
 
 @BOTH

@@ -27,7 +27,7 @@ from omnidraft.models.native_weights import RoundedWeights
 from omnidraft.models.transformers_model import PretrainedModel, TransformersModel
 from omnidraft.verification.sampling import Sampler, tempered
 from support.engines import SMALL, SMALL_PROMPTS, engine, generate, tokens
-from support.enumeration import EXACT, Distribution, distance, enumerate_draws, first_tokens, plain_distribution
+from support.enumeration import EXACT, Distribution, distance, distribution_of, first_tokens, plain_distribution
 from support.learning import answered
 from support.models import random_model
 from support.table_models import PROMPT, TableModel, World, make_world
@@ -76,10 +76,7 @@ def law_with_swaps(world: World, drafter: type[Drafter], count: int, **drafting:
             changing.after_round()
         return tuple(said)
 
-    law: Distribution = {}
-    for probability, said in enumerate_draws(run):
-        law[said] = law.get(said, 0.0) + probability
-    return law
+    return distribution_of(run)
 
 
 @pytest.mark.parametrize("verification", ["block", "token"])

@@ -28,9 +28,8 @@ from omnidraft.verification.sampling import GeneratorSampler, Sampler, softmax
 from support.enumeration import (
     EXACT,
     SAMPLED,
-    Distribution,
     distance,
-    enumerate_draws,
+    distribution_of,
     first_tokens,
     plain_distribution,
 )
@@ -115,7 +114,6 @@ class CountsCase:
             reuse_answers="memory" if self.earlier else "request",
             drafter_temperature=self.temperature,
         )
-        ours: Distribution = {}
 
         def run(draw: Sampler) -> Ids:
             # all that learns is made anew for each path
@@ -137,8 +135,7 @@ class CountsCase:
                     seen(engine, policy, records[-1], len(records))
             return tuple(token for record in records for token in record.emitted)
 
-        for probability, emitted in enumerate_draws(run):
-            ours[emitted] = ours.get(emitted, 0.0) + probability
+        ours = distribution_of(run)
         assert abs(sum(ours.values()) - 1) < EXACT
         plain = plain_distribution(world, self.sampling)
         truth = first_tokens(lambda context: plain((*prompt[1:], *context)), self.tokens, world.vocab.eos)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
 from collections.abc import Iterator
 
 import numpy as np
@@ -25,7 +24,7 @@ from support.enumeration import (
     Distribution,
     deviation,
     distance,
-    enumerate_draws,
+    distribution_of,
     first_tokens,
     plain_distribution,
     round_distribution,
@@ -231,9 +230,7 @@ def test_a_round_that_goes_on_is_like_a_fresh_one(shape: str, k: int) -> None:
     def run(draw: Sampler) -> tuple[Ids, ...]:
         return tuple(record.emitted for record in itertools.islice(engine.rounds([PROMPT], FAR, SAMPLED, draw), 2))
 
-    going_on: dict[tuple[Ids, ...], float] = defaultdict(float)
-    for probability, emitted in enumerate_draws(run):
-        going_on[emitted] += probability
+    going_on = distribution_of(run)
     fresh: dict[tuple[Ids, ...], float] = {}
     for first, p in round_distribution(engine, ()).items():
         if first[-1] in world.vocab.eos:

@@ -21,7 +21,7 @@ from support.enumeration import (
     Distribution,
     clone,
     distance,
-    enumerate_draws,
+    distribution_of,
     first_tokens,
     plain_distribution,
 )
@@ -81,10 +81,7 @@ def joint(world: World, k: int, seen: Callable[[int], None]) -> Distribution:
         in_turns(engines[:1], [last])
         return (*requests[0].ids[1:], *requests[1].ids[2:], *last.ids[len(follow_up) :])
 
-    found: Distribution = {}
-    for probability, emitted in enumerate_draws(run):
-        found[emitted] = found.get(emitted, 0.0) + probability
-    return found
+    return distribution_of(run)
 
 
 def expected(world: World) -> Distribution:
@@ -126,10 +123,7 @@ def test_a_cache_of_other_tokens_is_noticed(monkeypatch: pytest.MonkeyPatch) -> 
             in_turns([engine], [request], lambda *_: None)
             return tuple(request.ids[len(prompt) :])
 
-        found: Distribution = {}
-        for probability, emitted in enumerate_draws(run):
-            found[emitted] = found.get(emitted, 0.0) + probability
-        return found
+        return distribution_of(run)
 
     wanted = plain_distribution(world)((1, 2, 3))
     assert distance(answer([PROMPT, 1, 2, 3]), wanted) > 1e-3

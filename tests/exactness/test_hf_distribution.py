@@ -25,7 +25,7 @@ from omnidraft import hf
 from omnidraft.config import Drafting, Sampling
 from omnidraft.hf.text import settings
 from omnidraft.verification.sampling import Sampler
-from support.enumeration import Distribution, distance, enumerate_draws
+from support.enumeration import Distribution, distance, distribution_of
 from support.generating import OPTIONS, Ends, alone, helped, ids_of, load, recorded
 from support.models import save_model
 from support.small_tokenizers import SPECIAL
@@ -70,7 +70,7 @@ def plain_distribution(run: Callable[[], torch.Tensor], monkeypatch: pytest.Monk
             patch.setattr(torch, "multinomial", multinomial)
             return tuple(run()[0].tolist())
 
-    return summed(enumerate_draws(once))
+    return summed(once)
 
 
 def helped_distribution(run: Callable[[], torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> Distribution:
@@ -81,13 +81,11 @@ def helped_distribution(run: Callable[[], torch.Tensor], monkeypatch: pytest.Mon
             patch.setattr(hf, "GeneratorSampler", lambda _: draw)
             return tuple(run()[0].tolist())
 
-    return summed(enumerate_draws(once))
+    return summed(once)
 
 
-def summed(outcomes: Iterator[tuple[float, tuple[int, ...]]]) -> Distribution:
-    distribution: Distribution = {}
-    for chance, text in outcomes:
-        distribution[text] = distribution.get(text, 0.0) + chance
+def summed(run: Callable[[Sampler], tuple[int, ...]]) -> Distribution:
+    distribution = distribution_of(run)
     assert abs(sum(distribution.values()) - 1) < SAME
     return distribution
 

@@ -15,18 +15,20 @@ from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.engine import Engine
 from omnidraft.models.language_model import LanguageModel
 from omnidraft.models.loading import load_model
-from omnidraft.models.native_model import NativeModel, native_of
+from omnidraft.models.native_model import NativeModel
 from omnidraft.models.transformers_model import PretrainedModel, TransformersModel
 from omnidraft.verification.round import Round
 from omnidraft.zoo import path as zoo_path
 from support.compilers import needs_the_8_bit_step
 from support.engines import Language, context_of, engine, generate, language, real_language, sampler, tokens
+from support.exact_models import native_step
 from support.models import Constant, Scripted, random_model
 from support.project_files import shared
 from support.remembering import Remembering
 
 TEXT = "Question: A baker has 3 trays with 12 rolls each and sells 20 of them. How many rolls are left?\nAnswer:"
 NAMES = ("llama2", "llama3", "qwen2")
+WAYS = (("exact", 1), ("exact", 4), ("exact", 8), ("intersection", 4), ("paper", 4))  # modes and lengths of drafts
 
 
 def run(engine_: Engine, prompt: list[int], count: int, seed: int = 0, **sampling: float) -> list[Round]:
@@ -70,17 +72,16 @@ def test_real_tokenizers(target_name: str, drafter_name: str) -> None:
     remembered = Remembering(random_model("llama", size, seed=2, layers=1))
     accepted = 0
     for name, drafter in drafters.items():
-        for mode in ("exact", "intersection", "paper"):
-            for k in (1, 4, 7):
-                drafts = remembered if name == "random" and (mode, k) != ("exact", 4) else drafter
-                rounds = run(
-                    engine(target, target_language, drafts, drafter_language, draft_length=k, mode=mode), prompt, 48
-                )
-                assert tokens(rounds) == expected, (name, mode, k)
-                assert rounds[-1].finish == "length"
-                accepted += sum(r.counts.accepted for r in rounds) * (name == "knowing" and mode == "exact")
-                if name == "constant":
-                    assert sum(r.counts.accepted for r in rounds) <= 2
+        for mode, k in WAYS:
+            drafts = remembered if name == "random" and (mode, k) != ("exact", 4) else drafter
+            rounds = run(
+                engine(target, target_language, drafts, drafter_language, draft_length=k, mode=mode), prompt, 48
+            )
+            assert tokens(rounds) == expected, (name, mode, k)
+            assert rounds[-1].finish == "length"
+            accepted += sum(r.counts.accepted for r in rounds) * (name == "knowing" and mode == "exact")
+            if name == "constant":
+                assert sum(r.counts.accepted for r in rounds) <= 2
     # the identity must have been seen on accepted tokens (a random target's tokens merge by chance where they meet, so
     # not every right draft is read as it was meant)
     assert accepted >= 20
@@ -137,7 +138,7 @@ def test_trained_models(zoo: dict[str, tuple[PretrainedModel, Language]], target
     expected = generate(target, prompt, 64, eos)
     remembered = Remembering(TransformersModel(drafter.model))  # what it drafts is the same in every run
     accepted = 0
-    for mode, k in (("exact", 1), ("exact", 4), ("exact", 8), ("intersection", 4), ("paper", 4)):
+    for mode, k in WAYS:
         drafts = drafter if (mode, k) == ("exact", 4) else remembered
         rounds = run(engine(target, target_language, drafts, drafter_language, draft_length=k, mode=mode), prompt, 64)
         assert tokens(rounds) == expected, (mode, k)
@@ -153,10 +154,8 @@ def test_trained_models(zoo: dict[str, tuple[PretrainedModel, Language]], target
 
 def test_fast_drafter_steps(zoo: dict[str, tuple[PretrainedModel, Language]]) -> None:
     """A greedy target is not touched by how its drafter computes."""
-    needs_the_8_bit_step()
     (target, target_language), (source, drafter_language) = zoo["target-a"], zoo["drafter"]
-    drafter = native_of(source, drafts=True)
-    assert drafter is not None
+    drafter = native_step(source, drafts=True)
     prompt = target_language.tokenizer(TEXT)["input_ids"]
     expected = generate(target, prompt, 64, target_language.vocab.eos)
     accepted = 0
@@ -178,7 +177,7 @@ def test_8_bit_targets_say_what_they_say_undrafted(zoo: dict[str, tuple[Pretrain
     lines = (shared("data") / "gsm8k" / "test.jsonl").read_text(encoding="utf-8").splitlines()[:200]
     plain, accepted = Engine(target, target_language.vocab.eos), 0
     drafted = [
-        engine(target, target_language, native_of(drafter, drafts=True) or drafter, drafter_language, draft_length=k)
+        engine(target, target_language, native_step(drafter, drafts=True), drafter_language, draft_length=k)
         for k in (1, 3, 8)
     ]
     drafted.append(Engine(target, target_language.vocab.eos, None, Drafting()))

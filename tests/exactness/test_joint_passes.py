@@ -23,10 +23,9 @@ from omnidraft.decoding.passes import Work, run_rounds
 from omnidraft.errors import InputError
 from omnidraft.models.language_model import Read
 from omnidraft.models.native import BLOCK
-from omnidraft.models.native_model import NativeModel, NativeSequence, native_of
+from omnidraft.models.native_model import NativeModel, NativeSequence
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import Sampler
-from support.compilers import needs_the_8_bit_step
 from support.engines import sampler
 from support.enumeration import (
     EXACT,
@@ -34,10 +33,11 @@ from support.enumeration import (
     Distribution,
     clone,
     distance,
-    enumerate_draws,
+    distribution_of,
     first_tokens,
     plain_distribution,
 )
+from support.exact_models import native_step
 from support.models import IDS, InputFunction, random_model
 from support.table_models import PROMPT, Ids, TableModel, World, make_world
 
@@ -106,10 +106,7 @@ def joint(world: World, k: int, seen: Callable[[list[int]], None] = lambda _: No
         seen([max(model.rows) for model in models])
         return (*requests[0].ids[1:], *requests[1].ids[2:])
 
-    found: Distribution = {}
-    for probability, emitted in enumerate_draws(run):
-        found[emitted] = found.get(emitted, 0.0) + probability
-    return found
+    return distribution_of(run)
 
 
 def deviation(world: World, k: int, seen: Callable[[list[int]], None] = lambda _: None) -> float:
@@ -172,10 +169,7 @@ def script(turns: int = 6) -> list[list[tuple[list[int], int, int]]]:
 
 def grown() -> NativeModel:
     """One with room for a long text."""
-    needs_the_8_bit_step()
-    model = native_of(random_model("llama", 96, seed=1, context=2 * LENGTH))
-    assert model is not None
-    return model
+    return native_step(random_model("llama", 96, seed=1, context=2 * LENGTH))
 
 
 def ids(count: int) -> list[int]:
@@ -184,10 +178,7 @@ def ids(count: int) -> list[int]:
 
 
 def native() -> NativeModel:
-    needs_the_8_bit_step()
-    model = native_of(random_model("llama", 96, seed=1))
-    assert model is not None
-    return model
+    return native_step(random_model("llama", 96, seed=1))
 
 
 def read_alone(model: NativeModel) -> list[torch.Tensor]:

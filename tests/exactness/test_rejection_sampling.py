@@ -16,7 +16,7 @@ from omnidraft.verification.residual import drafter_probability, residual_at, ta
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import Sampler
 from omnidraft.verification.trie_walk import DEAD, STOP, Walk
-from support.enumeration import enumerate_draws, round_distribution
+from support.enumeration import distribution_of, enumerate_draws, round_distribution
 from support.table_models import (
     SHAPES,
     Plain,
@@ -90,14 +90,7 @@ def test_the_distributions_of_a_symbol_and_the_residual(data: st.DataObject) -> 
 
 
 def outcome_distribution(verify: Verify, walk: Walk, qs: list[Probs], ps: list[Probs]) -> dict[tuple[int, ...], float]:
-    distribution: dict[tuple[int, ...], float] = {}
-
-    def run(draw: Sampler) -> Outcome:
-        return verify(walk, qs, ps.__getitem__, draw)
-
-    for probability, outcome in enumerate_draws(run):
-        distribution[outcome.emitted] = distribution.get(outcome.emitted, 0.0) + probability
-    return distribution
+    return distribution_of(lambda draw: verify(walk, qs, ps.__getitem__, draw).emitted)
 
 
 def test_one_by_one_and_jointly_by_hand() -> None:

@@ -23,6 +23,7 @@ from support.engines import Language, context_of, engine, generate, sampler, tok
 from support.engines import family_language as spoken
 from support.enumeration import EXACT, Distribution, distance, first_tokens, round_distribution
 from support.models import Scripted, random_model
+from support.table_models import Ids
 from support.texts import TEXTS
 from support.tokenizer_families import OWN, PARTIAL, WHOLE
 
@@ -66,21 +67,6 @@ class Few(Scripted):
         return logits
 
 
-def wanted(target: Few, prompt: list[int], count: int) -> Distribution:
-    """The target's own distribution of texts of so many tokens, or up to its end."""
-    distribution: Distribution = {(): 1.0}
-    for _ in range(count):
-        longer: Distribution = {}
-        for text, mass in distribution.items():
-            if text and text[-1] == target.end:
-                longer[text] = mass
-                continue
-            probs = softmax(target.row((*prompt, *text)))
-            longer |= {(*text, int(token)): mass * float(probs[token]) for token in probs.nonzero()[0]}
-        distribution = longer
-    return distribution
-
-
 def distributions(name: str, script: str, **drafting: object) -> tuple[float, int]:
     """Largest difference between the distributions of the engine and the target; most tokens accepted in a round."""
     target, drafter = Few(name), Few(drafter_of(name))
@@ -101,8 +87,12 @@ def distributions(name: str, script: str, **drafting: object) -> tuple[float, in
         nonlocal most
         most = max(most, record.counts.accepted)
 
+    def next_token(text: Ids) -> Distribution:
+        probs = softmax(target.row((*prompt, *text)))
+        return {(int(token),): float(probs[token]) for token in probs.nonzero()[0]}
+
     found = first_tokens(lambda text: round_distribution(engine_, text, seen=seen, prompt=prompt), COUNT, [target.end])
-    return distance(found, wanted(target, prompt, COUNT)), most
+    return distance(found, first_tokens(next_token, COUNT, [target.end])), most
 
 
 @pytest.mark.parametrize("script", PROMPTS)

@@ -7,7 +7,7 @@ the production code itself - draft, walk, forward, verification, commit - yield 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -23,6 +23,7 @@ from omnidraft.verification.sampling import Processor, Sampler
 from support.table_models import PROMPT, Ids, World, frozen_cache, make_world
 
 R = TypeVar("R")
+K = TypeVar("K", bound=Hashable)
 Distribution = dict[Ids, float]
 SAMPLED = Sampling(temperature=1.0)
 EXACT = 1e-9  # below it a distribution is the target's; rounding stays below 1e-14
@@ -53,6 +54,14 @@ def enumerate_draws(run: Callable[[Sampler], R]) -> Iterator[tuple[float, R]]:
         if not path:
             return
         path[-1].pop()
+
+
+def distribution_of(run: Callable[[Sampler], K]) -> dict[K, float]:
+    """The distribution of what `run` gives."""
+    found: dict[K, float] = {}
+    for probability, outcome in enumerate_draws(run):
+        found[outcome] = found.get(outcome, 0.0) + probability
+    return found
 
 
 # ---------------------------------------------------------------- the engine's distribution
@@ -98,10 +107,7 @@ def run_distribution(engine: Engine, tokens: int, sampling: Sampling = SAMPLED) 
         records = engine.rounds([PROMPT], tokens, sampling, draw)
         return tuple(token for record in records for token in record.emitted)
 
-    found: Distribution = {}
-    for probability, emitted in enumerate_draws(run):
-        found[emitted] = found.get(emitted, 0.0) + probability
-    return found
+    return distribution_of(run)
 
 
 def clone(cache: NgramCache) -> NgramCache:

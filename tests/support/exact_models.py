@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from omnidraft.models.native import Rounded
 from omnidraft.models.native_model import NativeModel, native_of
 from omnidraft.models.transformers_model import PretrainedModel, TransformersModel, TransformersSequence
+from support.compilers import needs_the_8_bit_step
 from support.halves import half_cache
 from support.models import build
 
@@ -45,8 +46,9 @@ def exact_model(kind: str, spread: float = 0.2, **changes: Any) -> TransformersM
     return HalfModel(representable(build(kind, **{"max_position_embeddings": 2048} | changes), spread))
 
 
-def native_step(source: PretrainedModel) -> NativeModel:
-    """The native step of a model."""
-    fast = native_of(source)
+def native_step(source: PretrainedModel, *, drafts: bool = False) -> NativeModel:
+    """The native step of a model; skips the test where there is no compiler."""
+    needs_the_8_bit_step()
+    fast = native_of(source, drafts=drafts)
     assert fast is not None
     return fast

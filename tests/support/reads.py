@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from omnidraft.models.language_model import Read
+from omnidraft.models.native_model import NativeModel
 from omnidraft.models.transformers_model import PretrainedModel
 
 
@@ -29,3 +30,16 @@ def watch(
         return logits
 
     patch.setattr(kind, "read", read)
+
+
+def passes_of(patch: pytest.MonkeyPatch) -> list[tuple[NativeModel, int]]:
+    """A list that grows by the model of each native pass and how many sequences it reads."""
+    found: list[tuple[NativeModel, int]] = []
+    true = NativeModel.read
+
+    def read(self: NativeModel, reads: Sequence[Read]) -> list[torch.Tensor]:
+        found.append((self, len(reads)))
+        return true(self, reads)
+
+    patch.setattr(NativeModel, "read", read)
+    return found

@@ -1,4 +1,5 @@
-/* Passes of step.c over a small random model, for the sanitizers of a compiler: see test_sanitizers.py. */
+/* step.c for the sanitizers of compilers and for other processors, see test_step.py: passes over a small random model,
+   or with an argument matrices of blocks. */
 
 #include <stdlib.h>
 
@@ -14,6 +15,8 @@ static void *aligned(size_t alignment, size_t size) { return refuses() ? NULL : 
 #undef aligned_alloc
 
 #include <stdio.h>
+
+#include "matrices.h"
 
 enum { LAYERS = 2, HEADS = 6, KEY_HEADS = 2, SIZE = 10, HIDDEN = 40, INNER = 70, TOKENS = 2 * BLOCK + 70, TEXTS = 3 };
 enum { QUEUE = (HEADS + 2 * KEY_HEADS) * SIZE, KINDS = 4, COLUMNS = SIZE + 5 };
@@ -114,7 +117,9 @@ static void choose_kind(int kind) {
 
 static void check_passes(int kind);
 
-int main(void) {
+int main(int count, char **arguments) {
+    (void)arguments;
+    if (count > 1) return matrices();
     for (int i = 0; i < HEADS * SIZE; i++) ones[i] = 1;
     for (int t = 0; t < TOKENS; t++)
         for (int i = 0; i < SIZE / 2; i++) {

@@ -1,12 +1,7 @@
-/* Matrices of blocks, packed and multiplied, for other processors and for sanitizers: see test_panels.py.
+/* Matrices of blocks, packed and multiplied.
 
    Reads cases: kind, out, in, rows and threads as int64, rows of blocks, and inputs (rows, in).  Writes of each the
    values (out, in) and the results (rows, out).  Every piece of memory has the size that it needs. */
-
-#include <stdio.h>
-#include <stdlib.h>
-
-#include "step.c"
 
 static void *of_bytes(int64_t count) {
     void *memory = aligned_alloc(64, (count + 63) / 64 * 64);
@@ -20,7 +15,7 @@ static void *taken(int64_t count) {
     return memory;
 }
 
-int main(void) {
+static int matrices(void) {
     int64_t head[5];
     while (fread(head, sizeof head, 1, stdin) == 1) {
         int kind = head[0], threads = head[4];

@@ -1,0 +1,146 @@
+"""The C code of the 8-bit step under the sanitizers of compilers, and on ARM processors by an emulator."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from omnidraft.models import native, prebuilt
+from omnidraft.models.packed import GGML_TYPES, Packed, Stored
+from support.blocks import blocks, filled, values
+from support.compilers import COMPILERS, needs_the_8_bit_step
+
+SOURCE, MAIN = Path(native.__file__).parent, Path(__file__).with_name("step_test.c")
+OPTIONS = [option for option in prebuilt.OPTIONS if option not in {"-O3", "-shared"}]
+ARM = ["aarch64-linux-gnu-gcc", "-static", "-O2"]
+MEMORY = ["-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+THREADS = ["-march=native", "-O1", "-g1", "-fsanitize=thread"]
+
+
+class Case(NamedTuple):
+    kind: int
+    raw: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
+    x: torch.Tensor
+    whole: bool = False  # codes and inputs are whole numbers, so that results are exact
+
+
+def cases() -> Iterator[Case]:
+    """Of every kind; inputs that rounding does not change, as large as they get, and any."""
+    draw = torch.Generator().manual_seed(0)
+    for kind in GGML_TYPES:
+        for number, (out, columns, rows) in enumerate(((1, 256, 1), (37, 512, 5), (16, 256, 17), (15, 768, 2))):
+            x = torch.randint(-9, 10, (rows, columns), generator=draw).float()
+            x[:, ::16] = 127
+            yield Case(kind, blocks(kind, out, columns, seed=number, scale=1), x, whole=columns < 768)
+            yield Case(kind, blocks(kind, out, columns, seed=number), torch.randn(rows, columns, generator=draw))
+        x = torch.full((3, 256), 127.0)
+        x[1], x[2, ::2] = -127, -127
+        for byte in (0, 0x7F, 0x80, 0xFF):
+            yield Case(kind, filled(kind, 20, 256, byte), x)
+
+
+def run(program: list[str], given: bytes = b"") -> bytes:
+    result = subprocess.run(program, input=given, capture_output=True, check=False, timeout=300)
+    if b"unexpected memory mapping" in result.stderr or b"cannot allocate" in result.stderr.lower():
+        pytest.skip(f"the sanitizer does not run here: {result.stderr.decode().strip().splitlines()[0]}")
+    assert result.returncode == 0, result.stderr.decode(errors="replace")[-4000:]
+    return result.stdout
+
+
+def check_matrices(program: list[str]) -> None:
+    """Values, products of whole numbers, and every bit of all others as this processor gives them."""
+    needs_the_8_bit_step()
+    given = list(cases())
+    sent = b"".join(
+        np.array([each.kind, len(each.raw), each.x.shape[1], len(each.x), 1 + number % 3]).tobytes()
+        + each.raw.tobytes()
+        + each.x.numpy().tobytes()
+        for number, each in enumerate(given)
+    )
+    found, at = torch.from_numpy(np.frombuffer(run([*program, "matrices"], sent), np.float32).copy()), 0
+    for each in given:
+        kind, raw, x, whole = each
+        (rows, columns), out = x.shape, len(raw)
+        weights = found[at : at + out * columns].view(out, columns)
+        y = found[at + out * columns :][: rows * out].view(rows, out)
+        at += (columns + rows) * out
+        wanted = values(kind, raw)
+        assert torch.equal(weights, wanted)
+        if whole:
+            assert torch.equal(y.long(), x.long() @ wanted.long().T)
+        stored = Stored("it", kind, out, columns, lambda start, end, raw=raw: raw[start:end])  # type: ignore[misc]
+        assert torch.equal(y, Packed(stored)(x))
+    assert at == len(found)
+
+
+def made(command: list[str], folder: Path, source: Path = SOURCE) -> str:
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"there is no {command[0]}")
+    path = str(folder / "made")
+    command = [*command, *OPTIONS, f"-I{source}", str(MAIN), "-o", path, "-lm"]
+    subprocess.run(command, check=True, timeout=native.SECONDS)
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [["-march=armv8.2-a+dotprod"], ["-march=armv8-a"], ["-DPLAIN"]], ids=" ".join)
+def test_arm_gives_the_same_bits(flags: list[str], tmp_path: Path) -> None:
+    emulator = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
+    if emulator is None:
+        pytest.skip("there is no qemu-aarch64")
+    program = [emulator, made([*ARM, *flags], tmp_path)]
+    check_matrices(program)
+    if "dotprod" in flags[0]:  # the one of processors of today
+        run(program)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("compiler", "flags"),
+    [
+        ("clang", ["-march=native", "-O0", *MEMORY]),
+        ("gcc", ["-DSPAN=4", "-DPLAIN", "-O1", *MEMORY]),
+        ("gcc", THREADS),
+    ],
+    ids=["memory", "memory, plain", "threads"],
+)
+def test_sanitizers_find_nothing(compiler: str, flags: list[str], tmp_path: Path) -> None:
+    """Each path of the code by one compiler, either where it is the only one: most of the time goes into compiling."""
+    compiler = next(filter(shutil.which, (compiler, *COMPILERS)), compiler)
+    program = [made([compiler, *flags], tmp_path)]
+    run(program)
+    if flags is not THREADS:
+        check_matrices(program)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("file", "right", "wrong"),
+    [
+        ("attention.h", "cache->blocks == cache[-1].blocks && ", ""),  # a row reads the cache of another
+        ("attention.h", "t + 1 < place + BLOCK ? t + 1 - place", "t + 2 < place + BLOCK ? t + 2 - place"),
+        ("attention.h", "first < last ? first : to[j]", "first"),  # some positions are left out beside others
+        ("attention.h", "block - run->block : block", "0 : block"),  # a block takes the place of another
+        ("attention.h", "for (int64_t slot = 1;", "for (int64_t slot = 2;"),  # and one is left out
+        ("attention.h", "t % BLOCK / LANES * LANES * size + t % LANES", "t % BLOCK / LANES * LANES * size"),
+        ("step.c", "if (!memory) return NO_MEMORY;", ""),
+    ],
+)
+def test_planted_faults_are_seen(file: str, right: str, wrong: str, tmp_path: Path) -> None:
+    for path in SOURCE.glob("*.[ch]"):
+        shutil.copy(path, tmp_path)
+    text = (tmp_path / file).read_text(encoding="utf-8")
+    assert text.count(right) == 1
+    (tmp_path / file).write_text(text.replace(right, wrong), encoding="utf-8")
+    compiler = next(filter(shutil.which, COMPILERS), None)
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    program = made([compiler, "-march=native", "-O1"], tmp_path, tmp_path)
+    assert subprocess.run([program], capture_output=True, check=False, timeout=300).returncode != 0
