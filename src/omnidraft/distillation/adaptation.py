@@ -89,7 +89,8 @@ class Adaptation:
     @property
     def counters(self) -> Counters | None:
         """Counts of this process; None for a drafter that never learns."""
-        return self._last if self.learner is None else self.learner.counters
+        learner = self.learner  # which another thread may end
+        return self._last if learner is None else learner.counters
 
     def lane(self) -> AttachedDrafter:
         """The drafter once more, with a KV cache of its own and n-grams and head in common."""
@@ -113,11 +114,13 @@ class Adaptation:
 
     def teach(self, records: list[Round], lane: AttachedDrafter | None = None) -> None:
         """Let the learner have a complete answer, of this lane where one is given, and draft with what comes of it."""
-        learner = self.learner
-        if records and learner is not None:
-            with self._lock:
-                self._safely(lambda: learner.teach(self.answer(records, lane), self.attached.cache))
-            self.load_weights(lane)
+        if not records:
+            return
+        with self._lock:
+            if (learner := self.learner) is None:
+                return
+            self._safely(lambda: learner.teach(self.answer(records, lane), self.attached.cache))
+        self.load_weights(lane)
 
     def answer(self, records: list[Round], lane: AttachedDrafter | None = None) -> Trace:
         """Prompt, answer and target distributions of these rounds, cut to what the drafter's context holds."""
@@ -129,16 +132,17 @@ class Adaptation:
 
     def flush(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Learn from all answers so far, to draft with it from the next request on; see `Learner.flush`."""
-        if self.learner is not None:
-            self.learner.flush(meanwhile)
+        if (learner := self.learner) is not None:
+            learner.flush(meanwhile)
             self.poll()
 
     def end(self) -> None:
         """Learn no more; drafts stay as good as they are."""
-        if self.learner is not None:
-            self.shared.slot.background.remove(self.learner)
-            self.learner.close()
-            self._last, self.learner = self.learner.counters, None
+        with self._lock:  # else another thread might teach one that is closed, or end it, too
+            if self.learner is not None:
+                self.shared.slot.background.remove(self.learner)
+                self.learner.close()
+                self._last, self.learner = self.learner.counters, None
 
     def _lend(self, lane: AttachedDrafter) -> None:
         weights = self._weights  # which another thread may poll
