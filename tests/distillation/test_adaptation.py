@@ -288,8 +288,8 @@ def test_the_background_learns_what_inline_learns() -> None:
         assert isinstance(adaptation._weights, RoundedWeights) == (background and rounds)  # noqa: SLF001
         adaptation.load_weights()
         base = dict(setting.source.model.named_parameters())
-        again = SharedDrafter(setting.source).load_weights(merged(base, parted(adaptation.state)[0]))
-        found, wanted = (each.new_sequence().forward([1, 2, 3], 1) for each in (setting.shared.model, again))
+        again = SharedDrafter(setting.source).lend(merged(base, parted(adaptation.state)[0]))
+        found, wanted = (each.new_sequence().forward([1, 2, 3], 1) for each in (setting.attached.drafter.model, again))
         assert torch.equal(found, wanted), "rounded there as here"
         learner.close()
     assert waited, "the process takes long to start, and something else may be done meanwhile"
