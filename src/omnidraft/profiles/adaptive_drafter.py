@@ -87,7 +87,7 @@ class AdaptiveDrafter:
 
     def resume(self, policy: DraftLengthPolicy) -> None:
         """Have a policy that measures go on from what was measured last, and keep what it measures."""
-        if isinstance(policy, Goodput):
+        if isinstance(policy, Goodput) and policy is not self._policy:  # else it holds what was measured last
             if "goodput" in (latest := self.measurements):
                 policy.resume(latest["goodput"])
             self._policy = policy
