@@ -219,7 +219,7 @@ def swap() -> None:
     from omnidraft.models.loading import load_model
 
     serving = SharedDrafter(load_model(zoo.path("drafter"), dtype="float32").lm)
-    base = dict(serving.source.model.named_parameters())
+    base, lent = dict(serving.source.model.named_parameters()), [serving.model]
     full = {name: weight + 0.01 for name, weight in base.items()}
     rows = {name: weight.shape for name, weight in base.items() if "proj" in name}
     lora: dict[str, torch.Tensor] = {}
@@ -231,10 +231,10 @@ def swap() -> None:
         }
 
     def take(state: dict[str, torch.Tensor]) -> Callable[[], object]:
-        return lambda: serving.load_weights(merged(base, state))
+        return lambda: lent.append(serving.lend(merged(base, state), lent.pop()))
 
     def read() -> None:
-        serving.model.new_sequence().forward(list(range(3, 203)), 1)
+        lent[0].new_sequence().forward(list(range(3, 203)), 1)
 
     print(turns({"all weights": take(full), "LoRA of rank 32": take(lora), "reading 200 tokens": read}))
 

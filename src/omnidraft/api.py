@@ -324,7 +324,7 @@ def assemble(  # noqa: PLR0913  those of `load`
         engine = Engine(loaded.lm, vocab.eos, None, drafting, keeps=loaded.lm.rows_independent)
         return OmniDraft(loaded, vocab, engine, sampling=sampling, memory=memory)
     if isinstance(drafter, OmniDraft):
-        helper, shared = _shared(drafter, drafting)
+        helper, shared = shared_drafter(drafter, drafting)
     else:
         name = drafter_for(target, warn) if drafter == AUTO else drafter
         helper = load_model(zoo.resolve(name), "auto" if dtype == "int8" else dtype, device, warn)
@@ -370,7 +370,7 @@ def _check_models(target: object, drafter: object, profile: object) -> None:
         raise ConfigError(f"profile is {profile!r}; use 'auto', a path, or None for none")
 
 
-def _shared(drafter: OmniDraft, drafting: Drafting) -> tuple[LoadedModel, SharedDrafter]:
+def shared_drafter(drafter: OmniDraft, drafting: Drafting) -> tuple[LoadedModel, SharedDrafter]:
     """The drafter of another OmniDraft; raises ConfigError where there is none, or it is asked to be another."""
     if drafter.adaptive is None:
         raise ConfigError("the OmniDraft given has no drafter to share: load one with it")

@@ -23,8 +23,10 @@ from omnidraft.distillation.inline import InlineTrainer
 from omnidraft.distillation.lora import merged, parted
 from omnidraft.distillation.teacher import Trace
 from omnidraft.distillation.trainer import Counters, Trainer
+from omnidraft.errors import OmniDraftError
 from omnidraft.models.native_weights import RoundedWeights
 from omnidraft.models.transformers_model import PretrainedModel, TransformersModel
+from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import Sampler, tempered
 from support.engines import SMALL, SMALL_PROMPTS, engine, generate, tokens
 from support.enumeration import EXACT, Distribution, distance, distribution_of, first_tokens, plain_distribution
@@ -243,6 +245,27 @@ def test_one_thread_at_a_time_polls_so_that_the_latest_state_is_received_last() 
     assert adaptation.state is latest.state
 
 
+def test_what_ends_learning_waits_for_an_answer_that_another_thread_teaches() -> None:
+    setting = Setting()
+    learner, closed = Perturbing(setting.source), threading.Event()
+    adaptation = setting.adaptation(learner)  # which fails at a warning
+    ender = threading.Thread(target=adaptation.end)
+
+    def teach(trace: Trace, cache: NgramCache) -> None:  # noqa: ARG001
+        ender.start()
+        ender.join(0.2)  # it has to wait
+        if closed.is_set():
+            raise OmniDraftError("the trainer has died")
+
+    learner.teach, learner.close = teach, closed.set  # type: ignore[method-assign]
+    answered(adaptation, setting.engine, setting.prompts[0], 4)
+    ender.join()
+    assert closed.is_set()
+    assert adaptation.counters == learner.counters
+    assert setting.shared.slot.background == []
+    adaptation.teach([Round(emitted=(0,))])  # what comes later is not taught
+
+
 @pytest.mark.slow
 def test_the_background_learns_what_inline_learns() -> None:
     states, waited = [], list[int]()
@@ -262,8 +285,8 @@ def test_the_background_learns_what_inline_learns() -> None:
         assert isinstance(adaptation._weights, RoundedWeights) == (background and rounds)  # noqa: SLF001
         adaptation.load_weights()
         base = dict(setting.source.model.named_parameters())
-        again = SharedDrafter(setting.source).load_weights(merged(base, parted(adaptation.state)[0]))
-        found, wanted = (each.new_sequence().forward([1, 2, 3], 1) for each in (setting.shared.model, again))
+        again = SharedDrafter(setting.source).lend(merged(base, parted(adaptation.state)[0]))
+        found, wanted = (each.new_sequence().forward([1, 2, 3], 1) for each in (setting.attached.drafter.model, again))
         assert torch.equal(found, wanted), "rounded there as here"
         learner.close()
     assert waited, "the process takes long to start, and something else may be done meanwhile"

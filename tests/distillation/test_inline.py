@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -69,3 +70,24 @@ def test_the_head_is_handed_over_though_an_update_is_rolled_back(monkeypatch: py
     state = learned.state
     assert any(name.startswith("acceptance_head.") for name in state)
     assert all(bool(torch.isfinite(weight).all()) for weight in state.values())
+
+
+def test_a_flush_waits_for_an_update_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting, inside = Setting(), list[str]()
+    other = threading.Thread(target=setting.learner.flush)
+    update = Trainer.update
+
+    def watched(trainer: Trainer) -> bool:
+        inside.append("begin")
+        if len(inside) == 1:
+            other.start()
+            other.join(0.2)  # it has to wait
+        changed = update(trainer)
+        inside.append("end")
+        return changed
+
+    monkeypatch.setattr(Trainer, "update", watched)
+    setting.reply()
+    setting.reply()
+    other.join()
+    assert inside == ["begin", "end"] * 2

@@ -199,8 +199,8 @@ def test_a_head_alone_does_not_have_the_text_read_again(
     monkeypatch.setattr("omnidraft.distillation.trainer.ROLLBACK_MARGIN", -1e6)  # the drafter stays as it is
     model = omnidraft.load(target, drafter, dtype="float32", adapt="inline", profile=None, **FAST)
     answers(model, 3)
-    loaded = adaptive_of(model).shared.loaded
+    drafting = adaptive_of(model).attached.drafter.model
     answers(model, 5)
     assert adaptive_of(model).attached.head.trained
-    assert adaptive_of(model).shared.loaded is loaded
+    assert adaptive_of(model).attached.drafter.model is drafting
     model.close()

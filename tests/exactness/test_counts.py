@@ -17,11 +17,11 @@ from omnidraft.alignment.drafter_context import DrafterContext
 from omnidraft.alignment.spelling_table import Probs
 from omnidraft.config import Drafting, Sampling
 from omnidraft.counts.counts import GUESS_KINDS, AnswerMemory, Counts, Guess, HitRates
-from omnidraft.decoding import counted
 from omnidraft.decoding import drafter as drafter_module
 from omnidraft.decoding.drafter import AttachedDrafter, Drafter
 from omnidraft.decoding.engine import Engine
 from omnidraft.draft_length.policy import Fixed
+from omnidraft.verification import round as round_module
 from omnidraft.verification.rejection_sampling import verify_equal
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import GeneratorSampler, Sampler, softmax
@@ -313,15 +313,15 @@ def test_a_planted_fault_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -
 def test_a_proposal_of_the_counts_verified_as_if_drawn_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a drafter a refused token is replaced by the one that was compared, not by another draw."""
 
-    def verify(proposals: Any, next_token: Any, eos: Any) -> Any:
-        outcome = verify_equal(proposals, next_token, eos)
+    def verify(proposals: Any, next_token: Any, *, ended: bool) -> Any:
+        outcome = verify_equal(proposals, next_token, ended=ended)
         if outcome.accepted == len(proposals):
             return outcome
         return replace(outcome, emitted=(*outcome.emitted[:-1], next_token(outcome.accepted)))
 
     case = CountsCase("full", 1, "always", alone=True, tokens=2)
     assert case.deviation() < EXACT
-    monkeypatch.setattr(counted, "verify_equal", verify)
+    monkeypatch.setattr(round_module, "verify_equal", verify)
     assert case.deviation() > FAULT
 
 

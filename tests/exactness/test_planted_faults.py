@@ -19,7 +19,7 @@ import pytest
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.spelling_table import ROOT, Probs
 from omnidraft.decoding.drafter import Drafter
-from omnidraft.decoding.proposals import TrieProposer
+from omnidraft.decoding.proposals import propose
 from omnidraft.verification import rejection_sampling as verify
 from omnidraft.verification import residual
 from omnidraft.verification.trie_walk import Walk
@@ -107,9 +107,9 @@ def trimmed(_: object, walk: Walk) -> None:
     walk.open = False
 
 
-def with_the_end_in_sight(true: Callable[..., Any], proposer: TrieProposer, *arguments: Any) -> Any:
+def with_the_end_in_sight(true: Callable[..., Any], *arguments: Any, **how: Any) -> Any:
     """Reads the whole draft as the longest target tokens it holds, going back to where one ended."""
-    draft = yield from true(proposer, *arguments)
+    draft = yield from true(*arguments, **how)
     cache = draft.walk.cache
     cuts, start = set(), 0
     while start < len(draft.tokens):
@@ -230,9 +230,7 @@ FAULTS = {
         ("full",),
     ),
     "trailing partial n-gram trimmed": Fault((Replace(Walk.finish, trimmed),)),
-    "longest match over the whole draft": Fault(
-        (Replace(TrieProposer.propose, with_the_end_in_sight),), ("full", "inner")
-    ),
+    "longest match over the whole draft": Fault((Replace(propose, with_the_end_in_sight),), ("full", "inner")),
     "root distribution after STOP not restricted": Fault(
         (Rewrite(residual._drafter_root, "if after < 0:", "if after < 99:"),)
     ),

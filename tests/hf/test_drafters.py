@@ -114,14 +114,14 @@ def test_a_drafter_that_learns_elsewhere_is_shared(
         assert learner.learned["updates"] > 0
         adaptive = learner.adaptive
         assert adaptive is not None
-        shared = adaptive.shared
-        learned = shared.loaded
-        assert learned is not None
+        learned, base = adaptive.attached.drafter.model, adaptive.shared.model
+        assert learned is not base
         assert torch.equal(helped(model, learner), expected)
-        assert shared.loaded is not learned
+        *_, ready = ready_drafters(model).values()
+        assert ready.adaptive.attached.drafter.model is base
         again = learner.generate(f"{PROMPT} 0", max_new_tokens=COUNT)
         assert again.token_ids == answers[0].token_ids
-        assert shared.loaded is not None
+        assert adaptive.attached.drafter.model is not base
 
 
 def test_one_text_at_a_time(model: PreTrainedModel, target: Path, drafter: Path) -> None:

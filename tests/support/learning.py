@@ -146,7 +146,7 @@ def drafts(model: OmniDraft) -> torch.Tensor:
     """What the drafter, as it serves this target, says about a text."""
     adaptive = adaptive_of(model)
     adaptive.adaptation.load_weights()
-    return adaptive.shared.model.new_sequence().forward([1, 5, 9, 40, 41], 5).clone()
+    return adaptive.attached.drafter.model.new_sequence().forward([1, 5, 9, 40, 41], 5).clone()
 
 
 def tree(folder: Path) -> dict[str, bytes]:

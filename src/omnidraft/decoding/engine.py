@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 
 from omnidraft.config import Drafting, Sampling
 from omnidraft.counts.counts import AnswerMemory, Counts
-from omnidraft.decoding.counted import counted_draft
 from omnidraft.decoding.drafter import AttachedDrafter, common
 from omnidraft.decoding.passes import Behind, Pace, Passes, run
-from omnidraft.decoding.proposals import make_proposer
+from omnidraft.decoding.proposals import counted_draft, make_proposer
 from omnidraft.draft_length.batch_goodput import BatchCosts
 from omnidraft.draft_length.policy import DraftLengthPolicy, make_policy
 from omnidraft.errors import CONTEXT_LENGTH, PromptError
@@ -351,7 +350,7 @@ class Engine:
             return Draft()
         own = self.drafting.drafter_temperature
         temperature = request.sampling.temperature if own is None else own
-        return (yield from self._proposer.propose(self.attached, length, temperature, request.draw, self.policy))
+        return (yield from self._proposer(self.attached, length, temperature, request.draw, self.policy))
 
     def _follow(self, request: Request, emitted: Sequence[int], false_merge: int | None) -> None:
         """Tell drafter and counts of committed tokens, which end a complete answer where the request is finished."""

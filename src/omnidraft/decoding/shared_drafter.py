@@ -101,7 +101,7 @@ class LentWeights(TransformersModel):
 
 
 class SharedDrafter:
-    """The one copy of a drafter's weights that drafts, for any number of targets, one request at a time.
+    """One drafter for any number of targets, each of which may draft with learned weights of its own.
 
     The source it was made from stays as it is.  Raises ModelError for a hybrid.
     """
@@ -111,42 +111,28 @@ class SharedDrafter:
         self.source = source
         self.slot = Slot()
         self._native = native_of(source, drafts=True) if native_step else None
-        self._own: LentWeights | None = None
-        self.loaded: Weights | RoundedWeights | None = None  # the weights that draft; None: the source's own
 
     @property
     def model(self) -> LanguageModel:
-        return self._native or self._own or self.source
+        """The model that drafts where nothing is learned."""
+        return self._native or self.source
 
     @property
     def rounds(self) -> bool:
         """True if it drafts in 8 bits, and so takes rounded weights."""
         return self._native is not None
 
-    def load_weights(self, weights: Weights | RoundedWeights | None) -> LanguageModel:
-        """Load these weights over the source's, None: none; returns the model to draft with from now on."""
-        if self._native is not None:
-            self._native = self._native.with_weights(weights or {})
-        elif self._own is not None or weights:
-            self._own = self._copied(weights or {}, self._own)
-        self.loaded = weights
-        return self.model
+    def lend(self, weights: Weights | RoundedWeights | None, before: LanguageModel | None = None) -> LanguageModel:
+        """A model with these weights over the source's: another object for others, by which caches are told apart.
 
-    def lend(self, weights: Weights | RoundedWeights | None, before: LanguageModel | None) -> LanguageModel:
-        """Another model with these weights, whatever is loaded into `model` later.
-
-        It shares the weights that are in memory where these are the source's, or loaded.  `before` is what was lent to
-        the same borrower last, whose memory may be given the new weights.
+        `before` is what was lent to the same borrower last, whose memory may be given the new weights.
         """
+        if not weights:
+            return self.model
         if self._native is not None:
-            return self._native if self.loaded is weights else self._native.with_weights(weights or {})
-        return self._copied(weights, before) if weights else self.source
-
-    def _copied(self, weights: Weights | RoundedWeights, before: LanguageModel | None) -> LentWeights:
-        """A model with these weights over the source's, in the memory of `before` where that is a copy."""
+            return self._native.with_weights(weights)
         if isinstance(weights, RoundedWeights):
             raise TypeError("weights that are rounded are for the native step")
-        # another object, by which borrowers tell that their caches are of other weights
-        copied = copy.copy(before) if isinstance(before, LentWeights) else LentWeights(self.source)
-        copied.load_weights(weights)
-        return copied
+        lent = copy.copy(before) if isinstance(before, LentWeights) else LentWeights(self.source)
+        lent.load_weights(weights)
+        return lent

@@ -23,7 +23,6 @@ from omnidraft.verification.round import Round
 
 if TYPE_CHECKING:
     from omnidraft.distillation.trainer import Counters
-    from omnidraft.models.language_model import LanguageModel
     from omnidraft.models.native_weights import RoundedWeights
 
 _log = logging.getLogger("omnidraft")
@@ -80,30 +79,31 @@ class Adaptation:
         self._lock = ForkLock()  # of the learner; not the slot's, which may be held for a whole answer
         self._last: Counters | None = None  # of a learner that has ended
         self._base = dict(shared.source.model.named_parameters())
-        self._weights: Weights | RoundedWeights | None = None  # that draft, a new object for new ones; None: the base's
-        self._lent: LanguageModel | None = None  # to lanes, with the weights of `_lent_weights`
-        self._lent_weights: Weights | RoundedWeights | None = None
+        self._model = shared.model  # that drafts
+        self._weights: Weights | RoundedWeights | None = None  # that will draft from the next round on
         self.state: Weights = {}
         self._receive(Learned(state or {}))
 
     @property
     def counters(self) -> Counters | None:
         """Counts of this process; None for a drafter that never learns."""
-        return self._last if self.learner is None else self.learner.counters
+        learner = self.learner  # which another thread may end
+        return self._last if learner is None else learner.counters
 
     def lane(self) -> AttachedDrafter:
         """The drafter once more, with a KV cache of its own and n-grams and head in common."""
-        lane = replace(self.attached, drafter=Drafter(self.shared.source, beside=True))
-        self._lend(lane)
-        return lane
+        return replace(self.attached, drafter=Drafter(self._model, beside=True))
 
     def load_weights(self, lane: AttachedDrafter | None = None) -> None:
         """Draft with the latest learned weights, between two rounds; for who has the slot's lock."""
         self.poll()
-        if lane is not None and lane is not self.attached:
-            self._lend(lane)
-        elif self.shared.loaded is not self._weights:
-            self.attached.drafter.load_model(self.shared.load_weights(self._weights))
+        with self._lock:
+            weights, self._weights = self._weights, None
+        if weights is not None:
+            self._model = self.shared.lend(weights, self._model)
+        drafter = (lane or self.attached).drafter
+        if drafter.model is not self._model:
+            drafter.load_model(self._model)
 
     def poll(self) -> None:
         """Get what was learned since the last time, for `load_weights`; a failure is a warning and ends learning."""
@@ -113,11 +113,13 @@ class Adaptation:
 
     def teach(self, records: list[Round], lane: AttachedDrafter | None = None) -> None:
         """Let the learner have a complete answer, of this lane where one is given, and draft with what comes of it."""
-        learner = self.learner
-        if records and learner is not None:
-            with self._lock:
-                self._safely(lambda: learner.teach(self.answer(records, lane), self.attached.cache))
-            self.load_weights(lane)
+        if not records:
+            return
+        with self._lock:
+            if (learner := self.learner) is None:
+                return
+            self._safely(lambda: learner.teach(self.answer(records, lane), self.attached.cache))
+        self.load_weights(lane)
 
     def answer(self, records: list[Round], lane: AttachedDrafter | None = None) -> Trace:
         """Prompt, answer and target distributions of these rounds, cut to what the drafter's context holds."""
@@ -129,23 +131,17 @@ class Adaptation:
 
     def flush(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Learn from all answers so far, to draft with it from the next request on; see `Learner.flush`."""
-        if self.learner is not None:
-            self.learner.flush(meanwhile)
+        if (learner := self.learner) is not None:
+            learner.flush(meanwhile)
             self.poll()
 
     def end(self) -> None:
         """Learn no more; drafts stay as good as they are."""
-        if self.learner is not None:
-            self.shared.slot.background.remove(self.learner)
-            self.learner.close()
-            self._last, self.learner = self.learner.counters, None
-
-    def _lend(self, lane: AttachedDrafter) -> None:
-        weights = self._weights  # which another thread may poll
-        if self._lent is None or self._lent_weights is not weights:
-            self._lent, self._lent_weights = self.shared.lend(weights, self._lent), weights
-        if lane.drafter.model is not self._lent:
-            lane.drafter.load_model(self._lent)
+        with self._lock:  # else another thread might teach one that is closed, or end it, too
+            if self.learner is not None:
+                self.shared.slot.background.remove(self.learner)
+                self.learner.close()
+                self._last, self.learner = self.learner.counters, None
 
     def _receive(self, learned: Learned | None) -> None:
         if learned is None:

@@ -9,6 +9,7 @@ from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.distillation.adaptation import Learned
 from omnidraft.distillation.teacher import Trace
 from omnidraft.distillation.trainer import Counters, Trainer
+from omnidraft.models.forks import ForkLock
 
 _log = logging.getLogger("omnidraft")
 
@@ -18,6 +19,7 @@ class InlineTrainer:
 
     def __init__(self, trainer: Trainer, warn: Callable[[str], None] = _log.warning) -> None:
         self._trainer, self._warn = trainer, warn
+        self._lock = ForkLock()  # one thread may end the model that another decodes with
 
     @property
     def counters(self) -> Counters:
@@ -25,19 +27,22 @@ class InlineTrainer:
 
     def teach(self, trace: Trace, cache: NgramCache) -> None:
         """Learn from an answer, and update the weights where an update is due."""
-        self._trainer.teach(trace, cache)
-        if self._trainer.due:
-            self.flush()
+        with self._lock:
+            self._trainer.teach(trace, cache)
+            if self._trainer.due:
+                self.flush()
 
     def poll(self) -> Learned | None:
         """The state after the last update, once; None where nothing changed."""
-        state = self._trainer.poll()
+        with self._lock:
+            state = self._trainer.poll()
         return None if state is None else Learned(state)
 
     def flush(self, meanwhile: Callable[[], None] = lambda: None) -> None:  # noqa: ARG002
         """Update the weights now."""
-        waited = self.counters.paused
-        self._trainer.update()
+        with self._lock:
+            waited = self.counters.paused
+            self._trainer.update()
         if not waited and self.counters.paused:
             self._warn("an update of the drafter waits for free memory: use a smaller drafter, or adapter='lora'")
 

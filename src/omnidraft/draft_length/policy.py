@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -21,60 +21,32 @@ REREADS = 16  # committed tokens that a hybrid may read again beside a draft, wh
 TRUSTED = 0.9  # chance from which on a policy that weighs no costs has no pass of the drafter
 
 
-class DraftLengthPolicy(Protocol):
-    """Decides how many tokens to draft in each round.
+class Fixed:
+    """Drafts the maximum number of tokens; with `alone`, from the counts without a drafter.
 
-    A drawn token is always verified.  A decision may depend on earlier draws and on the distribution that the next
-    token would be drawn from, but not on that token (condition 5 of exactness).
+    A drawn token is always verified.  A decision of any policy may depend on earlier draws and on the distribution that
+    the next token would be drawn from, but not on that token (condition 5 of exactness).
     """
 
-    @property
-    def no_draft_reason(self) -> str | None:
-        """Reason why the current round has no draft, if it has none."""
+    no_draft_reason: str | None = None  # why the current round has no draft, if it has none
+
+    def __init__(self, *, alone: bool = False) -> None:
+        self._trusted = 0.0 if alone else TRUSTED
 
     def open(self, prompt: Sequence[int], new_tokens: int) -> None:
         """Start a request with a prompt of drafter tokens, for at most `new_tokens` target tokens."""
 
     def rereads(self, count: int) -> bool:
         """True to draft if the target then reads `count` committed tokens again beside the draft."""
-
-    def begin(self, walk: Walk | None, chance: float = 0.0) -> bool:
-        """True to draft in this round; `walk` segments the draft, `chance` is that of the counts' first token."""
-
-    def should_use_counts(self, chance: float) -> bool:
-        """True to draw a token from the counts alone; their most frequent token is accepted with this chance."""
-
-    def should_draw(
-        self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None, guess: Guess | None = None
-    ) -> bool:
-        """True to draw a token from logits (V_q,), made of the hidden state (H,) where that is known, and a guess."""
-
-    def should_step(self, token: int) -> bool:
-        """True to make another step of the drafter after this token, the last one drawn."""
-
-    def learn(self, record: Round) -> None:
-        """Update with the record of the round."""
-
-
-class Fixed:
-    """Drafts the maximum number of tokens; with `alone`, from the counts without a drafter."""
-
-    no_draft_reason: str | None = None
-
-    def __init__(self, *, alone: bool = False) -> None:
-        self._trusted = 0.0 if alone else TRUSTED
-
-    def open(self, prompt: Sequence[int], new_tokens: int) -> None:
-        """Do nothing: all requests are alike."""
-
-    def rereads(self, count: int) -> bool:
         return count <= REREADS
 
     def begin(self, walk: Walk | None, chance: float = 0.0) -> bool:  # noqa: ARG002
+        """True to draft in this round; `walk` segments the draft, `chance` is that of the counts' first token."""
         self.no_draft_reason = None
         return True
 
     def should_use_counts(self, chance: float) -> bool:
+        """True to draw a token from the counts alone; their most frequent token is accepted with this chance."""
         return chance >= self._trusted
 
     def should_draw(
@@ -84,13 +56,19 @@ class Fixed:
         hidden: torch.Tensor | None,  # noqa: ARG002
         guess: Guess | None = None,  # noqa: ARG002
     ) -> bool:
+        """True to draw a token from logits (V_q,), made of the hidden state (H,) where that is known, and a guess."""
         return True
 
     def should_step(self, token: int) -> bool:  # noqa: ARG002
+        """True to make another step of the drafter after this token, the last one drawn."""
         return True
 
     def learn(self, record: Round) -> None:
-        """Do nothing: there is nothing to learn."""
+        """Update with the record of the round."""
+
+
+DraftLengthPolicy = Fixed | Goodput
+"""Decides how many tokens to draft in each round."""
 
 
 class HeadThreshold(Fixed):

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from omnidraft import zoo
 from omnidraft.alignment.vocab import read_vocab
-from omnidraft.api import OmniDraft
+from omnidraft.api import OmniDraft, shared_drafter
 from omnidraft.attach import LearningPlan, attach
 from omnidraft.config import Drafting
 from omnidraft.counts.counts import AnswerMemory
@@ -101,12 +101,8 @@ def _source(
         place = zoo.resolve(drafter)
         return place, lambda: _shared(load_model(place, device=str(target.device)), native_step)
     if isinstance(drafter, OmniDraft):
-        adaptive = drafter.adaptive
-        if adaptive is None:
-            raise ConfigError("the OmniDraft given has no drafter to share: load one with it")
-        if not native_step:
-            raise ConfigError("drafter_backend is that of the drafter that is shared: leave it out, or give its folder")
-        return adaptive.shared, lambda: (adaptive.loaded, adaptive.shared)
+        loaded, shared = shared_drafter(drafter, drafting)
+        return shared, lambda: (loaded, shared)
     given = "missing" if drafter is None else f"of type {type(drafter).__name__}"
     raise ConfigError(f"omnidraft_drafter is {given}: give {KINDS}")
 

@@ -20,6 +20,7 @@ from omnidraft.distillation.adaptation import Adaptation
 from omnidraft.draft_length.goodput import Goodput
 from omnidraft.draft_length.policy import DraftLengthPolicy
 from omnidraft.errors import ConfigError, OmniDraftError
+from omnidraft.models.forks import ForkLock
 from omnidraft.models.loading import LoadedModel
 from omnidraft.profiles.pair_profile import PairProfile
 from omnidraft.profiles.profile import ANSWER_TOKENS, Array, Profile
@@ -52,6 +53,10 @@ class AdaptiveDrafter:
         self._saved = 0  # updates at the last save that succeeded
         self._begun = 0  # updates at the last one that was begun
         self._thread: threading.Thread | None = None
+        self._lock = ForkLock()  # of what is below, and of beginning a thread; never held while one is waited for
+        self._taken, self._finishing = 0, False  # snapshots so far
+        self._writing = ForkLock()
+        self._written = 0  # number of the latest snapshot that is in the profile
         self._failed = False
         if self.saves and profile.file is not None:
             _LEARNING[profile.file.path.resolve()] = self
@@ -82,7 +87,7 @@ class AdaptiveDrafter:
 
     def resume(self, policy: DraftLengthPolicy) -> None:
         """Have a policy that measures go on from what was measured last, and keep what it measures."""
-        if isinstance(policy, Goodput):
+        if isinstance(policy, Goodput) and policy is not self._policy:  # else it holds what was measured last
             if "goodput" in (latest := self.measurements):
                 policy.resume(latest["goodput"])
             self._policy = policy
@@ -112,12 +117,13 @@ class AdaptiveDrafter:
 
     def save_later(self, every: int = SAVE_EVERY) -> None:
         """Write the profile in a thread if `every` updates were made since the last time; warns once on failure."""
-        writing = self._thread is not None and self._thread.is_alive()
-        if not self.saves or self._updates - self._begun < every or writing:
-            return
-        arguments = self._latest()
-        self._thread = threading.Thread(target=lambda: self._attempt(lambda: self._write(*arguments)))
-        self._thread.start()
+        with self._lock:
+            writing = self._thread is not None and self._thread.is_alive()
+            if self._finishing or not self.saves or self._updates - self._begun < every or writing:
+                return
+            arguments = self._latest()
+            self._thread = threading.Thread(target=lambda: self._attempt(lambda: self._write(*arguments)))
+            self._thread.start()
 
     def wait(self) -> None:
         """Wait for the thread that writes."""
@@ -139,6 +145,9 @@ class AdaptiveDrafter:
                 self._save_since(self._saved)
         finally:
             self.adaptation.end()
+            with self._lock:
+                self._finishing = True
+            self.wait()  # for a thread begun meanwhile: nothing may be written once another process has the profile
             self.profile.release()
 
     def _save_since(self, updates: int) -> None:
@@ -154,12 +163,19 @@ class AdaptiveDrafter:
                 self.profile.warn(f"what was learned is not saved: {error}")
             self._failed = True
 
-    def _write(self, snapshot: Profile, updates: int) -> None:
-        self.profile.save(snapshot)
-        self._saved = updates
+    def _write(self, snapshot: Profile, updates: int, number: int) -> None:
+        with self._writing:
+            if number > self._written:  # else another thread was quicker with a later one
+                self.profile.save(snapshot)
+                self._written, self._saved = number, updates
 
-    def _latest(self) -> tuple[Profile, int]:
-        """What is to be saved now, and the updates that are surely in it: polled after they are counted."""
+    def _latest(self) -> tuple[Profile, int, int]:
+        """What is to be saved now, the updates that are surely in it, polled after they are counted, and its number."""
+        with self._lock:
+            self._taken += 1
+            return *self._snapshot(), self._taken
+
+    def _snapshot(self) -> tuple[Profile, int]:
         self._begun = begun = self._updates
         self.adaptation.poll()
         cache, tokens = self.attached.cache, self._before.answers.get("drafter_tokens", np.empty(0, np.int32))

@@ -8,7 +8,7 @@ tokens have exactly the target's distribution.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -110,8 +110,8 @@ def verify_block(walk: Walk, qs: Sequence[Probs], p_after: PrefixProbs, draw: Sa
     raise AssertionError("the first symbol has ratio 1, so the draft is cut there at the latest")
 
 
-def verify_equal(proposals: Sequence[int], next_token: Callable[[int], int], eos: Collection[int]) -> Outcome:
-    """Verify proposals of which none was drawn.
+def verify_equal(proposals: Sequence[int], next_token: Callable[[int], int], *, ended: bool) -> Outcome:
+    """Verify proposals of which none was drawn; `ended` says that the last one ends the text.
 
     `next_token` draws the target's token after the first i proposals, or gives its greedy one.  A proposal is accepted
     if it is the token that was drawn: with the probability P of it, and a refused one is replaced by a draw from P
@@ -122,7 +122,7 @@ def verify_equal(proposals: Sequence[int], next_token: Callable[[int], int], eos
         if emitted[-1] != token:
             break
         accepted += 1
-        if token in eos:
+        if accepted == len(proposals) and ended:
             break
         emitted.append(next_token(accepted))
     return Outcome(tuple(emitted), accepted, accepted, None)

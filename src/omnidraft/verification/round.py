@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from omnidraft.alignment.spelling_table import Probs
-from omnidraft.verification.rejection_sampling import Outcome
+from omnidraft.verification.rejection_sampling import Outcome, verify_equal
 from omnidraft.verification.sampling import Sampler, TargetDistribution
 from omnidraft.verification.sparse_probs import SparseProbs
 
@@ -82,7 +82,7 @@ class Round:
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """The draft of one round as it is put to the target; this base class holds no draft tokens: plain decoding.
+    """The draft of one round as it is put to the target: of the base class none, or target tokens of the counts alone.
 
     `symbols` counts the units that verification accepts or rejects: here whole proposals, each of one draft token.
     """
@@ -101,11 +101,15 @@ class Draft:
         return len(self.proposals)
 
     def verify(self, target: TargetDistribution, draw: Sampler, *, greedy: bool, lazy: bool) -> Outcome:  # noqa: ARG002
-        """Accept or reject the proposals, and emit a token after them.
+        """Accept or reject the proposals, here none of which was drawn, and emit a token after them.
 
         `lazy` settles them one by one, for processors that keep state.
         """
-        return Outcome((target.best(0) if greedy else draw(target.probs(0)),), 0, 0, None)
+
+        def next_token(place: int) -> int:
+            return target.best(place) if greedy else draw(target.probs(place))
+
+        return verify_equal(self.proposals, next_token, ended=self.ended)
 
     def symbols_in(self, proposals: int) -> int:
         """Symbols of the first `proposals` target tokens."""
