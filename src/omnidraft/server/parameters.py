@@ -138,17 +138,11 @@ OLLAMA: Rules = {
     **_only(TEXT_ALONE, [[]], "images"),
     **_only(OUT, [False], "_debug_render_only"),
 }
-FORMED: Mapping[str, Rules] = {
-    "stream_options": STREAM,
-    "omnidraft": {},
-    "response_format": {},
-    "response_format.json_schema": FORMAT,
-    "structured_outputs": STRUCTURED,
-}
 RULES: Mapping[str, Mapping[str, Rules]] = {  # by path, "[]" being any item of a list
     "chat": {
         "": CHAT,
-        **FORMED,
+        "stream_options": STREAM,
+        "omnidraft": {},
         "messages[]": MESSAGE,
         "messages[].content[]": PART,
         "messages[].tool_calls[]": _ignored("index"),
@@ -157,10 +151,20 @@ RULES: Mapping[str, Mapping[str, Rules]] = {  # by path, "[]" being any item of 
         "tools[].function": {},
         "tool_choice": {},
         "tool_choice.function": {},
+        "response_format": {},
+        "structured_outputs": STRUCTURED,
         "tool_choice.allowed_tools": {},
         "reasoning": REASONING,
+        "response_format.json_schema": FORMAT,
     },
-    "completion": {"": COMPLETION, **FORMED},
+    "completion": {
+        "": COMPLETION,
+        "stream_options": STREAM,
+        "omnidraft": {},
+        "response_format": {},
+        "response_format.json_schema": FORMAT,
+        "structured_outputs": STRUCTURED,
+    },
     "response": {
         "": RESPONSE,
         "stream_options": STREAM,
