@@ -25,6 +25,18 @@ def server(chat: Path) -> Iterator[At]:
         yield at
 
 
+@pytest.fixture(scope="session")
+def plain(chat: Path) -> Iterator[At]:
+    """Without drafts, whose length depends on the clock and on earlier requests: a seed decides the answer."""
+    with serving([chat], None, {"draft_length": 0}, lanes=3, max_queue=20) as at:
+        yield at
+
+
+@pytest.fixture(scope="session")
+def alone(chat: Path) -> OmniDraft:
+    return omnidraft.load(chat, None, dtype="float32", profile=None, draft_length=0)
+
+
 @pytest.fixture
 def rounds(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rounds]:
     with rounds_of_requests(monkeypatch) as rounds:

@@ -24,7 +24,7 @@ from omnidraft.models.language_model import Read
 from omnidraft.models.transformers_model import TransformersModel
 from omnidraft.server.served import ServedModel
 from support.reads import watch
-from support.serving import PATIENT, QUESTION, At, Rounds, serving, user
+from support.serving import PATIENT, QUESTION, At, Rounds, events, serving, user
 from support.waiting import until
 
 LONG: dict[str, Any] = {
@@ -87,8 +87,7 @@ def test_answers_of_many_at_once_are_those_of_each_alone(server: At, model: Omni
         if place % 2:
             return str(server.chat(**body).json()["choices"][0]["message"]["content"])
         with streamed(server, **body) as lines:
-            found = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-        return "".join(each["choices"][0]["delta"].get("content", "") for each in found)
+            return "".join(each["choices"][0]["delta"].get("content", "") for each in events(lines))
 
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(answer, range(8))) == alone
@@ -202,8 +201,7 @@ def test_late_answers_are_ended(chat: Path, rounds: Rounds, monkeypatch: pytest.
             rounds.wait(2)
             clock.late = 2000
             rounds.let()
-            last = [line.removeprefix("data: ") for line in answer.result().text.splitlines() if "{" in line][-1]
-            assert json.loads(last)["error"]["code"] == "timeout"
+            assert events(answer.result())[-1]["error"]["code"] == "timeout"
             assert answer.result().status_code == (200 if stream else 504)
             clock.late = 0
         assert at.chat(temperature=0).status_code == 200
@@ -247,8 +245,7 @@ def test_a_failure_of_the_models_ends_all_requests(chat: Path, rounds: Rounds, m
         for refused in (waits.result(), at.chat(), at.get("/health")):
             assert refused.status_code == 503
             assert "the models failed (RuntimeError)" in refused.json()["error"]["message"]
-        last = [line for line in lines if line.startswith("data: {")][-1]
-        assert json.loads(last[6:])["error"]["code"] == "failed"
+        assert events(lines)[-1]["error"]["code"] == "failed"
 
 
 def test_caches_are_held_to_their_limit(chat: Path) -> None:
@@ -259,19 +256,9 @@ def test_caches_are_held_to_their_limit(chat: Path) -> None:
         assert at.chat(temperature=0, max_tokens=16).json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
-def test_a_seed_decides_every_draw(chat: Path) -> None:
-    with serving([chat], None, {"draft_length": 0}, lanes=2) as at:
-        asked: dict[str, Any] = {"temperature": 1.0, "max_tokens": 24}
-        texts = [at.chat(**asked, seed=seed).json()["choices"][0] for seed in (1, 1, -2, -2)]
-        assert texts[0] == texts[1] != texts[2] == texts[3]
-        unseeded = {str(at.chat(**asked).json()["choices"][0]) for _ in range(4)}
-        assert len(unseeded) > 1
-
-
 def test_a_trace_says_where_tokens_come_from(server: At) -> None:
     with streamed(server, temperature=0, max_tokens=48, omnidraft={"trace": True}) as lines:
-        chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-    *rounds, last = chunks
+        *rounds, last = events(lines)
     for each in rounds:
         tokens = each["omnidraft"]["tokens"]
         assert "".join(token["text"] for token in tokens) == each["choices"][0]["delta"]["content"]

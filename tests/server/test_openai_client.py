@@ -9,8 +9,7 @@ import openai
 import pytest
 
 from omnidraft.api import OmniDraft
-from support.serving import QUESTION, At, Rounds, user
-from support.waiting import until
+from support.serving import QUESTION, At, events, user
 
 ASKED: Any = user(QUESTION)
 GREEDY: dict[str, Any] = {"model": "chat", "temperature": 0, "max_tokens": 40}
@@ -193,15 +192,25 @@ def test_errors_are_those_of_the_client(server: At) -> None:
         client.chat.completions.create(messages=user("x"), model="zoo:target-a")  # type: ignore[arg-type]
 
 
-def test_closing_a_stream_ends_the_answer(server: At, rounds: Rounds) -> None:
-    cancelled = 'omnidraft_answers_total{end="cancelled"'
-    before, told = server.counter(cancelled), len(server.lines)
-    asked: dict[str, Any] = {**GREEDY, "messages": ASKED, "max_tokens": 256, "temperature": 1.5}
-    stream: Any = server.client.chat.completions.create(**asked, stream=True)
-    next(iter(stream))
-    rounds.wait(1)
-    stream.close()
-    until(lambda: any("no answer" in line for line in server.lines[told:]))
-    rounds.let()
-    until(lambda: server.counter(cancelled) > before)
-    assert server.figures()["active"] == 0
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_forced_call_that_is_cut_by_the_length_is_no_content(server: At, stream: bool) -> None:
+    word = {"type": "object", "properties": {"a": {"type": "string", "minLength": 200}}, "required": ["a"]}
+    function = {"name": "add", "parameters": word}
+    asked: dict[str, Any] = {"max_tokens": 24, "temperature": 0, "tool_choice": "required", "stream": stream}
+    chat: Any = {"messages": user(QUESTION), "tools": [{"type": "function", "function": function}], **asked}
+    found = server.post("/v1/chat/completions", chat)
+    choices = [each["choices"][0] for each in events(found)]
+    said = [each.get("message") or each["delta"] for each in choices]
+    assert not any(each.get("content") for each in said)
+    calls = [each for one in said for each in one.get("tool_calls", ())]
+    assert [each["function"]["name"] for each in calls if "id" in each] == ["add"]
+    assert (len(calls) > 1) == stream  # arguments come as they are made
+    assert "".join(each["function"]["arguments"] for each in calls).startswith('{"a": "')
+    assert choices[-1]["finish_reason"] == "length"
+    asked["max_output_tokens"] = asked.pop("max_tokens")
+    found = server.post("/v1/responses", {"input": QUESTION, "tools": [{"type": "function", **function}], **asked})
+    last = events(found)[-1]
+    last = last.get("response", last)
+    (item,) = last["output"]
+    assert (last["status"], item["type"], item["status"]) == ("incomplete", "function_call", "incomplete")
+    assert item["arguments"].startswith('{"a": "')

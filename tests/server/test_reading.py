@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
 from omnidraft.server.grammar import SLASH
 from omnidraft.server.reading.channels import ChannelReader
-from omnidraft.server.reading.pieces import Piece, Reader
+from omnidraft.server.reading.pieces import Call, Piece, Reader
 from omnidraft.server.reading.reader import CallReader, TextReader
 from omnidraft.server.reading.regions import marks_of
 from omnidraft.server.reading.template_reader import TemplateReader
@@ -169,7 +169,17 @@ FAMILIES = {
         template=PHI,
     ),
 }
+WRITTEN = '{"name": "add", "arguments": {"a": 1, "b": {"c": "}</x>"}}}'
+WHOLE = ("add", {"a": 1, "b": {"c": "}</x>"}})
+NO_CALLS = (
+    *(f"The JSON is {WRITTEN}", f"{WRITTEN} and", WRITTEN.replace("add", "other"), WRITTEN[:-1], ""),
+    *("<tool_call>nothing</tool_call>", '{"name": "add", "arguments": "text"}', '{"name": ["add"]}'),
+)
 LENIENT = {
+    **{f"no call: {text}": Transcript(text, content=text) for text in NO_CALLS},
+    "JSON alone": Transcript(f"\n {WRITTEN}\n", [WHOLE]),
+    "more behind a call": Transcript(f"<tool_call>{WRITTEN}</tool_call> and more", [WHOLE], " and more"),
+    "no end": Transcript(f"<tool_call>{WRITTEN}", [WHOLE]),
     "a fence": Transcript(
         'I call it:\n```json\n{"name": "add", "arguments": {"a": 1}}\n```', [("add", {"a": 1})], "I call it:\n"
     ),
@@ -293,10 +303,43 @@ def test_arguments_stream_as_they_come(name: str) -> None:
     assert len([piece for piece in pieces if piece.index == 0]) > 3
 
 
+PART = WRITTEN[:40]
+CALL, BEGUN = (Call("add", text.partition('"arguments": ')[2], cut=text == PART) for text in (WRITTEN[:-1], PART))
+
+
+@pytest.mark.parametrize(
+    ("text", "forced", "expected"),
+    [
+        (PART, True, ("", [BEGUN])),
+        (PART, False, ("", [BEGUN])),
+        (WRITTEN, True, ("", [CALL])),
+        (WRITTEN[:-1], True, ("", [replace(CALL, cut=True)])),
+        (WRITTEN[:12], True, ("", [])),
+        (WRITTEN[:12], False, (WRITTEN[:12], [])),
+        (PART.replace("add", "other"), False, (PART.replace("add", "other"), [])),
+        (f"See {PART}", False, (f"See {PART}", [])),
+        (f"<tool_call>\n{PART}", False, ("", [BEGUN])),
+        (f"So: <tool_call>{WRITTEN}</tool_call>\n<tool_call>\n{PART}", False, ("So: ", [CALL, BEGUN])),
+        (f"<tool_call>{WRITTEN}", False, ("", [CALL])),
+        ("<tool_call>", False, ("<tool_call>", [])),
+        ("[" * 20_000, False, ("[" * 20_000, [])),
+    ],
+    ids=lambda value: str(value)[:30],
+)
 @pytest.mark.parametrize("size", [1, 10**6])
-def test_a_call_alone_by_a_grammar(size: int) -> None:
-    found, calls = read(CallReader(FUNCTIONS), '{"name": "add", "arguments": {"a": 1', size, cut=True)
-    assert (found.content, calls) == ("", [("add", '{"a": 1')])
+def test_a_call_that_is_cut_is_its_beginning(
+    text: str, forced: bool, expected: tuple[str, Sequence[Call]], size: int
+) -> None:
+    reader = CallReader(FUNCTIONS) if forced else make(Transcript(""))
+    found, _ = read(reader, text, max(size, len(text) // 100), cut=True)
+    assert (found.content, reader.calls) == expected
+
+
+def test_content_is_passed_on_at_once() -> None:
+    reader = make(Transcript(""))
+    said = [reader.feed(text).content for text in ("I ", "<b>", "<tool_", "x")]
+    assert said == ["I ", "<b>", "", "<tool_x"]
+    assert TextReader({}, marks_of("", {}, ())).feed('{"name": "add"}').content == '{"name": "add"}'
 
 
 def test_one_call_of_several() -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,16 @@ import httpx
 import openai
 import pytest
 
-from omnidraft.cli.flags import INTERRUPTED
 from omnidraft.defaults import SMALL
 from omnidraft.errors import ModelError
+from omnidraft.models.language_model import Read
+from omnidraft.models.transformers_model import TransformersModel
 from omnidraft.server.run import Running
 from omnidraft.server.settings import Serving
 from support import faulty_disk
 from support.homes import with_native
-from support.serving import PATIENT, QUESTION, At, healthy, serving, user
+from support.reads import watch
+from support.serving import PATIENT, QUESTION, At, events, healthy, serving, user
 from support.waiting import WAIT_S, until
 
 # without a form, some answers end by themselves after some tens of tokens
@@ -127,31 +130,106 @@ def test_a_server_that_loads_can_be_ended(target: Path, monkeypatch: pytest.Monk
         go.set()
 
 
+# ---------------------------------------------------------------- signals
+
+signal_here = partial(os.kill, os.getpid())
+
+
+def run_here(target: Path, drafter: Path | None, options: Any, ask: Callable[[At], object], **settings: Any) -> bool:
+    """Run a server in the thread that receives signals, beside a client; True where Ctrl-C ended it."""
+    helper, models = str(drafter) if drafter else None, {"profile": None, "dtype": "float32", **options}
+    running = Running(Serving(port=0, **settings), [str(target)], helper, models, say=lambda _: None)
+
+    def client() -> None:
+        try:
+            until(lambda: healthy(running.address))
+            ask(At(running.address, running.end))
+        finally:
+            running.end()
+
+    with ThreadPoolExecutor(1) as pool:
+        asked, interrupted = pool.submit(client), False
+        try:
+            running.run()
+        except KeyboardInterrupt:
+            interrupted = True
+        asked.result(WAIT_S)
+    return interrupted
+
+
+@contextmanager
+def streamed(at: At, tokens: int) -> Iterator[Iterator[str]]:
+    body = ENDLESS | {"max_tokens": tokens, "stream": True}
+    with httpx.stream("POST", at.url + "/v1/chat/completions", json=body, **PATIENT) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        yield lines
+
+
+def test_a_second_interrupt_ends_answers_and_saves_profiles(chat: Path, drafter: Path, tmp_path: Path) -> None:
+    profile = tmp_path / "profile"
+
+    def ask(at: At) -> None:
+        until(lambda: complete(at).is_success and at.figures()["learned"].get("updates"))
+        with ExitStack() as streams:
+            lines = [streams.enter_context(streamed(at, 2000)) for _ in range(3)]
+            signal_here(signal.SIGINT)
+            until(lambda: not healthy(at.url))  # it drains
+            assert not profile.exists()
+            signal_here(signal.SIGINT)
+            last = [[line for line in each if line.startswith("data: {")][-1] for each in lines]
+        assert all("shutting down" in each for each in last)
+
+    options = LEARNS | {"profile": profile}
+    assert run_here(chat, drafter, options, ask, save_every_s=600, drain_timeout_s=300, max_tokens=2000)
+    assert profile.exists()
+
+
+@pytest.mark.parametrize("signals", [2, 1])
+def test_an_end_waits_for_no_prompt_to_be_read(chat: Path, monkeypatch: pytest.MonkeyPatch, signals: int) -> None:
+    """At a second interrupt, and after the time that open answers get."""
+    parts = 0
+
+    def slow(read: Read) -> None:
+        nonlocal parts
+        if read.keep == 0:
+            parts += 1
+            time.sleep(0.1)
+
+    monkeypatch.setattr(TransformersModel, "chunk", 4)
+    watch(monkeypatch, TransformersModel, slow)
+    messages = user(f"{QUESTION} And one more. " * 20)  # read in about 100 parts
+
+    def ask(at: At) -> None:
+        with ThreadPoolExecutor(2) as pool:
+            waits = [pool.submit(at.chat, messages=messages, max_tokens=4) for _ in range(2)]
+            until(lambda: parts and at.figures()["active"] + at.figures()["queued"] == 2)
+            signal_here(signal.SIGINT if signals == 2 else signal.SIGTERM)
+            if signals == 2:
+                until(lambda: not healthy(at.url))  # it drains
+                assert not any(each.done() for each in waits)
+                signal_here(signal.SIGINT)
+            assert [each.result().status_code for each in waits] == [503, 503]
+            assert "shutting down" in waits[0].result().json()["error"]["message"]
+
+    drain = 300 if signals == 2 else 1
+    assert run_here(chat, None, {"draft_length": 0}, ask, drain_timeout_s=drain) == (signals == 2)
+    assert parts < 80
+
+
 # ---------------------------------------------------------------- as a process
 
 
 MAIN = "from omnidraft.cli.main import main; raise SystemExit(main())"
-SLOW = f"""
-import sys, time
-from omnidraft.models.transformers_model import TransformersModel
-read = TransformersModel.read
-def slow(model, reads):
-    if any(each.keep == 0 for each in reads):
-        print("a part is read", file=sys.stderr, flush=True)
-        time.sleep(0.3)
-    return read(model, reads)
-TransformersModel.chunk, TransformersModel.read = 4, slow
-{MAIN}
-"""
 
 
 class Process:
     """`omnidraft serve` with a drafter that learns."""
 
-    def __init__(self, target: Path, drafter: Path, home: Path, save_every_s: float, code: str, *more: str) -> None:
-        command = [sys.executable, "-c", code, "serve", "--target", str(target), "--drafter", str(drafter)]
+    def __init__(self, target: Path, drafter: Path, home: Path) -> None:
+        command = [sys.executable, "-c", MAIN, "serve", "--target", str(target), "--drafter", str(drafter)]
         command += ["--port", "0", "--adapt", "background", "--draft-length", "4", "--threads", "1"]
-        command += ["--set", "update_every=1", "--set", f"save_every_s={save_every_s}", *more]
+        command += ["--set", "update_every=1", "--set", "save_every_s=0.2"]
         environment = os.environ | {"OMNIDRAFT_HOME": str(with_native(home))}
         self.process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, encoding="utf-8")
         assert self.process.stderr is not None
@@ -175,24 +253,13 @@ class Process:
 
 
 @contextmanager
-def served(
-    target: Path, drafter: Path, home: Path, *more: str, save_every_s: float = 0.2, code: str = MAIN
-) -> Iterator[Process]:
-    process = Process(target, drafter, home, save_every_s, code, *more)
+def served(target: Path, drafter: Path, home: Path) -> Iterator[Process]:
+    process = Process(target, drafter, home)
     try:
         yield process
     finally:
         if process.process.poll() is None:
             process.end(signal.SIGKILL)
-
-
-@contextmanager
-def streamed(at: At, tokens: int) -> Iterator[Iterator[str]]:
-    body = ENDLESS | {"max_tokens": tokens, "stream": True}
-    with httpx.stream("POST", at.url + "/v1/chat/completions", json=body, **PATIENT) as answer:
-        lines = answer.iter_lines()
-        next(lines)
-        yield lines
 
 
 @pytest.mark.slow
@@ -222,46 +289,8 @@ def test_a_kill_under_load_tears_nothing_and_a_signal_drains(chat: Path, drafter
             process.process.send_signal(signal.SIGTERM)
             rest = list(lines)
         assert [line for line in rest if line][-1] == "data: [DONE]"
-        found = [json.loads(line[6:]) for line in rest if line.startswith("data: {")]
-        assert len(found) > 4
-        last = found[-1]
+        *found, last = events(rest)
+        assert len(found) > 3
         assert last["choices"][0]["finish_reason"] in ("length", "stop")
         assert process.end(signal.SIGTERM) == 0
         assert not any("Traceback" in line for line in process.lines)
-
-
-@pytest.mark.slow
-def test_a_second_interrupt_ends_answers_and_saves_profiles(chat: Path, drafter: Path, tmp_path: Path) -> None:
-    with served(chat, drafter, tmp_path / "home", save_every_s=600) as process:
-        until(lambda: complete(process.at).is_success and process.at.figures()["learned"].get("updates"))
-        profile = Path(str(process.at.figures()["profile"]))
-        with ExitStack() as streams:
-            for _ in range(3):
-                streams.enter_context(streamed(process.at, 2000))
-            process.process.send_signal(signal.SIGINT)
-            until(lambda: not healthy(process.at.url))  # it drains
-            assert process.process.poll() is None
-            assert not profile.exists()
-            assert process.end(signal.SIGINT) == INTERRUPTED
-        assert profile.exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("signals", [2, 1])
-def test_an_end_waits_for_no_prompt_to_be_read(chat: Path, drafter: Path, tmp_path: Path, signals: int) -> None:
-    """At a second interrupt, and after the time that open answers get."""
-    drain = ("--set", f"drain_timeout_s={300 if signals == 2 else 1}")
-    messages = user(f"{QUESTION} And one more. " * 20)  # read in about 100 parts
-    with served(chat, drafter, tmp_path / "home", *drain, code=SLOW) as process, ThreadPoolExecutor(2) as pool:
-        waits = [pool.submit(process.at.chat, messages=messages, max_tokens=4) for _ in range(2)]
-        until(lambda: any("a part is read" in line for line in process.lines))
-        until(lambda: process.at.figures()["active"] + process.at.figures()["queued"] == 2)
-        if signals == 2:
-            process.process.send_signal(signal.SIGINT)
-            until(lambda: not healthy(process.at.url))  # it drains
-            assert process.process.poll() is None
-        assert process.end(signal.SIGINT if signals == 2 else signal.SIGTERM) == (INTERRUPTED if signals == 2 else 0)
-        assert [each.result().status_code for each in waits] == [503, 503]
-        assert "shutting down" in waits[0].result().json()["error"]["message"]
-    assert sum("a part is read" in line for line in process.lines) < 80
-    assert not any("Traceback" in line or "Exception" in line for line in process.lines)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 import ssl
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -151,6 +152,13 @@ def healthy(url: str) -> bool:
         return httpx.get(f"{url}/health", **PATIENT).status_code == 200
     except httpx.TransportError:
         return False
+
+
+def events(answer: httpx.Response | Iterable[str]) -> list[Any]:
+    """The events of a stream, or of its lines; the one body of an answer that is none."""
+    lines = answer.text.splitlines() if isinstance(answer, httpx.Response) else answer
+    found = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    return found or ([answer.json()] if isinstance(answer, httpx.Response) else [])
 
 
 def user(*texts: str) -> list[dict[str, str]]:

@@ -53,7 +53,7 @@ class Answer:
         self.prompt_tokens = 0  # of the log-probabilities
         self.call_ids: list[str] = []
         self.done: Done | None = None
-        self._reader: Reader = task.reader()
+        self._reader: Reader = task.reading.reader(task.served.marks)
         self._sources = Sources(task) if task.trace else None
 
     def take(self, event: Told | Done) -> Delta:
@@ -97,17 +97,10 @@ class Answer:
     def beside(self) -> dict[str, Any]:
         """Fields of a complete answer, or of its last chunk, that only this server has: times, and the extension."""
         ignored = {"ignored": list(self.task.ignored)} if self.task.ignored else {}
-        idle = {} if self.finished.result.stats.proposed else {"drafting": self.undrafted}
+        stats = self.finished.result.stats
+        idle = {} if stats.proposed else {"drafting": self.task.served.undrafted(stats.no_draft_reason)}
         own = (self.summary or {}) | ignored | idle
         return {"timings": timings([self])} | ({"omnidraft": own} if own else {})
-
-    @property
-    def undrafted(self) -> str:
-        """Why nothing was drafted, of an answer without drafts."""
-        served, reason = self.task.served, self.finished.result.stats.no_draft_reason
-        if served.failure is not None:
-            return f"the drafter failed to load: {served.failure}"
-        return reason or served.undrafted
 
     @property
     def summary(self) -> dict[str, Any] | None:

@@ -20,6 +20,7 @@ from omnidraft.server.anthropic_bodies import (
     ToolResult,
     ToolUse,
 )
+from omnidraft.server.bodies import Received
 from omnidraft.server.errors import ApiError, of_anthropic
 from omnidraft.server.request_answers import Reply, RequestAnswers, event
 from omnidraft.server.scheduler import Task
@@ -140,8 +141,8 @@ def _as_choice(choice: ToolChoice) -> dict[str, Any]:
 class Messages(Reply):
     """The form of one answer."""
 
-    def __init__(self, batch: RequestAnswers) -> None:
-        super().__init__(batch)
+    def __init__(self, batch: RequestAnswers, asked: Received[Any]) -> None:
+        super().__init__(batch, asked)
         own = {"type": "message", "role": "assistant", "model": self.model}
         self._head = {"id": f"msg_{secrets.token_hex(12)}", **own}
         self._index, self._kind = -1, ""  # of the block that goes out

@@ -276,10 +276,6 @@ def _line(answer: Answer) -> str:
     return f"{task.served.name}: a prompt of {len(task.ids)} tokens, {made}"
 
 
-def _usage(body: base.Options) -> bool:
-    return bool(body.stream_options and body.stream_options.include_usage)
-
-
 class Api(NamedTuple):
     """An endpoint that answers: its body, the tasks of one, and the reply."""
 
@@ -292,18 +288,8 @@ class Api(NamedTuple):
 
 
 APIS = {
-    "/chat/completions": Api(
-        "Answer a conversation",
-        p.ChatRequest,
-        tasks.chat_tasks,
-        lambda batch, asked: Chat(batch, usage=_usage(asked.body)),
-    ),
-    "/completions": Api(
-        "Continue texts",
-        p.CompletionRequest,
-        tasks.completion_tasks,
-        lambda batch, asked: Completion(batch, usage=_usage(asked.body)),
-    ),
+    "/chat/completions": Api("Answer a conversation", p.ChatRequest, tasks.chat_tasks, Chat),
+    "/completions": Api("Continue texts", p.CompletionRequest, tasks.completion_tasks, Completion),
     "/responses": Api(
         "Answer a conversation, all of which is in the request", p.ResponseRequest, tasks.response_tasks, ResponseForm
     ),
@@ -311,25 +297,17 @@ APIS = {
         "Answer a conversation in Anthropic's form",
         anthropic_bodies.MessagesRequest,
         anthropic.messages_tasks,
-        lambda batch, _: anthropic.Messages(batch),
+        anthropic.Messages,
     ),
 }
 OLLAMA = {
     "/api/chat": Api(
         "Answer a conversation in Ollama's form; without messages, say that the model is loaded",
-        ollama_bodies.OllamaChat,
-        ollama.chat_of,
-        lambda batch, asked: ollama.Lines(batch, asked.body.model, chat=True),
-        streams=True,
-        idle=lambda body: None if body.messages else ollama.loaded(body.model, chat=True),
+        *(ollama_bodies.OllamaChat, ollama.chat_of, ollama.Lines, True, ollama.loaded),
     ),
     "/api/generate": Api(
         "Answer a prompt in Ollama's form; without one, say that the model is loaded",
-        ollama_bodies.OllamaGenerate,
-        ollama.generate_of,
-        lambda batch, asked: ollama.Lines(batch, asked.body.model, chat=False),
-        streams=True,
-        idle=lambda body: None if body.prompt else ollama.loaded(body.model, chat=False),
+        *(ollama_bodies.OllamaGenerate, ollama.generate_of, ollama.Lines, True, ollama.loaded),
     ),
 }
 

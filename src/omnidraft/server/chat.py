@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from omnidraft.server.answers import Answer, Delta, TokenInfo, timings
+from omnidraft.server.bodies import Received
 from omnidraft.server.errors import ApiError
 from omnidraft.server.request_answers import Reply, RequestAnswers, event
 
@@ -21,9 +22,10 @@ class Choices(Reply):
     body: ClassVar[str]  # the `object` of a body, and of a chunk
     chunk: ClassVar[str]
 
-    def __init__(self, batch: RequestAnswers, *, usage: bool = False) -> None:
-        super().__init__(batch)
-        self._usage = usage  # a chunk of its own at the end
+    def __init__(self, batch: RequestAnswers, asked: Received[Any]) -> None:
+        super().__init__(batch, asked)
+        options = asked.body.stream_options
+        self._usage = bool(options and options.include_usage)  # a chunk of its own at the end
         self._head = {"id": f"{self.prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": self.model}
         self._told = batch.choices  # of a stream
 
@@ -141,8 +143,8 @@ class Completion(Choices):
 
     prefix, body, chunk = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, batch: RequestAnswers, *, usage: bool = False) -> None:
-        super().__init__(batch, usage=usage)
+    def __init__(self, batch: RequestAnswers, asked: Received[Any]) -> None:
+        super().__init__(batch, asked)
         self._begun: set[int] = set()  # choices whose prompt was repeated
         self._places: dict[int, Places] = {}  # of the choices whose log-probabilities were begun
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
@@ -120,12 +119,9 @@ def install(app: FastAPI) -> None:
             unrouted = {404: f"there is no {path}: see GET /openapi.json for what there is"}
             unrouted[405] = f"{path} takes no {request.method}: use {headers.get('Allow', 'another')}"
             error = ApiError(error.status_code, unrouted.get(error.status_code, str(error.detail)))
-        elif isinstance(error, RequestValidationError):
-            name = str(error.errors()[0]["loc"][-1])
-            error = ApiError(400, f"{name} of the address is not usable: leave it out", param=name)
         made = response(error if isinstance(error, ApiError) else INTERNAL, request.url.path)
         made.headers.update(headers)
         return made
 
-    for kind in (ApiError, RequestValidationError, HTTPException, Exception):
+    for kind in (ApiError, HTTPException, Exception):
         app.add_exception_handler(kind, answer)

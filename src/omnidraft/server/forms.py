@@ -42,14 +42,14 @@ class ResponseFormat:
 
 def form_of(body: base.Formed) -> ResponseFormat | None:
     """The form that a body asks for; None for free text.  Raises ApiError where it asks for two."""
-    found = _formats(body.response_format, "response_format")
+    first = form_of_format(body.response_format, "response_format")
+    found = [] if first is None else [first]
     for name, kind in GUIDED:
         if (value := getattr(body, name)) is not None and value != "":
             found.append(_form(kind, value, name))
     if (given := body.structured_outputs) is not None:
-        for kind in KINDS:
-            if (value := getattr(given, "json_" if kind == "json" else kind)) is not None:
-                found.append(_form(kind, value, f"structured_outputs.{kind}"))
+        own = {kind: getattr(given, "json_" if kind == "json" else kind) for kind in KINDS}
+        found += [_form(kind, own[kind], f"structured_outputs.{kind}") for kind in KINDS if own[kind] is not None]
         if given.json_object:
             found.append(ResponseFormat("json", ANY_OBJECT, "structured_outputs.json_object"))
     if len(found) > 1:
@@ -59,22 +59,15 @@ def form_of(body: base.Formed) -> ResponseFormat | None:
     return found[0] if found else None
 
 
-def form_of_text(given: Any) -> ResponseFormat | None:
-    """The form that `text.format` of a response asks for; None for free text."""
-    if isinstance(given, base.ObjectFormat):
-        return ResponseFormat("json", given.schema_ or ANY_OBJECT, "text.format.schema")
-    if isinstance(given, base.JsonSchema):
-        return ResponseFormat("json", given.schema_, "text.format.schema", bool(given.strict))
-    return None
-
-
-def _formats(given: Any, path: str) -> list[ResponseFormat]:
-    if isinstance(given, base.ObjectFormat):
-        return [ResponseFormat("json", given.schema_ or ANY_OBJECT, f"{path}.schema")]
+def form_of_format(given: Any, path: str) -> ResponseFormat | None:
+    """The form that a `response_format` or a response's `text.format` asks for; None for free text."""
     if isinstance(given, base.ChatSchemaFormat):
-        own = given.json_schema
-        return [ResponseFormat("json", own.schema_, f"{path}.json_schema.schema", bool(own.strict))]
-    return []
+        given, path = given.json_schema, f"{path}.json_schema"
+    if isinstance(given, base.ObjectFormat):
+        return ResponseFormat("json", given.schema_ or ANY_OBJECT, f"{path}.schema")
+    if isinstance(given, base.JsonSchema):
+        return ResponseFormat("json", given.schema_, f"{path}.schema", bool(given.strict))
+    return None
 
 
 def _form(kind: Kind, value: Any, path: str) -> ResponseFormat:

@@ -13,9 +13,7 @@ from typing import NamedTuple
 from omnidraft.config import Drafting
 from omnidraft.counts.counts import AnswerMemory
 
-MAX_USERS = (
-    64  # users whose answers are kept for a drafter; then one of the key with most of them is forgotten, the idlest
-)
+MAX_USERS = 64  # whose answers are kept for a drafter; then one of the key with most of them is forgotten, the idlest
 MAX_TOKENS = 2**16  # of answers kept for each user: 2.3 MiB, 144 MiB of all
 KEYLESS = -1  # the place of the key of a server without any
 

@@ -34,10 +34,6 @@ class Prompt:
         """Token ids; raises ApiError."""
         return encoded(served, self.messages, self.variables | self.controls, self.where)
 
-    def render(self, served: ServedModel) -> str | None:
-        """The template's text; None where it refuses."""
-        return rendered(served, self.messages, self.variables | self.controls)
-
     def without_effect(self, served: ServedModel) -> list[str]:
         """The paths of what the template has no place for: it writes the same text without it.
 
@@ -45,7 +41,7 @@ class Prompt:
         """
         if not self.variables and not self.optional:
             return []
-        text, ignored = self.render(served), []
+        text, ignored = rendered(served, self.messages, self.variables | self.controls), list[str]()
         for name in self.variables:
             variables = {key: value for key, value in self.variables.items() if key != name} | self.controls
             if rendered(served, self.messages, variables) == text:

@@ -10,6 +10,7 @@ from typing import Any
 
 from omnidraft.server import protocol as p
 from omnidraft.server.answers import Answer, Delta
+from omnidraft.server.bodies import Received
 from omnidraft.server.errors import ApiError, to_json
 from omnidraft.server.ollama_bodies import Asked, OllamaChat, OllamaGenerate
 from omnidraft.server.reading.pieces import Call
@@ -93,13 +94,13 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Lines(Reply):
-    """The form of one answer, by the name that the request calls the model: of a chat, or of a prompt."""
+    """The form of one answer, by the name that the request calls the model."""
 
     media_type = "application/x-ndjson"
 
-    def __init__(self, batch: RequestAnswers, model: str, *, chat: bool) -> None:
-        super().__init__(batch)
-        self.model, self._chat = model, chat
+    def __init__(self, batch: RequestAnswers, asked: Received[Any]) -> None:
+        super().__init__(batch, asked)
+        self.model = asked.body.model
 
     def whole(self) -> dict[str, Any]:
         answer = self.answer
@@ -120,7 +121,7 @@ class Lines(Reply):
     def _line(self, content: str, reasoning: str, calls: Sequence[Call] = ()) -> dict[str, Any]:
         head = {"model": self.model, "created_at": now()}
         thinking = {"thinking": reasoning} if reasoning else {}
-        if not self._chat:
+        if not isinstance(self.asked.body, OllamaChat):
             return head | {"response": content} | thinking
         message: dict[str, Any] = {"role": "assistant", "content": content} | thinking
         if calls:
@@ -145,10 +146,12 @@ class Lines(Reply):
         } | beside
 
 
-def loaded(model: str, *, chat: bool) -> dict[str, Any]:
-    """The answer to a request without anything to answer, by which clients have a model loaded."""
-    said = {"message": {"role": "assistant", "content": ""}} if chat else {"response": ""}
-    return {"model": model, "created_at": now(), **said, "done": True, "done_reason": "load"}
+def loaded(body: OllamaChat | OllamaGenerate) -> dict[str, Any] | None:
+    """The answer to a request without anything to answer, by which clients have a model loaded; None to any other."""
+    if body.messages if isinstance(body, OllamaChat) else body.prompt:
+        return None
+    said = {"message": {"role": "assistant", "content": ""}} if isinstance(body, OllamaChat) else {"response": ""}
+    return {"model": body.model, "created_at": now(), **said, "done": True, "done_reason": "load"}
 
 
 def listed(served: ServedModel, *, running: bool = False) -> dict[str, Any]:

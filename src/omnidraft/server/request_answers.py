@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from omnidraft.server.answers import Answer, Delta
+from omnidraft.server.bodies import Received
 from omnidraft.server.errors import ApiError, to_json
 from omnidraft.server.grammar import Grammar
 from omnidraft.server.scheduler import Event, Scheduler, Task
@@ -97,8 +98,8 @@ class Reply(ABC):
 
     media_type: ClassVar[str] = "text/event-stream"
 
-    def __init__(self, batch: RequestAnswers) -> None:
-        self.batch = batch
+    def __init__(self, batch: RequestAnswers, asked: Received[Any]) -> None:
+        self.batch, self.asked = batch, asked
         self.answer = batch.answers[0]
         self.model = batch.task.served.name
 

@@ -23,8 +23,7 @@ class Response(Reply):
     """The form of one response: its items are reasoning, a message, and calls, in the order in which they begin."""
 
     def __init__(self, batch: RequestAnswers, asked: Received[ResponseRequest]) -> None:
-        super().__init__(batch)
-        self._body, self._raw = asked.body, asked.raw
+        super().__init__(batch, asked)
         self._id, self._created = f"resp_{secrets.token_hex(12)}", int(time.time())
         self._ids = {"message": f"msg_{secrets.token_hex(12)}", "reasoning": f"rs_{secrets.token_hex(12)}"}
         self._order: list[str] = []  # of items, by kind and a call's number
@@ -132,7 +131,7 @@ class Response(Reply):
 
     def _body_of(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
         """The response object: what was asked for, and what has come of it."""
-        body, raw, done = self._body, self._raw, self.answer.done
+        body, raw, done = self.asked.body, self.asked.raw, self.answer.done
         form = {key: value for key, value in (raw.get("text") or {}).items() if value is not None}
         made = {
             "id": self._id,

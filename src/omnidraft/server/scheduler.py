@@ -22,7 +22,6 @@ from omnidraft.server.errors import ENDING, INTERNAL, LOADING, ApiError, of_inpu
 from omnidraft.server.memories import User
 from omnidraft.server.metrics import Metrics
 from omnidraft.server.reading.choice import Reading
-from omnidraft.server.reading.pieces import Reader
 from omnidraft.server.served import LaneState, ServedModel
 from omnidraft.server.settings import Serving
 
@@ -82,10 +81,6 @@ class Task:
     first: Task | None = None  # of the same prompt: once it is read there, this one begins with a copy
     cancelled: bool = False
     born: float = field(default_factory=time.monotonic)
-
-    def reader(self) -> Reader:
-        """A reader of the answer."""
-        return self.reading.reader(self.served.marks)
 
     @property
     def age(self) -> float:

@@ -77,11 +77,12 @@ class ServedModel:
         """The target as it can be loaded."""
         return self._sources[0]
 
-    @property
-    def undrafted(self) -> str:
-        """Why an answer has no drafts of which nothing else is known."""
-        if self.model.engine.drafting.longest == 0:
-            return "off"
+    def undrafted(self, reason: str | None) -> str:
+        """Why an answer has no drafts; `reason` is what the answer itself knows of it."""
+        if self.failure is not None:
+            return f"the drafter failed to load: {self.failure}"
+        if reason or self.model.engine.drafting.longest == 0:
+            return reason or "off"
         return "the answer is too short" if self.drafter or self.model.engine.counts else "no drafter"
 
     @property

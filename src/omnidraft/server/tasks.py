@@ -13,7 +13,7 @@ from omnidraft.server import protocol_base as base
 from omnidraft.server.bodies import read
 from omnidraft.server.errors import ApiError, Paths, of_input, renamed
 from omnidraft.server.fill_in import filling
-from omnidraft.server.forms import ResponseFormat, form_of, form_of_text
+from omnidraft.server.forms import ResponseFormat, form_of, form_of_format
 from omnidraft.server.grammar_options import grammar_options
 from omnidraft.server.instruction import instructed
 from omnidraft.server.memories import User, digest
@@ -53,40 +53,25 @@ def completion_tasks(body: p.CompletionRequest, served: ServedModel, settings: S
     asked["logprobs"] = body.logprobs
     form = form_of(body)
     _check_count(served, settings, body, asked, len(prompts))
-    return [_completion(served, settings, body, dict(asked), form, *each) for each in prompts.items()]
 
+    def task_of(where: str, prompt: Any) -> Task:
+        if body.suffix and not isinstance(prompt, str):
+            raise ApiError(400, f"suffix needs text before it, and {where} is token ids: give text", param="suffix")
+        ids = filling(served, prompt, body.suffix) if body.suffix else encoded(served, prompt, None, where)
+        if not isinstance(prompt, str):
+            check_ids(ids, served.model.target.lm.vocab_size, where)
+        _check(served, settings, ids, where)
+        found, more = ({}, []) if form is None else grammar_options(served, form, {}, asked, len(ids), None)
+        ignored, scores = [*unstreamed(body), *more], bool(body.echo) and body.logprobs is not None
+        task = _task(served, ids, asked | found, body, ignored=ignored, scores=scores)
+        if body.echo:
+            with served.lock:
+                task.echo = prompt if isinstance(prompt, str) else str(served.model.target.tokenizer.decode(ids))
+        task.prompt_alone = one_of(body, ("max_tokens", "n_predict")) == 0
+        task.tells_logprobs = body.logprobs is not None
+        return _several(task, body)
 
-def _completion(
-    served: ServedModel,
-    settings: Serving,
-    body: p.CompletionRequest,
-    asked: dict[str, Any],
-    form: ResponseFormat | None,
-    where: str,
-    prompt: Any,
-) -> Task:
-    """The task of one prompt."""
-    if body.suffix and not isinstance(prompt, str):
-        raise ApiError(400, f"suffix needs text before it, and {where} is token ids: give text", param="suffix")
-    ids = filling(served, prompt, body.suffix) if body.suffix else encoded(served, prompt, None, where)
-    if not isinstance(prompt, str):
-        check_ids(ids, served.model.target.lm.vocab_size, where)
-    _check(served, settings, ids, where)
-    ignored = unstreamed(body)
-    if form is not None:
-        found, more = grammar_options(served, form, {}, asked, len(ids), None)
-        asked, ignored = asked | found, [*ignored, *more]
-    echo = ""
-    if body.echo:
-        with served.lock:
-            echo = prompt if isinstance(prompt, str) else str(served.model.target.tokenizer.decode(ids))
-    scores = bool(body.echo) and body.logprobs is not None
-    task = _task(served, ids, asked, body, ignored=ignored, scores=scores)
-    alone = one_of(body, ("max_tokens", "n_predict")) == 0
-    return _several(
-        replace(task, echo=echo if body.echo else "", prompt_alone=alone, tells_logprobs=body.logprobs is not None),
-        body,
-    )
+    return [task_of(where, prompt) for where, prompt in prompts.items()]
 
 
 def response_tasks(body: p.ResponseRequest, served: ServedModel, settings: Serving) -> list[Task]:
@@ -94,7 +79,7 @@ def response_tasks(body: p.ResponseRequest, served: ServedModel, settings: Servi
     wanted = LOGPROBS in (body.include or ())
     if body.top_logprobs and not wanted:
         raise ApiError(400, f"top_logprobs needs include with {LOGPROBS}: add it", param="top_logprobs")
-    form = form_of_text(body.text and body.text.format)
+    form = form_of_format(body.text and body.text.format, "text.format")
     asked = sampling_of(body, settings, settings.max_tokens, "max_output_tokens")
     asked["logprobs"] = (body.top_logprobs or 0) if wanted else None
     task = _conversation(served, settings, of_response(body), body, asked, form, reasons=True)

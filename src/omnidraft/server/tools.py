@@ -83,13 +83,11 @@ class Tools:
         else:
             found = [*self.others, *(path.removesuffix(".function") for path in self.functions if path not in chosen)]
         if shown:
-            return found if followed or self.forced else [*found, *self._loose()]
+            # calls that are free keep to no schema
+            loose = [] if followed or self.forced else [path for path, each in self.functions.items() if each.strict]
+            return [*found, *(f"{path}.strict" for path in loose)]
         given = {"tool_choice": self.choice == "auto", "parallel_tool_calls": self.parallel is not None}
         return [*found, *(name for name, there in given.items() if there)]
-
-    def _loose(self) -> list[str]:
-        """The paths of `strict` where it is not kept, as calls are free."""
-        return [f"{path}.strict" for path, each in self.functions.items() if each.strict]
 
 
 def _no_function(path: str, kind: str) -> ApiError:

@@ -67,16 +67,13 @@ class ChannelReader(Reader):
         else:
             length = len(self._held) - (0 if final else begun(self._held, ENDS))
             text, self._held = self._held[:length], self._held[length:]
-        channel, name = self._channel, self._name
-        if places:
-            self._channel, self._name = "header", None
-        if name is not None:
-            self._arguments += text
-            self._name = name
-            found = self._message(whole=bool(places))
-            self._name = None if places else name
-            return found
-        return Piece(reasoning=text) if channel == "analysis" else Piece(content=text)
+        channel, self._channel = self._channel, "header" if places else self._channel
+        if self._name is None:
+            return Piece(reasoning=text) if channel == "analysis" else Piece(content=text)
+        self._arguments += text
+        found = self._message(whole=bool(places))
+        self._name = None if places else self._name
+        return found
 
     def _message(self, *, whole: bool) -> Piece:
         """The call of the present message, with its arguments so far."""

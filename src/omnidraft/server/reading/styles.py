@@ -29,6 +29,8 @@ HEADER_LENGTH = 100  # characters between a name and its arguments at most
 GEMMA = re.compile(rf"\s*call:({NAME})(?=\{{)")
 GEMMA_MARKS = re.compile(r'(<\|"\|>|<escape>)(.*?)\1|"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
 BARE_KEY = re.compile(r"(^|[{,]\s*)([A-Za-z_][\w-]*)\s*:")
+PYTHON = {"True": True, "False": False, "None": None}
+TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
 QUOTES = ('<|"|>', "<escape>")
 
 
@@ -124,12 +126,8 @@ PAIRS = Marked(
 def python(text: str, functions: Functions) -> Found:
     """A list of Python calls, whose arguments are literals."""
     start = len(text) - len(text.lstrip())
-    if text[start : start + 1] != "[":
-        return (
-            read_json(text, 0, functions)
-            if text[start : start + 1] == "{"
-            else Found([], None, wrong=start < len(text))
-        )
+    if (first := text[start : start + 1]) != "[":
+        return read_json(text, 0, functions) if first == "{" else Found([], None, wrong=bool(first))
     if (begin := re.compile(rf"\[\s*({NAME})\(").match(text, start)) is None:
         broken = re.compile(rf"\[\s*(?:{NAME})?$").match(text, start) is None
         return read_json(text, 0, functions) if broken else Found([], None)
@@ -213,23 +211,16 @@ def _call(name: str, values: list[tuple[str, str]], functions: Functions, *, who
 
 def valued(text: str, schema: Any) -> Any:
     """The value that a text stands for: of the types that a schema allows, where it names some."""
-    kinds = _kinds(schema)
-    value = loaded(text.strip())
-    if text.strip() in ("True", "False", "None") and "string" not in kinds:
-        return {"True": True, "False": False}.get(text.strip())
-    kind = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}.get(
-        type(value)
-    )
-    if not kinds or value is None:
-        fits = (not kinds and value is not None and not isinstance(value, str)) or (
-            value is None and text.strip() == "null"
-        )
-        return value if fits and kinds != {"string"} else text
-    if kind in kinds and kind != "string":
+    kinds, bare = _kinds(schema), text.strip()
+    if bare in PYTHON and "string" not in kinds:
+        return PYTHON[bare]
+    value = loaded(bare)
+    if value is None:
+        return None if bare == "null" and kinds != {"string"} else text
+    kind = TYPES[type(value)]
+    if kind != "string" and (not kinds or kind in kinds or (kind == "integer" and "number" in kinds)):
         return value
-    if (kind == "integer" and "number" in kinds) or (kind == "number" and "integer" in kinds and value == int(value)):
-        return value if "number" in kinds else int(value)
-    return text
+    return int(value) if kind == "number" and "integer" in kinds and value.is_integer() else text
 
 
 def _kinds(schema: Any) -> set[str]:

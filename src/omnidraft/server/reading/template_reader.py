@@ -30,7 +30,7 @@ class TemplateReader(Reader):
         self._reasons = reasons
         self._raw: str | None = None  # of the part that is open, where it is no text
         self._lost = False
-        self._reasoned = self._began = False
+        self._begun: set[str] = set()  # fields with text
 
     def feed(self, text: str) -> Piece:
         found = Piece()
@@ -67,14 +67,10 @@ class TemplateReader(Reader):
                     pieces = self._called(len(self.calls), calls)
                     found += Piece(calls=pieces) if calls else Piece(content=self._raw)
                     self._raw = None
-            elif kind == "region_chunk" and field in REASONING and self._reasons:
-                text = event["text"] if self._reasoned else event["text"].lstrip()
-                self._reasoned |= bool(text)
-                found += Piece(reasoning=text)
-            elif kind == "region_chunk" and field == "content":
-                text = event["text"] if self._began else event["text"].lstrip()
-                self._began |= bool(text)
-                found += Piece(content=text)
+            elif kind == "region_chunk" and (field == "content" or (field in REASONING and self._reasons)):
+                text = event["text"] if field in self._begun else event["text"].lstrip()
+                self._begun |= {field} if text else set()
+                found += Piece(content=text) if field == "content" else Piece(reasoning=text)
         return found
 
     def _call(self, value: Any) -> Call | None:
