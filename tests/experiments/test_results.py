@@ -206,7 +206,7 @@ def test_the_median_is_of_repeats(evaluation: Evaluation, monkeypatch: pytest.Mo
     seconds = iter([2.0, 1.0, 6.0, 2.0, 4.0, 1.0])
 
     def timed(ways: Sequence[EngineMethod], *_: object, **__: object) -> list[Timed]:
-        return [Timed(way.end(), next(seconds), 0.0) for way in ways]
+        return [Timed(way.end(), next(seconds)) for way in ways]
 
     ways = [EngineMethod(name, isolated(model, draft_length=0), Sampling()) for name in ("plain", "other")]
     for way in ways:
