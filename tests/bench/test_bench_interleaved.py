@@ -56,7 +56,7 @@ def test_answers_grow_together_and_end_on_their_own() -> None:
     timed = interleave(methods, [1], 12, chunk=4)
     assert [len(each.answer.tokens) for each in timed] == [2, 9, 12]
     assert [length for _, length in log] == [4, 4, 4, 8, 8, 12, 12]
-    assert all(each.seconds >= 0 <= each.cpu_s for each in timed)
+    assert all(each.seconds >= 0 for each in timed)
 
 
 def test_methods_share_nothing_of_an_answer(model: OmniDraft) -> None:

@@ -13,24 +13,19 @@ from omnidraft.cli.main import main
 PAIR = ["zoo:target-a", "--teacher", "zoo:target-b", "--layers", "0", "--vocab", "600", "--dtype", "float32"]
 
 
-def test_one_command_writes_text_and_makes_a_drafter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_command_writes_text_and_makes_a_drafter_that_another_begins_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "What is 2 + 3?"}\n{"prompt": "How many legs have 4 cats?"}\n', encoding="utf-8")
-    out = tmp_path / "out"
-    own = ["--prompts", str(prompts), "--self-asked", "0", "--text-tokens", "200", "--batch-size", "2"]
-    assert main(["make-drafter", *PAIR, *own, "--tokens", "500", "--out", str(out)]) == 0
-    said = capsys.readouterr().err
-    assert "tokens written" in said
-    assert "accepted of held-out text" in said
-    assert main(["generate", "What is 2 + 3?", "--target", "zoo:target-b", "--drafter", str(out)]) == 0
-
-
-def test_a_drafter_is_begun_with_the_weights_of_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"prompt": "What is 2 + 3?"}\n', encoding="utf-8")
     own = ["--prompts", str(prompts), "--self-asked", "0", "--batch-size", "2"]
     own += ["--text-tokens", "50", "--tokens", "100", "--out"]
     assert main(["make-drafter", *PAIR, *own, str(tmp_path / "first")]) == 0
+    said = capsys.readouterr().err
+    assert "tokens written" in said
+    assert "accepted of held-out text" in said
+    models = ["--target", "zoo:target-b", "--drafter", str(tmp_path / "first")]
+    assert main(["generate", "What is 2 + 3?", *models, "--max-new-tokens", "8"]) == 0
     begun = ["--init-from", str(tmp_path / "first"), "--learning-rate", "0"]
     assert main(["make-drafter", *PAIR, *begun, *own, str(tmp_path / "second")]) == 0
     first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("first", "second"))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -96,24 +98,6 @@ def test_conversations_go_on_for_some_turns(
     assert 0 < followed < several
 
 
-def test_a_native_teacher_writes_the_same_in_any_company(native: LoadedModel, tmp_path: Path) -> None:
-    """All rows are one pass of step.c, which does not change what any of them says."""
-    found: list[dict[int, list[int]]] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(teacher_text, "ANSWERS", {24: 1.0})
-        patch.setattr(teacher_text, "GREEDY", 1.0)
-        for rows in (1, 7):
-            folder = tmp_path / str(rows)
-            write_text(
-                native, QUESTIONS, Writing(text_tokens=150, batch_size=rows, self_asked=0), folder, lambda _: None
-            )
-            kept = itertools.chain.from_iterable(map(shards.load, shards.find(folder)))
-            found.append({each.number: each.ids.tolist() for each in kept})
-    both = found[0].keys() & found[1].keys()
-    assert len(both) >= 2
-    assert all(found[0][number] == found[1][number] for number in both)
-
-
 def test_a_second_run_goes_on_where_the_first_ended(
     teacher: LoadedModel, written: tuple[Path, list[Conversation]]
 ) -> None:
@@ -170,8 +154,10 @@ def test_prompts_that_are_all_too_long_are_refused(
 
 
 @pytest.mark.parametrize("own", [0, 1])
-def test_a_long_header_is_no_part_of_the_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: float) -> None:
-    loaded = load_model(zoo.path("target-b"), "float32", "cpu")
+def test_a_long_header_is_no_part_of_the_prompt(
+    teacher: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: float
+) -> None:
+    loaded = replace(teacher, tokenizer=copy.deepcopy(teacher.tokenizer))
     loaded.tokenizer.chat_template = "word " * 520 + str(loaded.tokenizer.chat_template)
     monkeypatch.setattr(teacher_text, "ANSWERS", {9: 1.0})
     write_text(loaded, QUESTIONS, Writing(text_tokens=9, batch_size=6, self_asked=own), tmp_path, lambda _: None)
@@ -179,12 +165,14 @@ def test_a_long_header_is_no_part_of_the_prompt(tmp_path: Path, monkeypatch: pyt
     assert str(loaded.tokenizer.decode(each.ids)).startswith("word " * 520)
 
 
-def test_rows_of_all_lengths_share_the_cache(teacher: LoadedModel) -> None:
-    """What a row writes does not depend on the rows beside it."""
+@pytest.mark.parametrize("kind", ["teacher", "native"])
+def test_what_a_row_writes_does_not_depend_on_the_rows_beside_it(request: pytest.FixtureRequest, kind: str) -> None:
+    """Rows of all lengths; those of the native one are one pass of step.c."""
+    loaded: LoadedModel = request.getfixturevalue(kind)
     prompts = [QUESTIONS[0], "Hi", QUESTIONS[1] * 2]
 
     def greedy(rows: int, count: int) -> dict[int, list[int]]:
-        own = teacher_text.Teacher(teacher, prompts, Writing(batch_size=rows, self_asked=0))
+        own = teacher_text.Teacher(loaded, prompts, Writing(batch_size=rows, self_asked=0))
         numbers = (i for i in itertools.count() if np.random.default_rng([0, i]).random() < teacher_text.GREEDY)
         found: dict[int, list[int]] = {}
         for some in own.write(numbers):
@@ -195,7 +183,7 @@ def test_rows_of_all_lengths_share_the_cache(teacher: LoadedModel) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(teacher_text, "ANSWERS", {24: 1.0})
-        alone, together = greedy(1, 3), greedy(5, 5)
-    assert alone
-    assert all(together[number] == ids for number, ids in alone.items() if number in together)
-    assert len(alone.keys() & together.keys()) >= 2
+        alone, together = greedy(1, 3), greedy(7, 7)
+    both = alone.keys() & together.keys()
+    assert len(both) >= 2
+    assert all(together[number] == alone[number] for number in both)

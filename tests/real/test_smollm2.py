@@ -16,9 +16,10 @@ import omnidraft
 from omnidraft.api import OmniDraft
 from omnidraft.attach import make_cache
 from omnidraft.bench.exactness import EXPECTED, joint_distribution, judged, sampled
-from omnidraft.bench.interleaved import drafter_of, engine_for
+from omnidraft.bench.interleaved import drafter_of
 from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.drafter import Drafter
+from omnidraft.decoding.engine import Engine
 from omnidraft.demo import smollm2 as download
 from omnidraft.errors import ModelError
 from omnidraft.models.gguf import converted
@@ -81,8 +82,8 @@ def test_sampled_tokens_follow_the_distribution_of_the_target(model: OmniDraft) 
     drafting, own = Drafting(draft_length=2), drafter_of(model)
     drafter = Drafter(Remembering(own.drafter.model))
     attached = replace(own, drafter=drafter, cache=make_cache(own.cache.table, drafting))
-    engine = engine_for(model, drafting, target=target, attached=attached)
-    prompt, eos = model.encode_message(OPEN), sorted(engine.eos)
+    prompt, eos = model.encode_message(OPEN), sorted(model.engine.eos)
+    engine = Engine(target, eos, attached, drafting)
     distribution = joint_distribution(target, prompt, eos, sampling, EXPECTED / SAMPLES)
     found, did = sampled(engine, prompt, SAMPLES, sampling, 0, lambda: None)
     finding = judged(found, distribution, did, OPEN, 1e-4)

@@ -19,12 +19,10 @@ from omnidraft.attach import make_cache
 from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.drafter import AttachedDrafter
 from omnidraft.decoding.engine import Engine
-from omnidraft.models.language_model import LanguageModel
 from omnidraft.verification.sampling import GeneratorSampler
 
 if TYPE_CHECKING:
     from omnidraft.api import OmniDraft
-    from omnidraft.draft_length.policy import DraftLengthPolicy
     from omnidraft.verification.round import Round
 
 CHUNK = 4  # tokens of a turn; the first one finds cold caches
@@ -43,11 +41,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class Timed:
-    """An answer with its wall-clock and CPU seconds."""
+    """An answer with its wall-clock seconds."""
 
     answer: Answer
     seconds: float
-    cpu_s: float
 
 
 class Method(Protocol):
@@ -111,7 +108,7 @@ def interleave(
 
     The answers are in the order of `methods`.  Garbage collection is off meanwhile.
     """
-    seconds, busy = ([0.0] * len(methods) for _ in range(2))
+    seconds = [0.0] * len(methods)
     for method in methods:
         method.begin(ids, new_tokens, seed)
     going, length = list(range(len(methods))), 0
@@ -121,16 +118,15 @@ def interleave(
         while going:
             length, left = length + chunk, []
             for place in ordered(going, turn):
-                began, cpu = time.perf_counter(), time.process_time()
+                began = time.perf_counter()
                 more = methods[place].advance(length)
                 seconds[place] += time.perf_counter() - began
-                busy[place] += time.process_time() - cpu
                 if more and length < new_tokens:
                     left.append(place)
             going, turn = sorted(left), turn + 1
     finally:
         gc.enable()
-    return [Timed(method.end(), *taken) for method, *taken in zip(methods, seconds, busy, strict=True)]
+    return [Timed(method.end(), taken) for method, taken in zip(methods, seconds, strict=True)]
 
 
 def ordered(items: Sequence[T], turn: int) -> list[T]:
@@ -146,22 +142,15 @@ def ordered(items: Sequence[T], turn: int) -> list[T]:
     return order[first:] + order[:first]
 
 
-def engine_for(
-    model: OmniDraft,
-    drafting: Drafting = PLAIN,
-    *,
-    target: LanguageModel | None = None,
-    attached: AttachedDrafter | None = None,
-    policy: DraftLengthPolicy | None = None,
-) -> Engine:
-    """An engine over loaded models: by default over the target and drafter themselves, with a new n-gram cache."""
-    target, eos = target or model.target.lm, sorted(model.engine.eos)
+def engine_for(model: OmniDraft, drafting: Drafting = PLAIN, *, attached: AttachedDrafter | None = None) -> Engine:
+    """An engine over a loaded target and, unless another is `attached`, its drafter with a new n-gram cache."""
+    target, eos = model.target.lm, sorted(model.engine.eos)
     if drafting.longest == 0:
         return Engine(target, eos)
     if attached is None and model.drafter is not None:
         attached = drafter_of(model)
         attached = replace(attached, cache=make_cache(attached.cache.table, drafting))
-    return Engine(target, eos, attached, drafting, policy)
+    return Engine(target, eos, attached, drafting)
 
 
 def drafter_of(model: OmniDraft) -> AttachedDrafter:

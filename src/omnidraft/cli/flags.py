@@ -255,6 +255,19 @@ def prepare_libraries(threads: int | None = None) -> None:
 
 
 @contextmanager
+def _handling(note: Callable[..., None]) -> Iterator[None]:
+    """Call `note` on Ctrl-C; only the main thread receives signals, so elsewhere nothing changes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
 def interruptible() -> Iterator[Callable[[], None]]:
     """Default handling of Ctrl-C, and a check for one that was lost: Python drops exceptions raised in finalizers."""
     came = False
@@ -268,14 +281,8 @@ def interruptible() -> Iterator[Callable[[], None]]:
         if came:
             raise KeyboardInterrupt
 
-    if threading.current_thread() is not threading.main_thread():  # only the main thread receives signals
+    with _handling(note):
         yield check
-        return
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield check
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
@@ -289,11 +296,5 @@ def stoppable() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         came = True
 
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
-        return
-    before = signal.signal(signal.SIGINT, note)
-    try:
+    with _handling(note):
         yield lambda: came
-    finally:
-        signal.signal(signal.SIGINT, before)

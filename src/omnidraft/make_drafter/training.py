@@ -16,7 +16,7 @@ from omnidraft.alignment.drafter_context import DrafterContext
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.spelling_table import build_table
 from omnidraft.alignment.vocab import Speller, read_vocab
-from omnidraft.distillation.batch import Batch
+from omnidraft.distillation.batch import Batch, passes
 from omnidraft.distillation.losses import TeacherDistributions, acceptance, divergence
 from omnidraft.distillation.teacher import Trace, TrainingExample, exact_example
 from omnidraft.make_drafter.settings import Training
@@ -134,14 +134,8 @@ class Trainer:
 
 
 def _passes(examples: Sequence[TrainingExample]) -> Iterator[list[TrainingExample]]:
-    """The examples in passes of about PASS tokens, those of like length together."""
-    part: list[TrainingExample] = []
-    for example in sorted(examples, key=lambda each: len(each.ids)):
-        if part and (len(part) + 1) * len(example.ids) > PASS:
-            yield part
-            part = []
-        part.append(example)
-    yield part
+    """The examples in passes, those of like length together."""
+    return passes(sorted(examples, key=lambda each: len(each.ids)), PASS)
 
 
 def batches(
