@@ -18,7 +18,7 @@ from omnidraft.models.native_model import NativeModel, NativeSequence, native_of
 from omnidraft.models.transformers_model import TransformersModel, TransformersSequence
 from support.compilers import needs_the_8_bit_step
 from support.halves import half_cache
-from support.models import build, one_line
+from support.models import build, refused
 
 LENGTH = 6000
 WINDOW = 300  # more than a block
@@ -177,15 +177,13 @@ def test_want_of_memory_is_named_and_changes_nothing(monkeypatch: pytest.MonkeyP
         changed.setattr(native, "FLAGS", (("-march=native", "-include", str(header)),))
         native._loaded.cache_clear()  # noqa: SLF001  compiled with these flags from now on
         for model in (fast.forward, lambda *_: matrix(torch.ones(1, 3))):
-            with pytest.raises(ModelError) as error:
+            with refused(ModelError, "no memory", "1 tokens"):
                 model(text[19:], 1)
-            one_line(error, "no memory", "1 tokens")
     native._loaded.cache_clear()  # noqa: SLF001
     assert fast.length == 19
     assert torch.equal(fast.forward(text[19:], 1), expected)
-    with pytest.raises(ModelError) as error:
+    with refused(ModelError, "no memory", "1 tokens"):
         KVBlocks(Shape(1000, 1000, 1000, 100_000)).reserve(1)
-    one_line(error, "no memory", "1 tokens")
 
 
 def test_a_library_of_another_layout_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,14 +17,10 @@ from omnidraft.models.gguf import conversion
 from omnidraft.models.loading import load_model, load_skeleton, load_tokenizer
 from omnidraft.storage import cache_folder, data_folder
 from support.gguf_files import TEMPLATE, small_model, write
-from support.models import afresh, close, one_line
+from support.models import afresh, close, refused
 from support.small_tokenizers import byte_level
 
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
+pytestmark = pytest.mark.usefixtures("home")
 
 
 @pytest.fixture(scope="module")
@@ -86,9 +82,8 @@ def test_a_conversion_that_fails_leaves_nothing(file: Path, monkeypatch: pytest.
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(conversion, "read", full)
-    with pytest.raises(ModelError) as error:
+    with refused(ModelError, "small.gguf", "No space left"):
         gguf.converted(file, torch.float32, print)
-    one_line(error, "small.gguf", "No space left")
     assert gguf.kept() == []
     assert not list(cache_folder().rglob("*.part"))
 
@@ -96,9 +91,8 @@ def test_a_conversion_that_fails_leaves_nothing(file: Path, monkeypatch: pytest.
 def test_too_little_memory_is_refused_before_anything_is_written(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = psutil.virtual_memory()._replace(available=conversion.SPARE_BYTES)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-    with pytest.raises(ModelError) as error:
+    with refused(ModelError, "of memory"):
         load_model(file, "float32")
-    one_line(error, "of memory")
     assert gguf.kept() == []
 
 

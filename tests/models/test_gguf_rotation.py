@@ -29,16 +29,12 @@ from support.gguf_models import (
     tensors_of,
     write_file,
 )
-from support.models import afresh, close, one_line
+from support.models import afresh, close, refused
 
+pytestmark = pytest.mark.usefixtures("home")
 NEAR = 1e-4  # angles of some hundred, in 32 bits
 DIVISORS = HEADERS["factors"]["divisors"]
 YARN: dict[str, Any] = dict(HEADERS["yarn"])
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path / "home"))
 
 
 def angles(header: Mapping[str, Any], position: int) -> tuple[np.ndarray[Any, Any], float]:
@@ -119,9 +115,8 @@ def test_llama_3s_factors_are_the_rotation_that_transformers_computes(tmp_path: 
 )
 def test_a_rotation_that_is_not_supported_is_named(header: dict[str, Any], said: str, tmp_path: Path) -> None:
     path = rotated_file(tmp_path / "m.gguf", header)
-    with pytest.raises(ModelError) as error:
+    with refused(ModelError, "m.gguf", said):
         load_skeleton(path)
-    one_line(error, "m.gguf", said)
 
 
 def test_factors_of_an_architecture_that_has_none_are_refused(tmp_path: Path) -> None:
@@ -181,6 +176,5 @@ def test_a_folders_rotation_is_what_its_config_says(
 
 
 def test_a_folders_rotation_that_is_not_known_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError) as error:
+    with refused(ModelError, "has rotary positions of type 'spiral'"):
         load_skeleton(folder_of(tmp_path, {"rope_type": "spiral", "factor": 4.0}))
-    one_line(error, "has rotary positions of type 'spiral'")

@@ -16,7 +16,7 @@ from omnidraft.models.gguf.splits import names, split_of
 from omnidraft.models.gguf.tokenizer import build_tokenizer, end_tokens
 from omnidraft.prompting import encode
 from support import gguf_tokenizers as made
-from support.models import one_line
+from support.models import refused
 
 LLAMA: dict[str, Any] = json.loads(Path(__file__).with_name("llama_tokens.json").read_text(encoding="utf-8"))
 # llama.cpp takes token 11 for EOS, or BOS, where a header of the kind gpt2 names none: whatever word that is
@@ -117,9 +117,8 @@ def test_tokens_are_the_bytes_that_they_were_made_of(name: str) -> None:
     ],
 )
 def test_what_cannot_be_followed_is_refused_by_key_and_value(metadata: dict[str, Any], message: str) -> None:
-    with pytest.raises(ModelError) as refusal:
+    with refused(ModelError, message):
         build_tokenizer(metadata)
-    one_line(refusal, message)
 
 
 def test_all_end_tokens_that_a_header_lists_end_an_answer() -> None:
@@ -178,6 +177,5 @@ def test_of_special_tokens_that_overlap_the_longest_is_found_first(added: tuple[
     ],
 )
 def test_special_tokens_that_overlap_too_often_are_refused(metadata: dict[str, Any]) -> None:
-    with pytest.raises(ModelError) as refusal:
+    with refused(ModelError, "tokenizer.ggml.tokens has special tokens that overlap, such as '<ab'"):
         build_tokenizer(metadata)
-    one_line(refusal, "tokenizer.ggml.tokens has special tokens that overlap, such as '<ab'")

@@ -24,7 +24,7 @@ from omnidraft.models.native import Rounded
 from omnidraft.models.native_model import NativeModel, native_of
 from omnidraft.models.tensors import Tensors, in_8_bits
 from support.compilers import needs_the_8_bit_step
-from support.models import build, one_line
+from support.models import build, refused
 from support.project_files import tool
 from support.small_tokenizers import sentencepiece, wrap
 
@@ -110,9 +110,8 @@ def test_the_8_bit_step_is_that_of_the_unpacked_weights(pair: tuple[Path, Path])
 
 
 def test_weights_that_are_no_numbers_are_not_packed() -> None:
-    with pytest.raises(ModelError) as error:
+    with refused(ModelError, "bad", "NaN"):
         packed({"good": torch.ones(2, 2), "bad": torch.tensor([[1.0, torch.nan]])})
-    one_line(error, "bad", "NaN")
 
 
 # ---------------------------------------------------------------- loading
@@ -233,22 +232,19 @@ def test_damage_is_named(name: str, dtype: str, tmp_path: Path) -> None:
     change, words = DAMAGE[name]
     change(stored)
     save(folder, stored)
-    with pytest.raises(ModelError) as error:
+    with refused(ModelError, *words):
         load_model(folder, dtype, verifies=True)
-    one_line(error, *words)
 
 
 def test_files_that_are_none_of_this_kind_are_refused(pair: tuple[Path, Path]) -> None:
     stored = stored_in(pair[1])
     for form in ("pt", "omnidraft int8 columns"):
         save(pair[1], stored, form)
-        with pytest.raises(ModelError) as error:
+        with refused(ModelError, FILE, repr(form), repr(FORMAT)):
             load_model(pair[1], "float32")
-        one_line(error, FILE, repr(form), repr(FORMAT))
     save(pair[1], stored)
     load_model(pair[1], "float32")
     whole = (pair[1] / FILE).read_bytes()
     (pair[1] / FILE).write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ModelError) as error:
+    with refused(ModelError, "weights", "are damaged"):
         load_model(pair[1], "float32")
-    one_line(error, "weights", "are damaged")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -131,6 +132,14 @@ def one_line(error: pytest.ExceptionInfo[OmniDraftError], *parts: str) -> None:
     assert re.search(r": (use|give|load|check|get|add|shorten) ", text), text
     for part in parts:
         assert part in text
+
+
+@contextmanager
+def refused(kind: type[OmniDraftError], *parts: str) -> Iterator[pytest.ExceptionInfo[OmniDraftError]]:
+    """The block raises this error, with a message as in `one_line`."""
+    with pytest.raises(kind) as error:
+        yield error
+    one_line(error, *parts)
 
 
 # ---------------------------------------------------------------- random models whose greedy output varies
