@@ -171,7 +171,7 @@ def with_options(*options: str) -> Callable[[Path], list[str]]:
 
 
 BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
-    "no folder": (lambda folder: ["hello", "--target", str(folder / "nothing")], "nothing' is no folder"),
+    "no folder": (lambda folder: ["hello", "--target", str(folder / "nothing")], "nothing' is no file or folder"),
     "empty prompt": (lambda _: ["", "--target", "unread"], "the prompt is empty"),
     "top_p": (with_options("--top-p", "0"), "top_p is 0; it must be"),
     "no number": (with_options("--top-k", "many"), "top_k is 'many'; it must be"),
