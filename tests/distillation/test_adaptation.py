@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -243,6 +244,21 @@ def test_one_thread_at_a_time_polls_so_that_the_latest_state_is_received_last() 
     adaptation.poll()
     other.join()
     assert adaptation.state is latest.state
+
+
+def test_weights_that_could_not_be_lent_are_lent_in_the_next_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = Setting()
+    learner = Perturbing(setting.source)
+    adaptation = setting.adaptation(learner)
+    learner.poll = Mock(side_effect=[learner.poll(), None, None])  # type: ignore[method-assign]
+    with monkeypatch.context() as patch:
+        patch.setattr(setting.shared, "lend", Mock(side_effect=MemoryError))
+        with pytest.raises(MemoryError):
+            adaptation.load_weights()
+    adaptation.load_weights()
+    assert (lent := setting.attached.drafter.model) is not setting.shared.model
+    adaptation.load_weights()
+    assert setting.attached.drafter.model is lent
 
 
 def test_what_ends_learning_waits_for_an_answer_that_another_thread_teaches() -> None:

@@ -24,7 +24,7 @@ from omnidraft.models.native import Rounded
 from omnidraft.models.native_model import NativeModel, native_of
 from omnidraft.models.tensors import Tensors, in_8_bits
 from support.compilers import needs_the_8_bit_step
-from support.models import build, refused
+from support.models import build, close, refused
 from support.project_files import tool
 from support.small_tokenizers import sentencepiece, wrap
 
@@ -140,6 +140,16 @@ def test_a_folder_loads_as_what_it_says(pair: tuple[Path, Path], dtype: str) -> 
     assert models[1].config.dtype == models[0].config.dtype
     assert models[1].name_or_path == models[1].config.name_or_path == str(pair[1])
     assert all(weight.requires_grad for weight in models[1].parameters())
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "gpt_neox"])
+def test_names_of_other_architectures_stay(kind: str, tmp_path: Path) -> None:
+    build(kind, bos_token_id=1, eos_token_id=1).save_pretrained(tmp_path / "plain")
+    wrap(sentencepiece()).save_pretrained(tmp_path / "plain")
+    tool("pack_weights").pack(tmp_path / "plain", tmp_path / "in8bits")
+    plain, ours = (load_model(tmp_path / name, "float32").lm.tensors() for name in ("plain", "in8bits"))
+    assert plain.keys() == ours.keys()
+    assert all(close(plain[name], ours[name], 2e-3) for name in plain)
 
 
 def test_a_copy_of_an_embedded_model_loads(tmp_path: Path) -> None:

@@ -229,12 +229,13 @@ def test_a_damaged_folder(damage: str, folder: Path, calls: list[str]) -> None:
     assert calls == []
 
 
+@pytest.mark.parametrize("head", [False, True], ids=["no head", "a head"])
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_tensors_saved_of_a_base_model_lack_a_prefix(dtype: str, folder: Path) -> None:
+def test_tensors_saved_of_a_base_model_lack_a_prefix(dtype: str, head: bool, folder: Path) -> None:
     needs_the_8_bit_step()
-    replace_in("config.json", tie_word_embeddings=True)(folder)
+    replace_in("config.json", tie_word_embeddings=not head)(folder)
     path = folder / "model.safetensors"
-    weights = {name: tensor for name, tensor in load_file(path).items() if name != "lm_head.weight"}
+    weights = {name: tensor for name, tensor in load_file(path).items() if head or name != "lm_head.weight"}
     save_file(weights, path, {"format": "pt"})
     expected = load_model(folder, dtype, "cpu", verifies=True).lm.new_sequence().forward([5, 6, 7], 3)
     save_file({name.removeprefix("model."): tensor for name, tensor in weights.items()}, path, {"format": "pt"})

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -30,7 +33,7 @@ class Setting:
         adaptation.flush = lambda meanwhile: meanwhile()
         adaptation.poll = lambda: None
         adaptation.counters = Counters()
-        profile = SimpleNamespace(file=None, warn=pytest.fail, save=self._save, release=self._release, claimed=True)
+        profile = SimpleNamespace(file=None, warn=pytest.fail, save=self._save, release=self.release, claimed=True)
         self.adaptation, self._profile = adaptation, profile
         given = (None, adaptation, profile, Profile(), Learning())
         self.drafter = AdaptiveDrafter(*cast("tuple[Any, ...]", given))
@@ -46,7 +49,7 @@ class Setting:
         assert self._profile.claimed, "another process may have it"
         self.saved.append(profile.counters["updates"])
 
-    def _release(self) -> None:
+    def release(self) -> None:
         self._profile.claimed = False
 
 
@@ -73,7 +76,7 @@ def test_an_earlier_snapshot_never_replaces_a_later_one() -> None:
     assert setting.saved == [1, 2]
 
 
-def test_nothing_is_written_once_the_profile_is_released() -> None:
+def test_nothing_is_written_once_the_profile_isreleased() -> None:
     setting = Setting()
     drafter, go_on = setting.drafter, threading.Event()
     timer = threading.Timer(WAIT_S, go_on.set)
@@ -91,4 +94,34 @@ def test_nothing_is_written_once_the_profile_is_released() -> None:
     drafter.wait()
     setting.learn()
     drafter.save_later(every=1)
+    assert setting.saved == [1]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes are forked here")
+def test_a_process_forked_while_another_thread_takes_a_snapshot_saves_nothing_and_ends() -> None:
+    setting = Setting()
+    drafter, held, done = setting.drafter, threading.Event(), threading.Event()
+    setting.learn()
+
+    def hold() -> None:
+        held.set()
+        done.wait()
+
+    setting.adaptation.poll = hold
+    thread = threading.Thread(target=drafter.save)
+    thread.start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        setting.release()  # the claim is the other's
+        try:
+            drafter.save_later(every=1)
+            drafter.finish()
+        finally:
+            os._exit(1 if setting.saved or sys.exc_info()[0] else 0)
+    status = os.waitpid(child, 0)[1]
+    done.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(status) == 0
     assert setting.saved == [1]

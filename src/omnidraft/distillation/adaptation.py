@@ -97,10 +97,11 @@ class Adaptation:
     def load_weights(self, lane: AttachedDrafter | None = None) -> None:
         """Draft with the latest learned weights, between two rounds; for who has the slot's lock."""
         self.poll()
-        with self._lock:
-            weights, self._weights = self._weights, None
-        if weights is not None:
+        if (weights := self._weights) is not None:  # which another thread may replace
             self._model = self.shared.lend(weights, self._model)
+            with self._lock:
+                if self._weights is weights:  # not before: where lending fails, the next round tries again
+                    self._weights = None
         drafter = (lane or self.attached).drafter
         if drafter.model is not self._model:
             drafter.load_model(self._model)

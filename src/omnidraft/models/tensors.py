@@ -15,7 +15,8 @@ from omnidraft.models import int8_format
 from omnidraft.models.gguf.foreign import is_pointer, pointer_fault
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-PREFIX = "model."  # of the names of all tensors but the head's; those saved of a base model lack it
+PREFIX, HEAD = "model.", "lm_head."  # of the names of all tensors but the head's; those saved of a base model lack it
+BASE = "embed_tokens.weight"  # by which these are known: other architectures have names of their own
 LENGTH = 8  # bytes at the beginning of a safetensors file, with the length of its header
 
 
@@ -70,7 +71,7 @@ class Tensors(Mapping[str, torch.Tensor]):
 
     def __init__(self, source: str, local: bool) -> None:
         self._files: dict[str, Any] = {}  # open, by the tensors' names in them
-        self._prefix = ""  # that these names lack
+        self._prefix = ""  # that these names lack, but for the head's
         self._scales: set[str] | None = None  # their names, in a file in 8 bits
         self._stack = ExitStack()
         self._source, self._local = source, local
@@ -84,7 +85,7 @@ class Tensors(Mapping[str, torch.Tensor]):
                 self._files |= dict.fromkeys(file.keys(), file)
                 if Path(path).name == int8_format.FILE:
                     self._set_scales_apart((file.metadata() or {}).get("format"))
-            self._prefix = "" if any(name.startswith(PREFIX) for name in self._files) else PREFIX
+            self._prefix = PREFIX if BASE in self._files else ""
         except BaseException:
             self._stack.close()
             raise
@@ -125,7 +126,7 @@ class Tensors(Mapping[str, torch.Tensor]):
         return found
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        if not name.startswith(self._prefix):
+        if not name.startswith((self._prefix, HEAD)):
             raise KeyError(name)
         name = name.removeprefix(self._prefix)
         file = self._files[name]
@@ -139,7 +140,7 @@ class Tensors(Mapping[str, torch.Tensor]):
         return name in set(self)  # without reading it
 
     def __iter__(self) -> Iterator[str]:
-        return (f"{self._prefix}{name}" for name in self._files)
+        return (name if name.startswith(HEAD) else f"{self._prefix}{name}" for name in self._files)
 
     def __len__(self) -> int:
         return len(self._files)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
@@ -117,9 +118,11 @@ class AdaptiveDrafter:
 
     def save_later(self, every: int = SAVE_EVERY) -> None:
         """Write the profile in a thread if `every` updates were made since the last time; warns once on failure."""
+        if not self.saves:  # such as in a process forked while another thread held the lock
+            return
         with self._lock:
             writing = self._thread is not None and self._thread.is_alive()
-            if self._finishing or not self.saves or self._updates - self._begun < every or writing:
+            if self._finishing or self._updates - self._begun < every or writing:
                 return
             arguments = self._latest()
             self._thread = threading.Thread(target=lambda: self._attempt(lambda: self._write(*arguments)))
@@ -144,9 +147,10 @@ class AdaptiveDrafter:
                     self.profile.warn(f"not all answers were learned from: {error}")
                 self._save_since(self._saved)
         finally:
-            self.adaptation.end()
-            with self._lock:
-                self._finishing = True
+            with suppress(OmniDraftError):  # of a process forked while a lock was held, whose learner is the other's
+                self.adaptation.end()
+                with self._lock:
+                    self._finishing = True
             self.wait()  # for a thread begun meanwhile: nothing may be written once another process has the profile
             self.profile.release()
 
