@@ -1,23 +1,28 @@
 """The sampled distribution on real tokenizers and trained models: chi-squared tests on joint blocks of tokens.
 
-By the package's own test, `omnidraft.bench.exactness`, which has to find planted faults here.
+With N samples in bins of expected probability π, the statistic's noncentrality under a distribution at total variation
+δ is at least N·(2δ)², so that each test states the distance it would find with probability 0.95.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 
+import numpy as np
 import pytest
+import torch
+from scipy import stats
 
 from omnidraft.alignment.spelling_table import Probs
-from omnidraft.bench.exactness import EXPECTED, joint_distribution, judged, sampled
 from omnidraft.config import Sampling
+from omnidraft.decoding.engine import Engine
 from omnidraft.models.language_model import LanguageModel
 from omnidraft.models.loading import load_model
 from omnidraft.models.native_model import native_of
 from omnidraft.verification import rejection_sampling as verify
 from omnidraft.verification import residual
-from omnidraft.verification.sampling import GeneratorSampler
+from omnidraft.verification.sampling import GeneratorSampler, softmax, target_processors
 from omnidraft.zoo import names as zoo_names
 from omnidraft.zoo import path as zoo_path
 from support.engines import Language, engine, language
@@ -27,6 +32,64 @@ from support.remembering import Remembering
 
 TESTS = 16  # for the correction: no more χ² tests than this are made here
 ALPHA = 1e-4 / TESTS
+EXPECTED = 8.0  # smallest expected count of a bin of its own
+Distribution = dict[tuple[int, ...], float]
+
+
+def joint_distribution(
+    model: LanguageModel, prompt: list[int], eos: tuple[int, ...], sampling: Sampling, floor: float
+) -> Distribution:
+    """Probabilities of the first two tokens, those of at least `floor`."""
+    processors, text = target_processors(sampling), model.new_sequence()
+
+    def next_distribution(ids: list[int]) -> Probs:
+        text.crop(0)
+        scores = processors(torch.tensor([ids]), text.forward(ids, 1).float())  # type: ignore[arg-type]
+        return softmax(scores[0])
+
+    distribution: Distribution = {}
+    first = next_distribution(prompt)
+    for a in np.flatnonzero(first >= floor).tolist():
+        if a in eos:
+            distribution[a,] = float(first[a])
+            continue
+        second = next_distribution([*prompt, a])
+        for b in np.flatnonzero(first[a] * second >= floor).tolist():
+            distribution[a, b] = float(first[a] * second[b])
+    return distribution
+
+
+def sample(engine_: Engine, prompt: list[int], count: int, sampling: Sampling, seed: int) -> Counter[tuple[int, ...]]:
+    """First two tokens of `count` texts, each over as many rounds as that takes."""
+    draw = GeneratorSampler(torch.Generator().manual_seed(seed))
+    found: Counter[tuple[int, ...]] = Counter()
+    for _ in range(count):
+        tokens: list[int] = []
+        for record in engine_.rounds(prompt, 40, sampling, draw):
+            tokens += record.emitted
+            if len(tokens) >= 2:
+                break
+        found[tuple(tokens[:2])] += 1
+    return found
+
+
+def p_value(found: Counter[tuple[int, ...]], distribution: Distribution, count: int) -> tuple[float, float]:
+    """The χ² p-value, and the total variation that would have been found with probability 0.95."""
+    bins = [key for key, p in distribution.items() if p * count >= EXPECTED]
+    expected = np.array([distribution[key] * count for key in bins])
+    expected = np.append(expected, count - expected.sum())
+    observed = np.array([found[key] for key in bins], float)
+    observed = np.append(observed, count - observed.sum())
+    if expected[-1] < EXPECTED:  # too small a rest to be a bin: it goes to the largest
+        rest, expected, observed_rest, observed = expected[-1], expected[:-1], observed[-1], observed[:-1]
+        expected[expected.argmax()] += rest
+        observed[expected.argmax()] += observed_rest
+    degrees = len(expected) - 1
+    assert degrees >= 5, "too few bins to mean anything"
+    limit = stats.chi2.isf(ALPHA, degrees)
+    needed = next(x for x in np.arange(1, 4000) if stats.ncx2.sf(limit, degrees, x) > 0.95)
+    statistic = float(((observed - expected) ** 2 / expected).sum())
+    return float(stats.chi2.sf(statistic, degrees)), float(np.sqrt(needed / count) / 2)
 
 
 # ---------------------------------------------------------------- the two worlds
@@ -42,16 +105,14 @@ class World:
     def check(
         self, text: str, count: int, sampling: Sampling, seed: int = 0, **drafting: object
     ) -> tuple[float, float]:
-        prompt, eos = self.target_language.tokenizer(text)["input_ids"], self.target_language.vocab.eos
-        distribution = joint_distribution(self.target, prompt, eos, sampling, EXPECTED / count)
+        prompt = self.target_language.tokenizer(text)["input_ids"]
+        distribution = joint_distribution(
+            self.target, prompt, self.target_language.vocab.eos, sampling, EXPECTED / count
+        )
         engine_ = engine(
             self.target, self.target_language, self.drafter, self.drafter_language, frozen=True, **drafting
         )
-        found, did = sampled(engine_, prompt, count, sampling, seed, lambda: None)
-        finding = judged(found, distribution, did, text, ALPHA)
-        assert finding is not None
-        assert finding.bins > 5, "too few to mean anything"
-        return finding.p_value, finding.detectable
+        return p_value(sample(engine_, prompt, count, sampling, seed), distribution, count)
 
 
 def small_pair(target_name: str, drafter_name: str) -> World:
@@ -92,8 +153,7 @@ def counted(request: pytest.FixtureRequest) -> World:
 
 STORY = "Once upon a time there was a"
 SAMPLING = Sampling(temperature=1.0)
-COUNT = 1_500  # as few as find a total variation of 0.12
-MANY = 2_500  # for faults
+COUNT = 2_500
 
 
 @pytest.mark.slow
@@ -144,13 +204,13 @@ def _colder_record(monkeypatch: pytest.MonkeyPatch) -> None:
         def __call__(self, weights: Probs) -> int:
             return super().__call__(weights**1.5 if len(weights) == 512 else weights)
 
-    monkeypatch.setattr("omnidraft.bench.interleaved.GeneratorSampler", Colder)
+    monkeypatch.setitem(globals(), "GeneratorSampler", Colder)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_colder_record")
 def test_a_colder_draw_than_recorded_is_found(merging: World) -> None:
-    p, _ = merging.check(STORY, MANY, SAMPLING, draft_length=4)
+    p, _ = merging.check(STORY, COUNT, SAMPLING, draft_length=4)
     assert p < ALPHA
 
 
@@ -158,5 +218,5 @@ def test_a_colder_draw_than_recorded_is_found(merging: World) -> None:
 def test_a_correction_from_the_whole_distribution_is_found(merging: World, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (verify, residual):
         monkeypatch.setattr(module, "draw_from", lambda _cache, _residual, p, draw: draw(p))
-    p, _ = merging.check(STORY, 2 * MANY, SAMPLING, draft_length=4, verification="token")
+    p, _ = merging.check(STORY, 2 * COUNT, SAMPLING, draft_length=4, verification="token")
     assert p < ALPHA
