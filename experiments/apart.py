@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.judging import resident_mb
-from omnidraft.bench.interleaved import Answer
+from omnidraft.bench.interleaved import TimedAnswer
 from omnidraft.errors import ModelError
 
 _loaded: list[Any] = []  # of the process
@@ -38,8 +38,8 @@ class Apart:
         self._tokens = self._pool.submit(_answer, self._prompt, length).result()
         return len(self._tokens) >= length
 
-    def end(self) -> Answer:
-        return Answer(self._tokens)
+    def end(self) -> TimedAnswer:
+        return TimedAnswer(self._tokens)
 
 
 def _load(name: str, path: str, room: int, threads: int) -> float:

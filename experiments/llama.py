@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from omnidraft.bench.interleaved import Answer
+from omnidraft.bench.interleaved import TimedAnswer
 from omnidraft.errors import InputError, ModelError
 from omnidraft.models.language_model import LanguageModel, SingleSequence
 from omnidraft.models.transformers_model import CHUNK
@@ -163,8 +163,8 @@ class LlamaMethod:
             said += new
         return len(said) >= length
 
-    def end(self) -> Answer:
-        return Answer(self._tokens, passes=self._passes)
+    def end(self) -> TimedAnswer:
+        return TimedAnswer(self._tokens, passes=self._passes)
 
 
 def _needed() -> Any:

@@ -14,7 +14,7 @@ from omnidraft.alignment.ngram_cache import Ints, NgramCache
 from omnidraft.alignment.spelling_table import SpellingTable
 from omnidraft.config import Learning
 from omnidraft.distillation.losses import TeacherDistributions, divergence
-from omnidraft.distillation.teacher import Row, Trace, TrainingExample, example_of, starts
+from omnidraft.distillation.teacher import TeacherRow, Trace, TrainingExample, example_of, starts
 from omnidraft.distillation.trainer import Trainer
 from omnidraft.verification.sparse_probs import NONE
 
@@ -34,7 +34,7 @@ class HybridLoss:
         A label is a `coarse` row with one entry, whose probability is its weight λ.
         """
         table = cache.table
-        rows: list[Row] = []
+        rows: list[TeacherRow] = []
         for i, start in starts(trace):
             token, p = trace.tokens[i], trace.distributions[i]
             if table.node[token] < 0:
@@ -42,12 +42,12 @@ class HybridLoss:
             if len(trace.written[i]) == 1:
                 direct = _is_direct(table, p.tokens)
                 symbols = table.flat[table.offsets[p.tokens[direct]]]
-                rows.append(Row(start - 1, NONE, symbols, p.probs[direct], 0.0, coarse=False))
+                rows.append(TeacherRow(start - 1, NONE, symbols, p.probs[direct], 0.0, coarse=False))
             elif cache.active[token]:
                 own = float(p.probs[p.tokens == token].sum()) if self.ngram_weight is None else self.ngram_weight
                 for depth, symbol in enumerate(trace.written[i]):
                     label = np.array([symbol], np.int32)
-                    rows.append(Row(start - 1 + depth, NONE, label, np.array([own]), 0.0, coarse=True))
+                    rows.append(TeacherRow(start - 1 + depth, NONE, label, np.array([own]), 0.0, coarse=True))
         return example_of(trace, rows)
 
     def loss(self, logits: torch.Tensor, teacher: TeacherDistributions, shared: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from omnidraft.cli.prompts import TASKS, Task, gsm8k_prompt, mbpp_prompt, own_prompt, read, rows_of
+from omnidraft.cli.prompts import TASKS, TaskSource, gsm8k_prompt, mbpp_prompt, own_prompt, read, rows_of
 from omnidraft.cli.prompts import texts_of as written
 from omnidraft.errors import ConfigError
 
@@ -54,7 +54,7 @@ def texts_of(task: str, data: Path | None, count: int) -> list[str]:
     return read(task if task in TASKS else PROMPTS / f"{task}.jsonl", data, count)
 
 
-def _prompts(name: str, task: Task, data: Path | None, write: Write, *splits: str) -> list[str]:
+def _prompts(name: str, task: TaskSource, data: Path | None, write: Write, *splits: str) -> list[str]:
     return list(written(rows_of(task, name, data, *splits), write))
 
 
@@ -70,5 +70,5 @@ def _xsum(row: dict[str, Any]) -> str:
     return f"{row['document']}\n\nSummary in one sentence:"
 
 
-ALPACA = Task(("tatsu-lab/alpaca",), ("alpaca/train.jsonl",), _alpaca)
-XSUM = Task(("EdinburghNLP/xsum",), ("xsum/test.jsonl",), _xsum)
+ALPACA = TaskSource(("tatsu-lab/alpaca",), ("alpaca/train.jsonl",), _alpaca)
+XSUM = TaskSource(("EdinburghNLP/xsum",), ("xsum/test.jsonl",), _xsum)

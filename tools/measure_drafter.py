@@ -25,7 +25,7 @@ from omnidraft.distillation.teacher import TrainingExample
 from omnidraft.make_drafter import shards
 from omnidraft.make_drafter.make import HELD_OUT, text_folder
 from omnidraft.make_drafter.settings import Training
-from omnidraft.make_drafter.training import Examples, Trainer
+from omnidraft.make_drafter.training import DrafterTrainer, Examples
 from omnidraft.models.loading import LoadedModel, load_model
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def kinds(tokenizer: PreTrainedTokenizerBase, example: TrainingExample) -> dict[
 
 def accepted(drafter: LoadedModel, examples: Sequence[TrainingExample]) -> npt.NDArray[np.float64]:
     """Acceptance at the places of all examples in turn (N, 2): greedy, and at temperature 1."""
-    trainer = Trainer(drafter.lm.model, Training())
+    trainer = DrafterTrainer(drafter.lm.model, Training())
     with torch.no_grad():
         return np.concatenate([acceptance(*trainer.read([each]), 1.0).double().numpy() for each in examples])
 

@@ -10,7 +10,7 @@ import pytest
 
 import omnidraft
 from omnidraft.api import OmniDraft
-from omnidraft.bench.interleaved import Answer, EngineMethod, drafter_of, interleave, ordered
+from omnidraft.bench.interleaved import EngineMethod, TimedAnswer, drafter_of, interleave, ordered
 from omnidraft.config import Sampling
 from support.engines import isolated
 
@@ -32,8 +32,8 @@ class Scripted:
         self.said = [0] * min(length, len(self.name))
         return len(self.said) >= length
 
-    def end(self) -> Answer:
-        return Answer(self.said)
+    def end(self) -> TimedAnswer:
+        return TimedAnswer(self.said)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from rich.console import Console
 from omnidraft.api import load
 from omnidraft.bench import compare, methods
 from omnidraft.bench import environment as setting
-from omnidraft.bench.interleaved import Answer, interleave
+from omnidraft.bench.interleaved import TimedAnswer, interleave
 from omnidraft.bench.methods import UnavailableError
 from omnidraft.bench.records import Results
 from omnidraft.cli.progress import progress
@@ -43,8 +43,8 @@ class Scripted:
             raise UnavailableError(self.name, "why")
         return len(self.said) >= length
 
-    def end(self) -> Answer:
-        return Answer(self.said)
+    def end(self) -> TimedAnswer:
+        return TimedAnswer(self.said)
 
 
 def compared(*made: Scripted, questions: int) -> Results:

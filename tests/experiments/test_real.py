@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from experiments import real, tasks
-from omnidraft.bench.interleaved import Answer, EngineMethod
+from omnidraft.bench.interleaved import EngineMethod, TimedAnswer
 
 Captured = pytest.CaptureFixture[str]
 NUMBERS = ("speedup", "tokens_per_s", "block_efficiency")
@@ -53,9 +53,9 @@ def test_a_quick_run(given: list[str], tmp_path: Path, capsys: Captured) -> None
 def test_the_gap_of_answers_that_differ(given: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     end = EngineMethod.end
 
-    def spoiled(way: EngineMethod) -> Answer:
+    def spoiled(way: EngineMethod) -> TimedAnswer:
         answer = end(way)
-        return Answer([*answer.tokens[:-1], answer.tokens[-1] ^ 1], answer.rounds)
+        return TimedAnswer([*answer.tokens[:-1], answer.tokens[-1] ^ 1], answer.rounds)
 
     monkeypatch.setattr(EngineMethod, "end", spoiled)
     assert real.main([*given, "--task", "summaries", "--out", str(tmp_path / "real")]) == 1

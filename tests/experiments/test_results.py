@@ -17,7 +17,7 @@ from experiments.evaluation import Evaluation, compared
 from experiments.results import Results
 from experiments.runner import Experiment, Size
 from experiments.study import Study
-from omnidraft.bench.interleaved import Answer, EngineMethod
+from omnidraft.bench.interleaved import EngineMethod, TimedAnswer
 from omnidraft.cli import flags
 from omnidraft.config import Sampling
 from omnidraft.errors import ConfigError, InputError, OmniDraftError
@@ -219,10 +219,10 @@ def test_greedy_answers_that_differ_are_noticed(
     class Wrong(EngineMethod):
         ended = 0
 
-        def end(self) -> Answer:
+        def end(self) -> TimedAnswer:
             said = super().end()
             Wrong.ended += 1
-            return Answer([*said.tokens[:-1], said.tokens[-1] + (Wrong.ended == 1)], said.rounds)
+            return TimedAnswer([*said.tokens[:-1], said.tokens[-1] + (Wrong.ended == 1)], said.rounds)
 
     engines = (isolated(evaluation.model, draft_length=0) for _ in range(2))
     ways = [kind(kind.__name__, next(engines), Sampling(temperature=temperature)) for kind in (EngineMethod, Wrong)]

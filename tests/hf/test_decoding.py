@@ -28,7 +28,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from omnidraft import ConfigError
 from omnidraft.config import Drafting
 from omnidraft.decoding.drafter import Drafter
-from omnidraft.hf.text import Text
+from omnidraft.hf.text import TextState
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import GeneratorSampler
 from support.generating import COUNT, OPTIONS, Ends, alone, helped, ids_of, load, new_tokens, tokenizer_of
@@ -191,7 +191,9 @@ def test_nothing_is_processed_beyond_the_length_asked_for() -> None:
     """A drafter token that stands for several target tokens may reach beyond it."""
     watch, row = Watch(0), torch.ones(1, 4)
     prompt: Any = torch.tensor([[1, 2]])
-    text = Text(prompt, LogitsProcessorList([watch]), StoppingCriteriaList([MaxLengthCriteria(4)]), GenerationConfig())
+    text = TextState(
+        prompt, LogitsProcessorList([watch]), StoppingCriteriaList([MaxLengthCriteria(4)]), GenerationConfig()
+    )
     ids = torch.tensor([[1, 2, 3, 1, 2]])
     results = [text.process(ids[:, :length], row.clone()) for length in (2, 3, 4, 5)]
     assert watch.seen == [[1, 2], [1, 2, 3]]

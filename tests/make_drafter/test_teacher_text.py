@@ -15,7 +15,7 @@ from omnidraft import zoo
 from omnidraft.errors import InputError, ModelError
 from omnidraft.make_drafter import shards, teacher_text
 from omnidraft.make_drafter.settings import Writing
-from omnidraft.make_drafter.shards import Conversation
+from omnidraft.make_drafter.shards import TeacherConversation
 from omnidraft.make_drafter.teacher_text import write_text
 from omnidraft.models.loading import LoadedModel, load_model
 from support.texts import QUESTIONS
@@ -34,7 +34,7 @@ def native() -> LoadedModel:
 
 
 @pytest.fixture(scope="module")
-def written(teacher: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Conversation]]:
+def written(teacher: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[TeacherConversation]]:
     folder = tmp_path_factory.mktemp("text")
     with pytest.MonkeyPatch.context() as patch:  # so that some conversations end in time
         patch.setattr(teacher_text, "ANSWERS", {40: 1.0})
@@ -43,7 +43,7 @@ def written(teacher: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> t
 
 
 def test_probabilities_are_those_of_the_model_reading_the_conversation(
-    teacher: LoadedModel, written: tuple[Path, list[Conversation]]
+    teacher: LoadedModel, written: tuple[Path, list[TeacherConversation]]
 ) -> None:
     for each in written[1]:
         with torch.inference_mode():
@@ -55,7 +55,7 @@ def test_probabilities_are_those_of_the_model_reading_the_conversation(
 
 
 def test_greedy_answers_are_the_likeliest_tokens_and_others_are_not_all(
-    written: tuple[Path, list[Conversation]],
+    written: tuple[Path, list[TeacherConversation]],
 ) -> None:
     answers = []
     for each in written[1]:
@@ -65,7 +65,7 @@ def test_greedy_answers_are_the_likeliest_tokens_and_others_are_not_all(
 
 
 def test_questions_are_given_or_written_by_the_teacher(
-    teacher: LoadedModel, written: tuple[Path, list[Conversation]]
+    teacher: LoadedModel, written: tuple[Path, list[TeacherConversation]]
 ) -> None:
     asked = {"given": 0, "own": 0}
     for each in written[1]:
@@ -99,7 +99,7 @@ def test_conversations_go_on_for_some_turns(
 
 
 def test_a_second_run_goes_on_where_the_first_ended(
-    teacher: LoadedModel, written: tuple[Path, list[Conversation]]
+    teacher: LoadedModel, written: tuple[Path, list[TeacherConversation]]
 ) -> None:
     folder, before = written
     write_text(teacher, QUESTIONS, ENOUGH, folder, lambda _: None)  # there is enough
@@ -113,7 +113,7 @@ def test_a_second_run_goes_on_where_the_first_ended(
     assert len({each.number for each in after}) == len(after) > len(before)
 
 
-def test_a_shard_comes_back_as_it_was_saved(written: tuple[Path, list[Conversation]], tmp_path: Path) -> None:
+def test_a_shard_comes_back_as_it_was_saved(written: tuple[Path, list[TeacherConversation]], tmp_path: Path) -> None:
     shards.save(tmp_path / "shard-00000.npz", written[1])
     for one, other in zip(written[1], shards.load(tmp_path / "shard-00000.npz"), strict=True):
         assert one.number == other.number

@@ -16,13 +16,13 @@ from omnidraft.distillation.teacher import TrainingExample
 from omnidraft.errors import ConfigError, InputError
 from omnidraft.make_drafter import make, shards, training
 from omnidraft.make_drafter.cut import cut_model
-from omnidraft.make_drafter.settings import Shape, Training
-from omnidraft.make_drafter.shards import Conversation
-from omnidraft.make_drafter.training import Examples, Trainer
+from omnidraft.make_drafter.settings import DrafterShape, Training
+from omnidraft.make_drafter.shards import TeacherConversation
+from omnidraft.make_drafter.training import DrafterTrainer, Examples
 from omnidraft.make_drafter.vocabulary import choose_tokens, cut_tokenizer
 from omnidraft.models.loading import LoadedModel, load_model, load_tokenizer
 
-SHAPE = Shape(layers=(0, 1), vocab=500)
+SHAPE = DrafterShape(layers=(0, 1), vocab=500)
 SHORT = Training(tokens=4000, batch_tokens=300, learning_rate=0.003)
 
 
@@ -31,7 +31,7 @@ def teacher() -> LoadedModel:
     return load_model(zoo.path("target-b"), "float32", "cpu")
 
 
-def conversations(teacher: LoadedModel, first: int, count: int) -> list[Conversation]:
+def conversations(teacher: LoadedModel, first: int, count: int) -> list[TeacherConversation]:
     """Sums and their results, of which the teacher is made to be sure."""
     rng, made = np.random.default_rng(first), []
     for number in range(first, first + count):
@@ -44,17 +44,17 @@ def conversations(teacher: LoadedModel, first: int, count: int) -> list[Conversa
         others = rng.integers(100, 6000, (len(answer), 2)).astype(np.int32)
         top = np.concatenate([np.array(answer, np.int32)[:, None], others], 1)
         logprobs = np.log(np.tile([0.9, 0.06, 0.03], (len(answer), 1))).astype(np.float16)
-        made.append(Conversation(number, ids, np.arange(len(ids)) >= len(prompt), top, logprobs))
+        made.append(TeacherConversation(number, ids, np.arange(len(ids)) >= len(prompt), top, logprobs))
     return made
 
 
-def small(teacher: LoadedModel) -> tuple[Trainer, list[TrainingExample]]:
+def small(teacher: LoadedModel) -> tuple[DrafterTrainer, list[TrainingExample]]:
     """A trainer of a small drafter, the same one each time, and its examples."""
     kept = choose_tokens(teacher.tokenizer, {}, SHAPE.vocab)
     tokenizer = cut_tokenizer(teacher.tokenizer, kept)
     examples = Examples(tokenizer, teacher.tokenizer, teacher.lm.vocab_size, teacher.lm.eos)
     model = cut_model(teacher.lm.model, SHAPE.layers, kept, tokenizer.eos_token_id)
-    return Trainer(model, SHORT), [examples.of(each) for each in conversations(teacher, 0, 12)]
+    return DrafterTrainer(model, SHORT), [examples.of(each) for each in conversations(teacher, 0, 12)]
 
 
 def write(teacher: LoadedModel, out: Path, first: int, count: int) -> None:
@@ -166,7 +166,7 @@ def test_a_drafter_is_made_stopped_and_finished(teacher: LoadedModel, tmp_path: 
 def test_another_shape_than_the_folder_holds_is_refused(teacher: LoadedModel, tmp_path: Path) -> None:
     write(teacher, tmp_path, 1, 4)
     make.train(teacher, [teacher], SHAPE, Training(tokens=1), tmp_path, lambda _: None)
-    other = Shape(layers=(0,), vocab=500)
+    other = DrafterShape(layers=(0,), vocab=500)
     with pytest.raises(ConfigError, match="holds a drafter of another shape"):
         make.train(teacher, [teacher], other, SHORT, tmp_path, lambda _: None)
 
@@ -179,11 +179,11 @@ def test_training_takes_place_on_the_device_of_the_teacher(
     write(teacher, tmp_path, 1, 4)
     devices = []
 
-    def finished(trainer: Trainer) -> bool:
+    def finished(trainer: DrafterTrainer) -> bool:
         devices.append(trainer.model.device.type)
         return True
 
-    monkeypatch.setattr(Trainer, "finished", property(finished))
+    monkeypatch.setattr(DrafterTrainer, "finished", property(finished))
     monkeypatch.setattr(make, "_save", lambda *_: None)
     for _ in range(2):  # a new drafter, and one that is there
         make.train(teacher, [elsewhere], SHAPE, SHORT, tmp_path, lambda _: None)

@@ -173,7 +173,7 @@ def test_what_a_tokenizer_adds_to_a_text_has_no_place_in_it(
 def test_what_stands_between_two_texts(plain: At, alone: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
     words = alone.target.tokenizer.get_vocab()
     first, second, third = sorted(word for word in words if word.isalpha())[:3]
-    marks = fill_in.Marks(first, second, third)
+    marks = fill_in.FillInTokens(first, second, third)
     monkeypatch.setattr(fill_in, "FAMILIES", (marks,))
     found = plain.post(TEXTS, {"prompt": "a = ", "suffix": "\nprint(a)", "max_tokens": 6, "temperature": 0}).json()
     before, after = (

@@ -23,7 +23,7 @@ SUPPORTED = "use a model with a byte-level or SentencePiece tokenizer"
 
 
 @dataclass(frozen=True)
-class Reader:
+class TokenReader:
     """Rules by which a backend's decoder turns a token into bytes."""
 
     space: str = ""  # the character that stands for a space
@@ -67,7 +67,7 @@ def backend_of(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
     return backend
 
 
-def reader_of(backend: Tokenizer) -> Reader:
+def reader_of(backend: Tokenizer) -> TokenReader:
     """Read the rules off a tokenizer's decoder; raises ModelError where tokens do not simply concatenate to text."""
     prefix = getattr(backend.model, "continuing_subword_prefix", None)
     suffix = getattr(backend.model, "end_of_word_suffix", None)
@@ -93,7 +93,7 @@ def reader_of(backend: Tokenizer) -> Reader:
                 raise ModelError(f"decoder step {step['type']!r} of the tokenizer is not supported: {SUPPORTED}")
     if found.keys() > {"byte_level"}:
         raise ModelError(f"the tokenizer's decoder mixes {', '.join(sorted(found))}, one is allowed: {SUPPORTED}")
-    return Reader(**found)
+    return TokenReader(**found)
 
 
 def assemble(**parts: dict[str, Any]) -> Tokenizer:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from omnidraft.bench.interleaved import Answer, Method, Timed, interleave
+from omnidraft.bench.interleaved import Method, Timed, TimedAnswer, interleave
 from omnidraft.bench.methods import UnavailableError
 from omnidraft.bench.records import Results, Run
 from omnidraft.decoding.stats import Stats
@@ -102,7 +102,7 @@ def _answered(methods: list[Method], question: Question, plan: Plan, results: Re
             results.unavailable[error.method] = str(error)
 
 
-def _counts(answer: Answer, prompt_tokens: int) -> dict[str, Any]:
+def _counts(answer: TimedAnswer, prompt_tokens: int) -> dict[str, Any]:
     if answer.rounds is not None:
         stats = Stats.of(answer.rounds)
         names = ("rounds", "drafted", "symbols", "symbols_accepted", "draft_s", "verify_s")

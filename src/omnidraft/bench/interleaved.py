@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Answer:
+class TimedAnswer:
     """The tokens that follow a prompt."""
 
     tokens: list[int]
@@ -43,7 +43,7 @@ class Answer:
 class Timed:
     """An answer with its wall-clock seconds."""
 
-    answer: Answer
+    answer: TimedAnswer
     seconds: float
 
 
@@ -61,7 +61,7 @@ class Method(Protocol):
     def advance(self, length: int) -> bool:
         """Decode until the answer has `length` tokens; False if it ends before that."""
 
-    def end(self) -> Answer:
+    def end(self) -> TimedAnswer:
         """The answer so far."""
 
 
@@ -92,8 +92,8 @@ class EngineMethod:
             self._length += len(record.emitted)
         return self._length >= length
 
-    def end(self) -> Answer:
-        return Answer(emitted(self._done), self._done)
+    def end(self) -> TimedAnswer:
+        return TimedAnswer(emitted(self._done), self._done)
 
 
 def interleave(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from omnidraft.api import OmniDraft
-from omnidraft.bench.interleaved import PLAIN, Answer, EngineMethod, Method, engine_for
+from omnidraft.bench.interleaved import PLAIN, EngineMethod, Method, TimedAnswer, engine_for
 from omnidraft.bench.records import BASELINE
 from omnidraft.config import Drafting, Sampling
 from omnidraft.errors import ConfigError, OmniDraftError
@@ -69,8 +69,8 @@ class Transformers:
             self._tokens = self._generate(ids, new_tokens)
         return len(self._tokens) > length
 
-    def end(self) -> Answer:
-        return Answer(self._tokens, passes=self._passes)
+    def end(self) -> TimedAnswer:
+        return TimedAnswer(self._tokens, passes=self._passes)
 
     def _generate(self, ids: list[int], new_tokens: int) -> list[int]:
         inputs = torch.tensor([ids], device=self.target.device)

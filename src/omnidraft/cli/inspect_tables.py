@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from omnidraft.inspection.step import NATIVE, TRANSFORMERS, HeaderFigures, Step
+from omnidraft.inspection.step import NATIVE, TRANSFORMERS, HeaderFigures, StepReport
 from omnidraft.models.gguf.keys import KeyReport
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _model(model: Model, *, asked: bool) -> dict[str, str]:
     return found
 
 
-def _step(step: Step, *, asked: bool = False) -> str:
+def _step(step: StepReport, *, asked: bool = False) -> str:
     """The implementation that computes a model on a CPU; `asked` if it takes `--dtype int8`."""
     if step.how == NATIVE:
         return f"native step{' with --dtype int8' if asked else ' of at most 8 bits'} ({step.family})"

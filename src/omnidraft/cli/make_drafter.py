@@ -9,7 +9,7 @@ from pathlib import Path
 from omnidraft import zoo
 from omnidraft.cli import flags, prompts
 from omnidraft.config import names
-from omnidraft.make_drafter.settings import Shape, Training, Writing
+from omnidraft.make_drafter.settings import DrafterShape, Training, Writing
 
 EXAMPLES = (
     "omnidraft make-drafter SOURCE --layers 0,1,2,29 --teacher TARGET --prompts prompts.jsonl --out my-drafter",
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
                 write_text(teacher, texts, writing, make.text_folder(options.out, teacher), flags.say)
         if options.only != "text":
             source = load_model(zoo.resolve(options.source), "float32", "cpu", flags.say)
-            shape = Shape(layers=options.layers, vocab=options.vocab)
+            shape = DrafterShape(layers=options.layers, vocab=options.vocab)
             begin = None
             if options.init_from is not None:
                 begin = load_model(zoo.resolve(options.init_from), "float32", "cpu", flags.say)

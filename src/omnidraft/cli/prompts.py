@@ -21,7 +21,7 @@ CHECK = "check the file"
 
 
 @dataclass(frozen=True)
-class Task:
+class TaskSource:
     """The location of a task's rows, and their prompt format."""
 
     hub: tuple[str, ...]  # the data set, and its configuration if it has several
@@ -47,9 +47,9 @@ def own_prompt(row: dict[str, Any]) -> str:
 
 
 TASKS = {
-    "gsm8k": Task(("openai/gsm8k", "main"), ("gsm8k/test.jsonl", "test.jsonl"), gsm8k_prompt),
-    "mbpp": Task(("google-research-datasets/mbpp",), ("mbpp/mbpp.jsonl", "mbpp.jsonl"), mbpp_prompt),
-    "humaneval": Task(
+    "gsm8k": TaskSource(("openai/gsm8k", "main"), ("gsm8k/test.jsonl", "test.jsonl"), gsm8k_prompt),
+    "mbpp": TaskSource(("google-research-datasets/mbpp",), ("mbpp/mbpp.jsonl", "mbpp.jsonl"), mbpp_prompt),
+    "humaneval": TaskSource(
         ("openai/openai_humaneval",),
         tuple(f"{folder}HumanEval.jsonl{end}" for folder in ("humaneval/", "") for end in (".gz", "")),
         own_prompt,
@@ -82,7 +82,7 @@ def read(task: str | Path, data: Path | None = None, count: int | None = None) -
     return prompts
 
 
-def rows_of(task: Task, name: str, data: Path | None, *splits: str) -> Iterator[tuple[str, Any]]:
+def rows_of(task: TaskSource, name: str, data: Path | None, *splits: str) -> Iterator[tuple[str, Any]]:
     """The rows of some splits of a task, each with its place: below `data` from one file, else from the hub."""
     if data is None:
         return itertools.chain.from_iterable(_hub(name, task.hub, split) for split in splits)

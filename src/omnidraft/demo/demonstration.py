@@ -43,7 +43,7 @@ PROBLEMS = (  # the embedded target was trained on such text
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class DemoAnswer:
     """A greedy answer; `seconds` include the prompt's prefill."""
 
     tokens: tuple[int, ...]
@@ -108,7 +108,7 @@ def run(
         engines = {WITHOUT: Engine(model.target.lm, model.vocab.eos), WITH: model.engine}
         for engine in engines.values():  # the first passes allocate memory
             answer(engine, model, model.encode_message(questions[0]), 2, lambda _: None)
-        found: dict[str, list[Answer]] = {WITHOUT: [], WITH: []}
+        found: dict[str, list[DemoAnswer]] = {WITHOUT: [], WITH: []}
         for number, question in enumerate(questions):
             console.print(f"\n{question}", style="bold", soft_wrap=True)
             ids = model.encode_message(question)
@@ -133,7 +133,9 @@ def run(
     )
 
 
-def answer(engine: Engine, model: OmniDraft, ids: list[int], new_tokens: int, show: Callable[[str], None]) -> Answer:
+def answer(
+    engine: Engine, model: OmniDraft, ids: list[int], new_tokens: int, show: Callable[[str], None]
+) -> DemoAnswer:
     """Decode a prompt's greedy answer; `show` receives its text piece by piece."""
     text, tokens, rounds = model.text_after(ids), list[int](), 0
     engine.release()  # the whole prompt is read each time
@@ -144,10 +146,10 @@ def answer(engine: Engine, model: OmniDraft, ids: list[int], new_tokens: int, sh
         show(text.feed(record.emitted))
     seconds = time.perf_counter() - began
     show(text.end())
-    return Answer(tokens=tuple(tokens), rounds=rounds, seconds=seconds)
+    return DemoAnswer(tokens=tuple(tokens), rounds=rounds, seconds=seconds)
 
 
-def rate(answers: Sequence[Answer]) -> float:
+def rate(answers: Sequence[DemoAnswer]) -> float:
     """Tokens per second over some answers."""
     return sum(len(each.tokens) for each in answers) / sum(each.seconds for each in answers)
 

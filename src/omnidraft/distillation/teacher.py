@@ -74,7 +74,7 @@ class TrainingExample:
 
 def exact_example(cache: NgramCache, trace: Trace) -> TrainingExample:
     """The distribution r at every drafter position of an answer."""
-    rows: list[Row] = []
+    rows: list[TeacherRow] = []
     for i, start in starts(trace):
         rows += _first_row(cache, trace, i, start - 1)
         if cache.active[trace.tokens[i]]:
@@ -85,7 +85,7 @@ def exact_example(cache: NgramCache, trace: Trace) -> TrainingExample:
 _NOTHING = np.empty(0, np.int32)
 
 
-class Row(NamedTuple):
+class TeacherRow(NamedTuple):
     """One distribution of `TeacherDistributions`."""
 
     position: int
@@ -96,7 +96,7 @@ class Row(NamedTuple):
     coarse: bool
 
 
-def _first_row(cache: NgramCache, trace: Trace, i: int, position: int) -> Iterator[Row]:
+def _first_row(cache: NgramCache, trace: Trace, i: int, position: int) -> Iterator[TeacherRow]:
     """The distribution where the i-th target token begins; none where the target's mass cannot be drafted."""
     p = trace.distributions[i]
     best = best_symbol(cache, p)
@@ -113,10 +113,10 @@ def _first_row(cache: NgramCache, trace: Trace, i: int, position: int) -> Iterat
     total = float(masses.sum())
     if total > 0:
         lost = max(0.0, 1 - float(p.probs[cache.active[p.tokens]].sum(dtype=np.float64)))
-        yield Row(position, best, symbols, masses / total, lost, coarse=False)
+        yield TeacherRow(position, best, symbols, masses / total, lost, coarse=False)
 
 
-def _inner_rows(cache: NgramCache, p: SparseProbs, written: Sequence[int], start: int) -> Iterator[Row]:
+def _inner_rows(cache: NgramCache, p: SparseProbs, written: Sequence[int], start: int) -> Iterator[TeacherRow]:
     """The distributions inside a target token: its continuations, or the end of the token."""
     node = ROOT
     for depth, symbol in enumerate(written[:-1], start=1):
@@ -128,10 +128,10 @@ def _inner_rows(cache: NgramCache, p: SparseProbs, written: Sequence[int], start
         total = float(masses.sum()) + stop
         if total > 0:
             best = best_symbol(cache, p, node, depth)
-            yield Row(start + depth - 1, best, children, masses / total, stop / total, coarse=True)
+            yield TeacherRow(start + depth - 1, best, children, masses / total, stop / total, coarse=True)
 
 
-def example_of(trace: Trace, rows: Sequence[Row]) -> TrainingExample:
+def example_of(trace: Trace, rows: Sequence[TeacherRow]) -> TrainingExample:
     """The training example of an answer with these distributions."""
     first = min((row.position for row in rows), default=0)
     lengths = torch.tensor([len(row.symbols) for row in rows], dtype=torch.int64)

@@ -22,7 +22,7 @@ from omnidraft.decoding.engine import Engine
 from omnidraft.errors import ConfigError
 from omnidraft.generation import Stream
 from omnidraft.hf.kept_drafters import Drafts, Ready, make_ready
-from omnidraft.hf.text import Text, sampling_for
+from omnidraft.hf.text import TextState, sampling_for
 from omnidraft.models.transformers_model import CACHE_ARGUMENTS, TransformersModel
 from omnidraft.verification.sampling import GeneratorSampler
 
@@ -92,7 +92,7 @@ def generate(  # noqa: PLR0913  transformers hands over those of its arguments t
     drafting = _drafting(omnidraft_options)
     streamer = _streamer(omnidraft_streamer)
     ready = make_ready(target, omnidraft_drafter, omnidraft_drafter_tokenizer, omnidraft_tokenizer, drafting)
-    text = Text(input_ids, logits_processor, stopping_criteria, generation_config)
+    text = TextState(input_ids, logits_processor, stopping_criteria, generation_config)
     sampled = bool(generation_config.do_sample)
     sampling, processors, drafting = sampling_for(text, logits_processor, drafting, sampled=sampled)
     adaptive = ready.adaptive

@@ -27,7 +27,7 @@ SETTINGS = {  # by what the processors that stand for them call it
 }
 
 
-class Text:
+class TextState:
     """The ids (1, T) of one text so far, with the processors and criteria that follow it.
 
     `scores` and `logits` hold a row (1, V) for each new token where `generate` is to return them, else None.
@@ -102,7 +102,7 @@ class Text:
 
 
 def sampling_for(
-    text: Text, processors: LogitsProcessorList, drafting: Drafting, *, sampled: bool
+    text: TextState, processors: LogitsProcessorList, drafting: Drafting, *, sampled: bool
 ) -> tuple[Sampling, Sequence[Processor], Drafting]:
     """The settings that these processors amount to, or the processors as a single one that is called for each token."""
     known = None if text.scores is not None or text.logits is not None else settings(processors, sampled=sampled)

@@ -10,7 +10,7 @@ import torch
 from omnidraft import zoo
 from omnidraft.alignment.vocab import Speller, read_vocab
 from omnidraft.errors import ModelError
-from omnidraft.inspection.step import REFUSED, Step, step_of
+from omnidraft.inspection.step import REFUSED, StepReport, step_of
 from omnidraft.inspection.vocabularies import Language, Vocabulary, vocabulary
 from omnidraft.models import native
 from omnidraft.models.families import BY_CLASS
@@ -42,7 +42,7 @@ class Model:
     name: str  # hub id, or the last part of the path
     vocabulary: Vocabulary | None
     memory: Memory | None
-    step: Step | None
+    step: StepReport | None
     keys: KeyReport | None  # of a GGUF file's header
 
 
@@ -82,7 +82,7 @@ def read_model(name: str | Path, *, drafts: bool = False) -> Unloaded:
         step = step_of(BY_CLASS.get(type(model.model).__name__), unsupported_reason(model.model))
         held = held_bytes(path) if is_gguf(source) else None
     elif problem is not None:
-        step = Step(how=REFUSED, code="refused", reason=problem)
+        step = StepReport(how=REFUSED, code="refused", reason=problem)
     figures = Model(
         name=path.resolve().name if local else source,
         vocabulary=None if language is None else vocabulary(language),

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from omnidraft.errors import ModelError
-from omnidraft.models.families import BY_TYPE, Family, Obstacle, unknown_family
+from omnidraft.models.families import BY_TYPE, Family, UnsupportedReason, unknown_family
 from omnidraft.models.gguf.architectures import Described, describe
 from omnidraft.models.gguf.header import QUANTIZATIONS, Header, read_part
 from omnidraft.models.gguf.keys import KeyReport
@@ -19,7 +19,7 @@ NATIVE, TRANSFORMERS, REFUSED = "native", "transformers", "not yet"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class StepReport:
     """The implementation of a model's forward pass on a CPU, and the reason if it is not the native one."""
 
     how: str
@@ -35,7 +35,7 @@ class HeaderFigures:
 
     name: str
     architecture: str
-    step: Step
+    step: StepReport
     layers: int | None
     hidden: int | None
     heads: int | None
@@ -46,12 +46,12 @@ class HeaderFigures:
     keys: KeyReport | None
 
 
-def step_of(family: Family | None, obstacle: Obstacle | None) -> Step:
-    """The step of a model that `transformers` supports; native without an obstacle."""
+def step_of(family: Family | None, unsupported: UnsupportedReason | None) -> StepReport:
+    """The step of a model that `transformers` supports; native where nothing in it is unsupported."""
     name = None if family is None else family.name
-    if obstacle is None:
-        return Step(how=NATIVE, family=name)
-    return Step(how=TRANSFORMERS, family=name, **asdict(obstacle))
+    if unsupported is None:
+        return StepReport(how=NATIVE, family=name)
+    return StepReport(how=TRANSFORMERS, family=name, **asdict(unsupported))
 
 
 def inspect_header(path: Path) -> HeaderFigures:
@@ -63,18 +63,18 @@ def inspect_header(path: Path) -> HeaderFigures:
     try:
         described = describe(header)
     except ModelError as error:
-        return _figures(header, Step(how=REFUSED, code="refused", reason=str(error)), None)
+        return _figures(header, StepReport(how=REFUSED, code="refused", reason=str(error)), None)
     family = BY_TYPE.get(described.config["model_type"])
     return _figures(header, step_of(family, _unsupported_reason(family, described)), described)
 
 
-def _unsupported_reason(family: Family | None, described: Described) -> Obstacle | None:
+def _unsupported_reason(family: Family | None, described: Described) -> UnsupportedReason | None:
     if family is None:
         return unknown_family(described.keys.architecture, described.config["model_type"])
     return family.unsupported_reason(SimpleNamespace(**described.config))
 
 
-def _figures(header: Header, step: Step, described: Described | None) -> HeaderFigures:
+def _figures(header: Header, step: StepReport, described: Described | None) -> HeaderFigures:
     config = {} if described is None else described.config
     weights: dict[str, int] = {}
     for info in header.tensors.values():

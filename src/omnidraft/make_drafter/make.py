@@ -17,8 +17,8 @@ from omnidraft.distillation.teacher import TrainingExample
 from omnidraft.errors import ConfigError, InputError
 from omnidraft.make_drafter import shards
 from omnidraft.make_drafter.cut import copy_trained, cut_model
-from omnidraft.make_drafter.settings import Shape, Training
-from omnidraft.make_drafter.training import Examples, Trainer, batches
+from omnidraft.make_drafter.settings import DrafterShape, Training
+from omnidraft.make_drafter.training import DrafterTrainer, Examples, batches
 from omnidraft.make_drafter.vocabulary import choose_tokens, count_tokens, cut_tokenizer
 from omnidraft.storage import replace_file
 
@@ -61,7 +61,7 @@ def text_folder(out: Path, teacher: LoadedModel) -> Path:
 def train(
     source: LoadedModel,
     teachers: Sequence[LoadedModel],
-    shape: Shape,
+    shape: DrafterShape,
     training: Training,
     out: Path,
     say: Say,
@@ -87,7 +87,7 @@ def train(
         _Text(Examples(tokenizer, each.tokenizer, each.lm.vocab_size, each.lm.eos), text_folder(out, each))
         for each in teachers
     ]
-    trainer = Trainer(model, training)
+    trainer = DrafterTrainer(model, training)
     if (checkpoint := out / "checkpoint.pt").exists():
         trainer.resume(torch.load(checkpoint, map_location="cpu", weights_only=True))
         say(f"going on after {trainer.tokens:,} tokens")
@@ -104,7 +104,7 @@ def train(
 
 
 def _begin(
-    source: LoadedModel, teachers: Sequence[LoadedModel], shape: Shape, out: Path, begin: LoadedModel | None
+    source: LoadedModel, teachers: Sequence[LoadedModel], shape: DrafterShape, out: Path, begin: LoadedModel | None
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
     """The drafter as the last run left it, or the source cut."""
     from omnidraft.models.loading import load_model
@@ -145,7 +145,9 @@ def _endless(
         yield from batches(examples, tokens, rng)
 
 
-def _save(trainer: Trainer, tokenizer: PreTrainedTokenizerBase, texts: Sequence[_Text], out: Path, say: Say) -> None:
+def _save(
+    trainer: DrafterTrainer, tokenizer: PreTrainedTokenizerBase, texts: Sequence[_Text], out: Path, say: Say
+) -> None:
     """Write the checkpoint, the drafter, and a record with its acceptance on held-out text, which is said, too."""
     data = io.BytesIO()
     torch.save(trainer.state(), data)

@@ -8,7 +8,7 @@ from omnidraft.config import Settings, number
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class DrafterShape:
     """The layers and the vocabulary size that the drafter keeps of the source model."""
 
     layers: tuple[int, ...]

@@ -19,7 +19,7 @@ from omnidraft.storage import replace_file
 
 
 @dataclass(frozen=True, eq=False)
-class Conversation:
+class TeacherConversation:
     """A user's turn and the teacher's answer, T tokens of which the teacher wrote W."""
 
     number: int  # in the plan of what is asked; no two have the same
@@ -29,7 +29,7 @@ class Conversation:
     top_logprobs: npt.NDArray[np.float16]  # (W, K) at temperature 1, whatever it was sampled at
 
 
-def save(path: Path, conversations: Sequence[Conversation]) -> None:
+def save(path: Path, conversations: Sequence[TeacherConversation]) -> None:
     """Write a shard, whole or not at all."""
     data = io.BytesIO()
     np.savez_compressed(
@@ -44,7 +44,7 @@ def save(path: Path, conversations: Sequence[Conversation]) -> None:
     replace_file(path, data.getvalue())
 
 
-def load(path: Path) -> Iterator[Conversation]:
+def load(path: Path) -> Iterator[TeacherConversation]:
     """The conversations of a shard."""
     with np.load(path) as file:
         shard = dict(file)
@@ -53,7 +53,7 @@ def load(path: Path) -> Iterator[Conversation]:
         top = slice(counts[start], counts[end])
         place = slice(start, end)
         parts = shard["ids"][place], shard["written"][place], shard["top_ids"][top], shard["top_logprobs"][top]
-        yield Conversation(number, *parts)
+        yield TeacherConversation(number, *parts)
 
 
 def find(folder: Path) -> list[Path]:

@@ -20,7 +20,7 @@ from omnidraft.errors import InputError, ModelError
 from omnidraft.make_drafter import shards
 from omnidraft.make_drafter.chat_turns import ChatTurns
 from omnidraft.make_drafter.settings import Writing
-from omnidraft.make_drafter.shards import Conversation
+from omnidraft.make_drafter.shards import TeacherConversation
 from omnidraft.models.language_model import KVSequence, LanguageModel, Read
 
 if TYPE_CHECKING:
@@ -89,13 +89,13 @@ class _Row:
     top_ids: list[list[int]] = field(default_factory=list)
     top_logprobs: list[list[float]] = field(default_factory=list)
 
-    def conversation(self) -> Conversation:
+    def conversation(self) -> TeacherConversation:
         """Return its complete turns."""
         kept = sum(at < self.whole for at in self.written)
         written = np.zeros(self.whole, np.bool_)
         written[self.written[:kept]] = True
         top = np.array(self.top_ids[:kept], np.int32), np.array(self.top_logprobs[:kept], np.float16)
-        return Conversation(self.number, np.array(self.ids[: self.whole], np.int32), written, *top)
+        return TeacherConversation(self.number, np.array(self.ids[: self.whole], np.int32), written, *top)
 
 
 class Teacher:
@@ -115,7 +115,7 @@ class Teacher:
             raise InputError(f"each of the prompts takes more than {PROMPT} tokens of {loaded.name}: give shorter ones")
 
     @torch.inference_mode()
-    def write(self, numbers: Iterator[int]) -> Iterator[list[Conversation]]:
+    def write(self, numbers: Iterator[int]) -> Iterator[list[TeacherConversation]]:
         """The conversations that each step of the model finished; `numbers` are those of the plan to write.
 
         Raises ModelError where the model ends no question of its own, and there are no prompts.
@@ -224,7 +224,7 @@ def write_text(
     torch.manual_seed(len(done))
     with torch.inference_mode():
         teacher = Teacher(loaded, prompts, writing)
-    finished: list[Conversation] = []
+    finished: list[TeacherConversation] = []
     began = time.monotonic()
     for some in teacher.write(i for i in itertools.count() if i not in done):
         finished += some

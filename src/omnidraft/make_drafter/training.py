@@ -20,7 +20,7 @@ from omnidraft.distillation.batch import Batch, passes
 from omnidraft.distillation.losses import TeacherDistributions, acceptance, divergence
 from omnidraft.distillation.teacher import Trace, TrainingExample, exact_example
 from omnidraft.make_drafter.settings import Training
-from omnidraft.make_drafter.shards import Conversation
+from omnidraft.make_drafter.shards import TeacherConversation
 from omnidraft.models.loading import has_bfloat16
 from omnidraft.verification.sparse_probs import SparseProbs
 
@@ -44,7 +44,7 @@ class Examples:
         self._cache = NgramCache(table)
         self._context = DrafterContext(table, target, own, speller)
 
-    def of(self, conversation: Conversation) -> TrainingExample:
+    def of(self, conversation: TeacherConversation) -> TrainingExample:
         """The example of a conversation; where the text is not the teacher's, what stands there is certain."""
         begun = int(conversation.written.argmax())
         tokens = conversation.ids[begun:].tolist()
@@ -63,7 +63,7 @@ def _likely(tokens: np.ndarray, probs: np.ndarray) -> SparseProbs:
     return SparseProbs(tokens[kept], probs[kept] / probs[kept].sum())
 
 
-class Trainer:
+class DrafterTrainer:
     """Trains a drafter on examples; `state` and `resume` are its checkpoint.
 
     Weights are fp32; products are bfloat16 where the device has it: devices without it take many times as long.

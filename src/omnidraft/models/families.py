@@ -1,7 +1,7 @@
 """The families of models whose blocks the native step computes, by the names that `transformers` uses: one table.
 
 A family is an entry of FAMILIES, made of switches.  What no switch says is as in Llama.  What an entry `needs` of a
-config, and it has otherwise, is an `Obstacle`: `transformers` computes such a model.
+config, and it has otherwise, is an `UnsupportedReason`: `transformers` computes such a model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROTATIONS = ("default", "linear", "llama3", "yarn", "longrope", "dynamic")
 
 
 @dataclass(frozen=True)
-class Obstacle:
+class UnsupportedReason:
     """Why a model has no native step."""
 
     code: str
@@ -95,27 +95,29 @@ class Family:
         """The value of a field that may be absent, 0 for none."""
         return float(getattr(config, name, None) or 0) if name else 0.0
 
-    def unsupported_reason(self, config: Config) -> Obstacle | None:
+    def unsupported_reason(self, config: Config) -> UnsupportedReason | None:
         """Return the first part of a config that no switch covers."""
-        return next(self._obstacles(config), None)
+        return next(self._unsupported(config), None)
 
-    def _obstacles(self, config: Config) -> Iterator[Obstacle]:
+    def _unsupported(self, config: Config) -> Iterator[UnsupportedReason]:
         heads, key_heads, _ = heads_of(config)
         if heads % key_heads:
-            yield Obstacle("sizes", "num_key_value_heads", f"{heads} heads cannot share the keys of {key_heads}")
+            yield UnsupportedReason(
+                "sizes", "num_key_value_heads", f"{heads} heads cannot share the keys of {key_heads}"
+            )
         activation = getattr(config, self.activation, "silu")
         if activation not in GELU:
-            yield Obstacle("activation", self.activation, f"its activation is {activation}")
+            yield UnsupportedReason("activation", self.activation, f"its activation is {activation}")
         for kind, rope in rotations_of(config).items():
             name = ".".join(filter(None, ("rope_parameters", kind, "rope_type")))
             if (found := rope.get("rope_type", "default")) not in ROTATIONS:
-                yield Obstacle("rotation", name, f"its rotary positions are of type {found}")
+                yield UnsupportedReason("rotation", name, f"its rotary positions are of type {found}")
         for number in (self.embedding, self.residual, self.logits, self.scale or Number()):
             if number.name and not 0 < (factor := float(getattr(config, number.name))) < math.inf:
-                yield Obstacle("factor", number.name, f"{number.name} is {factor} in its config")
+                yield UnsupportedReason("factor", number.name, f"{number.name} is {factor} in its config")
         for name, values in self.needs.items():
             if (value := getattr(config, name, None)) not in values:
-                yield Obstacle("switch", name, f"{name} is {value!r} in its config")
+                yield UnsupportedReason("switch", name, f"{name} is {value!r} in its config")
 
 
 def heads_of(config: Config) -> tuple[int, int, int]:
@@ -263,7 +265,9 @@ BY_TYPE: Mapping[str, Family] = {family.model_type: family for family in FAMILIE
 REASONS: Mapping[str, str] = {model_type: other.reason for other in OTHERS for model_type in other.model_types}
 
 
-def unknown_family(name: str, model_type: str) -> Obstacle:
-    """The obstacle of a model of no family; `name` is what an error calls it."""
+def unknown_family(name: str, model_type: str) -> UnsupportedReason:
+    """What is unsupported in a model of no family; `name` is what an error calls it."""
     reason = REASONS.get(model_type)
-    return Obstacle("family", "model_type", f"{name} has no native step" + (f", as {reason}" if reason else ""))
+    return UnsupportedReason(
+        "family", "model_type", f"{name} has no native step" + (f", as {reason}" if reason else "")
+    )

@@ -86,8 +86,8 @@ def load_model(
         if slow is not None:
             say(f"target {shown} {slow}")
     ours = chosen in native.PRECISIONS
-    if ours and (obstacle := _unsupported_reason(skeleton, place)):
-        raise ModelError(f"model {source!r} cannot be used in {chosen}, as {obstacle}: use dtype='auto'")
+    if ours and (unsupported := _unsupported_reason(skeleton, place)):
+        raise ModelError(f"model {source!r} cannot be used in {chosen}, as {unsupported}: use dtype='auto'")
     tokenizer = _tokenizer(source, local)  # of a file, not of its conversion, where `transformers` would change it
     _end_turns(skeleton, tokenizer)
     if gguf.is_gguf(source) and (freed := gguf.remove_old()):
@@ -321,10 +321,10 @@ def slow_path(model: PreTrainedModel, device: torch.device, dtype: str, *, of_fi
     """
     if dtype in native.PRECISIONS or device.type != "cpu":
         return None
-    obstacle, slow = _unsupported_reason(model, device), f"is decoded in {dtype} by transformers"
+    unsupported, slow = _unsupported_reason(model, device), f"is decoded in {dtype} by transformers"
     if of_file:
-        return f"{slow}, several times slower than in 8 bits: {obstacle}" if obstacle else None
-    if obstacle or model.num_parameters() < HINT_PARAMETERS:
+        return f"{slow}, several times slower than in 8 bits: {unsupported}" if unsupported else None
+    if unsupported or model.num_parameters() < HINT_PARAMETERS:
         return None
     ours, other = (1e3 * native.product_seconds(each, native.threads()) for each in ("int8", dtype))
     if other < HINT_TIMES * ours:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from omnidraft.models import native
-from omnidraft.models.families import BY_CLASS, GELU, Family, Obstacle, heads_of, unknown_family
+from omnidraft.models.families import BY_CLASS, GELU, Family, UnsupportedReason, heads_of, unknown_family
 from omnidraft.models.kv_blocks import Angles, KVBlocks, Rotation
 from omnidraft.models.language_model import CachedSequence, KVSequence, Read, check_crop
 from omnidraft.models.native import Norm, pointer
@@ -248,26 +248,26 @@ def native_of(source: PretrainedModel, *, drafts: bool = False) -> NativeModel |
     )
 
 
-def unsupported_reason(model: PreTrainedModel) -> Obstacle | None:
+def unsupported_reason(model: PreTrainedModel) -> UnsupportedReason | None:
     """Return the reason why a model has no native step, or None where it has one."""
     config: Any = model.config
     name, place = type(model).__name__, model.device.type
     if name not in BY_CLASS:
         return unknown_family(name, config.model_type)
     if place not in {"cpu", "meta"}:
-        return Obstacle("device", "", f"it is on {place}")
+        return UnsupportedReason("device", "", f"it is on {place}")
     # quantized weights are integers, or of a subclass of tensors
     plain = all(type(one) is torch.Tensor and one.is_floating_point() for one in model.state_dict().values())
     if getattr(config, "quantization_config", None) is not None or not plain:
-        return Obstacle("quantized", "quantization_config", "its weights are quantized")
+        return UnsupportedReason("quantized", "quantization_config", "its weights are quantized")
     family = BY_CLASS[name]
     if (found := family.unsupported_reason(config)) is not None:
         return found
     size = heads_of(config)[2]
     if not family.partial and any(rotation.entries != size for rotation in _rotations(model).values()):
-        return Obstacle("rotation", "partial_rotary_factor", "it rotates a part of each head")
+        return UnsupportedReason("rotation", "partial_rotary_factor", "it rotates a part of each head")
     reason = native.unsupported_reason()
-    return None if reason is None else Obstacle("machine", "", reason)
+    return None if reason is None else UnsupportedReason("machine", "", reason)
 
 
 def _shape(family: Family, config: Any, columns: int) -> native.Shape:

@@ -9,7 +9,7 @@ from omnidraft.server.errors import ApiError
 from omnidraft.server.served import ServedModel
 
 
-class Marks(NamedTuple):
+class FillInTokens(NamedTuple):
     """The tokens around what comes before and after; `after_first`: what comes after is written first."""
 
     before: str
@@ -19,13 +19,13 @@ class Marks(NamedTuple):
 
 
 FAMILIES = (
-    Marks("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder, CodeGemma, Granite 4
-    Marks("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite Code
-    Marks("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
-    Marks("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder
-    Marks("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
-    Marks("[PREFIX]", "[SUFFIX]", "", after_first=True),  # Codestral
-    Marks("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM-4 code
+    FillInTokens("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder, CodeGemma, Granite 4
+    FillInTokens("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite Code
+    FillInTokens("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    FillInTokens("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder
+    FillInTokens("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
+    FillInTokens("[PREFIX]", "[SUFFIX]", "", after_first=True),  # Codestral
+    FillInTokens("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM-4 code
 )
 
 
@@ -46,5 +46,5 @@ def filling(served: ServedModel, before: str, after: str) -> list[int]:
                 return [*served.model.vocab.first, *ids, *([words[marks.middle]] if marks.middle else [])]
     why = "the target has no tokens to fill in between two texts"
     raise ApiError(
-        400, f"suffix cannot be followed, as {why}: leave it out", param="suffix", code="unsupported_parameter"
+        400, f"suffix is not supported, as {why}: leave it out", param="suffix", code="unsupported_parameter"
     )

@@ -91,7 +91,7 @@ def tokens_of(model: OmniDraft) -> LLTokenizer:
 def followed(tokens: LLTokenizer, schema: dict[str, Any], *, strict: bool = False) -> tuple[dict[str, Any], list[str]]:
     """The schema as a grammar takes it, and the places of keywords that no grammar follows.
 
-    Raises ConfigError, with the place at fault, for what cannot be followed, such keywords of a `strict` schema too.
+    Raises ConfigError, with the place at fault, for what cannot be enforced, such keywords of a `strict` schema too.
     """
     made = closed(schema)
     problem, warnings = _judged(tokens, made)
@@ -168,7 +168,7 @@ def answer_grammar(
 ) -> str:
     """The grammar of an answer of a form, or of a call of one of the functions, behind reasoning.
 
-    Raises ConfigError for a form that cannot be followed.
+    Raises ConfigError for a form that cannot be enforced.
     """
     calls = [_call(each, at) for at, each in enumerate(functions)]
     answer = "a_form" if form is not None else "call"
@@ -232,12 +232,12 @@ def _json(schemas: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _checked(tokens: LLTokenizer, lark: str) -> str:
-    """A grammar; raises ConfigError for one that cannot be followed."""
+    """A grammar; raises ConfigError for one that cannot be enforced."""
     try:
         made = str(lark if lark.lstrip().startswith("{") else LLMatcher.grammar_from_lark(lark))
         problem = LLMatcher.validate_grammar(made, tokens)
     except ValueError as error:
         problem, made = str(error) or type(error).__name__, ""
     if problem:
-        raise ConfigError(f"the form cannot be followed ({' '.join(problem.split())[:200]}): change it")
+        raise ConfigError(f"the form cannot be enforced ({' '.join(problem.split())[:200]}): change it")
     return made

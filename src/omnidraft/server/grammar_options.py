@@ -34,7 +34,7 @@ def grammar_options(
 
     The answer begins after `at` ids; `thinking` ends the reasoning that it begins with.  With `text`, it is text with
     calls in it, of which those of strict functions follow their schemas.  Keywords of schemas that no grammar follows
-    are left out, where they are not strict.  Raises ApiError for what cannot be followed.
+    are left out, where they are not strict.  Raises ApiError for what cannot be enforced.
     """
     left_out: list[str] = []
     calls = []
@@ -77,6 +77,6 @@ def _followed(
             tokens = served.tokens
         made, places = followed(tokens, schema, strict=strict)
     except ConfigError as error:
-        raise ApiError(400, f"{path} cannot be followed: {error}", param=path, code="invalid_value") from error
+        raise ApiError(400, f"{path} cannot be enforced: {error}", param=path, code="invalid_value") from error
     left_out += [f"{path}.{each}" for each in places]
     return made

@@ -81,7 +81,7 @@ def of_chat(body: p.ChatRequest) -> Prompt:
         made: dict[str, Any] = {"role": _role(message.role), "content": _text(message.content)}
         if isinstance(message, p.ToolResult):
             made["tool_call_id"] = message.tool_call_id
-        if isinstance(message, p.Answer):
+        if isinstance(message, p.AssistantMessage):
             _complete(made, message, f"messages[{place}]", prompt)
         _optional(made, "name", message.name, f"messages[{place}].name", prompt)
         prompt.messages.append(made)
@@ -145,7 +145,7 @@ def _reason(made: dict[str, Any], thoughts: Mapping[str, str], prompt: Prompt) -
     prompt.optional.setdefault("reasoning_content", []).extend(thoughts)
 
 
-def _complete(made: dict[str, Any], message: p.Answer, path: str, prompt: Prompt) -> None:
+def _complete(made: dict[str, Any], message: p.AssistantMessage, path: str, prompt: Prompt) -> None:
     """Add the parts of an earlier answer beside its text."""
     if message.tool_calls:
         calls = [(call.id, call.function) for call in message.tool_calls]

@@ -81,7 +81,7 @@ class Said(Body):
     name: str | None = None
 
 
-class Answer(Body):
+class AssistantMessage(Body):
     """An earlier answer of the model; its reasoning goes to the chat template, if it has a place for it."""
 
     role: Literal["assistant"]
@@ -103,7 +103,9 @@ class ToolResult(Body):
 
 
 Message = Annotated[
-    Annotated[Said, Tag("~user")] | Annotated[Answer, Tag("~assistant")] | Annotated[ToolResult, Tag("~tool")],
+    Annotated[Said, Tag("~user")]
+    | Annotated[AssistantMessage, Tag("~assistant")]
+    | Annotated[ToolResult, Tag("~tool")],
     named("role", "system, developer, user, assistant or tool", system="user", developer="user"),
 ]
 

@@ -19,7 +19,7 @@ from omnidraft.models.language_model import ROOM, copies
 from omnidraft.server.estimate import Estimate
 from omnidraft.server.grammar import tokens_of
 from omnidraft.server.memories import Memories, User
-from omnidraft.server.reading.regions import Marks, marks_of
+from omnidraft.server.reading.regions import RegionMarks, marks_of
 from omnidraft.server.settings import Serving
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class ServedModel:
         return copies(self.model.target.lm.new_sequence())
 
     @cached_property
-    def marks(self) -> Marks:
+    def marks(self) -> RegionMarks:
         """The marks between which the target writes reasoning and calls."""
         tokenizer: Any = self.model.target.tokenizer
         template = str(getattr(tokenizer, "chat_template", None) or "")

@@ -26,7 +26,7 @@ def found_later(texts: Collection[str]) -> set[str]:
 
 
 def overlapping(*texts: str) -> ModelError:
-    """The refusal of tokens whose order cannot be followed."""
+    """The refusal of tokens whose order is not supported."""
     return ModelError(
         f"tokenizer.ggml.tokens has special tokens that overlap, such as {' and '.join(map(repr, texts[:2]))}, so "
         "which is found first is not known: use a file without such"

@@ -9,7 +9,7 @@ from typing import Any
 from omnidraft.server.reading.channels import ChannelReader
 from omnidraft.server.reading.pieces import Functions, Reader
 from omnidraft.server.reading.reader import CallReader, TextReader
-from omnidraft.server.reading.regions import Marks
+from omnidraft.server.reading.regions import RegionMarks
 
 TAIL = 32  # last tokens of a prompt, in which it may open reasoning
 
@@ -27,7 +27,7 @@ class Reading:
     template: Mapping[str, Any] | None = None  # of the tokenizer's own
     prompt: str = ""  # for that
 
-    def reader(self, marks: Marks) -> Reader:
+    def reader(self, marks: RegionMarks) -> Reader:
         """A reader of one answer."""
         if self.forced and self.thinking is None:
             return CallReader(self.functions)
@@ -39,14 +39,14 @@ class Reading:
             return ChannelReader(self.functions, one=self.one)
         return TextReader(self.functions, marks, thinking=self.thinking, one=self.one, reasons=self.reasons)
 
-    def marks(self, marks: Marks) -> frozenset[int]:
+    def marks(self, marks: RegionMarks) -> frozenset[int]:
         """The special tokens whose text the reader needs."""
         read = self.functions or (self.reasons and (marks.thoughts or marks.channels)) or self.template is not None
         return marks.special if read else frozenset()
 
 
 def reading_of(
-    tokenizer: Any, ids: Sequence[int], marks: Marks, functions: Functions, *, reasons: bool, forced: bool
+    tokenizer: Any, ids: Sequence[int], marks: RegionMarks, functions: Functions, *, reasons: bool, forced: bool
 ) -> Reading:
     """The way to read the answer to a prompt, which may have begun the answer's reasoning."""
     template = getattr(tokenizer, "response_template", None) if reasons and not forced else None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from omnidraft.server.reading.json_calls import calls_in, read_json
 from omnidraft.server.reading.pieces import Functions, Piece, Reader
-from omnidraft.server.reading.regions import Marks, Region
+from omnidraft.server.reading.regions import Region, RegionMarks
 from omnidraft.server.reading.styles import python
 
 # the first key of an object that may be a call
@@ -26,7 +26,7 @@ class TextReader(Reader):
     def __init__(
         self,
         functions: Functions,
-        marks: Marks,
+        marks: RegionMarks,
         *,
         thinking: str | None = None,
         one: bool = False,

@@ -51,7 +51,7 @@ HARMONY = (CHANNELS, "<|message|>", "<|start|>", "<|end|>", "<|call|>", "<|retur
 
 
 @dataclass(frozen=True)
-class Marks:
+class RegionMarks:
     """The marks that a target uses: those of calls, of reasoning, and ids of special tokens whose text readers need."""
 
     regions: tuple[Region, ...] = ()
@@ -62,7 +62,7 @@ class Marks:
     wraps: bool = field(default=False)  # calls in JSON between <tool_call> and its end
 
 
-def marks_of(template: str, special: Mapping[int, str], words: Collection[str]) -> Marks:
+def marks_of(template: str, special: Mapping[int, str], words: Collection[str]) -> RegionMarks:
     """The marks of a target: in its chat template, among its special tokens or the `words` of its vocabulary."""
     known = {*special.values()}
 
@@ -78,4 +78,4 @@ def marks_of(template: str, special: Mapping[int, str], words: Collection[str]) 
     texts |= {"<|channel>"} if any(pair[0].startswith("<|channel>") for pair in thoughts) else set()
     shown = frozenset(token for token, text in special.items() if text in texts)
     plain = "<tool_call>" in template and "<function=" not in template and "<arg_key>" not in template
-    return Marks(regions, thoughts, around, shown, channels, plain)
+    return RegionMarks(regions, thoughts, around, shown, channels, plain)
