@@ -2,7 +2,7 @@
 
 A process and not a thread, which would compete with the engine for the interpreter; started by `subprocess` and not by
 `multiprocessing`, which would import the user's main module again.  Messages go to it in order; counters and states
-come back.  It ends with its parent.
+come back; `adaptation.py` has the drafter take the weights.  It ends with its parent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Draft-length policies: each decides before a token is drawn, never after, so that every draft stays exact."""
+"""Draft-length policies: each decides before a token is drawn, never after, so that every draft stays exact.
+
+The default is `Goodput`, in `goodput.py`; here are what they share, fixed lengths, and the paper's threshold.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Keys and values of one text for step.c: 16-bit numbers, in blocks of positions that never move; and their angles."""
+"""Keys and values of one text for step.c: 16-bit numbers, in blocks of positions that never move; and their angles.
+
+Rejected tokens are dropped by `crop` of a sequence, in `native_model.py`; here the blocks they leave become free.
+"""
 
 from __future__ import annotations
 
