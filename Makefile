@@ -75,7 +75,7 @@ wheel-check: $(STAMP)
 	@test -n '$(ALONE)' || echo 'No network namespace can be made here: the demo has HF_HUB_OFFLINE=1 alone.'
 	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && cd "$$folder" && export HF_HUB_OFFLINE=1 OMNIDRAFT_HOME="$$folder/home" && \
 		unset PYTHONPATH CC && alone='env PATH=$(CURDIR)/$(WHEEL)/env/bin' && \
-		$$alone python -c 'from omnidraft.models.native import step_functions; print(step_functions())' && \
+		$$alone python -c 'from omnidraft.models.native.step import step_functions; print(step_functions())' && \
 		$(ALONE) $$alone omnidraft demo --quick && $$alone python '$(CURDIR)/tools/try_readme.py'
 
 # vLLM's CPU build, and omnidraft beside it.  torchvision and its kin are for another PyTorch than the one it needs.

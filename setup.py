@@ -16,7 +16,7 @@ from setuptools.command.build_py import build_py
 
 sys.path.insert(0, str(Path(__file__).parent / "src"))
 
-from omnidraft.models.prebuilt import LEVELS, OPTIONS, SOURCE, object_path
+from omnidraft.models.native.prebuilt import LEVELS, OPTIONS, SOURCE, object_path
 
 GLIBC = "2.28"  # the oldest on which PyTorch runs
 COMPILER = "ziglang==0.17.1"
@@ -29,7 +29,7 @@ class WithObjects(build_py):
         super().run()
         if self.editable_mode:
             return
-        folder = Path(self.build_lib, "omnidraft", "models")
+        folder = Path(self.build_lib, "omnidraft", "models", "native")
         for left in folder.glob("*.so"):  # by an earlier build, perhaps of another source
             left.unlink()
         command = [sys.executable, "-m", "ziglang", "cc", "-target", f"x86_64-linux-gnu.{GLIBC}", *OPTIONS, "-s"]

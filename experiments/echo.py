@@ -20,7 +20,7 @@ from omnidraft.models.language_model import CachedSequence, Read, check_crop
 from omnidraft.models.loading import LoadedModel, load_model
 from omnidraft.models.transformers_model import TransformersModel
 from omnidraft.server.run import Running
-from omnidraft.server.settings import Serving
+from omnidraft.server.server_settings import Serving
 
 NAME = "echo"
 WORD = "SAY "  # what is to be said follows it in the last message

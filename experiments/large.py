@@ -25,7 +25,7 @@ from experiments.results import Results, Row, page_of, table
 from experiments.runner import Experiment, Size
 from omnidraft.cli import flags
 from omnidraft.models.gguf.header import QUANTIZATIONS
-from omnidraft.models.gguf.parts import read_metadata
+from omnidraft.models.gguf.split_files import read_metadata
 from omnidraft.models.language_model import KVSequence
 from omnidraft.models.loading import load_model
 

@@ -15,9 +15,9 @@ from omnidraft.config import Drafting, Learning, Sampling
 from omnidraft.decoding.drafter import AttachedDrafter, Drafter
 from omnidraft.decoding.engine import Engine
 from omnidraft.decoding.shared_drafter import SharedDrafter
-from omnidraft.distillation.adaptation import Adaptation
-from omnidraft.distillation.inline import InlineTrainer
+from omnidraft.distillation.inline_trainer import InlineTrainer
 from omnidraft.distillation.losses import acceptance
+from omnidraft.distillation.online_adaptation import Adaptation
 from omnidraft.distillation.teacher import Trace, exact_example
 from omnidraft.verification.sparse_probs import SparseProbs
 

@@ -24,7 +24,7 @@ from experiments.tasks import texts_of
 from omnidraft import zoo
 from omnidraft.cli import flags
 from omnidraft.models.loading import load_model
-from omnidraft.models.tensors import in_8_bits
+from omnidraft.models.safetensors_files import in_8_bits
 
 BASELINE, OURS, SHARED = "vllm", "omnidraft", "shared vocabulary"
 METHODS = (BASELINE, "n-gram", SHARED, OURS)

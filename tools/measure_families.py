@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from omnidraft.models.native_model import NativeModel
+from omnidraft.models.native.model import NativeModel
 
 TURNS, TOKENS, PROMPT, THREADS = 7, 12, 8, 1
 ENDLESS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}

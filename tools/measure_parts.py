@@ -162,7 +162,7 @@ def turns(actions: Mapping[str, Callable[[], object]], laps: int = 40) -> str:
 def step() -> None:
     from omnidraft import zoo
     from omnidraft.models.loading import load_model
-    from omnidraft.models.native_model import native_of
+    from omnidraft.models.native.model import native_of
 
     shape = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 2, "num_attention_heads": 12}
     sources = {
@@ -243,7 +243,7 @@ def together() -> None:
     from omnidraft import zoo
     from omnidraft.models.language_model import Read
     from omnidraft.models.loading import load_model
-    from omnidraft.models.native_model import NativeModel
+    from omnidraft.models.native.model import NativeModel
 
     lm = load_model(zoo.resolve("zoo:general"), dtype="float32").lm
     model = NativeModel(lm.model, lm.model.state_dict())
@@ -269,7 +269,7 @@ def together() -> None:
 def matrices(path: Path, repeats: int = 7) -> None:
     from omnidraft.models import gguf
     from omnidraft.models.loading import load_skeleton
-    from omnidraft.models.native_model import NativeModel
+    from omnidraft.models.native.model import NativeModel
 
     torch.set_num_threads(1)
     skeleton = load_skeleton(path)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from omnidraft.errors import OmniDraftError
 from omnidraft.models.int8_format import FILE, FORMAT, packed
-from omnidraft.models.tensors import Tensors
+from omnidraft.models.safetensors_files import Tensors
 from omnidraft.storage import replace_file
 
 COPIED = (".json", ".jinja", ".model", ".txt")  # configs and tokenizers; what training left behind is not

@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 
 from omnidraft.server.bodies import KINDS
-from omnidraft.server.parameters import Rule, rows
+from omnidraft.server.unsupported_parameters import Rule, rows
 
 PAGE = Path(__file__).parents[1] / "docs" / "serve.md"
 BEGIN, END = "<!-- parameters: made by tools/write_parameter_docs.py -->", "<!-- end of parameters -->"

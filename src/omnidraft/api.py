@@ -29,9 +29,9 @@ from omnidraft.config import (
     settings_of,
     stop_strings,
 )
-from omnidraft.counts.counts import AnswerMemory
+from omnidraft.counts.answer_memory import AnswerMemory
+from omnidraft.decoding.batched_passes import never
 from omnidraft.decoding.engine import NOTHING_ELSE, Engine, Extras
-from omnidraft.decoding.passes import never
 from omnidraft.decoding.shared_drafter import SharedDrafter, Slot
 from omnidraft.defaults import AUTO, drafter_for, sampling_of
 from omnidraft.detokenizer import Detokenizer, StopStrings
@@ -40,7 +40,7 @@ from omnidraft.draft_length.cost_model import PRIOR
 from omnidraft.errors import ConfigError
 from omnidraft.generation import Generation, Stream
 from omnidraft.models.loading import LoadedModel, load_model
-from omnidraft.models.native_model import unsupported_reason
+from omnidraft.models.native.model import unsupported_reason
 from omnidraft.profiles.adaptive_drafter import AdaptiveDrafter
 from omnidraft.prompting import Prompt, encode, has_template, usable
 from omnidraft.verification.sampling import GeneratorSampler, Processor

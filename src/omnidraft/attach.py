@@ -15,8 +15,8 @@ from omnidraft.alignment.vocab import Speller, Vocab, read_vocab
 from omnidraft.config import Drafting, Learning
 from omnidraft.decoding.drafter import AttachedDrafter, Drafter
 from omnidraft.decoding.shared_drafter import SharedDrafter
-from omnidraft.distillation.adaptation import Adaptation, Learner
 from omnidraft.distillation.lora import Weights, check_fit, parted
+from omnidraft.distillation.online_adaptation import Adaptation, Learner
 from omnidraft.draft_length.acceptance_head import Head, hidden_size
 from omnidraft.errors import ConfigError
 from omnidraft.models.loading import LoadedModel
@@ -147,10 +147,10 @@ def make_learner(
 ) -> Learner:
     """Return a trainer of the drafter, in another process or in this one, that starts from `state`."""
     if options.adapt == "background":
-        from omnidraft.distillation.background import BackgroundTrainer
+        from omnidraft.distillation.background_trainer import BackgroundTrainer
 
         return BackgroundTrainer(drafter.lm.model, learning, table, state or None, options.warn, rounds=shared.rounds)
-    from omnidraft.distillation.inline import InlineTrainer
+    from omnidraft.distillation.inline_trainer import InlineTrainer
     from omnidraft.distillation.trainer import Trainer
 
     trainer = Trainer(drafter.lm.model, learning)

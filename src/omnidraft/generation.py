@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self, cast
 
+from omnidraft.decoding.batched_passes import Passes, Seconds, Stop, Stopped, Work, never, run_rounds
 from omnidraft.decoding.engine import Engine, Request, Verified
-from omnidraft.decoding.passes import Passes, Seconds, Stop, Stopped, Work, never, run_rounds
 from omnidraft.decoding.shared_drafter import Slot
 from omnidraft.decoding.stats import Stats
 from omnidraft.draft_length.batch_goodput import LEAST

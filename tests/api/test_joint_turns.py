@@ -12,12 +12,12 @@ import torch
 
 import omnidraft
 from omnidraft.api import Lane, OmniDraft
-from omnidraft.counts.counts import AnswerMemory
+from omnidraft.counts.answer_memory import AnswerMemory
 from omnidraft.detokenizer import StopStrings
 from omnidraft.errors import NumericsError
 from omnidraft.generation import Step, Stream, step_together
 from omnidraft.models.language_model import Read
-from omnidraft.models.native_model import NativeModel
+from omnidraft.models.native.model import NativeModel
 from omnidraft.verification.sampling import Processor
 from support.assembling import load_with
 from support.compilers import needs_the_8_bit_step
@@ -252,7 +252,7 @@ def test_a_drafter_that_is_behind_lets_others_go_on(parted: OmniDraft, monkeypat
         lambda each: read.append(len(each.ids) * (each.sequence.model is drafts and not each.keep)),
     )
     clock = SimpleNamespace(perf_counter=lambda: ID_S * sum(read))
-    monkeypatch.setattr("omnidraft.decoding.passes.time", clock)
+    monkeypatch.setattr("omnidraft.decoding.batched_passes.time", clock)
     most = 0
 
     def look(steps: list[Step]) -> None:
@@ -261,7 +261,7 @@ def test_a_drafter_that_is_behind_lets_others_go_on(parted: OmniDraft, monkeypat
         read.clear()
 
     turns_of(streams, look)
-    assert CHUNK <= most <= omnidraft.decoding.passes.PARTS_S / ID_S
+    assert CHUNK <= most <= omnidraft.decoding.batched_passes.PARTS_S / ID_S
     without = [record.no_draft_reason for record in streams[1].rounds]
     assert "the drafter still reads the prompt" in without
     assert any(record.draft for record in streams[1].rounds)

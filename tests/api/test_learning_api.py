@@ -19,7 +19,7 @@ import omnidraft
 from omnidraft import ConfigError
 from omnidraft import attach as pairing
 from omnidraft.config import ADAPTERS
-from omnidraft.draft_length.goodput import Goodput
+from omnidraft.draft_length.goodput_policy import Goodput
 from omnidraft.errors import ProfileError
 from omnidraft.profiles.profile_file import ProfileFile
 from support.assembling import load_with

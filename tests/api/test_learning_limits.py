@@ -11,7 +11,7 @@ import torch
 
 import omnidraft
 from omnidraft.config import Learning
-from omnidraft.distillation.background import BackgroundTrainer
+from omnidraft.distillation.background_trainer import BackgroundTrainer
 from omnidraft.distillation.trainer import Trainer
 from support.assembling import load_with
 from support.learning import FAST, answers, saved

@@ -14,10 +14,10 @@ import torch
 import omnidraft
 from omnidraft.api import OmniDraft
 from omnidraft.config import Sampling
+from omnidraft.decoding.batched_passes import Stopped
 from omnidraft.decoding.engine import Engine
-from omnidraft.decoding.passes import Stopped
 from omnidraft.models.language_model import Read
-from omnidraft.models.native_model import NativeModel
+from omnidraft.models.native.model import NativeModel
 from omnidraft.models.transformers_model import TransformersModel
 from support.compilers import needs_the_8_bit_step
 from support.engines import sampler

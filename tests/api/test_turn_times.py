@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from omnidraft.api import OmniDraft
+from omnidraft.decoding.batched_passes import PARTS_S
 from omnidraft.decoding.drafter import TAIL
-from omnidraft.decoding.passes import PARTS_S
 from omnidraft.draft_length.batch_goodput import EVERY, PART_S
 from omnidraft.generation import Step, Stream, step_together
 from omnidraft.models.language_model import Read
-from omnidraft.models.native_model import NativeModel
+from omnidraft.models.native.model import NativeModel
 from omnidraft.models.transformers_model import CHUNK, PART, TransformersModel
 from support.assembling import load_with
 from support.compilers import needs_the_8_bit_step

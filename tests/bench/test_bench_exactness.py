@@ -19,8 +19,8 @@ from omnidraft.api import OmniDraft
 from omnidraft.bench import exactness
 from omnidraft.cli.main import main
 from omnidraft.config import Sampling
+from omnidraft.decoding.batched_passes import Passes
 from omnidraft.decoding.drafter import Drafter
-from omnidraft.decoding.passes import Passes
 from omnidraft.decoding.stats import Stats
 from omnidraft.verification.sampling import softmax, target_processors
 

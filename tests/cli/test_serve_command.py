@@ -10,7 +10,7 @@ import pytest
 
 from omnidraft.cli.main import main
 from omnidraft.server import run
-from omnidraft.server.settings import Serving
+from omnidraft.server.server_settings import Serving
 from support.command_line import one_error
 
 TARGET = ("serve", "--target", "zoo:target-a")

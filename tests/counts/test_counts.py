@@ -15,17 +15,9 @@ from hypothesis import strategies as st
 from counts.test_token_index import by_search
 from omnidraft.counts import counts as module
 from omnidraft.counts import token_index
-from omnidraft.counts.counts import (
-    DISCOUNT,
-    GUESS_KINDS,
-    OCCURRENCE_EDGES,
-    PRIOR,
-    SHARE_EDGES,
-    AnswerMemory,
-    Counts,
-    Guess,
-    kind_of,
-)
+from omnidraft.counts.answer_memory import AnswerMemory
+from omnidraft.counts.counts import Counts, Guess
+from omnidraft.counts.hit_rates import DISCOUNT, GUESS_KINDS, OCCURRENCE_EDGES, PRIOR, SHARE_EDGES, kind_of
 from omnidraft.counts.token_index import BOUNDARY, LENGTHS, LONGEST, TokenIndex
 
 RATE = PRIOR[0] / PRIOR[1]  # of a kind of which no guess was judged

@@ -14,13 +14,13 @@ import torch
 from omnidraft.alignment.spelling_table import Probs
 from omnidraft.config import Sampling
 from omnidraft.counts.counts import Counts
+from omnidraft.decoding.batched_passes import Passes, run
 from omnidraft.decoding.drafter import Drafter
-from omnidraft.decoding.passes import Passes, run
 from omnidraft.decoding.shared_drafter import SharedDrafter
-from omnidraft.distillation.adaptation import Adaptation
-from omnidraft.draft_length.policy import Fixed
+from omnidraft.distillation.online_adaptation import Adaptation
+from omnidraft.draft_length.simple_policies import Fixed
 from omnidraft.models.language_model import LanguageModel, Read
-from omnidraft.models.native_model import NativeModel
+from omnidraft.models.native.model import NativeModel
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import Sampler, tempered
 from support.engines import context_of, engine, generate, sampler, tokens, written

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from omnidraft.config import Drafting, Sampling
-from omnidraft.counts.counts import AnswerMemory
+from omnidraft.counts.answer_memory import AnswerMemory
 from omnidraft.decoding.engine import AGAIN, Engine
 from omnidraft.models.hybrid_checks import ONE_BY_ONE as REASON
 from omnidraft.models.language_model import LanguageModel

@@ -7,12 +7,12 @@ from itertools import pairwise
 import pytest
 import torch
 
-from draft_length.test_policy import Told, made
+from draft_length.test_simple_policies import Told, made
 from omnidraft.counts.counts import Guess
 from omnidraft.draft_length.acceptance import COUNTED, Acceptance
 from omnidraft.draft_length.acceptance_head import Head
-from omnidraft.draft_length.goodput import MEASURED, NO_MATCH, PLAIN_EVERY, TOO_DEAR, TOO_SHORT, UNSURE, Goodput
-from omnidraft.draft_length.policy import DraftLengthPolicy, Fixed, HeadThreshold
+from omnidraft.draft_length.goodput_policy import MEASURED, NO_MATCH, PLAIN_EVERY, TOO_DEAR, TOO_SHORT, UNSURE, Goodput
+from omnidraft.draft_length.simple_policies import DraftLengthPolicy, Fixed, HeadThreshold
 
 LONGEST = 8
 LIKELY, FLAT = torch.tensor([9.0, 0.0]), torch.zeros(2)

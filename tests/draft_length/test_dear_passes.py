@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from draft_length.test_goodput import LONGEST, NO_LOGITS, Scored
-from draft_length.test_policy import made
-from omnidraft.draft_length.goodput import Goodput
-from omnidraft.draft_length.policy import REREADS, Fixed
+from draft_length.test_goodput_policy import LONGEST, NO_LOGITS, Scored
+from draft_length.test_simple_policies import made
+from omnidraft.draft_length.goodput_policy import Goodput
+from omnidraft.draft_length.simple_policies import REREADS, Fixed
 
 STEP = 0.1  # of the drafter, in plain steps of the target
 EXPERTS, CHOSEN = 8, 2

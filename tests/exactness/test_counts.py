@@ -16,11 +16,13 @@ from exactness.test_planted_faults import Calls, Rewrite
 from omnidraft.alignment.drafter_context import DrafterContext
 from omnidraft.alignment.spelling_table import Probs
 from omnidraft.config import Drafting, Sampling
-from omnidraft.counts.counts import GUESS_KINDS, AnswerMemory, Counts, Guess, HitRates
+from omnidraft.counts.answer_memory import AnswerMemory
+from omnidraft.counts.counts import Counts, Guess
+from omnidraft.counts.hit_rates import GUESS_KINDS, HitRates
 from omnidraft.decoding import drafter as drafter_module
 from omnidraft.decoding.drafter import AttachedDrafter, Drafter
 from omnidraft.decoding.engine import Engine
-from omnidraft.draft_length.policy import Fixed
+from omnidraft.draft_length.simple_policies import Fixed
 from omnidraft.verification import round as round_module
 from omnidraft.verification.rejection_sampling import verify_equal
 from omnidraft.verification.round import Round

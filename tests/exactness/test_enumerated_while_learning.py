@@ -13,8 +13,8 @@ from experiments.cache_study import BoundedCache
 from omnidraft.alignment.ngram_cache import FALSE_MERGES_BEFORE_OFF, NgramCache
 from omnidraft.alignment.spelling_table import Probs
 from omnidraft.config import Sampling
+from omnidraft.decoding.batched_passes import Passes
 from omnidraft.decoding.drafter import Drafter
-from omnidraft.decoding.passes import Passes
 from omnidraft.verification.round import Round, RoundTimes
 from omnidraft.verification.sampling import GeneratorSampler, softmax
 from support.enumeration import EXACT, clone, distance, first_tokens, learning_distribution, plain_distribution

@@ -15,7 +15,7 @@ from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.engine import Engine
 from omnidraft.models.language_model import LanguageModel
 from omnidraft.models.loading import load_model
-from omnidraft.models.native_model import NativeModel
+from omnidraft.models.native.model import NativeModel
 from omnidraft.models.transformers_model import PretrainedModel, TransformersModel
 from omnidraft.verification.round import Round
 from omnidraft.zoo import path as zoo_path

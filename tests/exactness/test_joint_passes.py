@@ -17,13 +17,13 @@ import torch
 from exactness.test_planted_faults import PLAIN, Rewrite
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.config import Drafting, Sampling
-from omnidraft.decoding import passes
+from omnidraft.decoding import batched_passes
+from omnidraft.decoding.batched_passes import Work, run_rounds
 from omnidraft.decoding.engine import Engine, Request
-from omnidraft.decoding.passes import Work, run_rounds
 from omnidraft.errors import InputError
 from omnidraft.models.language_model import Read
-from omnidraft.models.native import BLOCK
-from omnidraft.models.native_model import NativeModel, NativeSequence
+from omnidraft.models.native.model import NativeModel, NativeSequence
+from omnidraft.models.native.step import BLOCK
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import Sampler
 from support.engines import sampler
@@ -84,7 +84,7 @@ def rounds(engines: Sequence[Engine], requests: Sequence[Request]) -> list[list[
     while going := [(one, each) for one, each in zip(engines, requests, strict=True) if each.open]:
         for engine, request in going:
             while engine.behind(request) > (chunk := engine.target.model.chunk):
-                passes.run(engine.read_part(request, chunk))
+                batched_passes.run(engine.read_part(request, chunk))
         works = [Work(engine.verifying(request), engine.target) for engine, request in going]
         run_rounds(works)
         for (engine, request), work in zip(going, works, strict=True):
@@ -129,7 +129,7 @@ def test_requests_together_have_the_targets_joint_distribution(seed: int, k: int
 
 
 FAULTS = {
-    "a row is given another's logits": Rewrite(passes._forward_batch, "rows[place]", "rows[place - 1]"),
+    "a row is given another's logits": Rewrite(batched_passes._forward_batch, "rows[place]", "rows[place - 1]"),
     "a row follows one id less": Rewrite(
         Engine.verifying,
         "request.ids[self.target.length :] + fed, len(fed) + 1)",

@@ -19,7 +19,7 @@ from omnidraft.config import Sampling
 from omnidraft.decoding.engine import Engine
 from omnidraft.models.language_model import LanguageModel
 from omnidraft.models.loading import load_model
-from omnidraft.models.native_model import native_of
+from omnidraft.models.native.model import native_of
 from omnidraft.verification import rejection_sampling as verify
 from omnidraft.verification import residual
 from omnidraft.verification.sampling import GeneratorSampler, softmax, target_processors

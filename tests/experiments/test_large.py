@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from experiments import large
-from omnidraft.models.gguf.parts import read_header
+from omnidraft.models.gguf.split_files import read_header
 from support.compilers import needs_the_8_bit_step
 from support.gguf_models import MIXED, file_of
 

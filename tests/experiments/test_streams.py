@@ -21,7 +21,7 @@ from omnidraft.api import OmniDraft
 from omnidraft.bench.compare import Question
 from omnidraft.cli.prompts import read
 from omnidraft.decoding.engine import Engine
-from omnidraft.distillation.inline import InlineTrainer
+from omnidraft.distillation.inline_trainer import InlineTrainer
 from omnidraft.errors import ConfigError
 from support.project_files import shared
 

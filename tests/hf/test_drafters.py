@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 import omnidraft
 from omnidraft import ConfigError, OmniDraftError
 from omnidraft.config import Drafting
-from omnidraft.draft_length.goodput import Goodput
+from omnidraft.draft_length.goodput_policy import Goodput
 from omnidraft.hf import kept_drafters
 from omnidraft.hf.kept_drafters import ready_drafters
 from omnidraft.verification.round import Round

@@ -11,11 +11,11 @@ from transformers import PreTrainedModel
 
 from omnidraft.alignment.spelling_table import Probs
 from omnidraft.config import Sampling
+from omnidraft.decoding.batched_passes import Passes
 from omnidraft.decoding.drafter import Drafter
-from omnidraft.decoding.passes import Passes
 from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.models.language_model import LanguageModel
-from omnidraft.models.native_model import unsupported_reason
+from omnidraft.models.native.model import unsupported_reason
 from omnidraft.models.transformers_model import TransformersModel
 from omnidraft.verification.round import Round
 from support.drafts import OWN, TARGET, Adversary

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from omnidraft.errors import ModelError
-from omnidraft.models import native
-from omnidraft.models.kv_blocks import KVBlocks
 from omnidraft.models.language_model import Read
-from omnidraft.models.native import BLOCK, LANES, Rounded, Shape
-from omnidraft.models.native_model import NativeModel, NativeSequence, native_of
+from omnidraft.models.native import step as native
+from omnidraft.models.native.kv_cache import KVBlocks
+from omnidraft.models.native.model import NativeModel, NativeSequence, native_of
+from omnidraft.models.native.step import BLOCK, LANES, Rounded, Shape
 from omnidraft.models.transformers_model import TransformersModel, TransformersSequence
 from support.compilers import needs_the_8_bit_step
 from support.halves import half_cache

@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from omnidraft.api import load
-from omnidraft.models import loading, native, native_model
+from omnidraft.models import loading
 from omnidraft.models.loading import BF16_PARAMETERS, choose_dtype, choose_precision, load_model, slow_path
+from omnidraft.models.native import model as native_model
+from omnidraft.models.native import step as native
 from support.models import random_model
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

@@ -18,13 +18,13 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from omnidraft.errors import ModelError, OmniDraftError
-from omnidraft.models import native
 from omnidraft.models.families import BY_CLASS, FAMILIES, OTHERS, Family, Other
 from omnidraft.models.gguf.architectures import ARCHITECTURES
 from omnidraft.models.language_model import Read
 from omnidraft.models.loading import load_model
-from omnidraft.models.native_model import NativeModel, NativeSequence, unsupported_reason
-from omnidraft.models.tensors import Tensors
+from omnidraft.models.native import step
+from omnidraft.models.native.model import NativeModel, NativeSequence, unsupported_reason
+from omnidraft.models.safetensors_files import Tensors
 from omnidraft.models.transformers_model import TransformersModel, check_supported
 from support.compilers import needs_the_8_bit_step
 from support.drafts import SIZE, adversary, greedy, knowing, said_with
@@ -208,14 +208,14 @@ def test_other_processors_compute_the_same_bits(
 ) -> None:
     models = {name: native_of(name) for name in CASES}
     given = {name: model.new_sequence().forward(IDS, len(IDS)) for name, model in models.items()}
-    monkeypatch.setattr(native, "FLAGS", ((*flags, "-march=native"),))
-    native._loaded.cache_clear()  # noqa: SLF001  compiled with these flags from now on
+    monkeypatch.setattr(step, "FLAGS", ((*flags, "-march=native"),))
+    step._loaded.cache_clear()  # noqa: SLF001  compiled with these flags from now on
     try:
         for name, model in models.items():
             assert torch.equal(model.new_sequence().forward(IDS, len(IDS)), given[name]), name
         assert list(home.rglob("*.so"))
     finally:
-        native._loaded.cache_clear()  # noqa: SLF001
+        step._loaded.cache_clear()  # noqa: SLF001
 
 
 def switches(name: str) -> list[str]:

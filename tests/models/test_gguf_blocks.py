@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from omnidraft.errors import ModelError
-from omnidraft.models import gguf, packed
+from omnidraft.models import gguf
 from omnidraft.models.families import BY_TYPE, FAMILIES
-from omnidraft.models.gguf import parts
+from omnidraft.models.gguf import split_files as parts
 from omnidraft.models.loading import load_model
-from omnidraft.models.native import Rounded
-from omnidraft.models.native_model import NativeModel
-from omnidraft.models.packed import InFile, Packed
+from omnidraft.models.native import packed_matrices
+from omnidraft.models.native.model import NativeModel
+from omnidraft.models.native.packed_matrices import InFile, Packed
+from omnidraft.models.native.step import Rounded
 from support.compilers import needs_the_8_bit_step
 from support.gguf_models import MIXED, MODELS, file_of
 from support.models import IDS, refused
@@ -73,13 +74,13 @@ def test_the_bytes_that_it_takes_are_known_before(kinds: dict[str, str], tied: b
 
 def test_the_header_is_let_go_of_before_memory_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     held: list[int] = []
-    true = packed.Packed.__init__
+    true = packed_matrices.Packed.__init__
 
-    def init(self: Packed, *stored: packed.Stored) -> None:
+    def init(self: Packed, *stored: packed_matrices.Stored) -> None:
         held.append(parts._joined.cache_info().currsize)  # noqa: SLF001
         true(self, *stored)
 
-    monkeypatch.setattr(packed.Packed, "__init__", init)
+    monkeypatch.setattr(packed_matrices.Packed, "__init__", init)
     native_of(file_of(tmp_path / "m.gguf", MIXED))
     assert set(held) == {0}
 

@@ -14,10 +14,12 @@ import pytest
 import torch
 
 from omnidraft.errors import ModelError, NumericsError
-from omnidraft.models import gguf, packed
-from omnidraft.models.gguf import conversion, gguf_weights, header
-from omnidraft.models.gguf.parts import forget_headers, read_header
+from omnidraft.models import gguf
+from omnidraft.models.gguf import conversion, header
+from omnidraft.models.gguf import native_weights as gguf_weights
+from omnidraft.models.gguf.split_files import forget_headers, read_header
 from omnidraft.models.loading import load_model
+from omnidraft.models.native import packed_matrices
 from support.compilers import needs_the_8_bit_step
 from support.gguf_models import MIXED, file_of
 from support.models import one_line
@@ -164,16 +166,16 @@ def test_a_file_that_is_cut_while_it_is_read_is_named(
     change: Callable[[Path], None], path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between two parts of a tensor, and between the look at the file and the reading of it."""
-    true, calls = packed._packed, 0  # noqa: SLF001
+    true, calls = packed_matrices._packed, 0  # noqa: SLF001
 
-    def late(part: packed.Stored) -> object:
+    def late(part: packed_matrices.Stored) -> object:
         nonlocal calls
         calls += 1
         if calls == 5:
             change(path)
         return true(part)
 
-    monkeypatch.setattr(packed, "_packed", late)
+    monkeypatch.setattr(packed_matrices, "_packed", late)
     with pytest.raises(ModelError) as error:
         load_model(path, "int8", verifies=True)
     one_line(error, "m.gguf was changed while it was read")
@@ -229,7 +231,7 @@ def test_memory_that_is_refused_is_an_error(path: Path) -> None:
     stored = gguf_weights.weights_of(path, load_model(path, "int8", verifies=True).lm.model).stored("lm_head.weight")
     assert stored is not None
     with pytest.raises(ModelError) as error:
-        packed.Packed(replace(stored, out=2**48))
+        packed_matrices.Packed(replace(stored, out=2**48))
     one_line(error, "there is no memory for weights lm_head.weight")
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from omnidraft.errors import ModelError
 from omnidraft.inspection.models import read_model
-from omnidraft.models.gguf.parts import read_header
+from omnidraft.models.gguf.split_files import read_header
 from omnidraft.models.loading import load_model, load_skeleton, load_tokenizer
 from support.gguf_files import small_model, write
 from support.gguf_models import keys_of, model_of, tensors_of, write_file, write_model

@@ -12,7 +12,7 @@ import pytest
 
 from omnidraft.alignment.vocab import Speller, read_vocab
 from omnidraft.errors import ModelError
-from omnidraft.models.gguf.splits import names, split_of
+from omnidraft.models.gguf.pre_tokenizers import names, split_of
 from omnidraft.models.gguf.tokenizer import build_tokenizer, end_tokens
 from omnidraft.prompting import encode
 from support import gguf_tokenizers as made

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.errors import ModelError
-from omnidraft.models import checkpoints, hybrid_checks
+from omnidraft.models import hybrid_checks, state_checkpoints
 from omnidraft.models import transformers_model as models
 from omnidraft.models.loading import load_model, load_skeleton
 from omnidraft.models.transformers_cache import attention, state_layers, states
@@ -116,8 +116,8 @@ def test_a_wrong_restoration_is_noticed(kind: str, monkeypatch: pytest.MonkeyPat
             state.copy_(old)
         return reached
 
-    true = checkpoints.Checkpoints.back
-    monkeypatch.setattr(checkpoints.Checkpoints, "back", careless)
+    true = state_checkpoints.Checkpoints.back
+    monkeypatch.setattr(state_checkpoints.Checkpoints, "back", careless)
     with pytest.raises(AssertionError):
         test_a_draft_may_be_rejected_anywhere(kind)
 
@@ -154,7 +154,7 @@ def test_what_is_kept_for_a_later_text_is_what_it_would_read(
         assert close(rows, afresh(model, text)[-1:], WITHIN)
         first = [*text, *first[len(text) :]]
     # near the end of a prompt is a checkpoint; where texts have parted there is one from the second time on
-    assert found == [200, 200 - checkpoints.TAIL, 0, 120, 0, 0]
+    assert found == [200, 200 - state_checkpoints.TAIL, 0, 120, 0, 0]
 
 
 def test_a_crop_to_nothing_forgets_all() -> None:

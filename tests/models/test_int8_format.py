@@ -20,9 +20,9 @@ from omnidraft import zoo
 from omnidraft.errors import ModelError
 from omnidraft.models.int8_format import FILE, FORMAT, SCALE, packed, restored, rounded
 from omnidraft.models.loading import load_model
-from omnidraft.models.native import Rounded
-from omnidraft.models.native_model import NativeModel, native_of
-from omnidraft.models.tensors import Tensors, in_8_bits
+from omnidraft.models.native.model import NativeModel, native_of
+from omnidraft.models.native.step import Rounded
+from omnidraft.models.safetensors_files import Tensors, in_8_bits
 from support.compilers import needs_the_8_bit_step
 from support.models import build, close, refused
 from support.project_files import tool

@@ -19,13 +19,14 @@ from safetensors.torch import save_file
 import omnidraft
 from omnidraft import zoo
 from omnidraft.errors import ConfigError, InputError, ModelError, NumericsError, PromptError
-from omnidraft.models import native, native_model
 from omnidraft.models.language_model import Read
 from omnidraft.models.loading import load_model
-from omnidraft.models.native import Rounded
-from omnidraft.models.native_model import NativeModel, NativeSequence, native_of, unsupported_reason
-from omnidraft.models.packed import quantized_q5_1
-from omnidraft.models.tensors import Tensors
+from omnidraft.models.native import model as native_model
+from omnidraft.models.native import step
+from omnidraft.models.native.model import NativeModel, NativeSequence, native_of, unsupported_reason
+from omnidraft.models.native.packed_matrices import quantized_q5_1
+from omnidraft.models.native.step import Rounded
+from omnidraft.models.safetensors_files import Tensors
 from omnidraft.models.transformers_model import TransformersModel, TransformersSequence
 from support.compilers import needs_the_8_bit_step
 from support.exact_models import exact_model, native_step
@@ -223,7 +224,7 @@ def test_a_pass_that_fails_leaves_every_text_as_long_as_before(monkeypatch: pyte
 def test_how_columns_lie_in_memory_changes_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither logits nor what a profile is found by."""
     _, whole = both(kind)
-    monkeypatch.setattr(native, "CHUNK", native.WIDTH)
+    monkeypatch.setattr(step, "CHUNK", step.WIDTH)
     _, parted = both(kind)
     for part in (IDS[:9], IDS[9:10], IDS[10:15]):
         assert torch.equal(whole.forward(part, len(part)), parted.forward(part, len(part)))
@@ -234,16 +235,16 @@ def test_how_columns_lie_in_memory_changes_nothing(kind: str, monkeypatch: pytes
 
 def test_other_processors_compute_the_same_products(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     """The part of step.c without vector instructions, on matrices: its sums are whole numbers, in any order."""
-    monkeypatch.setattr(native, "FLAGS", (("-DPLAIN", "-march=native"),))
+    monkeypatch.setattr(step, "FLAGS", (("-DPLAIN", "-march=native"),))
     torch.manual_seed(0)
     matrix, x = Rounded("it", torch.randn(37, 1030), torch.randn(37)), torch.randn(13, 1030)
     given = matrix(x)
-    native._loaded.cache_clear()  # noqa: SLF001  compiled with these flags from now on
+    step._loaded.cache_clear()  # noqa: SLF001  compiled with these flags from now on
     try:
         assert torch.equal(matrix(x), given)
         assert list(home.rglob("*.so"))
     finally:
-        native._loaded.cache_clear()  # noqa: SLF001
+        step._loaded.cache_clear()  # noqa: SLF001
 
 
 @pytest.mark.parametrize("span", [4, 8, 16])
@@ -251,12 +252,12 @@ def test_vectors_of_each_width_give_the_same_logits(span: int, monkeypatch: pyte
     _, model = both("llama")
     given = model.forward(IDS, len(IDS))
     model.crop(0)
-    monkeypatch.setattr(native, "FLAGS", ((f"-DSPAN={span}", "-march=native"),))
-    native._loaded.cache_clear()  # noqa: SLF001  compiled with these flags from now on
+    monkeypatch.setattr(step, "FLAGS", ((f"-DSPAN={span}", "-march=native"),))
+    step._loaded.cache_clear()  # noqa: SLF001  compiled with these flags from now on
     try:
         assert torch.equal(model.forward(IDS, len(IDS)), given)
     finally:
-        native._loaded.cache_clear()  # noqa: SLF001
+        step._loaded.cache_clear()  # noqa: SLF001
 
 
 def test_threads_that_use_it_at_once_get_the_same_products() -> None:
@@ -351,7 +352,7 @@ def test_long_texts_in_chunks_and_a_cache_that_grows_and_is_given_back(monkeypat
     ids = (IDS * 30)[:1100]
     whole = fast.forward(ids, 30)
     taken = fast.nbytes
-    assert 1100 <= taken / (2 * 2 * (8 + 16) * 2) <= 1100 + native.BLOCK  # layers, heads, sizes, bytes
+    assert 1100 <= taken / (2 * 2 * (8 + 16) * 2) <= 1100 + step.BLOCK  # layers, heads, sizes, bytes
     fast.crop(0)
     assert fast.nbytes == 0
     monkeypatch.setattr(native_model, "CHUNK", 70)
@@ -434,19 +435,19 @@ def test_what_the_model_has_must_be_there(name: str) -> None:
 @pytest.fixture(scope="module", autouse=True)
 def _compiled_before() -> None:
     """So that it is kept where all tests find it, and not in the home of one of them alone."""
-    native._loaded.cache_clear()  # noqa: SLF001
-    native.unsupported_reason()
+    step._loaded.cache_clear()  # noqa: SLF001
+    step.unsupported_reason()
 
 
 @pytest.fixture
 def without_compiler(monkeypatch: pytest.MonkeyPatch, home: Path, tmp_path: Path) -> Iterator[None]:  # noqa: ARG001
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(native, "find_spec", lambda _: None)
-    native._loaded.cache_clear()  # noqa: SLF001
+    monkeypatch.setattr(step, "find_spec", lambda _: None)
+    step._loaded.cache_clear()  # noqa: SLF001
     yield
     monkeypatch.undo()
-    native._loaded.cache_clear()  # noqa: SLF001
+    step._loaded.cache_clear()  # noqa: SLF001
 
 
 @pytest.mark.parametrize("cache", ["damaged", "not writable"])
@@ -459,9 +460,9 @@ def test_a_library_that_cannot_be_kept_is_made_again(cache: str, home: Path, mon
             (folder / path.name).write_bytes(b"no library")
     else:
         folder.write_text("no folder")
-    native._loaded.cache_clear()  # noqa: SLF001
+    step._loaded.cache_clear()  # noqa: SLF001
     monkeypatch.setenv("CC", "cc -pipe")
-    assert native.unsupported_reason() is None
+    assert step.unsupported_reason() is None
     files = {path.name for path in home.rglob("*.so") if path.stat().st_size > 1000}
     assert len(files) == (cache == "damaged")
     assert files <= {path.name for path in kept.iterdir()}
@@ -503,15 +504,15 @@ def test_the_compiler_of_a_package_is_taken_where_there_is_no_other(
         commands.append(command)
         return subprocess.CompletedProcess(command, 1, b"", b"first line\n\xff: it cannot\n")
 
-    assert "there is no C compiler" in str(native.unsupported_reason())
-    monkeypatch.setattr(native, "find_spec", lambda name: find_spec("json") if name == "ziglang" else None)
+    assert "there is no C compiler" in str(step.unsupported_reason())
+    monkeypatch.setattr(step, "find_spec", lambda name: find_spec("json") if name == "ziglang" else None)
     monkeypatch.setattr(subprocess, "run", run)
-    native._loaded.cache_clear()  # noqa: SLF001
-    assert "(\ufffd: it cannot)" in str(native.unsupported_reason())
+    step._loaded.cache_clear()  # noqa: SLF001
+    assert "(\ufffd: it cannot)" in str(step.unsupported_reason())
     assert [command[:5] for command in commands] == [[sys.executable, "-P", "-m", "ziglang", "cc"]] * 2
     (tmp_path / "clang").touch(mode=0o755)
-    native._loaded.cache_clear()  # noqa: SLF001
-    assert "it cannot" in str(native.unsupported_reason())
+    step._loaded.cache_clear()  # noqa: SLF001
+    assert "it cannot" in str(step.unsupported_reason())
     assert commands[-1][0] == str(tmp_path / "clang")
 
 

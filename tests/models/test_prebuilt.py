@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from omnidraft.models import native, prebuilt
-from omnidraft.models.packed import GGML_TYPES, Packed, Stored
+from omnidraft.models.native import prebuilt
+from omnidraft.models.native import step as native
+from omnidraft.models.native.packed_matrices import GGML_TYPES, Packed, Stored
 from support.blocks import blocks
 from support.compilers import needs_the_8_bit_step
 from support.exact_models import exact_model, native_step
@@ -80,7 +81,9 @@ def test_objects_of_the_wheel_give_the_bits_of_this_machines_own(
 ) -> None:
     needs_the_8_bit_step()
     name = prebuilt.object_path(level).name
-    found = [path for path in WHEEL.glob("*.whl") if f"omnidraft/models/{name}" in zipfile.ZipFile(path).namelist()]
+    found = [
+        path for path in WHEEL.glob("*.whl") if f"omnidraft/models/native/{name}" in zipfile.ZipFile(path).namelist()
+    ]
     if not found:
         pytest.skip("there is no wheel of this source: make wheel-check")
     if not set(prebuilt.LEVELS[level]) <= set(native._processor().split()):  # noqa: SLF001
@@ -95,7 +98,7 @@ def test_objects_of_the_wheel_give_the_bits_of_this_machines_own(
     step = native_step(exact_model("llama"))
     expected = computed()
     with zipfile.ZipFile(found[0]) as wheel:
-        ready = Path(wheel.extract(f"omnidraft/models/{name}", tmp_path))
+        ready = Path(wheel.extract(f"omnidraft/models/native/{name}", tmp_path))
     monkeypatch.setattr(native, "prebuilt", lambda _: ready)
     native._loaded.cache_clear()  # noqa: SLF001
     try:

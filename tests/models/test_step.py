@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from omnidraft.models import native, prebuilt
-from omnidraft.models.packed import GGML_TYPES, Packed, Stored
+from omnidraft.models.native import prebuilt, step
+from omnidraft.models.native.packed_matrices import GGML_TYPES, Packed, Stored
 from support.blocks import blocks, filled, values
 from support.compilers import COMPILERS, needs_the_8_bit_step
 
-SOURCE, MAIN = Path(native.__file__).parent, Path(__file__).with_name("step_test.c")
+SOURCE, MAIN = Path(step.__file__).parent, Path(__file__).with_name("step_test.c")
 OPTIONS = [option for option in prebuilt.OPTIONS if option not in {"-O3", "-shared"}]
 ARM = ["aarch64-linux-gnu-gcc", "-static", "-O2"]
 MEMORY = ["-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
@@ -85,7 +85,7 @@ def made(command: list[str], folder: Path, source: Path = SOURCE) -> str:
         pytest.skip(f"there is no {command[0]}")
     path = str(folder / "made")
     command = [*command, *OPTIONS, f"-I{source}", str(MAIN), "-o", path, "-lm"]
-    subprocess.run(command, check=True, timeout=native.SECONDS)
+    subprocess.run(command, check=True, timeout=step.SECONDS)
     return path
 
 

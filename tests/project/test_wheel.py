@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from omnidraft.models.prebuilt import LEVELS, object_path
+from omnidraft.models.native.prebuilt import LEVELS, object_path
 
 ROOT = Path(__file__).parents[2]
 COMPILER = """\
@@ -21,7 +21,7 @@ from pathlib import Path
 Path(__file__).with_name("called").touch()
 Path(sys.argv[sys.argv.index("-o") + 1]).write_text(" ".join(sys.argv))
 """
-OBJECTS = {f"omnidraft/models/{object_path(level).name}" for level in LEVELS}
+OBJECTS = {f"omnidraft/models/native/{object_path(level).name}" for level in LEVELS}
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def project(tmp_path: Path) -> Path:
     shutil.copytree(ROOT / "src" / "omnidraft" / "models", package / "models", ignore=ignored)
     for name in ("pyproject.toml", "setup.py", "LICENSE", "NOTICE", "README.md"):
         shutil.copy(ROOT / name, tmp_path)
-    for name in ("__init__.py", "models/__init__.py", "models/prebuilt.py"):
+    for name in ("__init__.py", "models/__init__.py", "models/native/__init__.py", "models/native/prebuilt.py"):
         shutil.copy(ROOT / "src" / "omnidraft" / name, package / name)
     shutil.copy(ROOT / "src" / "omnidraft" / "errors.py", package)
     (tmp_path / "ziglang").mkdir()
@@ -61,7 +61,7 @@ def test_objects_are_made_where_they_are_asked_for(project: Path) -> None:
         assert "x86_64-linux-gnu.2.28" in command
         (level,) = [level for level in LEVELS if f"step-{level}-" in path]
         assert command.split().count(f"-mcpu={level}") == 1
-    with (project / "src" / "omnidraft" / "models" / "step.c").open("a", encoding="utf-8") as file:
+    with (project / "src" / "omnidraft" / "models" / "native" / "step.c").open("a", encoding="utf-8") as file:
         file.write("\n")
     _, other = built(project, "wheel", objects=True)
     assert len(other) == len(OBJECTS)

@@ -13,12 +13,12 @@ import torch
 from llguidance import LLMatcher
 
 from omnidraft.api import OmniDraft
-from omnidraft.server import fill_in
+from omnidraft.server import fill_in_middle
 from omnidraft.server.answers import Answer, Sources, TokenInfo
 from omnidraft.server.chat import Places
-from omnidraft.server.forms import ResponseFormat
 from omnidraft.server.grammar import Thought, answer_grammar, text_grammar, tokens_of
 from omnidraft.server.reading.pieces import Piece
+from omnidraft.server.response_formats import ResponseFormat
 from support.serving import QUESTION, At, events, serving, user
 
 CHATS, TEXTS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -173,8 +173,8 @@ def test_what_a_tokenizer_adds_to_a_text_has_no_place_in_it(
 def test_what_stands_between_two_texts(plain: At, alone: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
     words = alone.target.tokenizer.get_vocab()
     first, second, third = sorted(word for word in words if word.isalpha())[:3]
-    marks = fill_in.FillInTokens(first, second, third)
-    monkeypatch.setattr(fill_in, "FAMILIES", (marks,))
+    marks = fill_in_middle.FillInTokens(first, second, third)
+    monkeypatch.setattr(fill_in_middle, "FAMILIES", (marks,))
     found = plain.post(TEXTS, {"prompt": "a = ", "suffix": "\nprint(a)", "max_tokens": 6, "temperature": 0}).json()
     before, after = (
         alone.target.tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("a = ", "\nprint(a)")

@@ -14,8 +14,8 @@ import pytest
 from omnidraft.server import protocol as p
 from omnidraft.server.bodies import KINDS, read
 from omnidraft.server.errors import ApiError
-from omnidraft.server.parameters import RULES
 from omnidraft.server.protocol_base import Body, ChatSchemaFormat
+from omnidraft.server.unsupported_parameters import RULES
 from support.serving import At, user
 
 CHATS = "/v1/chat/completions"

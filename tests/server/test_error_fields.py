@@ -10,7 +10,7 @@ import pytest
 
 from omnidraft.config import Drafting, GenerationLimits, Learning, Sampling, choice, settings_of, stop_strings
 from omnidraft.errors import CONTEXT_LENGTH, ConfigError, InputError, PromptError
-from omnidraft.server.settings import Serving
+from omnidraft.server.server_settings import Serving
 from support.serving import At
 
 WRONG: list[tuple[Any, str]] = [

@@ -22,7 +22,7 @@ from omnidraft.api import OmniDraft
 from omnidraft.decoding.engine import Engine
 from omnidraft.models.language_model import Read
 from omnidraft.models.transformers_model import TransformersModel
-from omnidraft.server.served import ServedModel
+from omnidraft.server.served_model import ServedModel
 from support.reads import watch
 from support.serving import PATIENT, QUESTION, At, Rounds, events, serving, user
 from support.waiting import until

@@ -11,9 +11,9 @@ import pytest
 
 from omnidraft.server.grammar import SLASH
 from omnidraft.server.reading.channels import ChannelReader
+from omnidraft.server.reading.marks import marks_of
 from omnidraft.server.reading.pieces import Call, Piece, Reader
 from omnidraft.server.reading.reader import CallReader, TextReader
-from omnidraft.server.reading.regions import marks_of
 from omnidraft.server.reading.template_reader import TemplateReader
 
 ADD: dict[str, Any] = {

@@ -25,7 +25,7 @@ from omnidraft.errors import ModelError
 from omnidraft.models.language_model import Read
 from omnidraft.models.transformers_model import TransformersModel
 from omnidraft.server.run import Running
-from omnidraft.server.settings import Serving
+from omnidraft.server.server_settings import Serving
 from support import faulty_disk
 from support.homes import with_native
 from support.reads import watch

@@ -15,8 +15,8 @@ from llguidance import LLMatcher
 
 from omnidraft.api import OmniDraft
 from omnidraft.errors import ConfigError
-from omnidraft.server.forms import ResponseFormat
 from omnidraft.server.grammar import MAX_EFFORT, MIN_TRIAL, Thought, answer_grammar, followed, tokens_of
+from omnidraft.server.response_formats import ResponseFormat
 from omnidraft.server.schemas import MAX_LISTED, MAX_PARTS, closed
 from support.serving import QUESTION, At, user
 

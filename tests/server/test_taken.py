@@ -15,10 +15,10 @@ from llguidance import LLMatcher
 from omnidraft.api import OmniDraft
 from omnidraft.server import messages
 from omnidraft.server.bodies import read
-from omnidraft.server.forms import ResponseFormat
 from omnidraft.server.grammar import answer_grammar, followed, tokens_of
 from omnidraft.server.messages import of_chat
 from omnidraft.server.protocol import ChatRequest
+from omnidraft.server.response_formats import ResponseFormat
 from support.serving import QUESTION, TOOL_TEMPLATE, At, events, serving, user, with_tools
 
 CHATS, TEXTS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"

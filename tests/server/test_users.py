@@ -11,13 +11,13 @@ import pytest
 
 from omnidraft.api import OmniDraft
 from omnidraft.config import Drafting
-from omnidraft.counts.counts import AnswerMemory
+from omnidraft.counts.answer_memory import AnswerMemory
 from omnidraft.counts.token_index import BOUNDARY, LONGEST
 from omnidraft.defaults import SMALL
 from omnidraft.errors import ConfigError
-from omnidraft.server import memories, run
-from omnidraft.server.memories import Memories, User, digest
-from omnidraft.server.served import ServedModel, load_all
+from omnidraft.server import run, user_memories
+from omnidraft.server.served_model import ServedModel, load_all
+from omnidraft.server.user_memories import Memories, User, digest
 from support.serving import At, serving, user
 
 FOUR: tuple[tuple[int, dict[str, str]], ...] = (
@@ -113,7 +113,7 @@ def test_targets_share_a_users_memory_where_they_share_the_drafter(
 
 
 def test_users_that_asked_longest_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memories, "MAX_USERS", 2)
+    monkeypatch.setattr(user_memories, "MAX_USERS", 2)
     kept, one, two, three = Memories(Drafting(), None), User(0), User(0, b"x"), User(1)
     first, second = kept.of(one), kept.of(two)
     assert kept.of(one) is first  # and so used last
@@ -125,7 +125,7 @@ def test_users_that_asked_longest_ago_are_forgotten(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_key_with_many_names_has_no_other_keys_user_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memories, "MAX_USERS", 3)
+    monkeypatch.setattr(user_memories, "MAX_USERS", 3)
     kept = Memories(Drafting(), None)
     first = kept.of(User(0))
     for name in range(9):

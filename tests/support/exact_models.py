@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from omnidraft.models.native import Rounded
-from omnidraft.models.native_model import NativeModel, native_of
+from omnidraft.models.native.model import NativeModel, native_of
+from omnidraft.models.native.step import Rounded
 from omnidraft.models.transformers_model import PretrainedModel, TransformersModel, TransformersSequence
 from support.compilers import needs_the_8_bit_step
 from support.halves import half_cache

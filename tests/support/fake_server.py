@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import omnidraft
-from omnidraft.server.guard import POLICY
+from omnidraft.server.access import POLICY
 
 PAGE = Path(omnidraft.__file__).parent / "server" / "page"
 Token = tuple[str, str]  # text and source

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from omnidraft.models.gguf.tokens import CONTROL
+from omnidraft.models.gguf.token_kinds import CONTROL
 from support.small_tokenizers import byte_level
 
 writer = pytest.importorskip("gguf", reason="the gguf package is not installed")

@@ -18,9 +18,9 @@ import omnidraft
 from omnidraft import OmniDraft
 from omnidraft.config import Learning, Sampling
 from omnidraft.decoding.engine import Engine
-from omnidraft.distillation.adaptation import Adaptation
 from omnidraft.distillation.lora import Weights, merged, parted
 from omnidraft.distillation.losses import TeacherDistributions, divergence
+from omnidraft.distillation.online_adaptation import Adaptation
 from omnidraft.distillation.teacher import TrainingExample
 from omnidraft.distillation.trainer import Trainer
 from omnidraft.generation import Stream

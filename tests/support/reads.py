@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from omnidraft.models.language_model import Read
-from omnidraft.models.native_model import NativeModel
+from omnidraft.models.native.model import NativeModel
 from omnidraft.models.transformers_model import PretrainedModel
 
 

@@ -21,7 +21,7 @@ from omnidraft import zoo
 from omnidraft.decoding.engine import Engine
 from omnidraft.defaults import SMALL
 from omnidraft.server.run import Running
-from omnidraft.server.settings import Serving
+from omnidraft.server.server_settings import Serving
 from support.waiting import WAIT_S, until
 
 # of requests; httpx makes a context of its own for each, which takes longer than all the rest

@@ -12,7 +12,7 @@ import torch
 from omnidraft.config import Sampling
 from omnidraft.errors import NumericsError
 from omnidraft.verification.sampling import Processing, TargetDistribution, softmax, target_processors
-from omnidraft.verification.truncation import Probs, Row, Truncation
+from omnidraft.verification.top_k_top_p import Probs, Row, Truncation
 
 CUTS = (
     (1, 1.0, 0),

@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
 def _header(name: str, *, as_json: bool) -> int:
     """Print the header of a GGUF file, without importing PyTorch, which takes seconds."""
     from omnidraft.cli.inspect_tables import show_header
-    from omnidraft.inspection.step import REFUSED, inspect_header
+    from omnidraft.inspection.implementation import REFUSED, inspect_header
 
     found = inspect_header(Path(name).expanduser())
     if as_json:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from omnidraft.inspection.step import NATIVE, TRANSFORMERS, HeaderFigures, StepReport
+from omnidraft.inspection.implementation import NATIVE, TRANSFORMERS, HeaderFigures, StepReport
 from omnidraft.models.gguf.keys import KeyReport
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from omnidraft.cli import flags
 from omnidraft.config import DraftingOptions, LearningOptions
 from omnidraft.errors import ConfigError
-from omnidraft.server.settings import Serving
+from omnidraft.server.server_settings import Serving
 
 ADAPT = ("background", "off")  # learning in turns with answers would hold them up
 KEY = "OMNIDRAFT_API_KEY"

@@ -5,8 +5,6 @@ Each is as sure as guesses of its kind were right: by length of the match, share
 
 from __future__ import annotations
 
-import hashlib
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
@@ -14,15 +12,11 @@ from typing import NamedTuple
 import numpy as np
 
 from omnidraft.alignment.spelling_table import Probs
-from omnidraft.counts.token_index import BOUNDARY, LENGTHS, LONGEST, VISITED, TokenIndex
+from omnidraft.counts.answer_memory import AnswerMemory
+from omnidraft.counts.hit_rates import HitRates, kind_of
+from omnidraft.counts.token_index import BOUNDARY, LONGEST, TokenIndex
 
-SHARE_EDGES = 0.35, 0.55, 0.75, 0.999  # between the classes of the share of the most frequent continuation
-OCCURRENCE_EDGES = 2, 3, 5, VISITED + 1  # between those of the number of occurrences
-GUESS_KINDS = len(LENGTHS) * (len(SHARE_EDGES) + 1) * (len(OCCURRENCE_EDGES) + 1)
-PRIOR = 0.5, 2.0  # guesses of a kind that were right, and all, before any was made
-DISCOUNT = 0.998  # of earlier guesses of a kind, with each new one
 OWN_TOKENS = 2**19  # of a request, the latest are indexed
-KEPT_TOKENS = 2**19  # of earlier answers, the latest are kept: in 18 MiB
 
 
 class Guess(NamedTuple):
@@ -44,48 +38,6 @@ class Guess(NamedTuple):
         for token, share in self.shares.items():
             probs[token] += weight * share
         return probs
-
-
-class HitRates:
-    """Hit rates of guesses, one for each of GUESS_KINDS kinds."""
-
-    def __init__(self) -> None:
-        self._right, self._seen = [PRIOR[0]] * GUESS_KINDS, [PRIOR[1]] * GUESS_KINDS
-        self.rates = [PRIOR[0] / PRIOR[1]] * GUESS_KINDS
-
-    def learn(self, kind: int, *, right: bool) -> None:
-        """Update the hit rate of a kind with one guess."""
-        self._right[kind] = DISCOUNT * self._right[kind] + right
-        self._seen[kind] = DISCOUNT * self._seen[kind] + 1
-        self.rates[kind] = self._right[kind] / self._seen[kind]
-
-
-def kind_of(level: int, share: float, number: int) -> int:
-    """The kind of a guess: place of its length among LENGTHS, share of its best, number of occurrences."""
-    of_level = level * (len(SHARE_EDGES) + 1) + bisect_right(SHARE_EDGES, share)
-    return of_level * (len(OCCURRENCE_EDGES) + 1) + bisect_right(OCCURRENCE_EDGES, number)
-
-
-class AnswerMemory:
-    """Earlier answers of one user, in drafter tokens, and the hit rates of guesses: in fixed memory.
-
-    With 0 `tokens`, the rates alone.
-    """
-
-    def __init__(self, tokens: int = KEPT_TOKENS) -> None:
-        self.keeps = tokens > 0
-        self.index, self.rates = TokenIndex(tokens), HitRates()
-        self._sampled = 0  # requests so far whose answers were drawn
-
-    def seed_of(self, seed: int) -> int:
-        """The seed of the next request's draws, another one for each; of the first as it is.
-
-        Drafts from an answer that was made of the same random numbers would depend on those that are to judge them.
-        """
-        self._sampled += 1
-        if self._sampled == 1:
-            return seed
-        return int.from_bytes(hashlib.blake2b(f"{seed} {self._sampled}".encode(), digest_size=8).digest())
 
 
 class Counts:

@@ -12,11 +12,12 @@ import torch
 from omnidraft.alignment.drafter_context import DrafterContext
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.spelling_table import Probs
-from omnidraft.counts.counts import AnswerMemory, Counts, Guess
+from omnidraft.counts.answer_memory import AnswerMemory
+from omnidraft.counts.counts import Counts, Guess
 from omnidraft.counts.token_index import LONGEST
-from omnidraft.decoding.passes import Passes
+from omnidraft.decoding.batched_passes import Passes
 from omnidraft.draft_length.acceptance_head import Head
-from omnidraft.draft_length.policy import DraftLengthPolicy, Fixed
+from omnidraft.draft_length.simple_policies import DraftLengthPolicy, Fixed
 from omnidraft.errors import NumericsError
 from omnidraft.models.language_model import LanguageModel, Read
 from omnidraft.verification.sampling import Sampler, one_hot, softmax, tempered

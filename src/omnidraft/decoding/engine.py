@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from omnidraft.config import Drafting, Sampling
-from omnidraft.counts.counts import AnswerMemory, Counts
+from omnidraft.counts.answer_memory import AnswerMemory
+from omnidraft.counts.counts import Counts
+from omnidraft.decoding.batched_passes import Behind, Pace, Passes, run
 from omnidraft.decoding.drafter import AttachedDrafter, common
-from omnidraft.decoding.passes import Behind, Pace, Passes, run
 from omnidraft.decoding.proposals import counted_draft, make_proposer
 from omnidraft.draft_length.batch_goodput import BatchCosts
-from omnidraft.draft_length.policy import DraftLengthPolicy, make_policy
+from omnidraft.draft_length.simple_policies import DraftLengthPolicy, make_policy
 from omnidraft.errors import CONTEXT_LENGTH, PromptError
 from omnidraft.models.language_model import LanguageModel, Read, check_ids, copies
 from omnidraft.verification.rejection_sampling import Outcome

@@ -18,9 +18,9 @@ import numpy.typing as npt
 from omnidraft.config import Drafting
 from omnidraft.counts.counts import Counts
 from omnidraft.counts.token_index import LONGEST
+from omnidraft.decoding.batched_passes import Passes
 from omnidraft.decoding.drafter import AttachedDrafter
-from omnidraft.decoding.passes import Passes
-from omnidraft.draft_length.policy import DraftLengthPolicy
+from omnidraft.draft_length.simple_policies import DraftLengthPolicy
 from omnidraft.verification.paper import DirectMap, Proposal, merge, verify_paper
 from omnidraft.verification.rejection_sampling import Outcome, verify_block, verify_greedy, verify_token
 from omnidraft.verification.round import Draft

@@ -11,8 +11,8 @@ import torch
 from omnidraft.errors import OmniDraftError
 from omnidraft.models.forks import ForkLock
 from omnidraft.models.language_model import LanguageModel
-from omnidraft.models.native_model import native_of
-from omnidraft.models.native_weights import RoundedWeights, Weights
+from omnidraft.models.native.model import native_of
+from omnidraft.models.native.weights import RoundedWeights, Weights
 from omnidraft.models.transformers_model import PretrainedModel, TransformersModel, check_drafter
 
 LOOK_S = 0.02  # seconds between looks at whether a waiting request still has the slot

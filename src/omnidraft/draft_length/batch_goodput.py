@@ -9,7 +9,7 @@ from __future__ import annotations
 from omnidraft.draft_length.acceptance import DISCOUNT
 from omnidraft.draft_length.acceptance_head import Head
 from omnidraft.draft_length.cost_model import LEVEL_MEMORY, PREFILL, PRIOR, STALL, CostModel
-from omnidraft.draft_length.goodput import EXPLORATION, Goodput
+from omnidraft.draft_length.goodput_policy import EXPLORATION, Goodput
 from omnidraft.verification.round import Round, RoundCounts, RoundTimes
 
 SPREAD = 8  # rows that the costs before any measurement are for

@@ -14,9 +14,9 @@ from omnidraft.alignment.vocab import read_vocab
 from omnidraft.api import OmniDraft, shared_drafter
 from omnidraft.attach import LearningPlan, attach
 from omnidraft.config import Drafting
-from omnidraft.counts.counts import AnswerMemory
+from omnidraft.counts.answer_memory import AnswerMemory
 from omnidraft.decoding.shared_drafter import SharedDrafter
-from omnidraft.draft_length.policy import DraftLengthPolicy, make_policy
+from omnidraft.draft_length.simple_policies import DraftLengthPolicy, make_policy
 from omnidraft.errors import ConfigError, ModelError
 from omnidraft.models.loading import LoadedModel, load_model, load_tokenizer
 from omnidraft.models.transformers_model import PretrainedModel, TransformersModel

@@ -10,14 +10,14 @@ import torch
 from omnidraft import zoo
 from omnidraft.alignment.vocab import Speller, read_vocab
 from omnidraft.errors import ModelError
-from omnidraft.inspection.step import REFUSED, StepReport, step_of
+from omnidraft.inspection.implementation import REFUSED, StepReport, step_of
 from omnidraft.inspection.vocabularies import Language, Vocabulary, vocabulary
-from omnidraft.models import native
 from omnidraft.models.families import BY_CLASS
 from omnidraft.models.gguf import KeyReport, held_bytes, is_gguf, read_keys
 from omnidraft.models.language_model import NO_LIMIT
 from omnidraft.models.loading import choose_device, choose_precision, load_skeleton, load_tokenizer, locate
-from omnidraft.models.native_model import unsupported_reason
+from omnidraft.models.native import step as native
+from omnidraft.models.native.model import unsupported_reason
 from omnidraft.models.transformers_cache import attention
 from omnidraft.models.transformers_model import TransformersModel, check_drafter
 

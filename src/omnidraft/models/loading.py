@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from omnidraft.errors import ConfigError, ModelError
-from omnidraft.models import gguf, native, native_model
+from omnidraft.models import gguf
 from omnidraft.models.gguf.config import SUFFIX
-from omnidraft.models.gguf.foreign import is_pointer, pointer_fault
-from omnidraft.models.native_model import NativeModel
-from omnidraft.models.tensors import Tensors, check_weights, in_8_bits
+from omnidraft.models.gguf.not_gguf import is_pointer, pointer_fault
+from omnidraft.models.native import model as native_model
+from omnidraft.models.native import step
+from omnidraft.models.native.model import NativeModel
+from omnidraft.models.safetensors_files import Tensors, check_weights, in_8_bits
 from omnidraft.models.transformers_model import (
     SUPPORTED,
     PretrainedModel,
@@ -73,7 +75,7 @@ def load_model(
     """
     if dtype not in ("auto", *PRECISIONS):
         raise ConfigError(f"dtype {dtype!r} is not known: use auto, {', '.join(PRECISIONS)}")
-    if dtype in native.PRECISIONS and not verifies:
+    if dtype in step.PRECISIONS and not verifies:
         raise ConfigError(f"dtype is {dtype!r}, which is for targets alone: use auto, float32, bfloat16 or float16")
     place = choose_device(device)
     source, local = locate(name)
@@ -85,7 +87,7 @@ def load_model(
         slow = slow_path(skeleton, place, chosen, of_file=gguf.is_gguf(source)) if verifies else None
         if slow is not None:
             say(f"target {shown} {slow}")
-    ours = chosen in native.PRECISIONS
+    ours = chosen in step.PRECISIONS
     if ours and (unsupported := _unsupported_reason(skeleton, place)):
         raise ModelError(f"model {source!r} cannot be used in {chosen}, as {unsupported}: use dtype='auto'")
     tokenizer = _tokenizer(source, local)  # of a file, not of its conversion, where `transformers` would change it
@@ -309,7 +311,7 @@ def choose_precision(device: torch.device, model: PreTrainedModel, *, rounds: bo
     dtype, reason = choose_dtype(device, getattr(model.config, "dtype", None), model.num_parameters())
     if not rounds or _unsupported_reason(model, device) is not None:
         return dtype, reason
-    ours, other = (1e3 * native.product_seconds(each, native.threads()) for each in ("int8", dtype))
+    ours, other = (1e3 * step.product_seconds(each, step.threads()) for each in ("int8", dtype))
     measured = f"of a GGUF file, as this cpu takes {ours:.1f} ms for a matrix in 8 bits and {other:.1f} in {dtype}"
     return "int8" if ours < SLOWER * other else dtype, measured
 
@@ -319,14 +321,14 @@ def slow_path(model: PreTrainedModel, device: torch.device, dtype: str, *, of_fi
 
     `of_file` is of a GGUF file, for which 8 bits are chosen where they can be and are no slower.
     """
-    if dtype in native.PRECISIONS or device.type != "cpu":
+    if dtype in step.PRECISIONS or device.type != "cpu":
         return None
     unsupported, slow = _unsupported_reason(model, device), f"is decoded in {dtype} by transformers"
     if of_file:
         return f"{slow}, several times slower than in 8 bits: {unsupported}" if unsupported else None
     if unsupported or model.num_parameters() < HINT_PARAMETERS:
         return None
-    ours, other = (1e3 * native.product_seconds(each, native.threads()) for each in ("int8", dtype))
+    ours, other = (1e3 * step.product_seconds(each, step.threads()) for each in ("int8", dtype))
     if other < HINT_TIMES * ours:
         return None
     better = f"{ours:.1f} ms for a matrix and not {other:.1f}, and answers may differ from the unrounded model's"

@@ -185,7 +185,7 @@ class TransformersSequence(CachedSequence):
     model: TransformersModel
 
     def __init__(self, model: TransformersModel, tap: HiddenStateHook | None) -> None:
-        from omnidraft.models.checkpoints import Checkpoints
+        from omnidraft.models.state_checkpoints import Checkpoints
 
         super().__init__(model)
         self._new_cache, self._tap = model.new_cache, tap

@@ -14,12 +14,12 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from omnidraft.config import Learning
-from omnidraft.counts.counts import AnswerMemory
+from omnidraft.counts.answer_memory import AnswerMemory
 from omnidraft.counts.token_index import BOUNDARY
 from omnidraft.decoding.drafter import AttachedDrafter
-from omnidraft.distillation.adaptation import Adaptation
-from omnidraft.draft_length.goodput import Goodput
-from omnidraft.draft_length.policy import DraftLengthPolicy
+from omnidraft.distillation.online_adaptation import Adaptation
+from omnidraft.draft_length.goodput_policy import Goodput
+from omnidraft.draft_length.simple_policies import DraftLengthPolicy
 from omnidraft.errors import ConfigError, OmniDraftError
 from omnidraft.models.forks import ForkLock
 from omnidraft.models.loading import LoadedModel

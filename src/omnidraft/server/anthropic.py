@@ -24,8 +24,8 @@ from omnidraft.server.bodies import Received
 from omnidraft.server.errors import ApiError, of_anthropic
 from omnidraft.server.request_answers import Reply, RequestAnswers, event
 from omnidraft.server.scheduler import Task
-from omnidraft.server.served import ServedModel
-from omnidraft.server.settings import Serving
+from omnidraft.server.served_model import ServedModel
+from omnidraft.server.server_settings import Serving
 from omnidraft.server.tasks import tasks_of
 
 SAME = ("model", "stream", "temperature", "top_p", "top_k", "max_tokens")  # as in a chat

@@ -23,18 +23,18 @@ from omnidraft.errors import InputError
 from omnidraft.server import anthropic, anthropic_bodies, errors, ollama, ollama_bodies, tasks
 from omnidraft.server import protocol as p
 from omnidraft.server import protocol_base as base
+from omnidraft.server.access import USED_KEY, Guard
 from omnidraft.server.answers import Answer
 from omnidraft.server.bodies import Received, described, receive, taking
 from omnidraft.server.chat import Chat, Completion
 from omnidraft.server.errors import ApiError, Json, of_input
-from omnidraft.server.guard import USED_KEY, Guard
-from omnidraft.server.memories import KEYLESS
 from omnidraft.server.metrics import CONTENT_TYPE, Metrics
 from omnidraft.server.request_answers import Reply, RequestAnswers
 from omnidraft.server.responses import Response as ResponseForm
 from omnidraft.server.scheduler import Scheduler, Task
-from omnidraft.server.served import Log, ServedModel
-from omnidraft.server.settings import MEGABYTE, Serving
+from omnidraft.server.served_model import Log, ServedModel
+from omnidraft.server.server_settings import MEGABYTE, Serving
+from omnidraft.server.user_memories import KEYLESS
 
 PAGE = Path(__file__).parent / "page"
 GONE = 499  # nobody reads it

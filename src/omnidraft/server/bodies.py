@@ -20,7 +20,7 @@ from omnidraft.server import anthropic_bodies, ollama_bodies
 from omnidraft.server import protocol as p
 from omnidraft.server import protocol_base as base
 from omnidraft.server.errors import MAX_SHOWN, ApiError, as_json
-from omnidraft.server.parameters import RULES, TEXT_ALONE, settled
+from omnidraft.server.unsupported_parameters import RULES, TEXT_ALONE, settled
 
 BodyT = TypeVar("BodyT", bound=base.Body)
 KINDS: Mapping[type[base.Body], str] = {

@@ -16,7 +16,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from llguidance.hf import from_tokenizer
 
 from omnidraft.errors import ConfigError
-from omnidraft.server.forms import ResponseFormat
+from omnidraft.server.response_formats import ResponseFormat
 from omnidraft.server.schemas import ANNOTATIONS, closed, walk
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import Any
 from omnidraft.config import Sampling, settings_of
 from omnidraft.errors import ConfigError
 from omnidraft.server.errors import ApiError
-from omnidraft.server.forms import ResponseFormat
 from omnidraft.server.grammar import OPEN, Grammar, Thought, answer_grammar, followed, text_grammar
-from omnidraft.server.options import SAMPLING
-from omnidraft.server.served import ServedModel
+from omnidraft.server.response_formats import ResponseFormat
+from omnidraft.server.sampling_options import SAMPLING
+from omnidraft.server.served_model import ServedModel
 from omnidraft.verification.sampling import target_processors
 
 ANY = {"type": "object", "additionalProperties": True}

@@ -12,8 +12,8 @@ from typing import Any
 from omnidraft.errors import PromptError
 from omnidraft.server import protocol as p
 from omnidraft.server.errors import ApiError, of_input
-from omnidraft.server.options import agreed
-from omnidraft.server.served import ServedModel
+from omnidraft.server.sampling_options import agreed
+from omnidraft.server.served_model import ServedModel
 
 EFFORT = "reasoning_effort"
 

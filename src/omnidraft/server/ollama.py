@@ -16,8 +16,8 @@ from omnidraft.server.ollama_bodies import Asked, OllamaChat, OllamaGenerate
 from omnidraft.server.reading.pieces import Call
 from omnidraft.server.request_answers import Reply, RequestAnswers
 from omnidraft.server.scheduler import Task
-from omnidraft.server.served import ServedModel
-from omnidraft.server.settings import Serving
+from omnidraft.server.served_model import ServedModel
+from omnidraft.server.server_settings import Serving
 from omnidraft.server.tasks import tasks_of
 
 VERSION = "0.13.0"  # of Ollama, whose API this is: clients refuse what is too old for them

@@ -16,8 +16,8 @@ from omnidraft.server.app import Server, make_app
 from omnidraft.server.connections import protocol
 from omnidraft.server.metrics import Metrics
 from omnidraft.server.scheduler import Scheduler
-from omnidraft.server.served import ServedModel, load_all
-from omnidraft.server.settings import Serving
+from omnidraft.server.served_model import ServedModel, load_all
+from omnidraft.server.server_settings import Serving
 
 SPARE = 128  # requests beside those that have a lane or wait for one: to be sent away with a 429, or not read
 LOOK_S = 0.1  # between looks for a signal, as uvicorn has it

@@ -19,11 +19,11 @@ from omnidraft.decoding.engine import NOTHING_ELSE
 from omnidraft.errors import InputError, OmniDraftError
 from omnidraft.generation import Step, step_together
 from omnidraft.server.errors import ENDING, INTERNAL, LOADING, ApiError, of_input
-from omnidraft.server.memories import User
 from omnidraft.server.metrics import Metrics
 from omnidraft.server.reading.choice import Reading
-from omnidraft.server.served import LaneState, ServedModel
-from omnidraft.server.settings import Serving
+from omnidraft.server.served_model import LaneState, ServedModel
+from omnidraft.server.server_settings import Serving
+from omnidraft.server.user_memories import User
 
 if TYPE_CHECKING:
     from omnidraft.api import Generation, Stream

@@ -12,18 +12,18 @@ from omnidraft.server import protocol as p
 from omnidraft.server import protocol_base as base
 from omnidraft.server.bodies import read
 from omnidraft.server.errors import ApiError, Paths, of_input, renamed
-from omnidraft.server.fill_in import filling
-from omnidraft.server.forms import ResponseFormat, form_of, form_of_format
+from omnidraft.server.fill_in_middle import filling
 from omnidraft.server.grammar_options import grammar_options
-from omnidraft.server.instruction import instructed
-from omnidraft.server.memories import User, digest
 from omnidraft.server.messages import Prompt, encoded, of_chat, of_response
-from omnidraft.server.options import one_of, sampling_of, unstreamed
 from omnidraft.server.reading.choice import reading_of
+from omnidraft.server.response_formats import ResponseFormat, form_of, form_of_format
+from omnidraft.server.sampling_options import one_of, sampling_of, unstreamed
 from omnidraft.server.scheduler import Task
-from omnidraft.server.served import ServedModel
-from omnidraft.server.settings import Serving
+from omnidraft.server.served_model import ServedModel
+from omnidraft.server.server_settings import Serving
+from omnidraft.server.tool_instructions import instructed
 from omnidraft.server.tools import tools_of
+from omnidraft.server.user_memories import User, digest
 
 COMPLETION_TOKENS = 16  # as OpenAI's completions have it
 LENGTHS = ("max_completion_tokens", "max_tokens", "n_predict")

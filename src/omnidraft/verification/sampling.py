@@ -13,7 +13,7 @@ from omnidraft.alignment.spelling_table import Probs
 from omnidraft.config import Sampling
 from omnidraft.errors import ConfigError, NumericsError
 from omnidraft.verification.penalties import penalties
-from omnidraft.verification.truncation import Truncation
+from omnidraft.verification.top_k_top_p import Truncation
 
 if TYPE_CHECKING:
     from transformers import LogitsProcessorList

@@ -16,9 +16,9 @@ import numpy.typing as npt
 import torch
 
 from omnidraft.config import Drafting, Sampling
+from omnidraft.decoding.batched_passes import run_batched
 from omnidraft.decoding.drafter import Drafter, common
 from omnidraft.decoding.engine import Engine, Request, Verified
-from omnidraft.decoding.passes import run_batched
 from omnidraft.draft_length.batch_goodput import BatchCosts
 from omnidraft.models.language_model import SingleSequence
 from omnidraft.verification.rejection_sampling import Outcome

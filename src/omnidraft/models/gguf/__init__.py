@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from omnidraft.models.gguf.config import is_gguf, load_config, model_tensors, read_keys
     from omnidraft.models.gguf.conversion import clear, converted, kept, remove_old
-    from omnidraft.models.gguf.gguf_weights import held_bytes, weights_of
     from omnidraft.models.gguf.keys import KeyReport
+    from omnidraft.models.gguf.native_weights import held_bytes, weights_of
     from omnidraft.models.gguf.tokenizer import load_tokenizer
 
 __all__ = [
@@ -30,7 +30,7 @@ __all__ = [
     "weights_of",
 ]
 _PLACES = {
-    "gguf_weights": ("held_bytes", "weights_of"),
+    "native_weights": ("held_bytes", "weights_of"),
     "config": ("is_gguf", "load_config", "model_tensors", "read_keys"),
     "conversion": ("clear", "converted", "kept", "remove_old"),
     "keys": ("KeyReport",),

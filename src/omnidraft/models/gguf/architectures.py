@@ -9,7 +9,7 @@ from typing import Any
 from omnidraft.errors import ModelError
 from omnidraft.models.gguf.header import Header
 from omnidraft.models.gguf.keys import ATTENTION, ROTATION, SCALES, SIZES, KeyReport, Keys
-from omnidraft.models.gguf.rotation import DIVISORS, LONG, SHORT, rotation
+from omnidraft.models.gguf.rope import DIVISORS, LONG, SHORT, rotation
 
 Config = dict[str, Any]
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"

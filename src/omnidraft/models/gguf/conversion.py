@@ -21,10 +21,10 @@ import torch
 
 from omnidraft.errors import ModelError
 from omnidraft.models.gguf.config import load_config, make_skeleton, model_tensors
-from omnidraft.models.gguf.guards import reading, writing
-from omnidraft.models.gguf.parts import read_header
+from omnidraft.models.gguf.file_errors import reading, writing
+from omnidraft.models.gguf.split_files import read_header
+from omnidraft.models.gguf.tensors import Source, read
 from omnidraft.models.gguf.tokenizer import load_tokenizer
-from omnidraft.models.gguf.weights import Source, read
 from omnidraft.storage import cache_folder
 
 FORMAT = 3  # of conversions; raised by each change to what one holds

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from omnidraft.errors import ModelError
-from omnidraft.models.gguf.foreign import MAGIC, foreign
+from omnidraft.models.gguf.not_gguf import MAGIC, foreign
 
 VERSIONS = (2, 3)
 ALIGNMENT = 32  # bytes, where the header gives no other

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from omnidraft.errors import ModelError
-from omnidraft.models.gguf.guards import reading
-from omnidraft.models.gguf.overlaps import found_later, overlapping
-from omnidraft.models.gguf.parts import read_metadata
-from omnidraft.models.gguf.splits import DEFAULT, GEMMA4, Split, split_of
-from omnidraft.models.gguf.tokens import (
+from omnidraft.models.gguf.added_tokens import found_later, overlapping
+from omnidraft.models.gguf.file_errors import reading
+from omnidraft.models.gguf.pre_tokenizers import DEFAULT, GEMMA4, Split, split_of
+from omnidraft.models.gguf.split_files import read_metadata
+from omnidraft.models.gguf.token_kinds import (
     ADDED,
     FILE_ENDS,
     MARKS,

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from omnidraft.server.reading.channels import ChannelReader
+from omnidraft.server.reading.marks import RegionMarks
 from omnidraft.server.reading.pieces import Functions, Reader
 from omnidraft.server.reading.reader import CallReader, TextReader
-from omnidraft.server.reading.regions import RegionMarks
 
 TAIL = 32  # last tokens of a prompt, in which it may open reasoning
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from omnidraft.server.reading.call_formats import python
 from omnidraft.server.reading.json_calls import calls_in, read_json
+from omnidraft.server.reading.marks import Region, RegionMarks
 from omnidraft.server.reading.pieces import Functions, Piece, Reader
-from omnidraft.server.reading.regions import Region, RegionMarks
-from omnidraft.server.reading.styles import python
 
 # the first key of an object that may be a call
 FIRST = re.compile(r'\s*[\[{]?\s*\{?\s*"(?:name|function|tool|type|id|arguments|parameters|args)"')

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
-from omnidraft.models import native
 from omnidraft.models.families import BY_CLASS, GELU, Family, UnsupportedReason, heads_of, unknown_family
-from omnidraft.models.kv_blocks import Angles, KVBlocks, Rotation
 from omnidraft.models.language_model import CachedSequence, KVSequence, Read, check_crop
-from omnidraft.models.native import Norm, pointer
-from omnidraft.models.native_weights import Orders, Parts, RoundedWeights, Weights
+from omnidraft.models.native import step
+from omnidraft.models.native.kv_cache import Angles, KVBlocks, Rotation
+from omnidraft.models.native.step import Norm, pointer
+from omnidraft.models.native.weights import Orders, Parts, RoundedWeights, Weights
 from omnidraft.models.transformers_model import PretrainedModel
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class NativeModel(PretrainedModel):
         self._embedding = self._head if tied else parts.looked_up("model.embed_tokens")
         self._embedding_factor = family.embedding.of(config) / family.residual.of(config)
         layers = Layers(family, config, rotations, parts)
-        self._layers = (native.Layer * config.num_hidden_layers)(*map(layers.layer, range(config.num_hidden_layers)))
+        self._layers = (step.Layer * config.num_hidden_layers)(*map(layers.layer, range(config.num_hidden_layers)))
         plus, epsilon, centered = float(family.shifted), self._shape.epsilon, family.centered
         self._norm = Norm(parts.vector("model.norm.weight", plus), epsilon, centered)
         scaled = parts.vector("model.norm.weight", plus, family.logits.of(config))
@@ -143,12 +143,12 @@ class NativeModel(PretrainedModel):
             for text, ids in zip(texts, parts, strict=True)
             for at in range(len(ids) if several else 1)
         ]
-        caches = (native.Cache * len(places))(*places)
+        caches = (step.Cache * len(places))(*places)
         x = self._embedding.rows([token for ids in parts for token in ids] if several else parts[0])
         if self._embedding_factor != 1:
             values = x.numpy()  # torch would use threads, which then spin
             values *= np.float32(self._embedding_factor)
-        native.read_tokens(self._layers, self._shape, caches, x, apart=several)
+        step.read_tokens(self._layers, self._shape, caches, x, apart=several)
         end = 0
         for each, text, ids, rows in zip(reads, texts, parts, kept, strict=True):
             text.length += len(ids)
@@ -162,7 +162,7 @@ class NativeSequence(CachedSequence):
 
     model: NativeModel
 
-    def __init__(self, model: NativeModel, shape: native.Shape, *, hidden: bool) -> None:
+    def __init__(self, model: NativeModel, shape: step.Shape, *, hidden: bool) -> None:
         super().__init__(model)
         self.keeps_hidden = hidden
         self.cache = KVBlocks(shape)
@@ -193,13 +193,13 @@ class Layers:
         self._family, self._config, self._parts, self._rotations = family, config, parts, rotations
         self._windows = family.windows(config)
 
-    def layer(self, number: int) -> native.Layer:
+    def layer(self, number: int) -> step.Layer:
         """A layer by its number."""
         family, parts, name = self._family, self._parts, f"model.layers.{number}."
         qkv = [f"{name}self_attn.{part}" for part in family.qkv]
         query_norm, key_norm = family.head_norms or (None, None)
         rotated, angles = self._rotated(number)
-        return native.Layer(
+        return step.Layer(
             qkv=parts.matrix(*qkv, orders=self._orders(qkv, rotated)).struct,
             output=parts.matrix(f"{name}self_attn.o_proj").struct,
             gate_up=parts.matrix(*(f"{name}{part}" for part in family.gate_up)).struct,
@@ -266,11 +266,11 @@ def unsupported_reason(model: PreTrainedModel) -> UnsupportedReason | None:
     size = heads_of(config)[2]
     if not family.partial and any(rotation.entries != size for rotation in _rotations(model).values()):
         return UnsupportedReason("rotation", "partial_rotary_factor", "it rotates a part of each head")
-    reason = native.unsupported_reason()
+    reason = step.unsupported_reason()
     return None if reason is None else UnsupportedReason("machine", "", reason)
 
 
-def _shape(family: Family, config: Any, columns: int) -> native.Shape:
+def _shape(family: Family, config: Any, columns: int) -> step.Shape:
     """Settings shared by the layers.
 
     A factor of what is added to the residual is divided out of the residual, which only the norms of what is read see:
@@ -278,7 +278,7 @@ def _shape(family: Family, config: Any, columns: int) -> native.Shape:
     """
     heads, key_heads, size = heads_of(config)
     usual = float(np.float32(1) / np.sqrt(np.float32(size)))
-    return native.Shape(
+    return step.Shape(
         layers=config.num_hidden_layers,
         heads=heads,
         key_heads=key_heads,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from omnidraft.server.reading.styles import FUNCTION_MARK, Style, function_in_xml, gemma, named, python, tagged
+from omnidraft.server.reading.call_formats import FUNCTION_MARK, Style, function_in_xml, gemma, named, python, tagged
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from omnidraft.errors import ModelError
-from omnidraft.models import native
-from omnidraft.models.native import PANEL, Part, Products
+from omnidraft.models.native import step as native
+from omnidraft.models.native.step import PANEL, Part, Products
 
 GGML_TYPES = (0, 1, 2, 3, 6, 7, 8, 12, 13, 14, 20, 30)  # those that step.c takes, as in blocks.h
 FLOAT_TYPES = (0, 1, 30)  # F32, F16 and BF16, which have no scales

@@ -18,9 +18,9 @@ import pytest
 
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.config import Learning
-from omnidraft.distillation import background
-from omnidraft.distillation.adaptation import Learned
-from omnidraft.distillation.background import BackgroundTrainer
+from omnidraft.distillation import background_trainer
+from omnidraft.distillation.background_trainer import BackgroundTrainer
+from omnidraft.distillation.online_adaptation import Learned
 from omnidraft.distillation.teacher import Trace
 from omnidraft.distillation.trainer import Counters
 from omnidraft.errors import ModelError, OmniDraftError
@@ -35,7 +35,8 @@ from support.waiting import until
 SLOW = """
 import time
 from pathlib import Path
-from omnidraft.distillation import background, trainer
+from omnidraft.distillation import trainer
+from omnidraft.distillation import background_trainer
 read = trainer.Trainer.read
 def slow(self, *batch):
     while self.counters.updates or not Path({go!r}).exists():
@@ -49,7 +50,7 @@ STILL = """
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from omnidraft.distillation import background
+from omnidraft.distillation import background_trainer
 class Noted(threading.Event):
     def wait(self, timeout=None):
         if not self.is_set():
@@ -78,13 +79,13 @@ def teach(learner: BackgroundTrainer, cache: NgramCache, count: int) -> None:
 @pytest.mark.slow
 def test_a_flush_waits_says_so_and_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go = tmp_path / "go"
-    monkeypatch.setattr(background, "WORKER", SLOW.format(go=str(go)))
+    monkeypatch.setattr(background_trainer, "WORKER", SLOW.format(go=str(go)))
     said: list[str] = []
     learner, cache = learner_of(said)
     learner.flush()  # until it is up
     assert learner.poll() is None
     said.clear()
-    monkeypatch.setattr(background, "SAID_S", 0.0)
+    monkeypatch.setattr(background_trainer, "SAID_S", 0.0)
     learner.pause()
     teach(learner, cache, 4)
     looks: list[int] = []
@@ -101,7 +102,7 @@ def test_a_flush_waits_says_so_and_is_given_up(tmp_path: Path, monkeypatch: pyte
     assert looks[:3] == [0, 1, 1]
     assert len(said) == 1
     assert "still learns from the last answers" in said[0]
-    monkeypatch.setattr(background, "FLUSH_S", 0.0)
+    monkeypatch.setattr(background_trainer, "FLUSH_S", 0.0)
     teach(learner, cache, 4)
     with pytest.raises(OmniDraftError, match="was given up after"):
         learner.flush()
@@ -116,7 +117,7 @@ def test_it_stands_still_between_pause_and_resume_and_its_death_is_an_error_that
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stands = tmp_path / "stands"
-    monkeypatch.setattr(background, "WORKER", STILL.format(stands=str(stands)))
+    monkeypatch.setattr(background_trainer, "WORKER", STILL.format(stands=str(stands)))
     before = set(psutil.Process().children())
     learner, cache = learner_of([])
     (process,) = set(psutil.Process().children()) - before
@@ -143,11 +144,11 @@ def test_updates_are_counted_once_their_state_can_be_polled(monkeypatch: pytest.
     """Else a save could take the state before for that of all updates, and the last one would not be saved."""
     messages, counted = queue.SimpleQueue[object](), list[int]()
     states = SimpleNamespace(append=lambda _: counted.append(learner.counters.updates))
-    monkeypatch.setattr(background, "WORKER", "")
-    monkeypatch.setattr(background, "_received", lambda _: messages.get())
-    monkeypatch.setattr(background, "deque", lambda **_: states)
+    monkeypatch.setattr(background_trainer, "WORKER", "")
+    monkeypatch.setattr(background_trainer, "_received", lambda _: messages.get())
+    monkeypatch.setattr(background_trainer, "deque", lambda **_: states)
     learner: BackgroundTrainer = learner_of([])[0]
-    messages.put(background._Progress(Counters(updates=1), Learned({}), flushed=True))  # noqa: SLF001
+    messages.put(background_trainer._Progress(Counters(updates=1), Learned({}), flushed=True))  # noqa: SLF001
     messages.put(None)
     assert learner._flushed.wait(60)  # noqa: SLF001
     assert (counted, learner.counters.updates) == ([0], 1)
@@ -166,7 +167,7 @@ def test_without_memory_for_it_no_process_is_started(monkeypatch: pytest.MonkeyP
 SIZES = {"first": 6, "second": 4, "third": 8}  # bytes
 
 
-class Sized(background._Taught):  # noqa: SLF001
+class Sized(background_trainer._Taught):  # noqa: SLF001
     """An answer whose size can be asked for only after `beside` was called, as if another thread came in between."""
 
     beside: ClassVar[Callable[[object], None]]
@@ -199,7 +200,7 @@ def test_what_comes_while_an_answer_is_begun_counts_as_waiting(monkeypatch: pyte
             learned.append(trace)
             if trace == "first":  # and the second waits
                 hear(third)
-                hear(background._Signal.FLUSH)  # noqa: SLF001
+                hear(background_trainer._Signal.FLUSH)  # noqa: SLF001
 
         def update(self) -> bool:
             raise EOFError  # all that waited was learned from
@@ -212,10 +213,10 @@ def test_what_comes_while_an_answer_is_begun_counts_as_waiting(monkeypatch: pyte
             hear(second)
 
     monkeypatch.setattr(Sized, "beside", beside, raising=False)
-    monkeypatch.setattr(background, "_received", received)
-    monkeypatch.setattr(background, "Trainer", lambda *_, **__: Listening())
-    monkeypatch.setattr(background, "REPLAY_BYTES", 10)
-    worker = background._Worker(io.BytesIO(), io.BytesIO(), model, Learning(), table, None)  # noqa: SLF001
+    monkeypatch.setattr(background_trainer, "_received", received)
+    monkeypatch.setattr(background_trainer, "Trainer", lambda *_, **__: Listening())
+    monkeypatch.setattr(background_trainer, "REPLAY_BYTES", 10)
+    worker = background_trainer._Worker(io.BytesIO(), io.BytesIO(), model, Learning(), table, None)  # noqa: SLF001
     assert asks.acquire(timeout=60)
     hear(first)
     with pytest.raises(EOFError):

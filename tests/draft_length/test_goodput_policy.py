@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from draft_length.test_policy import made
+from draft_length.test_simple_policies import made
 from omnidraft.draft_length.acceptance import Acceptance
 from omnidraft.draft_length.acceptance_head import Head, bound
 from omnidraft.draft_length.cost_model import CostModel, PassTimes
-from omnidraft.draft_length.goodput import TOO_DEAR, TOO_SHORT, Goodput
-from omnidraft.draft_length.policy import DraftLengthPolicy, Fixed
+from omnidraft.draft_length.goodput_policy import TOO_DEAR, TOO_SHORT, Goodput
+from omnidraft.draft_length.simple_policies import DraftLengthPolicy, Fixed
 
 LONGEST = 16
 PROMPT_PASS = 60.0  # plain steps of the target's prefill

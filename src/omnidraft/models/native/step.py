@@ -24,7 +24,7 @@ import torch
 
 from omnidraft.errors import ConfigError, ModelError
 from omnidraft.models.int8_format import rounded
-from omnidraft.models.prebuilt import OPTIONS, SOURCE, prebuilt, source_bytes
+from omnidraft.models.native.prebuilt import OPTIONS, SOURCE, prebuilt, source_bytes
 from omnidraft.storage import cache_folder
 
 PRECISIONS = ("int8",)  # of weights that step.c takes

@@ -17,7 +17,7 @@ import pytest
 
 from omnidraft.decoding.engine import Engine
 from omnidraft.errors import ConfigError
-from omnidraft.server.settings import Serving, is_loopback
+from omnidraft.server.server_settings import Serving, is_loopback
 from support.serving import PATIENT, QUESTION, At, serving, user
 from support.waiting import WAIT_S, until
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from omnidraft.errors import ModelError
-from omnidraft.models.native import Rounded
-from omnidraft.models.packed import InFile, Packed, StoredWeights, in_file, packed, quantized_q5_1
+from omnidraft.models.native.packed_matrices import InFile, Packed, StoredWeights, in_file, packed, quantized_q5_1
+from omnidraft.models.native.step import Rounded
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # of weights that are what they say
 Weights = Mapping[str, torch.Tensor]

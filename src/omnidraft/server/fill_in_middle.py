@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from omnidraft.server.errors import ApiError
-from omnidraft.server.served import ServedModel
+from omnidraft.server.served_model import ServedModel
 
 
 class FillInTokens(NamedTuple):

@@ -2,7 +2,7 @@
 
 A process and not a thread, which would compete with the engine for the interpreter; started by `subprocess` and not by
 `multiprocessing`, which would import the user's main module again.  Messages go to it in order; counters and states
-come back; `adaptation.py` has the drafter take the weights.  It ends with its parent.
+come back; `online_adaptation.py` has the drafter take the weights.  It ends with its parent.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ import torch
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.spelling_table import SpellingTable
 from omnidraft.config import Learning
-from omnidraft.distillation.adaptation import Learned
 from omnidraft.distillation.lora import Weights, merged, parted
+from omnidraft.distillation.online_adaptation import Learned
 from omnidraft.distillation.replay_buffer import REPLAY_BYTES
 from omnidraft.distillation.teacher import Trace
 from omnidraft.distillation.trainer import Counters, Trainer, check_memory
 from omnidraft.errors import OmniDraftError
-from omnidraft.models.native_model import native_of
+from omnidraft.models.native.model import native_of
 from omnidraft.models.transformers_model import TransformersModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _log = logging.getLogger("omnidraft")
-WORKER = "from omnidraft.distillation.background import work; work()"
+WORKER = "from omnidraft.distillation.background_trainer import work; work()"
 NICENESS = 19
 DEAD = "the background trainer has died: load the models again, or use adapt='inline'"
 FLUSH_S = 900.0  # that a flush takes at most

@@ -11,7 +11,7 @@ from omnidraft.config import MIN_TEMPERATURE, GenerationLimits, Sampling, settin
 from omnidraft.errors import ConfigError
 from omnidraft.server import protocol_base as base
 from omnidraft.server.errors import ApiError, as_json, of_input
-from omnidraft.server.settings import Serving
+from omnidraft.server.server_settings import Serving
 
 SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"),

@@ -16,8 +16,8 @@ from omnidraft.decoding.drafter import Drafter
 from omnidraft.decoding.engine import Engine
 from omnidraft.decoding.stats import Stats
 from omnidraft.draft_length.acceptance_head import Head, spread
-from omnidraft.draft_length.goodput import MEASURED, UNSURE, Goodput
-from omnidraft.draft_length.policy import DraftLengthPolicy, Fixed, HeadThreshold, make_policy
+from omnidraft.draft_length.goodput_policy import MEASURED, UNSURE, Goodput
+from omnidraft.draft_length.simple_policies import DraftLengthPolicy, Fixed, HeadThreshold, make_policy
 from omnidraft.errors import ConfigError
 from omnidraft.verification.round import Round, RoundCounts, RoundTimes
 from omnidraft.verification.sampling import Sampler

@@ -1,6 +1,6 @@
 """Draft-length policies: each decides before a token is drawn, never after, so that every draft stays exact.
 
-The default is `Goodput`, in `goodput.py`; here are what they share, fixed lengths, and the paper's threshold.
+The default is `Goodput`, in `goodput_policy.py`; here are what they share, fixed lengths, and the paper's threshold.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from omnidraft.config import Drafting
 from omnidraft.counts.counts import Guess
 from omnidraft.draft_length.acceptance_head import Head, bound, spread
 from omnidraft.draft_length.batch_goodput import BatchCosts, RowGoodput
-from omnidraft.draft_length.goodput import UNSURE, Goodput
+from omnidraft.draft_length.goodput_policy import UNSURE, Goodput
 
 if TYPE_CHECKING:
     from omnidraft.verification.round import Round

@@ -15,17 +15,17 @@ import torch
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.spelling_table import Probs
 from omnidraft.config import Learning, Sampling
+from omnidraft.decoding.batched_passes import Passes
 from omnidraft.decoding.drafter import Drafter
-from omnidraft.decoding.passes import Passes
 from omnidraft.decoding.shared_drafter import SharedDrafter
-from omnidraft.distillation.adaptation import Adaptation, Learned, Learner
-from omnidraft.distillation.background import BackgroundTrainer
-from omnidraft.distillation.inline import InlineTrainer
+from omnidraft.distillation.background_trainer import BackgroundTrainer
+from omnidraft.distillation.inline_trainer import InlineTrainer
 from omnidraft.distillation.lora import merged, parted
+from omnidraft.distillation.online_adaptation import Adaptation, Learned, Learner
 from omnidraft.distillation.teacher import Trace
 from omnidraft.distillation.trainer import Counters, Trainer
 from omnidraft.errors import OmniDraftError
-from omnidraft.models.native_weights import RoundedWeights
+from omnidraft.models.native.weights import RoundedWeights
 from omnidraft.models.transformers_model import PretrainedModel, TransformersModel
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import Sampler, tempered

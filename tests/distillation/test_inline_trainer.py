@@ -12,7 +12,7 @@ import torch
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.config import Learning
 from omnidraft.distillation import trainer as trainer_module
-from omnidraft.distillation.inline import InlineTrainer
+from omnidraft.distillation.inline_trainer import InlineTrainer
 from omnidraft.distillation.teacher import Trace
 from omnidraft.distillation.trainer import Trainer
 from omnidraft.verification.sparse_probs import SparseProbs

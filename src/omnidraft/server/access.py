@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omnidraft.server.errors import RETRY_S, ApiError, response
-from omnidraft.server.settings import MEGABYTE, Serving, is_loopback
+from omnidraft.server.server_settings import MEGABYTE, Serving, is_loopback
 
 BUSY = "too many requests are open: try again later"
 USED_KEY = "omnidraft.key"  # of an ASGI scope: the place of the API key, where the server has keys

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from omnidraft.errors import ModelError
 from omnidraft.models.loading import load_model, load_skeleton
-from omnidraft.models.native_model import NativeModel
+from omnidraft.models.native.model import NativeModel
 from support.compilers import needs_the_8_bit_step
 from support.gguf_models import (
     BASE,

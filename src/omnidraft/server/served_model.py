@@ -16,11 +16,11 @@ from omnidraft.config import LearningOptions, names
 from omnidraft.defaults import AUTO, drafter_for
 from omnidraft.errors import ConfigError, ModelError
 from omnidraft.models.language_model import ROOM, copies
-from omnidraft.server.estimate import Estimate
+from omnidraft.server.gain_estimate import Estimate
 from omnidraft.server.grammar import tokens_of
-from omnidraft.server.memories import Memories, User
-from omnidraft.server.reading.regions import RegionMarks, marks_of
-from omnidraft.server.settings import Serving
+from omnidraft.server.reading.marks import RegionMarks, marks_of
+from omnidraft.server.server_settings import Serving
+from omnidraft.server.user_memories import Memories, User
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer

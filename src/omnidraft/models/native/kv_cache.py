@@ -1,6 +1,6 @@
 """Keys and values of one text for step.c: 16-bit numbers, in blocks of positions that never move; and their angles.
 
-Rejected tokens are dropped by `crop` of a sequence, in `native_model.py`; here the blocks they leave become free.
+Rejected tokens are dropped by `crop` of a sequence, in `model.py`; here the blocks they leave become free.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 from omnidraft.errors import ModelError
 from omnidraft.models.language_model import ROOM
-from omnidraft.models.native import BLOCK, LANES, Cache, Shape, pointer
+from omnidraft.models.native.step import BLOCK, LANES, Cache, Shape, pointer
 
 SPARE = 1  # block beyond those in use that a crop keeps: drafts are cropped in every round
 POINTERS = 16  # pointers to blocks for which there is room at first; then for twice as many

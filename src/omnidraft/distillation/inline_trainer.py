@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from omnidraft.alignment.ngram_cache import NgramCache
-from omnidraft.distillation.adaptation import Learned
+from omnidraft.distillation.online_adaptation import Learned
 from omnidraft.distillation.teacher import Trace
 from omnidraft.distillation.trainer import Counters, Trainer
 from omnidraft.models.forks import ForkLock

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from omnidraft.errors import ModelError
-from omnidraft.models import native
-from omnidraft.models import packed as packed_module
 from omnidraft.models.gguf.header import QUANTIZATIONS
-from omnidraft.models.native import Norm, Products, Rounded
-from omnidraft.models.packed import GGML_TYPES, Packed, Stored, quantized_q5_1
+from omnidraft.models.native import packed_matrices
+from omnidraft.models.native import step as native
+from omnidraft.models.native.packed_matrices import GGML_TYPES, Packed, Stored, quantized_q5_1
+from omnidraft.models.native.step import Norm, Products, Rounded
 from support.blocks import HALVES, Raw, blocks, filled, values
 from support.compilers import needs_the_8_bit_step
 from support.models import one_line
@@ -85,7 +85,7 @@ def test_the_rows_are_where_the_order_says(kind: int) -> None:
 @EVERY
 def test_it_is_read_in_parts(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = packed(kind, 83, 512)
-    monkeypatch.setattr(packed_module, "PART", 1)
+    monkeypatch.setattr(packed_matrices, "PART", 1)
     assert torch.equal(whole.parts[0].weights, packed(kind, 83, 512).parts[0].weights)
 
 

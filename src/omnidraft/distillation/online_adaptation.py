@@ -23,7 +23,7 @@ from omnidraft.verification.round import Round
 
 if TYPE_CHECKING:
     from omnidraft.distillation.trainer import Counters
-    from omnidraft.models.native_weights import RoundedWeights
+    from omnidraft.models.native.weights import RoundedWeights
 
 _log = logging.getLogger("omnidraft")
 

@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict
 from typing import NamedTuple
 
 from omnidraft.config import Drafting
-from omnidraft.counts.counts import AnswerMemory
+from omnidraft.counts.answer_memory import AnswerMemory
 
 MAX_USERS = 64  # whose answers are kept for a drafter; then one of the key with most of them is forgotten, the idlest
 MAX_TOKENS = 2**16  # of answers kept for each user: 2.3 MiB, 144 MiB of all

@@ -12,7 +12,7 @@ import torch
 
 from omnidraft.errors import ModelError
 from omnidraft.models import int8_format
-from omnidraft.models.gguf.foreign import is_pointer, pointer_fault
+from omnidraft.models.gguf.not_gguf import is_pointer, pointer_fault
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PREFIX, HEAD = "model.", "lm_head."  # of the names of all tensors but the head's; those saved of a base model lack it

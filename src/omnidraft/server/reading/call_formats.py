@@ -1,6 +1,6 @@
 """Calls as models write them between marks of their own, read while they come.
 
-Marks are listed by model in `regions.py`; a new style is only for text of another kind.  Each is given the text behind
+Marks are listed by model in `marks.py`; a new style is only for text of another kind.  Each is given the text behind
 the opening mark, as far as it is there, and finds the same calls in any longer text that begins so: arguments only
 grow.
 """
