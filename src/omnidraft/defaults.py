@@ -36,6 +36,8 @@ LEFT_OUT: dict[str, tuple[object, ...]] = {
     "guidance_scale": (1.0, 1),
     "min_length": (0,),
     "watermarking_config": (),
+    "mirostat": (0,),  # this and the next of GGUF files
+    "xtc_probability": (0,),
 }
 
 

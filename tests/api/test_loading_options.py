@@ -15,10 +15,13 @@ from omnidraft import defaults
 from omnidraft.api import OmniDraft
 from omnidraft.config import Sampling
 from omnidraft.errors import ConfigError, ModelError, NumericsError
+from omnidraft.models.loading import load_skeleton
 from omnidraft.storage import cache_folder, data_folder
 from support.assembling import load_with
+from support.gguf_models import keys_of, model_of, tensors_of, write_file
 
 PROMPT = "hello world"
+REPEATED = {"repetition_penalty": 1.05}
 USUAL = defaults.DRAFTER  # before the tests replace it
 
 
@@ -59,6 +62,29 @@ def test_what_a_generation_config_asks_for_in_vain(asked: Any, followed: Any, wo
     assert sampling == Sampling(**followed)
     assert words in warning
     assert "\n" not in warning
+
+
+@pytest.mark.parametrize(
+    ("keys", "followed"),
+    [
+        ({"temp": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.0}, {"temperature": 0.6, "top_k": 20, "top_p": 0.95}),
+        ({"top_p": 0.8, "penalty_repeat": 1.05}, {"temperature": 1.0, "top_k": 50, "top_p": 0.8} | REPEATED),
+        ({"temp": 0.0, "top_p": 0.8, "penalty_repeat": 1.05}, REPEATED),
+        ({"temp": "warm", "sequence": "top_k", "mirostat": 0}, {}),
+        ({}, {}),
+    ],
+)
+def test_a_gguf_file_says_how_to_sample_as_the_config_it_was_made_of(keys: Any, followed: Any, tmp_path: Path) -> None:
+    model = model_of("llama")
+    others = {f"general.sampling.{key}": value for key, value in keys.items()}
+    path = write_file(tmp_path / "m.gguf", "llama", keys_of(model, "llama"), tensors_of(model, "llama"), others)
+    warnings: list[str] = []
+    assert defaults.sampling_of(load_skeleton(path).generation_config, warnings.append) == Sampling(**followed)
+    assert warnings == []
+
+
+def test_sampling_of_a_gguf_file_that_is_not_supported_is_named() -> None:
+    assert "mirostat, xtc_probability, which" in read(do_sample=True, mirostat=2, xtc_probability=0.5)[1][0]
 
 
 def test_a_text_follows_the_generation_config_and_keywords_go_before_it(target: Path, tmp_path: Path) -> None:

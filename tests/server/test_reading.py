@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from omnidraft.server.grammar import SLASH
+from omnidraft.server.reading.call_formats import valued
 from omnidraft.server.reading.channels import ChannelReader
 from omnidraft.server.reading.marks import marks_of
 from omnidraft.server.reading.pieces import Call, Piece, Reader
@@ -399,3 +400,8 @@ def test_what_can_be_no_call_any_more_is_passed_on(text: str) -> None:
 def test_slashes_of_a_pattern_are_escaped_once() -> None:
     patterns = [SLASH.sub(lambda found: found[1] or r"\/", each) for each in ("a/b", r"a\/b", r"a\\/b")]
     assert patterns == [r"a\/b", r"a\/b", r"a\\\/b"]
+
+
+@pytest.mark.parametrize("text", ["1e400", "NaN", "-Infinity", "[1, 1e999]"])
+def test_a_number_that_json_cannot_hold_stays_text(text: str) -> None:
+    assert valued(text, {"type": ["number", "array"]}) == text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,16 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 SUFFIX = ".gguf"
+# converters copy these from a model's generation config; by their names there
+SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+    "mirostat": "mirostat",
+    "xtc_probability": "xtc_probability",
+}
 
 
 def is_gguf(name: str | Path) -> bool:
@@ -26,7 +37,7 @@ def is_gguf(name: str | Path) -> bool:
 
 
 def load_config(path: Path) -> tuple[PreTrainedConfig, GenerationConfig]:
-    """The config of a file's model and its end tokens, by the header alone; raises ModelError."""
+    """The config of a file's model, and its end tokens and sampling, by the header alone; raises ModelError."""
     from transformers import AutoConfig, GenerationConfig
 
     with reading(path):
@@ -35,7 +46,21 @@ def load_config(path: Path) -> tuple[PreTrainedConfig, GenerationConfig]:
         values["bos_token_id"] = header.metadata.get("tokenizer.ggml.bos_token_id")
         config = AutoConfig.for_model(values.pop("model_type"), **values)
         config.eos_token_id = end_tokens(header.metadata)
-        return config, GenerationConfig(eos_token_id=config.eos_token_id, bos_token_id=config.bos_token_id)
+        ends = {"eos_token_id": config.eos_token_id, "bos_token_id": config.bos_token_id}
+        return config, GenerationConfig(**_sampling(header.metadata), **ends)
+
+
+def _sampling(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a generation config by the keys `general.sampling.*`; they are for sampling unless temp is 0."""
+    asked: dict[str, Any] = {}
+    for key, own in SAMPLING.items():
+        value = metadata.get(f"general.sampling.{key}")
+        if isinstance(value, int | float):
+            asked[own] = value if isinstance(value, int) else float(f"{value:.6g}")  # 0.9 of float32 is meant as 0.9
+    sampled = asked.get("temperature", 1) > 0 and not asked.keys().isdisjoint(
+        ("temperature", "top_k", "top_p", "min_p")
+    )
+    return {**asked, "do_sample": sampled} if asked else {}
 
 
 def read_keys(path: Path) -> KeyReport:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -144,9 +145,16 @@ def _arguments(value: str, whole: bool) -> tuple[str | None, bool]:
 def loaded(text: str) -> Any:
     """A JSON value; None where it is none."""
     try:
-        return json.loads(text)
+        return json.loads(text, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError):
         return None
+
+
+def _finite(text: str) -> float:
+    """The number that a text stands for; raises ValueError for one that JSON cannot hold, such as NaN and 1e400."""
+    if not math.isfinite(number := float(text)):
+        raise ValueError(text)
+    return number
 
 
 def calls_in(text: str, names: Collection[str]) -> list[Call] | None:
