@@ -35,7 +35,7 @@ class Clock:
     def __init__(self, patch: pytest.MonkeyPatch, cost: Callable[[Read], float]) -> None:
         self.now = 0.0
         clock = SimpleNamespace(perf_counter=lambda: self.now)
-        for module in ("generation", "decoding.engine", "decoding.passes"):
+        for module in ("generation", "decoding.engine", "decoding.batched_passes"):
             patch.setattr(f"omnidraft.{module}.time", clock)
 
         def taken(read: Read) -> None:

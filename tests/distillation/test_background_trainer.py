@@ -43,7 +43,7 @@ def slow(self, *batch):
         time.sleep(0.01)
     return read(self, *batch)
 trainer.Trainer.read = slow
-background.work()
+background_trainer.work()
 """
 # a worker that makes a file where it stands still
 STILL = """
@@ -56,8 +56,8 @@ class Noted(threading.Event):
         if not self.is_set():
             Path({stands!r}).touch()
         return super().wait(timeout)
-background.threading = SimpleNamespace(Event=Noted, Thread=threading.Thread)
-background.work()
+background_trainer.threading = SimpleNamespace(Event=Noted, Thread=threading.Thread)
+background_trainer.work()
 """
 
 
