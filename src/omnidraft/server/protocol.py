@@ -14,6 +14,7 @@ from omnidraft.server.protocol_base import (
     OF_KIND,
     Body,
     Formed,
+    Inner,
     JsonSchema,
     Length,
     ObjectFormat,
@@ -32,14 +33,14 @@ from omnidraft.server.schemas import encodable
 # ---------------------------------------------------------------- chat
 
 
-class TextPart(Body):
+class TextPart(Inner):
     """Text of a message, the only kind of content there is."""
 
     type: Literal["text", "input_text", "output_text"]
     text: str
 
 
-class RefusalPart(Body):
+class RefusalPart(Inner):
     """Text of an answer that refused."""
 
     type: Literal["refusal"]
@@ -58,14 +59,14 @@ Arguments = Annotated[
 ]
 
 
-class CalledFunction(Body):
+class CalledFunction(Inner):
     """A function and its arguments in JSON."""
 
     name: str
     arguments: Arguments = "{}"
 
 
-class ToolCall(Body):
+class ToolCall(Inner):
     """A call that the model made before."""
 
     id: str | None = None
@@ -73,7 +74,7 @@ class ToolCall(Body):
     function: CalledFunction
 
 
-class Said(Body):
+class Said(Inner):
     """A message of rules or of a user; `name` goes to the chat template, if it has a place for it."""
 
     role: Literal["system", "developer", "user"]
@@ -81,7 +82,7 @@ class Said(Body):
     name: str | None = None
 
 
-class AssistantMessage(Body):
+class AssistantMessage(Inner):
     """An earlier answer of the model; its reasoning goes to the chat template, if it has a place for it."""
 
     role: Literal["assistant"]
@@ -93,7 +94,7 @@ class AssistantMessage(Body):
     tool_calls: list[ToolCall] | None = None
 
 
-class ToolResult(Body):
+class ToolResult(Inner):
     """The result of a function call."""
 
     role: Literal["tool"]
@@ -113,7 +114,7 @@ Message = Annotated[
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]  # as long as Anthropic's and MCP's may be
 
 
-class FunctionSchema(Body):
+class FunctionSchema(Inner):
     """A function that the model may call."""
 
     name: FunctionName
@@ -122,7 +123,7 @@ class FunctionSchema(Body):
     strict: bool | None = None
 
 
-class Tool(Body):
+class Tool(Inner):
     """A tool, which is a function."""
 
     type: Literal["function"] = "function"
@@ -247,7 +248,7 @@ class CompletionRequest(Formed):
 # ---------------------------------------------------------------- responses
 
 
-class MessageItem(Body):
+class MessageItem(Inner):
     """A message."""
 
     type: Literal["message"] = "message"
@@ -256,7 +257,7 @@ class MessageItem(Body):
     name: str | None = None
 
 
-class CallItem(Body):
+class CallItem(Inner):
     """A function call of an earlier response."""
 
     type: Literal["function_call"]
@@ -265,7 +266,7 @@ class CallItem(Body):
     arguments: Arguments
 
 
-class OutputItem(Body):
+class OutputItem(Inner):
     """The result of a function call."""
 
     type: Literal["function_call_output"]
