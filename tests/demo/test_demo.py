@@ -222,6 +222,7 @@ def test_a_download_that_fails_leaves_nothing(
     assert not [file for file in home.rglob("*") if file.is_file()]
 
 
+@pytest.mark.slow
 def test_the_quick_demonstration(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "QUICK_TOKENS", 4)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("nothing is downloaded"))

@@ -38,6 +38,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write(tmp_path / "small.gguf", small_model())
 
 
+@pytest.mark.slow
 def test_a_quick_run_without_the_extra(
     file: Path, drafter: Path, tasks: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,6 +69,7 @@ def test_a_quick_run_without_the_extra(
         assert error in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_another_library_has_a_process_of_its_own(file: Path) -> None:
     other = apart.Apart("other_library:Other", file, 64, 2)
     other.begin([5, 6, 7], 100, 0)
@@ -77,6 +79,7 @@ def test_another_library_has_a_process_of_its_own(file: Path) -> None:
     assert process != os.getpid()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["other_library:None", "no_library:Other", "other_library", ""])
 def test_another_library_that_is_not_there(name: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apart, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))

@@ -61,6 +61,7 @@ def both(kind: str) -> tuple[TransformersSequence, NativeSequence]:
     return slow, fast.new_sequence()
 
 
+@pytest.mark.slow
 @EVERY
 def test_it_is_near_a_reference_in_double_precision(kind: str) -> None:
     slow, fast = both(kind)
@@ -165,6 +166,7 @@ def test_blocks_are_taken_all_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert texts[1].forward(text[:5], 1).isfinite().all()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("home")
 def test_want_of_memory_is_named_and_changes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _, fast = both("all")

@@ -200,6 +200,7 @@ def test_a_row_does_not_depend_on_those_beside_it(name: str, threads: int) -> No
         torch.set_num_threads(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags", [("-DSPAN=4",), ("-DSPAN=8",), ("-DSPAN=16",), ("-DPLAIN",), ("-DPLAIN", "-DSPAN=4")], ids="".join
 )

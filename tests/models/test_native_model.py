@@ -233,6 +233,7 @@ def test_how_columns_lie_in_memory_changes_nothing(kind: str, monkeypatch: pytes
     assert all(torch.equal(names[name], found) for name, found in others.items())
 
 
+@pytest.mark.slow
 def test_other_processors_compute_the_same_products(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     """The part of step.c without vector instructions, on matrices: its sums are whole numbers, in any order."""
     monkeypatch.setattr(step, "FLAGS", (("-DPLAIN", "-march=native"),))
@@ -247,6 +248,7 @@ def test_other_processors_compute_the_same_products(monkeypatch: pytest.MonkeyPa
         step._loaded.cache_clear()  # noqa: SLF001
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("span", [4, 8, 16])
 def test_vectors_of_each_width_give_the_same_logits(span: int, monkeypatch: pytest.MonkeyPatch) -> None:
     _, model = both("llama")
@@ -450,6 +452,7 @@ def without_compiler(monkeypatch: pytest.MonkeyPatch, home: Path, tmp_path: Path
     step._loaded.cache_clear()  # noqa: SLF001
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", ["damaged", "not writable"])
 def test_a_library_that_cannot_be_kept_is_made_again(cache: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept, folder = Path(os.environ[NATIVE]), home / "cache" / "native"
@@ -483,6 +486,7 @@ def test_a_forked_process_computes_on() -> None:
         torch.set_num_threads(1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_compiler")
 def test_without_a_compiler_transformers_does_it() -> None:
     target, drafter = (zoo.path(name) for name in ("target-a", "drafter"))

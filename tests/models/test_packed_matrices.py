@@ -133,6 +133,7 @@ def test_a_row_does_not_depend_on_those_beside_it(kind: int) -> None:
     assert torch.equal(matrix(x), alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS, ids=" ".join)
 @pytest.mark.usefixtures("home")
 def test_each_processor_gets_the_same_bits(way: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
