@@ -184,6 +184,7 @@ def load_skeleton(name: str | Path) -> PreTrainedModel:
             _check_no_adapter(Path(source))
         with _reading("config.json", source, local):
             config = AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=False)
+            _check_quantizer(config, source)
     # checked before a class is chosen: of some encoder-decoders the decoder alone would be loaded
     if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         kind = "an encoder-decoder" if config.is_encoder_decoder else "no causal language model"
@@ -208,6 +209,24 @@ def load_skeleton(name: str | Path) -> PreTrainedModel:
     with _reading("generation_config.json", source, local), suppress(*absent):
         skeleton.generation_config = GenerationConfig.from_pretrained(source, local_files_only=local)
     return skeleton
+
+
+def _check_quantizer(config: Any, source: str) -> None:
+    """Raise ModelError for weights in a format that `transformers` cannot read on this machine."""
+    given = getattr(config, "quantization_config", getattr(config, "quantization", None))
+    if given is None:
+        return
+    from transformers.quantizers.auto import AutoHfQuantizer
+
+    method = (given.get("quant_method") if isinstance(given, dict) else given.quant_method) or "MLX"  # names none
+    try:
+        AutoHfQuantizer.from_config(given, pre_quantized=True).validate_environment(device_map=None, weights_only=True)
+    except Exception as error:  # of a package that is not installed, or of anything in the config
+        reason = textwrap.shorten(str(error), 200, placeholder=" ...")
+        raise ModelError(
+            f"the weights of model {source!r} are quantized by {method}, which cannot be read here ({reason}): use a "
+            "GGUF file of the model, or its weights without quantization"
+        ) from error
 
 
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
