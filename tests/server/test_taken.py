@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -285,7 +286,10 @@ def test_a_prompt_that_is_too_long_is_named(plain: At, path: str, name: str) -> 
     long = "pens " * 3000
     refused = plain.post(path, BODIES[path] | {name: user(long) if name == "messages" else long})
     assert refused.status_code == 400
-    assert (refused.json()["error"]["param"], refused.json()["error"]["code"]) == (name, "context_length_exceeded")
+    error = refused.json()["error"]
+    assert (error["param"], error["code"]) == (name, "context_length_exceeded")
+    known = r"prompt is too long: \d+ tokens > (\d+) maximum.* maximum context length is \1 tokens"  # to clients
+    assert re.search(known, error["message"])
 
 
 def test_a_prompt_is_made_tokens_of_once(plain: At, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -214,7 +214,8 @@ def _told_in_words(
 def _check(served: ServedModel, settings: Serving, ids: Sequence[int], where: str) -> None:
     """Raise ApiError for a prompt that the target cannot read, with the parameter it is of."""
     if len(ids) > (settings.max_prompt_tokens or len(ids)):
-        message = f"the prompt has {len(ids)} tokens; at most {settings.max_prompt_tokens} are taken: shorten it"
+        most = settings.max_prompt_tokens
+        message = f"the prompt is too long: {len(ids)} tokens > {most} maximum, as max_prompt_tokens says: shorten it"
         raise ApiError(400, message, param=where, code=CONTEXT_LENGTH)
     try:
         served.model.engine.check(ids)
