@@ -162,7 +162,10 @@ class Messages(Reply):
         begun = {"input_tokens": len(self.answer.task.ids), "output_tokens": 0}
         nothing: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": begun}
         yield _event("message_start", message=self._head | nothing)
-        yield _event("ping")
+        yield self.alive()
+
+    def alive(self) -> bytes:
+        return _event("ping")
 
     def end(self) -> Iterator[bytes]:
         if not self.answer.content and not self.answer.calls:  # as the whole message has it

@@ -115,6 +115,9 @@ class Lines(Reply):
             yield to_json(self._line("", "", self.answer.calls) | {"done": False}) + b"\n"
         yield to_json(self._line("", "") | self._end()) + b"\n"
 
+    def alive(self) -> bytes:
+        return to_json(self._line("", "") | {"done": False}) + b"\n"
+
     def fail(self, error: ApiError) -> bytes:
         return to_json({"error": str(error)}) + b"\n"
 
