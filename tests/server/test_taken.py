@@ -91,6 +91,13 @@ TAKEN: list[tuple[str, dict[str, Any], list[str]]] = [  # a body, and what is na
     (CHATS, named(*user("x"), SAID, RESULT), ["messages[1].tool_calls[0].index"]),
     (CHATS, named(*user("x"), REASONED, *user("y")), ["messages[1].reasoning", "messages[1].reasoning_content"]),
     (CHATS, named({"role": "user", "content": [PART]}), ["messages[0].content[0].cache_control"]),
+    (CHATS, named(*user("x"), SAID, {**RESULT, "content": None}), ["messages[1].tool_calls[0].index"]),
+    (CHATS, {"snippy": {"enabled": False}, "usage": {"include": True}}, ["snippy", "usage"]),
+    (
+        CHATS,
+        {"thinking": {"type": "enabled", "budget_tokens": 9}, "enable_thinking": True},
+        ["thinking", "enable_thinking"],
+    ),
     (CHATS, {"reasoning_effort": "low"}, ["reasoning_effort"]),
     (CHATS, {"verbosity": "low", "metadata": {"a": "b"}, "store": True}, ["verbosity", "metadata", "store"]),
     (CHATS, {"prompt_cache_key": "x", "user": "me", "safety_identifier": "x", "cache_salt": "y"}, []),
@@ -105,6 +112,7 @@ TAKEN: list[tuple[str, dict[str, Any], list[str]]] = [  # a body, and what is na
     (CHATS, {"model": "zoo:target-b", **HISTORY}, ["messages[1].tool_calls[0].index", "messages[1].tool_calls"]),
     (RESPONSES, {"model": "zoo:target-b", "input": CALLED}, ["input[1]"]),
     (RESPONSES, {"input": CALLED}, []),
+    (RESPONSES, {"input": [*CALLED[:2], {**CALLED[2], "output": None}]}, []),
     (
         CHATS,
         {
@@ -208,7 +216,7 @@ def test_a_seed_of_minus_one_is_any_seed(plain: At) -> None:
 # ---------------------------------------------------------------- what the template reads
 
 
-READING = "{% for m in messages %}{{ m.name }}{{ m.reasoning_content }}{% endfor %}{{ reasoning_effort }}{{ colour }}"
+READING = "{% for m in messages %}{{ m.name }}{{ m.reasoning_content }}{% endfor %}{{ reasoning_effort }}{{ colour }}{{ enable_thinking }}"
 
 
 def test_what_the_template_has_a_place_for_is_given_to_it(tmp_path: Path, model: OmniDraft) -> None:
@@ -216,11 +224,12 @@ def test_what_the_template_has_a_place_for_is_given_to_it(tmp_path: Path, model:
     (folder / "chat_template.jinja").write_text(TOOL_TEMPLATE + READING, encoding="utf-8")
     talk = [{"role": "user", "content": "x", "name": "Al"}, {"role": "assistant", "content": "y", "reasoning": "hm"}]
     body = {"messages": talk, "reasoning_effort": "low", "chat_template_kwargs": {"colour": "red"}, "max_tokens": 1}
+    body |= {"thinking": {"type": "disabled"}}
     with serving([folder], None, {"draft_length": 0}, log_prompts=True) as at:
         assert ignored(at.post(CHATS, body)) == []
         (line,) = [line for line in at.lines if line.startswith("prompt: ")]
         assert "Al" in line
-        assert line.endswith("hmlowred")
+        assert line.endswith("hmlowredFalse")
     assert model.target.name  # the same tokenizer, which has no such place
 
 
