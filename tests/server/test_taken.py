@@ -216,7 +216,8 @@ def test_a_seed_of_minus_one_is_any_seed(plain: At) -> None:
 # ---------------------------------------------------------------- what the template reads
 
 
-READING = "{% for m in messages %}{{ m.name }}{{ m.reasoning_content }}{% endfor %}{{ reasoning_effort }}{{ colour }}{{ enable_thinking }}"
+READING = "{% for m in messages %}{{ m.name }}{{ m.reasoning_content }}{% endfor %}"
+READING += "{{ reasoning_effort }}{{ colour }}{{ enable_thinking }}"
 
 
 def test_what_the_template_has_a_place_for_is_given_to_it(tmp_path: Path, model: OmniDraft) -> None:
@@ -231,6 +232,27 @@ def test_what_the_template_has_a_place_for_is_given_to_it(tmp_path: Path, model:
         assert "Al" in line
         assert line.endswith("hmlowredFalse")
     assert model.target.name  # the same tokenizer, which has no such place
+
+
+ALTERNATING = "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('no') }}"
+ALTERNATING += "{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize("tools", [[], [ADD]], ids=["without tools", "with tools"])
+def test_roles_that_the_template_refuses_are_the_users_words(tmp_path: Path, tools: list[dict[str, Any]]) -> None:
+    """Calls and results that come back, too: the first turn, in which there are none, was taken."""
+    folder = with_tools(tmp_path / "alternates")
+    (folder / "chat_template.jinja").write_text(ALTERNATING, encoding="utf-8")
+    talk = [{"role": "system", "content": "Be brief."}, *user("x"), SAID, RESULT, *user("y")]
+    with serving([folder], None, {"draft_length": 0}, log_prompts=True) as at:
+        named = ignored(at.post(CHATS, {"messages": talk, "tools": tools, "max_tokens": 1}))
+        assert named == ["messages[2].tool_calls[0].index"]
+        (line,) = [line for line in at.lines if line.startswith("prompt: ")]
+        assert ("You may call functions" in line) == bool(tools)
+        call = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+        assert line.endswith(f"Be brief.\nx<assistant>{call}<user><tool_response>5</tool_response>\ny")
+        refused = at.post(CHATS, {"messages": [{"role": "assistant", "content": "x"}]})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages")
 
 
 # ---------------------------------------------------------------- tools without a place
