@@ -266,3 +266,9 @@ def test_anthropics_header_for_keys_is_taken(guarded: At) -> None:
     refused = guarded.post("/v1/messages", {"messages": []}).json()
     assert (refused["type"], refused["error"]["type"]) == ("error", "authentication_error")
     assert isinstance(guarded.post("/api/chat", {}).json()["error"], str)
+
+
+def test_a_request_that_offers_http_2_keeps_its_body(server: At) -> None:
+    """As Java's clients offer it with every request, also where httptools is installed."""
+    offer = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAMAAABk"}
+    assert server.post("/v1/completions", {"prompt": "x", "max_tokens": 1}, headers=offer).status_code == 200

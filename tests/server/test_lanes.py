@@ -192,6 +192,30 @@ def test_a_client_that_does_not_read_stalls_nobody(chat: Path, rounds: Rounds) -
         slow.close()
 
 
+TALK: dict[str, Any] = {"model": "chat", "messages": user(QUESTION)}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "alive"),
+    [
+        ("/v1/chat/completions", {**TALK, "max_tokens": 2}, ": alive"),
+        ("/v1/responses", {"input": QUESTION, "max_output_tokens": 2}, ": alive"),
+        ("/v1/messages", {**TALK, "max_tokens": 2}, '{"type":"ping"}'),
+        ("/api/chat", {**TALK, "options": {"num_predict": 2}}, '"content":""},"done":false'),
+    ],
+)
+def test_a_stream_that_waits_says_that_it_is_alive(
+    server: At, rounds: Rounds, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], alive: str
+) -> None:
+    monkeypatch.setattr("omnidraft.server.request_answers.QUIET_S", 0.01)
+    rounds.let(0)
+    with httpx.stream("POST", server.url + path, json=body | {"stream": True}, **PATIENT) as answer:
+        lines = answer.iter_lines()
+        assert all(any(alive in line for line in lines) for _ in range(3))
+        rounds.let()
+        assert list(lines)
+
+
 def test_late_answers_are_ended(chat: Path, rounds: Rounds, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch, rounds)
     with (

@@ -120,10 +120,11 @@ def test_openais_routes_are_there_without_v1_and_to_be_looked_at(server: At) -> 
     import httpx
 
     body = {"model": "chat", "messages": user(QUESTION), "max_tokens": 8, "temperature": 0}
-    found = [server.post(path, body).json()["choices"] for path in ("/chat/completions", "/v1/chat/completions")]
-    assert found[0] == found[1]
+    paths = ("/chat/completions", "//chat//completions", "/v1/chat/completions/", "/v1/v1/chat/completions")
+    found = [server.post(path, body).json()["choices"] for path in paths]
+    assert found == found[:1] * len(paths)
     assert server.get("/models").json() == server.get("/v1/models").json() == server.get("/v1/models/").json()
-    for path in ("/", "/health", "/v1/models", "/api/version"):
+    for path in ("/", "//", "/health", "/v1/models", "/v1/v1/models/", "/api/version"):
         assert httpx.head(server.url + path, **PATIENT).status_code == 200
 
 

@@ -90,6 +90,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHATS, {"tools": TOOLS, "tool_choice": {"type": "custom", "custom": {"name": "add"}}}, "tool_choice.type"),
     (CHATS, {"tools": [{"type": 5}]}, "tools[0].type"),
     (CHATS, {"reasoning": {"effort": "low"}, "reasoning_effort": "high"}, "reasoning_effort"),
+    (CHATS, {"enable_thinking": True, "thinking": {"type": "disabled"}}, "thinking"),
     (
         CHATS,
         {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -90,6 +91,13 @@ TAKEN: list[tuple[str, dict[str, Any], list[str]]] = [  # a body, and what is na
     (CHATS, named(*user("x"), SAID, RESULT), ["messages[1].tool_calls[0].index"]),
     (CHATS, named(*user("x"), REASONED, *user("y")), ["messages[1].reasoning", "messages[1].reasoning_content"]),
     (CHATS, named({"role": "user", "content": [PART]}), ["messages[0].content[0].cache_control"]),
+    (CHATS, named(*user("x"), SAID, {**RESULT, "content": None}), ["messages[1].tool_calls[0].index"]),
+    (CHATS, {"snippy": {"enabled": False}, "usage": {"include": True}}, ["snippy", "usage"]),
+    (
+        CHATS,
+        {"thinking": {"type": "enabled", "budget_tokens": 9}, "enable_thinking": True},
+        ["thinking", "enable_thinking"],
+    ),
     (CHATS, {"reasoning_effort": "low"}, ["reasoning_effort"]),
     (CHATS, {"verbosity": "low", "metadata": {"a": "b"}, "store": True}, ["verbosity", "metadata", "store"]),
     (CHATS, {"prompt_cache_key": "x", "user": "me", "safety_identifier": "x", "cache_salt": "y"}, []),
@@ -104,6 +112,7 @@ TAKEN: list[tuple[str, dict[str, Any], list[str]]] = [  # a body, and what is na
     (CHATS, {"model": "zoo:target-b", **HISTORY}, ["messages[1].tool_calls[0].index", "messages[1].tool_calls"]),
     (RESPONSES, {"model": "zoo:target-b", "input": CALLED}, ["input[1]"]),
     (RESPONSES, {"input": CALLED}, []),
+    (RESPONSES, {"input": [*CALLED[:2], {**CALLED[2], "output": None}]}, []),
     (
         CHATS,
         {
@@ -208,7 +217,8 @@ def test_a_seed_of_minus_one_is_any_seed(plain: At) -> None:
 # ---------------------------------------------------------------- what the template reads
 
 
-READING = "{% for m in messages %}{{ m.name }}{{ m.reasoning_content }}{% endfor %}{{ reasoning_effort }}{{ colour }}"
+READING = "{% for m in messages %}{{ m.name }}{{ m.reasoning_content }}{% endfor %}"
+READING += "{{ reasoning_effort }}{{ colour }}{{ enable_thinking }}"
 
 
 def test_what_the_template_has_a_place_for_is_given_to_it(tmp_path: Path, model: OmniDraft) -> None:
@@ -216,12 +226,34 @@ def test_what_the_template_has_a_place_for_is_given_to_it(tmp_path: Path, model:
     (folder / "chat_template.jinja").write_text(TOOL_TEMPLATE + READING, encoding="utf-8")
     talk = [{"role": "user", "content": "x", "name": "Al"}, {"role": "assistant", "content": "y", "reasoning": "hm"}]
     body = {"messages": talk, "reasoning_effort": "low", "chat_template_kwargs": {"colour": "red"}, "max_tokens": 1}
+    body |= {"thinking": {"type": "disabled"}}
     with serving([folder], None, {"draft_length": 0}, log_prompts=True) as at:
         assert ignored(at.post(CHATS, body)) == []
         (line,) = [line for line in at.lines if line.startswith("prompt: ")]
         assert "Al" in line
-        assert line.endswith("hmlowred")
+        assert line.endswith("hmlowredFalse")
     assert model.target.name  # the same tokenizer, which has no such place
+
+
+ALTERNATING = "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('no') }}"
+ALTERNATING += "{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize("tools", [[], [ADD]], ids=["without tools", "with tools"])
+def test_roles_that_the_template_refuses_are_the_users_words(tmp_path: Path, tools: list[dict[str, Any]]) -> None:
+    """Calls and results that come back, too: the first turn, in which there are none, was taken."""
+    folder = with_tools(tmp_path / "alternates")
+    (folder / "chat_template.jinja").write_text(ALTERNATING, encoding="utf-8")
+    talk = [{"role": "system", "content": "Be brief."}, *user("x"), SAID, RESULT, *user("y")]
+    with serving([folder], None, {"draft_length": 0}, log_prompts=True) as at:
+        named = ignored(at.post(CHATS, {"messages": talk, "tools": tools, "max_tokens": 1}))
+        assert named == ["messages[2].tool_calls[0].index"]
+        (line,) = [line for line in at.lines if line.startswith("prompt: ")]
+        assert ("You may call functions" in line) == bool(tools)
+        call = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+        assert line.endswith(f"Be brief.\nx<assistant>{call}<user><tool_response>5</tool_response>\ny")
+        refused = at.post(CHATS, {"messages": [{"role": "assistant", "content": "x"}]})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages")
 
 
 # ---------------------------------------------------------------- tools without a place
@@ -286,7 +318,10 @@ def test_a_prompt_that_is_too_long_is_named(plain: At, path: str, name: str) -> 
     long = "pens " * 3000
     refused = plain.post(path, BODIES[path] | {name: user(long) if name == "messages" else long})
     assert refused.status_code == 400
-    assert (refused.json()["error"]["param"], refused.json()["error"]["code"]) == (name, "context_length_exceeded")
+    error = refused.json()["error"]
+    assert (error["param"], error["code"]) == (name, "context_length_exceeded")
+    known = r"prompt is too long: \d+ tokens > (\d+) maximum.* maximum context length is \1 tokens"  # to clients
+    assert re.search(known, error["message"])
 
 
 def test_a_prompt_is_made_tokens_of_once(plain: At, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,10 +201,10 @@ class Engine:
         if not prompt:
             raise PromptError("the prompt is empty: give at least one token")
         if len(prompt) > (most := self.target.model.context):
-            raise PromptError(
-                f"the prompt has {len(prompt)} tokens; the target's context holds {most}: shorten it",
-                code=CONTEXT_LENGTH,
-            )
+            # in words by which clients that read no code know that they are to shorten the conversation
+            size = f"{len(prompt)} tokens > {most} maximum"
+            why = f"the prompt is too long: {size}; the target's maximum context length is {most} tokens: shorten it"
+            raise PromptError(why, code=CONTEXT_LENGTH)
         check_ids(prompt, self.target.model.vocab_size)
 
     def common(self, prompt: Sequence[int]) -> int:

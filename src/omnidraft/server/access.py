@@ -19,6 +19,7 @@ BUSY = "too many requests are open: try again later"
 USED_KEY = "omnidraft.key"  # of an ASGI scope: the place of the API key, where the server has keys
 OPEN = ("/health", "/v1/health", "/")  # without a key; and the page's files, which ask for it
 PAGE = "/page/"
+NEEDLESS = re.compile("(?<=.)/+$|(?<=/)/+|(?<=^/v1)(/v1)+(?=/)")  # of a path: clients add it to a base URL that has it
 LINK = ("/", "navigate", "document")  # path, Sec-Fetch-Mode and -Dest of a link to the page
 POLICY = b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
 HEADERS = (
@@ -50,6 +51,7 @@ class Guard:
                 message["headers"] = [*message.get("headers", ()), *HEADERS]
             await send(message)
 
+        scope["path"] = NEEDLESS.sub("", scope["path"])
         headers = Headers(scope=scope)
         error = self._refusal(scope, headers) or self._size(headers)
         if error is not None:

@@ -31,7 +31,6 @@ from omnidraft.server.tasks import tasks_of
 SAME = ("model", "stream", "temperature", "top_p", "top_k", "max_tokens")  # as in a chat
 TEXT = {"type": "text", "text": ""}
 PATHS = (  # of what a chat calls otherwise
-    (r"chat_template_kwargs\.enable_thinking", "thinking"),
     ("reasoning_effort", "output_config.effort"),
     ("stop", "stop_sequences"),
     ("user", "metadata.user_id"),
@@ -64,7 +63,7 @@ def as_chat(body: MessagesRequest | CountRequest) -> dict[str, Any]:
     if body.tool_choice is not None:
         made |= _as_choice(body.tool_choice)
     if body.thinking is not None:
-        made["chat_template_kwargs"] = {"enable_thinking": body.thinking.type != "disabled"}
+        made["thinking"] = {"type": body.thinking.type}
     if isinstance(body, MessagesRequest):
         made |= _as_options(body)
     return made
@@ -162,7 +161,10 @@ class Messages(Reply):
         begun = {"input_tokens": len(self.answer.task.ids), "output_tokens": 0}
         nothing: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": begun}
         yield _event("message_start", message=self._head | nothing)
-        yield _event("ping")
+        yield self.alive()
+
+    def alive(self) -> bytes:
+        return _event("ping")
 
     def end(self) -> Iterator[bytes]:
         if not self.answer.content and not self.answer.calls:  # as the whole message has it

@@ -93,12 +93,6 @@ class ToolChoice(base.Body):
     disable_parallel_tool_use: bool | None = None
 
 
-class ThinkingChoice(base.Body):
-    """Reasoning, on or off, where the chat template has a place for that."""
-
-    type: str
-
-
 class OutputFormat(base.Body):
     """JSON of a schema."""
 
@@ -127,7 +121,7 @@ class CountRequest(base.Body):
     system: Texts | None = None
     tools: list[Annotated[Annotated[Tool, Tag("~object")] | p.Other, Discriminator(_tool)]] | None = None
     tool_choice: ToolChoice | None = None
-    thinking: ThinkingChoice | None = None
+    thinking: base.ThinkingChoice | None = None
     output_config: OutputConfig | None = None
 
 

@@ -329,8 +329,7 @@ def _answering(server: Server) -> Iterator[tuple[str, Any, type[base.Body], str 
 def _telling(server: Server) -> Iterator[tuple[str, Any]]:
     """The routes that only tell something."""
     for start in ("/v1", ""):
-        for end in ("", "/"):  # which is no model's name
-            yield f"{start}/models{end}", server.listing("data", server.one, object="list")
+        yield f"{start}/models", server.listing("data", server.one, object="list")
         yield f"{start}/models/{{model:path}}", server.one_model
         yield f"{start}/health", server.health
     yield "/metrics", server.prometheus
@@ -351,7 +350,7 @@ def make_app(server: Server, start: Callable[[], None], most: int) -> FastAPI:
         yield
 
     # its own pages of documentation load scripts of other hosts
-    app = FastAPI(title="OmniDraft", docs_url=None, redoc_url=None, lifespan=lifespan)
+    app = FastAPI(title="OmniDraft", docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=lifespan)
     errors.install(app)
     app.openapi = described(app.openapi)  # type: ignore[method-assign]
     post: dict[str, Any] = {"methods": ["POST"], "responses": REFUSALS}

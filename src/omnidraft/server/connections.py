@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MAX_WAITING = 256  # connections; a new one beyond these ends the one that waited longest
-_Uvicorns: Any = AutoHTTPProtocol
+_Uvicorns: Any = H11Protocol
 
 
 class Connection(_Uvicorns):  # type: ignore[misc]
-    """uvicorn's connection, closed where its client says nothing, or too little at a time."""
+    """uvicorn's connection, closed where its client says nothing, or too little at a time.
+
+    Not httptools', where that is installed: a request that offers HTTP/2, as Java's clients do, loses its body there.
+    """
 
     seconds: float  # in which the next request must begin
     _timer: asyncio.TimerHandle | None = None

@@ -15,7 +15,7 @@ from omnidraft.server.errors import ApiError, of_input
 from omnidraft.server.sampling_options import agreed
 from omnidraft.server.served_model import ServedModel
 
-EFFORT = "reasoning_effort"
+EFFORT, THINKING = "reasoning_effort", "enable_thinking"
 
 
 @dataclass
@@ -201,17 +201,19 @@ def _add_variables(body: p.ChatRequest | p.ResponseRequest, prompt: Prompt) -> N
             raise ApiError(400, message, param=where, code="unsupported_parameter")
         prompt.variables[name] = value
         prompt.paths[name] = [f"{path}.{name}"]
-    _add_effort(body, prompt)
-
-
-def _add_effort(body: p.ChatRequest | p.ResponseRequest, prompt: Prompt) -> None:
-    """The effort under whichever of its names; raises ApiError where they say different things."""
     effort = body.reasoning.effort if body.reasoning is not None else None
-    given = {"reasoning.effort": effort, EFFORT: getattr(body, EFFORT, None)}
-    given[f"chat_template_kwargs.{EFFORT}"] = prompt.variables.get(EFFORT)
+    _add_named(prompt, EFFORT, {"reasoning.effort": effort, EFFORT: getattr(body, EFFORT, None)})
+    if isinstance(body, p.ChatRequest):
+        thinks = None if body.thinking is None else body.thinking.type != "disabled"
+        _add_named(prompt, THINKING, {THINKING: body.enable_thinking, "thinking": thinks})
+
+
+def _add_named(prompt: Prompt, name: str, given: dict[str, Any]) -> None:
+    """A variable under whichever of its names; raises ApiError where they say different things."""
+    given[f"chat_template_kwargs.{name}"] = prompt.variables.get(name)
     if (found := agreed(given)) is not None:
-        prompt.variables[EFFORT] = found
-        prompt.paths[EFFORT] = [where for where, value in given.items() if value is not None]
+        prompt.variables[name] = found
+        prompt.paths[name] = [where for where, value in given.items() if value is not None]
 
 
 @cache

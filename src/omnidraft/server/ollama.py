@@ -28,7 +28,7 @@ OPTIONS = {  # by what a chat calls them
     "max_tokens": "num_predict",
 }
 PATHS = (
-    (r"chat_template_kwargs\.enable_thinking|reasoning_effort", "think"),
+    ("enable_thinking|reasoning_effort", "think"),
     (r"response_format(?:\.schema)?", "format"),
     (r"(messages\[\d+\])\.reasoning_content", r"\1.thinking"),
     *((name, f"options.{own}") for name, own in OPTIONS.items()),
@@ -49,7 +49,7 @@ def generate_of(body: OllamaGenerate, served: ServedModel, settings: Serving) ->
     made = _asked(body)
     if body.raw or body.suffix:
         taken = {"prompt": body.prompt, **({"suffix": body.suffix} if body.suffix else {})}
-        wrong = next((name for name in ("response_format", "chat_template_kwargs") if name in made), None)
+        wrong = next((name for name in ("response_format", "enable_thinking") if name in made), None)
         if wrong is not None:
             name = {"response_format": "format"}.get(wrong, "think")
             raise ApiError(400, f"{name} needs a chat template: leave out raw and suffix", param=name)
@@ -73,7 +73,7 @@ def _asked(body: Asked) -> dict[str, Any]:
         form: dict[str, Any] = {"type": "json_object"}
         made["response_format"] = form if isinstance(body.format, str) else form | {"schema": body.format}
     if body.think is not None:
-        made["chat_template_kwargs"] = {"enable_thinking": body.think is not False}
+        made["enable_thinking"] = body.think is not False
         if isinstance(body.think, str):
             made["reasoning_effort"] = body.think
     if body.omnidraft is not None:
@@ -114,6 +114,9 @@ class Lines(Reply):
         if self.answer.calls:  # whole, as Ollama's clients take them
             yield to_json(self._line("", "", self.answer.calls) | {"done": False}) + b"\n"
         yield to_json(self._line("", "") | self._end()) + b"\n"
+
+    def alive(self) -> bytes:
+        return to_json(self._line("", "") | {"done": False}) + b"\n"
 
     def fail(self, error: ApiError) -> bytes:
         return to_json({"error": str(error)}) + b"\n"

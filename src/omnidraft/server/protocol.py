@@ -22,6 +22,7 @@ from omnidraft.server.protocol_base import (
     Reasoning,
     Schema,
     TextFormat,
+    ThinkingChoice,
     Token,
     TopLogprobs,
     Variables,
@@ -98,7 +99,7 @@ class ToolResult(Inner):
     """The result of a function call."""
 
     role: Literal["tool"]
-    content: Content
+    content: Content = ""
     name: str | None = None
     tool_call_id: str
 
@@ -215,6 +216,8 @@ class ChatRequest(Formed):
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     reasoning: Reasoning | None = None
+    enable_thinking: bool | None = None
+    thinking: ThinkingChoice | None = None
     chat_template_kwargs: Variables | None = None
     reasoning_format: str | None = None  # "none": reasoning is a part of the content
     include_reasoning: bool | None = None
@@ -271,7 +274,7 @@ class OutputItem(Inner):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: Content
+    output: Content = ""
 
 
 class ReasoningPart(BaseModel, extra="allow"):

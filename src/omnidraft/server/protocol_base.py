@@ -75,6 +75,12 @@ class Reasoning(Body):
     effort: str | None = None
 
 
+class ThinkingChoice(Body):
+    """Reasoning, on or, where it is "disabled", off: as `enable_thinking` for the chat template."""
+
+    type: str
+
+
 Penalty = Annotated[float, Field(ge=-100, le=100)]
 Repetition = Annotated[float, Field(gt=0, le=100)]
 Answers = Annotated[int, BeforeValidator(whole), Field(ge=1, le=16)]

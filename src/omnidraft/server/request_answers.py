@@ -14,6 +14,8 @@ from omnidraft.server.errors import ApiError, to_json
 from omnidraft.server.grammar import Grammar
 from omnidraft.server.scheduler import Event, Scheduler, Task
 
+QUIET_S = 15.0  # after which a stream says that it is alive: clients and proxies end one that says nothing for a minute
+
 
 class RequestAnswers:
     """Queues the tasks of a request; `deltas` while its answers are made, then `choices`.
@@ -75,11 +77,19 @@ class RequestAnswers:
             found += (best * n)[:n] if len(group) == 1 else best[:n]
         return found
 
-    async def deltas(self) -> AsyncIterator[tuple[Answer, Delta]]:
-        """One delta of an answer a round, and one at its end; raises ApiError, of the first that fails."""
+    async def deltas(self, quiet_s: float | None = None) -> AsyncIterator[tuple[Answer, Delta | None]]:
+        """One delta of an answer a round, and one at its end; None after each `quiet_s` seconds without any.
+
+        Raises ApiError, of the first that fails.
+        """
         left = len(self.answers)
         while left:
-            answer, event = await self._events.get()
+            try:
+                async with asyncio.timeout(quiet_s):
+                    answer, event = await self._events.get()
+            except TimeoutError:
+                yield self.answers[0], None
+                continue
             if isinstance(event, ApiError):
                 raise event
             delta = answer.take(event)
@@ -115,6 +125,10 @@ class Reply(ABC):
     def add(self, answer: Answer, delta: Delta) -> Iterable[bytes]:
         """The part of a stream for a delta."""
 
+    def alive(self) -> bytes:
+        """The part of a stream that only says that it goes on."""
+        return b": alive\n\n"
+
     @abstractmethod
     def end(self) -> Iterable[bytes]:
         """The last part of a stream, once the answers are complete."""
@@ -128,8 +142,8 @@ class Reply(ABC):
         try:
             for each in self.begin():
                 yield each
-            async for answer, delta in self.batch.deltas():
-                for each in self.add(answer, delta):
+            async for answer, delta in self.batch.deltas(QUIET_S):
+                for each in [self.alive()] if delta is None else self.add(answer, delta):
                     yield each
             for each in self.end():
                 yield each

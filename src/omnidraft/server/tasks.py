@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from omnidraft.server.sampling_options import one_of, sampling_of, unstreamed
 from omnidraft.server.scheduler import Task
 from omnidraft.server.served_model import ServedModel
 from omnidraft.server.server_settings import Serving
-from omnidraft.server.tool_instructions import instructed
+from omnidraft.server.tool_instructions import in_words, instructed
 from omnidraft.server.tools import tools_of
 from omnidraft.server.user_memories import User, digest
 
@@ -161,7 +162,7 @@ def _conversation(
     functions = tools.chosen()
     if functions:
         prompt.variables["tools"] = [{"type": "function", "function": each} for each in functions.values()]
-    ids = prompt.encode(served)
+    prompt, ids = _encoded(served, prompt)
     _check(served, settings, ids, prompt.where)  # before anything else is done with a prompt that is too long
     ignored = prompt.without_effect(served)
     wraps = served.marks.wraps
@@ -193,6 +194,20 @@ def _conversation(
     return replace(task, reading=replace(reading, one=tools.parallel is False or tools.forced))
 
 
+def _encoded(served: ServedModel, prompt: Prompt) -> tuple[Prompt, list[int]]:
+    """The prompt and its token ids; in the words of users and answers alone, where the template refuses other roles.
+
+    Raises ApiError.
+    """
+    try:
+        return prompt, prompt.encode(served)
+    except ApiError:
+        plain = in_words(prompt, system=False)
+        with suppress(ApiError):
+            return plain, plain.encode(served)
+        raise
+
+
 def _told_in_words(
     served: ServedModel, settings: Serving, prompt: Prompt, functions: Mapping[str, Mapping[str, Any]]
 ) -> tuple[Prompt, list[int]] | None:
@@ -214,7 +229,8 @@ def _told_in_words(
 def _check(served: ServedModel, settings: Serving, ids: Sequence[int], where: str) -> None:
     """Raise ApiError for a prompt that the target cannot read, with the parameter it is of."""
     if len(ids) > (settings.max_prompt_tokens or len(ids)):
-        message = f"the prompt has {len(ids)} tokens; at most {settings.max_prompt_tokens} are taken: shorten it"
+        most = settings.max_prompt_tokens
+        message = f"the prompt is too long: {len(ids)} tokens > {most} maximum, as max_prompt_tokens says: shorten it"
         raise ApiError(400, message, param=where, code=CONTEXT_LENGTH)
     try:
         served.model.engine.check(ids)

@@ -1,4 +1,4 @@
-"""Functions told of in words, for targets whose chat template has no place for them."""
+"""Functions and roles told of in words, for targets whose chat template has no place for them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def instructed(prompt: Prompt, functions: Collection[Mapping[str, Any]], *, syst
     """
     lines = "\n".join(json.dumps(each, ensure_ascii=False) for each in functions)
     text = TEXT.format(functions=lines)
-    messages = in_words(prompt).messages if functions else prompt.messages
+    prompt = in_words(prompt)
+    messages = prompt.messages
     if system and messages[0]["role"] == "system":
         told = [messages[0] | {"content": f"{messages[0]['content']}\n\n{text}"}, *messages[1:]]
     elif system:
@@ -35,12 +36,14 @@ def instructed(prompt: Prompt, functions: Collection[Mapping[str, Any]], *, syst
         told = [*messages]
         told[first] = messages[first] | {"content": f"{text}\n\n{messages[first]['content']}"}
     variables = {name: value for name, value in prompt.variables.items() if name != "tools"}
-    optional = {name: paths for name, paths in prompt.optional.items() if name != "tool_calls"}
-    return replace(prompt, messages=told, variables=variables, optional=optional)
+    return replace(prompt, messages=told, variables=variables)
 
 
-def in_words(prompt: Prompt) -> Prompt:
-    """The prompt with calls as text of the answers that made them, and results as messages of the user."""
+def in_words(prompt: Prompt, *, system: bool = True) -> Prompt:
+    """The prompt with calls as text of the answers that made them, and results as messages of the user.
+
+    Without `system`, what the system says is the user's, too.
+    """
     messages: list[dict[str, Any]] = []
     for each in prompt.messages:
         made = dict(each)
@@ -49,8 +52,11 @@ def in_words(prompt: Prompt) -> Prompt:
             made["content"] = "\n".join([*([made["content"]] if made.get("content") else []), *texts])
         if made["role"] == "tool":
             made = {"role": "user", "content": f"<tool_response>{made['content']}</tool_response>"}
+        if made["role"] == "system" and not system:
+            made["role"] = "user"
         if messages and made["role"] == messages[-1]["role"] == "user":
             messages[-1] = messages[-1] | {"content": f"{messages[-1]['content']}\n{made['content']}"}
         else:
             messages.append(made)
-    return replace(prompt, messages=messages)
+    optional = {name: paths for name, paths in prompt.optional.items() if name != "tool_calls"}
+    return replace(prompt, messages=messages, optional=optional)

@@ -52,9 +52,11 @@ EVERYWHERE: Rules = {
     "service_tier": Rule(("auto", "default")),
     "cache_prompt": Rule((True,)),
     **_ignored("prompt_cache_retention", "prompt_cache_options", "client_metadata"),
-    # of llama.cpp, Ollama, vLLM and proxies: how fast an answer comes, and where it is counted
+    # of proxies and of other servers: how fast an answer comes, where it is made, and where it is counted
     **_ignored("id_slot", "slot_id", "timings_per_token", "return_progress", "keep_alive", "n_keep"),
     **_ignored("priority", "request_id", "session_id", "chat_id", "t_max_prompt_ms", "litellm_metadata"),
+    **_ignored("snippy", "intent", "usage", "provider", "draft_model", "ttl", "num_ctx", "backend_sampling"),
+    **_ignored("thinking_budget", "thinking_budget_tokens", "cache_control"),
     **_ignored("speculative.n_max", "speculative.n_min", "speculative.p_min"),
     # which only say how a sampler is to be that is off
     **_ignored("mirostat_tau", "mirostat_eta", "dynatemp_exponent", "xtc_threshold", "penalize_nl"),
@@ -79,7 +81,7 @@ CHAT: Rules = {
     **_ignored("prediction"),
     **_only(OUT, [True], "parse_tool_calls"),
     **_only(OUT, [False], "thinking_forced_open echo add_special_tokens"),
-    **_only("use chat_template_kwargs", [], "template chat_template enable_thinking think thinking"),
+    **_only("use chat_template_kwargs", [], "template chat_template think"),
     **_only("only text can be generated: use ['text']", [["text"]], "modalities"),
     **_only(TEXT_ALONE, [], "audio images"),
     **_only("use tools", [[]], "functions"),
@@ -126,6 +128,7 @@ STRUCTURED = _ignored(
     "disable_any_whitespace", "disable_fallback", "disable_additional_properties", "whitespace_pattern"
 )
 REASONING = _ignored("summary", "generate_summary", "max_tokens", "exclude", "enabled", "context")
+THINKING = _ignored("budget_tokens", "display", "clear_thinking")
 MESSAGES: Rules = {
     **_ignored("service_tier", "context_management", "inference_geo", "cache_control", "speed", "diagnostics"),
     **_ignored("user_profile_id", "workspace_id"),
@@ -155,6 +158,7 @@ RULES: Mapping[str, Mapping[str, Rules]] = {  # by path, "[]" being any item of 
         "structured_outputs": STRUCTURED,
         "tool_choice.allowed_tools": {},
         "reasoning": REASONING,
+        "thinking": THINKING,
         "response_format.json_schema": FORMAT,
     },
     "completion": {
@@ -187,7 +191,7 @@ RULES: Mapping[str, Mapping[str, Rules]] = {  # by path, "[]" being any item of 
         "messages[].content[].content[]": BLOCK,
         "tools[]": _ignored("eager_input_streaming", "defer_loading", "input_examples", "allowed_callers"),
         "tool_choice": {},
-        "thinking": _ignored("budget_tokens", "display"),
+        "thinking": THINKING,
         "metadata": {},
         "output_config": _ignored("task_budget"),
     },
