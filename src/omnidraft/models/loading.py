@@ -24,7 +24,7 @@ from omnidraft.models.gguf.not_gguf import is_pointer, pointer_fault
 from omnidraft.models.native import model as native_model
 from omnidraft.models.native import step
 from omnidraft.models.native.model import NativeModel
-from omnidraft.models.safetensors_files import Tensors, check_weights, in_8_bits
+from omnidraft.models.safetensors_files import Tensors, holds_weights, in_8_bits
 from omnidraft.models.transformers_model import (
     SUPPORTED,
     PretrainedModel,
@@ -199,12 +199,11 @@ def load_skeleton(name: str | Path) -> PreTrainedModel:
         model_tensors(Path(source), skeleton)
         skeleton.generation_config = generation
         return skeleton
-    if local:
-        with _reading("weights", source, local):
-            names = check_weights(Path(source))
+    if local and holds_weights(Path(source)):
+        with _reading("weights", source, local), Tensors(source, local) as weights:
+            unread = set(weights) - set(skeleton.state_dict())
         # of other models, and without the prefix, transformers may rename tensors
-        if native_model.unsupported_reason(skeleton) is None and not in_8_bits(Path(source)):
-            unread = names - set(skeleton.state_dict())
+        if native_model.unsupported_reason(skeleton) is None:
             _check_read(source, {name for name in unread if name.startswith("model.")})
     absent = () if (Path(source) / "generation_config.json").exists() else (OSError,)  # optional
     with _reading("generation_config.json", source, local), suppress(*absent):
