@@ -14,11 +14,10 @@ import pytest
 import torch
 
 from omnidraft.errors import ModelError, NumericsError
-from omnidraft.models import gguf
 from omnidraft.models.gguf import conversion, header
 from omnidraft.models.gguf import native_weights as gguf_weights
 from omnidraft.models.gguf.split_files import forget_headers, read_header
-from omnidraft.models.loading import load_model
+from omnidraft.models.loading import load_model, load_skeleton
 from omnidraft.models.native import packed_matrices
 from support.compilers import needs_the_8_bit_step
 from support.gguf_models import MIXED, file_of
@@ -237,7 +236,7 @@ def test_memory_that_is_refused_is_an_error(path: Path) -> None:
 
 def test_conversions_that_were_not_used_for_long_go(path: Path) -> None:
     """The native step makes none, so that those of before would stay for ever."""
-    older = gguf.converted(path, torch.float32, print)
+    older = conversion.converted(path, load_skeleton(path), torch.float32, print)
     others = older.with_name("demo-model")
     others.mkdir()
     (others / "NAME").write_text("it", encoding="utf-8")
