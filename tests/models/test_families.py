@@ -29,7 +29,7 @@ from omnidraft.models.transformers_model import TransformersModel, check_support
 from support.compilers import compiled_with, needs_the_8_bit_step
 from support.drafts import SIZE, adversary, greedy, knowing, said_with
 from support.exact_models import HalfModel, exact_model, native_step, representable
-from support.gguf_models import MODELS, keys_of, model_of, tensors_of, write_file
+from support.gguf_models import MODELS, model_of, write_model
 from support.models import IDS, build
 
 WINDOW: dict[str, Any] = {"sliding_window": 8}
@@ -349,8 +349,7 @@ NATIVE_FILES = [each for each in MODELS if any(each in family.architectures for 
 
 def file_of(path: Path, architecture: str) -> tuple[NativeSequence, TransformersModel]:
     """A text of a file's model in the native step, and the model that the file was made of."""
-    model = representable(model_of(architecture), SPREAD)
-    write_file(path, architecture, keys_of(model, architecture), tensors_of(model, architecture))
+    _, model = write_model(path, architecture, model=representable(model_of(architecture), SPREAD))
     loaded = load_model(path, "int8", verifies=True).lm
     assert isinstance(loaded, NativeModel)
     return loaded.new_sequence(), HalfModel(model)
