@@ -15,7 +15,7 @@ from experiments.judging import Text, quality
 from experiments.results import Results, Row
 from omnidraft.errors import ModelError
 from support.compilers import needs_the_8_bit_step
-from support.gguf_files import small_model, write
+from support.gguf_models import small_file
 from support.table_models import TableModel
 
 OTHER = """
@@ -35,7 +35,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path))
     (tmp_path / "other_library.py").write_text(OTHER, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
-    return write(tmp_path / "small.gguf", small_model())
+    return small_file(tmp_path / "small.gguf")
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from omnidraft.errors import ConfigError, ModelError
 from omnidraft.models.gguf import conversion
 from omnidraft.models.loading import load_model, load_skeleton, load_tokenizer
 from omnidraft.storage import cache_folder, data_folder
-from support.gguf_files import TEMPLATE, small_model, write
+from support.gguf_models import TEMPLATE, small_file, small_model
 from support.models import afresh, close, refused
 from support.small_tokenizers import byte_level
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("home")
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("gguf") / "small.gguf", small_model())
+    return small_file(tmp_path_factory.mktemp("gguf") / "small.gguf")
 
 
 def test_the_header_alone_gives_config_tokenizer_and_ends(file: Path, home: Path) -> None:
@@ -70,7 +70,7 @@ def test_the_conversion_used_longest_ago_goes_first(
     older = conversion.converted(file, load_skeleton(file), torch.float32, print)
     os.utime(older, (0, 0))
     monkeypatch.setattr(conversion, "KEPT_BYTES", conversion.kept()[0].size + 1000)
-    other = write(tmp_path / "other.gguf", small_model())
+    other = small_file(tmp_path / "other.gguf")
     other.write_bytes(other.read_bytes() + b"\0" * 32)
     newer = conversion.converted(other, load_skeleton(other), torch.float32, print)
     assert [each.folder for each in conversion.kept()] == [newer]
