@@ -98,6 +98,7 @@ TAKEN: list[tuple[str, dict[str, Any], list[str]]] = [  # a body, and what is na
         {"thinking": {"type": "enabled", "budget_tokens": 9}, "enable_thinking": True},
         ["thinking", "enable_thinking"],
     ),
+    (CHATS, {"model": ""}, []),
     (CHATS, {"reasoning_effort": "low"}, ["reasoning_effort"]),
     (CHATS, {"verbosity": "low", "metadata": {"a": "b"}, "store": True}, ["verbosity", "metadata", "store"]),
     (CHATS, {"prompt_cache_key": "x", "user": "me", "safety_identifier": "x", "cache_salt": "y"}, []),

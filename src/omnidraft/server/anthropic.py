@@ -13,6 +13,7 @@ from omnidraft.server.anthropic_bodies import (
     CountRequest,
     Message,
     MessagesRequest,
+    OutputConfig,
     TextBlock,
     Thinking,
     Tool,
@@ -72,9 +73,10 @@ def as_chat(body: MessagesRequest | CountRequest) -> dict[str, Any]:
 def _as_options(body: MessagesRequest) -> dict[str, Any]:
     """The fields that do not change the prompt."""
     made: dict[str, Any] = {}
-    if body.output_config is not None and body.output_config.effort is not None:
-        made["reasoning_effort"] = body.output_config.effort
-    if body.output_config is not None and (form := body.output_config.format) is not None:
+    config = body.output_config or OutputConfig()
+    if config.effort is not None:
+        made["reasoning_effort"] = config.effort
+    if (form := config.format or body.output_format) is not None:
         made["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": form.schema_}}
     if body.stop_sequences:
         made["stop"] = body.stop_sequences

@@ -67,7 +67,7 @@ class Server:
         """The target of this name, or the first; raises ApiError."""
         if (error := self.scheduler.refusal) is not None:
             raise error
-        found = [one for one in self.scheduler.served if name in (None, one.name, f"{one.name}:latest")]
+        found = [one for one in self.scheduler.served if not name or name in (one.name, f"{one.name}:latest")]
         if not found:
             known = ", ".join(one.name for one in self.scheduler.served)
             raise ApiError(404, f"no such model: use one of {known}", param="model", code="model_not_found")
