@@ -105,6 +105,20 @@ def test_a_tool_is_called_and_its_result_taken_back(client: Any, choice: Any) ->
     assert client.messages.create(messages=turns, tools=[TOOL], **ASKED).content
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_the_clients_runner_of_tools_goes_on_without_a_thread(client: Any, streamed: bool) -> None:
+    """Which it asks for in the first place, and with which it would send new messages alone."""
+
+    def add(numbers: list[int]) -> str:
+        """Add numbers."""
+        return str(sum(numbers))
+
+    asked: dict[str, Any] = {"model": "chat", "max_tokens": 20, "messages": user(QUESTION)}
+    asked["tools"] = [anthropic.beta_tool(add)]
+    turns = list(client.beta.messages.tool_runner(**asked, stream=streamed))
+    assert (turns[0].get_final_message() if streamed else turns[0]).content
+
+
 def test_a_stop_string_is_named(server: At, client: Any) -> None:
     text = chat(server, messages=user(QUESTION))["message"]["content"]
     stop = text[5:8]

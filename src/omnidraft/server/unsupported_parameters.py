@@ -133,7 +133,7 @@ MESSAGES: Rules = {
     **_ignored("service_tier", "context_management", "inference_geo", "cache_control", "speed", "diagnostics"),
     **_ignored("user_profile_id", "workspace_id"),
     **_only("this server runs no tools of its own: leave it out", [[]], "mcp_servers"),
-    **_only(STATELESS, [], "container"),
+    **_only(STATELESS, [], "container thread"),
 }
 BLOCK = _ignored("citations", "signature", "caller", "toolset_id")
 OLLAMA: Rules = {
