@@ -180,12 +180,14 @@ def test_what_cannot_change_the_answer_is_named_with_its_own_path(server: At) ->
         "max_tokens": 4,
         "messages": user("Hi."),
         "thinking": {"type": "enabled", "budget_tokens": 1024},
+        "fallbacks": "default",
         "service_tier": "auto",
         "metadata": {"user_id": "me"},
         "tools": [{"type": "web_search_20250305", "name": "web_search"}],
     }
     ignored = server.post("/v1/messages", body).json()["omnidraft"]["ignored"]
-    assert {"thinking.budget_tokens", "thinking", "service_tier", "tools[0]"} >= set(ignored) >= {"service_tier"}
+    assert {"thinking.budget_tokens", "thinking", "service_tier", "tools[0]", "fallbacks"} >= set(ignored)
+    assert set(ignored) >= {"service_tier", "fallbacks"}
     assert "thinking" in ignored or "thinking.budget_tokens" in ignored
 
 

@@ -95,7 +95,7 @@ TAKEN: list[tuple[str, dict[str, Any], list[str]]] = [  # a body, and what is na
     (CHATS, {"snippy": {"enabled": False}, "usage": {"include": True}}, ["snippy", "usage"]),
     (
         CHATS,
-        {"thinking": {"type": "enabled", "budget_tokens": 9}, "enable_thinking": True},
+        {"thinking": {"type": "enabled", "budget_tokens": 9, "block_binding": "x"}, "enable_thinking": True},
         ["thinking", "enable_thinking"],
     ),
     (CHATS, {"model": ""}, []),
@@ -136,6 +136,7 @@ TAKEN: list[tuple[str, dict[str, Any], list[str]]] = [  # a body, and what is na
     (TEXTS, {"best_of": 1, "echo": False, "suffix": None, "logit_bias": {}, "store": True}, ["store"]),
     (RESPONSES, {"truncation": "auto", "max_tool_calls": 3}, ["truncation", "max_tool_calls"]),
     (RESPONSES, {"reasoning": {"effort": "low", "summary": "auto"}}, ["reasoning.summary", "reasoning.effort"]),
+    (RESPONSES, {"reasoning": {"mode": "x"}}, ["reasoning.mode"]),
     (RESPONSES, {"stream_options": {"include_obfuscation": False}}, []),
     (RESPONSES, {"include": ["file_search_call.results"]}, ["include[0]"]),
     (RESPONSES, {"text": {"verbosity": "low"}, "previous_response_id": None}, ["text.verbosity"]),
