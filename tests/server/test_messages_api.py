@@ -83,6 +83,13 @@ def test_the_system_text_and_earlier_turns_are_part_of_the_prompt(server: At, cl
     assert counted.input_tokens == made.usage.input_tokens + (made.usage.cache_read_input_tokens or 0)
 
 
+def test_a_prompt_that_is_too_long_is_counted(client: Any) -> None:
+    long = {"model": "chat", "messages": user("pens " * 3000), "tools": [TOOL]}
+    assert client.messages.count_tokens(**long).input_tokens > client.models.list().data[0].max_model_len
+    with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
+        client.messages.create(**ASKED | long)
+
+
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "count"}])
 def test_a_tool_is_called_and_its_result_taken_back(client: Any, choice: Any) -> None:
     asked: Any = {"tools": [TOOL], "tool_choice": choice, **ASKED}
