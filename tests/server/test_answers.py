@@ -235,6 +235,8 @@ FORMS: list[tuple[dict[str, Any], str]] = [
     ({"guided_json": {"enum": ["a", "b"]}}, '"a"|"b"'),
     ({"guided_json": '{"enum": ["a", "b"]}'}, '"a"|"b"'),
     ({"json_schema": {"const": 7}}, "7"),
+    ({"response_format": {"type": "json_schema", "schema": {"const": 7}}}, "7"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"const": 7}, "strict": "true"}}}, "7"),
     ({"structured_outputs": {"choice": ["a/b", "c"]}}, "a/b|c"),
     ({"structured_outputs": {"regex": "a/[0-9]"}}, "a/[0-9]"),
     ({"structured_outputs": {"json": {"const": [1, 2]}}}, r"\[1, 2\]"),

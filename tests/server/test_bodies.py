@@ -117,6 +117,7 @@ def test_a_null_is_not_given_but_in_a_schema() -> None:
     body = {"messages": user("x"), "n": None, "temperature": None, "response_format": form, "whatever": None}
     found = read(body, p.ChatRequest).body.response_format
     assert isinstance(found, ChatSchemaFormat)
+    assert found.json_schema is not None
     assert found.json_schema.schema_ == schema
 
 

@@ -83,6 +83,13 @@ def test_the_system_text_and_earlier_turns_are_part_of_the_prompt(server: At, cl
     assert counted.input_tokens == made.usage.input_tokens + (made.usage.cache_read_input_tokens or 0)
 
 
+def test_a_prompt_that_is_too_long_is_counted(client: Any) -> None:
+    long = {"model": "chat", "messages": user("pens " * 3000), "tools": [TOOL]}
+    assert client.messages.count_tokens(**long).input_tokens > client.models.list().data[0].max_model_len
+    with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
+        client.messages.create(**ASKED | long)
+
+
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "count"}])
 def test_a_tool_is_called_and_its_result_taken_back(client: Any, choice: Any) -> None:
     asked: Any = {"tools": [TOOL], "tool_choice": choice, **ASKED}
@@ -103,6 +110,20 @@ def test_a_tool_is_called_and_its_result_taken_back(client: Any, choice: Any) ->
         {"role": "user", "content": [result, {"type": "text", "text": "So?"}]},
     ]
     assert client.messages.create(messages=turns, tools=[TOOL], **ASKED).content
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_the_clients_runner_of_tools_goes_on_without_a_thread(client: Any, streamed: bool) -> None:
+    """Which it asks for in the first place, and with which it would send new messages alone."""
+
+    def add(numbers: list[int]) -> str:
+        """Add numbers."""
+        return str(sum(numbers))
+
+    asked: dict[str, Any] = {"model": "chat", "max_tokens": 20, "messages": user(QUESTION)}
+    asked["tools"] = [anthropic.beta_tool(add)]
+    turns = list(client.beta.messages.tool_runner(**asked, stream=streamed))
+    assert (turns[0].get_final_message() if streamed else turns[0]).content
 
 
 def test_a_stop_string_is_named(server: At, client: Any) -> None:
@@ -136,6 +157,7 @@ def test_an_empty_text_is_a_block_whole_and_streamed(server: At, client: Any) ->
         ({"stop_sequences": ["x"] * 17}, "stop_sequences holds 17"),
         ({"tools": [TOOL | {"name": "x" * 129}]}, "tools[0].name"),
         ({"tools": [TOOL | {"input_schema": BAD}], "tool_choice": {"type": "any"}}, "tools[0].input_schema cannot"),
+        ({"output_format": {"type": "json_schema", "schema": BAD}}, "output_config.format.schema cannot"),
         ({"output_config": {"format": {"type": "json_schema", "schema": BAD}}}, "output_config.format.schema cannot"),
     ],
 )
@@ -165,12 +187,14 @@ def test_what_cannot_change_the_answer_is_named_with_its_own_path(server: At) ->
         "max_tokens": 4,
         "messages": user("Hi."),
         "thinking": {"type": "enabled", "budget_tokens": 1024},
+        "fallbacks": "default",
         "service_tier": "auto",
         "metadata": {"user_id": "me"},
         "tools": [{"type": "web_search_20250305", "name": "web_search"}],
     }
     ignored = server.post("/v1/messages", body).json()["omnidraft"]["ignored"]
-    assert {"thinking.budget_tokens", "thinking", "service_tier", "tools[0]"} >= set(ignored) >= {"service_tier"}
+    assert {"thinking.budget_tokens", "thinking", "service_tier", "tools[0]", "fallbacks"} >= set(ignored)
+    assert set(ignored) >= {"service_tier", "fallbacks"}
     assert "thinking" in ignored or "thinking.budget_tokens" in ignored
 
 

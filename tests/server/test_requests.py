@@ -80,6 +80,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHATS, {"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
     (CHATS, {"messages": [*user("x"), {"role": "user", "content": [{"type": "text"}]}]}, "messages[1].content[0].text"),
     (CHATS, {"response_format": {"type": "xml"}}, "response_format.type"),
+    (CHATS, {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
     (CHATS, {"response_format": form({"type": "no"})}, "response_format.json_schema.schema"),
     (CHATS, {"response_format": form({"$ref": "#"})}, "response_format.json_schema.schema"),
     (RESPONSES, {"text": {"format": {**FORM, "schema": {"$ref": "#"}}}}, "text.format.schema"),

@@ -7,12 +7,14 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from omnidraft.errors import CONTEXT_LENGTH
 from omnidraft.server import protocol as p
 from omnidraft.server.answers import Answer, Delta
 from omnidraft.server.anthropic_bodies import (
     CountRequest,
     Message,
     MessagesRequest,
+    OutputConfig,
     TextBlock,
     Thinking,
     Tool,
@@ -20,13 +22,13 @@ from omnidraft.server.anthropic_bodies import (
     ToolResult,
     ToolUse,
 )
-from omnidraft.server.bodies import Received
+from omnidraft.server.bodies import Received, read
 from omnidraft.server.errors import ApiError, of_anthropic
 from omnidraft.server.request_answers import Reply, RequestAnswers, event
 from omnidraft.server.scheduler import Task
 from omnidraft.server.served_model import ServedModel
 from omnidraft.server.server_settings import Serving
-from omnidraft.server.tasks import tasks_of
+from omnidraft.server.tasks import chat_length, tasks_of
 
 SAME = ("model", "stream", "temperature", "top_p", "top_k", "max_tokens")  # as in a chat
 TEXT = {"type": "text", "text": ""}
@@ -45,6 +47,17 @@ PATHS = (  # of what a chat calls otherwise
 def messages_tasks(body: MessagesRequest | CountRequest, served: ServedModel, settings: Serving) -> list[Task]:
     """The task of a request; raises ApiError."""
     return tasks_of(as_chat(body), p.ChatRequest, PATHS, served, settings)
+
+
+def count(body: CountRequest, served: ServedModel, settings: Serving) -> int:
+    """Tokens of a request's prompt, also of one that is too long; raises ApiError."""
+    try:
+        (task,) = messages_tasks(body, served, settings)
+    except ApiError as error:
+        if error.code != CONTEXT_LENGTH:
+            raise
+        return chat_length(read(as_chat(body), p.ChatRequest).body, served)
+    return len(task.ids)
 
 
 def as_chat(body: MessagesRequest | CountRequest) -> dict[str, Any]:
@@ -72,9 +85,10 @@ def as_chat(body: MessagesRequest | CountRequest) -> dict[str, Any]:
 def _as_options(body: MessagesRequest) -> dict[str, Any]:
     """The fields that do not change the prompt."""
     made: dict[str, Any] = {}
-    if body.output_config is not None and body.output_config.effort is not None:
-        made["reasoning_effort"] = body.output_config.effort
-    if body.output_config is not None and (form := body.output_config.format) is not None:
+    config = body.output_config or OutputConfig()
+    if config.effort is not None:
+        made["reasoning_effort"] = config.effort
+    if (form := config.format or body.output_format) is not None:
         made["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": form.schema_}}
     if body.stop_sequences:
         made["stop"] = body.stop_sequences

@@ -128,6 +128,7 @@ class CountRequest(base.Body):
 class MessagesRequest(CountRequest):
     """Body of `/v1/messages`."""
 
+    output_format: OutputFormat | None = None  # as older clients call `output_config.format`
     max_tokens: base.Length | None = None
     stop_sequences: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)] | None = None
     stream: bool | None = None

@@ -67,7 +67,7 @@ class Server:
         """The target of this name, or the first; raises ApiError."""
         if (error := self.scheduler.refusal) is not None:
             raise error
-        found = [one for one in self.scheduler.served if name in (None, one.name, f"{one.name}:latest")]
+        found = [one for one in self.scheduler.served if not name or name in (one.name, f"{one.name}:latest")]
         if not found:
             known = ", ".join(one.name for one in self.scheduler.served)
             raise ApiError(404, f"no such model: use one of {known}", param="model", code="model_not_found")
@@ -113,8 +113,8 @@ class Server:
         """Count the tokens of a conversation in Anthropic's form."""
         asked = await self.received(request, anthropic_bodies.CountRequest)
         served = self.model(asked.body.model)
-        (task,) = await run_in_threadpool(anthropic.messages_tasks, asked.body, served, self.settings)
-        return Json({"input_tokens": len(task.ids)})
+        count = await run_in_threadpool(anthropic.count, asked.body, served, self.settings)
+        return Json({"input_tokens": count})
 
     async def ollama_show(self, request: Request) -> Json:
         """A target in Ollama's form."""
@@ -220,6 +220,7 @@ class Server:
     def one(self, one: ServedModel) -> dict[str, Any]:
         """A target as OpenAI's and Anthropic's lists have it."""
         made = {"id": one.name, "object": "model", "created": int(self._born), "owned_by": "omnidraft"}
+        made |= {"max_model_len": one.model.target.lm.context}  # as vLLM has it: agents look for it
         return made | {"type": "model", "display_name": one.name, "created_at": self._since}
 
 

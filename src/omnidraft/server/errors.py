@@ -59,6 +59,8 @@ class ApiError(Exception):
 KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 ANTHROPIC = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large"}
 ANTHROPIC |= {429: "rate_limit_error", 503: "overloaded_error"}
+# by which Anthropic's client, whose runner of tools asks for a thread, knows to send the whole conversation each time
+NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 INTERNAL = ApiError(500, "internal error: the server's log has it")
 ENDING = ApiError(503, "the server is shutting down: try later")
 LOADING = ApiError(503, "the models are being loaded: try again soon", code="loading")
@@ -93,7 +95,8 @@ def shaped(error: ApiError, path: str) -> dict[str, Any]:
 def of_anthropic(error: ApiError) -> dict[str, Any]:
     """An error in Anthropic's form."""
     default = "api_error" if error.status >= 500 else "invalid_request_error"
-    return {"type": ANTHROPIC.get(error.status, default), "message": str(error)}
+    made: dict[str, Any] = {"type": ANTHROPIC.get(error.status, default), "message": str(error)}
+    return made | ({"details": NO_THREADS} if error.param == "thread" else {})
 
 
 def of_input(error: InputError, param: str | None = None) -> ApiError:

@@ -296,12 +296,13 @@ class ReasoningItem(BaseModel, extra="allow"):
         return "".join(each.text for each in self.content or self.summary or ())
 
 
+WHOLE = "nothing is kept here: send each item whole, as clients do with store false"
 Item = Annotated[
     Annotated[MessageItem, Tag("~message")]
     | Annotated[CallItem, Tag("~function_call")]
     | Annotated[OutputItem, Tag("~function_call_output")]
     | Annotated[ReasoningItem, Tag("~reasoning")],
-    named("type", "message, function_call, function_call_output or reasoning: send its text as a message", "message"),
+    named("type", f"message, function_call, function_call_output or reasoning; {WHOLE}", "message"),
 ]
 
 

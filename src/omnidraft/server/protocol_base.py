@@ -147,7 +147,7 @@ class JsonSchema(Body):
 
     name: str | None = None
     schema_: Annotated[Schema, Field(alias="schema")]
-    strict: bool | None = None
+    strict: Annotated[bool | None, BeforeValidator(lambda value: value == "true" or value)] = None  # LM Studio's text
 
 
 class TextFormat(Body):
@@ -164,10 +164,11 @@ class ObjectFormat(Body):
 
 
 class ChatSchemaFormat(Body):
-    """JSON of a schema."""
+    """JSON of a schema: within `json_schema` or, as llama.cpp has it, beside the type."""
 
     type: Literal["json_schema"]
-    json_schema: JsonSchema
+    json_schema: JsonSchema | None = None
+    schema_: Annotated[Schema | None, Field(alias="schema")] = None
 
 
 AnswerFormat = Annotated[

@@ -61,9 +61,11 @@ def form_of(body: base.Formed) -> ResponseFormat | None:
 
 def form_of_format(given: Any, path: str) -> ResponseFormat | None:
     """The form that a `response_format` or a response's `text.format` asks for; None for free text."""
-    if isinstance(given, base.ChatSchemaFormat):
+    if isinstance(given, base.ChatSchemaFormat) and given.schema_ is None:
         given, path = given.json_schema, f"{path}.json_schema"
-    if isinstance(given, base.ObjectFormat):
+        if given is None:
+            raise ApiError(400, f"{path} is missing: give it", param=path, code="missing_required_parameter")
+    if isinstance(given, base.ObjectFormat | base.ChatSchemaFormat):
         return ResponseFormat("json", given.schema_ or ANY_OBJECT, f"{path}.schema")
     if isinstance(given, base.JsonSchema):
         return ResponseFormat("json", given.schema_, f"{path}.schema", bool(given.strict))

@@ -160,9 +160,7 @@ def _conversation(
 ) -> Task:
     tools = tools_of(body)
     functions = tools.chosen()
-    if functions:
-        prompt.variables["tools"] = [{"type": "function", "function": each} for each in functions.values()]
-    prompt, ids = _encoded(served, prompt)
+    prompt, ids = _encoded(served, prompt, functions)
     _check(served, settings, ids, prompt.where)  # before anything else is done with a prompt that is too long
     ignored = prompt.without_effect(served)
     wraps = served.marks.wraps
@@ -194,11 +192,20 @@ def _conversation(
     return replace(task, reading=replace(reading, one=tools.parallel is False or tools.forced))
 
 
-def _encoded(served: ServedModel, prompt: Prompt) -> tuple[Prompt, list[int]]:
-    """The prompt and its token ids; in the words of users and answers alone, where the template refuses other roles.
+def chat_length(body: p.ChatRequest, served: ServedModel) -> int:
+    """Tokens of a chat's prompt, which may be too long; raises ApiError."""
+    return len(_encoded(served, of_chat(body), tools_of(body).chosen())[1])
 
-    Raises ApiError.
+
+def _encoded(
+    served: ServedModel, prompt: Prompt, functions: Mapping[str, Mapping[str, Any]]
+) -> tuple[Prompt, list[int]]:
+    """The prompt with functions, and its token ids; raises ApiError.
+
+    It is in the words of users and answers alone, where the template refuses other roles.
     """
+    if functions:
+        prompt.variables["tools"] = [{"type": "function", "function": each} for each in functions.values()]
     try:
         return prompt, prompt.encode(served)
     except ApiError:

@@ -127,13 +127,13 @@ FORMAT = _ignored("description")
 STRUCTURED = _ignored(
     "disable_any_whitespace", "disable_fallback", "disable_additional_properties", "whitespace_pattern"
 )
-REASONING = _ignored("summary", "generate_summary", "max_tokens", "exclude", "enabled", "context")
-THINKING = _ignored("budget_tokens", "display", "clear_thinking")
+REASONING = _ignored("summary", "generate_summary", "max_tokens", "exclude", "enabled", "context", "mode")
+THINKING = _ignored("budget_tokens", "display", "clear_thinking", "block_binding")
 MESSAGES: Rules = {
     **_ignored("service_tier", "context_management", "inference_geo", "cache_control", "speed", "diagnostics"),
-    **_ignored("user_profile_id", "workspace_id"),
+    **_ignored("user_profile_id", "workspace_id", "billing_policy", "fallbacks", "fallback_credit_token"),
     **_only("this server runs no tools of its own: leave it out", [[]], "mcp_servers"),
-    **_only(STATELESS, [], "container"),
+    **_only(STATELESS, [], "container thread"),
 }
 BLOCK = _ignored("citations", "signature", "caller", "toolset_id")
 OLLAMA: Rules = {
