@@ -32,7 +32,7 @@ def smollm2(say: Callable[[str], None], *, offline: bool = False) -> Path:
     """
     if find_spec("gguf") is None:
         raise ModelError(f"reading {MODEL} needs the gguf package: pip install 'omnidraft[gguf]'")
-    folder = cache_folder() / "gguf" / "demo-smollm2"  # beside the conversions: listed and cleared with them
+    folder = cache_folder() / "gguf" / "demo-smollm2"  # where `omnidraft cache` looks
     path = folder / Path(MEMBER).name
     try:
         if path.is_file() and is_smollm2(path.read_bytes()):

@@ -1,4 +1,4 @@
-"""Errors of reading and of writing as ModelErrors of one line."""
+"""Errors of reading as ModelErrors of one line."""
 
 from __future__ import annotations
 
@@ -38,12 +38,3 @@ def naming(path: Path) -> Iterator[None]:
         raise ModelError(
             f"cannot read GGUF file {path.name} ({reason}): get the complete file of a text model"
         ) from error
-
-
-@contextmanager
-def writing(cache: Path) -> Iterator[None]:
-    """Turn an OSError inside into a ModelError."""
-    try:
-        yield
-    except OSError as error:
-        raise ModelError(f"cannot write to {cache} ({error}): set OMNIDRAFT_HOME to a writable folder") from error
