@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from omnidraft.errors import ModelError
 from omnidraft.models.gguf.header import Header, Stamp, TensorInfo, read_part
@@ -21,11 +20,6 @@ def read_header(path: Path) -> Header:
     """
     paths = _named(path)
     return _joined(paths, tuple(Stamp.of(each.stat()) for each in paths if each.is_file()))
-
-
-def read_metadata(path: Path) -> dict[str, Any]:
-    """The keys of a file, of the first part where it is one of several; raises ModelError as `read_header`."""
-    return dict(read_header(path).metadata)
 
 
 def forget_headers() -> None:
