@@ -17,9 +17,8 @@ import torch
 from omnidraft.errors import ModelError
 from omnidraft.models.gguf.architectures import EMBEDDING, HEAD
 from omnidraft.models.gguf.config import model_tensors
-from omnidraft.models.gguf.file_errors import naming, reading
 from omnidraft.models.gguf.header import TensorInfo
-from omnidraft.models.gguf.split_files import forget_headers, read_header
+from omnidraft.models.gguf.split_files import forget_headers, naming, read_header, reading
 from omnidraft.models.gguf.tensors import Source, check_unchanged, read, rows_in, source_rows
 from omnidraft.models.native.packed_matrices import FLOAT_TYPES, GGML_TYPES, Stored, StoredWeights
 

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from omnidraft.errors import ModelError
-from omnidraft.models.gguf.file_errors import reading
 from omnidraft.models.gguf.pre_tokenizers import DEFAULT, GEMMA4, Split, split_of
-from omnidraft.models.gguf.split_files import read_header
+from omnidraft.models.gguf.split_files import read_header, reading
 from omnidraft.models.gguf.token_kinds import (
     ADDED,
     FILE_ENDS,
