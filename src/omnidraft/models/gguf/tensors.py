@@ -128,7 +128,7 @@ def source_rows(count: int, heads: int) -> np.ndarray[Any, Any]:
 
 def _name_in_file(name: str, described: Described) -> str:
     outside = {module: own for own, module in OUTSIDE.items()}
-    inside = {module: own for own, module in described.architecture.layer.items()}
+    inside = described.architecture.tensors
     if match := LAYER.fullmatch(name):
         number, module, kind = match.groups()
         if module in inside:
@@ -154,4 +154,4 @@ def _heads(own: str, described: Described) -> int:
 
 
 def _is_shifted(own: str, described: Described) -> bool:
-    return described.architecture.shifted and own.endswith("norm.weight")
+    return described.architecture.family.shifted and own.endswith("norm.weight")
