@@ -36,7 +36,6 @@ from omnidraft.cli.progress import progress
 from omnidraft.config import Drafting, Sampling
 from omnidraft.errors import InputError
 from omnidraft.models.gguf.config import is_gguf
-from omnidraft.models.gguf.conversion import converted
 from omnidraft.models.language_model import LanguageModel
 from omnidraft.models.loading import choose_dtype, load_skeleton
 
@@ -71,8 +70,6 @@ class Contest:
         self.options, self.path = options, Path(options.target)
         skeleton: Any = load_skeleton(self.path)
         name, _ = choose_dtype(torch.device("cpu"), skeleton.config.dtype, skeleton.num_parameters())
-        for each in dict.fromkeys((name, "bfloat16")):  # the latter for 8 bits; no part of what is loaded
-            converted(self.path, skeleton, getattr(torch, each), console.print)
         self.models: dict[str, Loaded] = {}
 
         def ours(drafter: str | None, dtype: str) -> OmniDraft:

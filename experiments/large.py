@@ -25,7 +25,7 @@ from experiments.results import Results, Row, page_of, table
 from experiments.runner import Experiment, Size
 from omnidraft.cli import flags
 from omnidraft.models.gguf.header import QUANTIZATIONS
-from omnidraft.models.gguf.split_files import read_metadata
+from omnidraft.models.gguf.split_files import read_header
 from omnidraft.models.language_model import KVSequence
 from omnidraft.models.loading import load_model
 
@@ -84,7 +84,7 @@ def write(path: Path, tokenizer: Path) -> None:
         out.add_uint32(f"qwen2.{key}", value)
     out.add_layer_norm_rms_eps(1e-6)
     out.add_rope_freq_base(1e6)
-    metadata = read_metadata(tokenizer)
+    metadata = read_header(tokenizer).metadata
     for key, value in metadata.items():
         if key.startswith("tokenizer."):
             add: Any = {bool: out.add_bool, int: out.add_uint32, str: out.add_string, list: out.add_array}[type(value)]

@@ -31,8 +31,7 @@ def tables() -> str:
     ]
     reasons: dict[str, list[str]] = {}
     for other in OTHERS:
-        reason = other.reason if other.taken else f"not supported: {other.reason}"
-        reasons.setdefault(reason, []).append(f"{other.name} ({other.sizes})")
+        reasons.setdefault(other.reason, []).append(f"{other.name} ({other.sizes})")
     others = [("; ".join(names), reason) for reason, names in reasons.items()]
     return "\n".join(
         [

@@ -16,14 +16,13 @@ def test_what_is_kept_is_listed_and_removed(
     monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path))
     folder = tmp_path / "cache" / "gguf" / "0123456789abcdef-float32"
     folder.mkdir(parents=True)
-    (folder / "NAME").write_text("some.gguf in float32", encoding="utf-8")
     (folder / "model.safetensors").write_bytes(bytes(3_000_000))
     assert main(["cache"]) == 0
     printed = capsys.readouterr()
-    assert "some.gguf in float32  3 MB" in printed.out
+    assert "gguf/0123456789abcdef-float32  3 MB" in printed.out
     assert str(tmp_path) in printed.err
     assert main(["cache", "--clear", "--json"]) == 0
     printed = capsys.readouterr()
-    assert json.loads(printed.out)["converted"] == []
+    assert json.loads(printed.out)["kept"] == []
     assert "freed 3 MB" in printed.err
     assert not folder.exists()

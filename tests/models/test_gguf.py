@@ -1,8 +1,7 @@
-"""GGUF files: header, tokenizer, end tokens, the conversion that is kept, and what is wrong with a file in one line."""
+"""GGUF files: header, tokenizer, end tokens, weights, and what is wrong with a file in one line."""
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import torch
 
 import omnidraft
 from omnidraft.errors import ConfigError, ModelError
-from omnidraft.models.gguf import conversion
 from omnidraft.models.loading import load_model, load_skeleton, load_tokenizer
 from omnidraft.storage import cache_folder, data_folder
 from support.gguf_models import TEMPLATE, small_file, small_model
@@ -39,22 +37,12 @@ def test_the_header_alone_gives_config_tokenizer_and_ends(file: Path, home: Path
     assert not home.exists()
 
 
-def test_a_file_computes_what_its_model_computes_and_is_converted_once(file: Path) -> None:
-    said: list[str] = []
-    loaded = load_model(file, "float32", "cpu", said.append)
+def test_a_file_computes_what_its_model_computes(file: Path, home: Path) -> None:
+    loaded = load_model(file, "float32", "cpu")
     assert close(afresh(loaded.lm.model, [5, 6, 7]), afresh(small_model(), [5, 6, 7]))
-    assert loaded.name == "small.gguf"
-    (kept,) = conversion.kept()
-    assert "small.gguf is converted" in said[0]
-    assert str(kept.folder) in said[0]
-    before = (kept.folder / "model.safetensors").stat().st_mtime_ns
-    load_model(file, "float32", "cpu", said.append)
-    assert len(said) == 1
-    assert (kept.folder / "model.safetensors").stat().st_mtime_ns == before
-    load_model(file, "bfloat16", "cpu", said.append)  # another dtype is another conversion
-    assert {each.name for each in conversion.kept()} == {"small.gguf in float32", "small.gguf in bfloat16"}
-    assert conversion.clear() > kept.size
-    assert conversion.kept() == []
+    assert (loaded.name, loaded.lm.name) == ("small.gguf", str(file))
+    assert not home.exists(), "nothing is kept"
+    assert {each.dtype for each in load_model(file, "bfloat16", "cpu").lm.tensors().values()} == {torch.bfloat16}
 
 
 def test_a_file_is_a_target(file: Path) -> None:
@@ -64,50 +52,19 @@ def test_a_file_is_a_target(file: Path) -> None:
         assert set(model.vocab.eos) == {byte_level().token_to_id("<unk>"), byte_level().token_to_id("</s>")}
 
 
-def test_the_conversion_used_longest_ago_goes_first(
-    file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    older = conversion.converted(file, load_skeleton(file), torch.float32, print)
-    os.utime(older, (0, 0))
-    monkeypatch.setattr(conversion, "KEPT_BYTES", conversion.kept()[0].size + 1000)
-    other = small_file(tmp_path / "other.gguf")
-    other.write_bytes(other.read_bytes() + b"\0" * 32)
-    newer = conversion.converted(other, load_skeleton(other), torch.float32, print)
-    assert [each.folder for each in conversion.kept()] == [newer]
-
-
-def test_a_conversion_that_fails_leaves_nothing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(conversion, "read", full)
-    with refused(ModelError, "small.gguf", "No space left"):
-        conversion.converted(file, load_skeleton(file), torch.float32, print)
-    assert conversion.kept() == []
-    assert not list(cache_folder().rglob("*.part"))
-
-
-def test_too_little_memory_is_refused_before_anything_is_written(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = psutil.virtual_memory()._replace(available=conversion.SPARE_BYTES)
+def test_too_little_memory_is_refused_before_weights_are_read(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = 4 * small_model().num_parameters()
+    memory = psutil.virtual_memory()._replace(available=needed - 1)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-    with refused(ModelError, "of memory"):
+    with refused(ModelError, "small.gguf", "of memory"):
         load_model(file, "float32")
-    assert conversion.kept() == []
+    load_model(file, "bfloat16")
 
 
 def test_without_the_gguf_package_the_message_names_the_extra(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(ModelError, match=r"pip install 'omnidraft\[gguf\]'"):
         load_model(file, "float32")
-
-
-def test_what_was_converted_is_read_from_a_folder_that_cannot_be_written(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    load_model(file, "float32", "cpu")
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    monkeypatch.setattr("filelock.FileLock", lambda *_: pytest.fail("a lock was to be written"))
-    assert load_model(file, "float32", "cpu").name == "small.gguf"
 
 
 @pytest.mark.parametrize("kind", ["user_cache_path", "user_data_path"])

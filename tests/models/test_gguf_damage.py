@@ -9,15 +9,16 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from omnidraft.errors import ModelError, NumericsError
-from omnidraft.models.gguf import conversion, header
+from omnidraft.models.gguf import header
 from omnidraft.models.gguf import native_weights as gguf_weights
 from omnidraft.models.gguf.split_files import forget_headers, read_header
-from omnidraft.models.loading import load_model, load_skeleton
+from omnidraft.models.loading import load_model
 from omnidraft.models.native import packed_matrices
 from support.compilers import needs_the_8_bit_step
 from support.gguf_models import MIXED, file_of
@@ -146,14 +147,13 @@ def test_a_file_that_changes_while_it_is_loaded_is_named(
     change: Callable[[Path], None], dtype: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After its header was read: before its first tensor is."""
-    place, name = (gguf_weights, "GgufWeights") if dtype == "int8" else (conversion, "_write")
-    true = getattr(place, name)
+    true = gguf_weights.GgufWeights
 
-    def late(*given: object) -> object:
+    def late(*given: Any) -> object:
         change(path)
         return true(*given)
 
-    monkeypatch.setattr(place, name, late)
+    monkeypatch.setattr(gguf_weights, "GgufWeights", late)
     with refused(ModelError, "m.gguf was changed while it was read"):
         load_model(path, dtype, verifies=True)
 
@@ -224,20 +224,3 @@ def test_memory_that_is_refused_is_an_error(path: Path) -> None:
     assert stored is not None
     with refused(ModelError, "there is no memory for weights lm_head.weight"):
         packed_matrices.Packed(replace(stored, out=2**48))
-
-
-def test_conversions_that_were_not_used_for_long_go(path: Path) -> None:
-    """The native step makes none, so that those of before would stay for ever."""
-    older = conversion.converted(path, load_skeleton(path), torch.float32, print)
-    others = older.with_name("demo-model")
-    others.mkdir()
-    (others / "NAME").write_text("it", encoding="utf-8")
-    said: list[str] = []
-    load_model(path, "int8", say=said.append, verifies=True)
-    assert said == []
-    for folder in (older, others):
-        os.utime(folder, (0, 0))
-    load_model(path, "int8", say=said.append, verifies=True)
-    assert not older.exists()
-    assert others.exists()
-    assert "not used for 30 days" in said[0]

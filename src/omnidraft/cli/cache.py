@@ -1,12 +1,14 @@
-"""`omnidraft cache`: show or clear the weights that were converted from GGUF files."""
+"""`omnidraft cache`: show or clear the folder of what can be made again: downloaded models and compiled code."""
 
 from __future__ import annotations
 
 import json
+import shutil
+from collections import Counter
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 from omnidraft.cli import flags
+from omnidraft.errors import ConfigError
 from omnidraft.storage import cache_folder
 
 
@@ -14,26 +16,34 @@ def main(arguments: Sequence[str]) -> int:
     """Run `omnidraft cache`; raises InputError and its kinds."""
     parser = flags.CommandParser(
         prog="omnidraft cache",
-        description="Show or clear the weights converted from GGUF files; they are converted again when needed.",
+        description="Show or clear the cache folder: the model of the demo, and code compiled for this machine.",
         examples=("omnidraft cache", "omnidraft cache --clear"),
     )
     parser.add_argument("--clear", action="store_true", help="remove all of it")
     flags.add(parser, "--json")
     options = parser.read(arguments)
-    from omnidraft.models.gguf import conversion
-
     if options.clear:
-        flags.say(f"freed {conversion.clear() / 1e6:.0f} MB")
-    entries = conversion.kept()
+        flags.say(f"freed {sum(_sizes().values()) / 1e6:.0f} MB")
+        try:
+            if cache_folder().is_dir():
+                shutil.rmtree(cache_folder())
+        except OSError as error:
+            raise ConfigError(f"cannot remove {cache_folder()} ({error}): remove it by hand") from error
+    sizes = _sizes()
     if options.json:
-        converted = [{"name": each.name, "bytes": each.size, "used": _date(each.used)} for each in entries]
-        print(json.dumps({"folder": str(cache_folder()), "converted": converted}))
+        kept = [{"name": name, "bytes": size} for name, size in sizes.items()]
+        print(json.dumps({"folder": str(cache_folder()), "kept": kept}))
         return 0
-    for each in entries:
-        print(f"{each.name}  {each.size / 1e6:.0f} MB  last used {_date(each.used)}")
-    flags.say(f"{sum(each.size for each in entries) / 1e6:.0f} MB in {cache_folder()}")
+    for name, size in sizes.items():
+        print(f"{name}  {size / 1e6:.0f} MB")
+    flags.say(f"{sum(sizes.values()) / 1e6:.0f} MB in {cache_folder()}")
     return 0
 
 
-def _date(seconds: float) -> str:
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%SZ}"
+def _sizes() -> Counter[str]:
+    """Bytes of the files in each folder, by its path in the cache folder."""
+    sizes: Counter[str] = Counter()
+    for file in sorted(cache_folder().rglob("*")):
+        if file.is_file():
+            sizes[file.parent.relative_to(cache_folder()).as_posix()] += file.stat().st_size
+    return sizes

@@ -27,7 +27,7 @@ COMMANDS = {  # each a module with a `main`
     "adapt": "train a drafter on the target's answers to a file of prompts",
     "make-drafter": "make a drafter from a language model, for one or more targets",
     "profiles": "list, show or remove learned weights",
-    "cache": "show or clear weights converted from GGUF files",
+    "cache": "show or clear the cache folder",
     "demo": "answer chat questions without and with drafts, and compare them",
     "bench": "compare decoding methods, test exactness",
 }

@@ -32,7 +32,7 @@ def smollm2(say: Callable[[str], None], *, offline: bool = False) -> Path:
     """
     if find_spec("gguf") is None:
         raise ModelError(f"reading {MODEL} needs the gguf package: pip install 'omnidraft[gguf]'")
-    folder = cache_folder() / "gguf" / "demo-smollm2"  # beside the conversions: listed and cleared with them
+    folder = cache_folder() / "gguf" / "demo-smollm2"
     path = folder / Path(MEMBER).name
     try:
         if path.is_file() and is_smollm2(path.read_bytes()):
@@ -45,7 +45,6 @@ def smollm2(say: Callable[[str], None], *, offline: bool = False) -> Path:
         with TemporaryDirectory(dir=folder) as place:  # a folder that cannot be written is noticed first
             say(f"downloading {MODEL} once, {SIZE / 1e6:.0f} MB, kept in {folder} (see `omnidraft cache`)")
             data = _unpacked(_downloaded(Path(place)))
-        storage.replace_file(folder / "NAME", f"{path.name} of the demo".encode())
         storage.replace_file(path, data)
     except OSError as error:
         raise ModelError(f"{MODEL} cannot be kept ({error}): set OMNIDRAFT_HOME to a writable folder") from error

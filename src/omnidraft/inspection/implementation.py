@@ -5,14 +5,15 @@ PyTorch is not imported.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
 from omnidraft.errors import ModelError
 from omnidraft.models.families import BY_TYPE, Family, UnsupportedReason, unknown_family
-from omnidraft.models.gguf.architectures import Described, describe
-from omnidraft.models.gguf.header import QUANTIZATIONS, Header, read_part
+from omnidraft.models.gguf.architectures import describe
+from omnidraft.models.gguf.header import QUANTIZATIONS, read_part
 from omnidraft.models.gguf.keys import KeyReport
 
 NATIVE, TRANSFORMERS, REFUSED = "native", "transformers", "not yet"
@@ -60,26 +61,21 @@ def inspect_header(path: Path) -> HeaderFigures:
         header = read_part(path, cut=True)
     except OSError as error:
         raise ModelError(f"cannot read {path} ({error}): give a GGUF file") from error
+    described = None
     try:
         described = describe(header)
+        config = described.config
+        family = BY_TYPE.get(config["model_type"])
+        if family is None:
+            unsupported: UnsupportedReason | None = unknown_family(described.keys.architecture, config["model_type"])
+        else:
+            unsupported = family.unsupported_reason(SimpleNamespace(**config))
+        step = step_of(family, unsupported)
     except ModelError as error:
-        return _figures(header, StepReport(how=REFUSED, code="refused", reason=str(error)), None)
-    family = BY_TYPE.get(described.config["model_type"])
-    return _figures(header, step_of(family, _unsupported_reason(family, described)), described)
-
-
-def _unsupported_reason(family: Family | None, described: Described) -> UnsupportedReason | None:
-    if family is None:
-        return unknown_family(described.keys.architecture, described.config["model_type"])
-    return family.unsupported_reason(SimpleNamespace(**described.config))
-
-
-def _figures(header: Header, step: StepReport, described: Described | None) -> HeaderFigures:
-    config = {} if described is None else described.config
-    weights: dict[str, int] = {}
+        config, step = {}, StepReport(how=REFUSED, code="refused", reason=str(error))
+    weights: Counter[str] = Counter()
     for info in header.tensors.values():
-        kind = QUANTIZATIONS[info.quantization][0]
-        weights[kind] = weights.get(kind, 0) + info.nbytes
+        weights[QUANTIZATIONS[info.quantization][0]] += info.nbytes
     return HeaderFigures(
         name=header.name,
         architecture=str(header.metadata.get("general.architecture", "")),
@@ -90,6 +86,6 @@ def _figures(header: Header, step: StepReport, described: Described | None) -> H
         key_heads=config.get("num_key_value_heads"),
         vocabulary=config.get("vocab_size"),
         context=config.get("max_position_embeddings"),
-        weights=dict(sorted(weights.items(), key=lambda item: -item[1])),
+        weights=dict(weights.most_common()),
         keys=None if described is None else described.keys,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,6 @@ from omnidraft.models.language_model import NO_LIMIT
 from omnidraft.models.loading import choose_device, choose_precision, load_skeleton, load_tokenizer, locate
 from omnidraft.models.native import step as native
 from omnidraft.models.native.model import unsupported_reason
-from omnidraft.models.transformers_cache import attention
 from omnidraft.models.transformers_model import TransformersModel, check_drafter
 
 
@@ -105,7 +105,9 @@ def memory(model: TransformersModel, *, rounds: bool = False, held: int | None =
     parameters = model.model.num_parameters()
     device = choose_device("auto")
     dtype, reason = choose_precision(device, model.model, rounds=rounds)
-    entries, itemsize = _cache_entries(model), getattr(torch, dtype).itemsize
+    entries, itemsize = None, getattr(torch, dtype).itemsize
+    with suppress(Exception):  # a pass that depends on values, as in some mixtures of experts, raises anything
+        entries = int(model.token_bytes / model.dtype.itemsize)
     return Memory(
         parameters=parameters,
         dtype=dtype,
@@ -115,18 +117,3 @@ def memory(model: TransformersModel, *, rounds: bool = False, held: int | None =
         kv_bytes=None if entries is None else entries * (2 if dtype in native.PRECISIONS else itemsize),
         context=None if model.context >= NO_LIMIT else model.context,
     )
-
-
-@torch.inference_mode()
-def _cache_entries(model: TransformersModel) -> int | None:
-    """Elements of the KV cache per token, from a forward pass on the meta device.
-
-    None for a model whose forward pass depends on values, such as some mixtures of experts.
-    """
-    cache = model.new_cache()
-    try:
-        model.run(cache, [0], 0, 1)
-    except Exception:  # noqa: BLE001  a modelling file that is not meant for the meta device raises anything
-        return None
-    held = [part for layer in attention(cache) for part in (layer.keys, layer.values) if part is not None]
-    return sum(part.numel() for part in held)

@@ -15,7 +15,7 @@ from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.draft_length.cost_model import CostModel, PassTimes, time_passes
 from omnidraft.errors import ConfigError, ModelError
 from omnidraft.inspection.models import Model, Unloaded, read_model
-from omnidraft.inspection.vocabularies import Language, Special, Spellings, specials, spellings
+from omnidraft.inspection.vocabularies import Special, Spellings, specials, spellings
 from omnidraft.models.loading import load_model
 
 Say = Callable[[str], None]
@@ -69,7 +69,9 @@ def inspect_pair(target: str | Path, drafter: str | Path, *, time: bool = False,
     if len(languages) < len(pair):
         return Inspection(works=False, reason=next(one.problem for one in pair if one.problem), **figures)
     say("spelling the target's vocabulary in the drafter's tokens")
-    figures |= _alignment(languages[0], languages[1], warn)
+    theirs, ours = languages  # the target's, and the drafter's
+    table = read_table(ours.vocab, theirs.vocab, ours.speller, theirs.speller, warn)
+    figures |= {"spellings": spellings(table, ours, theirs), "specials": specials(ours, theirs)}
     if time:
         say("loading and timing both models")
         try:
@@ -79,11 +81,6 @@ def inspect_pair(target: str | Path, drafter: str | Path, *, time: bool = False,
             return Inspection(works=False, reason=str(error), **figures)
         figures |= {"steps": steps, "break_even": break_evens(CostModel.profiled(steps))}
     return Inspection(works=True, reason=None, **figures)
-
-
-def _alignment(target: Language, drafter: Language, warn: Say) -> dict[str, Any]:
-    table = read_table(drafter.vocab, target.vocab, drafter.speller, target.speller, warn)
-    return {"spellings": spellings(table, drafter, target), "specials": specials(drafter, target)}
 
 
 def break_evens(costs: CostModel) -> tuple[BreakEven, ...]:

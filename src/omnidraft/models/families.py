@@ -238,7 +238,6 @@ class Other:
     sizes: str
     model_types: tuple[str, ...]
     reason: str  # a phrase
-    taken: bool = True  # by transformers; others are refused
 
 
 EXPERTS, STATE = "its MLP is a mixture of experts", "some of its layers keep a recurrent state"

@@ -7,8 +7,8 @@ import logging
 import os
 import re
 import textwrap
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from omnidraft.errors import ConfigError, ModelError
-from omnidraft.models.gguf import conversion
 from omnidraft.models.gguf import tokenizer as gguf_tokenizer
 from omnidraft.models.gguf.config import SUFFIX, is_gguf, load_config, model_tensors
 from omnidraft.models.gguf.native_weights import weights_of
@@ -72,8 +71,8 @@ def load_model(
     A folder or file is read without network access, and code that comes with a model is never run.  `dtype` is auto or
     one of PRECISIONS; `device` is auto, cpu, cuda, cuda:N or mps.  A model that only `verifies` drafts, a target, need
     not be one that can be trained: of a GGUF file, auto then takes 8 bits where it can and they are no slower.  `say`
-    is told where a GGUF file is converted first, and where a target verifies no drafts.  Raises ConfigError for an
-    unknown dtype or device, ModelError for whatever is wrong with the model.
+    is told where a target is slower than it could be, or verifies no drafts.  Raises ConfigError for an unknown dtype
+    or device, ModelError for whatever is wrong with the model.
     """
     if dtype not in ("auto", *PRECISIONS):
         raise ConfigError(f"dtype {dtype!r} is not known: use auto, {', '.join(PRECISIONS)}")
@@ -92,14 +91,10 @@ def load_model(
     ours = chosen in step.PRECISIONS
     if ours and (unsupported := _unsupported_reason(skeleton, place)):
         raise ModelError(f"model {source!r} cannot be used in {chosen}, as {unsupported}: use dtype='auto'")
-    tokenizer = _tokenizer(source, local)  # of a file, not of its conversion, where `transformers` would change it
+    tokenizer = load_tokenizer(source)
     _end_turns(skeleton, tokenizer)
-    if is_gguf(source) and (freed := conversion.remove_old()):
-        say(f"removed conversions of GGUF files that were not used for 30 days ({freed / 1e6:.0f} MB)")
     if ours:
         return LoadedModel(_native_model(skeleton, source, local), tokenizer, shown, reason)
-    if is_gguf(source):
-        source = str(conversion.converted(Path(source), skeleton, getattr(torch, chosen), say))
     model = _read_model(skeleton, source, local, getattr(torch, chosen), place)
     _end_turns(model, tokenizer)
     lm = TransformersModel(model)
@@ -110,11 +105,18 @@ def load_model(
 
 def _native_model(skeleton: PreTrainedModel, source: str, local: bool) -> NativeModel:
     """The model with weights as they are in a GGUF file, or those of safetensors in 8 bits."""
-    if is_gguf(source):
-        return NativeModel(skeleton, weights_of(Path(source), skeleton))
-    with _reading("weights", source, local), Tensors(source, local) as weights:
+    with _reading("weights", source, local), _weights(skeleton, source, local) as weights:
         _check_read(source, set(weights) - set(skeleton.state_dict()))
         return NativeModel(skeleton, weights)
+
+
+def _weights(
+    skeleton: PreTrainedModel, source: str, local: bool, dtype: torch.dtype | None = None
+) -> AbstractContextManager[Mapping[str, torch.Tensor]]:
+    """The tensors of safetensors files, or of a GGUF file in a dtype; None: for the native step."""
+    if is_gguf(source):
+        return nullcontext(weights_of(Path(source), skeleton, dtype))
+    return Tensors(source, local)
 
 
 def _check_read(source: str, unread: Collection[str]) -> None:
@@ -135,8 +137,8 @@ def _read_model(
     auto, kind = (cast(Any, each) for each in (AutoModelForCausalLM, type(skeleton)))
     options: dict[str, Any] = {"dtype": dtype, "ignore_mismatched_sizes": True, "output_loading_info": True}
     with _reading("weights", source, local):
-        if local and in_8_bits(Path(source)):
-            with Tensors(source, local) as weights:
+        if is_gguf(source) or (local and in_8_bits(Path(source))):
+            with _weights(skeleton, source, local, dtype) as weights:
                 model, report = kind.from_pretrained(None, config=skeleton.config, state_dict=dict(weights), **options)
             model.generation_config = skeleton.generation_config
             model.name_or_path = model.config.name_or_path = source  # as in the other case
@@ -231,13 +233,10 @@ def _check_quantizer(config: Any, source: str) -> None:
 
 
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a folder or a hub id, no model needed; raises ModelError."""
-    return _tokenizer(*locate(name))
-
-
-def _tokenizer(source: str, local: bool) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a folder, a GGUF file or a hub id, no model needed; raises ModelError."""
     from transformers import AutoTokenizer
 
+    source, local = locate(name)
     if is_gguf(source):
         return gguf_tokenizer.load_tokenizer(Path(source))
     with _reading("tokenizer.json", source, local):

@@ -13,7 +13,7 @@ import torch
 
 from omnidraft.errors import ModelError
 from omnidraft.models.forks import mind_forks
-from omnidraft.models.language_model import NO_LIMIT, ROOM, CachedSequence, KVSequence, Read, check_crop
+from omnidraft.models.language_model import NO_LIMIT, CachedSequence, KVSequence, Read, check_crop
 
 if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
@@ -126,9 +126,11 @@ class TransformersModel(PretrainedModel):
     def token_bytes(self) -> float:
         from omnidraft.models.transformers_cache import attention
 
-        one = self.new_sequence()
-        one.forward([0], 0)
-        return sum(layer.nbytes for layer in attention(one.cache)) / (1 + ROOM)
+        cache = self.new_cache()
+        with torch.inference_mode():
+            self.run(cache, [0], 0, 1)
+        held = [part for layer in attention(cache) for part in (layer.keys, layer.values) if part is not None]
+        return float(sum(part.nbytes for part in held))
 
     def tensors(self) -> dict[str, torch.Tensor]:
         return dict(self.model.state_dict())

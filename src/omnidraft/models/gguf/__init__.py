@@ -1,1 +1,1 @@
-"""GGUF files as models: the header, checked whole, and the weights, as they lie or as safetensors that are kept."""
+"""GGUF files as models: the header, checked whole, and the weights, as they lie or dequantized."""

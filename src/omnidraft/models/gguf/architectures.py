@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 from omnidraft.errors import ModelError
+from omnidraft.models.families import BY_TYPE, Family
 from omnidraft.models.gguf.header import Header
 from omnidraft.models.gguf.keys import ATTENTION, ROTATION, SCALES, SIZES, KeyReport, Keys
 from omnidraft.models.gguf.rope import DIVISORS, LONG, SHORT, rotation
@@ -14,34 +15,39 @@ from omnidraft.models.gguf.rope import DIVISORS, LONG, SHORT, rotation
 Config = dict[str, Any]
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}  # of the layers
-ATTENDING = {f"attn_{part}": f"self_attn.{part}_proj" for part in "qkv"} | {"attn_output": "self_attn.o_proj"}
-NORMED = {f"attn_{part}_norm": f"self_attn.{part}_norm" for part in "qk"}
-GATED = {f"ffn_{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")}
-BEFORE = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
-AROUND = {
-    "attn_norm": "input_layernorm",
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-AFTER = {name: AROUND[name] for name in ("post_attention_norm", "post_ffw_norm")}
-PLAIN = BEFORE | ATTENDING | GATED
-RMS = {"rms_norm_eps": "attention.layer_norm_rms_epsilon"}
+QKV = {3: ("attn_q", "attn_k", "attn_v"), 1: ("attn_qkv",)}  # by number of matrices
+GATE_UP = {2: ("ffn_gate", "ffn_up"), 1: ("ffn_up",)}
+RMS, LAYER_NORM = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 
 
 @dataclass(frozen=True)
 class Architecture:
     """Rules that turn a file of an architecture into a model of transformers."""
 
-    model_type: str
-    layer: Mapping[str, str] = field(default_factory=lambda: PLAIN)  # tensors of a layer, and the modules they are of
-    more: Callable[[Keys, Header, Config], None] = lambda *_: None  # changes the config by further keys
-    epsilon: Mapping[str, str] = field(default_factory=lambda: RMS)
+    family: Family  # by whose modules the tensors of layers are found
+    more: Callable[[Keys, Header, Config], None]  # changes the config by further keys
     interleaved: bool = False  # rows of queries and keys lie as pairs, for a rotation of neighbors
-    shifted: bool = False  # weights of norms are stored plus 1
     biases: bool = False  # any of the layers' biases may be there, and those that no layer has are zero
     factors: bool = False  # there may be tensors of the rotation's factors
-    partial: bool = False  # a part of each head may be rotated
+
+    @property
+    def tensors(self) -> dict[str, str]:
+        """Names of the tensors of a layer, by the modules of transformers that they are of."""
+        family = self.family
+        attention = (*zip(family.qkv, QKV[len(family.qkv)], strict=True), ("o_proj", "attn_output"))
+        heads = zip(family.head_norms or (), ("attn_q_norm", "attn_k_norm"), strict=False)
+        norms = {
+            "ffn_norm": family.before_mlp,
+            "attn_norm": family.before_attention,  # the only one where both parts read the same
+            "post_attention_norm": family.after_attention,
+            "post_ffw_norm": family.after_mlp,
+        }
+        return {
+            **{f"self_attn.{module}": own for module, own in (*attention, *heads)},
+            **dict(zip(family.gate_up, GATE_UP[len(family.gate_up)], strict=True)),
+            family.down: "ffn_down",
+            **{module: own for own, module in norms.items() if module is not None},
+        }
 
 
 @dataclass(frozen=True)
@@ -83,7 +89,7 @@ def _common(keys: Keys, header: Header, architecture: Architecture) -> Config:
         raise keys.refused("attention.head_count", f"{hidden} entries are no multiple of it")
     if keys.whole("attention.value_length", SIZES, size) != size:
         raise keys.refused("attention.value_length", f"keys have {size} entries, as many are supported")
-    factors, partial = architecture.factors, architecture.partial
+    family, factors = architecture.family, architecture.factors
     config: Config = {
         "vocab_size": header.tensors[EMBEDDING].shape[0],
         "hidden_size": hidden,
@@ -93,15 +99,12 @@ def _common(keys: Keys, header: Header, architecture: Architecture) -> Config:
         "num_key_value_heads": keys.whole("attention.head_count_kv", SIZES, heads),
         "intermediate_size": keys.whole("feed_forward_length", SIZES),
         "max_position_embeddings": keys.whole("context_length", SIZES),
-        "rope_parameters": rotation(keys, header, size, takes_factors=factors, partial=partial),
+        "rope_parameters": rotation(keys, header, size, takes_factors=factors, partial=family.partial),
         "tie_word_embeddings": HEAD not in header.tensors,
         "pad_token_id": None,
     }
-    for field_name, key in architecture.epsilon.items():
-        config[field_name] = keys.real(key, SIZES)
-    config["sliding_window"] = None
-    config["model_type"] = architecture.model_type
-    return config
+    config[family.epsilon] = keys.real(LAYER_NORM if family.centered else RMS, SIZES)
+    return config | {"sliding_window": None, "model_type": family.model_type}
 
 
 # ---------------------------------------------------------------- further keys
@@ -139,9 +142,13 @@ def _has(header: Header, *names: str) -> bool:
     return any(f"blk.0.{name}" in header.tensors for name in names)
 
 
+def _has_biases(header: Header) -> bool:
+    return _has(header, *(f"attn_{part}.bias" for part in ("q", "k", "v", "output")))
+
+
 def _llama(keys: Keys, header: Header, config: Config) -> None:
     _qwen3(keys, header, config)
-    config["mlp_bias"] = _has(header, *(f"{name}.bias" for name in GATED))
+    config["mlp_bias"] = _has(header, "ffn_gate.bias", "ffn_up.bias", "ffn_down.bias")
 
 
 def _granite(keys: Keys, header: Header, config: Config) -> None:
@@ -178,7 +185,7 @@ def _qwen2(keys: Keys, _: Header, config: Config) -> None:
 
 def _qwen3(keys: Keys, header: Header, config: Config) -> None:
     _full_attention(keys, config)
-    config["attention_bias"] = _has(header, *(f"{name}.bias" for name in ATTENDING))
+    config["attention_bias"] = _has_biases(header)
 
 
 def _scalar(config: Config, largest: int) -> None:
@@ -242,7 +249,7 @@ def _cohere(keys: Keys, header: Header, config: Config) -> None:
 def _cohere2(keys: Keys, header: Header, config: Config) -> None:
     _windows(keys, config, 4)
     config["logit_scale"] = keys.real("logit_scale", SCALES, 0.0) or 1.0
-    config["attention_bias"] = _has(header, *(f"{name}.bias" for name in ATTENDING))
+    config["attention_bias"] = _has_biases(header)
     equal = config["hidden_size"] // config["num_attention_heads"]
     if config.pop("head_dim") != equal:
         raise keys.refused("attention.key_length", f"heads of {equal} entries are supported")
@@ -266,61 +273,27 @@ def _olmo2(keys: Keys, header: Header, config: Config) -> None:
     config["rope_parameters"] = {"full_attention": config["rope_parameters"], "sliding_attention": near}
 
 
-LAYER_NORM = "attention.layer_norm_epsilon"
+STARCODER2 = Family(
+    "StarCoder 2", "3B, 7B, 15B", "starcoder2", "Starcoder2ForCausalLM",
+    centered=True, epsilon="norm_epsilon", gate_up=("mlp.c_fc",), down="mlp.c_proj",
+)  # fmt: skip
+COHERE = replace(BY_TYPE["cohere"], head_norms=("q_norm", "k_norm"))  # of the largest model alone
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "llama": Architecture("llama", more=_llama, interleaved=True, biases=True, factors=True),
-    "mistral3": Architecture("ministral3", more=_mistral3, interleaved=True, biases=True, factors=True),
-    "granite": Architecture("granite", more=_granite, interleaved=True, biases=True, factors=True),
-    "smollm3": Architecture("smollm3", more=_llama, interleaved=True, biases=True),
-    "qwen2": Architecture("qwen2", more=_qwen2),
-    "qwen3": Architecture("qwen3", PLAIN | NORMED, _qwen3, biases=True),
-    "gemma": Architecture("gemma", more=_qwen3, shifted=True, biases=True),
-    "gemma2": Architecture("gemma2", AROUND | ATTENDING | GATED, _gemma2, shifted=True),
-    "gemma3": Architecture("gemma3_text", AROUND | ATTENDING | NORMED | GATED, _gemma3, shifted=True),
-    "olmo2": Architecture("olmo2", AFTER | ATTENDING | NORMED | GATED, _olmo2),
-    "exaone4": Architecture("exaone4", AFTER | ATTENDING | NORMED | GATED, _exaone4, factors=True),
-    "hunyuan-dense": Architecture(
-        "hunyuan_v1_dense",
-        PLAIN | {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
-        _qwen3,
-        biases=True,
-    ),
-    "glm4": Architecture(
-        "glm4",
-        BEFORE
-        | {"post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm"}
-        | ATTENDING
-        | {"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"},
-        _qwen3,
-        partial=True,
-    ),
-    "cohere2": Architecture(
-        "cohere2",
-        {"attn_norm": "input_layernorm"} | ATTENDING | GATED,
-        _cohere2,
-        {"layer_norm_eps": LAYER_NORM},
-        biases=True,
-    ),
-    "phi3": Architecture(
-        "phi3",
-        BEFORE
-        | {"attn_qkv": "self_attn.qkv_proj", "attn_output": "self_attn.o_proj"}
-        | {"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"},
-        _phi3,
-        factors=True,
-        partial=True,
-    ),
-    "starcoder2": Architecture(
-        "starcoder2",
-        BEFORE | ATTENDING | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
-        _starcoder2,
-        {"norm_epsilon": LAYER_NORM},
-    ),
-    "command-r": Architecture(
-        "cohere",
-        {"attn_norm": "input_layernorm"} | ATTENDING | NORMED | GATED,
-        _cohere,
-        {"layer_norm_eps": LAYER_NORM},
-        biases=True,
-    ),
+    "llama": Architecture(BY_TYPE["llama"], _llama, interleaved=True, biases=True, factors=True),
+    "mistral3": Architecture(BY_TYPE["ministral3"], _mistral3, interleaved=True, biases=True, factors=True),
+    "granite": Architecture(BY_TYPE["granite"], _granite, interleaved=True, biases=True, factors=True),
+    "smollm3": Architecture(BY_TYPE["smollm3"], _llama, interleaved=True, biases=True),
+    "qwen2": Architecture(BY_TYPE["qwen2"], _qwen2),
+    "qwen3": Architecture(BY_TYPE["qwen3"], _qwen3, biases=True),
+    "gemma": Architecture(BY_TYPE["gemma"], _qwen3, biases=True),
+    "gemma2": Architecture(BY_TYPE["gemma2"], _gemma2),
+    "gemma3": Architecture(BY_TYPE["gemma3_text"], _gemma3),
+    "olmo2": Architecture(BY_TYPE["olmo2"], _olmo2),
+    "exaone4": Architecture(BY_TYPE["exaone4"], _exaone4, factors=True),
+    "hunyuan-dense": Architecture(BY_TYPE["hunyuan_v1_dense"], _qwen3, biases=True),
+    "glm4": Architecture(BY_TYPE["glm4"], _qwen3),
+    "cohere2": Architecture(BY_TYPE["cohere2"], _cohere2, biases=True),
+    "phi3": Architecture(BY_TYPE["phi3"], _phi3, factors=True),
+    "starcoder2": Architecture(STARCODER2, _starcoder2),
+    "command-r": Architecture(COHERE, _cohere, biases=True),
 }

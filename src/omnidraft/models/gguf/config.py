@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omnidraft.models.gguf.architectures import describe
-from omnidraft.models.gguf.file_errors import reading
 from omnidraft.models.gguf.keys import KeyReport
-from omnidraft.models.gguf.split_files import read_header
+from omnidraft.models.gguf.split_files import read_header, reading
 from omnidraft.models.gguf.tensors import Source, sources
 from omnidraft.models.gguf.tokenizer import end_tokens
 

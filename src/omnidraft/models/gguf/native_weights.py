@@ -1,4 +1,4 @@
-"""The weights of a GGUF file for the native step: its matrices as they lie in the file, everything else in float32."""
+"""The weights of a GGUF file: for the native step its matrices as they lie in the file, and all in a dtype."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import re
 import weakref
 from collections.abc import Iterator, Sequence
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +17,8 @@ import torch
 from omnidraft.errors import ModelError
 from omnidraft.models.gguf.architectures import EMBEDDING, HEAD
 from omnidraft.models.gguf.config import model_tensors
-from omnidraft.models.gguf.file_errors import naming, reading
 from omnidraft.models.gguf.header import TensorInfo
-from omnidraft.models.gguf.split_files import forget_headers, read_header
+from omnidraft.models.gguf.split_files import forget_headers, naming, read_header, reading
 from omnidraft.models.gguf.tensors import Source, check_unchanged, read, rows_in, source_rows
 from omnidraft.models.native.packed_matrices import FLOAT_TYPES, GGML_TYPES, Stored, StoredWeights
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 
 class GgufWeights(StoredWeights):
-    """The tensors of a file by their names in `transformers`; each is read when it is asked for.
+    """The tensors of a file by their names in `transformers`; each is read, in a dtype, when it is asked for.
 
     Files stay open: one that takes the name of another, as updates do, changes nothing.  Raises ModelError, as all of
     this package, where a file cannot be read, or was written to since its header was read.
     """
 
-    def __init__(self, path: Path, sources: Sequence[Source]) -> None:
-        self._path = path
+    def __init__(self, path: Path, sources: Sequence[Source], dtype: torch.dtype) -> None:
+        self._path, self._dtype = path, dtype
         self._sources = {source.name: source for source in sources}
         self._files: dict[Path, FileIO] = {}
 
@@ -46,26 +46,22 @@ class GgufWeights(StoredWeights):
         source = self._sources.get(name)
         if source is None or source.info is None:
             return None
-        (out, columns), info = source.shape, source.info
+        out, columns = source.shape
         order = source_rows(out, source.heads) if source.heads else None
+        return Stored(name, source.info.quantization, out, columns, partial(self._rows, source.info, out), order)
 
-        def rows(start: int, end: int) -> np.ndarray[Any, Any]:
-            with naming(self._path):
-                return rows_in(self._file(info), info, out, start, end)
-
-        return Stored(name, info.quantization, out, columns, rows, order)
-
-    def _file(self, info: TensorInfo) -> FileIO:
-        """The open file of a tensor, which is what it was when its header was read."""
-        if info.path not in self._files:
-            self._files[info.path] = file = FileIO(info.path)
-            weakref.finalize(self, file.close)
-        check_unchanged(self._files[info.path], info)
-        return self._files[info.path]
+    def _rows(self, info: TensorInfo, count: int, start: int, end: int) -> np.ndarray[Any, Any]:
+        """Rows of a tensor, from a file which is what it was when its header was read."""
+        with naming(self._path):
+            if info.path not in self._files:
+                self._files[info.path] = file = FileIO(info.path)
+                weakref.finalize(self, file.close)
+            check_unchanged(self._files[info.path], info)
+            return rows_in(self._files[info.path], info, count, start, end)
 
     def __getitem__(self, name: str) -> torch.Tensor:
         with naming(self._path):
-            return read(self._sources[name], torch.float32)
+            return read(self._sources[name], self._dtype, self._rows)
 
     def __contains__(self, name: object) -> bool:
         return name in self._sources  # without reading it
@@ -99,15 +95,16 @@ def _held(parts: Sequence[TensorInfo]) -> int:
     return sum(math.prod(part.shape) for part in parts)  # they are rounded to 8 bits
 
 
-def weights_of(path: Path, skeleton: PreTrainedModel) -> GgufWeights:
-    """The weights of a file's model.
+def weights_of(path: Path, skeleton: PreTrainedModel, dtype: torch.dtype | None = None) -> GgufWeights:
+    """The weights of a file's model, to be held in a dtype; None: for the native step, which takes vectors in float32.
 
     Raises ModelError unless the file has those of the skeleton, and no other, and there is memory for them.
     """
     import psutil
 
-    needed, free = held_bytes(path), psutil.virtual_memory().available
-    found = GgufWeights(path, model_tensors(path, skeleton))
+    needed = held_bytes(path) if dtype is None else skeleton.num_parameters() * dtype.itemsize
+    free = psutil.virtual_memory().available
+    found = GgufWeights(path, model_tensors(path, skeleton), dtype or torch.float32)
     forget_headers()  # before memory is taken for the weights
     if needed > free:
         raise ModelError(

@@ -1,11 +1,13 @@
-"""A GGUF model in one file or several parts, NAME-00001-of-00003.gguf and so on, as one header."""
+"""A GGUF model in one file or several parts, NAME-00001-of-00003.gguf and so on, as one header; errors of reading."""
 
 from __future__ import annotations
 
 import re
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from omnidraft.errors import ModelError
 from omnidraft.models.gguf.header import Header, Stamp, TensorInfo, read_part
@@ -21,11 +23,6 @@ def read_header(path: Path) -> Header:
     """
     paths = _named(path)
     return _joined(paths, tuple(Stamp.of(each.stat()) for each in paths if each.is_file()))
-
-
-def read_metadata(path: Path) -> dict[str, Any]:
-    """The keys of a file, of the first part where it is one of several; raises ModelError as `read_header`."""
-    return dict(read_header(path).metadata)
 
 
 def forget_headers() -> None:
@@ -82,3 +79,36 @@ def _check_part(header: Header, number: int, first: Header) -> None:
             raise ModelError(
                 f"{header.name} has {key} {theirs!r} and {first.name} {ours!r}: get all parts of one model"
             )
+
+
+# ---------------------------------------------------------------- errors of reading as ModelErrors of one line
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn any exception inside into a ModelError of one line, and silence `transformers`."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with naming(path):
+            yield
+    finally:
+        logging.set_verbosity(level)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Turn any exception inside into a ModelError of one line."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except ImportError as error:
+        raise ModelError(f"reading {path.name} takes the gguf package: pip install 'omnidraft[gguf]'") from error
+    except Exception as error:  # tokenizers raise anything
+        reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
+        raise ModelError(
+            f"cannot read GGUF file {path.name} ({reason}): get the complete file of a text model"
+        ) from error

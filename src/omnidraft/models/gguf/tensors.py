@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from io import FileIO
 from typing import Any
@@ -17,9 +17,11 @@ from omnidraft.errors import ModelError
 from omnidraft.models.gguf.architectures import OUTSIDE, Described
 from omnidraft.models.gguf.header import QUANTIZATIONS, Header, Stamp, TensorInfo, changed
 
-CHUNK = 2**22  # entries that are dequantized at a time
+CHUNK = 2**14  # entries that are dequantized at a time: 128 KiB and more are mapped anew each time, which takes longer
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 Shapes = Mapping[str, tuple[int, ...]]
+RowsOf = Callable[[TensorInfo, int, int, int], np.ndarray[Any, Any]]
+"""Rows start..end of a tensor that has so many, as in its file, (end - start, bytes of a row) uint8."""
 
 
 @dataclass(frozen=True)
@@ -61,15 +63,15 @@ def sources(header: Header, described: Described, shapes: Shapes) -> list[Source
     return found
 
 
-def read(source: Source, dtype: torch.dtype) -> torch.Tensor:
-    """The values of a tensor."""
+def read(source: Source, dtype: torch.dtype, rows_of: RowsOf) -> torch.Tensor:
+    """The values of a tensor, whose bytes `rows_of` gives."""
     shape = source.shape
     if source.info is None:
         return torch.zeros(shape, dtype=dtype)
     rows = math.prod(shape[:-1])
     values = torch.empty(rows, shape[-1], dtype=dtype)
     at = 0
-    for part in _dequantized(source.info, rows):
+    for part in _dequantized(source.info, rows, rows_of):
         piece = torch.from_numpy(part if part.flags.writeable else part.copy())
         values[at : at + len(piece)] = piece - 1 if source.shifted else piece
         at += len(piece)
@@ -78,20 +80,18 @@ def read(source: Source, dtype: torch.dtype) -> torch.Tensor:
     return values.reshape(shape)
 
 
-def _dequantized(info: TensorInfo, rows: int) -> Iterator[np.ndarray[Any, Any]]:
+def _dequantized(info: TensorInfo, rows: int, rows_of: RowsOf) -> Iterator[np.ndarray[Any, Any]]:
     """Rows of a tensor in float32, some at a time."""
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
     kind = GGMLQuantizationType[QUANTIZATIONS[info.quantization][0]]
     step = max(1, CHUNK // info.shape[-1])
-    with FileIO(info.path) as file:
-        for start in range(0, rows, step):
-            check_unchanged(file, info)
-            data = rows_in(file, info, rows, start, min(rows, start + step))
-            with np.errstate(all="ignore"):  # what is no number is seen in the values
-                values = np.asarray(dequantize(data, kind), dtype=np.float32)
-            yield values
+    for start in range(0, rows, step):
+        data = rows_of(info, rows, start, min(rows, start + step))
+        with np.errstate(all="ignore"):  # what is no number is seen in the values
+            values = np.asarray(dequantize(data, kind), dtype=np.float32)
+        yield values
 
 
 def rows_in(file: FileIO, info: TensorInfo, rows: int, start: int, end: int) -> np.ndarray[Any, Any]:
@@ -128,7 +128,7 @@ def source_rows(count: int, heads: int) -> np.ndarray[Any, Any]:
 
 def _name_in_file(name: str, described: Described) -> str:
     outside = {module: own for own, module in OUTSIDE.items()}
-    inside = {module: own for own, module in described.architecture.layer.items()}
+    inside = described.architecture.tensors
     if match := LAYER.fullmatch(name):
         number, module, kind = match.groups()
         if module in inside:
@@ -154,4 +154,4 @@ def _heads(own: str, described: Described) -> int:
 
 
 def _is_shifted(own: str, described: Described) -> bool:
-    return described.architecture.shifted and own.endswith("norm.weight")
+    return described.architecture.family.shifted and own.endswith("norm.weight")

@@ -63,8 +63,8 @@ class Tokens:
 
 def read_tokens(metadata: Mapping[str, Any]) -> Tokens:
     """Read the tokens of a header; raises ModelError where they are missing or do not fit their kinds."""
-    texts = [text or f"[EMPTY_{i}]" for i, text in enumerate(_array(metadata, "tokens"))]
-    kinds = list(_array(metadata, "token_type")) if f"{PREFIX}token_type" in metadata else [NORMAL] * len(texts)
+    texts = [text or f"[EMPTY_{i}]" for i, text in enumerate(read_array(metadata, "tokens"))]
+    kinds = list(read_array(metadata, "token_type")) if f"{PREFIX}token_type" in metadata else [NORMAL] * len(texts)
     if len(kinds) < len(texts):
         raise ModelError(f"{PREFIX}token_type has {len(kinds)} entries for {len(texts)} tokens: get the complete file")
     ids = {text: i for i, text in enumerate(texts)}
@@ -84,7 +84,7 @@ def read_tokens(metadata: Mapping[str, Any]) -> Tokens:
     eos = _named(metadata, "eos_token_id", len(texts), eos)
     turns = (_named(metadata, key, len(texts)) for key in ("eot_token_id", "eom_token_id"))
     files = (named[key] if named[key] is not None else found[key] for key in FILE_ENDS)
-    more = _array(metadata, "eos_token_ids") if f"{PREFIX}eos_token_ids" in metadata else ()
+    more = read_array(metadata, "eos_token_ids") if f"{PREFIX}eos_token_ids" in metadata else ()
     listed = (i for i in more if isinstance(i, int) and 0 <= i < len(texts))
     ends = list(dict.fromkeys(i for i in (eos, *listed, *turns, strikes, *sorted(known), *files) if i is not None))
     for text in _no_ends(texts[i] for i in ends):
@@ -114,7 +114,8 @@ def _no_ends(ends: Iterable[str]) -> list[str]:
     return none
 
 
-def _array(metadata: Mapping[str, Any], key: str) -> list[Any]:
+def read_array(metadata: Mapping[str, Any], key: str) -> list[Any]:
+    """The values of a key of the tokenizer; raises ModelError where there are none."""
     value = metadata.get(PREFIX + key)
     if not isinstance(value, list | tuple):
         raise ModelError(f"{PREFIX}{key} is missing: get the complete file of a text model")

@@ -7,17 +7,16 @@ are parsed, each stretch of text between them is tokenized by itself.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from omnidraft.errors import ModelError
-from omnidraft.models.gguf.added_tokens import found_later, overlapping
-from omnidraft.models.gguf.file_errors import reading
 from omnidraft.models.gguf.pre_tokenizers import DEFAULT, GEMMA4, Split, split_of
-from omnidraft.models.gguf.split_files import read_metadata
+from omnidraft.models.gguf.split_files import read_header, reading
 from omnidraft.models.gguf.token_kinds import (
     ADDED,
     FILE_ENDS,
@@ -26,6 +25,7 @@ from omnidraft.models.gguf.token_kinds import (
     PREFIX,
     SPECIAL,
     Tokens,
+    read_array,
     read_tokens,
 )
 
@@ -48,7 +48,7 @@ HARMLESS = (  # of other kinds of tokenizers, or of tasks other than to go on wi
 def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     """The tokenizer of a file, with its chat template; raises ModelError."""
     with reading(path):
-        return build_tokenizer(read_metadata(path))
+        return build_tokenizer(read_header(path).metadata)
 
 
 def build_tokenizer(metadata: Mapping[str, Any]) -> PreTrainedTokenizerFast:
@@ -146,15 +146,8 @@ def _steps(split: Split) -> list[pre_tokenizers.PreTokenizer]:
 
 
 def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
-    rules = metadata.get(f"{PREFIX}merges")
-    if not isinstance(rules, list | tuple):
-        raise ModelError(f"{PREFIX}merges is missing: get the complete file of a text model")
-    return list(dict.fromkeys(_pair(rule) for rule in rules))  # the first of two that are alike counts
-
-
-def _pair(rule: str) -> tuple[str, str]:
-    left, _, right = rule.partition(" ")
-    return left, right
+    rules = (rule.partition(" ") for rule in read_array(metadata, "merges"))
+    return list(dict.fromkeys((left, right) for left, _, right in rules))  # the first of two that are alike counts
 
 
 def _bpe(tokens: Tokens, merges: list[tuple[str, str]], **options: bool) -> models.BPE:
@@ -175,9 +168,9 @@ def _scored_merges(metadata: Mapping[str, Any], tokens: Tokens) -> list[tuple[st
     Of two with the same score, the one further left in a text goes first.  That is no order of tokens; but for runs of
     one character, which share a score in many files, merging to the longest gives the same.
     """
-    scores = metadata.get(f"{PREFIX}scores")
-    if not isinstance(scores, list | tuple) or len(scores) < len(tokens.texts):
-        raise ModelError(f"{PREFIX}scores is missing or too short: get the complete file of a text model")
+    scores = read_array(metadata, "scores")
+    if len(scores) < len(tokens.texts):
+        raise ModelError(f"{PREFIX}scores is too short: get the complete file of a text model")
     texts, known = tokens.texts, tokens.ids
     order = sorted(range(len(texts)), key=lambda i: (-scores[i], -len(texts[i])))
     merges: list[tuple[str, str]] = []
@@ -217,9 +210,9 @@ def _add_tokens(backend: Tokenizer, metadata: Mapping[str, Any], tokens: Tokens)
     """Have special and user-defined tokens found in a text before it is split."""
     name = str(metadata.get("general.name", "")).lower()
     strips = "phi-3" in name or "phi3" in name  # white space after its special tokens is dropped
-    later = found_later([tokens.texts[i] for i, kind in enumerate(tokens.kinds) if kind in ADDED])
+    later = _found_later([tokens.texts[i] for i, kind in enumerate(tokens.kinds) if kind in ADDED])
     if later and backend.normalizer is not None:  # which would change what is looked for
-        raise overlapping(*sorted(later))
+        raise _overlapping(*sorted(later))
     added = [
         AddedToken(
             tokens.texts[i],
@@ -263,3 +256,57 @@ def _check_keys(metadata: Mapping[str, Any]) -> None:
         if name != key and name not in (*KNOWN, *HARMLESS):
             shown = f"an array of {len(value)}" if isinstance(value, list | tuple) else repr(value)
             raise ModelError(f"{key} is {shown}, which is not supported: use a file without it")
+
+
+# ---------------------------------------------------------------- added tokens that overlap in a text
+
+# llama.cpp looks for the longest first, `tokenizers` for the one further left; but it looks for its normalized tokens
+# after all others, which gives two turns
+
+
+def _found_later(texts: Collection[str]) -> set[str]:
+    """The tokens that are to be found in the second turn; raises ModelError where two turns are too few."""
+    hidden = _hidden(set(texts))
+    if not hidden:
+        return set()
+    turns: dict[str, int] = {}
+    for text in sorted(texts, key=len, reverse=True):
+        longer = [(other, turn) for other, turn in turns.items() if len(other) > len(text) and _meet(text, other)]
+        turns[text] = max((turn + (other in hidden[text]) for other, turn in longer), default=0)
+        if turns[text] > 1:
+            raise _overlapping(text, *hidden[text])
+    return {text for text, turn in turns.items() if turn}
+
+
+def _overlapping(*texts: str) -> ModelError:
+    """The refusal of tokens whose order is not supported."""
+    return ModelError(
+        f"tokenizer.ggml.tokens has special tokens that overlap, such as {' and '.join(map(repr, texts[:2]))}, so "
+        "which is found first is not known: use a file without such"
+    )
+
+
+def _hidden(texts: set[str]) -> defaultdict[str, set[str]]:
+    """By token, the longer ones of which a beginning is its end: looked for further left, it would hide them."""
+    begun: defaultdict[str, list[str]] = defaultdict(list)
+    for text in texts:
+        for end in range(1, len(text)):
+            begun[text[:end]].append(text)
+    hidden: defaultdict[str, set[str]] = defaultdict(set)
+    for text in texts:
+        for start in range(1, len(text)):
+            for other in begun.get(text[start:], ()):
+                if len(other) > len(text) and not _starts_longer(text[:start] + other, text, texts):
+                    hidden[text].add(other)
+    return hidden
+
+
+def _starts_longer(both: str, text: str, texts: set[str]) -> bool:
+    """True if a longer token begins where the text of two begins, as in runs of one character."""
+    return len(set(both)) == 1 or any(both[:end] in texts for end in range(len(text) + 1, len(both) + 1))
+
+
+def _meet(text: str, other: str) -> bool:
+    """True if a token can overlap with a longer one in a text."""
+    ends = range(1, len(text))
+    return text in other or any(other.endswith(text[:end]) or other.startswith(text[-end:]) for end in ends)

@@ -37,6 +37,11 @@ class Stored:
     order: np.ndarray[Any, Any] | None = None  # (out) int64: which row of the file is where
     bias: torch.Tensor | None = None  # (out)
 
+    def placed(self, order: np.ndarray[Any, Any] | None, bias: torch.Tensor | None) -> Stored:
+        """The matrix with its rows, of those that `self` tells of, in an order, and with a bias."""
+        both = order if self.order is None or order is None else self.order[order]
+        return replace(self, order=self.order if both is None else both, bias=bias)
+
 
 class StoredWeights(Mapping[str, torch.Tensor]):
     """Weights by name, of which matrices can be had as a file holds them."""
@@ -92,38 +97,9 @@ class InFile:
         return Packed(few).rows(range(len(ids)))
 
 
-def in_file(part: Stored | None) -> InFile | None:
-    """A matrix whose rows alone are asked for; None where its file lacks it, or step.c does not take its kind."""
-    return InFile(part) if part is not None and part.kind in GGML_TYPES and part.order is None else None
-
-
 def _check_ids(ids: Sequence[int], out: int) -> None:
     if len(ids) and not 0 <= min(ids) <= max(ids) < out:
         raise IndexError(f"rows {min(ids)} to {max(ids)} of a matrix that has {out}")
-
-
-def packed(
-    parts: Sequence[Stored | None],
-    biases: Sequence[torch.Tensor | None],
-    orders: Sequence[np.ndarray[Any, Any] | None],
-) -> Packed | None:
-    """Matrices as they are in a file; None where it lacks one, has a kind that step.c does not take, or numbers alone.
-
-    Orders are of the rows that `parts` tell of.
-
-    Numbers of 16 or 32 bits would take two to four times as long as when they are rounded to 8.
-    """
-    found = [part for part in parts if part is not None and part.kind in GGML_TYPES]
-    if len(found) < len(parts) or all(part.kind in FLOAT_TYPES for part in found):
-        return None
-    return Packed(*(_placed(*each) for each in zip(found, biases, orders, strict=True)))
-
-
-def _placed(part: Stored, bias: torch.Tensor | None, order: np.ndarray[Any, Any] | None) -> Stored:
-    if order is not None:
-        order = order if part.order is None else part.order[order]
-        part = replace(part, order=order)
-    return replace(part, bias=bias)
 
 
 def quantized_q5_1(name: str, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packed | None:

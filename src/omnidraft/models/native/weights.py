@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from omnidraft.errors import ModelError
-from omnidraft.models.native.packed_matrices import InFile, Packed, StoredWeights, in_file, packed, quantized_q5_1
+from omnidraft.models.native.packed_matrices import (
+    FLOAT_TYPES,
+    GGML_TYPES,
+    InFile,
+    Packed,
+    Stored,
+    StoredWeights,
+    quantized_q5_1,
+)
 from omnidraft.models.native.step import Rounded
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # of weights that are what they say
@@ -76,26 +84,32 @@ class Parts:
             for name, order in zip(names, placed, strict=True)
             if f"{name}.bias" in self._shapes
         ]
-        if isinstance(self._base, StoredWeights) and not any(f"{name}.weight" in self._own for name in names):
-            stored = [self._base.stored(f"{name}.weight") for name in names]
-            if (found := packed(stored, biases or [None] * len(names), placed)) is not None:
-                self.matrices[names[0]] = found
-                return found
+        stored = [part for name in names if (part := self._stored(name)) is not None]
+        # numbers of 16 or 32 bits would take two to four times as long as when they are rounded to 8
+        if len(stored) == len(names) and not all(part.kind in FLOAT_TYPES for part in stored):
+            each: Sequence[torch.Tensor | None] = biases or [None] * len(names)
+            self.matrices[names[0]] = Packed(*(Stored.placed(*one) for one in zip(stored, placed, each, strict=True)))
+            return self.matrices[names[0]]
         weights = [_in_order(self._get(f"{name}.weight"), order) for name, order in zip(names, placed, strict=True)]
-        bias = torch.cat(biases) if biases else None
-        given = names[0], torch.cat(weights) if len(names) > 1 else weights[0], bias
-        made = quantized_q5_1(*given) if self._drafts else None
-        self.matrices[names[0]] = made or Rounded(*given)
+        whole = names[0], torch.cat(weights) if len(names) > 1 else weights[0], torch.cat(biases) if biases else None
+        made = quantized_q5_1(*whole) if self._drafts else None
+        self.matrices[names[0]] = made or Rounded(*whole)
         return self.matrices[names[0]]
 
     def looked_up(self, name: str) -> Rounded | Packed | InFile:
         """The matrix of a layer whose rows alone are asked for: it stays in the source's file where it can."""
-        if isinstance(self._base, StoredWeights) and name not in self._ready and f"{name}.weight" not in self._own:
-            found = in_file(self._base.stored(f"{name}.weight"))
-            if found is not None:
-                self.in_file[name] = found
-                return found
-        return self.matrix(name)
+        stored = None if name in self._ready else self._stored(name)
+        if stored is None or stored.order is not None:
+            return self.matrix(name)
+        self.in_file[name] = InFile(stored)
+        return self.in_file[name]
+
+    def _stored(self, name: str) -> Stored | None:
+        """The matrix as the source's file holds it, where it is to be used, and of a kind that step.c takes."""
+        if not isinstance(self._base, StoredWeights) or f"{name}.weight" in self._own:
+            return None
+        found = self._base.stored(f"{name}.weight")
+        return found if found is not None and found.kind in GGML_TYPES else None
 
     def _get(self, name: str) -> torch.Tensor:
         found = self._own.get(name)
