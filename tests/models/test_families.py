@@ -51,7 +51,10 @@ HALF = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 FACTORS = {
     "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2,
 }  # fmt: skip
-MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_expand": 2}
+HYBRID = {
+    **FACTORS, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_expand": 2, "num_local_experts": 0,
+    "layer_types": ["full_attention"] * 2, "shared_intermediate_size": 48,
+}  # fmt: skip
 CASES: dict[str, tuple[str, dict[str, Any]]] = {  # by class and more: model type, and what is not as in SMALL
     "LlamaForCausalLM": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "LlamaForCausalLM, tied": ("llama", {"tie_word_embeddings": True}),
@@ -104,20 +107,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # by class and more: model typ
         {**WINDOW, "num_hidden_layers": 3, "no_rope_layers": [1, 0, 1], "use_sliding_window": True},
     ),
     "GraniteForCausalLM": ("granite", FACTORS),
-    "GraniteMoeHybridForCausalLM": (
-        "granitemoehybrid",
-        {
-            **FACTORS, **MAMBA, "num_local_experts": 0, "layer_types": ["full_attention"] * 2,
-            "shared_intermediate_size": 48, "position_embedding_type": "rope",
-        },
-    ),
-    "GraniteMoeHybridForCausalLM, no rotation": (
-        "granitemoehybrid",
-        {
-            **FACTORS, **MAMBA, "num_local_experts": 0, "layer_types": ["full_attention"] * 2,
-            "shared_intermediate_size": 48, "position_embedding_type": None,
-        },
-    ),
+    "GraniteMoeHybridForCausalLM": ("granitemoehybrid", {**HYBRID, "position_embedding_type": "rope"}),
+    "GraniteMoeHybridForCausalLM, no rotation": ("granitemoehybrid", {**HYBRID, "position_embedding_type": None}),
     "Olmo2ForCausalLM": ("olmo2", {}),
     "Olmo3ForCausalLM": ("olmo3", {**ALTERNATING, "rope_parameters": TWO_KINDS}),
     "Glm4ForCausalLM": ("glm4", {"rope_parameters": HALF}),
